@@ -1,0 +1,87 @@
+"""`python -m api`: one API process, configured by the environment alone."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+from typing import Final
+
+import uvicorn
+from typing_extensions import override
+
+from api.app import Application, create_app
+from headrace.broker_check import check_broker
+from headrace.catalog import load_catalog
+from headrace.errors import ConfigError, HeadraceError
+from headrace.settings import Settings, load_settings
+
+#: A stop waits so long for requests under way, in seconds.
+SHUTDOWN_MAX_S: Final = 4
+KEEP_ALIVE_S: Final = 75
+BACKLOG: Final = 4096
+
+
+class Server(uvicorn.Server):
+    """uvicorn, which before it stops has every waiting request answered: not yet."""
+
+    @override
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        app = self.config.app
+        if isinstance(app, Application) and app.services is not None:
+            app.services.waiters.dismiss()
+        await super().shutdown(sockets)
+
+
+def server_for(app: Application, host: str, port: int, log_level: str = "info") -> Server:
+    """The server of one application."""
+    return Server(
+        uvicorn.Config(
+            app,
+            host=host,
+            port=port,
+            loop="uvloop",
+            http="httptools",
+            ws="none",
+            lifespan="on",
+            access_log=False,
+            server_header=False,
+            log_level=log_level,
+            backlog=BACKLOG,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=SHUTDOWN_MAX_S,
+        )
+    )
+
+
+def _serve(settings: Settings) -> None:
+    if settings.redis_url is None:
+        raise ConfigError(
+            "the API has no Redis: redis_url is not set",
+            hint="Set HEADRACE_REDIS_URL, or run `headrace up`, which brings its own.",
+        )
+    for warning in check_broker(settings.redis_url).warnings():
+        logging.getLogger("api").warning("%s", warning)
+    catalog = load_catalog(settings.models_file, timeout_s=settings.timeout_s)
+    app = create_app(settings, catalog)
+    server_for(app, settings.host, settings.port, settings.log_level).run()
+
+
+def main() -> int:
+    """Serve until SIGTERM or SIGINT; the exit status."""
+    try:
+        settings = load_settings(None, os.environ, {})
+        logging.basicConfig(
+            level=settings.log_level.upper(), format="%(levelname)s %(name)s: %(message)s"
+        )
+        _serve(settings)
+    except HeadraceError as error:
+        hint = f" ({error.hint})" if error.hint else ""
+        print(f"headrace: {error.message}{hint}", file=sys.stderr)  # noqa: T201 - no log yet
+        return 2 if isinstance(error, ConfigError) else 3
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

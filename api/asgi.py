@@ -1,0 +1,131 @@
+"""Requests and replies on bare ASGI, for the routes that must be fast. Knows no job, no Redis."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, Final, NamedTuple
+from urllib.parse import parse_qsl
+
+from headrace.errors import InvalidRequest
+from headrace.suggest import did_you_mean
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Header = tuple[bytes, bytes]
+
+JSON: Final = b"application/json"
+NO_STORE: Final = (b"cache-control", b"no-store")
+#: After a refused body so much more is read and dropped, in bytes and seconds, so that the client
+#: comes to read the answer instead of a reset connection.
+DRAIN_MAX_BYTES: Final = 4 * 1024 * 1024
+DRAIN_MAX_S: Final = 2.0
+
+
+class ClientGone(Exception):
+    """The client hung up; there is nobody to answer."""
+
+
+class Reply(NamedTuple):
+    """What is answered."""
+
+    status: int
+    body: bytes
+    content_type: bytes = JSON
+    headers: tuple[Header, ...] = ()
+
+
+class Request:
+    """One request.
+
+    Attributes:
+        method: in capitals.
+        path: decoded.
+        receive: ASGI's.
+        drain: the body was refused before it had all come.
+    """
+
+    __slots__ = ("_headers", "drain", "method", "path", "query_string", "receive")
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.query_string: bytes = scope["query_string"]
+        self.receive = receive
+        self.drain = False
+        self._headers: list[Header] = scope["headers"]
+
+    def header(self, name: bytes) -> bytes:
+        """A header's value by its lower-case name; several are joined with commas."""
+        found = b""
+        for key, value in self._headers:
+            if key == name:
+                found = value if not found else found + b"," + value
+        return found
+
+    def query(self, known: frozenset[str]) -> dict[str, str]:
+        """The query's parameters.
+
+        Raises:
+            InvalidRequest: a name is not among the known ones, or stands twice.
+        """
+        if not self.query_string:
+            return {}
+        try:
+            pairs = parse_qsl(
+                self.query_string.decode("ascii"),
+                keep_blank_values=True,
+                errors="strict",
+                max_num_fields=100,
+            )
+        except ValueError as error:
+            raise InvalidRequest(f"the query string cannot be read: {error}") from None
+        found: dict[str, str] = {}
+        for name, value in pairs:
+            if name not in known:
+                raise unknown_name("query parameter", name, known)
+            if name in found:
+                raise InvalidRequest(f"the query parameter {name} is given twice")
+            found[name] = value
+        return found
+
+
+def unknown_name(what: str, name: str, known: frozenset[str]) -> InvalidRequest:
+    """The error for a name that nobody knows, with the nearest right one."""
+    shown = name[:64]
+    takes = f"known here: {', '.join(sorted(known))}" if known else "this route takes none"
+    return InvalidRequest(f"unknown {what} {shown!r}{did_you_mean(shown, known)}", hint=takes)
+
+
+async def send_reply(send: Send, reply: Reply, request: Request) -> None:
+    """Answer; where the body was refused, close the connection once the client can have read it."""
+    body = reply.body
+    headers = [
+        (b"content-type", reply.content_type),
+        (b"content-length", b"%d" % len(body)),
+        *reply.headers,
+    ]
+    if request.drain:
+        headers.append((b"connection", b"close"))
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    if not request.drain:
+        await send({"type": "http.response.body", "body": body})
+        return
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+    await _drain(request.receive)
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def _drain(receive: Receive) -> None:
+    left = DRAIN_MAX_BYTES
+    try:
+        async with asyncio.timeout(DRAIN_MAX_S):
+            while left > 0:
+                message = await receive()
+                if message["type"] == "http.disconnect" or not message.get("more_body"):
+                    return
+                left -= len(message.get("body", b""))
+    except TimeoutError:
+        return

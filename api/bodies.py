@@ -1,0 +1,209 @@
+"""Request bodies: read as they stream in, and turned into the wire form of an input.
+
+The wire form is JSON text: a JSON body as the client sent it, anything else as
+`{"content_type", "base64"}` (headrace/messages.py).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import msgspec
+
+from api.asgi import ClientGone, Request
+from api.multipart import Part, read_parts
+from headrace.errors import InvalidRequest, PayloadTooLarge, UnsupportedMedia
+from headrace.messages import JSON_TYPE, binary_input
+
+FORM_TYPE: Final = "application/x-www-form-urlencoded"
+MULTIPART_TYPE: Final = "multipart/form-data"
+BINARY_TYPE: Final = "application/octet-stream"
+CONTENT_TYPE_MAX_CHARS: Final = 255
+#: Parts that are taken for the input before the only one is.
+PART_NAMES: Final = ("data", "body")
+
+_MEDIA_TYPE = re.compile(r"[a-z0-9!#$&^_.+-]+/[a-z0-9!#$&^_.+-]+")
+_CHARSET = re.compile(r';\s*charset\s*=\s*"?([^\s";]+)', re.IGNORECASE)
+_UTF8: Final = frozenset({"utf-8", "utf8", "us-ascii", "ascii"})
+_SIGNATURES: Final = (
+    (b"\x89PNG\r\n\x1a\n", "image/png"),
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"GIF87a", "image/gif"),
+    (b"GIF89a", "image/gif"),
+)
+_RAW: Final = msgspec.json.Decoder(msgspec.Raw)
+
+
+async def read_body(request: Request, limit_bytes: int) -> bytes:
+    """Read the body, which is refused as soon as it is known to be too large.
+
+    Raises:
+        PayloadTooLarge: it is larger than the limit.
+        ClientGone: the client hung up in the midst of it.
+    """
+    declared = request.header(b"content-length")
+    if declared and int(declared) > limit_bytes:
+        # With `Expect: 100-continue` the client then never sends it.
+        raise _too_large(request, limit_bytes, f"has {int(declared)} bytes")
+    message = await request.receive()
+    if message["type"] == "http.disconnect":
+        raise ClientGone
+    body: bytes = message.get("body", b"")
+    if not message.get("more_body"):
+        if len(body) > limit_bytes:
+            raise _too_large(request, limit_bytes, f"has {len(body)} bytes")
+        return body
+    return await _read_on(request, limit_bytes, body)
+
+
+async def _read_on(request: Request, limit_bytes: int, first: bytes) -> bytes:
+    chunks, size = [first], len(first)
+    while True:
+        if size > limit_bytes:
+            raise _too_large(request, limit_bytes, f"has more than {limit_bytes} bytes")
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        chunk = message.get("body", b"")
+        chunks.append(chunk)
+        size += len(chunk)
+        if not message.get("more_body") and size <= limit_bytes:
+            return b"".join(chunks)
+
+
+def _too_large(request: Request, limit_bytes: int, what: str) -> PayloadTooLarge:
+    request.drain = True
+    return PayloadTooLarge(
+        f"the body {what}; the limit is {limit_bytes}",
+        hint="Send a smaller input, or raise body_limit_bytes (HEADRACE_BODY_LIMIT_BYTES).",
+    )
+
+
+def input_of(body: bytes, content_type: bytes, content_encoding: bytes = b"") -> bytes:
+    """The wire form of a body that is the input itself.
+
+    Raises:
+        UnsupportedMedia: its type or encoding cannot be read here.
+        InvalidRequest: it says that it is JSON, or multipart, and is not.
+    """
+    if content_type == b"application/json" and not content_encoding:
+        return json_input(body)
+    _refuse_encoding(content_encoding)
+    given = content_type.decode("latin-1").strip()
+    kind = media_type(given)
+    if kind == MULTIPART_TYPE:
+        part = _pick(read_parts(body, given))
+        return _typed(part.body, part.content_type, media_type(part.content_type))
+    if kind.startswith("multipart/"):
+        raise UnsupportedMedia(
+            f"{kind} is not read here", hint="Send multipart/form-data, or the input alone."
+        )
+    return _typed(body, given, kind)
+
+
+def json_input(body: bytes) -> bytes:
+    """A JSON body without the space around it, and otherwise as it came.
+
+    Raises:
+        InvalidRequest: it is not JSON in UTF-8.
+    """
+    try:
+        raw = bytes(_RAW.decode(body))
+        if not raw.isascii():
+            raw.decode()
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise not_json(error) from None
+    return raw
+
+
+def not_json(error: Exception) -> InvalidRequest:
+    """The error for a body that says it is JSON."""
+    return InvalidRequest(
+        f"the body is not JSON: {error}",
+        hint="Correct it, or send what it is with its own Content-Type.",
+    )
+
+
+def media_type(content_type: str) -> str:
+    """The type without its parameters, in small letters; "" where none is given.
+
+    Raises:
+        UnsupportedMedia: it is no media type.
+    """
+    kind = content_type.partition(";")[0].strip().lower()
+    if kind and (not _MEDIA_TYPE.fullmatch(kind) or len(content_type) > CONTENT_TYPE_MAX_CHARS):
+        raise UnsupportedMedia(
+            f"Content-Type {content_type[:64]!r} is no media type",
+            hint="Give one such as image/png or application/json, or none at all.",
+        )
+    return kind
+
+
+def is_json(kind: str) -> bool:
+    """Whether a media type is JSON."""
+    return kind == JSON_TYPE or kind.endswith("+json")
+
+
+def _refuse_encoding(content_encoding: bytes) -> None:
+    if content_encoding.strip().lower() not in (b"", b"identity"):
+        shown = content_encoding.decode("latin-1")[:64]
+        raise UnsupportedMedia(
+            f"Content-Encoding {shown!r} is not read here", hint="Send the body uncompressed."
+        )
+
+
+def _pick(parts: list[Part]) -> Part:
+    for name in PART_NAMES:
+        named = [part for part in parts if part.name == name]
+        if named:
+            return named[0]
+    if len(parts) == 1:
+        return parts[0]
+    names = ", ".join(repr(part.name[:32]) for part in parts[:10]) or "none"
+    raise InvalidRequest(
+        f"the form has {len(parts)} parts and none is named data or body (named: {names})",
+        hint="Send the input as the part `data`, or as the only part.",
+    )
+
+
+def _typed(body: bytes, content_type: str, kind: str) -> bytes:
+    if kind in ("", FORM_TYPE):
+        # curl --data-binary says FORM_TYPE whatever the bytes are.
+        kind = content_type = sniff(body)
+    if is_json(kind):
+        _refuse_charset(content_type)
+        return json_input(body)
+    if kind.startswith("text/"):
+        _refuse_charset(content_type)
+    return binary_input(body, content_type)
+
+
+def _refuse_charset(content_type: str) -> None:
+    charset = _CHARSET.search(content_type)
+    if charset and charset.group(1).lower() not in _UTF8:
+        raise UnsupportedMedia(
+            f"charset {charset.group(1)[:32]!r} is not read here", hint="Send the text as UTF-8."
+        )
+
+
+def sniff(body: bytes) -> str:
+    """What bytes without a type are, by their beginning, else by whether they are JSON or text."""
+    for signature, kind in _SIGNATURES:
+        if body.startswith(signature):
+            return kind
+    if body[:4] == b"RIFF" and body[8:12] == b"WEBP":
+        return "image/webp"
+    if not body:
+        return BINARY_TYPE
+    try:
+        json_input(body)
+    except InvalidRequest:
+        pass
+    else:
+        return JSON_TYPE
+    try:
+        body.decode()
+    except UnicodeDecodeError:
+        return BINARY_TYPE
+    return BINARY_TYPE if b"\0" in body else "text/plain"

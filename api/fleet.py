@@ -1,0 +1,100 @@
+"""What the workers say of the models, summed over the workers and remembered for a moment."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Final
+
+from headrace.catalog import Catalog, ModelConfig
+from headrace.errors import BrokerError
+from headrace.queue import JobQueue
+from headrace.telemetry import ModelState, WorkerReport
+
+#: So old may be what a job's `waiting_for` is answered from, in seconds.
+FRESH_S: Final = 1.0
+#: A model's state is the best that any of its workers says; `stopped` counts for none.
+BEST_FIRST: Final = ("ready", "loading", "restarting", "failed", "stopped")
+NO_WORKER: Final = "no-worker"
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One model as one worker has it."""
+
+    worker: str
+    pid: int
+    state: ModelState
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStatus:
+    """One model, over all workers.
+
+    Attributes:
+        state: ready, loading, restarting, failed, stopped or no-worker.
+        ready: replicas that are loaded.
+        workers: who serves it.
+    """
+
+    state: str
+    ready: int
+    workers: list[Served]
+
+    @property
+    def error(self) -> str:
+        """The traceback of a load that failed, of the first worker that has one; else ""."""
+        return next((served.state.error for served in self.workers if served.state.error), "")
+
+
+class Fleet:
+    """The workers and their models, as Redis has them."""
+
+    def __init__(self, queue: JobQueue, catalog: Catalog) -> None:
+        self._queue = queue
+        self._catalog = catalog
+        self._ready: frozenset[str] = frozenset()
+        self._read_at = -FRESH_S
+        self._reading: asyncio.Task[None] | None = None
+
+    async def statuses(self) -> dict[str, ModelStatus]:
+        """Every registered model, read now.
+
+        Raises:
+            BrokerUnavailable: Redis does not answer.
+        """
+        reports = await self._queue.worker_states()
+        statuses = {model.name: _status(model, reports) for model in self._catalog.models.values()}
+        self._ready = frozenset(name for name, status in statuses.items() if status.ready)
+        self._read_at = asyncio.get_running_loop().time()
+        return statuses
+
+    async def has_ready(self, model: str) -> bool:
+        """Whether a replica of the model is loaded anywhere, as of a second ago at most.
+
+        While Redis does not answer, what was last known stands.
+        """
+        if asyncio.get_running_loop().time() - self._read_at > FRESH_S:
+            if self._reading is None:
+                self._reading = asyncio.create_task(self._read())
+            await asyncio.shield(self._reading)
+        return model in self._ready
+
+    async def _read(self) -> None:
+        try:
+            await self.statuses()
+        except BrokerError:
+            self._read_at = asyncio.get_running_loop().time()
+        finally:
+            self._reading = None
+
+
+def _status(model: ModelConfig, reports: dict[str, WorkerReport]) -> ModelStatus:
+    workers = [
+        Served(owner, report.pid, report.models[model.name])
+        for owner, report in sorted(reports.items())
+        if model.name in report.models
+    ]
+    states = {served.state.state for served in workers}
+    state = next((name for name in BEST_FIRST if name in states), NO_WORKER)
+    return ModelStatus(state, sum(served.state.ready for served in workers), workers)

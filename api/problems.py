@@ -1,0 +1,179 @@
+"""Errors as RFC 9457 `application/problem+json`.
+
+`type` is `/problems/<code>`, where the code is that of `headrace.errors`; the same path on this
+server says what it means. `remedy` says what to do.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import uuid
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from api.asgi import Header, Reply
+from headrace.errors import (
+    BY_CODE,
+    BrokerError,
+    BrokerFull,
+    HeadraceError,
+    QueueFull,
+    RequestError,
+)
+from headrace.jobs import Job, State
+
+logger = logging.getLogger(__name__)
+
+PROBLEM_TYPE: Final = b"application/problem+json"
+TYPE_PREFIX: Final = "/problems/"
+BROKER_RETRY_S: Final = 1
+BROKER_FULL_RETRY_S: Final = 5
+
+
+class PathNotFound(RequestError):
+    """The API has no such path."""
+
+    code = "not-found"
+    status = 404
+    title = "Not found"
+
+
+class ModelsNotReady(HeadraceError):
+    """Asked with `?models=all`: some model has no loaded replica."""
+
+    code = "models-not-ready"
+    status = 503
+    retryable = True
+    title = "Models not ready"
+
+
+class InternalError(HeadraceError):
+    """The API has failed; its log has the details under the answer's `id`."""
+
+    code = "internal-error"
+    title = "Internal error"
+
+
+#: Every error that a client can be answered with, by its code.
+PROBLEMS: Final[dict[str, type[HeadraceError]]] = {
+    **{code: cls for code, cls in BY_CODE.items() if code not in ("error", "config-error")},
+    **{cls.code: cls for cls in (PathNotFound, ModelsNotReady, InternalError)},
+}
+
+
+class JobFailure(NamedTuple):
+    """How a job ended that did not succeed."""
+
+    type: str
+    message: str
+    retryable: bool
+
+    @property
+    def status(self) -> int:
+        """Its HTTP status; 500 for what this version does not know."""
+        return BY_CODE.get(self.type, HeadraceError).status
+
+
+class _Error(msgspec.Struct):
+    type: str = "error"
+    message: str = ""
+    retryable: bool = False
+
+
+_ENDINGS: Final = {
+    State.CANCELLED: JobFailure("cancelled", "the job was cancelled", retryable=False),
+    State.EXPIRED: JobFailure("expired", "the job was not started in time", retryable=False),
+}
+
+
+def failure_of(job: Job) -> JobFailure | None:
+    """The error of a job that ended without success; None for every other job."""
+    if not job.state.final or job.state is State.SUCCEEDED:
+        return None
+    if job.error_json:
+        try:
+            error = msgspec.json.decode(job.error_json, type=_Error)
+        except msgspec.MsgspecError:
+            logger.warning("the error in the record of job %s cannot be read", job.id)
+        else:
+            return JobFailure(error.type, error.message, error.retryable)
+    return _ENDINGS.get(job.state, JobFailure("error", "the job failed", retryable=False))
+
+
+def problem(error: HeadraceError, path: str, **members: Any) -> Reply:
+    """An error as the reply to the request for `path`; `members` are extensions of the problem."""
+    headers: tuple[Header, ...] = ()
+    retry_after_s = _retry_after_s(error)
+    if retry_after_s:
+        headers = ((b"retry-after", b"%d" % retry_after_s),)
+    return _reply(
+        error.status, error.code, error.title, error.message, path, headers, error.hint, members
+    )
+
+
+def job_problem(job: Job, failure: JobFailure, path: str) -> Reply:
+    """How a job ended, as the answer to a request for its result."""
+    title = BY_CODE.get(failure.type, HeadraceError).title
+    members = {"retryable": failure.retryable, "job": job.id}
+    return _reply(failure.status, failure.type, title, failure.message, path, (), "", members)
+
+
+def unexpected(error: Exception, path: str) -> Reply:
+    """An error that nobody foresaw: its details go to the log, its id also to the client."""
+    error_id = str(uuid.uuid4())
+    logger.error("internal error %s on %s", error_id, path, exc_info=error)
+    ours = InternalError(
+        "the API failed on this request",
+        hint=f"Search the log of the API process for {error_id}.",
+    )
+    return problem(ours, path, id=error_id)
+
+
+def explain(code: str) -> dict[str, Any]:
+    """What a problem type means.
+
+    Raises:
+        PathNotFound: there is no such type.
+    """
+    cls = PROBLEMS.get(code)
+    if cls is None:
+        raise PathNotFound(f"there is no problem type {code[:64]!r}", hint="See docs/api.md.")
+    return {
+        "type": TYPE_PREFIX + code,
+        "title": cls.title,
+        "status": cls.status,
+        "retryable": cls.retryable,
+        "cause": " ".join((inspect.getdoc(cls) or "").partition("\n\n")[0].split()),
+    }
+
+
+def _retry_after_s(error: HeadraceError) -> int:
+    if isinstance(error, QueueFull):
+        return error.retry_after_s
+    if isinstance(error, BrokerFull):
+        return BROKER_FULL_RETRY_S
+    return BROKER_RETRY_S if isinstance(error, BrokerError) and error.retryable else 0
+
+
+def _reply(
+    status: int,
+    code: str,
+    title: str,
+    detail: str,
+    path: str,
+    headers: tuple[Header, ...],
+    remedy: str,
+    members: dict[str, Any],
+) -> Reply:
+    document = {
+        "type": TYPE_PREFIX + code,
+        "title": title,
+        "status": status,
+        "detail": detail,
+        "instance": path,
+        **({"remedy": remedy} if remedy else {}),
+        **members,
+    }
+    return Reply(status, msgspec.json.encode(document), PROBLEM_TYPE, headers)

@@ -1,0 +1,82 @@
+"""Between FastAPI's routes and ours: replies, services, and errors as problems."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from api.asgi import Reply
+from api.problems import PathNotFound, problem, unexpected
+from api.services import Services
+from headrace.errors import HeadraceError, InvalidRequest, MethodNotAllowed
+
+
+def services_of(request: Request) -> Services:
+    """What the routes share, as the application's start left it."""
+    services: Services = request.app.state.services
+    return services
+
+
+def json_response(document: Any, status: int = 200) -> Response:
+    """A document that no cache may keep."""
+    body = msgspec.json.encode(document)
+    headers = {"cache-control": "no-store"}
+    return Response(body, status, headers, media_type="application/json")
+
+
+def response_of(reply: Reply) -> Response:
+    """A reply of the hot routes' kind, for FastAPI."""
+    response = Response(reply.body, reply.status, media_type=reply.content_type.decode())
+    for name, value in reply.headers:
+        response.headers[name.decode()] = value.decode()
+    return response
+
+
+def answer_errors(app: FastAPI) -> None:
+    """Have every error of FastAPI's routes answered as a problem."""
+    app.add_exception_handler(HeadraceError, _on_ours)
+    app.add_exception_handler(RequestValidationError, _on_invalid)
+    app.add_exception_handler(HTTPException, _on_http)
+    app.add_exception_handler(Exception, _on_unexpected)
+
+
+async def _on_ours(request: Request, error: Exception) -> Response:
+    if not isinstance(error, HeadraceError):
+        return await _on_unexpected(request, error)
+    return response_of(problem(error, request.url.path))
+
+
+async def _on_invalid(request: Request, error: Exception) -> Response:
+    found = error.errors() if isinstance(error, RequestValidationError) else []
+    text = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in found[:5])
+    return response_of(problem(InvalidRequest(text or str(error)), request.url.path))
+
+
+async def _on_http(request: Request, error: Exception) -> Response:
+    path = request.url.path
+    if not isinstance(error, HTTPException):
+        return await _on_unexpected(request, error)
+    ours: HeadraceError
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "")
+        ours = MethodNotAllowed(
+            f"{request.method[:32]} is not allowed on {path[:256]}",
+            hint=f"Allowed here: {allowed}." if allowed else "",
+        )
+    elif error.status_code == 404:
+        ours = PathNotFound(
+            f"there is nothing at {path[:256]}", hint="See /docs, or docs/api.md, for the routes."
+        )
+    else:
+        ours = InvalidRequest(str(error.detail))
+    response = response_of(problem(ours, path))
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _on_unexpected(request: Request, error: Exception) -> Response:
+    return response_of(unexpected(error, request.url.path))

@@ -1,0 +1,114 @@
+"""One job: `GET` and `DELETE /api/v1/jobs/{id}`, `GET /api/v1/jobs/{id}/result`."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import msgspec
+
+from api.asgi import NO_STORE, Header, Reply, Request
+from api.problems import failure_of, job_problem
+from api.routes.submit import NOT_YET
+from api.services import Services
+from api.waits import Vigil, asked_wait_s, preferred_wait_s, until_ended
+from api.wire import job_object, raw_result
+from headrace.errors import JobNotFound
+from headrace.jobs import Job, State
+
+_QUERY: Final = frozenset({"wait"})
+_NONE: Final[frozenset[str]] = frozenset()
+_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+#: A handler's output has the API's own origin: a browser is not to guess that it is HTML.
+_NO_SNIFFING: Final[Header] = (b"x-content-type-options", b"nosniff")
+_UNSAFE = re.compile(r"[^\x20-\x7e]")
+
+
+async def get_job(services: Services, request: Request, job_id: str) -> Reply:
+    """The job object; with a wait, once the job has ended or the wait is over."""
+    job, applied = await _look(services, request, job_id)
+    if job.state.final:
+        return Reply(200, job_object(job), headers=(NO_STORE, *applied))
+    return await _not_yet(services, job, applied)
+
+
+async def get_result(services: Services, request: Request, job_id: str) -> Reply:
+    """The output as the handler gave it; a job that failed is its problem."""
+    job, applied = await _look(services, request, job_id)
+    if not job.state.final:
+        return await _not_yet(services, job, applied)
+    failure = failure_of(job)
+    if failure is not None:
+        return job_problem(job, failure, request.path)
+    output = raw_result(job)
+    headers = (NO_STORE, _NO_SNIFFING, *applied)
+    if output is None:
+        # A Celery client asked for no result (`ignore_result`).
+        return Reply(204, b"", headers=headers)
+    body, content_type = output
+    return Reply(200, body, _UNSAFE.sub("?", content_type).encode(), headers)
+
+
+async def cancel_job(services: Services, request: Request, job_id: str) -> Reply:
+    """Cancel; the answer says what that did."""
+    request.query(_NONE)
+    outcome = await services.queue.cancel_one(_checked(job_id))
+    if outcome == "unknown":
+        raise _unknown(job_id)
+    if outcome == "removed":
+        status = State.CANCELLED.status
+    else:
+        job = await services.queue.read(job_id)
+        if job is None:
+            raise _unknown(job_id)
+        status = job.state.status
+    body = msgspec.json.encode({"id": job_id, "outcome": outcome, "status": status})
+    return Reply(202 if outcome == "asked" else 200, body, headers=(NO_STORE,))
+
+
+async def _look(
+    services: Services, request: Request, job_id: str
+) -> tuple[Job, tuple[Header, ...]]:
+    """Read the job, and wait for its end where that was asked for."""
+    max_wait_s = services.settings.max_wait_s
+    wait_s = asked_wait_s(request.query(_QUERY).get("wait"), max_wait_s)
+    if wait_s is None:
+        wait_s = preferred_wait_s(request.header(b"prefer"), max_wait_s)
+    applied: tuple[Header, ...] = ()
+    if wait_s is not None:
+        applied = ((b"preference-applied", b"wait=%g" % wait_s),)
+    job = await services.queue.read(_checked(job_id))
+    if job is None:
+        raise _unknown(job_id)
+    if wait_s and not job.state.final:
+        job = await _ended(services, request, job, wait_s)
+    return job, applied
+
+
+async def _ended(services: Services, request: Request, job: Job, wait_s: float) -> Job:
+    waiters, read = services.waiters, services.queue.read
+    async with waiters.foreign(job.id) as wait:
+        with Vigil(wait, wait_s, request.receive) as vigil:
+            # It may have ended before the subscription stood.
+            wait.wake()
+            found = await until_ended(wait, vigil, waiters, read)
+    return found if isinstance(found, Job) else job
+
+
+async def _not_yet(services: Services, job: Job, applied: tuple[Header, ...]) -> Reply:
+    has_replica = await services.fleet.has_ready(job.model)
+    body = job_object(job, has_replica=has_replica)
+    return Reply(202, body, headers=(NO_STORE, NOT_YET, *applied))
+
+
+def _checked(job_id: str) -> str:
+    if not _ID.fullmatch(job_id):
+        raise _unknown(job_id)
+    return job_id
+
+
+def _unknown(job_id: str) -> JobNotFound:
+    return JobNotFound(
+        f"there is no job {job_id[:128]!r}",
+        hint="It never was, or its result_ttl has passed since it ended.",
+    )

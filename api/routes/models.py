@@ -1,0 +1,75 @@
+"""The models: `GET /api/v1/models` and `/api/v1/models/{model}`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from api.fleet import ModelStatus
+from api.replies import json_response, services_of
+from headrace.catalog import ModelConfig
+
+router = APIRouter(tags=["models"])
+
+
+@router.get("/api/v1/models", summary="List the registered models and their states")
+async def list_models(request: Request) -> Response:
+    """Every registered model; one without a worker takes jobs too."""
+    services = services_of(request)
+    statuses = await services.fleet.statuses()
+    models = services.catalog.models.values()
+    return json_response({"models": [_summary(model, statuses[model.name]) for model in models]})
+
+
+@router.get("/api/v1/models/{model}", summary="One model, with its workers")
+async def get_model(request: Request, model: str) -> Response:
+    """The public part of the model's configuration, and each worker that serves it."""
+    services = services_of(request)
+    config = services.catalog.get(model)
+    status = (await services.fleet.statuses())[config.name]
+    return json_response({**_summary(config, status), **_configuration(config), **_workers(status)})
+
+
+def _summary(model: ModelConfig, status: ModelStatus) -> dict[str, Any]:
+    return {
+        "name": model.name,
+        "version": model.version,
+        "queue": model.queue,
+        "state": status.state,
+        "ready_replicas": status.ready,
+    }
+
+
+def _configuration(model: ModelConfig) -> dict[str, Any]:
+    # Not weights and options: paths of the server, and whatever an operator put there.
+    return {
+        "handler": model.handler,
+        "device": model.device,
+        "replicas": model.replicas,
+        "max_batch_size": model.max_batch_size,
+        "max_batch_delay_ms": model.max_batch_delay_ms,
+        "max_queue_depth": model.max_queue_depth,
+        "timeout_s": model.timeout_s,
+        "max_retries": model.max_retries,
+    }
+
+
+def _workers(status: ModelStatus) -> dict[str, Any]:
+    return {
+        "error": status.error or None,
+        "workers": [
+            {
+                "worker": served.worker,
+                "node": served.state.node,
+                "pid": served.pid,
+                "device": served.state.device,
+                "state": served.state.state,
+                "replicas": served.state.replicas,
+                "ready_replicas": served.state.ready,
+                "model_pids": served.state.pids,
+                "error": served.state.error or None,
+            }
+            for served in status.workers
+        ],
+    }

@@ -1,0 +1,70 @@
+"""What the routes share: built once per process, when it starts."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import redis.asyncio
+
+from api.counters import Counters
+from api.fleet import Fleet
+from headrace.catalog import Catalog
+from headrace.connections import connect_async
+from headrace.errors import ConfigError
+from headrace.queue import JobQueue
+from headrace.settings import Settings
+from headrace.waiting import Waiters
+
+
+@dataclass(slots=True)
+class Services:
+    """What the routes share.
+
+    Attributes:
+        clients: the connections, to be closed at the end.
+    """
+
+    settings: Settings
+    catalog: Catalog
+    queue: JobQueue
+    waiters: Waiters
+    fleet: Fleet
+    counters: Counters
+    clients: list[redis.asyncio.Redis]
+
+    async def start(self) -> None:
+        """Begin to listen for ended jobs."""
+        await self.waiters.start()
+
+    async def stop(self) -> None:
+        """End every wait and close the connections."""
+        await self.waiters.stop()
+        await self.queue.close()
+        for client in self.clients:
+            await client.aclose()
+
+
+def build(settings: Settings, catalog: Catalog) -> Services:
+    """Build the services; they connect when first used.
+
+    Raises:
+        ConfigError: the settings name no Redis.
+    """
+    if settings.redis_url is None:
+        raise ConfigError(
+            "the API has no Redis: redis_url is not set",
+            hint="Set HEADRACE_REDIS_URL, or run `headrace up`, which brings its own.",
+        )
+    client = connect_async(settings.redis_url)
+    queue = JobQueue(client)
+    return Services(
+        settings=settings,
+        catalog=catalog,
+        queue=queue,
+        # A name that no other process has or had: a restart must not hear its predecessor's jobs.
+        waiters=Waiters(client, os.urandom(6).hex()),
+        fleet=Fleet(queue, catalog),
+        counters=Counters(catalog.models),
+        clients=[client],
+    )

@@ -1,0 +1,131 @@
+"""How long a request waits for a job, and the wait itself."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+from collections.abc import Awaitable, Callable
+from typing import Final, Self
+
+from api.asgi import ClientGone, Receive
+from headrace.ended import Ended
+from headrace.errors import BrokerError, InvalidRequest, JobNotFound
+from headrace.jobs import Job
+from headrace.waiting import Wait, Waiters
+
+#: A wait that lasts so long is worth a task that watches whether the client hangs up.
+WATCH_AFTER_S: Final = 0.25
+#: While Redis does not answer, the record is asked for again so often.
+LOOK_AGAIN_S: Final = 1.0
+
+_PREFER_WAIT = re.compile(rb'(?:^|[,;])\s*wait\s*=\s*"?(\d{1,9})"?\s*(?=$|[,;])', re.IGNORECASE)
+
+
+def preferred_wait_s(prefer: bytes, max_wait_s: float) -> float | None:
+    """The wait of a Prefer header (RFC 7240), capped; None where there is none that can be read."""
+    found = _PREFER_WAIT.search(prefer)
+    return min(float(found.group(1)), max_wait_s) if found else None
+
+
+def asked_wait_s(text: str | None, max_wait_s: float) -> float | None:
+    """The wait of `?wait=`, capped; None where there is none.
+
+    Raises:
+        InvalidRequest: it is no number of seconds.
+    """
+    if text is None:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise InvalidRequest(
+            f"query parameter wait: {text[:32]!r} is no number of seconds",
+            hint=f"Give 0 to {max_wait_s:g}.",
+        )
+    return min(seconds, max_wait_s)
+
+
+class Vigil:
+    """Wakes a wait when its time is up or its client hangs up.
+
+    Attributes:
+        late: the time is up.
+        gone: the client hung up.
+    """
+
+    __slots__ = ("_deadline", "_loop", "_receive", "_timer", "_wait", "_watcher", "gone", "late")
+
+    def __init__(self, wait: Wait, seconds: float, receive: Receive) -> None:
+        self.late = False
+        self.gone = False
+        self._wait = wait
+        self._receive = receive
+        self._loop = asyncio.get_running_loop()
+        self._deadline = self._loop.time() + seconds
+        self._watcher: asyncio.Task[None] | None = None
+        # One timer at a time: most waits end before the first one, and never cost a task.
+        if seconds > WATCH_AFTER_S:
+            self._timer = self._loop.call_later(WATCH_AFTER_S, self._watch)
+        else:
+            self._timer = self._loop.call_later(seconds, self._expire)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+        if self._watcher is not None:
+            self._watcher.cancel()
+
+    def _watch(self) -> None:
+        self._timer = self._loop.call_at(self._deadline, self._expire)
+        self._watcher = self._loop.create_task(self._until_gone())
+
+    async def _until_gone(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.gone = True
+        self._wait.wake()
+
+    def _expire(self) -> None:
+        self.late = True
+        self._wait.wake()
+
+
+async def until_ended(
+    wait: Wait,
+    vigil: Vigil,
+    waiters: Waiters,
+    read: Callable[[str], Awaitable[Job | None]],
+) -> Ended | Job:
+    """Wait for a job's end; what its record says once the time is up.
+
+    Raises:
+        ClientGone: nobody waits any more.
+        JobNotFound: the record is gone, with a server that lost its data or after a short TTL.
+        BrokerError: Redis does not answer, and the time is up.
+    """
+    while True:
+        ended = await wait.woken()
+        if ended is not None:
+            return ended
+        if vigil.gone:
+            raise ClientGone
+        last = vigil.late or waiters.closing
+        try:
+            job = await read(wait.job_id)
+        except BrokerError:
+            if last:
+                raise
+            asyncio.get_running_loop().call_later(LOOK_AGAIN_S, wait.wake)
+            continue
+        if job is None:
+            raise JobNotFound(
+                f"the record of job {wait.job_id} is gone",
+                hint="Its result_ttl has passed, or Redis lost its data; submit it again.",
+            )
+        if last or job.state.final:
+            return job

@@ -1,0 +1,129 @@
+"""The job object, as JSON. A user's own JSON (result, metadata) is spliced in as it was written."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Any, Final
+
+import msgspec
+
+from api.problems import failure_of
+from headrace.jobs import Job, State, iso
+from headrace.messages import JSON_TYPE
+
+JOBS_PATH: Final = "/api/v1/jobs/"
+REPLICA: Final = "replica"
+
+
+class _Error(msgspec.Struct):
+    type: str
+    message: str
+    retryable: bool
+
+
+class _JobObject(msgspec.Struct):
+    """The fields that every answer has; `result` or `error` follow once the job has ended."""
+
+    id: str
+    model: str
+    version: str
+    status: str
+    created_at: str
+    started_at: str | None
+    finished_at: str | None
+    attempts: int
+    queue_position: int | None
+    batch_size: int | None
+    timings: dict[str, float] | None
+    metadata: msgspec.Raw
+    waiting_for: str | None
+    urls: msgspec.Raw
+    dead_lettered: bool | msgspec.UnsetType = msgspec.UNSET
+    cancel_requested: bool | msgspec.UnsetType = msgspec.UNSET
+    result: Any = msgspec.UNSET
+    error: _Error | msgspec.UnsetType = msgspec.UNSET
+
+
+class _Binary(msgspec.Struct):
+    """kombu's form of bytes, in which a result that is not JSON is stored."""
+
+    value: str = msgspec.field(name="__value__")
+
+
+_NULL: Final = msgspec.Raw(b"null")
+_ENCODER: Final = msgspec.json.Encoder()
+_BINARY: Final = msgspec.json.Decoder(_Binary)
+
+
+def job_object(job: Job, *, has_replica: bool = True) -> bytes:
+    """The job object.
+
+    Args:
+        job: as its record tells it.
+        has_replica: whether a replica of its model is loaded anywhere.
+    """
+    state = job.state
+    ended = job.ended_us
+    view = _JobObject(
+        id=job.id,
+        model=job.model,
+        version=job.version,
+        status=state.status,
+        created_at=iso(job.created_us),
+        started_at=iso(job.started_us) if job.started_us else None,
+        finished_at=iso(ended) if ended else None,
+        attempts=job.attempts,
+        queue_position=job.place or None,
+        batch_size=job.batch_size or None,
+        timings=job.timings_ms,
+        metadata=msgspec.Raw(job.metadata_json.encode()) if job.metadata_json else _NULL,
+        waiting_for=None if has_replica or state is not State.QUEUED else REPLICA,
+        urls=_urls(job.id),
+    )
+    if job.dead_lettered:
+        view.dead_lettered = True
+    if job.cancel_asked and not state.final:
+        view.cancel_requested = True
+    if state is State.SUCCEEDED:
+        view.result = _result(job)
+    elif state.final:
+        failure = failure_of(job)
+        if failure is not None:
+            view.error = _Error(failure.type, failure.message, failure.retryable)
+    return _ENCODER.encode(view)
+
+
+def _urls(job_id: str) -> msgspec.Raw:
+    # An id is of letters that need no escaping, in JSON as in a path.
+    own = JOBS_PATH + job_id
+    return msgspec.Raw(f'{{"self":"{own}","result":"{own}/result"}}'.encode())
+
+
+def _result(job: Job) -> Any:
+    stored = job.result_json
+    if stored is None:
+        return None
+    if not job.result_type:
+        return msgspec.Raw(stored)
+    try:
+        return {"content_type": job.result_type, "base64": _BINARY.decode(stored).value}
+    except msgspec.MsgspecError:
+        return msgspec.Raw(stored)
+
+
+def raw_result(job: Job) -> tuple[bytes, str] | None:
+    """A succeeded job's output with its content type; None where none was kept.
+
+    Raises:
+        ValueError: what is stored is not the bytes that the record says it is.
+    """
+    stored = job.result_json
+    if stored is None:
+        return None
+    if not job.result_type:
+        return stored, JSON_TYPE
+    try:
+        return base64.b64decode(_BINARY.decode(stored).value, validate=True), job.result_type
+    except (msgspec.MsgspecError, binascii.Error) as error:
+        raise ValueError(f"the stored result of job {job.id} cannot be read: {error}") from error

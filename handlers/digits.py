@@ -1,0 +1,145 @@
+"""Handwritten digits: a small convolutional network on 8 x 8 grey images.
+
+Trained by `examples/train_digits.py` on 1,437 of the 1,797 images that scikit-learn brings
+(`load_digits`). Of the 360 that it never saw it names 99.4 % right
+(358; as PNGs of 64 x 64, dark on light).
+
+An input is a PNG or JPEG of one digit: of any size, dark on light or light on dark, with any
+margin. The result is `{"digit": 7, "probability": 0.998, "probabilities": [ten numbers]}`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor, nn
+from typing_extensions import override
+
+from handlers.images import decode, to_grey
+from handlers.options import ImageOptions, read_options
+from handlers.weights_file import load_weights
+from headrace.errors import InputError
+from headrace.handler import Context, Handler
+
+SIDE_PX: Final = 8
+WEIGHTS: Final = Path(__file__).parent / "weights" / "digits.safetensors"
+#: Large scans are halved in decoding; strokes keep enough pixels to be found.
+DRAFT_PX: Final = 256
+#: Tones out of 255 between paper and ink, below which nothing is written there.
+MIN_CONTRAST: Final = 24
+#: How much of the contrast a pixel must show to count as ink when the margin is cut off.
+INK: Final = 0.25
+_ROUNDED: Final = 6
+
+
+class DigitsNet(nn.Module):
+    """Three convolutions and one linear layer: 33,000 weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(1, 24, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(24, 48, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(48, 48, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Dropout(0.3),
+        )
+        self.head = nn.Linear(48 * 2 * 2, 10)
+
+    @override
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits (N, 10) of images (N, 1, 8, 8) in 0..1."""
+        logits: Tensor = self.head(self.body(images))
+        return logits
+
+
+class Digits(Handler):
+    """Names the digit in an image."""
+
+    @override
+    def initialize(self, context: Context) -> None:
+        super().initialize(context)
+        self.options = read_options(context, ImageOptions)
+        self.model = DigitsNet()
+        load_weights(self.model, context.weights or WEIGHTS)
+        self.model.to(context.device).eval()
+
+    @override
+    def preprocess(self, inputs: list[Any]) -> list[Any]:
+        return [self._item(data) for data in inputs]
+
+    @override
+    def inference(self, items: Any) -> Any:
+        with torch.inference_mode():
+            images = torch.stack(list(items)).to(self.context.device)
+            return self.model(images).softmax(dim=1).cpu()
+
+    @override
+    def postprocess(self, outputs: Any) -> list[Any]:
+        return [_result(row) for row in outputs.tolist()]
+
+    def _item(self, data: Any) -> Tensor | InputError:
+        try:
+            image = decode(data, max_pixels=self.options.max_pixels, draft_px=DRAFT_PX)
+            return torch.from_numpy(frame(to_grey(image))).unsqueeze(0)
+        except InputError as error:
+            return error
+
+
+def frame(image: Image.Image) -> NDArray[np.float32]:
+    """The digit alone: ink 1 on paper 0, without its margin, centred in 8 x 8.
+
+    Args:
+        image: 8-bit grey.
+
+    Raises:
+        InputError: all of it is of one tone.
+    """
+    tones = np.asarray(image, dtype=np.float32)
+    rim = np.concatenate([tones[0], tones[-1], tones[:, 0], tones[:, -1]])
+    paper = float(np.median(rim))
+    ink = np.abs(tones - paper)
+    # Ink is on one side of the paper's tone; what lies on the other is noise and shadow.
+    above, below = float(tones.max()) - paper, paper - float(tones.min())
+    ink[(tones < paper) if above >= below else (tones > paper)] = 0
+    contrast = float(ink.max())
+    if contrast < MIN_CONTRAST:
+        raise InputError(
+            "nothing is written on the image: all of it is of about one tone",
+            hint="send one digit, dark on light or light on dark",
+        )
+    ink /= contrast
+    return _fit(_cut(ink))
+
+
+def _cut(ink: NDArray[np.float32]) -> NDArray[np.float32]:
+    written = ink > INK
+    rows, columns = np.flatnonzero(written.any(axis=1)), np.flatnonzero(written.any(axis=0))
+    return ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+
+
+def _fit(ink: NDArray[np.float32]) -> NDArray[np.float32]:
+    height, width = ink.shape
+    side = max(height, width)
+    top, left = (side - height) // 2, (side - width) // 2
+    square = np.zeros((side, side), dtype=np.float32)
+    square[top : top + height, left : left + width] = ink
+    small = Image.fromarray(square).resize((SIDE_PX, SIDE_PX), Image.Resampling.BOX)
+    fitted = np.array(small, dtype=np.float32)
+    return fitted / max(float(fitted.max()), 1e-6)
+
+
+def _result(probabilities: list[float]) -> dict[str, Any]:
+    digit = max(range(len(probabilities)), key=probabilities.__getitem__)
+    rounded = [round(value, _ROUNDED) for value in probabilities]
+    return {"digit": digit, "probability": rounded[digit], "probabilities": rounded}

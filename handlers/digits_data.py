@@ -1,0 +1,67 @@
+"""The images that `digits` learned from and those that it never saw, from scikit-learn.
+
+For training and tests: it needs the extra `dev`. Nothing that serves imports it.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+
+HELD_OUT: Final = 360
+PNG_PX: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Some of the 1,797 images.
+
+    Attributes:
+        images: (N, 8, 8), ink 1 on paper 0.
+        labels: the digits.
+        indices: where each stands in scikit-learn's set.
+    """
+
+    images: NDArray[np.float32]
+    labels: NDArray[np.int64]
+    indices: NDArray[np.int64]
+
+
+def split() -> tuple[Samples, Samples]:
+    """1,437 images to train on and 360 held out, always the same ones."""
+    data: Any = load_digits()
+    indices = np.arange(len(data.target))
+    train, test = train_test_split(
+        indices, test_size=HELD_OUT, random_state=0, stratify=data.target
+    )
+    images = (data.images / 16).astype(np.float32)
+    labels = data.target.astype(np.int64)
+    return tuple(  # type: ignore[return-value]
+        Samples(images[part], labels[part], part) for part in (train, test)
+    )
+
+
+def to_png(image: NDArray[np.float32], *, side_px: int = PNG_PX, dark_ink: bool = True) -> bytes:
+    """An image as a PNG, enlarged smoothly."""
+    tones = np.rint(image * 255).astype(np.uint8)
+    if dark_ink:
+        tones = 255 - tones
+    buffer = io.BytesIO()
+    large = Image.fromarray(tones).resize((side_px, side_px), Image.Resampling.BICUBIC)
+    large.save(buffer, "PNG", optimize=True)
+    return buffer.getvalue()
+
+
+def held_out() -> list[tuple[bytes, int]]:
+    """The 360 that training never saw: PNG, dark on light, and label."""
+    _, test = split()
+    return [
+        (to_png(image), int(label)) for image, label in zip(test.images, test.labels, strict=True)
+    ]

@@ -1,0 +1,190 @@
+"""Image classification with any torch module: decode, resize, crop, normalise, top-k.
+
+The module is named in the models file as `options.model` (path/to/file.py:name or
+package.module:name), a function or class that is called with `options.model_options`. Without
+`weights` it keeps the random ones that a fixed seed gives, and says so in the log.
+
+A result is `{"classes": [{"index": 281, "name": "tabby", "probability": 0.62}, ...]}`, best first.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import msgspec
+import numpy as np
+import torch
+from msgspec import Meta
+from PIL import Image
+from torch import Tensor, nn
+from typing_extensions import override
+
+from handlers.images import decode, to_rgb
+from handlers.loading import load_factory
+from handlers.options import ImageOptions, read_options
+from handlers.weights_file import load_weights
+from headrace.errors import ConfigError, InputError
+from headrace.handler import Context, Handler
+
+logger = logging.getLogger(__name__)
+
+RANDOM_WEIGHTS_SEED: Final = 0
+_ROUNDED: Final = 6
+
+_Side = Annotated[int, Meta(ge=1, le=4096)]
+_Three = Annotated[list[float], Meta(min_length=3, max_length=3)]
+_Spread = Annotated[list[Annotated[float, Meta(gt=0)]], Meta(min_length=3, max_length=3)]
+
+
+class ClassifierOptions(ImageOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of `image_classifier`.
+
+    Attributes:
+        model: what makes the torch module: path/to/file.py:name or package.module:name.
+        model_options: keyword arguments for it.
+        index_to_name: JSON file {"0": "tench"} or {"0": ["n01440764", "tench"]}.
+        top_k: how many classes a result has.
+        resize_px: the shorter side after resizing.
+        crop_px: the side of the square cut from the middle.
+        mean: per channel, of values in 0..1; taken off.
+        std: per channel; divided by.
+    """
+
+    model: Annotated[str, Meta(min_length=1)] = "handlers.resnet:resnet18"
+    model_options: dict[str, Any] = msgspec.field(default_factory=dict)
+    index_to_name: str | None = None
+    top_k: Annotated[int, Meta(ge=1, le=1000)] = 5
+    resize_px: _Side = 256
+    crop_px: _Side = 224
+    mean: _Three = msgspec.field(default_factory=lambda: [0.485, 0.456, 0.406])
+    std: _Spread = msgspec.field(default_factory=lambda: [0.229, 0.224, 0.225])
+
+
+class ImageClassifier(Handler):
+    """Names the likeliest classes of an image."""
+
+    @override
+    def initialize(self, context: Context) -> None:
+        super().initialize(context)
+        options = self.options = read_options(context, ClassifierOptions)
+        if options.crop_px > options.resize_px:
+            raise ConfigError(
+                f"model {context.model_name}: options.crop_px is {options.crop_px}, more than "
+                f"resize_px, {options.resize_px}",
+                hint="crop at most what is left after resizing",
+            )
+        self.names = _names(context, options)
+        self.model = _module(context, options).to(context.device).eval()
+        self.mean = torch.tensor(options.mean, device=context.device).view(3, 1, 1) * 255
+        self.std = torch.tensor(options.std, device=context.device).view(3, 1, 1) * 255
+
+    @override
+    def preprocess(self, inputs: list[Any]) -> list[Any]:
+        return [self._item(data) for data in inputs]
+
+    @override
+    def inference(self, items: Any) -> Any:
+        with torch.inference_mode():
+            # Bytes cross to the device, a quarter of what normalised floats would be.
+            images = torch.stack(list(items)).to(self.context.device)
+            logits = self.model((images - self.mean) / self.std)
+            probabilities = logits.float().softmax(dim=1)
+            return probabilities.topk(min(self.options.top_k, probabilities.shape[1]), dim=1)
+
+    @override
+    def postprocess(self, outputs: Any) -> list[Any]:
+        rows = zip(outputs.values.tolist(), outputs.indices.tolist(), strict=True)
+        return [{"classes": self._classes(values, indices)} for values, indices in rows]
+
+    def _item(self, data: Any) -> Tensor | InputError:
+        options = self.options
+        try:
+            image = decode(data, max_pixels=options.max_pixels, draft_px=options.resize_px)
+        except InputError as error:
+            return error
+        square = _centre(to_rgb(image), options.resize_px, options.crop_px)
+        return torch.from_numpy(np.array(square)).permute(2, 0, 1)
+
+    def _classes(self, values: list[float], indices: list[int]) -> list[dict[str, Any]]:
+        return [
+            {
+                "index": index,
+                "name": self.names.get(index, str(index)),
+                "probability": round(value, _ROUNDED),
+            }
+            for value, index in zip(values, indices, strict=True)
+        ]
+
+
+def _centre(image: Image.Image, resize_px: int, crop_px: int) -> Image.Image:
+    """The middle square of the image when its shorter side is `resize_px`."""
+    width, height = image.size
+    # Only what the crop keeps is resampled: an image of 1 x 50,000,000 must not grow.
+    side = min(width, height) * crop_px / resize_px
+    left, top = (width - side) / 2, (height - side) / 2
+    return image.resize(
+        (crop_px, crop_px),
+        Image.Resampling.BILINEAR,
+        box=(left, top, left + side, top + side),
+        reducing_gap=2.0,
+    )
+
+
+def _module(context: Context, options: ClassifierOptions) -> nn.Module:
+    factory = load_factory(options.model, context.model_dir, what="options.model")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(RANDOM_WEIGHTS_SEED)
+        try:
+            module = factory(**options.model_options)
+        except Exception as error:
+            raise ConfigError(
+                f"options.model {options.model!r}: calling it failed: "
+                f"{type(error).__name__}: {error}",
+                hint="options.model_options are its keyword arguments",
+            ) from error
+    if not isinstance(module, nn.Module):
+        raise ConfigError(
+            f"options.model {options.model!r} gave a {type(module).__name__}, not a torch module"
+        )
+    if context.weights is not None:
+        load_weights(module, context.weights)
+    else:
+        logger.warning(
+            "model %s has no weights in the models file: they are as %s makes them, random with "
+            "seed %d unless it loads its own",
+            context.model_name,
+            options.model,
+            RANDOM_WEIGHTS_SEED,
+        )
+    return module
+
+
+def _names(context: Context, options: ClassifierOptions) -> dict[int, str]:
+    if options.index_to_name is None:
+        return {}
+    path = context.model_dir / Path(options.index_to_name).expanduser()
+    where = f"model {context.model_name}: options.index_to_name: {path}"
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{where} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigError(f"{where} is not JSON: {error}") from None
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{where} holds no object", hint='write {"0": "tench", ...}')
+    try:
+        return {int(index): _name(value) for index, value in data.items()}
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{where}: {error}", hint='write {"0": "tench", ...}') from None
+
+
+def _name(value: object) -> str:
+    # ImageNet's list has [WordNet id, name].
+    last = value[-1] if isinstance(value, list) and value else value
+    if not isinstance(last, str):
+        raise TypeError(f"a name must be text, not {value!r}")
+    return last

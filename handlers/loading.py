@@ -1,0 +1,166 @@
+"""From the `handler` of the models file to a class: import it, find it, check its verbs.
+
+Runs only in a model process, which serves one model: changing `sys.path` hurts nobody there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import importlib.util
+import sys
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final, cast
+
+from headrace.errors import ConfigError
+from headrace.handler import Handler
+from headrace.handler_spec import HandlerKind, HandlerSpec, parse_factory, parse_handler
+from headrace.suggest import did_you_mean, listing
+
+VERBS: Final = ("initialize", "preprocess", "inference", "postprocess")
+
+
+def load_handler(spec: str, base_dir: Path) -> type[Handler] | Handler:
+    """The class that `spec` names; or the instance, if the name stands for one.
+
+    Any class with the four verbs will do; it need not inherit from `Handler`.
+
+    Args:
+        spec: the `handler` of the models file.
+        base_dir: the folder that a relative path is taken from.
+
+    Raises:
+        ConfigError: there is no such file, module or class, or its import failed; then the error
+            that the import raised is its `__cause__`, with its traceback.
+    """
+    parsed = parse_handler(spec)
+    module = _import(parsed, base_dir)
+    found = _named(parsed, module) if parsed.name else _only(parsed, module)
+    missing = [verb for verb in VERBS if not callable(getattr(found, verb, None))]
+    if missing:
+        raise ConfigError(
+            f"{parsed.label}: {_describe(found)} has no {', '.join(missing)}",
+            hint="inherit from headrace.Handler, or write all of the four verbs",
+        )
+    return cast("type[Handler] | Handler", found)
+
+
+def load_factory(spec: str, base_dir: Path, *, what: str) -> Callable[..., Any]:
+    """The function or class that `path/to/file.py:name` or `package.module:name` stands for.
+
+    Args:
+        spec: its name.
+        base_dir: the folder that a relative path is taken from.
+        what: what to call it in messages.
+
+    Raises:
+        ConfigError: as `load_handler`, or it cannot be called.
+    """
+    parsed = parse_factory(spec, what)
+    found = _named(parsed, _import(parsed, base_dir))
+    if not callable(found):
+        raise ConfigError(f"{parsed.label}: {_describe(found)} cannot be called")
+    return cast("Callable[..., Any]", found)
+
+
+def _import(spec: HandlerSpec, base_dir: Path) -> ModuleType:
+    if spec.kind is HandlerKind.FILE and not spec.file(base_dir).is_file():
+        raise ConfigError(
+            f"{spec.label}: there is no file {spec.file(base_dir)}",
+            hint="a relative path is taken from the models file's folder",
+        )
+    try:
+        if spec.kind is HandlerKind.FILE:
+            return _import_file(spec.file(base_dir).resolve())
+        name = f"handlers.{spec.target}" if spec.kind is HandlerKind.BUILTIN else spec.target
+        return importlib.import_module(name)
+    except (Exception, SystemExit) as error:
+        # A script that calls sys.exit() must not end the model process without a word.
+        raise ConfigError(
+            f"{spec.label}: its import failed: {type(error).__name__}: {error}",
+            hint="the traceback above is the import's own",
+        ) from error
+
+
+def _import_file(path: Path) -> ModuleType:
+    """Import a file with its folder first on `sys.path`, so that it finds its siblings."""
+    sys.path.insert(0, str(path.parent))
+    # A file that was written after Python had last listed its folder is not seen otherwise.
+    importlib.invalidate_caches()
+    # Under its own name where that is free, so that a sibling that imports it gets the same module.
+    if _origin(path.stem) == path:
+        return importlib.import_module(path.stem)
+    name = f"headrace_file_{zlib.crc32(bytes(path)):08x}"
+    if name in sys.modules:
+        return sys.modules[name]
+    found = importlib.util.spec_from_file_location(
+        name, path, loader=importlib.machinery.SourceFileLoader(name, str(path))
+    )
+    if found is None or found.loader is None:
+        raise ImportError(f"{path} cannot be imported", path=str(path))
+    module = importlib.util.module_from_spec(found)
+    sys.modules[name] = module
+    try:
+        found.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _origin(name: str) -> Path | None:
+    """The file that `import name` gives, or gave; None if that is no file."""
+    if not name.isidentifier():
+        return None
+    if name in sys.modules:
+        origin = getattr(sys.modules[name], "__file__", None)
+    else:
+        spec = importlib.util.find_spec(name)
+        origin = spec.origin if spec is not None and spec.has_location else None
+    return Path(origin).resolve() if origin else None
+
+
+def _named(spec: HandlerSpec, module: ModuleType) -> Any:
+    found: Any = module
+    for part in spec.name.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            names = [name for name in vars(module) if isinstance(vars(module)[name], type)]
+            raise ConfigError(
+                f"{spec.label}: {module.__file__} has no {spec.name}"
+                f"{did_you_mean(spec.name, names)}",
+                hint=f"classes in it: {listing(names)}",
+            ) from None
+    return found
+
+
+def _only(spec: HandlerSpec, module: ModuleType) -> type:
+    """The one handler class that the module defines; those that it imports do not count."""
+    own = [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type) and value.__module__ == module.__name__
+    ]
+    handlers = [cls for cls in own if issubclass(cls, Handler)]
+    if not handlers:
+        handlers = [cls for cls in own if all(callable(getattr(cls, verb, None)) for verb in VERBS)]
+    if len(handlers) == 1:
+        return handlers[0]
+    names = listing({cls.__name__ for cls in handlers or own})
+    if not handlers:
+        raise ConfigError(
+            f"{spec.label}: {module.__file__} defines no subclass of headrace.Handler",
+            hint=f"classes in it: {names}",
+        )
+    raise ConfigError(
+        f"{spec.label}: {module.__file__} defines {len(handlers)} handlers",
+        hint=f"name one after a colon: {names}",
+    )
+
+
+def _describe(found: Any) -> str:
+    return found.__name__ if isinstance(found, type) else f"the {type(found).__name__} of that name"

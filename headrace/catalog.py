@@ -1,0 +1,257 @@
+"""The models file, read once into typed, frozen values. Knows no Redis, no HTTP and no torch."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta
+
+from headrace import keys
+from headrace.errors import ConfigError, ModelNotFound
+from headrace.handler_spec import HandlerKind, parse_handler
+from headrace.suggest import did_you_mean, listing
+from headrace.yamlconf import Document, load_yaml, read_fields, shown
+
+DEFAULT_TIMEOUT_S: Final = 60.0
+#: A leading dot or dash is refused: `..` is a path to an HTTP client, `-x` an option to a shell.
+MODEL_NAME_PATTERN: Final = "^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$"
+SCHEMA_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
+
+_MODEL_NAME = re.compile(MODEL_NAME_PATTERN)
+
+
+class ModelSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One model of the models file."""
+
+    handler: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            description="What serves the model: a built-in (echo, digits, image_classifier), "
+            "path/to/file.py, path/to/file.py:Class or package.module:Class. "
+            "A relative path is taken from this file's folder.",
+        ),
+    ]
+    weights: (
+        Annotated[
+            str,
+            Meta(
+                min_length=1,
+                description="Weights file for the handler; a relative path is taken from this "
+                "file's folder. Left out: what the handler brings, if anything.",
+            ),
+        ]
+        | None
+    ) = None
+    version: Annotated[
+        str,
+        Meta(min_length=1, max_length=64, description="Shown with each job; write it in quotes."),
+    ] = "1.0"
+    device: Annotated[
+        str,
+        Meta(
+            pattern="^(auto|cpu|cuda(:[0-9]+)?)$",
+            description="auto: the worker's GPU if it has one, else the CPU. cpu, cuda or cuda:N.",
+        ),
+    ] = "auto"
+    replicas: Annotated[int, Meta(ge=1, le=256, description="Model processes in each worker.")] = 1
+    max_batch_size: Annotated[
+        int, Meta(ge=1, le=4096, description="The most inputs that run together.")
+    ] = 32
+    max_batch_delay_ms: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=60_000,
+            description="The longest that the oldest input is held for company, in milliseconds.",
+        ),
+    ] = 5.0
+    max_queue_depth: Annotated[
+        int,
+        Meta(ge=1, le=100_000_000, description="Jobs that may wait; one more is answered 429."),
+    ] = 10_000
+    timeout_s: Annotated[
+        float,
+        Meta(gt=0, le=86_400, description="Seconds that a job may run; a job's own wins."),
+    ] = DEFAULT_TIMEOUT_S
+    max_retries: (
+        Annotated[
+            int,
+            Meta(ge=0, le=100, description="Retries after a retryable error; a job's own wins."),
+        ]
+        | None
+    ) = None
+    options: Annotated[
+        dict[str, Any],
+        Meta(description="Free; given to the handler as context.options."),
+    ] = msgspec.field(default_factory=dict)
+
+
+class ModelConfig(ModelSection, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One model as the servers see it; `weights` is absolute here.
+
+    Attributes:
+        name: the model's name, as clients say it.
+    """
+
+    name: str
+
+    @property
+    def queue(self) -> str:
+        """The queue that it is served from."""
+        return keys.queue_name(self.name)
+
+
+class ModelsFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The whole models file."""
+
+    models: Annotated[
+        dict[Annotated[str, Meta(pattern=MODEL_NAME_PATTERN)], ModelSection],
+        Meta(description="The models that are served, by name."),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """Every model that is registered.
+
+    Attributes:
+        path: the file that it was read from.
+        models: by name, in the order of the file.
+    """
+
+    path: Path
+    models: dict[str, ModelConfig]
+
+    @property
+    def base_dir(self) -> Path:
+        """The folder that relative paths in the file are taken from."""
+        return self.path.absolute().parent
+
+    def get(self, name: str) -> ModelConfig:
+        """The model of that name.
+
+        Raises:
+            ModelNotFound: there is none; the message names those that there are.
+        """
+        try:
+            return self.models[name]
+        except KeyError:
+            raise ModelNotFound(
+                f"no model {shown(name)} is registered{did_you_mean(name[:64], self.models)}",
+                hint=f"registered: {listing(self.models)}",
+            ) from None
+
+
+def load_catalog(path: Path, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Catalog:
+    """Read a models file.
+
+    Args:
+        path: the file.
+        timeout_s: for models that name none.
+
+    Raises:
+        ConfigError: anything in it is wrong; all mistakes are named, one a line.
+    """
+    document = load_yaml(path, what="models file")
+    catalog = _read(document, timeout_s)
+    document.raise_problems()
+    return catalog
+
+
+def check_config(path: Path) -> list[str]:
+    """All that is wrong with a models file, one line each; empty when nothing is.
+
+    Beyond what `load_catalog` refuses, the files that it names must exist. No handler is imported.
+    """
+    try:
+        document = load_yaml(path, what="models file")
+    except ConfigError as error:
+        return error.message.splitlines()
+    catalog = _read(document, DEFAULT_TIMEOUT_S)
+    for model in catalog.models.values():
+        where = ("models", model.name)
+        spec = parse_handler(model.handler)
+        if spec.kind is HandlerKind.FILE and not spec.file(catalog.base_dir).is_file():
+            document.report((*where, "handler"), f"there is no file {spec.file(catalog.base_dir)}")
+        if model.weights is not None and not Path(model.weights).exists():
+            document.report((*where, "weights"), f"there is no file {model.weights}")
+    return document.problems
+
+
+def models_schema() -> dict[str, Any]:
+    """The JSON Schema of the models file, for editors."""
+    schema = msgspec.json.schema(ModelsFile)
+    return {"$schema": SCHEMA_DIALECT, "title": "Headrace models file", **schema}
+
+
+def schema_text() -> str:
+    """The schema as `configs/models.schema.json` holds it."""
+    return json.dumps(models_schema(), indent=2, ensure_ascii=False) + "\n"
+
+
+def _read(document: Document, timeout_s: float) -> Catalog:
+    for key in document.data:
+        if key != "models":
+            document.report((key,), f"unknown key{did_you_mean(str(key), ['models'])}")
+    models: dict[str, ModelConfig] = {}
+    sections = document.data.get("models")
+    if not isinstance(sections, dict) or not sections:
+        given = f"got {shown(sections)}" if "models" in document.data else "the key is missing"
+        document.report(("models",), f"expected a mapping of at least one model, {given}")
+        return Catalog(document.path, models)
+    base_dir = document.path.absolute().parent
+    for name in sections:
+        if not isinstance(name, str) or not _MODEL_NAME.fullmatch(name):
+            document.report(("models", name), _name_problem(name))
+            continue
+        before = len(document.problems)
+        values = read_fields(document, ("models", name), ModelSection)
+        _check_handler(document, name, values)
+        _check_options(document, name, values)
+        if len(document.problems) == before:
+            models[name] = _model(name, {"timeout_s": timeout_s, **values}, base_dir)
+    return Catalog(document.path, models)
+
+
+def _model(name: str, values: Mapping[str, Any], base_dir: Path) -> ModelConfig:
+    model = ModelConfig(name=name, **values)
+    if model.weights is None:
+        return model
+    weights = (base_dir / Path(model.weights).expanduser()).absolute()
+    return msgspec.structs.replace(model, weights=str(weights))
+
+
+def _check_handler(document: Document, name: str, values: Mapping[str, Any]) -> None:
+    if "handler" not in values:
+        return
+    try:
+        parse_handler(values["handler"])
+    except ConfigError as error:
+        document.report(("models", name, "handler"), f"{error.message}; {error.hint}")
+
+
+def _check_options(document: Document, name: str, values: Mapping[str, Any]) -> None:
+    # They cross to the model process as msgpack.
+    try:
+        msgspec.msgpack.encode(values.get("options"))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        text = "it holds itself" if isinstance(error, RecursionError) else str(error)
+        document.report(("models", name, "options"), f"not plain data: {text}")
+
+
+def _name_problem(name: object) -> str:
+    if not isinstance(name, str):
+        return f"a model's name is text; write {shown(name)} in quotes"
+    return "a model's name has 1 to 64 of A-Z a-z 0-9 _ . - and begins with none of . -"
+
+
+if __name__ == "__main__":  # python -m headrace.catalog > configs/models.schema.json
+    sys.stdout.write(schema_text())

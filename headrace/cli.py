@@ -1,0 +1,123 @@
+"""The `headrace` command. Each command is a few lines; what it does is in a module of its own."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from headrace import __version__
+from headrace.errors import BrokerError, ConfigError, HeadraceError
+from headrace.settings import Settings, load_settings
+
+USAGE_STATUS: Final = 2
+BROKER_STATUS: Final = 3
+ERROR_STATUS: Final = 1
+
+app = typer.Typer(
+    name="headrace",
+    help="Asynchronous inference for PyTorch models on a message queue.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+ModelsOption = Annotated[
+    Path | None, typer.Option("--models", metavar="FILE", help="The models file.")
+]
+PortOption = Annotated[
+    int | None, typer.Option("--port", min=1, max=65535, help="The API's port [8080].")
+]
+HostOption = Annotated[
+    str | None, typer.Option("--host", help="The address that the API listens on [127.0.0.1].")
+]
+WorkersOption = Annotated[
+    int | None,
+    typer.Option(
+        "--workers", min=0, max=1024, help="How many workers [one per GPU, or one without]."
+    ),
+]
+
+
+@app.command()
+def up(
+    state_dir: Annotated[
+        Path | None,
+        typer.Option("--state-dir", metavar="DIR", help="Where jobs are kept [.headrace]."),
+    ] = None,
+    host: HostOption = None,
+    port: PortOption = None,
+    models: ModelsOption = None,
+    no_flower: Annotated[bool, typer.Option("--no-flower", help="Do not run Flower.")] = False,
+    workers: WorkersOption = None,
+) -> None:
+    """Run everything on this machine: Redis (unless one is named), API, workers, Flower."""
+    # Imported here, so that `headrace version` does not wait for it.
+    from headrace.up import Up, UpOptions
+
+    settings = _settings(state_dir=state_dir, host=host, port=port, models_file=models)
+    Up(settings, UpOptions(workers=workers, flower=not no_flower), os.environ).run()
+
+
+@app.command()
+def api(host: HostOption = None, port: PortOption = None, models: ModelsOption = None) -> None:
+    """Run the API alone, on the Redis that HEADRACE_REDIS_URL names."""
+    from headrace.alone import run_api
+
+    run_api(_settings(host=host, port=port, models_file=models), os.environ)
+
+
+@app.command()
+def worker(models: ModelsOption = None, workers: WorkersOption = None) -> None:
+    """Run one worker per GPU, on the Redis that HEADRACE_REDIS_URL names."""
+    from headrace.alone import run_workers
+
+    run_workers(_settings(models_file=models), workers, os.environ)
+
+
+@app.command("check-config")
+def check_config(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", help="The models file [configs/models.yaml].")
+    ] = None,
+) -> None:
+    """Check the settings and a models file, and the files that it names."""
+    from headrace.catalog import check_config as problems_of
+
+    path = file or _settings().models_file
+    problems = problems_of(path)
+    if problems:
+        raise ConfigError("\n".join(problems))
+    typer.echo(f"{path}: no problems found")
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(__version__)
+
+
+def main() -> None:
+    """Run the command; an error that we raise on purpose becomes a line, not a traceback."""
+    try:
+        app()
+    except HeadraceError as error:
+        lines = error.message.splitlines() or [error.code]
+        if error.hint:
+            lines[-1] += f"; {error.hint}"
+        for line in lines:
+            typer.echo(f"headrace: {line}", err=True)
+        sys.exit(_status(error))
+
+
+def _settings(**overrides: object) -> Settings:
+    return load_settings(None, os.environ, overrides)
+
+
+def _status(error: HeadraceError) -> int:
+    if isinstance(error, ConfigError):
+        return USAGE_STATUS
+    return BROKER_STATUS if isinstance(error, BrokerError) else ERROR_STATUS

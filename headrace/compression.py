@@ -1,0 +1,53 @@
+"""Decompress message bodies as kombu names the methods, with a bound on what may come out."""
+
+from __future__ import annotations
+
+import bz2
+import lzma
+import zlib
+from collections.abc import Callable
+from typing import Final
+
+from headrace.errors import InvalidRequest
+
+#: The most bytes that one compressed body may become.
+DECOMPRESSED_MAX_BYTES: Final = 256 * 1024 * 1024
+
+
+def _zlib(body: bytes) -> tuple[bytes, bool]:
+    stream = zlib.decompressobj()
+    return stream.decompress(body, DECOMPRESSED_MAX_BYTES), stream.eof
+
+
+def _bz2(body: bytes) -> tuple[bytes, bool]:
+    stream = bz2.BZ2Decompressor()
+    return stream.decompress(body, DECOMPRESSED_MAX_BYTES), stream.eof
+
+
+def _lzma(body: bytes) -> tuple[bytes, bool]:
+    stream = lzma.LZMADecompressor()
+    return stream.decompress(body, DECOMPRESSED_MAX_BYTES), stream.eof
+
+
+METHODS: Final[dict[str, Callable[[bytes], tuple[bytes, bool]]]] = {
+    "application/x-gzip": _zlib,  # kombu's name; its bytes are a zlib stream
+    "application/x-bz2": _bz2,
+    "application/x-lzma": _lzma,
+}
+
+
+def decompress(body: bytes, method: str) -> bytes:
+    """Decompress a body by its `compression` header.
+
+    Raises:
+        InvalidRequest: an unknown method, broken data, or more than DECOMPRESSED_MAX_BYTES.
+    """
+    if method not in METHODS:
+        raise InvalidRequest(f"compression {method!r} is not served; use one of {', '.join(METHODS)}")
+    try:
+        text, complete = METHODS[method](body)
+    except (zlib.error, OSError, EOFError, lzma.LZMAError) as error:
+        raise InvalidRequest(f"the body is not {method}: {error}") from None
+    if not complete:
+        raise InvalidRequest(f"the body is cut off or larger than {DECOMPRESSED_MAX_BYTES} bytes")
+    return text

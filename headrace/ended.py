@@ -1,0 +1,60 @@
+"""The ended jobs that one API process is told of, as settle.lua publishes them. Knows no Redis."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from headrace.jobs import Job, State
+from headrace.keys import F
+
+
+class Ended(msgspec.Struct, array_like=True, frozen=True):
+    """How a job ended, as settle.lua publishes it.
+
+    A row with the id alone says: look at the record. Times are microseconds of Redis' clock as
+    text; Lua writes what is absent as false.
+    """
+
+    id: str
+    state: str = ""
+    started_us: str | bool = ""
+    ended_us: str = ""
+    attempts: str | bool = ""
+    batch_size: str = ""
+    timings: str = ""
+    extra: str = ""
+    value: str = ""
+    meta: str = ""
+
+    def job(self, model: str, version: str, created_us: int, metadata_json: str = "") -> Job:
+        """The job, as its record would tell it."""
+        return Job(
+            id=self.id,
+            model=model,
+            version=version,
+            state=State(self.state),
+            created_us=created_us,
+            started_us=int(self.started_us or 0),
+            ended_us=int(self.ended_us or 0),
+            attempts=int(self.attempts or 0),
+            batch_size=int(self.batch_size or 0),
+            timings=self.timings,
+            result_type=self.value if self.extra == F.RESULT_TYPE else "",
+            error_json=self.value if self.extra == F.ERROR else "",
+            metadata_json=metadata_json,
+            meta=self.meta,
+        )
+
+
+_ROWS: Final = msgspec.msgpack.Decoder(list[Ended])
+
+
+def read_ended(data: bytes) -> list[Ended]:
+    """Read one publication.
+
+    Raises:
+        msgspec.MsgspecError: it is none.
+    """
+    return _ROWS.decode(data)

@@ -1,0 +1,247 @@
+"""The one error tree. Each class carries its code, its HTTP status and whether a retry can help.
+
+    HeadraceError
+    ├── ConfigError            config-error         a setting or a models file is wrong
+    ├── RequestError                                the request was refused; no job was made
+    │   ├── InvalidRequest     invalid-request      400
+    │   ├── ModelNotFound      model-not-found      404
+    │   ├── JobNotFound        job-not-found        404
+    │   ├── MethodNotAllowed   method-not-allowed   405
+    │   ├── Conflict           conflict             409
+    │   ├── PayloadTooLarge    payload-too-large    413
+    │   ├── UnsupportedMedia   unsupported-media    415
+    │   └── QueueFull          queue-full           429, retry
+    ├── JobError                                    how a job that was accepted ended
+    │   ├── InputError         input-error          422  the input is bad; it fails alone
+    │   ├── HandlerError       handler-error        500  the handler raised on this input
+    │   ├── TransientError     transient-error      503, retry  the handler says: try again
+    │   ├── OutOfMemory        out-of-memory        507, retry
+    │   ├── JobTimeout         timeout              504
+    │   ├── ReplicaLost        replica-lost         500  its process died each time it ran alone
+    │   ├── JobExpired         expired              410  not started in time
+    │   └── JobCancelled       cancelled            410
+    └── BrokerError
+        ├── BrokerUnavailable  broker-unavailable   503, retry
+        ├── BrokerFull         broker-full          503, retry  Redis is at its maxmemory
+        └── BrokerUnsupported  broker-unsupported   500  Redis Cluster, or older than 6.2
+
+`code` is the last part of the problem `type` that the API answers with, and the word that job
+records and Celery results carry; it does not change once released.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class HeadraceError(Exception):
+    """Root of every error that Headrace raises on purpose.
+
+    Args:
+        message: what was wrong, where, and with which value.
+        hint: what to do about it.
+    """
+
+    code: ClassVar[str] = "error"
+    status: ClassVar[int] = 500
+    retryable: ClassVar[bool] = False
+    title: ClassVar[str] = "Error"
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class ConfigError(HeadraceError):
+    """A setting or a models file is wrong; the message names the key and the file."""
+
+    code = "config-error"
+    title = "Configuration error"
+
+
+class RequestError(HeadraceError):
+    """The request was refused and no job was made."""
+
+    status = 400
+
+
+class InvalidRequest(RequestError):
+    """The request cannot be read: bad JSON, an unknown option, an option out of range."""
+
+    code = "invalid-request"
+    title = "Invalid request"
+
+
+class ModelNotFound(RequestError):
+    """No model of that name (and version) is registered."""
+
+    code = "model-not-found"
+    status = 404
+    title = "Model not found"
+
+
+class JobNotFound(RequestError):
+    """No job has that id: it never was, or its result_ttl has passed."""
+
+    code = "job-not-found"
+    status = 404
+    title = "Job not found"
+
+
+class MethodNotAllowed(RequestError):
+    """The path exists, but not for this method."""
+
+    code = "method-not-allowed"
+    status = 405
+    title = "Method not allowed"
+
+
+class Conflict(RequestError):
+    """The id or idempotency key was used before with another body."""
+
+    code = "conflict"
+    status = 409
+    title = "Conflict"
+
+
+class PayloadTooLarge(RequestError):
+    """The body is larger than body_limit_bytes."""
+
+    code = "payload-too-large"
+    status = 413
+    title = "Payload too large"
+
+
+class UnsupportedMedia(RequestError):
+    """The content type cannot be read on this route."""
+
+    code = "unsupported-media"
+    status = 415
+    title = "Unsupported media type"
+
+
+class QueueFull(RequestError):
+    """The model's queue holds max_queue_depth jobs; nothing was enqueued.
+
+    Args:
+        retry_after_s: seconds after which a retry is sensible.
+    """
+
+    code = "queue-full"
+    status = 429
+    retryable = True
+    title = "Queue full"
+
+    def __init__(self, message: str, *, hint: str = "", retry_after_s: int = 1) -> None:
+        super().__init__(message, hint=hint)
+        self.retry_after_s = retry_after_s
+
+
+class JobError(HeadraceError):
+    """How an accepted job ended when it did not succeed."""
+
+
+class InputError(JobError):
+    """The input is bad. A handler returns or raises it; the job fails alone, with this message."""
+
+    code = "input-error"
+    status = 422
+    title = "Bad input"
+
+
+class HandlerError(JobError):
+    """The handler raised on this input when it ran alone."""
+
+    code = "handler-error"
+    title = "Handler error"
+
+
+class TransientError(JobError):
+    """The handler says that another attempt can succeed; it is retried up to max_retries."""
+
+    code = "transient-error"
+    status = 503
+    retryable = True
+    title = "Transient handler error"
+
+
+class OutOfMemory(JobError):
+    """The device had no memory for this input even when it ran alone."""
+
+    code = "out-of-memory"
+    status = 507
+    retryable = True
+    title = "Out of memory"
+
+
+class JobTimeout(JobError):
+    """The job ran longer than its timeout; its model process was killed."""
+
+    code = "timeout"
+    status = 504
+    title = "Timeout"
+
+
+class ReplicaLost(JobError):
+    """The model process died each time it ran this job alone; the job is in the dead letters."""
+
+    code = "replica-lost"
+    title = "Model process lost"
+
+
+class JobExpired(JobError):
+    """The job was not started before its `expires`."""
+
+    code = "expired"
+    status = 410
+    title = "Expired"
+
+
+class JobCancelled(JobError):
+    """The job was cancelled."""
+
+    code = "cancelled"
+    status = 410
+    title = "Cancelled"
+
+
+class BrokerError(HeadraceError):
+    """Redis cannot do what was asked."""
+
+    status = 503
+
+
+class BrokerUnavailable(BrokerError):
+    """Redis does not answer. A submit may be said again under the same id."""
+
+    code = "broker-unavailable"
+    retryable = True
+    title = "Broker unavailable"
+
+
+class BrokerFull(BrokerError):
+    """Redis is at its maxmemory and refuses new jobs; running work still ends."""
+
+    code = "broker-full"
+    retryable = True
+    title = "Broker full"
+
+
+class BrokerUnsupported(BrokerError):
+    """The server is in cluster mode, or older than Redis 6.2."""
+
+    code = "broker-unsupported"
+    status = 500
+    title = "Broker unsupported"
+
+
+def _tree(root: type[HeadraceError]) -> dict[str, type[HeadraceError]]:
+    found = {root.code: root} if "code" in vars(root) else {}
+    for child in root.__subclasses__():
+        found.update(_tree(child))
+    return found
+
+
+#: Every class of the tree by its code, for whoever reads a code back from a record or a problem.
+BY_CODE: dict[str, type[HeadraceError]] = _tree(HeadraceError)

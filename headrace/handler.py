@@ -1,0 +1,86 @@
+"""The handler: TorchServe's four verbs, list in, list out.
+
+A handler lives in a model process and sees batches. The process calls, in this order and never
+at the same time::
+
+    initialize(context)                    once, before the first batch
+    preprocess(inputs)  -> items           one item per input, in order
+    inference(items)    -> outputs         whatever the model gives for the good items
+    postprocess(outputs) -> results        one result per good item, in order
+
+An exception *instance* in place of an item or a result fails that job alone. A verb that raises
+fails nobody at first: the batch is split and its halves tried again until the bad inputs stand
+alone (workers/runner.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(slots=True)
+class Context:
+    """What a handler knows of its surroundings. One per model process; attributes may be added.
+
+    Attributes:
+        model_name: the model's name in the models file.
+        version: the model's version in the models file.
+        device: a torch device string, such as "cpu" or "cuda:0".
+        model_dir: the directory that relative paths in the models file are taken from.
+        weights: the weights file, if the models file names one.
+        options: the model's free `options`.
+        max_batch_size: the most inputs that one batch can hold.
+        request_ids: the job ids of the batch at hand, in order.
+        content_types: the content type of each input of the batch at hand, in order.
+    """
+
+    model_name: str
+    version: str
+    device: str
+    model_dir: Path
+    weights: Path | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    max_batch_size: int = 1
+    request_ids: list[str] = field(default_factory=list)
+    content_types: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """A result that is not JSON: bytes with their content type."""
+
+    body: bytes
+    content_type: str = "application/octet-stream"
+
+
+class Handler:
+    """Base class of handlers; each verb passes its argument on unless it is overridden.
+
+    An input is what the client sent: the parsed value of JSON, `str` for text/*, `bytes` for the
+    rest. A result is anything that JSON can say (numpy arrays and torch tensors become lists),
+    `bytes`, or a `Response`.
+    """
+
+    context: Context
+
+    def initialize(self, context: Context) -> None:
+        """Load the model. Called once; an exception here is a failed load, shown in /ready."""
+        self.context = context
+
+    def preprocess(self, inputs: list[Any]) -> list[Any]:
+        """Turn inputs into items for the model, one each; an exception instance fails that one.
+
+        Raises:
+            headrace.errors.InputError: better returned at its position than raised.
+        """
+        return inputs
+
+    def inference(self, items: Any) -> Any:
+        """Run the model once on the good items of the batch."""
+        return items
+
+    def postprocess(self, outputs: Any) -> list[Any]:
+        """Turn the model's outputs into one result per item, in order."""
+        return list(outputs)

@@ -1,0 +1,197 @@
+"""The job: its states, its options, and the record as Redis holds it. Knows no Redis and no HTTP."""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from headrace.keys import F
+
+US_PER_S: Final = 1_000_000
+MAX_WAIT_FOR_START_S: Final = 30 * 86400
+METADATA_MAX_BYTES: Final = 4096
+
+
+class State(StrEnum):
+    """Where a job stands; the value is the letter in its record."""
+
+    QUEUED = "q"
+    SCHEDULED = "d"
+    RUNNING = "r"
+    SUCCEEDED = "s"
+    FAILED = "f"
+    EXPIRED = "x"
+    CANCELLED = "c"
+
+    @property
+    def status(self) -> str:
+        """The word that the API says."""
+        return self.name.lower()
+
+    @property
+    def final(self) -> bool:
+        """Whether the job has ended."""
+        return self in FINAL_STATES
+
+    @property
+    def celery(self) -> str:
+        """Celery's own word."""
+        return CELERY_STATES[self]
+
+
+FINAL_STATES: Final = frozenset({State.SUCCEEDED, State.FAILED, State.EXPIRED, State.CANCELLED})
+CELERY_STATES: Final = {
+    State.QUEUED: "PENDING",
+    State.SCHEDULED: "PENDING",
+    State.RUNNING: "STARTED",
+    State.SUCCEEDED: "SUCCESS",
+    State.FAILED: "FAILURE",
+    State.EXPIRED: "FAILURE",
+    State.CANCELLED: "REVOKED",
+}
+
+_Seconds = Annotated[float, msgspec.Meta(gt=0, le=MAX_WAIT_FOR_START_S)]
+
+
+class JobOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a client may ask of one job; None takes the model's or the server's default.
+
+    Attributes:
+        priority: 0 (first) to 9 (offline), as Celery has it on Redis.
+        expires: seconds from submit in which it must have started; else it ends as expired.
+        countdown: seconds before it joins the queue.
+        timeout: seconds that it may run, from its hand-over to the model process.
+        result_ttl: seconds that record and result are kept after the end.
+        max_retries: how often a retryable error is tried again.
+        metadata: the client's own, given back with the job; at most 4 KiB as JSON.
+    """
+
+    priority: Annotated[int, msgspec.Meta(ge=0, le=9)] = 0
+    expires: _Seconds | None = None
+    countdown: Annotated[float, msgspec.Meta(ge=0, le=MAX_WAIT_FOR_START_S)] | None = None
+    timeout: _Seconds | None = None
+    result_ttl: Annotated[int, msgspec.Meta(ge=1, le=MAX_WAIT_FOR_START_S)] | None = None
+    max_retries: Annotated[int, msgspec.Meta(ge=0, le=100)] | None = None
+    metadata: dict[str, Any] | None = None
+
+
+DEFAULT_OPTIONS: Final = JobOptions()
+
+
+def new_id() -> str:
+    """A uuid7 (RFC 9562, section 5.7): sorts by the millisecond in which it was made."""
+    value = (time.time_ns() // 1_000_000) << 80 | int.from_bytes(os.urandom(10), "big")
+    value = value & ~(0xF << 76) | 0x7 << 76
+    value = value & ~(0x3 << 62) | 0x2 << 62
+    return str(uuid.UUID(int=value))
+
+
+def iso(us: int) -> str:
+    """Microseconds since 1970 as RFC 3339 in UTC."""
+    return datetime.fromtimestamp(us / US_PER_S, UTC).isoformat(timespec="microseconds")
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Where a job's time went, in ms. `queued`: submit to claim; `hold`: claim to hand-over.
+
+    The three stages are those of its batch, so that jobs of one batch share them.
+    """
+
+    queued: float
+    hold: float
+    preprocess: float
+    inference: float
+    postprocess: float
+    total: float
+
+    def packed(self) -> str:
+        """The record's form; total is derived from the record's own times."""
+        return (
+            f"{self.queued:.3f},{self.hold:.3f},{self.preprocess:.3f},"
+            f"{self.inference:.3f},{self.postprocess:.3f}"
+        )
+
+
+@dataclass(slots=True)
+class Job:
+    """A job as the record tells it. Times are microseconds of Redis' clock; 0 = not yet."""
+
+    id: str
+    model: str
+    version: str
+    state: State
+    created_us: int
+    started_us: int = 0
+    ended_us: int = 0
+    attempts: int = 0
+    place: int = 0
+    batch_size: int = 0
+    timings: str = ""
+    result_type: str = ""
+    error_json: str = ""
+    metadata_json: str = ""
+    dead_lettered: bool = False
+    cancel_asked: bool = False
+    meta: str = field(default="", repr=False)
+
+    @property
+    def timings_ms(self) -> dict[str, float] | None:
+        """Where the time went, once the job has run."""
+        if not self.timings:
+            return None
+        names = ("queued", "hold", "preprocess", "inference", "postprocess")
+        known = dict(zip(names, map(float, self.timings.split(",")), strict=True))
+        known["total"] = (self.ended_us - self.created_us) / 1000
+        return known
+
+    @property
+    def result_json(self) -> bytes | None:
+        """The result as the JSON text in the Celery result; None where it is not kept."""
+        if not self.meta or self.state is not State.SUCCEEDED:
+            return None
+        return bytes(_META.decode(self.meta).result)
+
+    @property
+    def traceback(self) -> str | None:
+        """The handler's traceback, for those who may see it."""
+        return _META.decode(self.meta).traceback if self.meta else None
+
+
+class _Meta(msgspec.Struct):
+    result: msgspec.Raw
+    traceback: str | None = None
+
+
+_META: Final = msgspec.json.Decoder(_Meta)
+
+
+def job_from_record(job_id: str, record: dict[str, str], meta: str = "", place: int = 0) -> Job:
+    """Read a record (HGETALL's fields)."""
+    get = record.get
+    return Job(
+        id=job_id,
+        model=get(F.MODEL, ""),
+        version=get(F.VERSION, ""),
+        state=State(record[F.STATE]),
+        created_us=int(get(F.CREATED, 0)),
+        started_us=int(get(F.STARTED, 0)),
+        ended_us=int(get(F.ENDED, 0)),
+        attempts=int(get(F.ATTEMPTS, 0)),
+        place=place,
+        batch_size=int(get(F.BATCH, 0)),
+        timings=get(F.TIMINGS, ""),
+        result_type=get(F.RESULT_TYPE, ""),
+        error_json=get(F.ERROR, ""),
+        metadata_json=get(F.METADATA, ""),
+        dead_lettered=F.DEAD in record,
+        cancel_asked=F.CANCEL in record,
+        meta=meta,
+    )

@@ -1,0 +1,181 @@
+r"""Every key of the keyspace, drawn once: its type, its TTL, and what a field of it holds.
+
+Queues (no TTL; Celery's own layout, so that any Celery client can push and KEDA can LLEN)::
+
+    headrace.<model>                list    priority 0..2, pushed left, taken right
+    headrace.<model>\x06\x16<step>  list    priority steps 3, 6 and 9
+
+A job (no TTL until it has ended, then result_ttl)::
+
+    hr:job:<id>                     hash    the record, fields in `F`
+    celery-task-meta-<id>           string  the Celery result; a channel of the same name
+
+A queue's own (no TTL; all but the last three are empty when the queue is idle)::
+
+    hr:lease:<queue>                zset    id -> end of its lease
+    hr:held:<queue>                 hash    id -> raw message while leased
+    hr:delayed:<queue>              zset    id -> when it is due
+    hr:parked:<queue>               hash    id -> raw message while delayed
+    hr:tomb:<queue>                 hash    id -> step of a cancelled job whose message is still listed
+    hr:count:<queue>                hash    out<step>: messages ever taken; tomb<step>: entries of hr:tomb
+    hr:dead:<queue>                 zset    dead letter -> when it died; until purged
+    hr:letter:<queue>:<dead letter> hash    reason, raw, at, error; until purged
+
+Shared::
+
+    hr:token                        string  no TTL; the fence, one number per claim of a job
+    hr:workers                      zset    no TTL, trimmed; owner -> last seen
+    hr:worker:<owner>               hash    WORKER_TTL_S; model -> state, for /ready
+    hr:stats:<model>                hash    no TTL; counters for /metrics, see headrace/telemetry.py
+    hr:done:<api>                   channel the ended jobs that one API process waits for
+
+Times are integer microseconds of Redis' own clock.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+TASK_NAME: Final = "headrace.predict"
+QUEUE_PREFIX: Final = "headrace."
+#: kombu's priority steps; 0 is served first, 9 is the class `offline`.
+STEPS: Final = (0, 3, 6, 9)
+STEP_SEPARATOR: Final = "\x06\x16"
+WORKER_TTL_S: Final = 15
+
+JOB_PREFIX: Final = "hr:job:"
+META_PREFIX: Final = "celery-task-meta-"
+TOKEN: Final = "hr:token"
+WORKERS: Final = "hr:workers"
+
+
+class F:
+    """Field names of the record; short, because each job carries them.
+
+    Every value stays under 64 bytes where it can, so that Redis keeps the hash as one listpack.
+    """
+
+    STATE: Final = "s"  # a letter of headrace.jobs.State
+    MODEL: Final = "m"
+    VERSION: Final = "v"
+    CREATED: Final = "c"
+    STEP: Final = "p"
+    TICKET: Final = "n"  # place in its list, counted from the queue's first message
+    JOINED: Final = "j"  # when it joined its list, if it was delayed before
+    WAITER: Final = "w"  # API process that waits for the end
+    TTL: Final = "l"  # result_ttl in seconds
+    TOKEN: Final = "t"
+    OWNER: Final = "o"  # incarnation of the worker that leased it last
+    ATTEMPTS: Final = "a"  # times that it was handed out; an orderly release is taken back
+    CRASHES: Final = "k"  # model processes lost while it ran alone
+    ALONE: Final = "x"  # must run alone: it was in a batch that was lost
+    STARTED: Final = "st"
+    ENDED: Final = "en"
+    BATCH: Final = "b"
+    TIMINGS: Final = "tm"  # queued,hold,preprocess,inference,postprocess in ms
+    RESULT_TYPE: Final = "rt"  # content type of a result that is not JSON
+    ERROR: Final = "e"  # JSON {type, message, retryable}
+    METADATA: Final = "md"
+    REQUEST_HASH: Final = "h"
+    DEAD: Final = "dl"
+    CANCEL: Final = "cr"  # asked to stop while running
+    TRACEBACK: Final = "tb"
+
+
+def queue_name(model: str) -> str:
+    """The queue of a model: what a Celery client gives as `queue=`."""
+    return QUEUE_PREFIX + model
+
+
+def step_of(priority: int) -> int:
+    """The step (0, 3, 6 or 9) that serves a Celery priority 0..9, as kombu rounds it: down."""
+    return max(step for step in STEPS if step <= priority)
+
+
+def step_key(queue: str, step: int) -> str:
+    """The list that holds a queue's messages of one step."""
+    return queue if step == 0 else f"{queue}{STEP_SEPARATOR}{step}"
+
+
+def step_keys(queue: str) -> list[str]:
+    """The four lists of a queue, best first."""
+    return [step_key(queue, step) for step in STEPS]
+
+
+def job(job_id: str) -> str:
+    """The record of a job."""
+    return JOB_PREFIX + job_id
+
+
+def meta(job_id: str) -> str:
+    """The Celery result of a job, and the channel on which its end is published."""
+    return META_PREFIX + job_id
+
+
+def lease(queue: str) -> str:
+    """Leases of a queue."""
+    return f"hr:lease:{queue}"
+
+
+def held(queue: str) -> str:
+    """Raw messages of a queue's leased jobs."""
+    return f"hr:held:{queue}"
+
+
+def delayed(queue: str) -> str:
+    """When a queue's delayed jobs are due."""
+    return f"hr:delayed:{queue}"
+
+
+def parked(queue: str) -> str:
+    """Raw messages of a queue's delayed jobs."""
+    return f"hr:parked:{queue}"
+
+
+def count(queue: str) -> str:
+    """Counters of a queue."""
+    return f"hr:count:{queue}"
+
+
+def tomb(queue: str) -> str:
+    """Cancelled jobs of a queue whose messages are still listed."""
+    return f"hr:tomb:{queue}"
+
+
+def dead(queue: str) -> str:
+    """Dead letters of a queue."""
+    return f"hr:dead:{queue}"
+
+
+def letter(queue: str, letter_id: str) -> str:
+    """One dead letter."""
+    return f"hr:letter:{queue}:{letter_id}"
+
+
+def worker(owner: str) -> str:
+    """What one worker says of its models."""
+    return f"hr:worker:{owner}"
+
+
+def stats(model: str) -> str:
+    """Counters of a model, summed over its workers."""
+    return f"hr:stats:{model}"
+
+
+def done_channel(api: str) -> str:
+    """Channel on which the ended jobs of one API process' waiters are published."""
+    return f"hr:done:{api}"
+
+
+def queue_keys(queue: str) -> list[str]:
+    """KEYS of the scripts that work on one queue, in the order that `_lib.lua` names them."""
+    return [
+        *step_keys(queue),
+        lease(queue),
+        held(queue),
+        count(queue),
+        delayed(queue),
+        parked(queue),
+        dead(queue),
+        tomb(queue),
+    ]

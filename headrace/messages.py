@@ -1,0 +1,299 @@
+"""The one message: a Celery protocol 2 task in kombu's Redis envelope, written and read.
+
+Also inputs and results on the wire. A user's JSON is never decoded and encoded again on its way:
+it travels as the text that the client sent (`msgspec.Raw`). Knows no Redis and no HTTP.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+
+from headrace import compression
+from headrace.errors import InvalidRequest
+from headrace.jobs import DEFAULT_OPTIONS, JobOptions
+from headrace.keys import TASK_NAME
+
+JSON_TYPE: Final = "application/json"
+_encode: Final = msgspec.json.encode
+# claim.lua knows our own messages by their ends: `{"headers":{"id":"…","task":"…",` and this.
+_TAIL: Final = b'"content-encoding":"utf-8","content-type":"application/json"'
+
+
+def binary_input(body: bytes, content_type: str) -> bytes:
+    """The wire form of an input that is not JSON."""
+    encoded = base64.b64encode(body)
+    return b'{"content_type":%s,"base64":"%s"}' % (_encode(content_type), encoded)
+
+
+def loads(raw: bytes | msgspec.Raw) -> Any:
+    """Parse JSON; also the NaN and Infinity that Python's own json writes.
+
+    Raises:
+        InvalidRequest: it is no JSON.
+    """
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        try:
+            return json.loads(bytes(raw))
+        except (ValueError, RecursionError) as error:
+            raise InvalidRequest(f"the input is not JSON: {error}") from None
+
+
+def decode_input(raw: bytes | msgspec.Raw) -> tuple[Any, str]:
+    """The value that a handler sees, and its content type.
+
+    `{"content_type", "base64"}` and kombu's `{"__type__": "base64" | "bytes", "__value__"}` become
+    bytes (str for text/*, parsed for JSON); everything else is the JSON value itself.
+
+    Raises:
+        InvalidRequest: not JSON, or bad base64.
+    """
+    value = loads(raw)
+    if not isinstance(value, dict):
+        return value, JSON_TYPE
+    if value.keys() == {"content_type", "base64"}:
+        return _typed(_unbase64(value["base64"]), str(value["content_type"]))
+    if value.keys() == {"__type__", "__value__"}:
+        kind, text = value["__type__"], value["__value__"]
+        if kind == "base64":
+            return _unbase64(text), "application/octet-stream"
+        if kind == "bytes" and isinstance(text, str):
+            return text.encode(), "application/octet-stream"
+    return value, JSON_TYPE
+
+
+def _unbase64(text: object) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)  # type: ignore[arg-type]
+    except (binascii.Error, TypeError, ValueError) as error:
+        raise InvalidRequest(f"the input's base64 cannot be read: {error}") from None
+
+
+def _typed(body: bytes, content_type: str) -> tuple[Any, str]:
+    kind = content_type.partition(";")[0].strip().lower()
+    if kind == JSON_TYPE or kind.endswith("+json"):
+        return loads(body), content_type
+    if kind.startswith("text/"):
+        try:
+            return body.decode(), content_type
+        except UnicodeDecodeError as error:
+            raise InvalidRequest(f"the input says {kind} but is not UTF-8: {error}") from None
+    return body, content_type
+
+
+def describe_input(raw: bytes) -> str:
+    """Type and size of an input for logs, Flower and `inspect`: never its content."""
+    text, size = raw[:128], len(raw)
+    if text.startswith(b'{"content_type":"'):
+        kind = text[17:].partition(b'"')[0].decode("utf-8", "replace")
+        return f"<{kind}, {size * 3 // 4} bytes>"
+    if text.lstrip().startswith(b'{"__type__"'):
+        return f"<bytes, {size * 3 // 4} bytes>"
+    return f"<json, {size} bytes>"
+
+
+def arguments_repr(model: str, input_json: bytes) -> str:
+    """The arguments as Flower and `inspect` show them."""
+    return f"{{'model': '{model}', 'input': '{describe_input(input_json)}'}}"
+
+
+def envelope(
+    job_id: str,
+    model: str,
+    queue: str,
+    input_json: bytes,
+    options: JobOptions = DEFAULT_OPTIONS,
+    *,
+    timeout_s: float | None = None,
+    expires_at: str | None = None,
+) -> bytes:
+    """One task message, ready for LPUSH.
+
+    The body is plain JSON text (`body_encoding` utf-8), which kombu reads and which spares a third of
+    the bytes; id, model and queue are checked by the caller and need no escaping.
+    """
+    body = b'[[],{"model":"%s","input":%s},{}]' % (model.encode(), input_json)
+    own: dict[str, Any] = {}
+    if options.max_retries is not None:
+        own["max_retries"] = options.max_retries
+    headers = (
+        f'{{"id":"{job_id}","task":"{TASK_NAME}","lang":"py","root_id":"{job_id}","parent_id":null,'
+        f'"group":null,"retries":0,"eta":null,"expires":{_quoted(expires_at)},'
+        f'"timelimit":[{"null" if timeout_s is None else repr(timeout_s)},null],"argsrepr":"()",'
+        f'"kwargsrepr":{_encode(arguments_repr(model, input_json)).decode()},'
+        f'"origin":"headrace","ignore_result":false,"headrace":{_encode(own).decode()}}}'
+    )
+    properties = (
+        f'{{"correlation_id":"{job_id}","reply_to":"","delivery_mode":2,"delivery_info":'
+        f'{{"exchange":"","routing_key":"{queue}"}},"priority":{options.priority},'
+        f'"body_encoding":"utf-8","delivery_tag":"{job_id}"}}'
+    )
+    return b'{"headers":%s,"properties":%s,"body":%s,%s}' % (
+        headers.encode(),
+        properties.encode(),
+        _encode(body.decode()),
+        _TAIL,
+    )
+
+
+def _quoted(text: str | None) -> str:
+    return "null" if text is None else f'"{text}"'
+
+
+class _Own(msgspec.Struct, frozen=True):
+    max_retries: int | None = None
+
+
+class Headers(msgspec.Struct, frozen=True):
+    """The headers of a task message that Headrace acts on; the rest pass by."""
+
+    id: str
+    task: str
+    eta: str | float | None = None
+    expires: str | float | None = None
+    timelimit: tuple[float | None, float | None] | None = None
+    ignore_result: bool | None = None
+    retries: int | None = 0
+    root_id: str | None = None
+    parent_id: str | None = None
+    group: str | None = None
+    compression: str | None = None
+    headrace: _Own = _Own()
+
+
+class _Properties(msgspec.Struct, frozen=True):
+    body_encoding: str | None = None
+
+
+class _Envelope(msgspec.Struct, frozen=True):
+    body: str
+    headers: Headers
+    properties: _Properties = _Properties()
+    encoding: str | None = msgspec.field(default=None, name="content-encoding")
+
+
+class _Embed(msgspec.Struct, frozen=True):
+    callbacks: Any = None
+    errbacks: Any = None
+    chain: Any = None
+    chord: Any = None
+
+
+_ENVELOPE: Final = msgspec.json.Decoder(_Envelope)
+_BODY: Final = msgspec.json.Decoder(
+    tuple[list[msgspec.Raw], dict[str, msgspec.Raw], _Embed | None]
+)
+
+
+class Message(msgspec.Struct, frozen=True):
+    """A task message as the worker needs it. Times are seconds since 1970."""
+
+    id: str
+    model: str
+    input: bytes
+    eta_s: float | None
+    expires_s: float | None
+    timeout_s: float | None
+    ignore_result: bool
+    max_retries: int | None
+    retries: int
+    root_id: str
+    parent_id: str | None
+    group: str | None
+
+
+def read_envelope(raw: bytes) -> Message:
+    """Read a message that any Celery client may have written.
+
+    Raises:
+        InvalidRequest: with a sentence for the job's error; the message's id was read by the claim.
+    """
+    try:
+        envelope_ = _ENVELOPE.decode(raw)
+        body = _body_text(envelope_)
+        args, kwargs, embed = _decode_body(body)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise InvalidRequest(f"the task message cannot be read: {error}") from None
+    headers = envelope_.headers
+    if embed is not None and any((embed.callbacks, embed.errbacks, embed.chain, embed.chord)):
+        raise InvalidRequest("links, chains and chords are not served; send the task alone")
+    model, payload = _arguments(args, kwargs)
+    hard, soft = headers.timelimit or (None, None)
+    return Message(
+        id=headers.id,
+        model=model,
+        input=payload,
+        eta_s=_instant(headers.eta, "eta"),
+        expires_s=_instant(headers.expires, "expires"),
+        timeout_s=hard or soft,
+        ignore_result=bool(headers.ignore_result),
+        max_retries=headers.headrace.max_retries,
+        retries=headers.retries or 0,
+        root_id=headers.root_id or headers.id,
+        parent_id=headers.parent_id,
+        group=headers.group,
+    )
+
+
+def _body_text(envelope_: _Envelope) -> bytes:
+    body = envelope_.body.encode()
+    if envelope_.properties.body_encoding == "base64":
+        body = base64.b64decode(body, validate=True)
+    if envelope_.headers.compression:
+        body = compression.decompress(body, envelope_.headers.compression)
+    encoding = (envelope_.encoding or "utf-8").lower()
+    return body if encoding in ("utf-8", "utf8", "us-ascii", "binary") else body.decode(encoding).encode()
+
+
+def _decode_body(
+    body: bytes,
+) -> tuple[list[msgspec.Raw], dict[str, msgspec.Raw], _Embed | None]:
+    try:
+        return _BODY.decode(body)
+    except msgspec.DecodeError:
+        # Python's json writes NaN and Infinity, which no JSON parser but its own reads.
+        args, kwargs, embed = json.loads(body)
+        dumps = json.dumps
+        return (
+            [msgspec.Raw(dumps(value).encode()) for value in args],
+            {name: msgspec.Raw(dumps(value).encode()) for name, value in kwargs.items()},
+            msgspec.convert(embed, _Embed | None),
+        )
+
+
+def _arguments(args: list[msgspec.Raw], kwargs: dict[str, msgspec.Raw]) -> tuple[str, bytes]:
+    names = ("model", "input")
+    if len(args) > len(names):
+        raise InvalidRequest(f"{TASK_NAME} takes model and input, not {len(args)} arguments")
+    given = dict(zip(names, args, strict=False))
+    twice = given.keys() & kwargs.keys()
+    unknown = kwargs.keys() - set(names)
+    if twice or unknown:
+        wrong = ", ".join(sorted(twice or unknown))
+        raise InvalidRequest(f"{TASK_NAME} takes model and input; {'given twice' if twice else 'unknown'}: {wrong}")
+    given.update(kwargs)
+    missing = [name for name in names if name not in given]
+    if missing:
+        raise InvalidRequest(f"{TASK_NAME} wants {' and '.join(missing)}")
+    model = loads(given["model"])
+    if not isinstance(model, str):
+        raise InvalidRequest(f"model is to be a string, not {type(model).__name__}")
+    return model, bytes(given["input"])
+
+
+def _instant(value: str | float | None, name: str) -> float | None:
+    """Celery writes times as ISO 8601; a time without a zone is UTC. Numbers are seconds since 1970."""
+    if value is None or isinstance(value, (int, float)):
+        return value
+    try:
+        when = datetime.fromisoformat(value)
+    except ValueError:
+        raise InvalidRequest(f"{name} is not an ISO 8601 time: {value[:64]!r}") from None
+    return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()

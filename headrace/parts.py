@@ -1,0 +1,220 @@
+"""The parts of a deployment as children of a supervisor: Redis, API, workers, Flower."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import secrets
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import redis.exceptions
+
+from headrace import keys
+from headrace.connections import connect
+from headrace.devices import Device
+from headrace.embedded import EmbeddedServer
+from headrace.errors import HeadraceError
+from headrace.layout import server_root
+from headrace.running import Child, Exit
+from headrace.settings import ENV_CONFIG, Settings
+
+INCARNATION: Final = "HEADRACE_INCARNATION"
+#: `-P`: a folder `api` or `workers` in the user's own working directory must not be ours.
+PYTHON: Final = (sys.executable, "-P", "-m")
+
+_PROBE_TIMEOUT_S: Final = 0.5
+_WILDCARDS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - compared
+_LOAD_TIMEOUT_S: Final = 3600.0
+_SAVE_TIMEOUT_S: Final = 60.0
+_API_STOP_TIMEOUT_S: Final = 15.0
+#: A worker that has drained still closes its model processes and its connections.
+_WORKER_CLOSE_S: Final = 15.0
+_FLOWER_SAVE_INTERVAL_MS: Final = 300_000
+
+
+def environment(settings: Settings, redis_url: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of the parts: ours, with every setting that the command line may have given.
+
+    The Redis URL travels here and not in an argument, because it may hold a password.
+    """
+    cwd = os.getcwd()
+    given = [entry for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    # Celery puts the working directory first on the path unless it is on it already.
+    path = dict.fromkeys([str(server_root()), *given, cwd])
+    result = {
+        **environ,
+        "PYTHONPATH": os.pathsep.join(path),
+        "PYTHONUNBUFFERED": "1",
+        "HEADRACE_REDIS_URL": redis_url,
+        "HEADRACE_MODELS_FILE": str(settings.models_file.absolute()),
+        "HEADRACE_STATE_DIR": str(settings.state_dir.absolute()),
+        "HEADRACE_HOST": settings.host,
+        "HEADRACE_PORT": str(settings.port),
+    }
+    if environ.get(ENV_CONFIG):
+        result[ENV_CONFIG] = str(Path(environ[ENV_CONFIG]).absolute())
+    return result
+
+
+def http_url(host: str, port: int) -> str:
+    """The URL under which this machine reaches a server that listens on host and port."""
+    reachable = _WILDCARDS.get(host, host)
+    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
+
+
+def redis_child(server: EmbeddedServer, lock: int, on_ready: Callable[[], None]) -> Child:
+    """The embedded server; it holds the state directory's lock with us.
+
+    Args:
+        server: what to start.
+        lock: the lock's file descriptor.
+        on_ready: called each time that it has come up, before anything else may use it.
+    """
+
+    def ready(_: Mapping[str, str]) -> bool:
+        if not server.is_ready():
+            return False
+        on_ready()
+        return True
+
+    return Child(
+        name="redis",
+        command=server.command,
+        environment=lambda: {"PATH": os.environ.get("PATH", os.defpath)},
+        stage=0,
+        stop_rank=3,
+        ready=ready,
+        ready_timeout_s=_LOAD_TIMEOUT_S,
+        stop_timeout_s=_SAVE_TIMEOUT_S,
+        death_signal="TERM",
+        pass_fds=(lock,),
+    )
+
+
+def api_child(settings: Settings, environ: Mapping[str, str]) -> Child:
+    """The API."""
+    host, port = settings.host, settings.port
+    return Child(
+        name="api",
+        command=[*PYTHON, "api"],
+        environment=lambda: environ,
+        stage=1,
+        stop_rank=0,
+        ready=lambda _: get_json(host, port, "/live") is not None,
+        stop_timeout_s=_API_STOP_TIMEOUT_S,
+    )
+
+
+def worker_child(
+    device: Device, settings: Settings, environ: Mapping[str, str], say: Callable[[str], None]
+) -> Child:
+    """A Celery worker for one device; each start is an incarnation of its own.
+
+    Args:
+        device: what it runs on.
+        settings: for the time that it may drain.
+        environ: the parts' environment.
+        say: where to report what became of its leases.
+    """
+    node = f"{device.name}@{socket.gethostname()}"
+    url = environ["HEADRACE_REDIS_URL"]
+
+    def fresh() -> dict[str, str]:
+        return {
+            **environ,
+            "CUDA_VISIBLE_DEVICES": device.cuda_visible_devices,
+            "HEADRACE_NODE": node,
+            INCARNATION: f"{node}-{secrets.token_hex(4)}",
+        }
+
+    def release(end: Exit) -> None:
+        release_leases(url, end.environment[INCARNATION], say)
+
+    return Child(
+        name=device.name,
+        command=[*_celery("worker"), "-n", node, "-E", "--loglevel", settings.log_level],
+        environment=fresh,
+        stage=1,
+        stop_rank=1,
+        ready=lambda env: _worker_is_seen(url, env[INCARNATION]),
+        stop_timeout_s=settings.drain_timeout_s + _WORKER_CLOSE_S,
+        on_exit=release,
+    )
+
+
+def flower_child(settings: Settings, environ: Mapping[str, str]) -> Child:
+    """Flower. It is a view: the rest serves without it."""
+    options = {
+        "address": settings.flower_host,
+        "port": settings.flower_port,
+        "persistent": True,
+        "db": settings.state_dir.absolute() / "flower",
+        "state-save-interval": _FLOWER_SAVE_INTERVAL_MS,
+    }
+    arguments = [f"--{name}={value}" for name, value in options.items()]
+    return Child(
+        name="flower",
+        command=[*_celery("flower"), *arguments],
+        environment=lambda: environ,
+        stage=2,
+        stop_rank=2,
+        ready=lambda _: _listens(settings.flower_host, settings.flower_port),
+        essential=False,
+    )
+
+
+def release_leases(redis_url: str, incarnation: str, say: Callable[[str], None]) -> None:
+    """Hand out again what a worker that is gone still held. On an error its leases run out."""
+    from headrace.recovery import release_incarnation
+
+    try:
+        released = release_incarnation(redis_url, incarnation)
+    except (HeadraceError, redis.exceptions.RedisError, OSError) as error:
+        say(f"leases of {incarnation} not released, they run out by themselves: {error}")
+        return
+    if released:
+        say(f"released {released} jobs of {incarnation}")
+
+
+def get_json(host: str, port: int, path: str) -> Any:
+    """What the API answers to a GET, as JSON; None when it does not answer 2xx or at all."""
+    connection = http.client.HTTPConnection(
+        _WILDCARDS.get(host, host), port, timeout=_PROBE_TIMEOUT_S
+    )
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        body = response.read()
+        return json.loads(body or b"{}") if response.status < 300 else None
+    except (OSError, http.client.HTTPException, ValueError):
+        return None
+    finally:
+        connection.close()
+
+
+def _celery(command: str) -> list[str]:
+    return [*PYTHON, "celery", "-A", "workers.celery_app", command]
+
+
+def _worker_is_seen(redis_url: str, incarnation: str) -> bool:
+    timeouts = {"socket_timeout": _PROBE_TIMEOUT_S, "socket_connect_timeout": _PROBE_TIMEOUT_S}
+    client = connect(redis_url, **timeouts)
+    try:
+        return bool(client.exists(keys.worker(incarnation)))
+    except (redis.exceptions.RedisError, OSError):
+        return False
+    finally:
+        client.close()
+
+
+def _listens(host: str, port: int) -> bool:
+    try:
+        with socket.create_connection((_WILDCARDS.get(host, host), port), _PROBE_TIMEOUT_S):
+            return True
+    except OSError:
+        return False

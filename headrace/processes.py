@@ -1,0 +1,91 @@
+"""What /proc and prctl say and do about processes. Linux only."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from pathlib import Path
+from typing import Final
+
+_PROC: Final = Path("/proc")
+_PR_SET_CHILD_SUBREAPER: Final = 36
+# Fields of /proc/<pid>/stat, counted from the one after the command's closing bracket.
+_STATE: Final = 0
+_PARENT: Final = 1
+_START_TIME: Final = 19
+
+
+def become_subreaper() -> None:
+    """Make orphans among this process' descendants its own children, so that it can end them."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"prctl(PR_SET_CHILD_SUBREAPER): {os.strerror(error)}")
+
+
+def start_time_ticks(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot; None when there is none (or a zombie).
+
+    Pid and start time together name a process for good; a pid alone is used again.
+    """
+    fields = _stat(pid)
+    if fields is None or fields[_STATE] in ("Z", "X"):
+        return None
+    return int(fields[_START_TIME])
+
+
+def children_of(parent: int) -> list[int]:
+    """The direct children of a process, zombies included."""
+    found = []
+    for entry in _PROC.iterdir():
+        if not entry.name.isdecimal():
+            continue
+        fields = _stat(int(entry.name))
+        if fields is not None and int(fields[_PARENT]) == parent:
+            found.append(int(entry.name))
+    return found
+
+
+def kill_group(group: int, signum: signal.Signals) -> None:
+    """Send a signal to a process group; one that is gone is none."""
+    try:
+        os.killpg(group, signum)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def kill(pid: int, signum: signal.Signals) -> None:
+    """Send a signal to a process; one that is gone is none."""
+    try:
+        os.kill(pid, signum)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def kill_orphans(known: set[int]) -> bool:
+    """Kill and reap this process' children that are not `known`: what dead ones left behind.
+
+    Returns:
+        Whether any is left, dying or to be reaped.
+    """
+    left = False
+    for pid in children_of(os.getpid()):
+        if pid in known:
+            continue
+        kill(pid, signal.SIGKILL)
+        try:
+            reaped, _ = os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:
+            continue
+        left = left or reaped == 0
+    return left
+
+
+def _stat(pid: int) -> list[str] | None:
+    try:
+        text = (_PROC / str(pid) / "stat").read_text(errors="replace")
+    except OSError:
+        return None
+    # The command stands in brackets and may itself hold brackets and blanks.
+    return text.rpartition(")")[2].split()

@@ -1,0 +1,238 @@
+"""What an API needs of the queue: submit, read, cancel, depths. asyncio; knows no HTTP."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import redis.asyncio
+from redis.exceptions import (
+    BusyLoadingError,
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+)
+from redis.exceptions import (
+    ConnectionError as RedisConnectionError,
+)
+from redis.exceptions import (
+    TimeoutError as RedisTimeoutError,
+)
+
+from headrace import keys
+from headrace.coalesce import Coalescer
+from headrace.errors import BrokerFull, BrokerUnavailable, HeadraceError
+from headrace.jobs import US_PER_S, Job, job_from_record
+from headrace.scripts import Arg, script
+from headrace.submission import Receipt, Submission, hash_request, read_receipt, submission
+from headrace.telemetry import ModelTotals, WorkerReport, read_report
+
+__all__ = ["Depth", "JobQueue", "Receipt", "Submission", "hash_request", "submission", "translate"]
+
+logger = logging.getLogger(__name__)
+
+#: The most jobs that one call of submit.lua takes: bounds how long it holds Redis.
+SUBMIT_MAX_JOBS: Final = 256
+#: ... and the most bytes of their messages.
+SUBMIT_MAX_BYTES: Final = 4 * 1024 * 1024
+#: The most jobs that one call of view.lua reads or cancel.lua ends.
+VIEW_MAX_JOBS: Final = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """The state of one queue.
+
+    Attributes:
+        waiting: jobs that wait, by step: {0: …, 3: …, 6: …, 9: …}.
+        scheduled: jobs that wait for a countdown or a retry.
+        in_flight: jobs that a worker holds.
+        dead: dead letters.
+        oldest_age_s: how long the oldest waiting job has waited; None where none waits, or only
+            messages of stock clients, which carry no time.
+    """
+
+    queue: str
+    waiting: dict[int, int]
+    scheduled: int
+    in_flight: int
+    dead: int
+    oldest_age_s: float | None
+
+    @property
+    def total(self) -> int:
+        """All that admission counts: waiting and scheduled."""
+        return sum(self.waiting.values()) + self.scheduled
+
+
+def translate(error: RedisError) -> HeadraceError:
+    """A redis-py error as one of the tree's.
+
+    The message is for clients: hosts and ports stay in the log.
+    """
+    if isinstance(error, OutOfMemoryError) or "OOM" in str(error)[:64]:
+        return BrokerFull(
+            "Redis is at its maxmemory and takes no new jobs",
+            hint="Wait until queued jobs have ended, or raise maxmemory; running jobs still end.",
+        )
+    logger.warning("Redis: %s: %s", type(error).__name__, error)
+    hint = "Try again in a moment."
+    if isinstance(error, (BusyLoadingError, ReadOnlyError)):
+        return BrokerUnavailable("Redis is loading its data or changing its primary", hint=hint)
+    if isinstance(error, ResponseError):
+        code = str(error).partition(" ")[0][:32]
+        return BrokerUnavailable(
+            f"Redis refused a command ({code})", hint="See the log of the API process."
+        )
+    return BrokerUnavailable("Redis does not answer", hint=hint)
+
+
+class JobQueue:
+    """Submits, reads and cancels jobs over one asyncio client.
+
+    What is asked at the same time (`submit`, `read`, `cancel_one`) leaves in one call of the
+    script, and each is answered on its own.
+    """
+
+    def __init__(self, client: redis.asyncio.Redis) -> None:
+        # redis-py types its own replies as unions of all that a command could give.
+        self._client: Any = client
+        self._submits = Coalescer[Submission, Receipt](
+            self.submit_many,
+            max_items=SUBMIT_MAX_JOBS,
+            max_bytes=SUBMIT_MAX_BYTES,
+            size_bytes=lambda job: job.size_bytes,
+        )
+        self._reads = Coalescer[str, "Job | None"](self.view, max_items=VIEW_MAX_JOBS)
+        self._cancels = Coalescer[str, str](self.cancel, max_items=VIEW_MAX_JOBS)
+
+    async def close(self) -> None:
+        """End the calls under way."""
+        for coalescer in (self._submits, self._reads, self._cancels):
+            await coalescer.close()
+
+    async def submit(self, job: Submission) -> Receipt:
+        """Enqueue one job, together with whoever submits at the same time.
+
+        Raises:
+            QueueFull, Conflict: nothing was enqueued.
+            BrokerFull, BrokerUnavailable: the outcome may be unknown; say it again under the same
+                id.
+        """
+        return await self._submits.ask(job)
+
+    async def submit_many(self, jobs: Sequence[Submission]) -> list[Receipt | HeadraceError]:
+        """Enqueue many jobs in one call; an error stands at the place of the job it concerns."""
+        arguments = [argument for job in jobs for argument in job.arguments]
+        try:
+            answers = await self._call("submit", *arguments)
+        except HeadraceError as error:
+            return [error for _ in jobs]
+        return [read_receipt(job, answer) for job, answer in zip(jobs, answers, strict=True)]
+
+    async def read(self, job_id: str) -> Job | None:
+        """Read one job with its result, together with whoever reads at the same time.
+
+        Raises:
+            BrokerUnavailable: Redis does not answer.
+        """
+        return await self._reads.ask(job_id)
+
+    async def view(self, ids: Sequence[str], *, results: bool = True) -> list[Job | None]:
+        """Read jobs; None where an id is unknown.
+
+        Raises:
+            BrokerUnavailable: Redis does not answer.
+        """
+        answers = await self._call("view", keys.QUEUE_PREFIX, int(results), *ids)
+        return [_job(job_id, answer) for job_id, answer in zip(ids, answers, strict=True)]
+
+    async def cancel_one(self, job_id: str) -> str:
+        """Cancel one job, together with whoever cancels at the same time; see `cancel`."""
+        return await self._cancels.ask(job_id)
+
+    async def cancel(self, ids: Sequence[str]) -> list[str]:
+        """Cancel jobs: per id `unknown`, `removed`, `asked` (it was running) or `ended` before."""
+        answers = await self._call("cancel", keys.QUEUE_PREFIX, *ids)
+        return [answer.decode() for answer in answers]
+
+    async def depths(self, queues: Sequence[str]) -> list[Depth]:
+        """The state of queues in one round trip, at a cost that does not grow with their length."""
+        now, *rows = await self._call("depth", *queues)
+        return [_depth(queue, row, int(now)) for queue, row in zip(queues, rows, strict=True)]
+
+    async def worker_states(self) -> dict[str, WorkerReport]:
+        """What live workers say of themselves, by owner."""
+        try:
+            owners = [owner.decode() for owner in await self._client.zrange(keys.WORKERS, 0, -1)]
+            states = await self._hashes([keys.worker(owner) for owner in owners])
+        except RedisError as error:
+            raise translate(error) from error
+        pairs = zip(owners, states, strict=True)
+        # A worker's own key runs out WORKER_TTL_S after its last word; its name may stand longer.
+        return {owner: read_report(state) for owner, state in pairs if state}
+
+    async def totals(self, models: Sequence[str]) -> dict[str, ModelTotals]:
+        """What the workers of each model have counted since the first."""
+        try:
+            found = await self._hashes([keys.stats(model) for model in models])
+        except RedisError as error:
+            raise translate(error) from error
+        return {
+            model: ModelTotals.from_fields(fields)
+            for model, fields in zip(models, found, strict=True)
+        }
+
+    async def ping(self) -> None:
+        """Raises BrokerUnavailable unless Redis answers."""
+        try:
+            await self._client.execute_command("PING")
+        except RedisError as error:
+            raise translate(error) from error
+
+    async def _hashes(self, names: Sequence[str]) -> list[dict[bytes, bytes]]:
+        if not names:
+            return []
+        pipe = self._client.pipeline(transaction=False)
+        for name in names:
+            pipe.hgetall(name)
+        return list(await pipe.execute())
+
+    async def _call(self, name: str, *arguments: Arg) -> list[Any]:
+        """Call a script; once more after a broken connection, which all of these scripts allow."""
+        command = script(name).call([], *arguments)
+        try:
+            try:
+                return await self._evaluate(name, command)
+            except (RedisConnectionError, RedisTimeoutError):
+                return await self._evaluate(name, command)
+        except RedisError as error:
+            raise translate(error) from error
+
+    async def _evaluate(self, name: str, command: tuple[Arg, ...]) -> list[Any]:
+        try:
+            answer = await self._client.execute_command(*command)
+        except NoScriptError:
+            await self._client.execute_command(*script(name).load_command())
+            answer = await self._client.execute_command(*command)
+        return list(answer)
+
+
+def _job(job_id: str, answer: Any) -> Job | None:
+    if not isinstance(answer, list):
+        return None
+    flat, meta, place = answer
+    text = [item.decode("utf-8", "replace") for item in flat]
+    record = dict(zip(text[::2], text[1::2], strict=True))
+    return job_from_record(job_id, record, meta.decode("utf-8", "replace"), int(place))
+
+
+def _depth(queue: str, row: Sequence[Any], now_us: int) -> Depth:
+    waiting = {step: int(row[index]) for index, step in enumerate(keys.STEPS)}
+    oldest = int(row[7]) if row[7] else None
+    age = None if oldest is None else max(0.0, (now_us - oldest) / US_PER_S)
+    return Depth(queue, waiting, int(row[4]), int(row[5]), int(row[6]), age)

@@ -1,0 +1,54 @@
+"""The Lua scripts, and the commands that call them. Knows no connection: callers send what this builds.
+
+Each script is `_lib.lua`, `_end.lua` where it ends jobs, and its own file. A server that does not know a script (after a
+restart or a failover) answers NOSCRIPT; the caller then sends `load_command` and the call again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Final
+
+Arg = str | bytes | int
+Command = tuple[Arg, ...]
+
+#: The most bytes of messages that one claim takes, unless its first message alone is larger.
+CLAIM_MAX_BYTES: Final = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """One script: its source as Redis sees it, and the SHA-1 that Redis knows it by."""
+
+    name: str
+    source: str
+    sha: str
+
+    def call(self, keys: list[str], *args: Arg) -> Command:
+        """The EVALSHA command for these KEYS and ARGV."""
+        return ("EVALSHA", self.sha, len(keys), *keys, *args)
+
+    def load_command(self) -> Command:
+        """The command that makes a server know the script."""
+        return ("SCRIPT", "LOAD", self.source)
+
+
+#: The scripts that end jobs or give them back, and so begin with `_end.lua` too.
+_ENDING: Final = frozenset({"claim", "settle", "release", "release_owner", "sweep", "cancel"})
+
+NAMES: Final = (
+    "submit", "claim", "settle", "renew", "release", "release_owner", "sweep", "cancel", "view", "depth",
+)  # fmt: skip
+
+
+@cache
+def script(name: str) -> Script:
+    """The script of that name, one of NAMES."""
+    parts = ("_lib", "_end", name) if name in _ENDING else ("_lib", name)
+    folder = files("headrace.scripts")
+    source = "".join(folder.joinpath(f"{part}.lua").read_text("utf-8") for part in parts)
+    sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
+    return Script(name, source, sha)

@@ -1,0 +1,105 @@
+-- Ending a job and giving one back: put after _lib.lua for the scripts that do either.
+local REVOKED = '{"exc_type": "TaskRevokedError", "exc_message": ["cancelled"], "exc_module": "celery.exceptions"}'
+
+local function iso_now()
+  -- civil date from days since 1970-01-01 (proleptic Gregorian, H. Hinnant's days algorithm)
+  local s = tonumber(time[1])
+  local days, rest = math.floor(s / 86400), s % 86400
+  local z = days + 719468
+  local era = math.floor(z / 146097)
+  local doe = z - era * 146097
+  local yoe = math.floor((doe - math.floor(doe / 1460) + math.floor(doe / 36524) - math.floor(doe / 146096)) / 365)
+  local doy = doe - (365 * yoe + math.floor(yoe / 4) - math.floor(yoe / 100))
+  local mp = math.floor((5 * doy + 2) / 153)
+  local day = doy - math.floor((153 * mp + 2) / 5) + 1
+  local month = mp < 10 and mp + 3 or mp - 9
+  local year = yoe + era * 400 + (month <= 2 and 1 or 0)
+  return string.format('%04d-%02d-%02dT%02d:%02d:%02d.%06d+00:00', year, month, day,
+    math.floor(rest / 3600), math.floor(rest % 3600 / 60), rest % 60, tonumber(time[2]))
+end
+
+-- The Celery result of a job that a script ends by itself. `result` is JSON text made of constants and of
+-- what needs no escaping, and so is `id`: it was checked by the claim or by whoever submitted it.
+local function meta_json(id, status, result)
+  return '{"status": "' .. status .. '", "result": ' .. result
+    .. ', "traceback": null, "children": [], "date_done": "' .. iso_now() .. '", "task_id": "' .. id .. '"}'
+end
+
+-- Ends a job: record, result, both on their TTL, and both publications. `fields` is a flat list for HSET.
+local function finish(id, ttl, waiter, meta, fields)
+  local job = JOB .. id
+  redis.call('HSET', job, unpack(fields))
+  redis.call('EXPIRE', job, ttl)
+  redis.call('SET', META .. id, meta, 'EX', ttl)
+  redis.call('PUBLISH', META .. id, meta)
+  if waiter then redis.call('PUBLISH', DONE .. waiter, cmsgpack.pack({{id}})) end
+end
+
+-- `class` is a class of headrace.errors, `code` its code; `message` needs no escaping in JSON.
+local function finish_failed(id, ttl, waiter, class, code, message, fields)
+  local all = {'s', 'f', 'en', NOW, 'e', '{"type":"' .. code .. '","message":"' .. message .. '","retryable":false}'}
+  for i = 1, #fields do all[6 + i] = fields[i] end
+  finish(id, ttl, waiter, meta_json(id, 'FAILURE',
+    '{"exc_type": "' .. class .. '", "exc_message": ["' .. message .. '"], "exc_module": "headrace.errors"}'), all)
+end
+
+local function finish_cancelled(id, ttl, waiter)
+  finish(id, ttl or DEFAULT_TTL_S, waiter, meta_json(id, 'REVOKED', REVOKED), {'s', 'c', 'en', NOW})
+end
+
+-- Puts a message among the dead letters, under a name that no other letter has.
+local function bury(queue, letter, token, reason, raw, message)
+  if redis.call('EXISTS', 'hr:letter:' .. queue .. ':' .. letter) == 1 then letter = letter .. '.' .. token end
+  redis.call('ZADD', KEYS[10], NOW, letter)
+  redis.call('HSET', 'hr:letter:' .. queue .. ':' .. letter, 'reason', reason, 'raw', raw, 'at', NOW, 'error', message)
+end
+
+-- One more crash of a job that ran alone. Buries and ends it, and says so, once there were max_crashes.
+local function charged_to_death(id, raw, max_crashes, queue, r)
+  local crashes = (tonumber(r.crashes or '0') or 0) + 1
+  redis.call('HSET', JOB .. id, 'k', crashes)
+  if crashes < max_crashes then return false end
+  local message = 'the model process died each of the ' .. crashes .. ' times that it ran this input alone'
+  bury(queue, id, r.token, 'replica-lost', raw, message)
+  finish_failed(id, r.ttl or DEFAULT_TTL_S, r.waiter, 'ReplicaLost', 'replica-lost', message, {'dl', '1'})
+  return true
+end
+
+-- Puts a leased job back at the head of its list. mode: 'free' takes the attempt back (an orderly release);
+-- 'alone' marks it to run alone, charging nothing; 'crash' also charges it if it did run alone.
+-- The caller has tested the token and the types. Returns what became of the job.
+local function give_back(id, mode, max_crashes, queue)
+  local raw = redis.call('HGET', KEYS[6], id)
+  local state, step, alone, crashes, cancel, ttl, waiter, attempts, token =
+    unpack(read(id, 's', 'p', 'x', 'k', 'cr', 'l', 'w', 'a', 't'))
+  local r = {crashes = crashes, ttl = ttl, waiter = waiter, token = token}
+  redis.call('ZREM', KEYS[5], id)
+  redis.call('HDEL', KEYS[6], id)
+  if state and state ~= 'r' then return 'gone' end
+  if cancel then
+    finish_cancelled(id, ttl, waiter)
+    return 'cancelled'
+  end
+  if not raw then
+    -- Somebody removed the message from `held`; the job can never run, and its client is told.
+    if state then
+      finish_failed(id, ttl or DEFAULT_TTL_S, waiter, 'ReplicaLost', 'replica-lost',
+        'the message of the job was removed from Redis while it was leased', {})
+    end
+    return 'gone'
+  end
+  if state and mode == 'crash' and alone and charged_to_death(id, raw, max_crashes, queue, r) then return 'dead' end
+  local s = STEP_INDEX[step or '0'] or 1
+  redis.call('RPUSH', KEYS[s], raw)
+  redis.call('HINCRBY', KEYS[7], 'out' .. STEPS[s], -1)
+  -- Without a record (somebody deleted it) the message is as a stock client's: its claim makes a new one.
+  if state then
+    if mode == 'free' then
+      redis.call('HSET', JOB .. id, 's', 'q', 'a', math.max(0, (tonumber(attempts or '0') or 0) - 1))
+    else
+      redis.call('HSET', JOB .. id, 's', 'q', 'x', '1')
+    end
+    redis.call('HDEL', JOB .. id, 't', 'st')
+  end
+  return 'queued'
+end

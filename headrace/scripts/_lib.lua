@@ -1,0 +1,53 @@
+-- Shared by every script: put in front of each by headrace/scripts/__init__.py.
+-- KEYS of a script on one queue: 1..4 lists best first, 5 lease, 6 held, 7 count, 8 delayed, 9 parked, 10 dead, 11 tomb.
+-- No script fails after its first write: keys of the wrong type are found before it, and what a record or a
+-- message may lack is asked for. The pass_at_maxmemory of a script stands before its other writes.
+local STEPS = {'0', '3', '6', '9'}
+local STEP_INDEX = {['0'] = 1, ['3'] = 2, ['6'] = 3, ['9'] = 4}
+local JOB, META, DONE = 'hr:job:', 'celery-task-meta-', 'hr:done:'
+local DEFAULT_TTL_S = '86400'
+-- Lua's unpack takes some 8,000 values at most.
+local CHUNK = 1000
+
+local time = redis.call('TIME')
+local NOW = time[1] .. string.format('%06d', time[2])
+local NOW_US = tonumber(NOW)
+
+-- Lua writes 1.7e15 with 14 digits; Redis is given whole microseconds.
+local function whole(n) return string.format('%.0f', n) end
+
+local function list_of(queue, s)
+  if s == 1 then return queue end
+  return queue .. '\6\22' .. STEPS[s]
+end
+
+-- A removal of nothing: at maxmemory Redis refuses a script whose first write could grow, and lets
+-- one pass that began by removing.
+local function pass_at_maxmemory(zset) redis.call('ZREM', zset, '') end
+
+-- Reads each of a queue's own keys as what it should be, so that a wrong type errs before any write.
+local function check_types(lists)
+  if lists then for s = 1, 4 do redis.call('LLEN', KEYS[s]) end end
+  for k = 5, 11 do redis.call((k == 5 or k == 8 or k == 10) and 'ZCARD' or 'HLEN', KEYS[k]) end
+end
+
+-- One command on many members, in calls that Lua can take. An even CHUNK keeps pairs together.
+local function in_chunks(command, key, args)
+  for i = 1, #args, CHUNK do
+    redis.call(command, key, unpack(args, i, math.min(i + CHUNK - 1, #args)))
+  end
+end
+
+-- Fields of a record; none where the key is no record at all, so that one odd key hinders no neighbour.
+local function read(id, ...)
+  local r = redis.pcall('HMGET', JOB .. id, ...)
+  if r.err then return {} end
+  return r
+end
+
+-- Sorts {id, token} for give_back: the one that was claimed last goes first, so that the one that was claimed
+-- first stands at the head again.
+local function latest_first(claims)
+  table.sort(claims, function(a, b) return a.token > b.token end)
+  return claims
+end

@@ -1,0 +1,170 @@
+-- Claim up to N messages of one queue, best priority first, leased in the same call.
+-- KEYS: the queue's (see _lib.lua). ARGV: 1 queue, 2 model, 3 version, 4 max jobs, 5 max bytes, 6 lease in us, 7 owner,
+--       8 task name, 9 TTL in s of the result of what is refused.
+-- Returns {now, left in the lists, refused, then per job: raw, id, token, created or '', attempts, alone, ttl}.
+-- Phase 1 only reads. Whatever can be wrong with a message is found there, so that nothing fails after the
+-- first write and no message is popped without being leased, buried or known to be ended.
+local queue, model, version = ARGV[1], ARGV[2], ARGV[3]
+local max_jobs, max_bytes, owner, task = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[7], ARGV[8]
+local lease_end = whole(NOW_US + tonumber(ARGV[6]))
+-- What is dropped is bounded too, so that a row of tombstones holds Redis no longer than a batch does.
+local SCAN_MAX, DROPPED_MAX_BYTES = max_jobs + 512, 8 * max_bytes
+
+local FINAL = {s = true, f = true, x = true, c = true}
+-- Head and tail of the messages that headrace.messages.envelope writes, and nobody else does by chance.
+local HEAD = '^{"headers":{"id":"([%w%-_%.:@/]+)","task":"' .. string.gsub(task, '%p', '%%%0') .. '",'
+local TAIL = '","content-encoding":"utf-8","content-type":"application/json"}'
+local jobs, refused = {}, {}
+local consumed, tombs, tombs_of, entombed = {0, 0, 0, 0}, {}, {}, {}
+local seen, bytes, dropped_bytes, scanned, full = {}, 0, 0, 0, false
+
+-- Ids stand in key names and in JSON: printable ASCII without quotes and backslashes.
+local function valid_id(id)
+  return type(id) == 'string' and #id > 0 and #id <= 128 and not string.find(id, '[^%w%-_%.:@/]')
+end
+
+local function sentence(why)
+  return ({
+    ['not-json'] = 'the message is not JSON',
+    ['no-headers'] = 'the message has no headers: only Celery protocol 2 is served',
+    ['no-id'] = 'the message has no id that can be used: 1 to 128 letters, digits and -_.:@/',
+    ['no-body'] = 'the message has no body',
+    ['content-type'] = 'the content type is not application/json: send with the serializer json',
+    ['not-our-task'] = 'only the task ' .. task .. ' is served here',
+    ['id-in-another-queue'] = 'the id is that of a job of another model',
+    ['record-of-another-type'] = 'the key of the record is not a hash',
+  })[why]
+end
+
+-- Why a message is no job, and its id where it can be read. A third of a claim's time would go into parsing what
+-- this package itself has written, so that is known by its two ends; should one be forged, the worker, which
+-- parses it all, fails it under its id.
+local function refusal(raw)
+  local own = string.match(raw, HEAD)
+  if own and #own <= 128 and string.sub(raw, -#TAIL) == TAIL then return nil, own end
+  local ok, m = pcall(cjson.decode, raw)
+  if not ok or type(m) ~= 'table' then return 'not-json' end
+  local h = m['headers']
+  if type(h) ~= 'table' then return 'no-headers' end
+  if not valid_id(h['id']) then return 'no-id' end
+  if type(m['body']) ~= 'string' then return 'no-body', h['id'] end
+  if m['content-type'] ~= 'application/json' then return 'content-type', h['id'] end
+  if h['task'] ~= task then return 'not-our-task', h['id'] end
+  return nil, h['id']
+end
+
+check_types(false)
+local any_tombs = redis.call('HLEN', KEYS[11]) > 0
+redis.call('STRLEN', 'hr:token')
+
+-- Whether a readable message is not to run: cancelled, leased already, ended, or a repeat.
+local function known(id, state)
+  if seen[id] then return true end
+  if not state then return redis.call('HEXISTS', KEYS[6], id) == 1 end
+  if state == 'r' then return redis.call('HEXISTS', KEYS[6], id) == 1 end
+  if state == 'd' then return redis.call('HEXISTS', KEYS[9], id) == 1 end
+  return FINAL[state]
+end
+
+-- Finds out what becomes of a message: a job, a refusal, or nothing where it is dropped.
+local function look(raw, s)
+  local why, id = refusal(raw)
+  if not why then
+    if any_tombs and not entombed[id] then
+      local step = redis.call('HGET', KEYS[11], id)
+      if step then
+        entombed[id] = true
+        tombs[#tombs + 1] = id
+        tombs_of[step] = (tombs_of[step] or 0) + 1
+        return
+      end
+    end
+    local r = redis.pcall('HMGET', JOB .. id, 's', 'm', 'c', 'a', 'x', 'l')
+    if r.err then
+      why, id = 'record-of-another-type', nil
+    elseif r[1] and r[2] ~= model then
+      why, id = 'id-in-another-queue', nil
+    elseif known(id, r[1]) then
+      return
+    else
+      seen[id] = true
+      jobs[#jobs + 1] = {raw, id, s, r}
+      bytes = bytes + #raw
+      return
+    end
+  end
+  refused[#refused + 1] = {raw, why, id}
+end
+
+-- One LINDEX a message: no more bytes are read than are taken, and Redis 6.2 walks to LRANGE's start from the left.
+local function look_at_list(s)
+  while not full and #jobs < max_jobs and scanned < SCAN_MAX do
+    local raw = redis.call('LINDEX', KEYS[s], -1 - consumed[s])
+    if not raw then return end
+    full = #jobs > 0 and bytes + #raw > max_bytes
+    if full then return end
+    local before = #jobs
+    look(raw, s)
+    if #jobs == before then dropped_bytes = dropped_bytes + #raw end
+    consumed[s] = consumed[s] + 1
+    scanned = scanned + 1
+    full = bytes >= max_bytes or dropped_bytes >= DROPPED_MAX_BYTES
+  end
+end
+
+for s = 1, 4 do look_at_list(s) end
+local left = 0
+for s = 1, 4 do left = left + redis.call('LLEN', KEYS[s]) - consumed[s] end
+if scanned == 0 then return {NOW, left, 0} end
+-- What was refused under a readable id has a client that waits for it: tell it, unless the id has a record or a result.
+for _, r in ipairs(refused) do
+  local id = r[3]
+  if id and (seen[id] or redis.call('EXISTS', JOB .. id, META .. id) > 0) then r[3] = nil end
+  if id then seen[id] = true end
+end
+
+pass_at_maxmemory(KEYS[5])
+local answer = {NOW, left, #refused}
+local token = redis.call('INCRBY', 'hr:token', #jobs + #refused) - #jobs - #refused
+for s = 1, 4 do
+  if consumed[s] > 0 then redis.call('HINCRBY', KEYS[7], 'out' .. STEPS[s], consumed[s]) end
+end
+for step, n in pairs(tombs_of) do redis.call('HINCRBY', KEYS[7], 'tomb' .. step, -n) end
+in_chunks('HDEL', KEYS[11], tombs)
+
+local function lease(j, leases, helds)
+  local raw, id, r = j[1], j[2], j[4]
+  local attempts = (tonumber(r[4] or '0') or 0) + 1
+  token = token + 1
+  local fence = whole(token)
+  local n = #leases
+  leases[n + 1], leases[n + 2] = lease_end, id
+  helds[n + 1], helds[n + 2] = id, raw
+  if r[1] then
+    redis.call('HSET', JOB .. id, 's', 'r', 't', fence, 'o', owner, 'a', attempts, 'st', NOW)
+  else
+    redis.call('HSET', JOB .. id, 's', 'r', 't', fence, 'o', owner, 'a', attempts, 'st', NOW,
+      'm', model, 'v', version, 'c', NOW, 'p', STEPS[j[3]])
+  end
+  local a = #answer
+  answer[a + 1], answer[a + 2], answer[a + 3], answer[a + 4] = raw, id, fence, r[3] or ''
+  answer[a + 5], answer[a + 6], answer[a + 7] = attempts, r[5] or '', r[6] or ''
+end
+
+local leases, helds = {}, {}
+for _, j in ipairs(jobs) do lease(j, leases, helds) end
+in_chunks('ZADD', KEYS[5], leases)
+in_chunks('HSET', KEYS[6], helds)
+for _, r in ipairs(refused) do
+  token = token + 1
+  local raw, why, id, fence = r[1], r[2], r[3], whole(token)
+  bury(queue, id or ('raw-' .. fence), fence, why, raw, sentence(why))
+  if id then
+    finish_failed(id, ARGV[9], nil, 'InvalidRequest', 'invalid-request', sentence(why),
+      {'m', model, 'v', version, 'c', NOW, 'dl', '1'})
+  end
+end
+for s = 1, 4 do
+  if consumed[s] > 0 then redis.call('LTRIM', KEYS[s], 0, -(consumed[s] + 1)) end
+end
+return answer

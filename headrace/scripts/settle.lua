@@ -1,0 +1,83 @@
+-- Settle jobs of one queue: results, records, leases and publications, fenced by token.
+-- KEYS: the queue's. ARGV: 1 queue, then per job 10: id, token, outcome (s f x c), Celery result JSON or '' (ignore_result),
+--       batch size, timings, extra field or '', its value, ttl in s or '', retry delay in us ('' = none).
+-- Returns per job: 1 settled, 2 settled before by this token, 3 ended as cancelled, 4 put off for a retry, 0 another's.
+local PER_JOB = 10
+local answer, ours, passed, waiting = {}, {}, {}, {}
+
+-- A settled or put off record keeps its token, so that a repeat is known; one that went back to its list does not.
+for i = 2, #ARGV, PER_JOB do
+  local n = (i - 2) / PER_JOB + 1
+  local id = ARGV[i]
+  local r = read(id, 't', 's', 'w', 'cr', 'l', 'st', 'a', 'e')
+  if r[1] ~= ARGV[i + 1] or r[2] == 'q' then
+    answer[n] = 0
+  elseif r[2] ~= 'r' or passed[id] then
+    answer[n] = 2
+  else
+    passed[id] = true
+    ours[#ours + 1] = {i, n, r, id}
+  end
+end
+if #ours == 0 then return answer end
+
+local function put_off(i, id, attempts)
+  local raw = redis.call('HGET', KEYS[6], id)
+  if not raw then
+    -- Somebody removed the message from `held`: there is nothing to retry.
+    finish_failed(id, DEFAULT_TTL_S, nil, 'ReplicaLost', 'replica-lost',
+      'the message of the job was removed from Redis while it was leased', {})
+    return 1
+  end
+  redis.call('HSET', KEYS[9], id, raw)
+  redis.call('ZADD', KEYS[8], whole(NOW_US + tonumber(ARGV[i + 9])), id)
+  -- Put off for its eta, it was not run: no error, and the attempt is taken back.
+  if ARGV[i + 7] ~= '' then
+    redis.call('HSET', JOB .. id, 's', 'd', 'e', ARGV[i + 7])
+  else
+    redis.call('HSET', JOB .. id, 's', 'd', 'a', math.max(0, (tonumber(attempts or '0') or 0) - 1))
+  end
+  return 4
+end
+
+local function settle(i, id, r)
+  local ttl = (ARGV[i + 8] ~= '' and ARGV[i + 8]) or r[5] or DEFAULT_TTL_S
+  local job, state, meta, field, value = JOB .. id, ARGV[i + 2], ARGV[i + 3], ARGV[i + 6], ARGV[i + 7]
+  if r[8] and state == 's' then redis.call('HDEL', job, 'e') end
+  if field ~= '' then
+    redis.call('HSET', job, 's', state, 'en', NOW, 'b', ARGV[i + 4], 'tm', ARGV[i + 5], field, value)
+  else
+    redis.call('HSET', job, 's', state, 'en', NOW, 'b', ARGV[i + 4], 'tm', ARGV[i + 5])
+  end
+  redis.call('EXPIRE', job, ttl)
+  if meta ~= '' then
+    redis.call('SET', META .. id, meta, 'EX', ttl)
+    redis.call('PUBLISH', META .. id, meta)
+  end
+  if r[3] then
+    local w = waiting[r[3]]
+    if not w then w = {}; waiting[r[3]] = w end
+    w[#w + 1] = {id, state, r[6], NOW, r[7], ARGV[i + 4], ARGV[i + 5], field, value, meta}
+  end
+  return 1
+end
+
+redis.call('HLEN', KEYS[6]); redis.call('ZCARD', KEYS[8]); redis.call('HLEN', KEYS[9])
+local ids = {}
+for k, o in ipairs(ours) do ids[k] = o[4] end
+in_chunks('ZREM', KEYS[5], ids)
+for _, o in ipairs(ours) do
+  local i, n, r, id = o[1], o[2], o[3], o[4]
+  if r[4] then
+    finish_cancelled(id, (ARGV[i + 8] ~= '' and ARGV[i + 8]) or r[5], r[3])
+    answer[n] = 3
+  elseif ARGV[i + 9] ~= '' then
+    answer[n] = put_off(i, id, r[7])
+  else
+    answer[n] = settle(i, id, r)
+  end
+end
+in_chunks('HDEL', KEYS[6], ids)
+-- One publication a batch and waiting API process, with all that its answer to the client needs.
+for api, ended in pairs(waiting) do redis.call('PUBLISH', DONE .. api, cmsgpack.pack(ended)) end
+return answer

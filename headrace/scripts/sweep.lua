@@ -1,0 +1,41 @@
+-- What stands behind the wake-up: delayed jobs that are due join their lists, and leases that ran out are reaped.
+-- KEYS: the queue's. ARGV: 1 queue, 2 reap (1, or 0 while it is too early after an outage), 3 max crashes, 4 limit.
+-- Returns {promoted, reaped, us until the next delayed job or -1, jobs in the lists}.
+check_types(true)
+local limit = tonumber(ARGV[4])
+local promoted, reaped = 0, 0
+
+-- A due message whose job ended meanwhile is dropped. One whose record was deleted is as a stock client's.
+local function promote(id)
+  local raw = redis.call('HGET', KEYS[9], id)
+  local state, step = unpack(read(id, 's', 'p'))
+  redis.call('ZREM', KEYS[8], id)
+  redis.call('HDEL', KEYS[9], id)
+  if not raw or (state and state ~= 'd') then return end
+  local s = STEP_INDEX[step or '0'] or 1
+  local out = redis.call('HGET', KEYS[7], 'out' .. STEPS[s])
+  local ticket = redis.call('LPUSH', KEYS[s], raw) + (tonumber(out or '0') or 0)
+  if state then redis.call('HSET', JOB .. id, 's', 'q', 'n', ticket, 'j', NOW) end
+  promoted = promoted + 1
+end
+
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[8], '-inf', NOW, 'LIMIT', 0, limit)) do promote(id) end
+if ARGV[2] == '1' then
+  local expired = {}
+  for i, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[5], '-inf', NOW, 'LIMIT', 0, limit)) do
+    expired[i] = {id = id, token = tonumber(read(id, 't')[1] or '0') or 0}
+  end
+  for _, c in ipairs(latest_first(expired)) do give_back(c.id, 'crash', tonumber(ARGV[3]), ARGV[1]) end
+  reaped = #expired
+end
+
+-- Tombstones of messages that somebody else removed (celery purge, DEL) would make a queue look shorter for ever.
+local left, entombed = 0, redis.call('HLEN', KEYS[11]) > 0
+for s = 1, 4 do
+  local length = redis.call('LLEN', KEYS[s])
+  left = left + length
+  if entombed and length == 0 then redis.call('HDEL', KEYS[7], 'tomb' .. STEPS[s]) end
+end
+if entombed and left == 0 then redis.call('UNLINK', KEYS[11]) end
+local due = redis.call('ZRANGE', KEYS[8], 0, 0, 'WITHSCORES')
+return {promoted, reaped, due[2] and math.max(0, tonumber(due[2]) - NOW_US) or -1, left}

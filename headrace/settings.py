@@ -1,0 +1,214 @@
+"""The servers' settings: typed, frozen, and built once from what the caller hands in.
+
+A value comes from the command line, else the environment, else the YAML file, else its default.
+Nothing here reads `os.environ`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta
+from typing_extensions import override
+
+from headrace.connections import SCHEMES, parse_sentinel, redact_url
+from headrace.errors import ConfigError
+from headrace.layout import server_root
+from headrace.suggest import did_you_mean
+from headrace.yamlconf import convert, load_yaml, read_fields
+
+ENV_PREFIX: Final = "HEADRACE_"
+#: Names the YAML file with these settings.
+ENV_CONFIG: Final = "HEADRACE_CONFIG"
+#: What many platforms set; HEADRACE_REDIS_URL wins over it.
+ENV_REDIS_URL: Final = "REDIS_URL"
+
+#: HEADRACE_ variables that are no settings; each is read by the part that it is for.
+OTHER_VARIABLES: Final = frozenset(
+    {ENV_CONFIG, "HEADRACE_INCARNATION", "HEADRACE_MODEL_PARENT", "HEADRACE_NODE", "HEADRACE_URL"}
+)
+
+#: Looked for in the working directory, else beside the servers' code, as in a wheel.
+MODELS_FILE: Final = Path("configs/models.yaml")
+
+MIB: Final = 1024 * 1024
+DAY_S: Final = 86_400
+
+_Port = Annotated[int, Meta(ge=1, le=65_535)]
+_Text = Annotated[str, Meta(min_length=1)]
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the servers of one installation share.
+
+    Attributes:
+        redis_url: Redis or Valkey; None lets `headrace up` start its own.
+        models_file: the models file.
+        state_dir: where `headrace up` keeps the embedded server's data and Flower's history.
+        host: the address that the API listens on.
+        port: its port.
+        flower_host: the address that Flower listens on.
+        flower_port: its port.
+        body_limit_bytes: the largest request body that the API takes.
+        max_wait_s: the longest that a request may wait for a result.
+        result_ttl_s: how long a job's record and result are kept after its end.
+        timeout_s: how long a job may run, where neither it nor its model says.
+        max_retries: retries after a retryable error, where neither the job nor its model says.
+        lease_ttl_s: after how long the jobs of a host that was lost are handed out again.
+        max_deliveries: crashes of the model process, alone with a job, until the job fails.
+        drain_timeout_s: how long a worker that is asked to stop may finish what it runs.
+        log_level: the least severe level that is logged.
+    """
+
+    redis_url: _Text | None = None
+    models_file: Path = MODELS_FILE
+    state_dir: Path = Path(".headrace")
+    host: _Text = "127.0.0.1"
+    port: _Port = 8080
+    flower_host: _Text = "127.0.0.1"
+    flower_port: _Port = 5555
+    body_limit_bytes: Annotated[int, Meta(ge=1, le=1024 * MIB)] = 32 * MIB
+    max_wait_s: Annotated[float, Meta(ge=0, le=600)] = 60.0
+    result_ttl_s: Annotated[int, Meta(ge=1, le=30 * DAY_S)] = DAY_S
+    timeout_s: Annotated[float, Meta(gt=0, le=DAY_S)] = 60.0
+    max_retries: Annotated[int, Meta(ge=0, le=100)] = 3
+    lease_ttl_s: Annotated[float, Meta(ge=1, le=3600)] = 15.0
+    max_deliveries: Annotated[int, Meta(ge=1, le=100)] = 3
+    drain_timeout_s: Annotated[float, Meta(ge=0, le=DAY_S)] = 30.0
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @override
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        """For tracebacks drawn by rich, which would show the password otherwise."""
+        shown = {name: getattr(self, name) for name in self.__struct_fields__}
+        if self.redis_url is not None:
+            shown["redis_url"] = redact_url(self.redis_url)
+        return list(shown.items())
+
+    @override
+    def __repr__(self) -> str:
+        inside = ", ".join(f"{name}={value!r}" for name, value in self.__rich_repr__())
+        return f"Settings({inside})"
+
+
+def load_settings(
+    file: Path | None, environ: Mapping[str, str], overrides: Mapping[str, object]
+) -> Settings:
+    """Build the settings.
+
+    Args:
+        file: a YAML file; None takes the one that HEADRACE_CONFIG names, if any.
+        environ: the environment, such as `os.environ`.
+        overrides: from the command line, by key; None counts as not given.
+
+    Raises:
+        ConfigError: a key or variable is unknown, or a value does not fit; all are named.
+    """
+    if file is None and environ.get(ENV_CONFIG):
+        file = Path(environ[ENV_CONFIG])
+    problems: list[str] = []
+    values = {
+        **(_from_file(file, problems) if file is not None else {}),
+        **_from_environ(environ, problems),
+        **_from_overrides(overrides, problems),
+    }
+    if problems:
+        raise ConfigError("\n".join(problems), hint="docs/configuration.md lists them all")
+    return Settings(**{"models_file": _default_models_file(), **values})
+
+
+def _default_models_file() -> Path:
+    here = MODELS_FILE
+    return here if here.is_file() else server_root() / here
+
+
+def _from_file(file: Path, problems: list[str]) -> dict[str, Any]:
+    document = load_yaml(file, what="settings file")
+    level = document.data.get("log_level")
+    if isinstance(level, str):
+        document.data["log_level"] = level.lower()
+    url = document.data.pop("redis_url", None)
+    values = read_fields(document, (), Settings)
+    if url is not None:
+        try:
+            values["redis_url"] = _redis_url(url)
+        except ValueError as error:
+            document.report(("redis_url",), str(error))
+    problems.extend(document.problems)
+    for key in ("models_file", "state_dir"):
+        # As in the models file: a path in a file does not depend on who starts the server where.
+        if key in values:
+            values[key] = file.absolute().parent / values[key]
+    return values
+
+
+def _from_environ(environ: Mapping[str, str], problems: list[str]) -> dict[str, Any]:
+    known = {ENV_PREFIX + name.upper(): name for name in Settings.__struct_fields__}
+    values: dict[str, Any] = {}
+    if environ.get(ENV_REDIS_URL) and not environ.get(f"{ENV_PREFIX}REDIS_URL"):
+        _take(values, "redis_url", environ[ENV_REDIS_URL], ENV_REDIS_URL, problems)
+    for variable in sorted(environ):
+        text = environ[variable]
+        if not variable.startswith(ENV_PREFIX) or variable in OTHER_VARIABLES:
+            continue
+        if variable not in known:
+            near = did_you_mean(variable, [*known, *OTHER_VARIABLES])
+            problems.append(f"environment: {variable}: unknown variable{near}")
+        elif text:  # `NAME=` is how a compose file says "not set"
+            _take(values, known[variable], text, f"environment: {variable}", problems, strict=False)
+    return values
+
+
+def _from_overrides(overrides: Mapping[str, object], problems: list[str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, value in overrides.items():
+        if name not in Settings.__struct_fields__:
+            near = did_you_mean(name, Settings.__struct_fields__)
+            problems.append(f"command line: {name}: unknown setting{near}")
+        elif value is not None:
+            _take(values, name, value, f"command line: {name}", problems)
+    return values
+
+
+def _take(
+    values: dict[str, Any],
+    name: str,
+    value: object,
+    where: str,
+    problems: list[str],
+    *,
+    strict: bool = True,
+) -> None:
+    field = next(item for item in msgspec.structs.fields(Settings) if item.name == name)
+    if name == "log_level" and isinstance(value, str):
+        value = value.lower()
+    try:
+        if name == "redis_url":
+            values[name] = _redis_url(value)
+        else:
+            values[name] = convert(value, field.type, strict=strict)
+    except ValueError as error:
+        problems.append(f"{where}: {error}")
+
+
+def _redis_url(value: object) -> str:
+    """The URL when it can be one; its password is never repeated.
+
+    Raises:
+        ValueError: no URL of a scheme that we know.
+    """
+    url: str = convert(value, _Text, secret=True)
+    scheme, separator, _ = url.partition("://")
+    if not separator or scheme not in SCHEMES:
+        known = ", ".join(f"{name}://" for name in SCHEMES)
+        near = did_you_mean(scheme, SCHEMES) if separator else ""
+        raise ValueError(f"expected a URL that begins with one of {known}{near}")
+    if scheme == "sentinel":
+        try:
+            parse_sentinel(url)
+        except ConfigError as error:
+            raise ValueError(f"{error.message}; {error.hint}") from None
+    return url

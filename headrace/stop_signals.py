@@ -1,0 +1,73 @@
+"""Signals as wake-ups of a loop that selects, and requests to stop as a count."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+from types import FrameType, TracebackType
+from typing import Final, Self
+
+#: A terminal and a wrapper may both pass on the same Ctrl-C; that is one request, not two.
+_SAME_REQUEST_S: Final = 0.3
+_STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class StopSignals:
+    """While entered, counts SIGINT, SIGTERM and SIGHUP; `fileno` is readable after any signal.
+
+    SIGCHLD wakes the loop too, and counts for nothing. Afterwards the signals that ask to stop are
+    ignored: the process is about to end.
+
+    Attributes:
+        requests: how often somebody asked to stop.
+    """
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self._last_s = 0.0
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+
+    def fileno(self) -> int:
+        """For a selector."""
+        return self._reader.fileno()
+
+    def clear(self) -> None:
+        """Take the wake-ups that came so far."""
+        try:
+            self._reader.recv(4096)
+        except BlockingIOError:
+            return
+
+    def __enter__(self) -> Self:
+        # Under nohup SIGHUP is ignored, and must stay so.
+        self._caught = [s for s in _STOP_SIGNALS if signal.getsignal(s) != signal.SIG_IGN]
+        for signum in self._caught:
+            signal.signal(signum, self._count)
+        signal.signal(signal.SIGCHLD, lambda _signum, _frame: None)
+        self._old_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        signal.set_wakeup_fd(self._old_fd)
+        # Not restored: who asks for the third time, while the process tidies up and ends, must not
+        # get a traceback for it.
+        for signum in self._caught:
+            signal.signal(signum, signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._reader.close()
+        self._writer.close()
+
+    def _count(self, _signum: int, _frame: FrameType | None) -> None:
+        now_s = time.monotonic()
+        if self.requests and now_s - self._last_s < _SAME_REQUEST_S:
+            return
+        self.requests += 1
+        self._last_s = now_s

@@ -1,0 +1,116 @@
+"""One job on its way into a queue: what submit.lua is given, and what it says. Knows no Redis."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from headrace import keys
+from headrace.catalog import ModelConfig
+from headrace.errors import BrokerUnavailable, Conflict, HeadraceError, QueueFull
+from headrace.jobs import DEFAULT_OPTIONS, US_PER_S, JobOptions, iso
+from headrace.keys import F
+from headrace.messages import envelope
+from headrace.scripts import Arg
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """One job on its way into a queue: the arguments of submit.lua."""
+
+    id: str
+    model: str
+    arguments: tuple[Arg, ...]
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What submit.lua said of one job.
+
+    Attributes:
+        created_us: when it was (first) submitted, by Redis' clock.
+        ticket: its number in its list; 0 where it is delayed or known already.
+        repeated: the id was known already; nothing was enqueued.
+    """
+
+    created_us: int
+    ticket: int
+    repeated: bool
+
+
+def submission(
+    job_id: str,
+    model: ModelConfig,
+    input_json: bytes,
+    options: JobOptions = DEFAULT_OPTIONS,
+    *,
+    now_s: float,
+    result_ttl_s: int,
+    waiter: str = "",
+    request_hash: str = "",
+) -> Submission:
+    """Build what submit.lua is given for one job.
+
+    Args:
+        job_id: the id, new or that of an earlier try.
+        model: the model, with the bounds of its queue.
+        input_json: the input's JSON text.
+        options: what the client asked for.
+        now_s: seconds since 1970, from which `expires` counts.
+        result_ttl_s: for jobs that do not say.
+        waiter: id of the API process that wants to hear of the end, or "".
+        request_hash: see `hash_request`; a repeat of the id under another hash is a conflict.
+    """
+    expires = None if options.expires is None else iso(int((now_s + options.expires) * US_PER_S))
+    message = envelope(
+        job_id,
+        model.name,
+        model.queue,
+        input_json,
+        options,
+        timeout_s=options.timeout if options.timeout is not None else model.timeout_s,
+        expires_at=expires,
+    )
+    ttl_s = options.result_ttl or result_ttl_s
+    fields: list[Arg] = [F.MODEL, model.name, F.VERSION, model.version, F.TTL, ttl_s]
+    if waiter:
+        fields += (F.WAITER, waiter)
+    if options.metadata is not None:
+        fields += (F.METADATA, msgspec.json.encode(options.metadata))
+    step = str(keys.step_of(options.priority))
+    delay_us = int((options.countdown or 0) * US_PER_S)
+    head = (job_id, model.queue, step, model.max_queue_depth, delay_us)
+    arguments = (*head, request_hash, message, len(fields), *fields)
+    return Submission(job_id, model.name, arguments, len(message))
+
+
+def hash_request(model: str, input_json: bytes, options: JobOptions) -> str:
+    """A short digest of what was asked, by which a repeat is told from another request."""
+    digest = hashlib.blake2b(model.encode() + b"\0" + input_json, digest_size=12)
+    digest.update(msgspec.json.encode(options, order="deterministic"))
+    return digest.hexdigest()
+
+
+def read_receipt(job: Submission, answer: Sequence[Any]) -> Receipt | HeadraceError:
+    """What submit.lua answered for this job; an error is returned, not raised."""
+    code, created, number = int(answer[0]), int(answer[1]), int(answer[2])
+    if code in (1, 2):
+        return Receipt(created, number, repeated=code == 2)
+    if code == 0:
+        return QueueFull(
+            f"the queue of model {job.model} holds {number} jobs, its max_queue_depth",
+            hint="Try again after Retry-After, or raise max_queue_depth in the models file.",
+        )
+    if code == 3:
+        return Conflict(
+            f"the id {job.id} was used before for another request", hint="Use a new id."
+        )
+    return BrokerUnavailable(
+        f"the queue of model {job.model} cannot be used: its key in Redis is not a list",
+        hint="Remove the key, or give Headrace a Redis database of its own.",
+    )

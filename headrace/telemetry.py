@@ -1,0 +1,157 @@
+"""What workers say of their models: counters for /metrics, and states for /ready.
+
+A worker adds what happened since its last sweep to the hash `hr:stats:<model>` with HINCRBYFLOAT,
+so that totals never go backwards when a worker ends. Field names: `ended:<status>`, and per
+histogram `<name>:<upper bound>` (not cumulative), `<name>:sum`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+BATCH_SIZE_BOUNDS: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
+#: Fit both 1 ms and 10 min.
+SECONDS_BOUNDS: Final = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
+    300.0, 600.0,
+)  # fmt: skip
+HISTOGRAMS: Final = {
+    "batch_size": BATCH_SIZE_BOUNDS,
+    "queue_seconds": SECONDS_BOUNDS,
+    "inference_seconds": SECONDS_BOUNDS,
+}
+
+
+@dataclass(slots=True)
+class ModelStats:
+    """What happened to one model since the last `drain`."""
+
+    _deltas: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    def ended(self, status: str, count: int = 1) -> None:
+        """Jobs ended: `succeeded`, `failed`, `expired`, `cancelled`; or were put off: `retried`."""
+        self._deltas[f"ended:{status}"] += count
+
+    def observe_batch(self, size: int, queue_s: Iterable[float], inference_s: float) -> None:
+        """A batch ran: its size, how long each job had waited, and the handler's time for it."""
+        self._observe("batch_size", float(size))
+        self._observe("inference_seconds", inference_s)
+        for seconds in queue_s:
+            self._observe("queue_seconds", seconds)
+
+    def _observe(self, name: str, value: float) -> None:
+        bounds = HISTOGRAMS[name]
+        index = bisect_left(bounds, value)
+        bound = f"{bounds[index]:g}" if index < len(bounds) else "+Inf"
+        self._deltas[f"{name}:{bound}"] += 1
+        self._deltas[f"{name}:sum"] += value
+
+    def drain(self) -> list[tuple[str, float]]:
+        """Take the increments, to be added in Redis."""
+        taken = list(self._deltas.items())
+        self._deltas.clear()
+        return taken
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """A histogram as Prometheus has it: how many fell at or below each bound, and their sum."""
+
+    buckets: list[tuple[str, float]]
+    sum: float
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTotals:
+    """All that the workers of one model have counted."""
+
+    ended: dict[str, float]
+    histograms: dict[str, Histogram]
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[bytes, bytes]) -> ModelTotals:
+        """Read `hr:stats:<model>`. Bounds that only an older worker knew are kept."""
+        ended: dict[str, float] = {}
+        counts: dict[str, dict[str, float]] = {
+            name: {f"{bound:g}": 0.0 for bound in bounds} for name, bounds in HISTOGRAMS.items()
+        }
+        sums = dict.fromkeys(HISTOGRAMS, 0.0)
+        for raw, value in fields.items():
+            name, _, part = raw.decode("utf-8", "replace").partition(":")
+            if name == "ended":
+                ended[part] = float(value)
+            elif part == "sum" and name in sums:
+                sums[name] = float(value)
+            elif name in counts:
+                counts[name][part] = float(value)
+        return cls(ended, {name: _cumulative(counts[name], sums[name]) for name in HISTOGRAMS})
+
+
+def _cumulative(counts: dict[str, float], total: float) -> Histogram:
+    buckets, seen = [], 0.0
+    for bound in sorted(counts.keys() | {"+Inf"}, key=float):
+        seen += counts.get(bound, 0.0)
+        buckets.append((bound, seen))
+    return Histogram(buckets, total)
+
+
+class ModelState(msgspec.Struct, frozen=True):
+    """What one worker says of one model.
+
+    Attributes:
+        state: loading, ready, restarting, failed or stopped; the best of its replicas.
+        replicas: model processes that it is to have.
+        ready: those that are loaded.
+        device: where they run.
+        error: the traceback of a failed load, or "".
+        node: the worker's Celery node name.
+        pids: the model processes.
+    """
+
+    state: str
+    replicas: int = 0
+    ready: int = 0
+    device: str = ""
+    error: str = ""
+    node: str = ""
+    pids: list[int] = []
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReport:
+    """What one worker says of itself.
+
+    Attributes:
+        node: its Celery node name.
+        pid: its process.
+        models: by name.
+    """
+
+    node: str
+    pid: int
+    models: dict[str, ModelState]
+
+
+class _Own(msgspec.Struct, frozen=True):
+    node: str = ""
+    pid: int = 0
+
+
+def read_report(fields: Mapping[bytes, bytes]) -> WorkerReport:
+    """Read `hr:worker:<owner>`. What cannot be read, as from another version, is left out."""
+    own, models = _Own(), {}
+    for name, value in fields.items():
+        try:
+            if name:
+                models[name.decode()] = msgspec.json.decode(value, type=ModelState)
+            else:
+                own = msgspec.json.decode(value, type=_Own)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            continue
+    return WorkerReport(own.node, own.pid, models)

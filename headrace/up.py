@@ -1,0 +1,187 @@
+"""`headrace up`: the whole system on one machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from headrace import embedded, parts, state_dir
+from headrace.broker_check import check_broker
+from headrace.catalog import load_catalog
+from headrace.connections import redact_url
+from headrace.console import Console, console_for
+from headrace.devices import worker_devices
+from headrace.errors import ConfigError
+from headrace.ports import require_free
+from headrace.running import Child, Running
+from headrace.settings import Settings
+from headrace.supervisor import OWN_NAME, Supervisor
+
+_LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
+_FLOWER_AUTH: Final = ("FLOWER_BASIC_AUTH", "FLOWER_AUTH")
+
+
+@dataclass(frozen=True, slots=True)
+class UpOptions:
+    """What `headrace up` is told beyond the settings.
+
+    Attributes:
+        workers: how many Celery workers; None for one per GPU, or one without.
+        flower: whether to run Flower.
+    """
+
+    workers: int | None = None
+    flower: bool = True
+
+
+class Up:
+    """One run of `headrace up`.
+
+    Args:
+        settings: the deployment's settings.
+        options: what to run.
+        environ: the environment that the parts inherit.
+    """
+
+    def __init__(self, settings: Settings, options: UpOptions, environ: Mapping[str, str]) -> None:
+        self._settings = settings
+        self._options = options
+        self._environ = environ
+        self._broker_url = ""
+        self._names: list[str] = []
+        self._incarnations: dict[str, str] = {}
+        self._stale: list[str] = []
+        self._console = Console(sys.stdout, [OWN_NAME], colour=False)
+
+    def run(self) -> None:
+        """Start everything, and return when it was asked to stop and has stopped.
+
+        Raises:
+            ConfigError: a setting, the models file, a port or the state directory is wrong.
+            BrokerError: the Redis that was named cannot be used.
+            HeadraceError: a part cannot be started.
+        """
+        settings, options = self._settings, self._options
+        load_catalog(settings.models_file, timeout_s=settings.timeout_s)
+        if options.flower:
+            _check_flower(settings, self._environ)
+        with state_dir.locked(settings.state_dir) as lock:
+            self._stale = _incarnations_of(state_dir.read_record(settings.state_dir))
+            self._check_ports()
+            children = self._children(lock)
+            names = [OWN_NAME, *(child.name for child in children)]
+            self._console = console_for(names)
+            supervisor = Supervisor(
+                children, self._console, on_change=self._record, on_ready=self._announce
+            )
+            try:
+                supervisor.run()
+            finally:
+                state_dir.remove_record(settings.state_dir)
+
+    def _check_ports(self) -> None:
+        settings = self._settings
+        require_free(
+            "API",
+            settings.host,
+            settings.port,
+            change="choose another with --port or HEADRACE_PORT",
+        )
+        if self._options.flower:
+            require_free(
+                "Flower",
+                settings.flower_host,
+                settings.flower_port,
+                change="choose another with HEADRACE_FLOWER_PORT, or give --no-flower",
+            )
+
+    def _children(self, lock: int) -> list[Child]:
+        settings, options = self._settings, self._options
+        children = []
+        if settings.redis_url is None:
+            server = embedded.prepare(settings.state_dir)
+            self._broker_url = server.url
+            children.append(parts.redis_child(server, lock, self._release_stale))
+        else:
+            self._broker_url = settings.redis_url
+            for warning in check_broker(self._broker_url).warnings():
+                self._say(warning)
+            self._release_stale()
+        environ = parts.environment(settings, self._broker_url, self._environ)
+        children.append(parts.api_child(settings, environ))
+        devices = worker_devices(self._environ, options.workers)
+        children += [parts.worker_child(d, settings, environ, self._say) for d in devices]
+        if options.flower:
+            children.append(parts.flower_child(settings, environ))
+        return children
+
+    def _release_stale(self) -> None:
+        """What a killed `up` left leased is handed out at once; its workers died with it."""
+        stale, self._stale = self._stale, []
+        for incarnation in stale:
+            parts.release_leases(self._broker_url, incarnation, self._say)
+
+    def _urls(self) -> dict[str, str]:
+        settings = self._settings
+        urls = {
+            "api": parts.http_url(settings.host, settings.port),
+            "broker": redact_url(self._broker_url),
+        }
+        if self._options.flower:
+            urls["flower"] = parts.http_url(settings.flower_host, settings.flower_port)
+        return urls
+
+    def _record(self, children: Sequence[Running]) -> None:
+        living = [child for child in children if child.process is not None]
+        found = (child.environment.get(parts.INCARNATION) for child in living)
+        state_dir.write_record(
+            self._settings.state_dir,
+            {
+                "urls": self._urls(),
+                "pids": {
+                    OWN_NAME: os.getpid(),
+                    **{c.spec.name: c.process.pid for c in living if c.process is not None},
+                },
+                # For the next start, should this one be killed: their leases are released then.
+                "incarnations": [*self._stale, *filter(None, found)],
+            },
+        )
+
+    def _announce(self) -> None:
+        settings = self._settings
+        urls = self._urls()
+        lines = ["everything is up" if self._is_ready() else "up; GET /ready says what is missing"]
+        lines.append(
+            f"  API     {urls['api']}  (docs: {urls['api']}/docs, state: {urls['api']}/ready)"
+        )
+        lines.append(f"  broker  {urls['broker']}")
+        if "flower" in urls:
+            lines.append(f"  Flower  {urls['flower']}")
+        lines.append(f"  state   {settings.state_dir.absolute()}")
+        lines.append("Ctrl-C stops it")
+        self._say("\n".join(lines))
+
+    def _is_ready(self) -> bool:
+        settings = self._settings
+        return parts.get_json(settings.host, settings.port, "/ready") is not None
+
+    def _say(self, text: str) -> None:
+        self._console.say(OWN_NAME, text)
+
+
+def _check_flower(settings: Settings, environ: Mapping[str, str]) -> None:
+    if settings.flower_host in _LOOPBACK or any(environ.get(name) for name in _FLOWER_AUTH):
+        return
+    raise ConfigError(
+        f"Flower can stop workers, and would listen on {settings.flower_host} without a password",
+        hint="set FLOWER_BASIC_AUTH=user:password, or HEADRACE_FLOWER_HOST=127.0.0.1, or give "
+        "--no-flower",
+    )
+
+
+def _incarnations_of(record: Mapping[str, Any]) -> list[str]:
+    found = record.get("incarnations")
+    return [item for item in found if isinstance(item, str)] if isinstance(found, list) else []

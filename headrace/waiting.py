@@ -1,0 +1,254 @@
+"""Waiting for jobs to end without polling: one subscription connection per API process.
+
+Jobs that this process submitted with a wait are heard of on its own channel, a batch at a time,
+with all that the answer needs. Any other job is heard of on its Celery result's channel. A
+publication can be lost with its connection; after a reconnect every waiter is told to look at the
+record again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from typing import Any, Final, Self
+
+import msgspec
+import redis.asyncio
+from redis.asyncio.client import PubSub
+from redis.exceptions import RedisError
+
+from headrace import keys
+from headrace.ended import Ended, read_ended
+
+logger = logging.getLogger(__name__)
+
+RECONNECT_MIN_S: Final = 0.05
+RECONNECT_MAX_S: Final = 2.0
+#: A connection that was silent for so long is asked whether it lives, and given as long to answer.
+SILENCE_MAX_S: Final = 5.0
+#: How long a wait for any job waits for its subscription; behind it stands the read of the record.
+SUBSCRIBE_MAX_S: Final = 1.0
+
+
+class Wait:
+    """One request that waits for one job. As a context it is known to its `Waiters`."""
+
+    __slots__ = ("_future", "_loop", "_table", "job_id")
+
+    def __init__(self, job_id: str, table: dict[str, Wait] | None = None) -> None:
+        self.job_id = job_id
+        self._table = table
+        self._loop = asyncio.get_running_loop()
+        self._future: asyncio.Future[Ended | None] = self._loop.create_future()
+
+    def __enter__(self) -> Self:
+        if self._table is not None:
+            self._table[self.job_id] = self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._table is not None:
+            self._table.pop(self.job_id, None)
+
+    def wake(self, ended: Ended | None = None) -> None:
+        """Tell the waiter how the job ended, or (None) to look at the record."""
+        if not self._future.done():
+            self._future.set_result(ended)
+
+    async def woken(self) -> Ended | None:
+        """Wait for the next `wake`."""
+        ended = await self._future
+        self._future = self._loop.create_future()
+        return ended
+
+
+class _Topic:
+    """A job that requests wait for which this process did not submit with a wait."""
+
+    def __init__(self) -> None:
+        self.waits: set[Wait] = set()
+        self.subscribed = asyncio.Event()
+
+
+class Waiters:
+    """The waiters of one API process.
+
+    Args:
+        client: its pubsub connection is taken from this client's pool.
+        api_id: this process' id; jobs carry it in their record.
+    """
+
+    def __init__(self, client: redis.asyncio.Redis, api_id: str) -> None:
+        self.api_id = api_id
+        self.closing = False
+        self._client = client
+        self._own: dict[str, Wait] = {}
+        self._topics: dict[str, _Topic] = {}
+        # How many confirmations are due per channel: one that left and came back has an older one.
+        self._unconfirmed: defaultdict[str, int] = defaultdict(int)
+        self._pubsub: PubSub | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def count(self) -> int:
+        """How many requests wait."""
+        return len(self._own) + sum(len(topic.waits) for topic in self._topics.values())
+
+    @property
+    def listening(self) -> bool:
+        """Whether the connection stands."""
+        return self._pubsub is not None
+
+    async def start(self) -> None:
+        """Begin to listen, in the background."""
+        self._task = asyncio.create_task(self._listen())
+
+    def dismiss(self) -> None:
+        """End every wait, now and from here on: each looks at its record and is answered."""
+        self.closing = True
+        self._wake_all()
+
+    async def stop(self) -> None:
+        """End every wait and close the connection."""
+        self.dismiss()
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    def own(self, job_id: str) -> Wait:
+        """Wait for a job that is about to be submitted with this process as its waiter."""
+        wait = Wait(job_id, self._own)
+        if self.closing:
+            wait.wake()
+        return wait
+
+    @contextlib.asynccontextmanager
+    async def foreign(self, job_id: str) -> AsyncIterator[Wait]:
+        """Wait for any job; subscribed when this enters, so read the record inside, then wait."""
+        wait = Wait(job_id)
+        if self.closing:
+            wait.wake()
+        topic = self._topics.get(job_id)
+        if topic is None:
+            topic = self._topics[job_id] = _Topic()
+        topic.waits.add(wait)
+        try:
+            if len(topic.waits) == 1:
+                await self._subscribe(job_id, topic)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(topic.subscribed.wait(), SUBSCRIBE_MAX_S)
+            yield wait
+        finally:
+            topic.waits.discard(wait)
+            if not topic.waits and self._topics.get(job_id) is topic:
+                del self._topics[job_id]
+                await self._say("unsubscribe", keys.meta(job_id))
+
+    async def _subscribe(self, job_id: str, topic: _Topic) -> None:
+        if self._pubsub is None:
+            # _listen subscribes to all and wakes all when it is back.
+            topic.subscribed.set()
+            return
+        channel = keys.meta(job_id)
+        self._unconfirmed[channel] += 1
+        await self._say("subscribe", channel)
+
+    async def _say(self, verb: str, channel: str) -> None:
+        if self._pubsub is None:
+            return
+        # A connection that breaks here breaks for _listen too, which begins anew.
+        with contextlib.suppress(RedisError, OSError):
+            await getattr(self._pubsub, verb)(channel)
+
+    async def _listen(self) -> None:
+        delay_s = RECONNECT_MIN_S
+        while True:
+            try:
+                async with self._client.pubsub() as pubsub:
+                    await self._begin(pubsub)
+                    delay_s = RECONNECT_MIN_S
+                    await self._hear_all(pubsub)
+            except (RedisError, OSError) as error:
+                logger.warning("waiting connection lost, back in %.2f s: %s", delay_s, error)
+            finally:
+                self._pubsub = None
+                self._unconfirmed.clear()
+                for topic in self._topics.values():
+                    topic.subscribed.set()
+            await asyncio.sleep(delay_s)
+            delay_s = min(delay_s * 2, RECONNECT_MAX_S)
+
+    async def _begin(self, pubsub: PubSub) -> None:
+        """Subscribe to what is waited for; once Redis has confirmed, all look at their records."""
+        own = keys.done_channel(self.api_id)
+        channels = {own, *map(keys.meta, self._topics)}
+        await pubsub.subscribe(*channels)
+        confirmed = 0
+        while confirmed < len(channels):
+            message = await pubsub.get_message(timeout=SILENCE_MAX_S)
+            if message is None:
+                raise TimeoutError("Redis did not confirm a subscription")
+            confirmed += message["type"] == "subscribe"
+        self._pubsub = pubsub
+        # Those that came while the confirmations were on their way.
+        for job_id, topic in list(self._topics.items()):
+            if keys.meta(job_id) not in channels:
+                await self._subscribe(job_id, topic)
+        self._wake_all()
+
+    async def _hear_all(self, pubsub: PubSub) -> None:
+        asked = False
+        while True:
+            message = await pubsub.get_message(timeout=SILENCE_MAX_S)
+            if message is not None:
+                asked = False
+                self._hear(message)
+            elif asked:
+                raise TimeoutError("Redis does not answer on the waiting connection")
+            else:
+                asked = True
+                await pubsub.ping()
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        kind = message["type"]
+        if kind == "message":
+            channel: str = message["channel"].decode()
+            if channel.startswith(keys.META_PREFIX):
+                topic = self._topics.get(channel.removeprefix(keys.META_PREFIX))
+                for wait in topic.waits if topic is not None else ():
+                    wait.wake()
+            else:
+                self._hear_own(message["data"])
+        elif kind == "subscribe":
+            self._confirm(message["channel"].decode())
+
+    def _confirm(self, channel: str) -> None:
+        self._unconfirmed[channel] -= 1
+        if self._unconfirmed[channel] <= 0:
+            del self._unconfirmed[channel]
+            topic = self._topics.get(channel.removeprefix(keys.META_PREFIX))
+            if topic is not None:
+                topic.subscribed.set()
+
+    def _hear_own(self, data: bytes) -> None:
+        try:
+            rows = read_ended(data)
+        except msgspec.MsgspecError as error:
+            logger.warning(
+                "a publication cannot be read, so that all look at their records: %s", error
+            )
+            self._wake_all()
+            return
+        for row in rows:
+            wait = self._own.get(row.id)
+            if wait is not None:
+                wait.wake(row if row.state else None)
+
+    def _wake_all(self) -> None:
+        topics = self._topics.values()
+        for wait in [*self._own.values(), *(wait for topic in topics for wait in topic.waits)]:
+            wait.wake()

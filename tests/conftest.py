@@ -1,0 +1,64 @@
+"""Fixtures for every test: real Redis servers, clean databases, a check for leaked keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.harness.redis_servers import FLAVOURS, RedisServer, leaked_keys, redis_server
+
+
+@pytest.fixture(scope="session")
+def _servers() -> Iterator[dict[str, RedisServer]]:
+    """One server per flavour and test process, started when first asked for."""
+    servers: dict[str, RedisServer] = {}
+    contexts = []
+
+    class Lazy(dict[str, RedisServer]):
+        def __missing__(self, flavour: str) -> RedisServer:
+            context = redis_server(flavour)
+            server = context.__enter__()
+            contexts.append(context)
+            self[flavour] = server
+            return server
+
+    servers = Lazy()
+    yield servers
+    for context in contexts:
+        context.__exit__(None, None, None)
+
+
+def _cleaned(server: RedisServer, request: pytest.FixtureRequest) -> Iterator[RedisServer]:
+    with server.client() as client:
+        client.flushall()
+        yield server
+        leaked = [] if request.node.get_closest_marker("leaves_keys") else leaked_keys(client)
+        client.flushall()
+    assert not leaked, f"keys without a TTL were left behind: {leaked}"
+
+
+@pytest.fixture
+def redis_db(
+    _servers: dict[str, RedisServer], request: pytest.FixtureRequest
+) -> Iterator[RedisServer]:
+    """A clean Valkey 9 server; a key left without a TTL fails the test.
+
+    The server is the test process' own, so that emptying it hurts nobody.
+    """
+    yield from _cleaned(_servers["valkey9"], request)
+
+
+@pytest.fixture(params=FLAVOURS)
+def any_redis(
+    _servers: dict[str, RedisServer], request: pytest.FixtureRequest
+) -> Iterator[RedisServer]:
+    """A clean server of each flavour in turn."""
+    yield from _cleaned(_servers[request.param], request)
+
+
+@pytest.fixture(params=FLAVOURS)
+def any_flavour(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
+    """A server of each flavour, with AOF, of the test's own: it may stop and start it."""
+    with redis_server(request.param, "--appendonly", "yes", "--appendfsync", "always") as server:
+        yield server

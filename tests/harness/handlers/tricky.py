@@ -1,0 +1,49 @@
+"""Handlers that misbehave on request: each input says what to do.
+
+`{"do": …}`: raise, transient, sleep (seconds in `s`), hang (holds the GIL), exit, segfault.
+Everything else is given back. Where `log` is an option, each run of an input is a line there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from typing import Any
+
+from headrace.errors import TransientError
+from headrace.handler import Context, Handler
+
+
+class Tricky(Handler):
+    def initialize(self, context: Context) -> None:
+        super().initialize(context)
+        if context.options.get("load") == "fail":
+            raise RuntimeError("these weights are for another model")
+        self.log = context.options.get("log")
+        self.pause_s = float(context.options.get("pause_s", 0))
+
+    def inference(self, items: list[Any]) -> list[Any]:
+        if self.log:
+            with open(self.log, "a") as log:
+                log.writelines(
+                    f"{job_id} {len(items)} {os.getpid()}\n" for job_id in self.context.request_ids
+                )
+        time.sleep(self.pause_s)
+        return [self.one(item) for item in items]
+
+    def one(self, item: Any) -> Any:
+        do = item.get("do") if isinstance(item, dict) else None
+        if do == "raise":
+            raise ValueError(f"cannot do {item.get('n')}")
+        if do == "transient":
+            raise TransientError("try again")
+        if do == "sleep":
+            time.sleep(item["s"])
+        if do == "hang":
+            ctypes.PyDLL(None).sleep(600)  # PyDLL keeps the GIL
+        if do == "exit":
+            os._exit(3)
+        if do == "segfault":
+            ctypes.string_at(0)
+        return item

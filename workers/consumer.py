@@ -1,0 +1,311 @@
+"""The consumer: one thread that wakes, claims, dispatches, collects and settles for all models.
+
+Each turn gathers what the model processes answered and what the batchers want, and says it to Redis
+in one write, whose answers are read when they are there. While Redis is away the model processes go
+on; what they answer is settled when it is back, under the same tokens.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import threading
+import time
+from typing import Any, Final
+
+from redis.exceptions import RedisError
+
+from workers.items import Batch
+from workers.lane import Lane
+from workers.ledger import Ledger
+from workers.publisher import DISCONNECTED
+from workers.replica import Replica
+from workers.reporter import Reporter
+from workers.wake import Wake
+
+logger = logging.getLogger(__name__)
+
+SWEEP_S: Final = 1.0
+#: While a model's devices are busy, its prepared batch is topped up at most this often.
+TOP_UP_S: Final = 0.002
+#: A batch expected to end sooner than this needs no wake-up meanwhile: its end claims anyway.
+SHORT_BATCH_S: Final = 0.005
+
+
+class Consumer:
+    """The loop over one worker's lanes; `run` is the body of its thread.
+
+    Args:
+        lanes: the models.
+        ledger: the account with Redis.
+        wake: the tracking connection.
+        reporter: publishes events, model states and counters.
+    """
+
+    def __init__(self, lanes: list[Lane], ledger: Ledger, wake: Wake, reporter: Reporter) -> None:
+        self.lanes = lanes
+        self._ledger = ledger
+        self._wake = wake
+        self._reporter = reporter
+        self._selector = selectors.DefaultSelector()
+        self._signal_out, self._signal_in = os.pipe()
+        self._stopping = threading.Event()
+        self._drain_until = float("inf")
+        self._watched: list[Any] = []
+        self._seq = 0
+        self._sweep_at = self._renew_at = self._top_up_at = 0.0
+
+    def stop(self) -> None:
+        """Drain: claim nothing more, give back what has not begun, finish and settle the rest."""
+        self._drain_until = time.monotonic() + self._ledger.limits.drain_timeout_s
+        self._stopping.set()
+        os.write(self._signal_in, b"x")
+
+    def run(self) -> None:
+        """Serve until `stop`, then drain. Model processes are children of this very thread."""
+        self._selector.register(self._signal_out, selectors.EVENT_READ)
+        try:
+            while not (self._stopping.is_set() and self._drained(time.monotonic())):
+                self._turn()
+        finally:
+            self._end()
+
+    def _turn(self) -> None:
+        now = time.monotonic()
+        if not self._ledger.connected and now >= self._ledger.reconnect_at:
+            self._connect(now)
+        self._tend(now)
+        self._dispatch(now)
+        if self._stopping.is_set():
+            for lane in self.lanes:
+                self._ledger.release(lane, lane.batcher.take_all(), "free")
+        if self._ledger.connected:
+            self._claim(now)
+            self._upkeep(now)
+            self._ledger.flush(now)
+        self._sleep()
+
+    # Redis
+
+    def _connect(self, now: float) -> None:
+        if not self._ledger.connect(self.lanes, now):
+            return
+        try:
+            self._wake.connect()
+        except (*DISCONNECTED, RedisError) as error:
+            self._ledger.lost(now, error)
+            return
+        self._renew_at = self._sweep_at = now
+        for lane in self.lanes:
+            lane.backlog = max(lane.backlog, 1)
+
+    def _claim(self, now: float) -> None:
+        if self._stopping.is_set():
+            return
+        for lane in self.lanes:
+            room = lane.claimable
+            if room and (lane.idle or not len(lane.batcher) or now >= self._top_up_at):
+                self._top_up_at = now + TOP_UP_S
+                self._ledger.claim(lane, room)
+
+    def _upkeep(self, now: float) -> None:
+        if now >= self._renew_at:
+            self._renew_at = now + self._ledger.limits.lease_ttl_s / 3
+            for lane in self.lanes:
+                self._ledger.renew(lane)
+        due = any(lane.next_due_at is not None and now >= lane.next_due_at for lane in self.lanes)
+        if now >= self._sweep_at or due:
+            self._sweep_at = now + SWEEP_S
+            for lane in self.lanes:
+                self._ledger.sweep(lane, now)
+            for command in self._reporter.states(self.lanes):
+                self._ledger.say(command)
+        for command in self._reporter.events(now):
+            self._ledger.say(command)
+
+    # Model processes
+
+    def _tend(self, now: float) -> None:
+        for lane in self.lanes:
+            for replica in lane.replicas:
+                if (
+                    replica.process is None
+                    and now >= replica.restart_at
+                    and not self._stopping.is_set()
+                ):
+                    frames = replica.start(now)
+                    self._selector.register(frames, selectors.EVENT_READ, (lane, replica))
+                batch = replica.batch
+                if batch is not None and now >= batch.deadline:
+                    self._time_out(lane, replica, batch, now)
+
+    def _time_out(self, lane: Lane, replica: Replica, batch: Batch, now: float) -> None:
+        size = len(batch.items)
+        logger.error("model %s: a batch of %d ran into its timeout", lane.model.name, size)
+        replica.batch = None
+        if size == 1:
+            self._ledger.settle(lane, [lane.timed_out(batch.items[0], now)])
+        else:
+            # Which of them hangs is not known: each runs alone next, and none is charged.
+            self._ledger.release(lane, batch.items, "alone")
+        self._reporter.finished(batch, [])
+        self._lost(lane, replica, now)
+
+    def _lost(self, lane: Lane, replica: Replica, now: float) -> None:
+        """A model process is gone, or is to be: its batch goes back, and it starts again."""
+        if replica.frames is not None:
+            self._selector.unregister(replica.frames)
+        batch, replica.batch = replica.batch, None
+        if batch is not None:
+            size = len(batch.items)
+            logger.error(
+                "model %s: a model process died under a batch of %d", lane.model.name, size
+            )
+            self._ledger.release(lane, batch.items, "crash")
+            self._reporter.finished(batch, [])
+        replica.ended(now)
+        self._sweep_at = 0.0
+
+    def _hear(self, lane: Lane, replica: Replica, now: float) -> None:
+        if replica.frames is None:
+            return
+        try:
+            frames = replica.frames.receive()
+        except (EOFError, OSError):
+            self._lost(lane, replica, now)
+            return
+        for kind, *rest in frames:
+            if kind == "done":
+                self._done(lane, replica, rest, now)
+                continue
+            if kind == "ready":
+                replica.ready()
+                lane.backlog = max(lane.backlog, 1)
+                logger.info("model %s: loaded in %.2f s", lane.model.name, rest[0]["load_s"])
+            else:
+                replica.load_failed(rest[0])
+                logger.error("model %s cannot be loaded:\n%s", lane.model.name, rest[0])
+            self._sweep_at = 0.0
+
+    def _done(self, lane: Lane, replica: Replica, rest: list[Any], now: float) -> None:
+        batch, replica.batch = replica.batch, None
+        if batch is None or rest[0] != batch.seq:
+            return
+        settlements = lane.collect(batch, rest[1], rest[2], now)
+        self._reporter.finished(batch, settlements)
+        self._ledger.settle(lane, settlements)
+        # Whatever arrived while it ran is asked for together with its settlement.
+        lane.backlog = max(lane.backlog, 1)
+
+    def _dispatch(self, now: float) -> None:
+        for lane in self.lanes:
+            for replica in lane.replicas:
+                if replica.idle:
+                    batch = lane.next_batch(now)
+                    if batch is None:
+                        break
+                    self._seq += 1
+                    batch.seq = self._seq
+                    self._reporter.started(batch)
+                    replica.run(batch)
+
+    # Sleep and stop
+
+    def _sleep(self) -> None:
+        now = time.monotonic()
+        try:
+            timeout_s = self._arm(now)
+            self._watch()
+            events = self._selector.select(max(0.0, timeout_s))
+            for key, _ in events:
+                self._ready(key)
+            self._ledger.check(time.monotonic())
+        except DISCONNECTED as error:
+            self._wake.close()
+            self._ledger.lost(now, error)
+
+    def _ready(self, key: selectors.SelectorKey) -> None:
+        """Something can be read: an answer, a frame, a wake-up or the call to stop."""
+        if key.data is not None:
+            self._hear(*key.data, time.monotonic())
+        elif key.fileobj == self._signal_out:
+            os.read(self._signal_out, 64)
+        elif key.fileobj is self._ledger.socket():
+            self._ledger.hear(time.monotonic())
+        elif key.fileobj is self._wake.socket() and self._wake.drain():
+            for lane in self.lanes:
+                lane.backlog = max(lane.backlog, 1)
+
+    def _arm(self, now: float) -> float:
+        """Ask to be woken where that helps; the seconds to sleep at the most."""
+        if self._ledger.connected and not self._stopping.is_set():
+            if not self._wake.armed and any(self._wants_wake(lane, now) for lane in self.lanes):
+                lengths = self._wake.arm()
+                per_lane = len(lengths) // len(self.lanes)
+                for index, lane in enumerate(self.lanes):
+                    if any(lengths[index * per_lane : (index + 1) * per_lane]):
+                        lane.backlog = max(lane.backlog, 1)
+            if any(lane.claimable for lane in self.lanes):
+                return self._top_up_at - now
+        return min(self._moments(now)) - now
+
+    @staticmethod
+    def _wants_wake(lane: Lane, now: float) -> bool:
+        if not lane.serving or not lane.batcher.room or lane.backlog:
+            return False
+        return lane.idle or lane.batch_ends_in_s(now) > SHORT_BATCH_S
+
+    def _moments(self, now: float) -> list[float]:
+        """The times at which something is to be done."""
+        moments = [now + SWEEP_S]
+        if self._ledger.connected:
+            moments += (self._sweep_at, self._renew_at, self._reporter.events_at)
+            moments.append(self._ledger.answer_due_at)
+        else:
+            moments.append(self._ledger.reconnect_at)
+        for lane in self.lanes:
+            moments += [at for at in (lane.hold_until, lane.next_due_at) if at is not None]
+            for replica in lane.replicas:
+                if replica.batch is not None:
+                    moments.append(replica.batch.deadline)
+                elif replica.process is None and not self._stopping.is_set():
+                    moments.append(replica.restart_at)
+        return moments
+
+    def _watch(self) -> None:
+        """Watch the sockets there are now; after a reconnect these are others."""
+        sockets = [
+            sock for sock in (self._wake.socket(), self._ledger.socket()) if sock is not None
+        ]
+        for old in [old for old in self._watched if old not in sockets]:
+            self._selector.unregister(old)
+        for new in [new for new in sockets if new not in self._watched]:
+            self._selector.register(new, selectors.EVENT_READ)
+        self._watched = sockets
+
+    def _drained(self, now: float) -> bool:
+        if now >= self._drain_until:
+            return True
+        running = any(replica.batch for lane in self.lanes for replica in lane.replicas)
+        waiting = any(len(lane.batcher) for lane in self.lanes)
+        return not (running or waiting or self._ledger.busy)
+
+    def _end(self) -> None:
+        """Stop the model processes, then give back what did not end in time, uncharged."""
+        for lane in self.lanes:
+            unfinished = [replica.batch for replica in lane.replicas if replica.batch is not None]
+            for replica in lane.replicas:
+                replica.kill() if replica.batch is not None else replica.stop()
+            for batch in unfinished:
+                self._ledger.release(lane, batch.items, "free")
+        for command in self._reporter.offline():
+            self._ledger.say(command)
+        while self._ledger.busy and self._ledger.connected:
+            self._ledger.flush(time.monotonic())
+            self._ledger.hear(time.monotonic())
+        self._wake.close()
+        self._ledger.close()
+        self._selector.close()
+        os.close(self._signal_out)
+        os.close(self._signal_in)

@@ -1,0 +1,65 @@
+"""Frames between a worker and its model processes: a 4-byte little-endian length, then msgpack.
+
+Knows sockets and bytes only. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from typing import Any, Final
+
+import msgspec
+
+_LENGTH: Final = struct.Struct("<I")
+_READ_BYTES: Final = 1 << 18
+_encoder: Final = msgspec.msgpack.Encoder()
+_decoder: Final = msgspec.msgpack.Decoder()
+
+
+class FrameSocket:
+    """One end of a socketpair. Sends block; `receive` takes what is there without blocking."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._buffer = bytearray()
+
+    def fileno(self) -> int:
+        """For selectors."""
+        return self._sock.fileno()
+
+    def send(self, frame: list[Any]) -> None:
+        """Send one frame.
+
+        Raises:
+            OSError: the other end is gone.
+        """
+        payload = _encoder.encode(frame)
+        self._sock.sendall(_LENGTH.pack(len(payload)) + payload)
+
+    def receive(self) -> list[list[Any]]:
+        """Read once and give the frames that are complete; blocks if nothing is there.
+
+        Raises:
+            EOFError: the other end is gone.
+        """
+        try:
+            chunk = self._sock.recv(_READ_BYTES)
+        except ConnectionResetError:
+            chunk = b""
+        if not chunk:
+            raise EOFError("the other end of the frame socket is gone")
+        self._buffer += chunk
+        frames = []
+        while len(self._buffer) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer)
+            end = _LENGTH.size + length
+            if len(self._buffer) < end:
+                break
+            frames.append(_decoder.decode(bytes(memoryview(self._buffer)[_LENGTH.size : end])))
+            del self._buffer[:end]
+        return frames
+
+    def close(self) -> None:
+        """Close this end; the other sees EOF."""
+        self._sock.close()

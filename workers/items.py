@@ -1,0 +1,173 @@
+"""A claimed job inside a worker, the batch that it runs in, and the settlement that ends it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from headrace.errors import BY_CODE, HeadraceError
+from headrace.jobs import US_PER_S, State, Timings
+from headrace.keys import TASK_NAME, F
+from headrace.messages import Message, arguments_repr
+from headrace.scripts import Arg
+
+RETRY_BASE_S: Final = 1.0
+RETRY_MAX_S: Final = 60.0
+_encode: Final = msgspec.json.encode
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Item:
+    """One leased job. Times ending in `_at` are the worker's monotonic seconds.
+
+    Attributes:
+        token: the fence of this claim.
+        created_us: when it was submitted, by Redis' clock.
+        attempts: how often it was handed out, this time included.
+    """
+
+    id: str
+    token: str
+    message: Message | None
+    created_us: int
+    enqueued_at: float
+    claimed_at: float
+    attempts: int
+    alone: bool
+    dispatched_at: float = 0.0
+    dispatched_epoch_s: float = 0.0
+
+    @property
+    def input(self) -> bytes:
+        """The input's JSON text."""
+        return self.message.input if self.message is not None else b"null"
+
+    def info(self, safe: bool = False) -> dict[str, Any]:
+        """What `celery inspect active` and Flower's worker page show of a running job."""
+        kwargs = arguments_repr(self.message.model, self.message.input) if self.message else "{}"
+        return {
+            "id": self.id,
+            "name": TASK_NAME,
+            "type": TASK_NAME,
+            "args": [],
+            "kwargs": kwargs,
+            "time_start": self.dispatched_epoch_s or None,
+            "acknowledged": False,
+            "hostname": None,
+            "delivery_info": {"redelivered": self.attempts > 1},
+            "worker_pid": None,
+        }
+
+
+@dataclass(slots=True)
+class Batch:
+    """Items that run together on one replica.
+
+    Attributes:
+        deadline: when the first of their timeouts runs out.
+        seq: its number on the frame socket.
+    """
+
+    items: list[Item]
+    reason: str
+    started_at: float
+    deadline: float
+    seq: int = 0
+
+
+class Settlement(NamedTuple):
+    """The arguments of settle.lua for one job."""
+
+    id: str
+    token: str
+    state: str
+    meta: bytes
+    batch_size: int
+    timings: str
+    extra: str
+    value: Arg
+    ttl: str
+    retry_us: str
+
+
+def date_done() -> str:
+    """Now, as Celery writes `date_done`."""
+    return datetime.now(UTC).isoformat()
+
+
+def _meta(item: Item, status: bytes, result: bytes, traceback: bytes, done: str) -> bytes:
+    message = item.message
+    if message is not None and message.ignore_result:
+        return b""
+    family = b""
+    if message is not None and message.group is not None:
+        family += b', "group_id": ' + _encode(message.group)
+    if message is not None and message.parent_id is not None:
+        family += b', "parent_id": ' + _encode(message.parent_id)
+    head = b'{"status": "%s", "result": %s, "traceback": %s' % (status, result, traceback)
+    tail = b'"date_done": "%s", "task_id": %s%s}' % (done.encode(), _encode(item.id), family)
+    return head + b', "children": [], ' + tail
+
+
+def succeeded(
+    item: Item, result: bytes, kind: str, size: int, timings: str, done: str
+) -> Settlement:
+    """The job ends with this result (JSON text); `kind` is its content type if it is not JSON."""
+    meta = _meta(item, b"SUCCESS", result, b"null", done)
+    extra, value = (F.RESULT_TYPE, kind) if kind else ("", "")
+    return Settlement(
+        item.id, item.token, State.SUCCEEDED, meta, size, timings, extra, value, "", ""
+    )
+
+
+def failed(
+    item: Item,
+    code: str,
+    message: str,
+    *,
+    retryable: bool = False,
+    traceback: str = "",
+    size: int = 0,
+    timings: str = "",
+    max_retries: int = 0,
+) -> Settlement:
+    """The job ends with this error, or is put off for a retry if that can help and is allowed."""
+    error = _encode({"type": code, "message": message, "retryable": retryable})
+    retry_us = ""
+    if retryable and item.attempts <= max_retries:
+        retry_us = str(int(backoff_s(item.attempts) * US_PER_S))
+    cls = BY_CODE.get(code, HeadraceError)
+    result = _encode(
+        {"exc_type": cls.__name__, "exc_message": [message], "exc_module": cls.__module__}
+    )
+    state = State.EXPIRED if code == "expired" else State.FAILED
+    meta = _meta(item, b"FAILURE", result, _encode(traceback or None), date_done())
+    return Settlement(item.id, item.token, state, meta, size, timings, F.ERROR, error, "", retry_us)
+
+
+def put_off(item: Item, delay_s: float) -> Settlement:
+    """The job waits in Redis until its eta: no error, no attempt charged for running."""
+    return Settlement(
+        item.id, item.token, State.SCHEDULED, b"", 0, "", "", "", "", str(int(delay_s * US_PER_S))
+    )
+
+
+def backoff_s(attempt: int) -> float:
+    """Exponential backoff with full jitter (AWS architecture blog, 2015), in seconds."""
+    return random.uniform(0, min(RETRY_MAX_S, RETRY_BASE_S * 2.0**attempt))  # noqa: S311 - jitter
+
+
+def timings(item: Item, claimed_us: int, times: list[float]) -> str:
+    """Pack where a job's time went; `claimed_us` by Redis' clock, `times` the stages in ms."""
+    return Timings(
+        queued=max(0.0, (claimed_us - item.created_us) / 1000),
+        hold=(item.dispatched_at - item.claimed_at) * 1000,
+        preprocess=times[0],
+        inference=times[1],
+        postprocess=times[2],
+        total=0.0,
+    ).packed()

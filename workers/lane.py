@@ -1,0 +1,213 @@
+"""One model inside a worker: its batcher, its replicas, and the jobs that it holds.
+
+Decides and keeps account; the consumer talks to Redis and to the selector.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from headrace.catalog import ModelConfig
+from headrace.errors import InvalidRequest
+from headrace.jobs import US_PER_S
+from headrace.messages import read_envelope
+from headrace.telemetry import ModelStats
+from workers.batcher import Batcher, Hold, Leave, Policy
+from workers.items import Batch, Item, Settlement, date_done, failed, put_off, succeeded, timings
+from workers.replica import Replica
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Lane:
+    """One model of one worker.
+
+    Attributes:
+        model: its configuration.
+        replicas: its model processes.
+        held: every job that this worker has leased for the model, by id.
+        backlog: how many messages the last claim or look saw in the lists.
+        claiming: how many jobs a claim that is not yet answered may bring.
+    """
+
+    model: ModelConfig
+    max_retries: int
+    replicas: list[Replica]
+    stats: ModelStats = field(default_factory=ModelStats)
+    held: dict[str, Item] = field(default_factory=dict)
+    backlog: int = 0
+    claiming: int = 0
+    next_due_at: float | None = None
+    hold_until: float | None = None
+    batcher: Batcher[Item] = field(init=False)
+
+    def __post_init__(self) -> None:
+        delay_s = self.model.max_batch_delay_ms / 1000
+        self.batcher = Batcher(Policy(self.model.max_batch_size, delay_s))
+
+    @property
+    def queue(self) -> str:
+        """The queue that it is served from."""
+        return self.model.queue
+
+    @property
+    def serving(self) -> bool:
+        """Whether any replica is loaded; without one nothing is claimed."""
+        return any(replica.state == "ready" for replica in self.replicas)
+
+    @property
+    def idle(self) -> bool:
+        """Whether a loaded replica waits for a batch."""
+        return any(replica.idle for replica in self.replicas)
+
+    @property
+    def claimable(self) -> int:
+        """How many jobs a claim may take now: one prepared batch, if there is anything to take."""
+        return self.batcher.room if self.backlog and self.serving and not self.claiming else 0
+
+    def accept(self, reply: Sequence[Any], now: float) -> list[Settlement]:
+        """Take in what a claim gave; settle at once what will not run."""
+        now_us = int(reply[0])
+        self.backlog = int(reply[1])
+        ended = []
+        for at in range(3, len(reply), 7):
+            raw, job_id, token, created, attempts, alone, _ttl = reply[at : at + 7]
+            created_us = int(created) if created else now_us
+            item = Item(
+                id=job_id.decode(),
+                token=token.decode(),
+                message=None,
+                created_us=created_us,
+                enqueued_at=now - (now_us - created_us) / US_PER_S,
+                claimed_at=now,
+                attempts=int(attempts),
+                alone=bool(alone),
+            )
+            self.held[item.id] = item
+            settlement = self._read(item, raw)
+            if settlement is None:
+                self.batcher.add(item)
+            else:
+                ended.append(settlement)
+        return ended
+
+    def _read(self, item: Item, raw: bytes) -> Settlement | None:
+        """Read the message; the settlement of a job that is not to run now, else None."""
+        try:
+            message = read_envelope(raw)
+        except InvalidRequest as error:
+            return self._fail(item, error.code, error.message)
+        item.message = message
+        wall = time.time()
+        if message.model != self.model.name:
+            return self._fail(
+                item,
+                "invalid-request",
+                f"the queue {self.queue} serves the model {self.model.name}, not {message.model!r}",
+            )
+        if message.expires_s is not None and wall >= message.expires_s:
+            self.stats.ended("expired")
+            return failed(item, "expired", "the job was not started before its `expires`")
+        if message.eta_s is not None and wall < message.eta_s:
+            return put_off(item, message.eta_s - wall)
+        return None
+
+    def _fail(self, item: Item, code: str, message: str) -> Settlement:
+        self.stats.ended("failed")
+        return failed(item, code, message)
+
+    def next_batch(self, now: float) -> Batch | None:
+        """The batch that leaves now for an idle replica, if one does."""
+        decision = self.batcher.decide(now)
+        self.hold_until = decision.until if isinstance(decision, Hold) else None
+        if not isinstance(decision, Leave):
+            return None
+        limits = [self._timeout_s(item) for item in decision.items]
+        epoch = time.time()
+        for item in decision.items:
+            item.dispatched_at = now
+            item.dispatched_epoch_s = epoch
+        return Batch(decision.items, decision.reason, now, now + min(limits))
+
+    def _timeout_s(self, item: Item) -> float:
+        asked = item.message.timeout_s if item.message is not None else None
+        return asked if asked is not None else self.model.timeout_s
+
+    def collect(
+        self, batch: Batch, outcomes: list[Any], times: list[float], now: float
+    ) -> list[Settlement]:
+        """Turn what a replica answered into settlements."""
+        size = len(batch.items)
+        self.batcher.observe(size, now - batch.started_at)
+        queued_s = [item.dispatched_at - item.enqueued_at for item in batch.items]
+        self.stats.observe_batch(size, queued_s, sum(times) / 1000)
+        done = date_done()
+        settled = []
+        for item, outcome in zip(batch.items, outcomes, strict=True):
+            took = self._timings(item, times)
+            if outcome[0]:
+                self.stats.ended("succeeded")
+                settled.append(succeeded(item, outcome[1], outcome[2], size, took, done))
+            else:
+                _, code, message, retryable, traceback = outcome
+                settlement = failed(
+                    item, code, message, retryable=retryable, traceback=traceback,
+                    size=size, timings=took, max_retries=self._retries(item),
+                )  # fmt: skip
+                self.stats.ended("retried" if settlement.retry_us else "failed")
+                settled.append(settlement)
+        return settled
+
+    def timed_out(self, item: Item, now: float) -> Settlement:
+        """The end of a job that ran alone for longer than its timeout."""
+        limit = self._timeout_s(item)
+        self.stats.ended("failed")
+        ran = [0.0, (now - item.dispatched_at) * 1000, 0.0]
+        return failed(
+            item, "timeout",
+            f"the job ran longer than its timeout of {limit:g} s; its model process was killed",
+            size=1, timings=self._timings(item, ran),
+        )  # fmt: skip
+
+    def _retries(self, item: Item) -> int:
+        asked = item.message.max_retries if item.message is not None else None
+        return asked if asked is not None else self.max_retries
+
+    def _timings(self, item: Item, times: list[float]) -> str:
+        claimed_us = item.created_us + int((item.claimed_at - item.enqueued_at) * US_PER_S)
+        return timings(item, claimed_us, times)
+
+    def forget(self, job_id: str, token: str) -> None:
+        """The job is no longer this worker's under that token; it may hold it under a newer one."""
+        item = self.held.get(job_id)
+        if item is not None and item.token == token:
+            del self.held[job_id]
+
+    def batch_ends_in_s(self, now: float) -> float:
+        """When the first of the running batches is expected to end, by the batches before."""
+        fit = self.batcher.fit
+        usual_s = fit.time / fit.weight if fit.weight else float("inf")
+        running = [
+            replica.batch.started_at for replica in self.replicas if replica.batch is not None
+        ]
+        return min((started + usual_s - now for started in running), default=0.0)
+
+    def report(self) -> dict[str, Any]:
+        """What `/ready` and `inspect stats` show of the model."""
+        states = [replica.state for replica in self.replicas]
+        first_error = next((replica.error for replica in self.replicas if replica.error), "")
+        order = ("ready", "loading", "restarting", "failed", "stopped")
+        return {
+            "state": min(states, key=order.index),
+            "replicas": len(states),
+            "ready": sum(state == "ready" for state in states),
+            "device": self.replicas[0].init["device"],
+            "error": first_error,
+            "pids": [r.process.pid for r in self.replicas if r.process is not None],
+            "since": max(replica.since for replica in self.replicas),
+        }

@@ -1,0 +1,269 @@
+"""A worker's account with Redis: claims, settlements, releases, renewals and sweeps of its lanes.
+
+Calls are gathered and leave in one write. What must not be lost (a settlement, a release) is said
+again after an outage, which the token makes harmless; a claim whose answer was lost is undone by
+giving back what this worker does not know that it holds.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from redis.exceptions import RedisError, ResponseError
+
+from headrace import keys
+from headrace.jobs import US_PER_S
+from headrace.scripts import CLAIM_MAX_BYTES, Arg, Command, script
+from workers.items import Item, Settlement
+from workers.lane import Lane
+from workers.publisher import DISCONNECTED, Publisher
+
+logger = logging.getLogger(__name__)
+
+#: An answer that takes longer than this, in seconds, is an outage.
+ANSWER_MAX_S: Final = 5.0
+RECONNECT_MIN_S: Final = 0.05
+RECONNECT_MAX_S: Final = 2.0
+SWEEP_MAX_JOBS: Final = 500
+#: The result of a message that is refused at its claim is kept this long, in seconds.
+REFUSED_TTL_S: Final = 86400
+#: settle.lua's answer for a job that is another's by now.
+FENCED: Final = 0
+
+Handle = Callable[[Any, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a worker is held to.
+
+    Attributes:
+        lease_ttl_s: how long a lease lasts without renewal.
+        max_deliveries: how many model processes a job may take with it while it runs alone.
+        drain_timeout_s: how long a stop waits for running batches.
+    """
+
+    lease_ttl_s: float
+    max_deliveries: int
+    drain_timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    command: Command
+    handle: Handle
+    again: bool
+
+
+def _ignore(_reply: Any, _now: float) -> None:
+    pass
+
+
+class Ledger:
+    """What one worker says to Redis, and what is still to be said.
+
+    Args:
+        owner: this incarnation's name, written into each lease.
+    """
+
+    def __init__(self, owner: str, publisher: Publisher, limits: Limits) -> None:
+        self.owner = owner
+        self.limits = limits
+        self._publisher = publisher
+        self._outbox: list[_Call] = []
+        self._in_flight: list[_Call] = []
+        self.answer_due_at = float("inf")
+        self._claim_lost = False
+        self._delay_s = RECONNECT_MIN_S
+        self.reconnect_at = 0.0
+        self._reap_after = float("inf")
+
+    @property
+    def connected(self) -> bool:
+        """Whether Redis answered last."""
+        return self._publisher.connected
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is still to be said."""
+        return bool(self._outbox or self._in_flight)
+
+    def connect(self, lanes: Iterable[Lane], now: float) -> bool:
+        """Connect, and take up where the outage began; False (and a later try) if Redis is away."""
+        try:
+            self._publisher.connect()
+            (server,) = self._publisher.exchange([("INFO", "server")])
+        except (*DISCONNECTED, RedisError) as error:
+            self.lost(now, error)
+            return False
+        self._delay_s = RECONNECT_MIN_S
+        # Workers cut off by the same outage need one lease's time to renew theirs, so nothing is
+        # reaped before one lease_ttl after this connection, and so after the server's own start.
+        self._reap_after = now + self.limits.lease_ttl_s
+        logger.info("connected to Redis, up for %d s", _uptime_s(server))
+        if self._claim_lost:
+            for lane in lanes:
+                lane.claiming = 0
+                known = [item.token for item in lane.held.values()]
+                self._say(
+                    lane, "release_owner", "free", self.limits.max_deliveries, self.owner, *known
+                )
+        self._claim_lost = False
+        return True
+
+    def lost(self, now: float, error: Exception) -> None:
+        """The connection broke: keep what must be said, and try again later."""
+        logger.warning("Redis is away, next try in %.2f s: %s", self._delay_s, error)
+        self._claim_lost = True
+        self._outbox = [call for call in (*self._in_flight, *self._outbox) if call.again]
+        self._in_flight = []
+        self.answer_due_at = float("inf")
+        self._publisher.close()
+        self.reconnect_at = now + self._delay_s
+        self._delay_s = min(self._delay_s * 2, RECONNECT_MAX_S)
+
+    def close(self) -> None:
+        """Drop the connection."""
+        self._publisher.close()
+
+    def claim(self, lane: Lane, count: int) -> None:
+        """Ask for up to `count` jobs; what will not run is settled at once."""
+
+        def claimed(reply: Any, now: float) -> None:
+            lane.claiming = 0
+            self.settle(lane, lane.accept(reply, now))
+
+        lane.backlog = 0
+        lane.claiming = count
+        self._say(
+            lane, "claim", lane.model.name, lane.model.version, count, CLAIM_MAX_BYTES,
+            self._lease_us, self.owner, keys.TASK_NAME, REFUSED_TTL_S, handle=claimed,
+        )  # fmt: skip
+
+    def settle(self, lane: Lane, settlements: list[Settlement]) -> None:
+        """End jobs; they stay held (and renewed) until Redis has said that it knows."""
+        if not settlements:
+            return
+
+        def settled(reply: Any, _now: float) -> None:
+            for settlement, code in zip(settlements, reply, strict=True):
+                if int(code) == FENCED:
+                    logger.warning(
+                        "job %s is another's by now; this answer is dropped", settlement.id
+                    )
+                lane.forget(settlement.id, settlement.token)
+
+        flat = [argument for settlement in settlements for argument in settlement]
+        self._say(lane, "settle", *flat, handle=settled, again=True)
+
+    def release(self, lane: Lane, items: list[Item], mode: str) -> None:
+        """Give jobs back to the head of their queue, the first claimed in front.
+
+        Args:
+            lane: the model whose jobs they are.
+            items: the jobs, in the order of their claim.
+            mode: `free` (an orderly release), `alone` or `crash`; see `give_back` in _lib.lua.
+        """
+        if not items:
+            return
+
+        def released(_reply: Any, _now: float) -> None:
+            for item in items:
+                lane.forget(item.id, item.token)
+            lane.backlog += len(items)
+
+        pairs = [value for item in reversed(items) for value in (item.id, item.token)]
+        self._say(
+            lane, "release", mode, self.limits.max_deliveries, *pairs, handle=released, again=True
+        )
+
+    def renew(self, lane: Lane) -> None:
+        """Renew the leases of all that the lane holds."""
+        pairs = [value for item in lane.held.values() for value in (item.id, item.token)]
+        if pairs:
+            call = script("renew").call(keys.queue_keys(lane.queue), self._lease_us, *pairs)
+            self.say(call)
+
+    def sweep(self, lane: Lane, now: float) -> None:
+        """Promote what is due and reap what has run out."""
+
+        def swept(reply: Any, at: float) -> None:
+            lane.next_due_at = at + int(reply[2]) / US_PER_S if int(reply[2]) >= 0 else None
+            lane.backlog = max(lane.backlog, int(reply[3]))
+
+        reap = int(now >= self._reap_after)
+        self._say(lane, "sweep", reap, self.limits.max_deliveries, SWEEP_MAX_JOBS, handle=swept)
+
+    def say(self, command: Command) -> None:
+        """Send a command with the rest; its answer is not looked at, and it is not said again."""
+        self._outbox.append(_Call(command, _ignore, again=False))
+
+    def socket(self) -> Any:
+        """The socket on which answers come, for a selector; None without a connection."""
+        return self._publisher.socket() if self.connected else None
+
+    def check(self, now: float) -> None:
+        """An answer that is overdue is an outage: a half-open connection never says so itself."""
+        if self._in_flight and now >= self.answer_due_at:
+            self.lost(now, TimeoutError(f"no answer in {ANSWER_MAX_S:g} s"))
+
+    def flush(self, now: float) -> None:
+        """Send all that was gathered, unless answers to an earlier write are still outstanding.
+
+        Waiting for them gathers more for the next write, and the worker goes on meanwhile.
+        """
+        if self._in_flight or not self._outbox or not self.connected:
+            return
+        sent, self._outbox = self._outbox, []
+        self._in_flight = sent
+        self.answer_due_at = now + ANSWER_MAX_S
+        try:
+            self._publisher.send([call.command for call in sent])
+        except DISCONNECTED as error:
+            self.lost(now, error)
+
+    def hear(self, now: float) -> None:
+        """Read the outstanding answers, and act on them."""
+        try:
+            if not self._in_flight:
+                self._publisher.check()
+                return
+            replies = self._publisher.receive([call.command for call in self._in_flight])
+        except DISCONNECTED as error:
+            self.lost(now, error)
+            return
+        answered, self._in_flight = self._in_flight, []
+        self.answer_due_at = float("inf")
+        for call, reply in zip(answered, replies, strict=True):
+            if isinstance(reply, ResponseError):
+                self._refused(call, reply)
+            else:
+                call.handle(reply, now)
+
+    @property
+    def _lease_us(self) -> int:
+        return int(self.limits.lease_ttl_s * US_PER_S)
+
+    def _say(
+        self, lane: Lane, name: str, *arguments: Arg, handle: Handle = _ignore, again: bool = False
+    ) -> None:
+        command = script(name).call(keys.queue_keys(lane.queue), lane.queue, *arguments)
+        self._outbox.append(_Call(command, handle, again))
+
+    @staticmethod
+    def _refused(call: _Call, error: ResponseError) -> None:
+        # A script errs before its first write, so that nothing is half done. Its jobs stay leased
+        # to this worker; once it stops, or renews them no more, they are reaped.
+        logger.error("Redis refused a call: %s", error)
+
+
+def _uptime_s(server: Any) -> int:
+    text = server.decode() if isinstance(server, bytes) else str(server)
+    for line in text.splitlines():
+        name, _, value = line.partition(":")
+        if name == "uptime_in_seconds":
+            return int(value)
+    return 0

@@ -1,0 +1,147 @@
+"""One connection to Redis for all that a worker writes: many script calls, one round trip.
+
+Knows scripts and connections, not what the calls are for. After a broken connection the caller
+decides what to say again; nothing is repeated here but scripts that the server did not know.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, Final
+
+import redis
+from redis.exceptions import (
+    ConnectionError as RedisConnectionError,
+)
+from redis.exceptions import (
+    NoScriptError,
+    ResponseError,
+)
+from redis.exceptions import (
+    TimeoutError as RedisTimeoutError,
+)
+
+from headrace.scripts import NAMES, Command, script
+
+logger = logging.getLogger(__name__)
+
+Reply = Any
+DISCONNECTED: Final = (RedisConnectionError, RedisTimeoutError, OSError)
+
+
+class Publisher:
+    """Sends commands in one write and reads their replies.
+
+    Args:
+        client: the connection is taken from this client's pool.
+    """
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._client = client
+        self._connection: Any = None
+        self._scripts = [script(name) for name in NAMES]
+
+    @property
+    def connected(self) -> bool:
+        """Whether the last exchange left the connection in order."""
+        return self._connection is not None
+
+    def connect(self) -> None:
+        """Connect, and make the scripts known.
+
+        Raises:
+            redis.RedisError, OSError: Redis does not answer.
+        """
+        connection = self._client.connection_pool.get_connection()
+        try:
+            self._connection = connection
+            self._load_scripts()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Drop the connection; the next call wants `connect` first."""
+        if self._connection is not None:
+            connection, self._connection = self._connection, None
+            connection.disconnect()
+            self._client.connection_pool.release(connection)
+
+    def socket(self) -> Any:
+        """For selectors: readable when a reply is there or the connection is gone."""
+        return self._connection._sock
+
+    def check(self) -> None:
+        """Readable without a question: the server hung up.
+
+        Raises:
+            RedisConnectionError, OSError: it did; the connection is closed.
+        """
+        try:
+            self._connection.can_read(0)
+        except DISCONNECTED:
+            self.close()
+            raise
+
+    def exchange(self, commands: Sequence[Command]) -> list[Reply]:
+        """Send commands and read their replies; an error of one command stands at its place.
+
+        Raises:
+            RedisConnectionError, RedisTimeoutError, OSError: the outcome of every command is
+                unknown; the connection is closed.
+        """
+        self.send(commands)
+        return self.receive(commands)
+
+    def send(self, commands: Sequence[Command]) -> None:
+        """Send commands in one write, without waiting for what Redis says.
+
+        Raises:
+            RedisConnectionError, RedisTimeoutError, OSError: as for `exchange`.
+        """
+        connection = self._connection
+        if connection is None:
+            raise RedisConnectionError("not connected")
+        try:
+            connection.send_packed_command(connection.pack_commands(commands))
+        except DISCONNECTED:
+            self.close()
+            raise
+
+    def receive(self, commands: Sequence[Command]) -> list[Reply]:
+        """Read the replies to the commands that were sent last; blocks until all are there.
+
+        Raises:
+            RedisConnectionError, RedisTimeoutError, OSError: as for `exchange`.
+        """
+        if self._connection is None:
+            raise RedisConnectionError("not connected")
+        try:
+            replies = self._read(len(commands))
+            unknown = [n for n, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
+            if unknown:
+                # The server is another one than at connect: a restart or a failover under our feet.
+                self._load_scripts()
+                again = self.exchange([commands[n] for n in unknown])
+                for n, reply in zip(unknown, again, strict=True):
+                    replies[n] = reply
+        except DISCONNECTED:
+            self.close()
+            raise
+        return replies
+
+    def _load_scripts(self) -> None:
+        for reply in self.exchange([known.load_command() for known in self._scripts]):
+            if isinstance(reply, ResponseError):
+                raise reply
+
+    def _read(self, count: int) -> list[Reply]:
+        read = self._connection.read_response
+        replies = []
+        for _ in range(count):
+            try:
+                replies.append(read(disable_decoding=True))
+            except ResponseError as error:
+                replies.append(error)
+        return replies

@@ -228,7 +228,8 @@ class Consumer:
     def _ready(self, key: selectors.SelectorKey) -> None:
         """Something can be read: an answer, a frame, a wake-up or the call to stop."""
         if key.data is not None:
-            self._hear(*key.data, time.monotonic())
+            lane, replica = key.data
+            self._hear(lane, replica, time.monotonic())
         elif key.fileobj == self._signal_out:
             os.read(self._signal_out, 64)
         elif key.fileobj is self._ledger.socket():

@@ -48,7 +48,7 @@ class Wake:
         Raises:
             redis.RedisError, OSError: Redis does not answer, or refuses tracking.
         """
-        connection = self._client.connection_pool.get_connection()
+        connection: Any = self._client.connection_pool.get_connection()
         try:
             connection._parser.set_invalidation_push_handler(self._invalidated)
             connection.send_command("CLIENT", "TRACKING", "ON")
@@ -82,10 +82,13 @@ class Wake:
             self._armed = True
             connection = self._connection
             connection.send_packed_command(connection.pack_commands(self._commands))
-            return [self._length(connection) for _ in self._commands]
+            lengths = [self._length(connection) for _ in self._commands]
         except DISCONNECTED:
             self.close()
             raise
+        # A push may have been read together with the last reply; no selector would tell of it.
+        self.drain()
+        return lengths
 
     def _length(self, connection: Any) -> int:
         try:

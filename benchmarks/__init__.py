@@ -1,0 +1,1 @@
+"""Benchmarks: each a command, each against a baseline in the same run."""

@@ -1,0 +1,171 @@
+"""The overhead benchmark: `python -m benchmarks.echo [--write]`.
+
+`echo` gives its input back, so that all that is measured is the way there and back: one API process,
+one worker, Redis with AOF everysec, real settlements, Flower stopped. Beside it, in the same run,
+plain Celery with a task per job and a bare FastAPI route. `--write` puts the table into
+docs/performance.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import signal
+import statistics
+import tempfile
+import time
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+
+from benchmarks.load import Load, generator, run_load
+from benchmarks.stack import Cpu, Headrace, backlog_drained, bare_fastapi, plain_celery
+from tests.harness.wait import wait_until
+
+BODY = b'{"x": 1}'
+WAIT = "wait=20"
+DOC = Path(__file__).resolve().parents[1] / "docs" / "performance.md"
+BEGIN, END = "<!-- echo:begin -->", "<!-- echo:end -->"
+
+
+class Table:
+    """Rows of name, value and how it compares."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[str, str]] = []
+
+    def add(self, name: str, value: str) -> None:
+        self.rows.append((name, value))
+        print(f"{name:58} {value}", flush=True)
+
+    def markdown(self) -> str:
+        lines = ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in self.rows)]
+        return "\n".join(lines)
+
+
+def median_load(
+    url: str, connections: int, seconds: float, rounds: int, prefer: str = ""
+) -> Load:
+    """The run with the median rate; a warm-up goes before."""
+    run_load(url, BODY, connections, 1, prefer)
+    loads = [run_load(url, BODY, connections, seconds, prefer) for _ in range(rounds)]
+    return sorted(loads, key=lambda load: load.rate)[len(loads) // 2]
+
+
+def spread(cpu: dict[str, float]) -> str:
+    return ", ".join(f"{name} {seconds:.3f}" for name, seconds in cpu.items())
+
+
+def measure_headrace(table: Table, *, events: bool, seconds: float, rounds: int, drain: int) -> None:
+    label = "events on" if events else "events off"
+    with Headrace(events=events) as stack:
+        cpu = stack.cpu()
+        run_load(stack.submit_url, BODY, 64, 1, WAIT)
+        cpu.start()
+        loads = [run_load(stack.submit_url, BODY, 64, seconds, WAIT) for _ in range(rounds)]
+        taken = cpu.per_1000(sum(load.requests for load in loads))
+        load = sorted(loads, key=lambda one: one.rate)[len(loads) // 2]
+        if any(one.bad for one in loads):
+            raise RuntimeError(f"requests failed: {loads}")
+        table.add(f"submit and wait, 64 connections, a second ({label})", f"{load.rate:,.0f}")
+        table.add(f"… p50 / p99, ms ({label})", f"{load.p50_ms:.1f} / {load.p99_ms:.1f}")
+        table.add(f"… CPU s per 1,000 jobs ({label})", spread(taken))
+        if events:
+            return
+        alone = median_load(stack.submit_url, 1, seconds, rounds, WAIT)
+        table.add("submit and wait, alone, p50 / p99, ms", f"{alone.p50_ms:.2f} / {alone.p99_ms:.2f}")
+        measure_queue(table, stack, drain, seconds)
+
+
+def measure_queue(table: Table, stack: Headrace, drain: int, seconds: float) -> None:
+    wait_until(stack.idle, "all jobs ended", timeout_s=60)
+    os.kill(stack.worker.pid, signal.SIGSTOP)
+    with stack.redis.client() as client:
+        client.execute_command("MEMORY", "PURGE")
+        before = client.info("memory")["used_memory"]
+        stack.client.submit("echo", *({"x": n} for n in range(drain)))
+        bytes_per_job = (client.info("memory")["used_memory"] - before) / drain
+    table.add("bytes of Redis per queued job, record and indices in", f"{bytes_per_job:,.0f}")
+    cpu = stack.cpu()
+    cpu.start()
+    os.kill(stack.worker.pid, signal.SIGCONT)
+    started = time.perf_counter()
+    wait_until(stack.idle, "the backlog is drained", timeout_s=120)
+    took_s = time.perf_counter() - started
+    table.add(f"drain of {drain:,} jobs, a second", f"{drain / took_s:,.0f}")
+    table.add("… CPU s per 1,000 jobs", spread(cpu.per_1000(drain)))
+    os.kill(stack.worker.pid, signal.SIGSTOP)
+    load = run_load(stack.submit_url, BODY, 64, seconds)
+    os.kill(stack.worker.pid, signal.SIGCONT)
+    table.add("submit only, 64 connections, a second", f"{load.rate:,.0f}")
+    wait_until(stack.idle, "the backlog is drained", timeout_s=120)
+
+
+def measure_celery(table: Table, folder: Path, jobs: int) -> None:
+    with plain_celery(folder) as (app, server, pid):
+        os.kill(pid, signal.SIGSTOP)
+        started = time.perf_counter()
+        for n in range(jobs):
+            app.send_task("echo", args=[{"x": n}], ignore_result=False)
+        submitted_s = time.perf_counter() - started
+        children = [int(child) for child in _children(pid)]
+        assert server.process is not None
+        cpu = Cpu({"worker": [pid, *children], "redis": [server.process.pid]})
+        cpu.start()
+        os.kill(pid, signal.SIGCONT)
+        drained_s = backlog_drained(server, "celery")
+        table.add("plain Celery (prefork, a task per job): drained a second", f"{jobs / drained_s:,.0f}")
+        table.add("… CPU s per 1,000 jobs", spread(cpu.per_1000(jobs)))
+        table.add("… send_task a second", f"{jobs / submitted_s:,.0f}")
+        waits = []
+        for n in range(50):
+            started = time.perf_counter()
+            app.send_task("echo", args=[{"x": n}]).get(timeout=10)
+            waits.append((time.perf_counter() - started) * 1000)
+        table.add("… send and get, alone, p50, ms", f"{statistics.median(waits):.2f}")
+
+
+def _children(pid: int) -> Iterable[int]:
+    import psutil
+
+    return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+
+
+def measure_fastapi(table: Table, folder: Path, seconds: float, rounds: int) -> None:
+    with bare_fastapi(folder) as (url, _pid):
+        load = median_load(url, 64, seconds, rounds)
+        alone = median_load(url, 1, seconds, 1)
+    table.add("bare FastAPI no-op, 64 connections, a second", f"{load.rate:,.0f}")
+    table.add("… p50 / p99, ms; alone p50", f"{load.p50_ms:.1f} / {load.p99_ms:.1f}; {alone.p50_ms:.2f}")
+
+
+def main() -> None:
+    """Run all, print the table, and write it where asked."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help="put the table into docs/performance.md")
+    parser.add_argument("--seconds", type=float, default=6, help="length of each load")
+    parser.add_argument("--rounds", type=int, default=3, help="loads of which the median counts")
+    parser.add_argument("--drain", type=int, default=20_000)
+    arguments = parser.parse_args()
+    table = Table()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for events in (False, True):
+            measure_headrace(
+                table, events=events, seconds=arguments.seconds, rounds=arguments.rounds,
+                drain=arguments.drain,
+            )  # fmt: skip
+        measure_celery(table, folder, 2_000)
+        measure_fastapi(table, folder, arguments.seconds, arguments.rounds)
+    if arguments.write:
+        text = DOC.read_text("utf-8")
+        head, _, rest = text.partition(BEGIN)
+        _, _, tail = rest.partition(END)
+        when = datetime.now(UTC).date().isoformat()
+        where = f"Measured {when}, {os.cpu_count()} cores, Python {platform.python_version()}; load by {generator()}."
+        DOC.write_text(f"{head}{BEGIN}\n{where}\n\n{table.markdown()}\n{END}{tail}", "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,198 @@
+"""The systems under measurement, each as processes of its own, and what CPU each of them takes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import httpx2
+import psutil
+import redis
+
+from tests.harness.redis_servers import RedisServer, free_port, redis_server
+from tests.harness.wait import wait_until
+from tests.harness.worker import Client, Worker, celery_worker, write_models
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@contextmanager
+def process(command: list[str], log: Path, **environ: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A child with its output in a file; terminated afterwards."""
+    with log.open("wb") as out:
+        child = subprocess.Popen(
+            command, stdout=out, stderr=out, cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **environ},
+        )  # fmt: skip
+        try:
+            yield child
+        finally:
+            child.terminate()
+            try:
+                child.wait(15)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+
+
+def answers(url: str, expected: Callable[[int], bool] = lambda status: status < 500) -> bool:
+    """Whether an HTTP server answers there."""
+    try:
+        return expected(httpx2.get(url, timeout=1).status_code)
+    except httpx2.HTTPError:
+        return False
+
+
+@dataclass
+class Cpu:
+    """CPU seconds by process since `start`."""
+
+    pids: dict[str, list[int]]
+    _before: dict[str, float] = field(default_factory=dict)
+
+    def start(self) -> None:
+        self._before = {name: self._seconds(name) for name in self.pids}
+
+    def per_1000(self, jobs: int) -> dict[str, float]:
+        """CPU seconds per 1,000 jobs."""
+        return {
+            name: (self._seconds(name) - before) / jobs * 1000 for name, before in self._before.items()
+        }
+
+    def _seconds(self, name: str) -> float:
+        total = 0.0
+        for pid in self.pids[name]:
+            times = psutil.Process(pid).cpu_times()
+            total += times.user + times.system
+        return total
+
+
+class Headrace:
+    """Redis with AOF everysec, one API process, one worker with `echo`.
+
+    Args:
+        events: whether the worker sends Celery's task events.
+    """
+
+    def __init__(self, *, events: bool) -> None:
+        self.events = events
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Headrace:
+        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
+        models = write_models(folder, echo={"handler": "echo", "max_queue_depth": 10_000_000})
+        self.redis: RedisServer = self._stack.enter_context(
+            redis_server("valkey9", "--appendonly", "yes", "--appendfsync", "everysec")
+        )
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        environ = {
+            "HEADRACE_REDIS_URL": self.redis.url,
+            "HEADRACE_MODELS_FILE": str(models),
+            "HEADRACE_PORT": str(port),
+        }
+        self.api = self._stack.enter_context(
+            process([sys.executable, "-m", "api"], folder / "api.log", **environ)
+        )
+        self.worker: Worker = self._stack.enter_context(
+            celery_worker(
+                self.redis.url, models, folder, arguments=("-E",) if self.events else ()
+            )
+        )
+        self.client = self._stack.enter_context(Client(self.redis.url, models))
+        self.worker.wait_ready("echo")
+        wait_until(lambda: answers(self.url + "/live"), "the API answers", timeout_s=30)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    @property
+    def submit_url(self) -> str:
+        return self.url + "/api/v1/models/echo/jobs"
+
+    def cpu(self) -> Cpu:
+        """By process: api, redis, worker, model."""
+        assert self.redis.process is not None
+        return Cpu({
+            "api": [self.api.pid],
+            "redis": [self.redis.process.pid],
+            "worker": [self.worker.pid],
+            "model": self.worker.model_pids(),
+        })  # fmt: skip
+
+    def idle(self) -> bool:
+        """Whether every job has ended."""
+        with self.redis.client() as client:
+            return not client.llen("headrace.echo") and not client.zcard("hr:lease:headrace.echo")
+
+
+CELERY_APP = '''
+import os
+from celery import Celery
+app = Celery("plain", broker=os.environ["URL"], backend=os.environ["URL"])
+app.conf.update(worker_prefetch_multiplier=64, broker_connection_retry_on_startup=True)
+@app.task(name="echo")
+def echo(value):
+    return value
+'''
+
+FASTAPI_APP = '''
+from fastapi import FastAPI, Request
+app = FastAPI()
+@app.post("/echo")
+async def echo(request: Request) -> dict:
+    return await request.json()
+'''
+
+
+@contextmanager
+def plain_celery(folder: Path) -> Iterator[tuple[Any, RedisServer, int]]:
+    """A stock Celery worker (prefork, one child) with a task per job; (app, server, worker's pid)."""
+    (folder / "plain_app.py").write_text(CELERY_APP)
+    with redis_server("valkey9", "--appendonly", "yes", "--appendfsync", "everysec") as server:
+        command = [sys.executable, "-m", "celery", "-A", "plain_app", "worker", "-c", "1", "-l", "WARNING",
+                   "--without-gossip", "--without-mingle"]  # fmt: skip
+        environ = {"URL": server.url, "PYTHONPATH": f"{folder}:{ROOT}"}
+        with process(command, folder / "celery.log", **environ) as worker:
+            from celery import Celery
+
+            app = Celery("plain", broker=server.url, backend=server.url, set_as_current=False)
+            wait_until(lambda: bool(app.control.ping(timeout=0.5)), "Celery answers", timeout_s=30)
+            yield app, server, worker.pid
+            app.close()
+
+
+@contextmanager
+def bare_fastapi(folder: Path) -> Iterator[tuple[str, int]]:
+    """FastAPI on uvicorn with a route that gives its JSON back; (url, pid)."""
+    (folder / "bare_app.py").write_text(FASTAPI_APP)
+    port = free_port()
+    command = [sys.executable, "-m", "uvicorn", "bare_app:app", "--port", str(port), "--no-access-log",
+               "--log-level", "warning"]  # fmt: skip
+    with process(command, folder / "bare.log", PYTHONPATH=str(folder)) as server:
+        url = f"http://127.0.0.1:{port}"
+        wait_until(lambda: answers(url + "/docs"), "FastAPI answers", timeout_s=30)
+        yield url + "/echo", server.pid
+
+
+def backlog_drained(server: RedisServer, queue: str, timeout_s: float = 120) -> float:
+    """Seconds until a list is empty, looked at each 10 ms."""
+    started = time.perf_counter()
+    with redis.Redis(port=server.port) as client:
+        wait_until(lambda: client.llen(queue) == 0, f"{queue} is empty", timeout_s=timeout_s)
+    return time.perf_counter() - started

@@ -47,6 +47,7 @@ def server_for(app: Application, host: str, port: int, log_level: str = "info") 
             lifespan="on",
             access_log=False,
             server_header=False,
+            proxy_headers=False,
             log_level=log_level,
             backlog=BACKLOG,
             timeout_keep_alive=KEEP_ALIVE_S,

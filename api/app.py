@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from api import front
 from api.openapi import SCHEMAS, hot_paths
-from api.replies import answer_errors
+from api.replies import ANSWERED, answer_errors
 from api.routes import health, metrics, models, queues
 from api.services import Services, build
 from headrace import __version__
@@ -36,7 +36,12 @@ class Application(FastAPI):
             if found is not None:
                 await front.serve(self.services, found, scope, receive, send)
                 return
-        await super().__call__(scope, receive, send)
+        try:
+            await super().__call__(scope, receive, send)
+        except Exception:
+            # Starlette raises what it has answered again, and uvicorn would reset the connection.
+            if not scope.get(ANSWERED):
+                raise
 
     @override
     def openapi(self) -> dict[str, Any]:

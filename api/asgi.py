@@ -55,15 +55,14 @@ class Request:
         self.query_string: bytes = scope["query_string"]
         self.receive = receive
         self.drain = False
-        self._headers: list[Header] = scope["headers"]
+        headers: list[Header] = scope["headers"]
+        self._headers = dict(headers)
+        if len(self._headers) < len(headers):
+            self._headers = _joined(headers)
 
     def header(self, name: bytes) -> bytes:
         """A header's value by its lower-case name; several are joined with commas."""
-        found = b""
-        for key, value in self._headers:
-            if key == name:
-                found = value if not found else found + b"," + value
-        return found
+        return self._headers.get(name, b"")
 
     def query(self, known: frozenset[str]) -> dict[str, str]:
         """The query's parameters.
@@ -90,6 +89,13 @@ class Request:
                 raise InvalidRequest(f"the query parameter {name} is given twice")
             found[name] = value
         return found
+
+
+def _joined(headers: list[Header]) -> dict[bytes, bytes]:
+    found: dict[bytes, bytes] = {}
+    for name, value in headers:
+        found[name] = found[name] + b"," + value if name in found else value
+    return found
 
 
 def unknown_name(what: str, name: str, known: frozenset[str]) -> InvalidRequest:

@@ -14,6 +14,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
+from api.counters import Counters
 from api.fleet import ModelStatus
 from api.services import Services
 from headrace.errors import BrokerError
@@ -37,6 +38,7 @@ class Snapshot(Collector):
 
     broker_up: bool
     waiting: int
+    counters: Counters
     depths: dict[str, Depth] = field(default_factory=dict)
     statuses: dict[str, ModelStatus] = field(default_factory=dict)
     totals: dict[str, ModelTotals] = field(default_factory=dict)
@@ -52,6 +54,7 @@ class Snapshot(Collector):
         waiting.add_metric([], self.waiting)
         yield up
         yield waiting
+        yield from self.counters.collect()
         yield from self._queues()
         yield from self._models()
 
@@ -115,13 +118,13 @@ def _gauge(name: str, text: str, values: Iterable[tuple[str, float]]) -> GaugeMe
 
 async def read_snapshot(services: Services) -> Snapshot:
     """Ask Redis; a scrape must not fail with it, or the outage itself could not be seen."""
-    waiting = services.waiters.count
+    waiting, counters = services.waiters.count, services.counters
     models = list(services.catalog.models.values())
     try:
         depths = await services.queue.depths([model.queue for model in models])
         statuses = await services.fleet.statuses()
         totals = await services.queue.totals([model.name for model in models])
     except BrokerError:
-        return Snapshot(broker_up=False, waiting=waiting)
+        return Snapshot(False, waiting, counters)
     by_model = {model.name: depth for model, depth in zip(models, depths, strict=True)}
-    return Snapshot(True, waiting, by_model, statuses, totals)
+    return Snapshot(True, waiting, counters, by_model, statuses, totals)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from fastapi import FastAPI, Request, Response
@@ -13,6 +13,9 @@ from api.asgi import Reply
 from api.problems import PathNotFound, problem, unexpected
 from api.services import Services
 from headrace.errors import HeadraceError, InvalidRequest, MethodNotAllowed
+
+#: Set in the scope of a request whose unforeseen error was logged and answered.
+ANSWERED: Final = "headrace.answered"
 
 
 def services_of(request: Request) -> Services:
@@ -79,4 +82,5 @@ async def _on_http(request: Request, error: Exception) -> Response:
 
 
 async def _on_unexpected(request: Request, error: Exception) -> Response:
+    request.scope[ANSWERED] = True
     return response_of(unexpected(error, request.url.path))

@@ -6,6 +6,7 @@ import asyncio
 import math
 import re
 from collections.abc import Awaitable, Callable
+from functools import lru_cache
 from typing import Final, Self
 
 from api.asgi import ClientGone, Receive
@@ -22,6 +23,7 @@ LOOK_AGAIN_S: Final = 1.0
 _PREFER_WAIT = re.compile(rb'(?:^|[,;])\s*wait\s*=\s*"?(\d{1,9})"?\s*(?=$|[,;])', re.IGNORECASE)
 
 
+@lru_cache(maxsize=256)
 def preferred_wait_s(prefer: bytes, max_wait_s: float) -> float | None:
     """The wait of a Prefer header (RFC 7240), capped; None where there is none that can be read."""
     found = _PREFER_WAIT.search(prefer)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 import binascii
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
 
 from api.problems import failure_of
-from headrace.jobs import Job, State, iso
+from headrace.jobs import US_PER_S, Job, State, iso
 from headrace.messages import JSON_TYPE
 
 JOBS_PATH: Final = "/api/v1/jobs/"
@@ -35,7 +36,7 @@ class _JobObject(msgspec.Struct):
     attempts: int
     queue_position: int | None
     batch_size: int | None
-    timings: dict[str, float] | None
+    timings: msgspec.Raw
     metadata: msgspec.Raw
     waiting_for: str | None
     urls: msgspec.Raw
@@ -70,13 +71,13 @@ def job_object(job: Job, *, has_replica: bool = True) -> bytes:
         model=job.model,
         version=job.version,
         status=state.status,
-        created_at=iso(job.created_us),
-        started_at=iso(job.started_us) if job.started_us else None,
-        finished_at=iso(ended) if ended else None,
+        created_at=_time(job.created_us),
+        started_at=_time(job.started_us) if job.started_us else None,
+        finished_at=_time(ended) if ended else None,
         attempts=job.attempts,
         queue_position=job.place or None,
         batch_size=job.batch_size or None,
-        timings=job.timings_ms,
+        timings=_timings(job) if job.timings else _NULL,
         metadata=msgspec.Raw(job.metadata_json.encode()) if job.metadata_json else _NULL,
         waiting_for=None if has_replica or state is not State.QUEUED else REPLICA,
         urls=_urls(job.id),
@@ -92,6 +93,26 @@ def job_object(job: Job, *, has_replica: bool = True) -> bytes:
         if failure is not None:
             view.error = _Error(failure.type, failure.message, failure.retryable)
     return _ENCODER.encode(view)
+
+
+def _time(us: int) -> str:
+    seconds, rest = divmod(us, US_PER_S)
+    return f"{_second(seconds)}.{rest:06d}+00:00"
+
+
+@lru_cache(maxsize=1024)
+def _second(seconds: int) -> str:
+    """The jobs of one second have the same beginning of their times."""
+    return iso(seconds * US_PER_S)[:19]
+
+
+def _timings(job: Job) -> msgspec.Raw:
+    queued, hold, preprocess, inference, postprocess = job.timings.split(",")
+    total = (job.ended_us - job.created_us) / 1000
+    return msgspec.Raw(
+        f'{{"queued":{queued},"hold":{hold},"preprocess":{preprocess},"inference":{inference},'
+        f'"postprocess":{postprocess},"total":{total}}}'.encode()
+    )
 
 
 def _urls(job_id: str) -> msgspec.Raw:

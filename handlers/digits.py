@@ -93,7 +93,8 @@ class Digits(Handler):
             image = decode(data, max_pixels=self.options.max_pixels, draft_px=DRAFT_PX)
             return torch.from_numpy(frame(to_grey(image))).unsqueeze(0)
         except InputError as error:
-            return error
+            # Its frames would keep the image alive, and an input's error needs no traceback.
+            return error.with_traceback(None)
 
 
 def frame(image: Image.Image) -> NDArray[np.float32]:
@@ -115,8 +116,8 @@ def frame(image: Image.Image) -> NDArray[np.float32]:
     contrast = float(ink.max())
     if contrast < MIN_CONTRAST:
         raise InputError(
-            "nothing is written on the image: all of it is of about one tone",
-            hint="send one digit, dark on light or light on dark",
+            "nothing is written on the image, all of it is of about one tone; "
+            "send one digit, dark on light or light on dark"
         )
     ink /= contrast
     return _fit(_cut(ink))

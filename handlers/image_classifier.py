@@ -105,7 +105,8 @@ class ImageClassifier(Handler):
         try:
             image = decode(data, max_pixels=options.max_pixels, draft_px=options.resize_px)
         except InputError as error:
-            return error
+            # Its frames would keep the image alive, and an input's error needs no traceback.
+            return error.with_traceback(None)
         square = _centre(to_rgb(image), options.resize_px, options.crop_px)
         return torch.from_numpy(np.array(square)).permute(2, 0, 1)
 

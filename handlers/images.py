@@ -40,11 +40,9 @@ def decode(
         InputError: it is no image, cannot be decoded, or is too large.
     """
     if not isinstance(data, (bytes, bytearray, memoryview)):
-        raise InputError(
-            f"expected the bytes of an image, got {_json_name(data)}", hint=SEND_AN_IMAGE
-        )
+        raise InputError(f"expected an image, got {_json_name(data)}; {SEND_AN_IMAGE}")
     if not data:
-        raise InputError("expected the bytes of an image, got 0 bytes", hint=SEND_AN_IMAGE)
+        raise InputError(f"expected an image, got 0 bytes; {SEND_AN_IMAGE}")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
@@ -53,17 +51,16 @@ def decode(
         raise
     except UnidentifiedImageError:
         raise InputError(
-            f"not an image: {len(data)} bytes that are none of {', '.join(FORMATS)}",
-            hint=SEND_AN_IMAGE,
+            f"not an image: {len(data)} bytes that are none of {', '.join(FORMATS)}; "
+            f"{SEND_AN_IMAGE}"
         ) from None
     except (Image.DecompressionBombWarning, Image.DecompressionBombError):
         raise _too_large(f"more than {HIGHEST_MAX_PIXELS:,}", max_pixels) from None
-    except Exception as error:
-        # Its parsers raise all sorts on a broken file: SyntaxError, struct.error, KeyError, ...
+    except Exception as error:  # noqa: BLE001 - parsers raise all sorts on a broken file
         raise InputError(
-            f"the image cannot be decoded: {str(error) or type(error).__name__}",
-            hint="is the file complete? send it as it is, without re-encoding",
-        ) from error
+            f"the image cannot be decoded: {str(error) or type(error).__name__}; "
+            "is the file complete?"
+        ) from None
 
 
 def _decode(data: bytes, max_pixels: int, draft_px: int | None) -> Image.Image:
@@ -107,8 +104,8 @@ def _eight_bit(image: Image.Image) -> Image.Image:
 
 def _too_large(size: str, max_pixels: int) -> InputError:
     return InputError(
-        f"the image is too large: {size} pixels, and at most {max_pixels:,} are taken",
-        hint="send a smaller one, or raise the model's option max_pixels",
+        f"the image is too large: {size} pixels, and at most {max_pixels:,} are taken; "
+        "send a smaller one"
     )
 
 

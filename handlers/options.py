@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -11,6 +11,7 @@ from handlers.images import DEFAULT_MAX_PIXELS, HIGHEST_MAX_PIXELS
 from headrace.errors import ConfigError
 from headrace.handler import Context
 from headrace.suggest import did_you_mean, listing
+from headrace.yamlconf import convert
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -31,15 +32,17 @@ def read_options(context: Context, kind: type[S]) -> S:
     Raises:
         ConfigError: one is unknown or does not fit.
     """
-    known = kind.__struct_fields__
-    where = f"model {context.model_name}: options"
-    for name in context.options:
-        if name not in known:
+    fields = {field.name: field for field in msgspec.structs.fields(kind)}
+    values: dict[str, Any] = {}
+    for name, value in context.options.items():
+        where = f"model {context.model_name}: options.{name}"
+        if name not in fields:
             raise ConfigError(
-                f"{where}.{name}: unknown option{did_you_mean(name, known)}",
-                hint=f"known: {listing(known)}",
+                f"{where}: unknown option{did_you_mean(name, fields)}",
+                hint=f"known: {listing(fields)}",
             )
-    try:
-        return msgspec.convert(context.options, kind)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{where}: {error}") from None
+        try:
+            values[name] = convert(value, fields[name].type)
+        except ValueError as error:
+            raise ConfigError(f"{where}: {error}", hint="docs/handlers.md lists them") from None
+    return kind(**values)

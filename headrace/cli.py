@@ -114,7 +114,9 @@ def main() -> None:
 
 
 def _settings(**overrides: object) -> Settings:
-    return load_settings(None, os.environ, overrides)
+    # As text, which is how every other source gives a path.
+    given = {k: str(v) if isinstance(v, Path) else v for k, v in overrides.items()}
+    return load_settings(None, os.environ, given)
 
 
 def _status(error: HeadraceError) -> int:

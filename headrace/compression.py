@@ -12,6 +12,8 @@ from headrace.errors import InvalidRequest
 
 #: The most bytes that one compressed body may become.
 DECOMPRESSED_MAX_BYTES: Final = 256 * 1024 * 1024
+#: The most memory that an LZMA header may ask for; its strongest preset needs 65 MiB.
+LZMA_MAX_BYTES: Final = 128 * 1024 * 1024
 
 
 def _zlib(body: bytes) -> tuple[bytes, bool]:
@@ -25,7 +27,7 @@ def _bz2(body: bytes) -> tuple[bytes, bool]:
 
 
 def _lzma(body: bytes) -> tuple[bytes, bool]:
-    stream = lzma.LZMADecompressor()
+    stream = lzma.LZMADecompressor(memlimit=LZMA_MAX_BYTES)
     return stream.decompress(body, DECOMPRESSED_MAX_BYTES), stream.eof
 
 
@@ -43,11 +45,14 @@ def decompress(body: bytes, method: str) -> bytes:
         InvalidRequest: an unknown method, broken data, or more than DECOMPRESSED_MAX_BYTES.
     """
     if method not in METHODS:
-        raise InvalidRequest(f"compression {method!r} is not served; use one of {', '.join(METHODS)}")
+        known = ", ".join(METHODS)
+        raise InvalidRequest(f"compression {method!r} is not served; use one of {known}")
     try:
         text, complete = METHODS[method](body)
     except (zlib.error, OSError, EOFError, lzma.LZMAError) as error:
         raise InvalidRequest(f"the body is not {method}: {error}") from None
     if not complete:
-        raise InvalidRequest(f"the body is cut off or larger than {DECOMPRESSED_MAX_BYTES} bytes")
+        raise InvalidRequest(
+            f"the compressed body is cut off, or more than {DECOMPRESSED_MAX_BYTES} bytes unpacked"
+        )
     return text

@@ -1,4 +1,4 @@
-"""The job: its states, its options, and the record as Redis holds it. Knows no Redis and no HTTP."""
+"""The job: its states, options, and record as Redis holds it. Knows no Redis and no HTTP."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ A queue's own (no TTL; all but the last three are empty when the queue is idle):
     hr:held:<queue>                 hash    id -> raw message while leased
     hr:delayed:<queue>              zset    id -> when it is due
     hr:parked:<queue>               hash    id -> raw message while delayed
-    hr:tomb:<queue>                 hash    id -> step of a cancelled job whose message is still listed
-    hr:count:<queue>                hash    out<step>: messages ever taken; tomb<step>: entries of hr:tomb
+    hr:tomb:<queue>                 hash    id -> step of a cancelled job that is still listed
+    hr:count:<queue>                hash    out<step>: messages ever taken; tomb<step>: in hr:tomb
     hr:dead:<queue>                 zset    dead letter -> when it died; until purged
     hr:letter:<queue>:<dead letter> hash    reason, raw, at, error; until purged
 
@@ -45,7 +45,7 @@ WORKER_TTL_S: Final = 15
 
 JOB_PREFIX: Final = "hr:job:"
 META_PREFIX: Final = "celery-task-meta-"
-TOKEN: Final = "hr:token"
+TOKEN: Final = "hr:token"  # noqa: S105 - a fence, no secret
 WORKERS: Final = "hr:workers"
 
 
@@ -64,7 +64,7 @@ class F:
     JOINED: Final = "j"  # when it joined its list, if it was delayed before
     WAITER: Final = "w"  # API process that waits for the end
     TTL: Final = "l"  # result_ttl in seconds
-    TOKEN: Final = "t"
+    TOKEN: Final = "t"  # noqa: S105 - the fence of its last claim
     OWNER: Final = "o"  # incarnation of the worker that leased it last
     ATTEMPTS: Final = "a"  # times that it was handed out; an orderly release is taken back
     CRASHES: Final = "k"  # model processes lost while it ran alone

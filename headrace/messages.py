@@ -39,7 +39,7 @@ def loads(raw: bytes | msgspec.Raw) -> Any:
     """
     try:
         return msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (ValueError, RecursionError):
         try:
             return json.loads(bytes(raw))
         except (ValueError, RecursionError) as error:
@@ -116,10 +116,18 @@ def envelope(
 ) -> bytes:
     """One task message, ready for LPUSH.
 
-    The body is plain JSON text (`body_encoding` utf-8), which kombu reads and which spares a third of
-    the bytes; id, model and queue are checked by the caller and need no escaping.
+    The body is plain JSON text (`body_encoding` utf-8), which kombu reads and which spares a third
+    of the bytes. The caller has checked that id, model and queue need no escaping, and that
+    `input_json` is one JSON value.
+
+    Raises:
+        InvalidRequest: the input is not UTF-8.
     """
-    body = b'[[],{"model":"%s","input":%s},{}]' % (model.encode(), input_json)
+    try:
+        text = input_json.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"the input is not UTF-8, as JSON must be: {error}") from None
+    body = f'[[],{{"model":"{model}","input":{text}}},{{}}]'
     own: dict[str, Any] = {}
     if options.max_retries is not None:
         own["max_retries"] = options.max_retries
@@ -138,7 +146,7 @@ def envelope(
     return b'{"headers":%s,"properties":%s,"body":%s,%s}' % (
         headers.encode(),
         properties.encode(),
-        _encode(body.decode()),
+        _encode(body),
         _TAIL,
     )
 
@@ -187,9 +195,7 @@ class _Embed(msgspec.Struct, frozen=True):
 
 
 _ENVELOPE: Final = msgspec.json.Decoder(_Envelope)
-_BODY: Final = msgspec.json.Decoder(
-    tuple[list[msgspec.Raw], dict[str, msgspec.Raw], _Embed | None]
-)
+_BODY: Final = msgspec.json.Decoder(tuple[list[msgspec.Raw], dict[str, msgspec.Raw], _Embed | None])
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -219,7 +225,7 @@ def read_envelope(raw: bytes) -> Message:
         envelope_ = _ENVELOPE.decode(raw)
         body = _body_text(envelope_)
         args, kwargs, embed = _decode_body(body)
-    except (msgspec.DecodeError, ValueError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise InvalidRequest(f"the task message cannot be read: {error}") from None
     headers = envelope_.headers
     if embed is not None and any((embed.callbacks, embed.errbacks, embed.chain, embed.chord)):
@@ -249,7 +255,9 @@ def _body_text(envelope_: _Envelope) -> bytes:
     if envelope_.headers.compression:
         body = compression.decompress(body, envelope_.headers.compression)
     encoding = (envelope_.encoding or "utf-8").lower()
-    return body if encoding in ("utf-8", "utf8", "us-ascii", "binary") else body.decode(encoding).encode()
+    if encoding in ("utf-8", "utf8", "us-ascii", "binary"):
+        return body
+    return body.decode(encoding).encode()
 
 
 def _decode_body(
@@ -276,8 +284,9 @@ def _arguments(args: list[msgspec.Raw], kwargs: dict[str, msgspec.Raw]) -> tuple
     twice = given.keys() & kwargs.keys()
     unknown = kwargs.keys() - set(names)
     if twice or unknown:
-        wrong = ", ".join(sorted(twice or unknown))
-        raise InvalidRequest(f"{TASK_NAME} takes model and input; {'given twice' if twice else 'unknown'}: {wrong}")
+        wrong = "given twice" if twice else "unknown"
+        which = ", ".join(sorted(twice or unknown))
+        raise InvalidRequest(f"{TASK_NAME} takes model and input; {wrong}: {which[:128]}")
     given.update(kwargs)
     missing = [name for name in names if name not in given]
     if missing:
@@ -289,7 +298,7 @@ def _arguments(args: list[msgspec.Raw], kwargs: dict[str, msgspec.Raw]) -> tuple
 
 
 def _instant(value: str | float | None, name: str) -> float | None:
-    """Celery writes times as ISO 8601; a time without a zone is UTC. Numbers are seconds since 1970."""
+    """Celery writes ISO 8601; a time without a zone is UTC. Numbers are seconds since 1970."""
     if value is None or isinstance(value, (int, float)):
         return value
     try:

@@ -20,12 +20,12 @@ from headrace.devices import Device
 from headrace.embedded import EmbeddedServer
 from headrace.errors import HeadraceError
 from headrace.layout import server_root
+from headrace.recovery import release_incarnation
 from headrace.running import Child, Exit
 from headrace.settings import ENV_CONFIG, Settings
 
 INCARNATION: Final = "HEADRACE_INCARNATION"
-#: `-P`: a folder `api` or `workers` in the user's own working directory must not be ours.
-PYTHON: Final = (sys.executable, "-P", "-m")
+PYTHON: Final = (sys.executable, "-m")
 
 _PROBE_TIMEOUT_S: Final = 0.5
 _WILDCARDS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - compared
@@ -44,11 +44,13 @@ def environment(settings: Settings, redis_url: str, environ: Mapping[str, str]) 
     """
     cwd = os.getcwd()
     given = [entry for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    # Celery puts the working directory first on the path unless it is on it already.
+    # A folder `api` or `workers` in the user's own working directory must not be taken for ours.
+    # Celery puts that directory first on the path unless it is on it already, so it goes last.
     path = dict.fromkeys([str(server_root()), *given, cwd])
     result = {
         **environ,
         "PYTHONPATH": os.pathsep.join(path),
+        "PYTHONSAFEPATH": "1",
         "PYTHONUNBUFFERED": "1",
         "HEADRACE_REDIS_URL": redis_url,
         "HEADRACE_MODELS_FILE": str(settings.models_file.absolute()),
@@ -133,11 +135,15 @@ def worker_child(
         }
 
     def release(end: Exit) -> None:
-        release_leases(url, end.environment[INCARNATION], say)
+        release_leases(url, end.environment[INCARNATION], settings.max_deliveries, say)
 
+    command = [
+        *_celery("worker"), "-n", node, "-E", "--loglevel", settings.log_level,
+        "--without-gossip", "--without-mingle",
+    ]  # fmt: skip
     return Child(
         name=device.name,
-        command=[*_celery("worker"), "-n", node, "-E", "--loglevel", settings.log_level],
+        command=command,
         environment=fresh,
         stage=1,
         stop_rank=1,
@@ -168,12 +174,12 @@ def flower_child(settings: Settings, environ: Mapping[str, str]) -> Child:
     )
 
 
-def release_leases(redis_url: str, incarnation: str, say: Callable[[str], None]) -> None:
+def release_leases(
+    redis_url: str, incarnation: str, max_deliveries: int, say: Callable[[str], None]
+) -> None:
     """Hand out again what a worker that is gone still held. On an error its leases run out."""
-    from headrace.recovery import release_incarnation
-
     try:
-        released = release_incarnation(redis_url, incarnation)
+        released = release_incarnation(redis_url, incarnation, max_deliveries)
     except (HeadraceError, redis.exceptions.RedisError, OSError) as error:
         say(f"leases of {incarnation} not released, they run out by themselves: {error}")
         return
@@ -198,7 +204,7 @@ def get_json(host: str, port: int, path: str) -> Any:
 
 
 def _celery(command: str) -> list[str]:
-    return [*PYTHON, "celery", "-A", "workers.celery_app", command]
+    return [*PYTHON, "celery", "--quiet", "-A", "workers.celery_app", command]
 
 
 def _worker_is_seen(redis_url: str, incarnation: str) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import redis.asyncio
+from hiredis import pack_command
 from redis.exceptions import (
     BusyLoadingError,
     NoScriptError,
@@ -204,22 +205,39 @@ class JobQueue:
 
     async def _call(self, name: str, *arguments: Arg) -> list[Any]:
         """Call a script; once more after a broken connection, which all of these scripts allow."""
-        command = script(name).call([], *arguments)
+        called = pack_command(script(name).call([], *arguments))
         try:
             try:
-                return await self._evaluate(name, command)
+                return await self._evaluate(name, called)
             except (RedisConnectionError, RedisTimeoutError):
-                return await self._evaluate(name, command)
+                return await self._evaluate(name, called)
         except RedisError as error:
             raise translate(error) from error
 
-    async def _evaluate(self, name: str, command: tuple[Arg, ...]) -> list[Any]:
+    async def _evaluate(self, name: str, called: bytes) -> list[Any]:
         try:
-            answer = await self._client.execute_command(*command)
+            answer = await self._exchange(called)
         except NoScriptError:
-            await self._client.execute_command(*script(name).load_command())
-            answer = await self._client.execute_command(*command)
+            await self._exchange(pack_command(script(name).load_command()))
+            answer = await self._exchange(called)
         return list(answer)
+
+    async def _exchange(self, packed: bytes) -> Any:
+        """One command on a connection of the pool, without the layers of `execute_command`."""
+        pool = self._client.connection_pool
+        connection = await pool.get_connection()
+        try:
+            await connection.send_packed_command(packed)
+            answer = await connection.read_response()
+        except ResponseError:
+            raise
+        except BaseException:
+            # Whoever took this connection next would read the answer to this command.
+            await connection.disconnect(nowait=True)
+            raise
+        finally:
+            await pool.release(connection)
+        return answer
 
 
 def _job(job_id: str, answer: Any) -> Job | None:

@@ -122,7 +122,9 @@ class Up:
         """What a killed `up` left leased is handed out at once; its workers died with it."""
         stale, self._stale = self._stale, []
         for incarnation in stale:
-            parts.release_leases(self._broker_url, incarnation, self._say)
+            parts.release_leases(
+                self._broker_url, incarnation, self._settings.max_deliveries, self._say
+            )
 
     def _urls(self) -> dict[str, str]:
         settings = self._settings
@@ -153,20 +155,16 @@ class Up:
     def _announce(self) -> None:
         settings = self._settings
         urls = self._urls()
-        lines = ["everything is up" if self._is_ready() else "up; GET /ready says what is missing"]
-        lines.append(
-            f"  API     {urls['api']}  (docs: {urls['api']}/docs, state: {urls['api']}/ready)"
-        )
+        state = parts.get_json(settings.host, settings.port, "/ready")
+        lines = ["up" if state else "up, but not ready: GET /ready says why"]
+        lines.append(f"  API     {urls['api']}  (documentation: /docs, state: /ready)")
         lines.append(f"  broker  {urls['broker']}")
         if "flower" in urls:
             lines.append(f"  Flower  {urls['flower']}")
+        lines.append(f"  models  {_models(state)}")
         lines.append(f"  state   {settings.state_dir.absolute()}")
-        lines.append("Ctrl-C stops it")
+        lines.append("Ctrl-C stops everything; what is queued is kept")
         self._say("\n".join(lines))
-
-    def _is_ready(self) -> bool:
-        settings = self._settings
-        return parts.get_json(settings.host, settings.port, "/ready") is not None
 
     def _say(self, text: str) -> None:
         self._console.say(OWN_NAME, text)
@@ -185,3 +183,11 @@ def _check_flower(settings: Settings, environ: Mapping[str, str]) -> None:
 def _incarnations_of(record: Mapping[str, Any]) -> list[str]:
     found = record.get("incarnations")
     return [item for item in found if isinstance(item, str)] if isinstance(found, list) else []
+
+
+def _models(state: Any) -> str:
+    """The models' states as `/ready` has them, in a few words."""
+    models = state.get("models") if isinstance(state, dict) else None
+    if not isinstance(models, dict):
+        return "unknown"
+    return ", ".join(f"{name} {model.get('state')}" for name, model in models.items())

@@ -104,7 +104,8 @@ class Publisher:
         if connection is None:
             raise RedisConnectionError("not connected")
         try:
-            connection.send_packed_command(connection.pack_commands(commands))
+            # One write: redis-py would send each long command by itself.
+            connection.send_packed_command([b"".join(connection.pack_commands(commands))])
         except DISCONNECTED:
             self.close()
             raise

@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from api.asgi import unknown_name
 from api.fleet import ModelStatus
 from api.problems import ModelsNotReady, explain, problem
 from api.replies import json_response, response_of, services_of
@@ -28,6 +29,10 @@ async def ready(request: Request, models: str = "") -> Response:
     `?models=all` wants a loaded replica of each.
     """
     services = services_of(request)
+    for name in request.query_params:
+        if name != "models":
+            # A misspelt name would make the strict question a lax one.
+            raise unknown_name("query parameter", name, frozenset({"models"}))
     if models not in ("", "all"):
         raise InvalidRequest(
             f"query parameter models: {models[:32]!r} is not known", hint="Give all, or leave it."

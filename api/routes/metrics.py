@@ -16,5 +16,5 @@ async def metrics(request: Request) -> Response:
     """Queues and workers as Redis has them now, and what this process has counted."""
     services = services_of(request)
     snapshot = await read_snapshot(services)
-    body = generate_latest(services.counters.registry) + generate_latest(snapshot)
+    body = generate_latest(snapshot)
     return Response(body, media_type=CONTENT_TYPE_LATEST)

@@ -1,7 +1,8 @@
-"""The Lua scripts, and the commands that call them. Knows no connection: callers send what this builds.
+"""The Lua scripts, and the commands that call them. Knows no connection: callers send them.
 
-Each script is `_lib.lua`, `_end.lua` where it ends jobs, and its own file. A server that does not know a script (after a
-restart or a failover) answers NOSCRIPT; the caller then sends `load_command` and the call again.
+Each script is `_lib.lua`, then `_end.lua` where it ends jobs or gives them back, then its own file.
+A server that does not know a script (after a restart or a failover) answers NOSCRIPT; the caller
+then sends `load_command` and the call again.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class Script:
 _ENDING: Final = frozenset({"claim", "settle", "release", "release_owner", "sweep", "cancel"})
 
 NAMES: Final = (
-    "submit", "claim", "settle", "renew", "release", "release_owner", "sweep", "cancel", "view", "depth",
+    "submit", "claim", "settle", "renew", "release", "release_owner", "sweep", "cancel", "view",
+    "depth",
 )  # fmt: skip
 
 

@@ -44,19 +44,23 @@ local function submit(i, last)
   -- A cancelled job whose record is gone but whose message is still listed: its tombstone would drop this one.
   if q.entombed and redis.call('HEXISTS', 'hr:tomb:' .. name, id) == 1 then return {3, NOW, 0} end
   if q.depth >= tonumber(ARGV[i + 3]) then return {0, NOW, q.depth} end
-  q.depth = q.depth + 1
-  local ticket = 0
+  local ticket = q.tickets[step] + 1
+  local written
   if delay > 0 then
-    redis.call('HSET', job, 's', 'd', 'c', NOW, 'p', step, unpack(ARGV, i + HEAD, last))
+    written = redis.pcall('HSET', job, 's', 'd', 'c', NOW, 'p', step, unpack(ARGV, i + HEAD, last))
+  else
+    written = redis.pcall('HSET', job, 's', 'q', 'c', NOW, 'p', step, 'n', ticket, unpack(ARGV, i + HEAD, last))
+  end
+  if type(written) == 'table' then return nil, written.err end
+  q.depth = q.depth + 1
+  if hash ~= '' then redis.call('HSET', job, 'h', hash) end
+  if delay > 0 then
     redis.call('HSET', 'hr:parked:' .. name, id, raw)
     redis.call('ZADD', 'hr:delayed:' .. name, whole(NOW_US + delay), id)
-  else
-    ticket = q.tickets[step] + 1
-    q.tickets[step] = ticket
-    redis.call('HSET', job, 's', 'q', 'c', NOW, 'p', step, 'n', ticket, unpack(ARGV, i + HEAD, last))
-    redis.call('LPUSH', q.lists[step], raw)
+    return {1, NOW, 0}
   end
-  if hash ~= '' then redis.call('HSET', job, 'h', hash) end
+  redis.call('LPUSH', q.lists[step], raw)
+  q.tickets[step] = ticket
   return {1, NOW, ticket}
 end
 
@@ -64,7 +68,14 @@ i = 1
 while i <= #ARGV do
   local last = i + HEAD - 1 + tonumber(ARGV[i + 7])
   n = n + 1
-  answers[n] = submit(i, last)
+  local answer, err = submit(i, last)
+  if err then
+    -- Refused before anything was written: Redis looks at its memory at a script's first write only. Redis 6.2 hides
+    -- the reason behind the line of the script; clients know it by how it begins.
+    if string.find(err, 'OOM', 1, true) then err = "OOM command not allowed when used memory > 'maxmemory'." end
+    return redis.error_reply(err)
+  end
+  answers[n] = answer
   i = last + 1
 end
 return answers

@@ -38,6 +38,7 @@ class ApiServer:
     """
 
     url: str
+    redis_url: str
     app: Application
     http: httpx2.Client
     server: Server
@@ -65,7 +66,7 @@ def api_server(redis_url: str, models: Catalog, **settings: Any) -> Iterator[Api
     wait_until(lambda: server.started or not thread.is_alive(), "the API serves")
     try:
         with httpx2.Client(base_url=url, timeout=30) as http:
-            yield ApiServer(url, app, http, server)
+            yield ApiServer(url, redis_url, app, http, server)
     finally:
         server.should_exit = True
         thread.join(15)

@@ -139,7 +139,7 @@ class Client:
     """Submits and reads jobs of one deployment, synchronously."""
 
     def __init__(self, redis_url: str, models: Path) -> None:
-        self.redis = redis.Redis.from_url(redis_url)
+        self.redis: Any = redis.Redis.from_url(redis_url)
         self.catalog: Catalog = load_catalog(models)
 
     def __enter__(self) -> Client:

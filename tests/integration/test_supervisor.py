@@ -32,22 +32,19 @@ def test_starts_by_stage_and_stops_by_rank(tmp_path: Path) -> None:
     log = tmp_path / "events"
     flag = tmp_path / "flag"
 
-    def serves(name: str, **fields: Any) -> dict[str, Any]:
+    def serves(name: str, after: Path, **fields: Any) -> dict[str, Any]:
         ready_file = str(tmp_path / f"{name}.ready")
-        return child(
-            log, name, f"open({ready_file!r}, 'w'); wait()", ready_file=ready_file, **fields
-        )
+        body = f"os.path.exists({str(after)!r}) or say('early'); open({ready_file!r}, 'w'); wait()"
+        return child(log, name, body, ready_file=ready_file, **fields)
 
     children = [
         child(log, "redis", stage=0, stop_rank=3, ready_file=str(flag), death_signal="TERM"),
-        serves("api", stage=1, stop_rank=0),
-        serves("worker", stage=1, stop_rank=1),
-        serves("flower", stage=2, stop_rank=2),
+        serves("api", flag, stage=1, stop_rank=0),
+        serves("worker", flag, stage=1, stop_rank=1),
+        serves("flower", tmp_path / "api.ready", stage=2, stop_rank=2),
     ]
     with supervised(tmp_path, children) as run:
         run.wait_for("start redis")
-        # What a higher stage would have logged by now if it did not wait: redis has logged.
-        assert run.words() == ["start redis"]
         flag.touch()
         run.wait_for("start flower")
         wait_until(lambda: run.words().count("ready all") == 1, "everything is ready")

@@ -1,0 +1,90 @@
+# Two commands: `make demo` shows the whole system on real input, `make test` passes the tests.
+# Both need make, Python >= 3.11 and python3-venv; everything else goes into .venv.
+
+PYTHON ?= python3
+VENV   ?= .venv
+# The API's port in `make demo`.
+PORT   ?= 8080
+# EXIT=1: `make demo` ends by itself, with status 1 when an answer was wrong.
+EXIT   ?=
+# More arguments for pytest, such as ARGS="-k claim -x".
+ARGS   ?=
+
+# Where torch comes from when no GPU is seen: PyPI's wheel for Linux brings 3 GB of CUDA libraries.
+# Not used where nvidia-smi sees a GPU, nor where pip is already told of an index or a wheel folder
+# besides PyPI (pip.conf or PIP_*), which then decides. `make TORCH_INDEX= ...` never uses it.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+
+BIN  := $(VENV)/bin
+PY   := $(BIN)/python
+CODE := headrace api workers handlers tests benchmarks examples
+
+DEV_STAMP  := $(VENV)/.installed-dev
+DEMO_STAMP := $(VENV)/.installed-demo
+# Whoever has the development environment needs no second installation for the demo.
+INSTALLED  = $(if $(wildcard $(DEV_STAMP)),$(DEV_STAMP),$(DEMO_STAMP))
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup fmt lint types contracts test check demo bench clean
+
+help:  ## Show this list
+	@grep -hE '^[a-z]+:.*## ' $(firstword $(MAKEFILE_LIST)) \
+		| awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+setup: $(DEV_STAMP)  ## Create .venv with everything that development needs
+
+fmt: $(DEV_STAMP)  ## Format the code
+	$(BIN)/ruff format $(CODE)
+	$(BIN)/ruff check --fix $(CODE)
+
+lint: $(DEV_STAMP)  ## Check format and style
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/ruff check $(CODE)
+
+types: $(DEV_STAMP)  ## Check types (mypy --strict)
+	$(BIN)/mypy
+
+contracts: $(DEV_STAMP)  ## Check who imports whom
+	$(BIN)/lint-imports
+
+test: $(DEV_STAMP)  ## Run the tests
+	$(PY) -m pytest $(ARGS)
+
+check: lint types contracts test  ## lint, types, contracts and test
+
+demo: $(INSTALLED)  ## Run the whole system and classify real images (PORT=8080, EXIT=1)
+	@$(PY) examples/demo.py --port $(PORT) $(if $(EXIT),--exit)
+
+bench: $(DEV_STAMP)  ## Measure; the table is in docs/performance.md
+	$(PY) -m benchmarks $(ARGS)
+
+clean:  ## Remove what make and the tools made; .headrace, where jobs are kept, stays
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(PY):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "make: $(PYTHON) is older than Python 3.11; name another: make PYTHON=python3.12 ..." >&2; \
+		exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { \
+		echo "make: $(PYTHON) cannot create $(VENV); on Debian and Ubuntu: apt install python3-venv" >&2; \
+		rm -rf $(VENV); exit 1; }
+
+$(DEV_STAMP): pyproject.toml constraints.txt | $(PY)
+	$(call install,.[dev])
+	@touch $@
+
+$(DEMO_STAMP): pyproject.toml constraints.txt | $(PY)
+	$(call install,.[api$(,)worker$(,)torch$(,)embedded])
+	@touch $@
+
+, := ,
+define install
+	@index=$$( \
+		if nvidia-smi -L >/dev/null 2>&1; then :; \
+		elif $(PY) -m pip config list | grep -Eq '(find-links|index-url)='; then :; \
+		elif [ -n "$(TORCH_INDEX)" ]; then echo "--extra-index-url $(TORCH_INDEX)"; fi); \
+	echo "pip install $$index -c constraints.txt -e '$(1)'"; \
+	$(PY) -m pip install --disable-pip-version-check --quiet $$index -c constraints.txt -e '$(1)'
+endef

@@ -1,0 +1,172 @@
+"""At maxmemory what frees memory passes and what takes it is refused; and servers that know no script."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from redis.exceptions import NoScriptError, OutOfMemoryError, ResponseError
+
+from headrace import keys
+from headrace.scripts import NAMES, script
+from tests.harness.calls import MAX_CRASHES, Job, Queue
+
+
+@contextmanager
+def full_memory(queue: Queue) -> Iterator[None]:
+    queue.client.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(OutOfMemoryError):
+            queue.client.set("canary", "x")
+        yield
+    finally:
+        queue.client.config_set("maxmemory", 0)
+
+
+@pytest.mark.leaves_keys
+def test_a_submit_is_refused_and_writes_nothing(queue: Queue) -> None:
+    queue.submit_one()
+    before = {name: queue.client.dump(name) for name in queue.client.keys("*")}
+    for jobs in ([Job()], [Job(), Job(step=9), Job()], [Job(delay_us=1000)]):
+        with full_memory(queue), pytest.raises(OutOfMemoryError):
+            queue.submit(*jobs)
+    assert {name: queue.client.dump(name) for name in queue.client.keys("*")} == before
+
+
+def test_work_that_is_queued_still_runs_and_ends(queue: Queue) -> None:
+    ids = [queue.submit_one() for _ in range(4)]
+    with full_memory(queue):
+        done, failed, back, again = queue.claim().jobs
+        assert queue.renew(done, failed, back, again) == [1] * 4
+        assert queue.settle(done) == [1]
+        assert queue.settle(failed, state="f", extra=("e", "{}")) == [1]
+        assert queue.release(back) == ["queued"]
+        assert queue.settle(again, state="f", extra=("e", "{}"), retry_us="1") == [4]
+        assert queue.sweep()[0] == 1
+        rest = queue.claim().jobs
+        assert sorted(job.id for job in rest) == sorted(ids[2:])
+        assert queue.settle(*rest) == [1, 1]
+    assert [queue.record(job_id)["s"] for job_id in ids] == ["s", "f", "s", "s"]
+    assert all(queue.meta(job_id) for job_id in ids)
+
+
+def test_leases_are_reaped(queue: Queue) -> None:
+    job_id = queue.submit_one()
+    queue.claim_one(lease_us=0)
+    with full_memory(queue):
+        assert queue.sweep()[1] == 1
+        for _ in range(MAX_CRASHES):
+            queue.claim_one(owner="w", lease_us=0)
+            assert queue.release_owner("w", mode="crash") == 1
+        assert list(queue.letters()) == [job_id]
+
+
+def test_jobs_can_be_cancelled(queue: Queue) -> None:
+    queued, delayed, running = (
+        queue.submit_one(step=9),
+        queue.submit_one(delay_us=10**9),
+        queue.submit_one(),
+    )
+    leased = queue.claim_one()
+    assert leased.id == running
+    with full_memory(queue):
+        for job_id, fate in ((queued, "removed"), (delayed, "removed"), (running, "asked")):
+            assert queue.cancel(job_id) == [fate]
+        assert queue.settle(leased) == [3]
+        assert queue.claim().jobs == []
+    assert queue.depth().waiting == 0
+
+
+def test_what_is_no_job_is_buried(queue: Queue) -> None:
+    queue.push(b"junk")
+    with full_memory(queue):
+        assert queue.claim().refused == 1
+    assert [letter["raw"] for letter in queue.letters().values()] == [b"junk"]
+
+
+def test_reading_passes(queue: Queue) -> None:
+    job_id = queue.submit_one()
+    with full_memory(queue):
+        assert queue.place(job_id) == 1
+        assert queue.depth().waiting == 1
+    queue.settle_all()
+
+
+def _calls(queue: Queue) -> dict[str, Callable[[], object]]:
+    leased = queue.claim_one(lease_us=0)
+    return {
+        "settle": lambda: queue.settle(leased),
+        "retry": lambda: queue.settle(leased, state="f", extra=("e", "{}"), retry_us="1"),
+        "renew": lambda: queue.renew(leased),
+        "release": lambda: queue.release(leased),
+        "release_owner": lambda: queue.release_owner("w1"),
+        "sweep": lambda: queue.sweep(),
+    }
+
+
+#: The keys (places in queue_keys) that a call writes; one of another type must stop it at once.
+WRITTEN = {
+    "settle": (4, 5),
+    "retry": (4, 5, 7, 8),
+    "renew": (4,),
+    "release": range(11),
+    "release_owner": range(11),
+    "sweep": range(11),
+}
+
+
+@pytest.mark.leaves_keys
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_key_of_the_wrong_type_errs_before_anything_is_written(queue: Queue, name: str) -> None:
+    queue.submit(*(Job(step=step) for step in keys.STEPS), Job(delay_us=1))
+    call = _calls(queue)[name]
+    for place in WRITTEN[name]:
+        wrong = queue.keys[place]
+        kept = queue.client.dump(wrong)
+        queue.client.set(wrong, "another application's")
+        before = {key: queue.client.dump(key) for key in queue.client.keys("*")}
+        with pytest.raises(ResponseError, match="WRONGTYPE"):
+            call()
+        assert {key: queue.client.dump(key) for key in queue.client.keys("*")} == before
+        queue.client.delete(wrong)
+        if kept is not None:
+            queue.client.restore(wrong, 0, kept)
+    call()
+
+
+def test_a_record_of_the_wrong_type_hinders_no_neighbour(queue: Queue) -> None:
+    odd = queue.submit_one(id="odd", ttl_s=5)
+    due = queue.submit_one(id="due", delay_us=1)
+    good = queue.submit_one()
+    leased = {job.id: job for job in queue.claim(lease_us=0).jobs}
+    for job_id in (odd, due):
+        queue.client.delete(keys.job(job_id))
+        queue.client.set(keys.job(job_id), "no record", ex=60)
+    both = (leased[odd], leased[good])
+    assert queue.renew(*both, lease_us=0) == [0, 1]
+    assert queue.cancel(odd) == ["unknown"]
+    assert queue.view(odd) == [0]
+    assert queue.sweep() == (1, 2, -1, 3)
+    claimed = queue.claim()
+    assert (claimed.ids, claimed.refused) == ([good], 2)
+    assert queue.release(leased[odd], claimed.jobs[0]) == ["fenced", "queued"]
+    assert queue.settle(leased[odd], queue.claim_one()) == [0, 1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_server_that_knows_no_script_is_told(queue: Queue, name: str) -> None:
+    known = script(name)
+    queue.client.script_flush()
+    arguments = {
+        "submit": [], "view": [keys.QUEUE_PREFIX, 1], "cancel": [keys.QUEUE_PREFIX], "depth": [],
+        "claim": [queue.name, "m", "1", 1, 1, 1, "w", "t", 1], "sweep": [queue.name, 1, 3, 10],
+        "settle": [queue.name], "renew": [1], "release": [queue.name, "free", 3],
+        "release_owner": [queue.name, "free", 3, "w"],
+    }  # fmt: skip
+    command = known.call(queue.keys, *arguments[name])
+    with pytest.raises(NoScriptError):
+        queue.execute(*command)
+    assert queue.execute(*known.load_command()).decode() == known.sha
+    queue.execute(*command)
+    assert queue.client.dbsize() == 0

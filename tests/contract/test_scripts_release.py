@@ -1,0 +1,241 @@
+"""Giving jobs back: release, release_owner, and the sweep that reaps and promotes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from headrace import keys
+from tests.harness.calls import MAX_CRASHES, Queue
+
+pytestmark = pytest.mark.leaves_keys
+
+
+def test_a_free_release_takes_the_attempt_back(queue: Queue) -> None:
+    job_id = queue.submit_one()
+    leased = queue.claim_one()
+    assert queue.release(leased, mode="free") == ["queued"]
+    record = queue.record(job_id)
+    assert (record["s"], record["a"]) == ("q", "0")
+    assert record.keys().isdisjoint({"t", "st", "x"})
+    again = queue.claim_one()
+    assert (again.attempts, again.alone, again.raw) == (1, False, leased.raw)
+
+
+def test_jobs_given_back_stand_first_again_in_their_order(queue: Queue) -> None:
+    ids = [queue.submit_one() for _ in range(6)]
+    leased = queue.claim(4).jobs
+    assert queue.release(leased[2], leased[0], leased[3], leased[1]) == ["queued"] * 4
+    assert queue.claim().ids == ids
+
+
+def test_jobs_given_back_go_to_their_own_step(queue: Queue) -> None:
+    low, high = queue.submit_one(step=9), queue.submit_one(step=3)
+    claimed = queue.claim()
+    assert claimed.ids == [high, low]
+    queue.release(*claimed.jobs)
+    assert queue.depth().waiting == 2
+    assert (queue.depth().step3, queue.depth().step9) == (1, 1)
+
+
+@pytest.mark.parametrize("mode", ["alone", "crash"])
+def test_a_lost_batch_runs_alone_next_and_nobody_is_charged(queue: Queue, mode: str) -> None:
+    ids = [queue.submit_one() for _ in range(3)]
+    assert queue.release(*queue.claim().jobs, mode=mode) == ["queued"] * 3
+    again = queue.claim()
+    assert again.ids == ids
+    assert [job.alone for job in again.jobs] == [True] * 3
+    assert [job.attempts for job in again.jobs] == [2] * 3
+    assert all("k" not in queue.record(job_id) for job_id in ids)
+
+
+def test_alone_charges_nothing_however_often(queue: Queue) -> None:
+    queue.submit_one()
+    for _ in range(MAX_CRASHES + 2):
+        assert queue.release(queue.claim_one(), mode="alone") == ["queued"]
+
+
+def test_what_crashes_alone_too_often_is_a_dead_letter(queue: Queue) -> None:
+    good, poison = queue.submit_one(), queue.submit_one(waiter="api-1", ttl_s=99)
+    raw = queue.listed()[1]
+    queue.release(*queue.claim().jobs, mode="crash")
+    first, second = queue.claim().jobs
+    assert queue.settle(first) == [1]
+    fates = [queue.release(second, mode="crash")]
+    for _ in range(MAX_CRASHES - 1):
+        fates.append(queue.release(queue.claim_one(), mode="crash"))
+    assert fates == [["queued"]] * (MAX_CRASHES - 1) + [["dead"]]
+    assert queue.claim().jobs == []
+    assert queue.held() == {}
+    letter = queue.letters()[poison]
+    assert (letter["reason"], letter["raw"]) == (b"replica-lost", raw)
+    record = queue.record(poison)
+    assert (record["s"], record["dl"], record["k"]) == ("f", "1", str(MAX_CRASHES))
+    error = json.loads(record["e"])
+    assert (error["type"], error["retryable"]) == ("replica-lost", False)
+    assert str(MAX_CRASHES) in error["message"]
+    meta = json.loads(queue.meta(poison) or b"")
+    assert (meta["status"], meta["task_id"]) == ("FAILURE", poison)
+    assert meta["result"]["exc_type"] == "ReplicaLost"
+    assert queue.client.ttl(keys.job(poison)) == queue.client.ttl(keys.meta(poison)) == 99
+    assert queue.record(good)["s"] == "s"
+
+
+def test_a_second_letter_of_one_id_keeps_the_first(queue: Queue) -> None:
+    job_id = queue.submit_one()
+    for _ in range(2):
+        for _ in range(MAX_CRASHES + 1):
+            queue.release(queue.claim_one(), mode="crash")
+        queue.client.delete(keys.job(job_id), keys.meta(job_id))
+        queue.submit_one(id=job_id)
+    assert len(queue.letters()) == 2
+
+
+def test_a_job_whose_cancel_was_asked_ends_instead_of_going_back(queue: Queue) -> None:
+    job_id = queue.submit_one()
+    leased = queue.claim_one()
+    queue.cancel(job_id)
+    assert queue.release(leased) == ["cancelled"]
+    assert queue.record(job_id)["s"] == "c"
+    assert json.loads(queue.meta(job_id) or b"")["status"] == "REVOKED"
+    assert (queue.listed(), queue.held()) == ([], {})
+
+
+def test_an_owner_that_died_gives_back_all_and_only_its_own(queue: Queue) -> None:
+    ids = [queue.submit_one() for _ in range(6)]
+    mine = [*queue.claim(2, owner="dead").jobs]
+    others = queue.claim(2, owner="alive").jobs
+    mine += queue.claim(2, owner="dead").jobs
+    assert queue.release_owner("dead", mode="crash") == 4
+    assert queue.release_owner("dead", mode="crash") == 0
+    again = queue.claim()
+    assert again.ids == [ids[0], ids[1], ids[4], ids[5]], "in the order of their claims"
+    assert all(job.alone for job in again.jobs)
+    assert queue.settle(*mine) == [0] * 4
+    assert queue.settle(*others) == [1, 1]
+
+
+def test_an_owner_keeps_what_it_names(queue: Queue) -> None:
+    ids = [queue.submit_one() for _ in range(3)]
+    known = queue.claim(2, owner="w").jobs
+    queue.claim(1, owner="w")
+    assert queue.release_owner("w", *(job.token for job in known)) == 1
+    assert queue.held().keys() == set(ids[:2])
+    again = queue.claim_one()
+    assert (again.id, again.attempts) == (ids[2], 1)
+
+
+def test_ids_that_do_not_sort_by_time_are_given_back_in_order_too(queue: Queue) -> None:
+    for job_id in ("m", "a", "z", "b"):
+        queue.submit_one(id=job_id)
+    queue.claim(owner="w", lease_us=0)
+    assert queue.sweep()[1] == 4
+    assert queue.claim(owner="w").ids == ["m", "a", "z", "b"]
+    assert queue.release_owner("w") == 4
+    assert queue.claim().ids == ["m", "a", "z", "b"]
+
+
+def test_a_sweep_reaps_leases_that_ran_out_and_no_others(queue: Queue) -> None:
+    ids = [queue.submit_one() for _ in range(4)]
+    queue.claim(2, lease_us=0)
+    queue.claim(2)
+    assert queue.sweep() == (0, 2, -1, 2)
+    assert queue.sweep() == (0, 0, -1, 2)
+    again = queue.claim()
+    assert again.ids == ids[:2]
+    assert all(job.alone for job in again.jobs)
+
+
+def test_a_sweep_that_may_not_reap_reaps_nothing(queue: Queue) -> None:
+    job_id = queue.submit_one()
+    leased = queue.claim_one(lease_us=0)
+    assert queue.sweep(reap=False) == (0, 0, -1, 0)
+    assert list(queue.held()) == [job_id]
+    assert queue.settle(leased) == [1]
+
+
+def test_a_sweep_is_bounded(queue: Queue) -> None:
+    for _ in range(10):
+        queue.submit_one()
+    queue.claim(lease_us=0)
+    assert [queue.sweep(limit=4)[1] for _ in range(4)] == [4, 4, 2, 0]
+
+
+def test_what_is_reaped_alone_too_often_is_a_dead_letter(queue: Queue) -> None:
+    job_id = queue.submit_one()
+    for _ in range(MAX_CRASHES + 1):
+        assert queue.claim(lease_us=0).ids == [job_id]
+        assert queue.sweep()[1] == 1
+    assert list(queue.letters()) == [job_id]
+    assert queue.claim().jobs == []
+
+
+def test_a_sweep_promotes_what_is_due_and_says_when_the_next_is(queue: Queue) -> None:
+    due = queue.submit_one(delay_us=1, step=3)
+    later = queue.submit_one(delay_us=3_600_000_000)
+    assert queue.claim().jobs == []
+    assert (queue.record(due)["s"], queue.record(later)["s"]) == ("d", "d")
+    promoted, _, next_us, left = queue.sweep(reap=False)
+    assert (promoted, left) == (1, 1)
+    assert 3_590_000_000 < next_us <= 3_600_000_000
+    assert queue.record(due)["s"] == "q"
+    assert queue.place(due) == 1
+    assert queue.claim().ids == [due]
+    assert list(queue.parked()) == [later]
+
+
+def test_delayed_jobs_join_in_the_order_in_which_they_are_due(queue: Queue) -> None:
+    late = queue.submit_one(delay_us=900)
+    early = queue.submit_one(delay_us=1)
+    waiting = queue.submit_one()
+    while len(queue.parked()):
+        queue.sweep()
+    assert queue.claim().ids == [waiting, early, late]
+
+
+def test_a_retry_waits_and_comes_back_with_its_attempts(queue: Queue) -> None:
+    job_id = queue.submit_one()
+    leased = queue.claim_one()
+    error = '{"type":"transient-error","message":"busy","retryable":true}'
+    assert queue.settle(leased, state="f", meta="", extra=("e", error), retry_us="1") == [4]
+    record = queue.record(job_id)
+    assert (record["s"], record["e"], record["a"]) == ("d", error, "1")
+    assert (queue.held(), list(queue.parked())) == ({}, [job_id])
+    assert queue.client.ttl(keys.job(job_id)) == -1
+    assert queue.meta(job_id) is None
+    assert queue.sweep()[0] == 1
+    again = queue.claim_one()
+    assert (again.attempts, again.raw) == (2, leased.raw)
+
+
+def test_a_job_put_off_for_its_eta_is_charged_no_attempt(queue: Queue) -> None:
+    job_id = queue.submit_one()
+    assert queue.settle(queue.claim_one(), state="d", meta="", retry_us="1") == [4]
+    record = queue.record(job_id)
+    assert (record["s"], record["a"]) == ("d", "0")
+    assert "e" not in record
+    queue.sweep()
+    assert queue.claim_one().attempts == 1
+
+
+def test_records_and_messages_that_somebody_deleted_do_no_harm(queue: Queue) -> None:
+    gone, kept, parked = queue.submit_one(), queue.submit_one(), queue.submit_one(delay_us=1)
+    raw = queue.listed()[0]
+    first, second = queue.claim(lease_us=0).jobs
+    queue.client.delete(keys.job(gone), keys.job(parked))
+    queue.client.hdel(keys.held(queue.name), kept)
+    assert queue.sweep()[:2] == (1, 2)
+    assert queue.record(kept)["s"] == "f", "what can never run ends"
+    assert raw in queue.listed(), "a message without a record is as a stock client's"
+    assert sorted(queue.claim().ids) == sorted([gone, parked])
+    assert queue.settle(first, second) == [0, 2]
+
+
+def test_a_retry_of_a_message_that_somebody_deleted_ends_as_failed(queue: Queue) -> None:
+    job_id = queue.submit_one()
+    leased = queue.claim_one()
+    queue.client.hdel(keys.held(queue.name), job_id)
+    assert queue.settle(leased, state="f", extra=("e", "{}"), retry_us="1") == [1]
+    assert queue.record(job_id)["s"] == "f"
+    assert queue.parked() == {}

@@ -1,0 +1,172 @@
+"""submit.lua: idempotency, admission, delay, and neighbours that fail apart."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from headrace import keys
+from headrace.jobs import new_id
+from tests.harness.calls import Job, Queue
+from tests.harness.redis_servers import RedisServer
+
+pytestmark = pytest.mark.leaves_keys
+
+QUEUED, KNOWN, FULL, CONFLICT, BROKEN = 1, 2, 0, 3, 4
+
+
+def test_a_record_stands_before_its_message_can_be_taken(queue: Queue) -> None:
+    job = Job(step=6, waiter="api-1", ttl_s=50, request_hash="abc")
+    ((code, created, ticket),) = queue.submit(job)
+    assert (code, ticket) == (QUEUED, 1)
+    expected = {
+        "s": "q", "c": str(created), "p": "6", "n": "1", "m": "m", "v": "1.0", "l": "50",
+        "w": "api-1", "h": "abc",
+    }  # fmt: skip
+    assert queue.record(job.id) == expected
+    assert queue.client.lrange(keys.step_key(queue.name, 6), 0, -1) == [queue.message(job)]
+    assert queue.client.ttl(keys.job(job.id)) == -1
+
+
+def test_a_repeat_is_known_and_enqueues_nothing(queue: Queue) -> None:
+    job = Job(request_hash="abc")
+    ((_, created, _),) = queue.submit(job)
+    assert queue.submit(job) == [(KNOWN, created, 0)]
+    assert len(queue.listed()) == 1
+    leased = queue.claim_one()
+    assert queue.submit(job) == [(KNOWN, created, 0)]
+    queue.settle(leased)
+    assert queue.submit(job) == [(KNOWN, created, 0)]
+    assert queue.listed() == []
+    assert queue.record(job.id)["s"] == "s"
+
+
+def test_a_repeat_within_one_call_is_known(queue: Queue) -> None:
+    job = Job()
+    codes = [code for code, _, _ in queue.submit(job, job, Job(id=job.id, request_hash="x"))]
+    assert codes == [QUEUED, KNOWN, CONFLICT]
+
+
+def test_an_id_with_another_request_is_a_conflict(queue: Queue) -> None:
+    job = Job(request_hash="abc")
+    queue.submit(job)
+    for other in ("abd", ""):
+        ((code, _, _),) = queue.submit(Job(id=job.id, request_hash=other))
+        assert code == CONFLICT
+    assert queue.record(job.id)["h"] == "abc"
+
+
+def test_idempotency_comes_before_admission(queue: Queue) -> None:
+    job = Job(max_depth=1)
+    queue.submit(job)
+    ((code, _, _),) = queue.submit(job)
+    assert code == KNOWN, "a repeat of what was admitted is never refused"
+
+
+def test_what_is_refused_leaves_nothing_behind(queue: Queue) -> None:
+    queue.submit_one()
+    job = Job(max_depth=1)
+    ((code, _, depth),) = queue.submit(job)
+    assert (code, depth) == (FULL, 1)
+    assert queue.record(job.id) == {}
+    queue.settle(*queue.claim().jobs)
+    assert queue.submit(job)[0][0] == QUEUED, "refused once, it may come again"
+
+
+def test_admission_counts_all_steps_and_the_delayed_but_not_the_leased(queue: Queue) -> None:
+    queue.submit(Job(step=0), Job(step=9), Job(delay_us=10**12), Job())
+    queue.claim(1)
+    codes = [code for code, _, _ in queue.submit(*(Job(max_depth=5) for _ in range(4)))]
+    assert codes == [QUEUED, QUEUED, FULL, FULL]
+    ((code, _, depth),) = queue.submit(Job(max_depth=5, delay_us=10**12))
+    assert (code, depth) == (FULL, 5)
+
+
+def test_admission_does_not_count_the_cancelled(queue: Queue) -> None:
+    ids = [queue.submit_one(max_depth=3) for _ in range(3)]
+    assert queue.submit(Job(max_depth=3))[0][0] == FULL
+    queue.cancel(ids[1])
+    codes = [code for code, _, _ in queue.submit(Job(max_depth=3), Job(max_depth=3))]
+    assert codes == [QUEUED, FULL]
+
+
+def test_admission_is_exact_under_concurrency(queue: Queue, any_redis: RedisServer) -> None:
+    limit, threads, rounds = 100, 8, 10
+
+    def submit_many(thread: int) -> list[int]:
+        with any_redis.client() as client:
+            mine = Queue(client)
+            calls = [
+                mine.submit(*(Job(max_depth=limit) for _ in range(1 + thread % 4)))
+                for _ in range(rounds)
+            ]
+        return [code for answers in calls for code, _, _ in answers]
+
+    with ThreadPoolExecutor(threads) as pool:
+        codes = [code for codes in pool.map(submit_many, range(threads)) for code in codes]
+    assert codes.count(QUEUED) == limit
+    assert codes.count(FULL) == len(codes) - limit
+    assert len(queue.listed()) == limit
+
+
+def test_neighbours_fail_apart(queue: Queue) -> None:
+    other, broken = Queue(queue.client, "other"), Queue(queue.client, "broken")
+    queue.client.set(keys.queue_name("broken"), "another application's")
+    known, odd = Job(request_hash="1"), new_id()
+    queue.submit(known)
+    queue.client.set(keys.job(odd), "no record")
+    jobs = [
+        (queue, Job(), QUEUED),
+        (queue, Job(id=known.id, request_hash="2"), CONFLICT),
+        (broken, Job(), BROKEN),
+        (other, Job(max_depth=0), FULL),
+        (queue, Job(id=odd), CONFLICT),
+        (other, Job(), QUEUED),
+        (queue, known, KNOWN),
+    ]
+    arguments = [argument for where, job, _ in jobs for argument in where.arguments(job)]
+    answers = queue.call("submit", [], *arguments)
+    assert [code for code, _, _ in answers] == [code for _, _, code in jobs]
+    assert (len(queue.listed()), len(other.listed())) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["count", "delayed", "parked", "tomb"],
+)
+def test_a_queue_with_a_key_of_the_wrong_type_is_refused_whole(queue: Queue, name: str) -> None:
+    wrong = getattr(keys, name)(queue.name)
+    queue.client.set(wrong, "another application's")
+    answers = queue.submit(Job(), Job(delay_us=1000))
+    assert [code for code, _, _ in answers] == [BROKEN, BROKEN]
+    assert queue.client.keys("*") == [wrong.encode()]
+    queue.client.delete(wrong)
+
+
+def test_a_delayed_job_waits_beside_its_queue(queue: Queue) -> None:
+    job = Job(delay_us=60_000_000, step=3)
+    ((code, created, ticket),) = queue.submit(job)
+    assert (code, ticket) == (QUEUED, 0)
+    assert queue.parked() == {job.id: queue.message(job)}
+    due = queue.client.zscore(keys.delayed(queue.name), job.id)
+    assert due == created + 60_000_000
+    assert queue.record(job.id)["s"] == "d"
+    assert queue.submit(job) == [(KNOWN, created, 0)]
+
+
+def test_tickets_count_up_within_one_call_and_between_calls(queue: Queue) -> None:
+    assert [n for _, _, n in queue.submit(Job(), Job(step=3), Job())] == [1, 1, 2]
+    queue.settle(*queue.claim(2).jobs)
+    assert [n for _, _, n in queue.submit(Job(), Job(step=3))] == [3, 2]
+
+
+def test_an_id_whose_cancelled_message_is_still_listed_is_not_taken_again(queue: Queue) -> None:
+    job = Job()
+    queue.submit(job)
+    queue.cancel(job.id)
+    queue.client.delete(keys.job(job.id))
+    assert queue.submit(job)[0][0] == CONFLICT
+    assert queue.claim().jobs == []
+    assert queue.submit(job)[0][0] == QUEUED
+    assert queue.claim().ids == [job.id]

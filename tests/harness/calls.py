@@ -1,0 +1,253 @@
+"""The scripts as typed calls on one queue, and what a queue holds, for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import redis
+from redis.exceptions import NoScriptError
+
+from headrace import keys
+from headrace.jobs import new_id
+from headrace.messages import envelope
+from headrace.scripts import CLAIM_MAX_BYTES, Arg, script
+
+LEASE_US = 60_000_000
+MAX_CRASHES = 3
+TTL_S = 3600
+SUCCESS = '{"status": "SUCCESS", "result": 1, "traceback": null, "children": []}'
+
+
+@dataclass(frozen=True)
+class Leased:
+    """One job of a claim's answer."""
+
+    raw: bytes
+    id: str
+    token: str
+    created: str
+    attempts: int
+    alone: bool
+    ttl: str
+
+
+@dataclass(frozen=True)
+class Claimed:
+    """A claim's answer."""
+
+    now_us: int
+    left: int
+    refused: int
+    jobs: list[Leased]
+
+    @property
+    def ids(self) -> list[str]:
+        return [job.id for job in self.jobs]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job to submit."""
+
+    id: str = field(default_factory=new_id)
+    input_json: bytes = b'{"x":1}'
+    step: int = 0
+    max_depth: int = 1_000_000
+    delay_us: int = 0
+    request_hash: str = ""
+    ttl_s: int = TTL_S
+    waiter: str = ""
+    raw: bytes = b""
+
+
+class Queue:
+    """The scripts on the queue of one model."""
+
+    def __init__(self, client: redis.Redis, model: str = "m") -> None:
+        self.client = client
+        self.model = model
+        self.name = keys.queue_name(model)
+        self.keys = keys.queue_keys(self.name)
+
+    def execute(self, *command: Arg) -> Any:
+        execute: Any = self.client.execute_command
+        return execute(*command)
+
+    def call(self, name: str, names: list[str], *arguments: Arg) -> Any:
+        """Call a script as callers do: once more where the server did not know it."""
+        command = script(name).call(names, *arguments)
+        try:
+            return self.execute(*command)
+        except NoScriptError:
+            self.execute(*script(name).load_command())
+            return self.execute(*command)
+
+    def _run(self, name: str, *arguments: Arg) -> Any:
+        return self.call(name, self.keys, *arguments)
+
+    def message(self, job: Job) -> bytes:
+        return job.raw or envelope(job.id, self.model, self.name, job.input_json, timeout_s=60.0)
+
+    def arguments(self, job: Job) -> list[Arg]:
+        fields: list[Arg] = ["m", self.model, "v", "1.0", "l", job.ttl_s]
+        if job.waiter:
+            fields += ["w", job.waiter]
+        head: list[Arg] = [job.id, self.name, str(job.step), job.max_depth, job.delay_us]
+        return [*head, job.request_hash, self.message(job), len(fields), *fields]
+
+    def submit(self, *jobs: Job) -> list[tuple[int, int, int]]:
+        flat = [argument for job in jobs for argument in self.arguments(job)]
+        answers = self.call("submit", [], *flat)
+        return [(int(code), int(created), int(number)) for code, created, number in answers]
+
+    def submit_one(self, **options: Any) -> str:
+        """Submit a job that must be taken; its id."""
+        job = Job(**options)
+        ((code, _, _),) = self.submit(job)
+        assert code == 1, f"submit answered {code}"
+        return job.id
+
+    def push(self, *raws: bytes, step: int = 0) -> None:
+        """As any client of Redis can."""
+        for raw in raws:
+            self.client.lpush(keys.step_key(self.name, step), raw)
+
+    def claim(
+        self,
+        count: int = 100,
+        *,
+        owner: str = "w1",
+        lease_us: int = LEASE_US,
+        max_bytes: int = CLAIM_MAX_BYTES,
+    ) -> Claimed:
+        now, left, refused, *flat = self._run(
+            "claim", self.name, self.model, "1.0", count, max_bytes, lease_us, owner,
+            keys.TASK_NAME, TTL_S,
+        )  # fmt: skip
+        jobs = [
+            Leased(
+                raw, job_id.decode(), token.decode(), created.decode(),
+                int(attempts), alone == b"1", ttl.decode(),
+            )
+            for raw, job_id, token, created, attempts, alone, ttl in (
+                flat[at : at + 7] for at in range(0, len(flat), 7)
+            )
+        ]  # fmt: skip
+        return Claimed(int(now), int(left), int(refused), jobs)
+
+    def claim_one(self, *, owner: str = "w1", lease_us: int = LEASE_US) -> Leased:
+        (job,) = self.claim(1, owner=owner, lease_us=lease_us).jobs
+        return job
+
+    def settle(
+        self,
+        *jobs: Leased,
+        state: str = "s",
+        meta: str = SUCCESS,
+        extra: tuple[str, str] = ("", ""),
+        ttl: str = "",
+        retry_us: str = "",
+    ) -> list[int]:
+        flat: list[Arg] = []
+        for job in jobs:
+            flat += [job.id, job.token, state, meta, len(jobs), "1.0,2.0,3.0,4.0,5.0"]
+            flat += [*extra, ttl, retry_us]
+        return [int(code) for code in self._run("settle", self.name, *flat)]
+
+    def settle_all(self) -> None:
+        """End whatever is listed or leased, so that nothing is left behind."""
+        for job_id in self.held():
+            self.release_owner(self.record(job_id)["o"])
+        self.settle(*self.claim().jobs)
+
+    def renew(self, *jobs: Leased, lease_us: int = LEASE_US) -> list[int]:
+        return [int(code) for code in self._run("renew", lease_us, *_pairs(jobs))]
+
+    def release(self, *jobs: Leased, mode: str = "free") -> list[str]:
+        answer = self._run("release", self.name, mode, MAX_CRASHES, *_pairs(jobs))
+        return [fate.decode() for fate in answer]
+
+    def release_owner(self, owner: str, *keep: str, mode: str = "free") -> int:
+        return int(self._run("release_owner", self.name, mode, MAX_CRASHES, owner, *keep))
+
+    def sweep(self, *, reap: bool = True, limit: int = 500) -> tuple[int, int, int, int]:
+        answer = self._run("sweep", self.name, int(reap), MAX_CRASHES, limit)
+        promoted, reaped, due_us, left = map(int, answer)
+        return promoted, reaped, due_us, left
+
+    def cancel(self, *ids: str) -> list[str]:
+        return [fate.decode() for fate in self.call("cancel", [], keys.QUEUE_PREFIX, *ids)]
+
+    def view(self, *ids: str, results: bool = True) -> list[Any]:
+        return list(self.call("view", [], keys.QUEUE_PREFIX, int(results), *ids))
+
+    def place(self, job_id: str) -> int:
+        return int(self.view(job_id)[0][2])
+
+    def depth(self) -> Depth:
+        _, row = self.call("depth", [], self.name)
+        s0, s3, s6, s9, delayed, leased, dead = map(int, row[:7])
+        return Depth(s0, s3, s6, s9, delayed, leased, dead, row[7].decode())
+
+    def record(self, job_id: str) -> dict[str, str]:
+        stored: Any = self.client.hgetall(keys.job(job_id))
+        return {name.decode(): value.decode() for name, value in stored.items()}
+
+    def meta(self, job_id: str) -> bytes | None:
+        stored: Any = self.client.get(keys.meta(job_id))
+        return bytes(stored) if stored is not None else None
+
+    def letters(self) -> dict[str, dict[str, bytes]]:
+        """Dead letters by name."""
+        names: Any = self.client.zrange(keys.dead(self.name), 0, -1)
+        found: dict[str, dict[str, bytes]] = {}
+        for name in names:
+            stored: Any = self.client.hgetall(keys.letter(self.name, name.decode()))
+            found[name.decode()] = {key.decode(): value for key, value in stored.items()}
+        return found
+
+    def listed(self) -> list[bytes]:
+        """Every message in the lists, next to be taken first."""
+        found: list[bytes] = []
+        for name in keys.step_keys(self.name):
+            stored: Any = self.client.lrange(name, 0, -1)
+            found += reversed(stored)
+        return found
+
+    def held(self) -> dict[str, bytes]:
+        """Raw messages of leased jobs, by id; each has its lease."""
+        stored: Any = self.client.hgetall(keys.held(self.name))
+        leased: Any = self.client.zrange(keys.lease(self.name), 0, -1)
+        assert set(stored) == set(leased), "leases and held messages differ"
+        return {name.decode(): raw for name, raw in stored.items()}
+
+    def parked(self) -> dict[str, bytes]:
+        """Raw messages of delayed jobs, by id; each has its time."""
+        stored: Any = self.client.hgetall(keys.parked(self.name))
+        due: Any = self.client.zrange(keys.delayed(self.name), 0, -1)
+        assert set(stored) == set(due), "delayed jobs and parked messages differ"
+        return {name.decode(): raw for name, raw in stored.items()}
+
+
+@dataclass(frozen=True)
+class Depth:
+    """What depth.lua says of one queue; `oldest` is when its oldest job was created, or ""."""
+
+    step0: int
+    step3: int
+    step6: int
+    step9: int
+    delayed: int
+    leased: int
+    dead: int
+    oldest: str
+
+    @property
+    def waiting(self) -> int:
+        return self.step0 + self.step3 + self.step6 + self.step9
+
+
+def _pairs(jobs: Iterable[Leased]) -> list[Arg]:
+    return [value for job in jobs for value in (job.id, job.token)]

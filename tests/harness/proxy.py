@@ -1,0 +1,87 @@
+"""A TCP proxy that can lose an answer: what reached the server then happened, and nobody was told."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+
+
+class Proxy:
+    """Carries connections to a port of this machine.
+
+    Attributes:
+        port: where it listens.
+        lost: how many answers it has lost.
+    """
+
+    def __init__(self, to_port: int) -> None:
+        self.lost = 0
+        self._to_port = to_port
+        self._needle = b""
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        self._open: set[socket.socket] = set()
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._thread.start()
+
+    def lose_answer_to(self, needle: bytes) -> None:
+        """Pass on the next request that holds these bytes; cut its connection at the answer."""
+        self._needle = needle
+
+    def close(self) -> None:
+        self._listener.close()
+        for end in list(self._open):
+            _shut(end)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            server = socket.create_connection(("127.0.0.1", self._to_port))
+            self._open |= {client, server}
+            cut = threading.Event()
+            for pump in (self._requests, self._answers):
+                threading.Thread(target=pump, args=(client, server, cut), daemon=True).start()
+
+    def _requests(self, client: socket.socket, server: socket.socket, cut: threading.Event) -> None:
+        with contextlib.suppress(OSError):
+            while data := client.recv(65536):
+                if self._needle and self._needle in data:
+                    self._needle = b""
+                    cut.set()
+                server.sendall(data)
+        self._end(client, server)
+
+    def _answers(self, client: socket.socket, server: socket.socket, cut: threading.Event) -> None:
+        with contextlib.suppress(OSError):
+            while data := server.recv(65536):
+                if cut.is_set():
+                    self.lost += 1
+                    break
+                client.sendall(data)
+        self._end(client, server)
+
+    def _end(self, *ends: socket.socket) -> None:
+        for end in ends:
+            _shut(end)
+            self._open.discard(end)
+
+
+def _shut(end: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        end.shutdown(socket.SHUT_RDWR)
+    end.close()
+
+
+@contextlib.contextmanager
+def proxy(to_port: int) -> Iterator[Proxy]:
+    """A proxy while the context lasts."""
+    carrier = Proxy(to_port)
+    try:
+        yield carrier
+    finally:
+        carrier.close()

@@ -1,0 +1,27 @@
+"""Fixtures of the integration tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.harness.api_server import ApiServer, api_server, catalog
+from tests.harness.redis_servers import RedisServer
+
+BODY_LIMIT_BYTES = 256 * 1024
+
+
+@pytest.fixture(scope="module")
+def _api(_servers: dict[str, RedisServer]) -> Iterator[ApiServer]:
+    models = catalog(echo={}, tiny={"max_queue_depth": 100, "version": "2.1"})
+    url = _servers["valkey9"].url
+    with api_server(url, models, body_limit_bytes=BODY_LIMIT_BYTES) as server:
+        yield server
+
+
+@pytest.fixture
+def api(_api: ApiServer, redis_db: RedisServer) -> ApiServer:
+    """An API over `redis_db`, with the models echo and tiny; one server a test module."""
+    assert redis_db.url == _api.redis_url
+    return _api

@@ -1,0 +1,137 @@
+"""What the API says while Redis is away, full or slow to answer, and under too much work."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections import Counter
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.harness.api_server import ApiServer, api_server, catalog
+from tests.harness.fake_worker import FakeWorker
+from tests.harness.proxy import proxy
+from tests.harness.redis_servers import RedisServer, redis_server
+from tests.harness.wait import wait_until
+
+ECHO_JOBS = "/api/v1/models/echo/jobs"
+BURST = 1500
+
+
+def problem_of(response: httpx2.Response, status: int, code: str) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    problem: dict[str, Any] = response.json()
+    assert problem["type"] == f"/problems/{code}"
+    return problem
+
+
+def test_while_redis_is_away() -> None:
+    with redis_server("valkey9") as server, api_server(server.url, catalog(echo={})) as api:
+        path = api.http.post(ECHO_JOBS, json=1).headers["location"]
+        server.stop()
+        for method, where in (
+            ("POST", ECHO_JOBS),
+            ("POST", f"{ECHO_JOBS}?wait=1"),
+            ("GET", path),
+            ("GET", f"{path}?wait=1"),
+            ("GET", f"{path}/result"),
+            ("DELETE", path),
+            ("GET", "/ready"),
+            ("GET", "/api/v1/models"),
+            ("GET", "/api/v1/queues"),
+        ):
+            body = {"json": 1} if method == "POST" else {}
+            response = api.http.request(method, where, **body)
+            problem = problem_of(response, 503, "broker-unavailable")
+            assert int(response.headers["retry-after"]) >= 1
+            assert str(server.port) not in response.text, "where Redis is concerns no client"
+            assert ("job" in problem) == (method == "POST")
+        assert api.http.get("/live").status_code == 200
+        metrics = api.http.get("/metrics")
+        assert metrics.status_code == 200
+        assert "headrace_broker_up 0.0" in metrics.text
+        assert api.services.waiters.count == 0
+        server.start()
+        wait_until(lambda: api.http.get("/ready").status_code == 200, "Redis is found again")
+        with FakeWorker(server.url, "echo"):
+            assert api.http.post(f"{ECHO_JOBS}?wait=20", json=2).json()["result"] == 2
+
+
+@pytest.mark.parametrize("flavour", ["valkey9", "redis62", "redis7"])
+def test_when_redis_is_full(flavour: str) -> None:
+    with redis_server(flavour) as server, api_server(server.url, catalog(echo={})) as api:
+        path = api.http.post(ECHO_JOBS, json=1).headers["location"]
+        with server.client() as client:
+            client.config_set("maxmemory", 1)
+            for where in (ECHO_JOBS, f"{ECHO_JOBS}?wait=5"):
+                response = api.http.post(where, json=2)
+                problem_of(response, 503, "broker-full")
+                assert int(response.headers["retry-after"]) >= 1
+            assert client.llen("headrace.echo") == 1
+            assert api.http.get(path).json()["status"] == "queued"
+            assert api.http.delete(path).json()["outcome"] == "removed"
+            client.config_set("maxmemory", 0)
+        assert api.http.post(ECHO_JOBS, json=3).status_code == 202
+
+
+def test_an_answer_of_redis_that_is_lost_repeats_nothing(redis_db: RedisServer) -> None:
+    with (
+        proxy(redis_db.port) as between,
+        api_server(f"redis://127.0.0.1:{between.port}/0", catalog(echo={})) as api,
+    ):
+        assert api.http.post(ECHO_JOBS, json="first").status_code == 202
+        between.lose_answer_to(b"only-once")
+        response = api.http.post(ECHO_JOBS, json="only-once")
+        assert between.lost == 1
+        assert response.status_code == 202
+        with redis_db.client() as client:
+            assert client.llen("headrace.echo") == 2
+        assert api.http.get(response.headers["location"]).json()["queue_position"] == 2
+        with FakeWorker(redis_db.url, "echo") as worker:
+            wait_until(lambda: len(worker.served) == 2, "both ended")
+
+
+async def _burst(port: int) -> list[bytes]:
+    """Submit BURST jobs at once, each on a connection of its own; the answers as they came."""
+
+    async def submit(n: int) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(
+            b"POST /api/v1/models/tiny/jobs HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+            b"Content-Length: %d\r\n\r\n%d" % (len(str(n)), n)
+        )
+        answer = await reader.read()
+        writer.close()
+        return answer
+
+    return await asyncio.gather(*(submit(n) for n in range(BURST)))
+
+
+def test_a_burst_on_a_small_queue_is_answered_and_what_was_admitted_ends(
+    api: ApiServer, redis_db: RedisServer
+) -> None:
+    answers = asyncio.run(_burst(api.port))
+    assert Counter(answer[:12] for answer in answers) == {
+        b"HTTP/1.1 202": 100, b"HTTP/1.1 429": BURST - 100,
+    }  # fmt: skip
+    admitted = []
+    for answer in answers:
+        head, _, body = answer.partition(b"\r\n\r\n")
+        document = json.loads(body)
+        if head.startswith(b"HTTP/1.1 202"):
+            admitted.append(document["id"])
+        else:
+            assert document["type"] == "/problems/queue-full"
+            assert re.search(rb"\r\nretry-after: [1-9]", head)
+    with FakeWorker(redis_db.url, "tiny") as worker:
+        for job_id in admitted:
+            job = api.http.get(f"/api/v1/jobs/{job_id}?wait=30").json()
+            assert job["status"] == "succeeded"
+        wait_until(lambda: sorted(worker.served) == sorted(admitted), "each ran once")
+    metrics = api.http.get("/metrics").text
+    assert 'headrace_jobs_admitted_total{model="tiny"} 100.0' in metrics
+    refused = f'headrace_jobs_rejected_total{{model="tiny",reason="queue-full"}} {BURST - 100}.0'
+    assert refused in metrics

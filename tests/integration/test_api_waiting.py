@@ -1,0 +1,264 @@
+"""Waiting over HTTP: who is woken, when, and what an outage of Redis does to it."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.harness.api_server import ApiServer, api_server, catalog
+from tests.harness.fake_worker import Answer, FakeWorker, claim, failure, settle
+from tests.harness.redis_servers import RedisServer, free_port, redis_server
+from tests.harness.wait import wait_until
+
+ECHO_JOBS = "/api/v1/models/echo/jobs"
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(16) as executor:
+        yield executor
+
+
+def waiting(api: ApiServer, count: int) -> None:
+    wait_until(lambda: api.services.waiters.count == count, f"{count} requests wait")
+
+
+def answer_all(redis_db: RedisServer, answer: Answer, model: str = "echo") -> None:
+    """Claim and settle whatever waits."""
+    with redis_db.client() as client:
+        claimed = claim(client, model)
+        settle(client, model, claimed, [answer] * len(claimed))
+
+
+def test_a_submit_waits_for_its_end(
+    api: ApiServer, redis_db: RedisServer, pool: ThreadPoolExecutor
+) -> None:
+    for headers, query, applied in (({"Prefer": "wait=30"}, "", "wait=30"), ({}, "?wait=30", None)):
+        asked = pool.submit(api.http.post, ECHO_JOBS + query, json=1, headers=headers)
+        waiting(api, 1)
+        answer_all(redis_db, Answer(result=b'"done"'))
+        response = asked.result(20)
+        assert response.status_code == 200
+        assert response.headers.get("preference-applied") == applied
+        job = response.json()
+        assert (job["status"], job["result"]) == ("succeeded", "done")
+        assert response.headers["location"] == job["urls"]["self"]
+        # What was told over the waiting connection is what the record says.
+        assert api.http.get(job["urls"]["self"]).json() == job
+    waiting(api, 0)
+
+
+def test_a_failed_job_is_an_answer_too(
+    api: ApiServer, redis_db: RedisServer, pool: ThreadPoolExecutor
+) -> None:
+    asked = pool.submit(api.http.post, f"{ECHO_JOBS}?wait=30", json=1)
+    waiting(api, 1)
+    answer_all(redis_db, failure("input-error", "bad"))
+    response = asked.result(20)
+    assert response.status_code == 200
+    assert response.json()["error"] == {"type": "input-error", "message": "bad", "retryable": False}
+
+
+def test_a_wait_that_ends_first_decides_nothing(api: ApiServer, redis_db: RedisServer) -> None:
+    response = api.http.post(ECHO_JOBS, json=1, headers={"Prefer": "respond-async, wait=1"})
+    assert response.status_code == 202
+    assert response.headers["preference-applied"] == "wait=1"
+    assert response.headers["retry-after"] == "1"
+    job = response.json()
+    assert (job["status"], job["queue_position"]) == ("queued", 1)
+    response = api.http.get(job["urls"]["self"] + "?wait=0.1")
+    assert (response.status_code, response.json()["status"]) == (202, "queued")
+    assert response.headers["preference-applied"] == "wait=0.1"
+    waiting(api, 0)
+    answer_all(redis_db, Answer(result=b"1"))
+    assert api.http.get(job["urls"]["self"] + "?wait=9").json()["status"] == "succeeded"
+
+
+def test_any_number_may_wait_for_any_job(
+    api: ApiServer, redis_db: RedisServer, pool: ThreadPoolExecutor
+) -> None:
+    path = api.http.post(ECHO_JOBS, json=1).headers["location"]
+    asked = [pool.submit(api.http.get, f"{path}?wait=30") for _ in range(3)]
+    asked.append(pool.submit(api.http.get, path, headers={"Prefer": "wait=30"}))
+    asked.append(pool.submit(api.http.get, f"{path}/result?wait=30"))
+    waiting(api, 5)
+    answer_all(redis_db, Answer(result=b"[7]"))
+    answers = [request.result(20) for request in asked]
+    assert [response.status_code for response in answers] == [200] * 5
+    assert [response.json()["result"] for response in answers[:4]] == [[7]] * 4
+    assert answers[4].json() == [7]
+    waiting(api, 0)
+    with redis_db.client() as client:
+        channel = f"celery-task-meta-{path.rpartition('/')[2]}"
+        wait_until(lambda: client.pubsub_numsub(channel)[0][1] == 0, "the subscription is given up")
+
+
+def test_a_job_of_another_process_wakes_too(
+    api: ApiServer, redis_db: RedisServer, pool: ThreadPoolExecutor
+) -> None:
+    with api_server(redis_db.url, catalog(echo={})) as other:
+        own = pool.submit(other.http.post, f"{ECHO_JOBS}?wait=30", json=1)
+        waiting(other, 1)
+        with redis_db.client() as client:
+            claimed = claim(client, "echo")
+        foreign = pool.submit(api.http.get, f"/api/v1/jobs/{claimed[0][0].id}?wait=30")
+        waiting(api, 1)
+        with redis_db.client() as client:
+            settle(client, "echo", claimed, [Answer(result=b"2")])
+        assert own.result(20).json() == foreign.result(20).json()
+
+
+def test_a_cancelled_job_wakes_its_waiters(
+    api: ApiServer, redis_db: RedisServer, pool: ThreadPoolExecutor
+) -> None:
+    own = pool.submit(api.http.post, f"{ECHO_JOBS}?wait=30", json=1)
+    waiting(api, 1)
+    with redis_db.client() as client:
+        job_id = wait_until(
+            lambda: next(client.scan_iter("hr:job:*"), b"").decode().removeprefix("hr:job:"), "a job"
+        )
+    foreign = pool.submit(api.http.get, f"/api/v1/jobs/{job_id}?wait=30")
+    waiting(api, 2)
+    assert api.http.delete(f"/api/v1/jobs/{job_id}").json()["outcome"] == "removed"
+    for response in (own.result(20), foreign.result(20)):
+        assert (response.status_code, response.json()["status"]) == (200, "cancelled")
+    with redis_db.client() as client:
+        assert claim(client, "echo") == []
+
+
+def test_many_waiters_are_told_apart(
+    api: ApiServer, redis_db: RedisServer, pool: ThreadPoolExecutor
+) -> None:
+    with FakeWorker(redis_db.url, "echo"):
+        url = f"{ECHO_JOBS}?wait=30"
+        answers = pool.map(lambda n: api.http.post(url, json=n).json()["result"], range(200))
+        assert list(answers) == list(range(200))
+    waiting(api, 0)
+
+
+@pytest.mark.parametrize("verb", ["POST", "GET"])
+def test_a_client_that_hangs_up_frees_its_waiter(
+    api: ApiServer, redis_db: RedisServer, verb: str
+) -> None:
+    path = ECHO_JOBS
+    if verb == "GET":
+        path = api.http.post(ECHO_JOBS, json=1).headers["location"]
+    head = f"{verb} {path}?wait=60 HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\n1"
+    with socket.create_connection(("127.0.0.1", api.port), 10) as connection:
+        connection.sendall(head.encode())
+        waiting(api, 1)
+    waiting(api, 0)
+    with redis_db.client() as client:
+        # The job is none the worse for it.
+        claimed = wait_until(lambda: claim(client, "echo"), "the job")
+        settle(client, "echo", claimed, [Answer()])
+
+
+@contextmanager
+def own_redis(tmp_path: Path) -> Iterator[tuple[RedisServer, ApiServer]]:
+    """A Redis of its own that can be stopped, with an append-only file, and an API over it."""
+    with (
+        redis_server("valkey9", "--appendonly", "yes", "--appendfsync", "always") as server,
+        api_server(server.url, catalog(echo={})) as api,
+    ):
+        wait_until(lambda: api.services.waiters.listening, "the API listens")
+        yield server, api
+
+
+def test_redis_restarts_under_waiters(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
+    with own_redis(tmp_path) as (server, api):
+        path = api.http.post(ECHO_JOBS, json=1).headers["location"]
+        foreign = pool.submit(api.http.get, f"{path}?wait=50")
+        own = pool.submit(api.http.post, f"{ECHO_JOBS}?wait=50", json=2)
+        waiting(api, 2)
+        with server.client() as client:
+            wait_until(lambda: client.llen("headrace.echo") == 2, "both jobs are queued")
+            claimed = claim(client, "echo")
+        server.stop()
+        wait_until(lambda: not api.services.waiters.listening, "the API sees the outage")
+        server.start()
+        with server.client() as client:
+            # They end before the API listens again, so that its publications are lost.
+            settle(client, "echo", claimed, [Answer(result=b'"after"')] * 2)
+        for asked in (foreign, own):
+            response = asked.result(30)
+            assert response.status_code == 200, response.text
+            assert response.json()["result"] == "after"
+        waiting(api, 0)
+
+
+def test_redis_forgets_what_is_waited_for(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
+    with own_redis(tmp_path) as (server, api):
+        asked = pool.submit(api.http.post, f"{ECHO_JOBS}?wait=50", json=2)
+        waiting(api, 1)
+        with server.client() as client:
+            wait_until(lambda: client.llen("headrace.echo") == 1, "the job is queued")
+            client.flushall()
+            client.client_kill_filter(_type="pubsub")
+        response = asked.result(30)
+        assert (response.status_code, response.json()["type"]) == (404, "/problems/job-not-found")
+
+
+def test_a_wait_outlasts_redis_and_says_what_it_knows(
+    tmp_path: Path, pool: ThreadPoolExecutor
+) -> None:
+    with own_redis(tmp_path) as (server, api):
+        path = api.http.post(ECHO_JOBS, json=1).headers["location"]
+        own = pool.submit(api.http.post, f"{ECHO_JOBS}?wait=1.5", json=2)
+        foreign = pool.submit(api.http.get, f"{path}?wait=1.5")
+        waiting(api, 2)
+        with server.client() as client:
+            wait_until(lambda: client.llen("headrace.echo") == 2, "both jobs are queued")
+        server.stop()
+        response = own.result(20)
+        assert (response.status_code, response.json()["status"]) == (202, "queued")
+        response = foreign.result(20)
+        assert response.status_code == 503
+        assert response.json()["type"] == "/problems/broker-unavailable"
+
+
+def test_a_stop_answers_those_who_wait(redis_db: RedisServer, tmp_path: Path) -> None:
+    models = tmp_path / "models.yaml"
+    models.write_text("models: {echo: {handler: echo}}\n")
+    port = free_port()
+    environ = {
+        "PATH": "/usr/bin:/bin",
+        "HEADRACE_REDIS_URL": redis_db.url,
+        "HEADRACE_PORT": str(port),
+        "HEADRACE_MODELS_FILE": str(models),
+    }
+    with (
+        subprocess.Popen([sys.executable, "-m", "api"], env=environ) as process,
+        ThreadPoolExecutor(1) as executor,
+        httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=70) as http,
+    ):
+        try:
+            wait_until(lambda: _answers(http, "/ready"), "the API is ready")
+            asked = executor.submit(http.post, f"{ECHO_JOBS}?wait=60", json=1)
+            with redis_db.client() as client:
+                wait_until(lambda: client.llen("headrace.echo") == 1, "the job is queued")
+            process.terminate()
+            response = asked.result(20)
+            assert (response.status_code, response.json()["status"]) == (202, "queued")
+            process.wait(10)
+        finally:
+            process.kill()
+    answer_all(redis_db, Answer())
+
+
+def _answers(http: httpx2.Client, path: str) -> bool:
+    try:
+        return http.get(path).status_code == 200
+    except httpx2.TransportError:
+        return False

@@ -52,6 +52,7 @@ class _Binary(msgspec.Struct):
     value: str = msgspec.field(name="__value__")
 
 
+_STATUS: Final = {state: state.status for state in State}
 _NULL: Final = msgspec.Raw(b"null")
 _ENCODER: Final = msgspec.json.Encoder()
 _BINARY: Final = msgspec.json.Decoder(_Binary)
@@ -70,7 +71,7 @@ def job_object(job: Job, *, has_replica: bool = True) -> bytes:
         id=job.id,
         model=job.model,
         version=job.version,
-        status=state.status,
+        status=_STATUS[state],
         created_at=_time(job.created_us),
         started_at=_time(job.started_us) if job.started_us else None,
         finished_at=_time(ended) if ended else None,

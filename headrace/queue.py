@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -28,13 +28,16 @@ from headrace import keys
 from headrace.coalesce import Coalescer
 from headrace.errors import BrokerFull, BrokerUnavailable, HeadraceError
 from headrace.jobs import US_PER_S, Job, job_from_record
-from headrace.scripts import Arg, script
+from headrace.scripts import Arg, Command, script
 from headrace.submission import Receipt, Submission, hash_request, read_receipt, submission
 from headrace.telemetry import ModelTotals, WorkerReport, read_report
 
 __all__ = ["Depth", "JobQueue", "Receipt", "Submission", "hash_request", "submission", "translate"]
 
 logger = logging.getLogger(__name__)
+
+# hiredis' own stub asks for a tuple of one.
+_pack: Final[Callable[[Command], bytes]] = pack_command  # type: ignore[assignment]
 
 #: The most jobs that one call of submit.lua takes: bounds how long it holds Redis.
 SUBMIT_MAX_JOBS: Final = 256
@@ -205,7 +208,7 @@ class JobQueue:
 
     async def _call(self, name: str, *arguments: Arg) -> list[Any]:
         """Call a script; once more after a broken connection, which all of these scripts allow."""
-        called = pack_command(script(name).call([], *arguments))
+        called = _pack(script(name).call([], *arguments))
         try:
             try:
                 return await self._evaluate(name, called)
@@ -218,7 +221,7 @@ class JobQueue:
         try:
             answer = await self._exchange(called)
         except NoScriptError:
-            await self._exchange(pack_command(script(name).load_command()))
+            await self._exchange(_pack(script(name).load_command()))
             answer = await self._exchange(called)
         return list(answer)
 

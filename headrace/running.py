@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
-from typing_extensions import override
-
 from headrace import processes
 
 _CHILD_PROGRAM: Final = Path(__file__).with_name("child.py")
@@ -36,11 +34,12 @@ class Exit:
     status: int
     environment: Mapping[str, str]
 
-    @override
-    def __str__(self) -> str:
+    @property
+    def how(self) -> str:
+        """The status or signal, as part of a sentence."""
         if self.status >= 0:
-            return f"{self.name} ended with status {self.status}"
-        return f"{self.name} was ended by {_signal_name(-self.status)}"
+            return f"with status {self.status}"
+        return f"by {_signal_name(-self.status)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +91,7 @@ class Running:
         failures: ends since it last ran stably.
         start_at_s: when to start it (again), on the monotonic clock.
         stop_sent_s: when its process was asked to stop; None when it was not.
+        is_killed: whether it was killed because it did not stop.
         last_line: the last that it wrote, for the message when it cannot be started.
     """
 
@@ -104,6 +104,7 @@ class Running:
     failures: int = 0
     start_at_s: float = 0.0
     stop_sent_s: float | None = None
+    is_killed: bool = False
     last_line: str = ""
 
     def start(self) -> None:
@@ -127,6 +128,7 @@ class Running:
         self.started_s = time.monotonic()
         self.is_ready = False
         self.stop_sent_s = None
+        self.is_killed = False
 
     @property
     def output_fd(self) -> int:

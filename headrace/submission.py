@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -16,6 +16,8 @@ from headrace.jobs import DEFAULT_OPTIONS, US_PER_S, JobOptions, iso
 from headrace.keys import F
 from headrace.messages import envelope
 from headrace.scripts import Arg
+
+_STEPS: Final = tuple(str(keys.step_of(priority)) for priority in range(10))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ def submission(
         fields += (F.WAITER, waiter)
     if options.metadata is not None:
         fields += (F.METADATA, msgspec.json.encode(options.metadata))
-    step = str(keys.step_of(options.priority))
+    step = _STEPS[options.priority]
     delay_us = int((options.countdown or 0) * US_PER_S)
     head = (job_id, model.queue, step, model.max_queue_depth, delay_us)
     arguments = (*head, request_hash, message, len(fields), *fields)

@@ -115,9 +115,19 @@ class Supervisor:
         now_s = time.monotonic()
         for child in self._children:
             if child.process is None and child.start_at_s <= now_s and self._is_open(child):
-                child.start()
-                self._selector.register(child.output_fd, selectors.EVENT_READ, child)
-                self._on_change(self._children)
+                self._start(child)
+
+    def _start(self, child: Running) -> None:
+        try:
+            child.start()
+        except OSError as error:
+            # No memory or no process to be had now; the machine may recover.
+            child.failures += 1
+            child.start_at_s = time.monotonic() + self._backoff.delay_s(child.failures)
+            self._say(f"{child.spec.name} cannot be started now: {error.strerror}")
+            return
+        self._selector.register(child.output_fd, selectors.EVENT_READ, child)
+        self._on_change(self._children)
 
     def _is_open(self, child: Running) -> bool:
         lower = (c for c in self._children if c.spec.stage < child.spec.stage)
@@ -179,19 +189,19 @@ class Supervisor:
     def _plan_restart(self, child: Running, end: Exit, ran_s: float) -> None:
         child.failures = 1 if ran_s >= self._backoff.stable_s else child.failures + 1
         if self._stop.requests:
-            self._say(str(end))
+            self._say(f"{end.name} ended {end.how}")
             return
         if not child.was_ready and child.failures >= self._backoff.start_attempts:
             if child.spec.essential:
                 last = f": {child.last_line}" if child.last_line else ""
                 raise HeadraceError(
-                    f"{end} {child.failures} times before it was ready{last}",
+                    f"{end.name} ended {child.failures} times before it was ready, {end.how}{last}",
                     hint="its lines above say why",
                 )
             self._late.add(child.spec.name)
         delay_s = self._backoff.delay_s(child.failures)
         child.start_at_s = time.monotonic() + delay_s
-        self._say(f"{end}; starting it again in {delay_s:g} s")
+        self._say(f"{end.name} ended {end.how}; starting it again in {delay_s:g} s")
 
     def _stop_next(self) -> None:
         """Ask the lowest rank that still runs to stop; kill what takes too long."""
@@ -202,9 +212,10 @@ class Supervisor:
             if child.stop_sent_s is None and (hurry or child.spec.stop_rank == rank):
                 child.stop_sent_s = time.monotonic()
                 child.signal(signal.SIGTERM)
-            if child.stop_sent_s is None:
+            if child.stop_sent_s is None or child.is_killed:
                 continue
             if time.monotonic() - child.stop_sent_s >= self._patience_s(child):
+                child.is_killed = True
                 if not hurry:
                     limit_s = child.spec.stop_timeout_s
                     self._say(f"{child.spec.name} did not stop within {limit_s:g} s; killed")

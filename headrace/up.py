@@ -21,7 +21,7 @@ from headrace.settings import Settings
 from headrace.supervisor import OWN_NAME, Supervisor
 
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
-_FLOWER_AUTH: Final = ("FLOWER_BASIC_AUTH", "FLOWER_AUTH")
+_FLOWER_AUTH: Final = ("FLOWER_BASIC_AUTH", "FLOWER_AUTH_PROVIDER")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,6 @@ class Up:
         self._options = options
         self._environ = environ
         self._broker_url = ""
-        self._names: list[str] = []
-        self._incarnations: dict[str, str] = {}
         self._stale: list[str] = []
         self._console = Console(sys.stdout, [OWN_NAME], colour=False)
 
@@ -139,18 +137,20 @@ class Up:
     def _record(self, children: Sequence[Running]) -> None:
         living = [child for child in children if child.process is not None]
         found = (child.environment.get(parts.INCARNATION) for child in living)
-        state_dir.write_record(
-            self._settings.state_dir,
-            {
-                "urls": self._urls(),
-                "pids": {
-                    OWN_NAME: os.getpid(),
-                    **{c.spec.name: c.process.pid for c in living if c.process is not None},
-                },
-                # For the next start, should this one be killed: their leases are released then.
-                "incarnations": [*self._stale, *filter(None, found)],
+        record = {
+            "urls": self._urls(),
+            "pids": {
+                OWN_NAME: os.getpid(),
+                **{c.spec.name: c.process.pid for c in living if c.process is not None},
             },
-        )
+            # For the next start, should this one be killed: their leases are released then.
+            "incarnations": [*self._stale, *filter(None, found)],
+        }
+        try:
+            state_dir.write_record(self._settings.state_dir, record)
+        except OSError as error:
+            # A full disk is no reason to stop serving.
+            self._say(f"{state_dir.RECORD_NAME} not written: {error.strerror}")
 
     def _announce(self) -> None:
         settings = self._settings

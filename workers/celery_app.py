@@ -14,12 +14,14 @@ from kombu import Queue
 
 from headrace.catalog import Catalog, load_catalog
 from headrace.errors import ConfigError
-from headrace.keys import TASK_NAME
+from headrace.keys import TASK_NAME, queue_name
 from headrace.settings import Settings, load_settings
 from workers import control
+from workers.broker_url import celery_url
 from workers.step import consumer_step
 
-CONTROL_QUEUE: Final = "headrace.control"
+#: No model can have this queue: a colon stands in no model's name.
+CONTROL_QUEUE: Final = "headrace:control"
 
 
 def create_app(settings: Settings, catalog: Catalog) -> Celery:
@@ -34,35 +36,46 @@ def create_app(settings: Settings, catalog: Catalog) -> Celery:
             "no Redis is named for the worker",
             hint="Set HEADRACE_REDIS_URL, or start everything with `headrace up`.",
         )
-    app = Celery("headrace", broker=url, backend=url, set_as_current=False)
+    target = celery_url(url)
+    app = Celery("headrace", broker=target.url, backend=target.url, set_as_current=False)
     app.conf.update(
         accept_content=["json"],
+        # For ever: the models stay loaded, and the consumer's own connection tries on as well.
+        broker_connection_max_retries=None,
         broker_connection_retry_on_startup=True,
-        # kombu's own record of unacknowledged messages, apart from other applications': every client
-        # of a database applies its visibility timeout to all that stands under the common names.
+        # kombu's own record of unacknowledged messages, apart from other applications': every
+        # client of a database applies its visibility timeout to all that stands under the common
+        # names.
         broker_transport_options={
-            "unacked_key": "headrace.control.unacked",
-            "unacked_index_key": "headrace.control.unacked_index",
-            "unacked_mutex_key": "headrace.control.unacked_mutex",
+            "unacked_key": f"{CONTROL_QUEUE}.unacked",
+            "unacked_index_key": f"{CONTROL_QUEUE}.unacked_index",
+            "unacked_mutex_key": f"{CONTROL_QUEUE}.unacked_mutex",
+            **target.transport_options,
         },
         enable_utc=True,
+        result_backend_transport_options=target.transport_options,
         result_serializer="json",
         task_default_queue=CONTROL_QUEUE,
         task_queues=[Queue(CONTROL_QUEUE)],
         task_serializer="json",
+        # These concern Celery's own tasks on the control queue; unset, they warn at each lost
+        # connection.
+        worker_cancel_long_running_tasks_on_connection_loss=True,
+        worker_enable_prefetch_count_reduction=False,
         worker_concurrency=1,
+        worker_enable_remote_control=True,
         worker_hijack_root_logger=True,
         worker_pool="workers.pool:TaskPool",
-        worker_send_task_events=True,
-        worker_enable_remote_control=True,
+        # `-E` asks for them, as does Flower by its enable_events.
+        worker_send_task_events=False,
     )
-    app.steps["worker"].add(consumer_step(settings, catalog, url))
-    control.install()
+    app.steps["worker"].add(consumer_step(settings, catalog, url, CONTROL_QUEUE))
+    control.install(url)
 
     @app.task(name=TASK_NAME, bind=False)
-    def predict(model: str, input: object) -> None:  # noqa: A002 - the wire's own words
+    def predict(model: str, input: object) -> None:
         """Run by the consumer, in batches, from the queue of its model."""
-        raise ValueError(f"send {TASK_NAME} to the queue headrace.{model}, not to {CONTROL_QUEUE}")
+        raise ValueError(f"send {TASK_NAME} to {queue_name(model)}, not to {CONTROL_QUEUE}")
 
     return app
 

@@ -18,6 +18,11 @@ from headrace.scripts import Arg
 RETRY_BASE_S: Final = 1.0
 RETRY_MAX_S: Final = 60.0
 _encode: Final = msgspec.json.encode
+#: As the scripts write it for jobs that they cancel themselves.
+_REVOKED: Final = (
+    b'{"exc_type": "TaskRevokedError", "exc_message": ["cancelled"],'
+    b' "exc_module": "celery.exceptions"}'
+)
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -147,6 +152,12 @@ def failed(
     state = State.EXPIRED if code == "expired" else State.FAILED
     meta = _meta(item, b"FAILURE", result, _encode(traceback or None), date_done())
     return Settlement(item.id, item.token, state, meta, size, timings, F.ERROR, error, "", retry_us)
+
+
+def cancelled(item: Item) -> Settlement:
+    """The job ends as cancelled, without having run."""
+    meta = _meta(item, b"REVOKED", _REVOKED, b"null", date_done())
+    return Settlement(item.id, item.token, State.CANCELLED, meta, 0, "", "", "", "", "")
 
 
 def put_off(item: Item, delay_s: float) -> Settlement:

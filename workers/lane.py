@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,17 @@ from headrace.jobs import US_PER_S
 from headrace.messages import read_envelope
 from headrace.telemetry import ModelStats
 from workers.batcher import Batcher, Hold, Leave, Policy
-from workers.items import Batch, Item, Settlement, date_done, failed, put_off, succeeded, timings
+from workers.items import (
+    Batch,
+    Item,
+    Settlement,
+    cancelled,
+    date_done,
+    failed,
+    put_off,
+    succeeded,
+    timings,
+)
 from workers.replica import Replica
 
 logger = logging.getLogger(__name__)
@@ -33,12 +43,14 @@ class Lane:
         held: every job that this worker has leased for the model, by id.
         backlog: how many messages the last claim or look saw in the lists.
         claiming: how many jobs a claim that is not yet answered may bring.
+        revoked: ids that a Celery client has revoked before they had a record.
     """
 
     model: ModelConfig
     max_retries: int
     replicas: list[Replica]
     stats: ModelStats = field(default_factory=ModelStats)
+    revoked: Container[str] = frozenset()
     held: dict[str, Item] = field(default_factory=dict)
     backlog: int = 0
     claiming: int = 0
@@ -103,6 +115,9 @@ class Lane:
         except InvalidRequest as error:
             return self._fail(item, error.code, error.message)
         item.message = message
+        if item.id in self.revoked:
+            self.stats.ended("cancelled")
+            return cancelled(item)
         wall = time.time()
         if message.model != self.model.name:
             return self._fail(

@@ -8,9 +8,9 @@ giving back what this worker does not know that it holds.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from redis.exceptions import RedisError, ResponseError
 
@@ -30,8 +30,10 @@ RECONNECT_MAX_S: Final = 2.0
 SWEEP_MAX_JOBS: Final = 500
 #: The result of a message that is refused at its claim is kept this long, in seconds.
 REFUSED_TTL_S: Final = 86400
-#: settle.lua's answer for a job that is another's by now.
+#: What settle.lua answers: the job is another's by now, it ended as cancelled, it was put off.
 FENCED: Final = 0
+CANCELLED: Final = 3
+PUT_OFF: Final = 4
 
 Handle = Callable[[Any, float], None]
 
@@ -53,8 +55,11 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
+    """One call: what to do with its answer, what if Redis refuses it, and whether to repeat it."""
+
     command: Command
     handle: Handle
+    refused: Callable[[], None]
     again: bool
 
 
@@ -62,16 +67,34 @@ def _ignore(_reply: Any, _now: float) -> None:
     pass
 
 
+def _nothing() -> None:
+    pass
+
+
+class Observer(Protocol):
+    """Hears what Redis has confirmed, while the lane still holds the jobs."""
+
+    def settled(self, lane: Lane, settlements: Sequence[Settlement], codes: Sequence[Any]) -> None:
+        """The answers of settle.lua, one per settlement."""
+
+    def released(self, items: Sequence[Item], outcomes: Sequence[Any]) -> None:
+        """The answers of release.lua, one per item."""
+
+
 class Ledger:
     """What one worker says to Redis, and what is still to be said.
 
     Args:
         owner: this incarnation's name, written into each lease.
+        observer: hears how jobs have ended.
     """
 
-    def __init__(self, owner: str, publisher: Publisher, limits: Limits) -> None:
+    def __init__(
+        self, owner: str, publisher: Publisher, limits: Limits, observer: Observer
+    ) -> None:
         self.owner = owner
         self.limits = limits
+        self._observer = observer
         self._publisher = publisher
         self._outbox: list[_Call] = []
         self._in_flight: list[_Call] = []
@@ -136,11 +159,15 @@ class Ledger:
             lane.claiming = 0
             self.settle(lane, lane.accept(reply, now))
 
+        def refused() -> None:
+            lane.claiming = 0
+
         lane.backlog = 0
         lane.claiming = count
         self._say(
             lane, "claim", lane.model.name, lane.model.version, count, CLAIM_MAX_BYTES,
             self._lease_us, self.owner, keys.TASK_NAME, REFUSED_TTL_S, handle=claimed,
+            refused=refused,
         )  # fmt: skip
 
     def settle(self, lane: Lane, settlements: list[Settlement]) -> None:
@@ -149,6 +176,7 @@ class Ledger:
             return
 
         def settled(reply: Any, _now: float) -> None:
+            self._observer.settled(lane, settlements, reply)
             for settlement, code in zip(settlements, reply, strict=True):
                 if int(code) == FENCED:
                     logger.warning(
@@ -156,8 +184,12 @@ class Ledger:
                     )
                 lane.forget(settlement.id, settlement.token)
 
+        def refused() -> None:
+            for settlement in settlements:
+                lane.forget(settlement.id, settlement.token)
+
         flat = [argument for settlement in settlements for argument in settlement]
-        self._say(lane, "settle", *flat, handle=settled, again=True)
+        self._say(lane, "settle", *flat, handle=settled, refused=refused, again=True)
 
     def release(self, lane: Lane, items: list[Item], mode: str) -> None:
         """Give jobs back to the head of their queue, the first claimed in front.
@@ -170,14 +202,28 @@ class Ledger:
         if not items:
             return
 
-        def released(_reply: Any, _now: float) -> None:
+        last_first = list(reversed(items))
+
+        def released(reply: Any, _now: float) -> None:
+            self._observer.released(last_first, reply)
             for item in items:
                 lane.forget(item.id, item.token)
             lane.backlog += len(items)
 
-        pairs = [value for item in reversed(items) for value in (item.id, item.token)]
+        def refused() -> None:
+            for item in items:
+                lane.forget(item.id, item.token)
+
+        pairs = [value for item in last_first for value in (item.id, item.token)]
         self._say(
-            lane, "release", mode, self.limits.max_deliveries, *pairs, handle=released, again=True
+            lane,
+            "release",
+            mode,
+            self.limits.max_deliveries,
+            *pairs,
+            handle=released,
+            refused=refused,
+            again=True,
         )
 
     def renew(self, lane: Lane) -> None:
@@ -199,7 +245,7 @@ class Ledger:
 
     def say(self, command: Command) -> None:
         """Send a command with the rest; its answer is not looked at, and it is not said again."""
-        self._outbox.append(_Call(command, _ignore, again=False))
+        self._outbox.append(_Call(command, _ignore, _nothing, again=False))
 
     def socket(self) -> Any:
         """The socket on which answers come, for a selector; None without a connection."""
@@ -248,16 +294,23 @@ class Ledger:
         return int(self.limits.lease_ttl_s * US_PER_S)
 
     def _say(
-        self, lane: Lane, name: str, *arguments: Arg, handle: Handle = _ignore, again: bool = False
+        self,
+        lane: Lane,
+        name: str,
+        *arguments: Arg,
+        handle: Handle = _ignore,
+        refused: Callable[[], None] = _nothing,
+        again: bool = False,
     ) -> None:
         command = script(name).call(keys.queue_keys(lane.queue), lane.queue, *arguments)
-        self._outbox.append(_Call(command, handle, again))
+        self._outbox.append(_Call(command, handle, refused, again))
 
     @staticmethod
     def _refused(call: _Call, error: ResponseError) -> None:
-        # A script errs before its first write, so that nothing is half done. Its jobs stay leased
-        # to this worker; once it stops, or renews them no more, they are reaped.
+        # A script errs before its first write, so that nothing is half done. What the call was
+        # about is held no longer: its lease runs out, and it is run again.
         logger.error("Redis refused a call: %s", error)
+        call.refused()
 
 
 def _uptime_s(server: Any) -> int:

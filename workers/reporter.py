@@ -1,40 +1,52 @@
-"""What a worker says of itself: Celery's events and state, model states for /ready, counters.
+"""What a worker says of itself: events of its jobs, model states for /ready, counters.
 
-Events of jobs leave as one ordered list: sent one by one, from another thread than Celery's own, a
-`started` could overtake its `received`, and Flower would show a job without a name.
+Of a job's end it tells only what Redis has confirmed: a job that was cancelled while it ran is
+revoked, whatever its handler gave, and a job that another worker holds by now is for that to tell.
 """
 
 from __future__ import annotations
 
-import base64
 import os
 import time
-import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Protocol
 
 import msgspec
-from celery.utils.time import utcoffset
 from celery.worker import state as celery_state
 
 from headrace import keys
+from headrace.errors import BY_CODE, HeadraceError
+from headrace.jobs import US_PER_S, State, iso
 from headrace.messages import arguments_repr
 from headrace.scripts import Command
-from workers.items import Batch, Settlement
+from workers.events import (
+    Event,
+    EventLog,
+    Failed,
+    Received,
+    Retried,
+    Revoked,
+    Started,
+    Succeeded,
+    result_text,
+    traceback_text,
+)
+from workers.items import Batch, Item, Settlement
 from workers.lane import Lane
+from workers.ledger import CANCELLED, FENCED, PUT_OFF
 
 #: Events leave at least this often, in seconds, ...
 EVENTS_S: Final = 0.1
 #: ... or as soon as there are this many.
 EVENTS_MAX: Final = 1000
-RESULT_REPR_MAX_CHARS: Final = 128
 _encode: Final = msgspec.json.encode
 
 
 class Dispatcher(Protocol):
-    """Celery's event dispatcher, as far as it is used here."""
+    """Celery's event dispatcher, as far as it is used here; no groups means all of them."""
 
     enabled: bool
+    groups: set[str]
 
 
 class Reporter:
@@ -44,7 +56,7 @@ class Reporter:
         owner: this incarnation.
         hostname: Celery's node name, such as gpu0@host.
         channel: the pub/sub channel of lists of task events.
-        clock: ticks Celery's logical clock.
+        ticks: advances Celery's logical clock by so many and gives the first of them.
         dispatcher: gives Celery's event dispatcher, or None while there is none.
     """
 
@@ -53,95 +65,111 @@ class Reporter:
         owner: str,
         hostname: str,
         channel: str,
-        clock: Callable[[], int],
+        ticks: Callable[[int], int],
         dispatcher: Callable[[], Dispatcher | None],
     ) -> None:
         self.owner = owner
         self.hostname = hostname
         self._channel = channel
-        self._clock = clock
         self._dispatcher = dispatcher
-        self._events: list[dict[str, Any]] = []
+        self._log = EventLog(hostname, ticks)
+        self._asked_for = False
+        # By token: when the job's batch ended, and how long it ran; until Redis confirms its end.
+        self._ran: dict[str, tuple[float, float]] = {}
         self.events_at = float("inf")
 
     @property
     def _listening(self) -> bool:
+        """Whether task events are asked for: by `-E`, or by a monitor's `enable_events`."""
         dispatcher = self._dispatcher()
-        return dispatcher is not None and dispatcher.enabled
+        # There is none while Celery's own connection is down, and once the worker drains.
+        if dispatcher is not None:
+            groups = dispatcher.groups
+            self._asked_for = dispatcher.enabled and (not groups or "task" in groups)
+        return self._asked_for
 
     def started(self, batch: Batch) -> None:
         """A batch went to its model process."""
-        celery_state.active_requests.update(batch.items)
         celery_state.all_total_count[0] += len(batch.items)
         celery_state.total_count[keys.TASK_NAME] += len(batch.items)
         if not self._listening:
             return
         for item in batch.items:
-            message = item.message
-            if message is None:
-                continue
-            self._event(
-                "task-received", item.id, name=keys.TASK_NAME, args="()",
-                kwargs=arguments_repr(message.model, message.input), root_id=message.root_id,
-                parent_id=message.parent_id, retries=item.attempts - 1, eta=None, expires=None,
-            )  # fmt: skip
-            self._event("task-started", item.id)
+            started_s = item.dispatched_epoch_s
+            self._received(item, started_s - (item.dispatched_at - item.claimed_at))
+            self._add(Started(*self._log.head(item.id, started_s)))
 
     def finished(self, batch: Batch, settlements: Iterable[Settlement]) -> None:
         """A batch left its model process; without settlements its jobs went back to the queue."""
-        celery_state.active_requests.difference_update(batch.items)
         if not self._listening:
             return
-        runtime_s = time.monotonic() - batch.started_at
+        ended = (time.time(), time.monotonic() - batch.started_at)
         for settlement in settlements:
-            if settlement.retry_us:
-                self._event(
-                    "task-retried", settlement.id, exception=_text(settlement.value), traceback=None
-                )
-            elif settlement.state == "s":
-                result = settlement.meta[33 : 33 + RESULT_REPR_MAX_CHARS].decode("utf-8", "replace")
-                self._event("task-succeeded", settlement.id, result=result, runtime=runtime_s)
-            else:
-                self._event(
-                    "task-failed", settlement.id, exception=_text(settlement.value), traceback=""
-                )
+            self._ran[settlement.token] = ended
 
-    def _event(self, kind: str, job_id: str, **fields: Any) -> None:
-        if not self._events:
+    def settled(self, lane: Lane, settlements: Sequence[Settlement], codes: Sequence[Any]) -> None:
+        """Redis has answered how these jobs of the lane, which still holds them, have ended."""
+        listening = self._listening
+        for settlement, code in zip(settlements, codes, strict=True):
+            ended_s, runtime_s = self._ran.pop(settlement.token, (None, None))
+            if not listening or int(code) == FENCED:
+                continue
+            item = lane.held.get(settlement.id)
+            if item is not None and item.token == settlement.token and not item.dispatched_at:
+                # Refused, expired or put off as soon as it was claimed.
+                self._received(item, time.time())
+            event = self._ending(settlement, int(code), ended_s, runtime_s)
+            if event is not None:
+                self._add(event)
+
+    def released(self, items: Sequence[Item], outcomes: Sequence[Any]) -> None:
+        """Redis has answered what became of jobs that were given back."""
+        if not self._listening:
+            return
+        for item, outcome in zip(items, outcomes, strict=True):
+            if outcome == b"cancelled":
+                self._add(Revoked(*self._log.head(item.id), terminated=True))
+            elif outcome == b"dead":
+                lost = "ReplicaLost('its model process died each time that it ran alone')"
+                self._add(Failed(*self._log.head(item.id), lost, None))
+
+    def _received(self, item: Item, epoch_s: float) -> None:
+        message = item.message
+        if message is None:  # a message that cannot be read has no arguments
+            shown, root, parent, eta, expires = "{}", item.id, None, None, None
+        else:
+            shown = arguments_repr(message.model, message.input)
+            root, parent = message.root_id, message.parent_id
+            eta, expires = _iso(message.eta_s), _iso(message.expires_s)
+        head = self._log.head(item.id, epoch_s)
+        retries = item.attempts - 1
+        self._add(Received(*head, keys.TASK_NAME, "()", shown, root, parent, retries, eta, expires))
+
+    def _ending(
+        self, settlement: Settlement, code: int, ended_s: float | None, runtime_s: float | None
+    ) -> Event | None:
+        head = self._log.head(settlement.id, ended_s)
+        if code == CANCELLED or settlement.state == State.CANCELLED:
+            return Revoked(*head, terminated=ended_s is not None)
+        if code == PUT_OFF:
+            # Without an error it only waits for its eta.
+            return Retried(*head, *_error(settlement)) if settlement.value else None
+        if settlement.state == State.SUCCEEDED:
+            kind = str(settlement.value) if settlement.extra == keys.F.RESULT_TYPE else ""
+            return Succeeded(*head, result_text(settlement.meta, kind), runtime_s)
+        return Failed(*head, *_error(settlement))
+
+    def _add(self, event: Event) -> None:
+        if not len(self._log):
             self.events_at = time.monotonic() + EVENTS_S
-        self._events.append(
-            {
-                "type": kind,
-                "uuid": job_id,
-                "hostname": self.hostname,
-                "timestamp": time.time(),
-                "utcoffset": utcoffset(),
-                "pid": os.getpid(),
-                "clock": self._clock(),
-                **fields,
-            }
-        )
+        self._log.add(event)
 
     def events(self, now: float) -> list[Command]:
         """The events that are to leave now, as one publication."""
-        if not self._events or (now < self.events_at and len(self._events) < EVENTS_MAX):
+        if not len(self._log) or (now < self.events_at and len(self._log) < EVENTS_MAX):
             return []
-        events, self._events = self._events, []
         self.events_at = float("inf")
-        message = {
-            "body": base64.b64encode(_encode(events)).decode(),
-            "content-encoding": "utf-8",
-            "content-type": "application/json",
-            "headers": {"hostname": self.hostname},
-            "properties": {
-                "delivery_mode": 1,
-                "delivery_info": {"exchange": "celeryev", "routing_key": "task.multi"},
-                "priority": 0,
-                "body_encoding": "base64",
-                "delivery_tag": str(uuid.uuid4()),
-            },
-        }
-        return [("PUBLISH", self._channel, _encode(message))]
+        return [("PUBLISH", self._channel, self._log.message())]
 
     def states(self, lanes: list[Lane]) -> list[Command]:
         """Model states and counters, for /ready and /metrics."""
@@ -170,5 +198,21 @@ class Reporter:
         ]
 
 
-def _text(value: object) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+def _iso(epoch_s: float | None) -> str | None:
+    return None if epoch_s is None else iso(int(epoch_s * US_PER_S))
+
+
+class _Error(msgspec.Struct):
+    type: str
+    message: str
+
+
+_ERROR: Final = msgspec.json.Decoder(_Error)
+
+
+def _error(settlement: Settlement) -> tuple[str, str | None]:
+    """The error as Celery shows exceptions, and its traceback."""
+    value = settlement.value
+    error = _ERROR.decode(value if isinstance(value, bytes) else str(value))
+    name = BY_CODE.get(error.type, HeadraceError).__name__
+    return f"{name}({error.message!r})", traceback_text(settlement.meta)

@@ -1,7 +1,7 @@
 """The step that puts the consumer into a stock Celery worker, and takes it out again.
 
-It belongs to the worker's own blueprint, not to Celery's consumer: Celery restarts the latter whenever its
-broker connection breaks, and the models must not be loaded again for that.
+It belongs to the worker's own blueprint, not to Celery's consumer: Celery restarts the latter
+whenever its broker connection breaks, and the models must not be loaded again for that.
 """
 
 from __future__ import annotations
@@ -10,17 +10,21 @@ import logging
 import os
 import secrets
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
+from typing import Any, Final
 
 from celery import bootsteps
+from celery.worker import state as celery_state
+from typing_extensions import override
 
 from headrace import keys
 from headrace.catalog import Catalog, ModelConfig
 from headrace.connections import connect
 from headrace.settings import Settings
+from workers import control
+from workers.broker_url import celery_url
 from workers.consumer import Consumer
 from workers.device import device_of, model_environ
 from workers.lane import Lane
@@ -32,6 +36,9 @@ from workers.wake import Wake
 
 logger = logging.getLogger(__name__)
 
+#: EX_SOFTWARE of sysexits.h.
+SOFTWARE_ERROR_STATUS: Final = 70
+
 
 def build_lanes(catalog: Catalog, settings: Settings, environ: Mapping[str, str]) -> list[Lane]:
     """One lane per model of the catalogue, with its replicas not yet started."""
@@ -42,7 +49,7 @@ def build_lanes(catalog: Catalog, settings: Settings, environ: Mapping[str, str]
         init = _init_frame(model, catalog.base_dir, device_of(model, environ))
         replicas = [Replica(init, child_environ) for _ in range(model.replicas)]
         retries = model.max_retries if model.max_retries is not None else settings.max_retries
-        lanes.append(Lane(model, retries, replicas))
+        lanes.append(Lane(model, retries, replicas, revoked=celery_state.revoked))
     return lanes
 
 
@@ -67,69 +74,112 @@ def watched_keys(lanes: list[Lane]) -> list[tuple[str, str]]:
     return watched
 
 
-def event_channel(broker_url: str) -> str:
-    """kombu's channel for lists of task events in the URL's database."""
-    database = urlsplit(broker_url).path.strip("/")
-    return f"/{database if database.isdigit() else '0'}.celeryev/task.multi"
+def event_channel(database: int) -> str:
+    """The channel that kombu uses for lists of task events in a database."""
+    return f"/{database}.celeryev/task.multi"
+
+
+def take_ticks(clock: Any, count: int) -> int:
+    """Advance Celery's logical clock by `count` at once; the first of these ticks."""
+    with clock.mutex:
+        first: int = clock.value + 1
+        clock.value += count
+    return first
+
+
+def build_consumer(worker: Any, settings: Settings, catalog: Catalog, redis_url: str) -> Consumer:
+    """The consumer of one worker, with all that it works with, not yet running."""
+    lanes = build_lanes(catalog, settings, os.environ)
+    owner = os.environ.get("HEADRACE_INCARNATION") or f"{worker.hostname}-{secrets.token_hex(4)}"
+    client = connect(redis_url)
+    reporter = Reporter(
+        owner,
+        worker.hostname,
+        event_channel(celery_url(redis_url).database),
+        partial(take_ticks, worker.app.clock),
+        lambda: getattr(getattr(worker, "consumer", None), "event_dispatcher", None),
+    )
+    limits = Limits(settings.lease_ttl_s, settings.max_deliveries, settings.drain_timeout_s)
+    ledger = Ledger(owner, Publisher(client), limits, reporter)
+    return Consumer(lanes, ledger, Wake(client, watched_keys(lanes)), reporter)
+
+
+class HeadraceStep(bootsteps.StartStopStep):
+    """Runs the consumer's thread beside Celery's main loop.
+
+    Args:
+        worker: Celery's worker.
+        build: makes the consumer of a worker.
+        control_queue: the only queue that Celery's own consumer may have.
+    """
+
+    requires = ("celery.worker.components:Pool",)
+    name = "headrace"
+
+    def __init__(
+        self, worker: Any, build: Callable[[Any], Consumer], control_queue: str, **kwargs: Any
+    ) -> None:
+        super().__init__(worker, **kwargs)
+        others = sorted(set(worker.app.amqp.queues.consume_from) - {control_queue})
+        if others:
+            # Celery's consumer would pop a model's messages one by one, and run none of them.
+            raise SystemExit(
+                f"headrace: -Q {','.join(others)}: a Headrace worker takes no queues; "
+                "it serves the models of its models file (HEADRACE_MODELS_FILE)"
+            )
+        self._build = build
+        self._consumer: Consumer | None = None
+        self._thread: threading.Thread | None = None
+
+    @override
+    def start(self, parent: Any) -> None:
+        consumer = self._build(parent)
+        self._consumer = parent.headrace = consumer
+        control.count_active(consumer)
+        self._thread = threading.Thread(
+            target=_run, args=(consumer,), name="headrace-consumer", daemon=True
+        )
+        self._thread.start()
+
+    @override
+    def stop(self, parent: Any) -> None:
+        if self._consumer is not None and self._thread is not None:
+            self._consumer.stop()
+            self._thread.join()
+
+    @override
+    def terminate(self, parent: Any) -> None:
+        self.stop(parent)
+
+    @override
+    def info(self, obj: Any) -> dict[str, Any]:  # type: ignore[override] # stubs say None
+        if self._consumer is None:
+            return {}
+        return {"headrace": {lane.model.name: lane.report() for lane in self._consumer.lanes}}
+
+
+def _run(consumer: Consumer) -> None:
+    try:
+        consumer.run()
+    except BaseException:
+        # A worker that heartbeats but consumes nothing is worse than none: end it, loudly, and
+        # whoever supervises it starts another; its leases are given back.
+        logger.critical("the consumer's thread ended by an error", exc_info=True)
+        os._exit(SOFTWARE_ERROR_STATUS)
 
 
 def consumer_step(
-    settings: Settings, catalog: Catalog, broker_url: str
-) -> type[bootsteps.StartStopStep]:
+    settings: Settings, catalog: Catalog, redis_url: str, control_queue: str
+) -> type[HeadraceStep]:
     """The step class for this deployment; Celery wants a class and makes the instance itself."""
 
-    class ConsumerStep(bootsteps.StartStopStep):
-        """Runs the consumer's thread beside Celery's main loop."""
+    class DeployedStep(HeadraceStep):
+        """The step with its deployment filled in."""
 
-        requires = ("celery.worker.components:Pool",)
         name = "headrace"
 
         def __init__(self, worker: Any, **kwargs: Any) -> None:
-            super().__init__(worker, **kwargs)
-            self.consumer: Consumer | None = None
-            self.thread: threading.Thread | None = None
+            build = partial(build_consumer, settings=settings, catalog=catalog, redis_url=redis_url)
+            super().__init__(worker, build, control_queue, **kwargs)
 
-        def start(self, worker: Any) -> None:
-            lanes = build_lanes(catalog, settings, os.environ)
-            owner = (
-                os.environ.get("HEADRACE_INCARNATION")
-                or f"{worker.hostname}-{secrets.token_hex(4)}"
-            )
-            client = connect(broker_url)
-            limits = Limits(settings.lease_ttl_s, settings.max_deliveries, settings.drain_timeout_s)
-            reporter = Reporter(
-                owner,
-                worker.hostname,
-                event_channel(broker_url),
-                worker.app.clock.forward,
-                lambda: getattr(getattr(worker, "consumer", None), "event_dispatcher", None),
-            )
-            ledger = Ledger(owner, Publisher(client), limits)
-            self.consumer = Consumer(lanes, ledger, Wake(client, watched_keys(lanes)), reporter)
-            worker.headrace = self.consumer
-            self.thread = threading.Thread(target=self._run, name="headrace-consumer", daemon=True)
-            self.thread.start()
-
-        def _run(self) -> None:
-            try:
-                self.consumer.run()  # type: ignore[union-attr]
-            except BaseException:
-                # A worker that heartbeats but consumes nothing is worse than none: end it, loudly, and
-                # whoever supervises it starts another; its leases are given back.
-                logger.critical("the consumer's thread ended by an error", exc_info=True)
-                os._exit(70)
-
-        def stop(self, worker: Any) -> None:
-            if self.consumer is not None and self.thread is not None:
-                self.consumer.stop()
-                self.thread.join()
-
-        def terminate(self, worker: Any) -> None:
-            self.stop(worker)
-
-        def info(self, worker: Any) -> dict[str, Any]:
-            if self.consumer is None:
-                return {}
-            return {"headrace": {lane.model.name: lane.report() for lane in self.consumer.lanes}}
-
-    return ConsumerStep
+    return DeployedStep

@@ -1,15 +1,15 @@
-"""At maxmemory what frees memory passes and what takes it is refused; and servers that know no script."""
+"""Servers in trouble: at maxmemory, with keys that are not ours, without our scripts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
 from redis.exceptions import NoScriptError, OutOfMemoryError, ResponseError
 
 from headrace import keys
-from headrace.scripts import NAMES, script
+from headrace.scripts import NAMES, Arg, script
 from tests.harness.calls import MAX_CRASHES, Job, Queue
 
 
@@ -106,7 +106,7 @@ def _calls(queue: Queue) -> dict[str, Callable[[], object]]:
 
 
 #: The keys (places in queue_keys) that a call writes; one of another type must stop it at once.
-WRITTEN = {
+WRITTEN: dict[str, Sequence[int]] = {
     "settle": (4, 5),
     "retry": (4, 5, 7, 8),
     "renew": (4,),
@@ -158,7 +158,7 @@ def test_a_record_of_the_wrong_type_hinders_no_neighbour(queue: Queue) -> None:
 def test_a_server_that_knows_no_script_is_told(queue: Queue, name: str) -> None:
     known = script(name)
     queue.client.script_flush()
-    arguments = {
+    arguments: dict[str, list[Arg]] = {
         "submit": [], "view": [keys.QUEUE_PREFIX, 1], "cancel": [keys.QUEUE_PREFIX], "depth": [],
         "claim": [queue.name, "m", "1", 1, 1, 1, "w", "t", 1], "sweep": [queue.name, 1, 3, 10],
         "settle": [queue.name], "renew": [1], "release": [queue.name, "free", 3],

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import settings, strategies as st
+from hypothesis import settings
+from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
@@ -13,7 +14,7 @@ from hypothesis.stateful import (
 )
 
 from headrace import keys
-from tests.harness.calls import MAX_CRASHES, Job, Leased, Queue
+from tests.harness.calls import Job, Leased, Queue
 from tests.harness.redis_servers import RedisServer
 
 STEPS = st.sampled_from(keys.STEPS)
@@ -58,7 +59,9 @@ class History(RuleBasedStateMachine):
     @rule(count=st.integers(1, 3), step=STEPS, delay_us=st.sampled_from([0, 0, 1]))
     def submit(self, count: int, step: int, delay_us: int) -> None:
         for _ in range(count):
-            job_id = self.queue.submit_one(step=step, delay_us=delay_us)
+            # Ids of its own making, so that a history can be replayed.
+            job_id = f"j{len(self.states)}"
+            self.queue.submit_one(id=job_id, step=step, delay_us=delay_us)
             self.states[job_id] = "waiting"
 
     @rule(count=st.integers(1, 4), expired=st.booleans(), owner=st.sampled_from(["v", "w"]))
@@ -135,7 +138,9 @@ class History(RuleBasedStateMachine):
     def cancel(self, data: st.DataObject) -> None:
         job_id = data.draw(st.sampled_from(sorted(self.states)))
         (fate,) = self.queue.cancel(job_id)
-        assert fate == {"waiting": "removed", "leased": "asked", "ended": "ended"}[self.states[job_id]]
+        assert (
+            fate == {"waiting": "removed", "leased": "asked", "ended": "ended"}[self.states[job_id]]
+        )
         if fate == "removed":
             self._end(job_id)
         elif fate == "asked":
@@ -156,7 +161,7 @@ class History(RuleBasedStateMachine):
             for state in ("waiting", "leased", "ended")
         }
         assert self.queue.held().keys() == by_state["leased"]
-        listed = [raw for raw in self.queue.listed()]
+        listed = self.queue.listed()
         waiting = {job_id for job_id in self.states if self.queue.record(job_id)["s"] in "qd"}
         assert waiting == by_state["waiting"]
         parked = self.queue.parked()
@@ -196,7 +201,5 @@ def test_no_history_loses_a_job_or_ends_one_twice(any_redis: RedisServer) -> Non
 
     run_state_machine_as_test(
         OnServer,
-        settings=settings(
-            max_examples=25, stateful_step_count=40, deadline=None, database=None
-        ),
+        settings=settings(max_examples=25, stateful_step_count=40, deadline=None, database=None),
     )

@@ -1,4 +1,4 @@
-"""What others read: Celery's results, publications, lifetimes, the view of a job, the depth of a queue."""
+"""What others read: Celery's results, publications, lifetimes, views of jobs, depths of queues."""
 
 from __future__ import annotations
 
@@ -86,7 +86,12 @@ def test_a_stock_clients_message_is_claimed_and_its_result_read(queue: Queue, ap
     assert queue.depth().step3 == 1
     leased = queue.claim_one()
     assert leased.id == sent.id
-    meta = {"status": "SUCCESS", "result": {"a": []}, "traceback": None, "task_id": sent.id}
+    meta: dict[str, Any] = {
+        "status": "SUCCESS",
+        "result": {"a": []},
+        "traceback": None,
+        "task_id": sent.id,
+    }
     queue.settle(leased, meta=json.dumps({**meta, "children": []}))
     assert sent.get(timeout=5) == {"a": []}
 
@@ -125,8 +130,8 @@ def test_nothing_expires_before_it_is_final_and_everything_after(queue: Queue) -
     client = queue.client
 
     def lasting() -> set[str]:
-        names = [name.decode() for name in client.keys("*")]
-        return {name for name in names if client.ttl(name) == -1}
+        stored: Any = client.keys("*")
+        return {name.decode() for name in stored if client.ttl(name) == -1}
 
     job_id = queue.submit_one(ttl_s=1, delay_us=1)
     record = keys.job(job_id)
@@ -163,7 +168,8 @@ def test_a_result_that_is_to_be_ignored_is_not_kept(queue: Queue) -> None:
 def test_the_end_of_a_job_is_published_to_its_waiter_and_on_its_result(queue: Queue) -> None:
     ids = [queue.submit_one(waiter=waiter) for waiter in ("api-1", "api-2", "api-1", "")]
     heard: list[tuple[str, bytes]] = []
-    with queue.client.pubsub(ignore_subscribe_messages=True) as pubsub:
+    client: Any = queue.client
+    with client.pubsub(ignore_subscribe_messages=True) as pubsub:
         channels = [keys.done_channel("api-1"), keys.done_channel("api-2"), keys.meta(ids[3])]
         pubsub.subscribe(*channels)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -60,6 +62,20 @@ class Job:
     ttl_s: int = TTL_S
     waiter: str = ""
     raw: bytes = b""
+
+
+def foreign(**changes: Any) -> bytes:
+    """A message as another Celery client writes it; `headers` are merged, None removes a key."""
+    headers = {"id": new_id(), "task": keys.TASK_NAME, "lang": "py", **changes.pop("headers", {})}
+    message = {
+        "body": base64.b64encode(b'[[], {"model": "m", "input": 1}, {}]').decode(),
+        "content-encoding": "utf-8",
+        "content-type": "application/json",
+        "headers": {name: value for name, value in headers.items() if value is not None},
+        "properties": {"body_encoding": "base64"},
+        **changes,
+    }
+    return json.dumps({key: value for key, value in message.items() if value is not None}).encode()
 
 
 class Queue:

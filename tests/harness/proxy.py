@@ -1,4 +1,4 @@
-"""A TCP proxy that can lose an answer: what reached the server then happened, and nobody was told."""
+"""A TCP proxy that can lose an answer: the server did what it was told, and nobody knows."""
 
 from __future__ import annotations
 

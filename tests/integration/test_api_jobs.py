@@ -97,7 +97,9 @@ def test_a_result_that_is_not_json(api: ApiServer, redis_db: RedisServer) -> Non
     path = submitted(api)
     body = b"\x89PNG\r\n\x1a\n\0\xff"
     stored = {"__type__": "base64", "__value__": base64.b64encode(body).decode()}
-    ended(redis_db, Answer(State.SUCCEEDED, msgspec.json.encode(stored), F.RESULT_TYPE, "image/png"))
+    ended(
+        redis_db, Answer(State.SUCCEEDED, msgspec.json.encode(stored), F.RESULT_TYPE, "image/png")
+    )
     result = api.http.get(f"{path}/result")
     assert (result.status_code, result.content) == (200, body)
     assert result.headers["content-type"] == "image/png"
@@ -182,9 +184,7 @@ def test_cancel_of_a_running_job_is_a_request(api: ApiServer, redis_db: RedisSer
     assert "cancel_requested" not in job
 
 
-def test_an_expired_job_that_has_no_error_of_its_own(
-    api: ApiServer, redis_db: RedisServer
-) -> None:
+def test_an_expired_job_that_has_no_error_of_its_own(api: ApiServer, redis_db: RedisServer) -> None:
     path = submitted(api)
     ended(redis_db, Answer(State.EXPIRED))
     assert api.http.get(path).json()["error"]["type"] == "expired"
@@ -231,7 +231,7 @@ def test_a_queued_job_without_a_loaded_replica_says_so(
     def waits_for(what: str | None) -> Any:
         # The API may remember what the workers said for a second.
         return wait_until(
-            lambda: (api.http.get(path).json()["waiting_for"] == what), f"waiting for {what}"
+            lambda: api.http.get(path).json()["waiting_for"] == what, f"waiting for {what}"
         )
 
     with redis_db.client() as client:

@@ -63,7 +63,9 @@ def test_the_body_is_the_input(api: ApiServer, redis_db: RedisServer, method: st
 
 
 def test_json_is_not_written_anew(api: ApiServer, redis_db: RedisServer) -> None:
-    text = b'{"big":123456789012345678901, "f":1.0,"e":[],"o":{}, "u":"\\u00e9\xc3\xa9", "a":1,"a":2}'
+    text = (
+        b'{"big":123456789012345678901, "f":1.0,"e":[],"o":{}, "u":"\\u00e9\xc3\xa9", "a":1,"a":2}'
+    )
     headers = {"Content-Type": "application/json"}
     api.http.post(ECHO_JOBS, content=b"  " + text + b"\n", headers=headers)
     assert taken(redis_db).input == text
@@ -149,9 +151,7 @@ def test_a_form_that_does_not_say_which_part_is_the_input(api: ApiServer) -> Non
         ({"Content-Type": "a/" + "b" * 300}, b"x"),
     ],
 )
-def test_a_type_that_cannot_be_read(
-    api: ApiServer, headers: dict[str, str], body: bytes
-) -> None:
+def test_a_type_that_cannot_be_read(api: ApiServer, headers: dict[str, str], body: bytes) -> None:
     refused(api.http.post(ECHO_JOBS, content=body, headers=headers), 415, "unsupported-media")
 
 

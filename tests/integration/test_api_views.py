@@ -148,7 +148,14 @@ def test_metrics(api: ApiServer, redis_db: RedisServer) -> None:
 
 
 def test_what_is_at_no_path(api: ApiServer) -> None:
-    for path in ("/", "/nope", "/api/v1", "/api/v1/jobs/a/b/c", "/api/v1/models/echo/", "/api/v2/jobs"):
+    for path in (
+        "/",
+        "/nope",
+        "/api/v1",
+        "/api/v1/jobs/a/b/c",
+        "/api/v1/models/echo/",
+        "/api/v2/jobs",
+    ):
         response = api.http.get(path)
         assert (response.status_code, response.json()["type"]) == (404, "/problems/not-found")
         assert response.headers["content-type"] == "application/problem+json"

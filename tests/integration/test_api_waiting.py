@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import socket
-import subprocess
-import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-import httpx2
 import pytest
 
 from tests.harness.api_server import ApiServer, api_server, catalog
 from tests.harness.fake_worker import Answer, FakeWorker, claim, failure, settle
-from tests.harness.redis_servers import RedisServer, free_port, redis_server
+from tests.harness.redis_servers import RedisServer, redis_server
 from tests.harness.wait import wait_until
 
 ECHO_JOBS = "/api/v1/models/echo/jobs"
@@ -126,7 +120,8 @@ def test_a_cancelled_job_wakes_its_waiters(
     waiting(api, 1)
     with redis_db.client() as client:
         job_id = wait_until(
-            lambda: next(client.scan_iter("hr:job:*"), b"").decode().removeprefix("hr:job:"), "a job"
+            lambda: next(client.scan_iter("hr:job:*"), b"").decode().removeprefix("hr:job:"),
+            "a job",
         )
     foreign = pool.submit(api.http.get, f"/api/v1/jobs/{job_id}?wait=30")
     waiting(api, 2)
@@ -226,39 +221,3 @@ def test_a_wait_outlasts_redis_and_says_what_it_knows(
         response = foreign.result(20)
         assert response.status_code == 503
         assert response.json()["type"] == "/problems/broker-unavailable"
-
-
-def test_a_stop_answers_those_who_wait(redis_db: RedisServer, tmp_path: Path) -> None:
-    models = tmp_path / "models.yaml"
-    models.write_text("models: {echo: {handler: echo}}\n")
-    port = free_port()
-    environ = {
-        "PATH": "/usr/bin:/bin",
-        "HEADRACE_REDIS_URL": redis_db.url,
-        "HEADRACE_PORT": str(port),
-        "HEADRACE_MODELS_FILE": str(models),
-    }
-    with (
-        subprocess.Popen([sys.executable, "-m", "api"], env=environ) as process,
-        ThreadPoolExecutor(1) as executor,
-        httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=70) as http,
-    ):
-        try:
-            wait_until(lambda: _answers(http, "/ready"), "the API is ready")
-            asked = executor.submit(http.post, f"{ECHO_JOBS}?wait=60", json=1)
-            with redis_db.client() as client:
-                wait_until(lambda: client.llen("headrace.echo") == 1, "the job is queued")
-            process.terminate()
-            response = asked.result(20)
-            assert (response.status_code, response.json()["status"]) == (202, "queued")
-            process.wait(10)
-        finally:
-            process.kill()
-    answer_all(redis_db, Answer())
-
-
-def _answers(http: httpx2.Client, path: str) -> bool:
-    try:
-        return http.get(path).status_code == 200
-    except httpx2.TransportError:
-        return False

@@ -71,7 +71,7 @@ def test_a_crashed_child_comes_back_with_growing_delays_and_a_new_environment(
     with supervised(tmp_path, children, first_s=0.05, most_s=0.2) as run:
         run.wait_for("start crashy", 5)
         text = run.text()
-        delays = re.findall(r"crashy was ended by SIGKILL; starting it again in ([\d.]+) s", text)
+        delays = re.findall(r"crashy ended by SIGKILL; starting it again in ([\d.]+) s", text)
         assert delays[:4] == ["0.05", "0.1", "0.2", "0.2"]
         exits = [event for event in run.events() if event[:2] == ["exit", "crashy"]]
         assert len({event[2] for event in exits}) == len(exits)
@@ -104,7 +104,7 @@ def test_a_child_that_never_gets_ready_stops_everything_with_its_last_words(tmp_
         last = run.text().splitlines()[-1]
         assert (
             last
-            == "failed: broken ended with status 7 3 times before it was ready: no such file: x"
+            == "failed: broken ended 3 times before it was ready, with status 7: no such file: x"
         )
         assert run.words().count("start broken") == 3
         assert gone(*started_pids(run))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import http.client
 import os
 import re
 import signal
@@ -163,14 +165,39 @@ def test_a_model_that_cannot_load_leaves_the_rest_serving(tmp_path: Path) -> Non
         wait_until(shown, "/ready shows the traceback of the model that failed", 30)
 
 
-def test_flower_runs_and_keeps_its_history(tmp_path: Path) -> None:
-    port = free_port()
-    with running_up(tmp_path, flower=True, HEADRACE_FLOWER_PORT=str(port)) as up:
-        assert up.record()["urls"]["flower"] == f"http://127.0.0.1:{port}"
-        with socket.create_connection(("127.0.0.1", port), 5):
-            pass
+def test_flower_asks_for_its_password_and_keeps_its_history(tmp_path: Path) -> None:
+    # Loopback too, but not the address that may do without a password.
+    host, port = "127.0.0.2", free_port()
+    variables = {
+        "HEADRACE_FLOWER_HOST": host,
+        "HEADRACE_FLOWER_PORT": str(port),
+        "FLOWER_BASIC_AUTH": "user:pass",
+    }
+
+    def tasks(authorization: str) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection(host, port, timeout=10)
+        connection.request("GET", "/api/tasks", headers={"Authorization": authorization})
+        response = connection.getresponse()
+        answer = response.status, response.read()
+        connection.close()
+        return answer
+
+    allowed = "Basic " + base64.b64encode(b"user:pass").decode()
+    with running_up(tmp_path, flower=True, **variables) as up:
+        assert up.record()["urls"]["flower"] == f"http://{host}:{port}"
+        assert tasks("Basic " + base64.b64encode(b"user:wrong").decode())[0] == 401
+        assert tasks(allowed)[0] == 200
+
+        def listed() -> str:
+            # Flower learns of a job from its events, which it hears only once it is connected.
+            job_id = up.submit("echo", "x")
+            up.result_of(job_id)
+            return job_id if job_id.encode() in tasks(allowed)[1] else ""
+
+        job_id = wait_until(listed, "Flower lists a job", 60)
         assert up.stop() == 0
-    assert list(up.state_dir.glob("flower*"))
+    with running_up(tmp_path, flower=True, **variables):
+        assert job_id.encode() in tasks(allowed)[1]
 
 
 def test_port_in_use_is_one_line_that_names_who(tmp_path: Path) -> None:

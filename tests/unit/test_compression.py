@@ -32,7 +32,7 @@ def test_broken_bodies_are_refused(name: str, damage: str) -> None:
 
 
 def test_an_unknown_method_names_the_known_ones() -> None:
-    with pytest.raises(InvalidRequest, match="'application/x-brotli' is not served.*x-gzip"):
+    with pytest.raises(InvalidRequest, match=r"'application/x-brotli' is not served.*x-gzip"):
         decompress(b"", "application/x-brotli")
 
 
@@ -48,13 +48,11 @@ def test_what_unpacks_to_too_much_is_refused(monkeypatch: pytest.MonkeyPatch, na
 
 
 def test_an_lzma_header_cannot_ask_for_much_memory() -> None:
-    filters = [{"id": lzma.FILTER_LZMA2, "dict_size": 512 * 1024 * 1024}]
-    greedy = bytearray(lzma.compress(BODY, filters=[{"id": lzma.FILTER_LZMA2, "preset": 0}]))
-    assert decompress(bytes(greedy), "application/x-lzma") == BODY
-    packer = lzma.LZMACompressor(format=lzma.FORMAT_XZ, filters=filters[:0] or None)
-    assert decompress(packer.compress(BODY) + packer.flush(), "application/x-lzma") == BODY
-    with pytest.raises(InvalidRequest, match="[Mm]emory"):
-        decompress(lzma.compress(BODY, filters=filters), "application/x-lzma")
+    body = bytearray(lzma.compress(BODY, format=lzma.FORMAT_ALONE))
+    assert decompress(bytes(body), "application/x-lzma") == BODY
+    body[1:5] = (1 << 30).to_bytes(4, "little")  # the dictionary's size in the header
+    with pytest.raises(InvalidRequest, match=r"[Mm]emory"):
+        decompress(bytes(body), "application/x-lzma")
 
 
 def test_the_bound_is_far_above_what_the_api_takes() -> None:

@@ -1,0 +1,305 @@
+"""The queue as an API sees it, on every flavour of Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+import pytest
+
+from headrace import keys
+from headrace.catalog import ModelConfig
+from headrace.connections import connect_async
+from headrace.ended import Ended
+from headrace.errors import (
+    BrokerFull,
+    BrokerUnavailable,
+    Conflict,
+    HeadraceError,
+    QueueFull,
+)
+from headrace.jobs import JobOptions, State, new_id
+from headrace.queue import JobQueue, Receipt, Submission, hash_request, submission
+from headrace.telemetry import ModelStats
+from headrace.waiting import Waiters
+from tests.harness.fake_worker import Answer, FakeWorker, claim, publish_state, settle
+from tests.harness.redis_servers import RedisServer, redis_server
+
+MODEL = ModelConfig(name="echo", handler="echo", max_queue_depth=5)
+T = TypeVar("T")
+
+
+def job(
+    value: bytes = b"1", job_id: str = "", options: JobOptions | None = None, **rest: str
+) -> Submission:
+    return submission(
+        job_id or new_id(),
+        MODEL,
+        value,
+        options or JobOptions(),
+        now_s=time.time(),
+        result_ttl_s=60,
+        **rest,
+    )
+
+
+@asynccontextmanager
+async def job_queue(server: RedisServer) -> AsyncIterator[JobQueue]:
+    client = connect_async(server.url)
+    queue = JobQueue(client)
+    try:
+        yield queue
+    finally:
+        await queue.close()
+        await client.aclose()
+
+
+def with_queue(server: RedisServer, work: Callable[[JobQueue], Awaitable[T]]) -> T:
+    """Run a coroutine over a queue of its own."""
+
+    async def run() -> T:
+        async with job_queue(server) as queue:
+            return await work(queue)
+
+    return asyncio.run(run())
+
+
+def drain(server: RedisServer) -> list[str]:
+    """End all that waits; the ids, in the order in which they were served."""
+    with server.client() as client:
+        claimed = claim(client, "echo")
+        settle(client, "echo", claimed, [Answer(result=m.input) for m, _ in claimed])
+    return [message.id for message, _ in claimed]
+
+
+def test_neighbours_are_answered_apart(any_redis: RedisServer) -> None:
+    known = job(b"1", request_hash="a")
+    other = job(b"2", known.id, request_hash="b")
+
+    async def work(queue: JobQueue) -> list[object]:
+        jobs = [known, known, other, *(job(options=JobOptions(priority=9)) for _ in range(6))]
+        return list(await asyncio.gather(*map(queue.submit, jobs), return_exceptions=True))
+
+    found = with_queue(any_redis, work)
+    assert [isinstance(answer, Receipt) and answer.repeated for answer in found[:2]] == [
+        False,
+        True,
+    ]
+    assert isinstance(found[2], Conflict)
+    assert [type(answer) for answer in found[3:]] == [Receipt] * 4 + [QueueFull] * 2
+    assert len(drain(any_redis)) == 5
+
+
+def test_a_submit_may_be_said_twice(any_redis: RedisServer) -> None:
+    once = job()
+
+    async def work(queue: JobQueue) -> tuple[Receipt, Receipt]:
+        first = await queue.submit(once)
+        return first, await queue.submit(once)
+
+    first, second = with_queue(any_redis, work)
+    assert (first.repeated, second.repeated) == (False, True)
+    assert first.created_us == second.created_us
+    assert drain(any_redis) == [once.id]
+
+
+def test_reads_and_cancels(any_redis: RedisServer) -> None:
+    ids = [new_id() for _ in range(3)]
+
+    async def work(queue: JobQueue) -> None:
+        for job_id in ids:
+            await queue.submit(job(b'{"a":[]}', job_id))
+        found = await asyncio.gather(*(queue.read(job_id) for job_id in [*ids, "nope"]))
+        assert [found_job and found_job.place for found_job in found] == [1, 2, 3, None]
+        outcomes = await asyncio.gather(*(queue.cancel_one(job_id) for job_id in [ids[1], "nope"]))
+        assert outcomes == ["removed", "unknown"]
+        depth = (await queue.depths(["headrace.echo"]))[0]
+        assert (depth.total, depth.waiting[0], depth.in_flight) == (2, 2, 0)
+        assert depth.oldest_age_s is not None
+        with any_redis.client() as client:
+            claimed = claim(client, "echo")
+            assert [message.id for message, _ in claimed] == [ids[0], ids[2]]
+            assert await queue.cancel([ids[0], ids[1]]) == ["asked", "ended"]
+            settle(client, "echo", claimed, [Answer(result=b'{"b":[]}')] * 2)
+        first, second, third = await queue.view(ids)
+        assert first is not None
+        assert second is not None
+        assert third is not None
+        states = [first.state, second.state, third.state]
+        assert states == [State.CANCELLED, State.CANCELLED, State.SUCCEEDED]
+        assert third.result_json == b'{"b":[]}'
+        assert third.ended_us >= third.started_us >= third.created_us > 0
+        bare = (await queue.view([ids[2]], results=False))[0]
+        assert bare is not None
+        assert bare.result_json is None
+
+    with_queue(any_redis, work)
+
+
+def test_a_server_that_forgot_the_scripts(any_redis: RedisServer) -> None:
+    async def work(queue: JobQueue) -> None:
+        await queue.submit(job())
+        with any_redis.client() as client:
+            client.script_flush()
+        assert not (await queue.submit(job())).repeated
+
+    with_queue(any_redis, work)
+    assert len(drain(any_redis)) == 2
+
+
+def test_a_connection_that_breaks_is_no_matter(any_redis: RedisServer) -> None:
+    async def work(queue: JobQueue) -> None:
+        await queue.submit(job())
+        with any_redis.client() as client:
+            client.client_kill_filter(_type="normal", skipme=True)
+        assert await queue.read("nope") is None
+        await queue.submit(job())
+
+    with_queue(any_redis, work)
+    assert len(drain(any_redis)) == 2
+
+
+def test_a_full_server_is_told_from_an_absent_one() -> None:
+    with redis_server("redis7") as server:
+
+        async def work(queue: JobQueue) -> list[HeadraceError]:
+            errors: list[HeadraceError] = []
+            with server.client() as client:
+                client.config_set("maxmemory", 1)
+            for stop in (False, True):
+                if stop:
+                    server.stop()
+                try:
+                    await queue.submit(job())
+                except HeadraceError as error:
+                    errors.append(error)
+            for ask in (queue.ping(), queue.worker_states(), queue.totals(["echo"])):
+                with pytest.raises(BrokerUnavailable):
+                    await ask
+            return errors
+
+        full, absent = with_queue(server, work)
+    assert isinstance(full, BrokerFull)
+    assert isinstance(absent, BrokerUnavailable)
+
+
+def test_a_queue_whose_key_is_no_list(any_redis: RedisServer) -> None:
+    with any_redis.client() as client:
+        client.set("headrace.echo", "x")
+
+        async def work(queue: JobQueue) -> None:
+            with pytest.raises(BrokerUnavailable, match="echo"):
+                await queue.submit(job())
+
+        with_queue(any_redis, work)
+        client.delete("headrace.echo")
+
+
+def test_what_workers_say(any_redis: RedisServer) -> None:
+    stats = ModelStats()
+    stats.observe_batch(3, [0.1, 0.2, 0.3], 0.004)
+    stats.ended("succeeded", 3)
+    with any_redis.client() as client:
+        publish_state(client, "w1", "echo", "ready")
+        for name, by in [*stats.drain(), *stats.drain()]:
+            client.hincrbyfloat(keys.stats("echo"), name, by)
+
+    async def work(queue: JobQueue) -> None:
+        reports = await queue.worker_states()
+        assert reports["w1"].models["echo"].state == "ready"
+        assert (reports["w1"].node, reports["w1"].pid) == ("w1@test", 4710)
+        totals = await queue.totals(["echo", "other"])
+        assert totals["echo"].ended == {"succeeded": 3}
+        assert totals["echo"].histograms["queue_seconds"].sum == pytest.approx(0.6)
+        assert totals["other"].histograms["batch_size"].buckets[-1] == ("+Inf", 0)
+
+    with_queue(any_redis, work)
+
+
+def test_waiters_are_told_all_that_an_answer_needs(any_redis: RedisServer) -> None:
+    async def work() -> None:
+        client = connect_async(any_redis.url)
+        queue, waiters = JobQueue(client), Waiters(client, "api-1")
+        await waiters.start()
+        asked = job(b'{"x":1}', options=JobOptions(metadata={"n": 1}), waiter="api-1")
+        try:
+            with FakeWorker(any_redis.url, "echo"), waiters.own(asked.id) as wait:
+                receipt = await queue.submit(asked)
+                ended = await _ended(queue, wait.woken, asked.id)
+                told = ended.job("echo", "1.0", receipt.created_us, '{"n":1}')
+                read = await queue.read(asked.id)
+            assert read is not None
+            assert told == read
+            assert waiters.count == 0
+        finally:
+            await waiters.stop()
+            await queue.close()
+            await client.aclose()
+
+    asyncio.run(work())
+
+
+async def _ended(
+    queue: JobQueue, woken: Callable[[], Awaitable[Ended | None]], job_id: str
+) -> Ended:
+    """The row of the job's end, past wake-ups of a connection that just came to stand."""
+    async with asyncio.timeout(20):
+        while True:
+            ended = await woken()
+            if ended is not None:
+                return ended
+            found = await queue.read(job_id)
+            assert found is not None
+            assert not found.state.final, "the job ended and its waiter was not told how"
+
+
+def test_a_publication_that_cannot_be_read_costs_a_look(any_redis: RedisServer) -> None:
+    async def work() -> None:
+        client = connect_async(any_redis.url)
+        waiters = Waiters(client, "api-1")
+        await waiters.start()
+        try:
+            async with asyncio.timeout(20), waiters.foreign("nope"):
+                with waiters.own("job-1") as wait:
+                    # The first connection tells all to look at their records.
+                    await wait.woken()
+                    assert waiters.listening
+                    await client.publish(keys.done_channel("api-1"), b"\xff\xff")
+                    assert await wait.woken() is None
+        finally:
+            await waiters.stop()
+            await client.aclose()
+
+    asyncio.run(work())
+
+
+def test_a_stopped_waiters_lets_nobody_wait(any_redis: RedisServer) -> None:
+    async def work() -> None:
+        client = connect_async(any_redis.url)
+        waiters = Waiters(client, "api-1")
+        await waiters.start()
+        async with asyncio.timeout(20), waiters.foreign("a") as foreign:
+            with waiters.own("b") as own:
+                assert waiters.count == 2
+                await waiters.stop()
+                assert await own.woken() is None
+                assert await foreign.woken() is None
+            with waiters.own("c") as late:
+                assert await late.woken() is None
+        await client.aclose()
+
+    asyncio.run(work())
+
+
+def test_requests_of_different_options_differ() -> None:
+    plain = hash_request("echo", b"1", JobOptions())
+    assert plain == hash_request("echo", b"1", JobOptions())
+    others = {
+        hash_request("echo", b"2", JobOptions()),
+        hash_request("tiny", b"1", JobOptions()),
+        hash_request("echo", b"1", JobOptions(priority=3)),
+    }
+    assert len(others | {plain}) == 4

@@ -1,0 +1,139 @@
+"""Ids, states, options and records of jobs."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.jobs import JobOptions, State, Timings, iso, job_from_record, new_id
+from headrace.keys import F
+
+
+def test_an_id_is_a_uuid7_of_this_millisecond(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_ms = 1_763_700_000_123
+    monkeypatch.setattr("headrace.jobs.time.time_ns", lambda: now_ms * 1_000_000 + 999_999)
+    ids = {new_id() for _ in range(1000)}
+    assert len(ids) == 1000
+    for text in ids:
+        value = uuid.UUID(text)
+        assert str(value) == text
+        assert value.version == 7
+        assert value.variant == uuid.RFC_4122
+        assert value.int >> 80 == now_ms
+
+
+def test_ids_sort_by_their_millisecond(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter(n * 1_000_000 for n in (1, 2, 1 << 40, (1 << 40) + 1))
+    monkeypatch.setattr("headrace.jobs.time.time_ns", lambda: next(times))
+    ids = [new_id() for _ in range(4)]
+    assert all(earlier < later for earlier, later in pairwise(ids))
+
+
+def test_all_bits_of_an_id_but_version_and_variant_vary() -> None:
+    ids = [uuid.UUID(new_id()).int for _ in range(400)]
+    ever_one = 0
+    ever_zero = 0
+    for value in ids:
+        ever_one |= value
+        ever_zero |= ~value
+    random_bits = ((1 << 80) - 1) & ~(0xF << 76) & ~(0x3 << 62)
+    assert ever_one & random_bits == random_bits
+    assert ever_zero & random_bits == random_bits
+
+
+@given(us=st.integers(0, 4_102_444_800_000_000))
+def test_times_are_exact_to_the_microsecond(us: int) -> None:
+    when = datetime.fromisoformat(iso(us))
+    assert (when - datetime(1970, 1, 1, tzinfo=UTC)) == timedelta(microseconds=us)
+    assert iso(us).endswith("+00:00")
+
+
+def test_states_have_the_words_of_the_api_and_of_celery() -> None:
+    assert {state: (state.status, state.celery, state.final) for state in State} == {
+        State.QUEUED: ("queued", "PENDING", False),
+        State.SCHEDULED: ("scheduled", "PENDING", False),
+        State.RUNNING: ("running", "STARTED", False),
+        State.SUCCEEDED: ("succeeded", "SUCCESS", True),
+        State.FAILED: ("failed", "FAILURE", True),
+        State.EXPIRED: ("expired", "FAILURE", True),
+        State.CANCELLED: ("cancelled", "REVOKED", True),
+    }
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"priority": 10},
+        {"priority": -1},
+        {"priority": "1"},
+        {"expires": 0},
+        {"expires": -1},
+        {"expires": 3e6},
+        {"countdown": -0.1},
+        {"timeout": 0},
+        {"result_ttl": 0},
+        {"result_ttl": 1.5},
+        {"max_retries": -1},
+        {"max_retries": 101},
+        {"metadata": []},
+        {"unknown": 1},
+    ],
+    ids=lambda options: "-".join(f"{name}={value}" for name, value in options.items()),
+)
+def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(options, JobOptions)
+
+
+def test_options_within_range_are_taken() -> None:
+    given_options = {
+        "priority": 9, "expires": 0.5, "countdown": 0, "timeout": 1, "result_ttl": 1,
+        "max_retries": 0, "metadata": {"a": [1]},
+    }  # fmt: skip
+    options = msgspec.convert(given_options, JobOptions)
+    assert msgspec.to_builtins(options) == given_options
+
+
+def test_a_record_that_was_just_submitted() -> None:
+    record = {F.STATE: "q", F.CREATED: "1700000000000001", F.MODEL: "m", F.VERSION: "2"}
+    job = job_from_record("a", record, place=3)
+    assert (job.id, job.model, job.version, job.state) == ("a", "m", "2", State.QUEUED)
+    assert (job.created_us, job.started_us, job.ended_us) == (1700000000000001, 0, 0)
+    assert (job.attempts, job.place, job.batch_size) == (0, 3, 0)
+    assert (job.timings_ms, job.result_json, job.traceback) == (None, None, None)
+    assert not job.dead_lettered
+    assert not job.cancel_asked
+
+
+def test_a_record_that_ended_well() -> None:
+    timings = Timings(1.0, 2.25, 3.0, 4.0, 5.0, 99.0)
+    record = {
+        F.STATE: "s", F.CREATED: "1000", F.STARTED: "2000", F.ENDED: "21500", F.ATTEMPTS: "2",
+        F.BATCH: "8", F.TIMINGS: timings.packed(), F.RESULT_TYPE: "image/png", F.CANCEL: "1",
+    }  # fmt: skip
+    result = '{"big": 123456789012345678901, "empty": [] }'
+    job = job_from_record("a", record, f'{{"status": "SUCCESS", "result": {result}}}')
+    assert job.result_json == result.encode(), "the result is not encoded again"
+    assert job.timings_ms == {
+        "queued": 1.0, "hold": 2.25, "preprocess": 3.0, "inference": 4.0, "postprocess": 5.0,
+        "total": 20.5,
+    }  # fmt: skip
+    assert (job.attempts, job.batch_size, job.result_type) == (2, 8, "image/png")
+    assert job.cancel_asked
+
+
+def test_a_record_that_failed() -> None:
+    record = {F.STATE: "f", F.CREATED: "1", F.ERROR: '{"type":"x"}', F.DEAD: "1"}
+    meta = '{"status": "FAILURE", "result": {"exc_type": "E"}, "traceback": "Traceback …"}'
+    job = job_from_record("a", record, meta)
+    assert job.result_json is None
+    assert (job.error_json, job.traceback) == ('{"type":"x"}', "Traceback …")
+    assert job.dead_lettered
+    assert "Traceback" not in repr(job), "a log line is not to carry what a handler saw"

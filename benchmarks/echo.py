@@ -1,7 +1,7 @@
 """The overhead benchmark: `python -m benchmarks.echo [--write]`.
 
-`echo` gives its input back, so that all that is measured is the way there and back: one API process,
-one worker, Redis with AOF everysec, real settlements, Flower stopped. Beside it, in the same run,
+`echo` gives its input back, so that all that is measured is the way there and back: one API
+process, one worker, Redis with AOF everysec, real settlements, Flower stopped. Beside it, in the same run,
 plain Celery with a task per job and a bare FastAPI route. `--write` puts the table into
 docs/performance.md.
 """
@@ -44,9 +44,7 @@ class Table:
         return "\n".join(lines)
 
 
-def median_load(
-    url: str, connections: int, seconds: float, rounds: int, prefer: str = ""
-) -> Load:
+def median_load(url: str, connections: int, seconds: float, rounds: int, prefer: str = "") -> Load:
     """The run with the median rate; a warm-up goes before."""
     run_load(url, BODY, connections, 1, prefer)
     loads = [run_load(url, BODY, connections, seconds, prefer) for _ in range(rounds)]
@@ -57,7 +55,9 @@ def spread(cpu: dict[str, float]) -> str:
     return ", ".join(f"{name} {seconds:.3f}" for name, seconds in cpu.items())
 
 
-def measure_headrace(table: Table, *, events: bool, seconds: float, rounds: int, drain: int) -> None:
+def measure_headrace(
+    table: Table, *, events: bool, seconds: float, rounds: int, drain: int
+) -> None:
     label = "events on" if events else "events off"
     with Headrace(events=events) as stack:
         cpu = stack.cpu()
@@ -74,7 +74,9 @@ def measure_headrace(table: Table, *, events: bool, seconds: float, rounds: int,
         if events:
             return
         alone = median_load(stack.submit_url, 1, seconds, rounds, WAIT)
-        table.add("submit and wait, alone, p50 / p99, ms", f"{alone.p50_ms:.2f} / {alone.p99_ms:.2f}")
+        table.add(
+            "submit and wait, alone, p50 / p99, ms", f"{alone.p50_ms:.2f} / {alone.p99_ms:.2f}"
+        )
         measure_queue(table, stack, drain, seconds)
 
 
@@ -115,7 +117,9 @@ def measure_celery(table: Table, folder: Path, jobs: int) -> None:
         cpu.start()
         os.kill(pid, signal.SIGCONT)
         drained_s = backlog_drained(server, "celery")
-        table.add("plain Celery (prefork, a task per job): drained a second", f"{jobs / drained_s:,.0f}")
+        table.add(
+            "plain Celery (prefork, a task per job): drained a second", f"{jobs / drained_s:,.0f}"
+        )
         table.add("… CPU s per 1,000 jobs", spread(cpu.per_1000(jobs)))
         table.add("… send_task a second", f"{jobs / submitted_s:,.0f}")
         waits = []
@@ -137,13 +141,17 @@ def measure_fastapi(table: Table, folder: Path, seconds: float, rounds: int) -> 
         load = median_load(url, 64, seconds, rounds)
         alone = median_load(url, 1, seconds, 1)
     table.add("bare FastAPI no-op, 64 connections, a second", f"{load.rate:,.0f}")
-    table.add("… p50 / p99, ms; alone p50", f"{load.p50_ms:.1f} / {load.p99_ms:.1f}; {alone.p50_ms:.2f}")
+    table.add(
+        "… p50 / p99, ms; alone p50", f"{load.p50_ms:.1f} / {load.p99_ms:.1f}; {alone.p50_ms:.2f}"
+    )
 
 
 def main() -> None:
     """Run all, print the table, and write it where asked."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help="put the table into docs/performance.md")
+    parser.add_argument(
+        "--write", action="store_true", help="put the table into docs/performance.md"
+    )
     parser.add_argument("--seconds", type=float, default=6, help="length of each load")
     parser.add_argument("--rounds", type=int, default=3, help="loads of which the median counts")
     parser.add_argument("--drain", type=int, default=20_000)
@@ -163,7 +171,10 @@ def main() -> None:
         head, _, rest = text.partition(BEGIN)
         _, _, tail = rest.partition(END)
         when = datetime.now(UTC).date().isoformat()
-        where = f"Measured {when}, {os.cpu_count()} cores, Python {platform.python_version()}; load by {generator()}."
+        where = (
+            f"Measured {when}, {os.cpu_count()} cores, Python {platform.python_version()}; "
+            f"load by {generator()}."
+        )
         DOC.write_text(f"{head}{BEGIN}\n{where}\n\n{table.markdown()}\n{END}{tail}", "utf-8")
 
 

@@ -7,6 +7,7 @@ it measures; the table says which of the two was used.
 from __future__ import annotations
 
 import json
+import os
 import re
 import selectors
 import shutil
@@ -28,8 +29,8 @@ wrk.headers["Content-Type"] = "application/json"
 if os.getenv("PREFER") ~= "" then wrk.headers["Prefer"] = os.getenv("PREFER") end
 local codes = {}
 function done(s, l, r)
-  io.write(string.format("JSON{\\"n\\":%d,\\"s\\":%.4f,\\"p50\\":%.3f,\\"p99\\":%.3f,\\"bad\\":%d}\\n", s.requests,
-    s.duration / 1e6, l:percentile(50) / 1e3, l:percentile(99) / 1e3,
+  local form = "JSON{\\"n\\":%d,\\"s\\":%.4f,\\"p50\\":%.3f,\\"p99\\":%.3f,\\"bad\\":%d}\\n"
+  io.write(string.format(form, s.requests, s.duration / 1e6, l:percentile(50) / 1e3, l:percentile(99) / 1e3,
     s.errors.status + s.errors.connect + s.errors.read + s.errors.write + s.errors.timeout))
 end
 """
@@ -66,7 +67,7 @@ def _wrk(url: str, body: bytes, connections: int, seconds: float, prefer: str) -
         done = subprocess.run(
             ["wrk", "-t1", f"-c{connections}", f"-d{max(1, round(seconds))}s", "--timeout", "30s",
              "--latency", "-s", f"{folder}/post.lua", url],
-            env={"BODY": f"{folder}/body", "PREFER": prefer, "PATH": "/usr/bin:/bin:/usr/local/bin"},
+            env={**os.environ, "BODY": f"{folder}/body", "PREFER": prefer},
             capture_output=True, text=True, check=True, timeout=seconds + 60,
         )  # fmt: skip
     found = re.search(r"JSON(\{.*\})", done.stdout)
@@ -126,8 +127,8 @@ def _sockets(url: str, body: bytes, connections: int, seconds: float, prefer: st
     latencies.sort()
     bad = sum(count for code, count in codes.items() if code >= 400)
     return Load(
-        len(latencies) / (clock() - started), _percentile(latencies, 0.5), _percentile(latencies, 0.99),
-        bad, len(latencies), codes,
+        len(latencies) / (clock() - started), _percentile(latencies, 0.5),
+        _percentile(latencies, 0.99), bad, len(latencies), codes,
     )  # fmt: skip
 
 

@@ -65,7 +65,8 @@ class Cpu:
     def per_1000(self, jobs: int) -> dict[str, float]:
         """CPU seconds per 1,000 jobs."""
         return {
-            name: (self._seconds(name) - before) / jobs * 1000 for name, before in self._before.items()
+            name: (self._seconds(name) - before) / jobs * 1000
+            for name, before in self._before.items()
         }
 
     def _seconds(self, name: str) -> float:
@@ -104,9 +105,7 @@ class Headrace:
             process([sys.executable, "-m", "api"], folder / "api.log", **environ)
         )
         self.worker: Worker = self._stack.enter_context(
-            celery_worker(
-                self.redis.url, models, folder, arguments=("-E",) if self.events else ()
-            )
+            celery_worker(self.redis.url, models, folder, arguments=("-E",) if self.events else ())
         )
         self.client = self._stack.enter_context(Client(self.redis.url, models))
         self.worker.wait_ready("echo")
@@ -141,7 +140,7 @@ class Headrace:
             return not client.llen("headrace.echo") and not client.zcard("hr:lease:headrace.echo")
 
 
-CELERY_APP = '''
+CELERY_APP = """
 import os
 from celery import Celery
 app = Celery("plain", broker=os.environ["URL"], backend=os.environ["URL"])
@@ -149,24 +148,26 @@ app.conf.update(worker_prefetch_multiplier=64, broker_connection_retry_on_startu
 @app.task(name="echo")
 def echo(value):
     return value
-'''
+"""
 
-FASTAPI_APP = '''
+FASTAPI_APP = """
 from fastapi import FastAPI, Request
 app = FastAPI()
 @app.post("/echo")
 async def echo(request: Request) -> dict:
     return await request.json()
-'''
+"""
 
 
 @contextmanager
 def plain_celery(folder: Path) -> Iterator[tuple[Any, RedisServer, int]]:
-    """A stock Celery worker (prefork, one child) with a task per job; (app, server, worker's pid)."""
+    """A stock Celery worker (prefork, one child), a task per job; (app, server, worker's pid)."""
     (folder / "plain_app.py").write_text(CELERY_APP)
     with redis_server("valkey9", "--appendonly", "yes", "--appendfsync", "everysec") as server:
-        command = [sys.executable, "-m", "celery", "-A", "plain_app", "worker", "-c", "1", "-l", "WARNING",
-                   "--without-gossip", "--without-mingle"]  # fmt: skip
+        command = [
+            sys.executable, "-m", "celery", "-A", "plain_app", "worker", "-c", "1",
+            "-l", "WARNING", "--without-gossip", "--without-mingle",
+        ]  # fmt: skip
         environ = {"URL": server.url, "PYTHONPATH": f"{folder}:{ROOT}"}
         with process(command, folder / "celery.log", **environ) as worker:
             from celery import Celery
@@ -182,8 +183,10 @@ def bare_fastapi(folder: Path) -> Iterator[tuple[str, int]]:
     """FastAPI on uvicorn with a route that gives its JSON back; (url, pid)."""
     (folder / "bare_app.py").write_text(FASTAPI_APP)
     port = free_port()
-    command = [sys.executable, "-m", "uvicorn", "bare_app:app", "--port", str(port), "--no-access-log",
-               "--log-level", "warning"]  # fmt: skip
+    command = [
+        sys.executable, "-m", "uvicorn", "bare_app:app", "--port", str(port),
+        "--no-access-log", "--log-level", "warning",
+    ]  # fmt: skip
     with process(command, folder / "bare.log", PYTHONPATH=str(folder)) as server:
         url = f"http://127.0.0.1:{port}"
         wait_until(lambda: answers(url + "/docs"), "FastAPI answers", timeout_s=30)

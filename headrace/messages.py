@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import re
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -20,7 +21,14 @@ from headrace.jobs import DEFAULT_OPTIONS, JobOptions
 from headrace.keys import TASK_NAME
 
 JSON_TYPE: Final = "application/json"
+#: A stock client's message may name a model of any length.
+SHOWN_MAX_CHARS: Final = 128
 _encode: Final = msgspec.json.encode
+#: How an input that is not JSON begins, in our form and in kombu's.
+_BINARY_HEAD: Final = re.compile(
+    rb'\{\s*"(?:content_type"\s*:\s*"(?P<kind>[^"\\]{1,128})"\s*,\s*"base64'
+    rb'|__type__"\s*:\s*"(?P<coding>base64|bytes)"\s*,\s*"__value__)"\s*:\s*"'
+)
 # claim.lua knows our own messages by their ends: `{"headers":{"id":"…","task":"…",` and this.
 _TAIL: Final = b'"content-encoding":"utf-8","content-type":"application/json"'
 
@@ -90,18 +98,19 @@ def _typed(body: bytes, content_type: str) -> tuple[Any, str]:
 
 def describe_input(raw: bytes) -> str:
     """Type and size of an input for logs, Flower and `inspect`: never its content."""
-    text, size = raw[:128], len(raw)
-    if text.startswith(b'{"content_type":"'):
-        kind = text[17:].partition(b'"')[0].decode("utf-8", "replace")
-        return f"<{kind}, {size * 3 // 4} bytes>"
-    if text.lstrip().startswith(b'{"__type__"'):
-        return f"<bytes, {size * 3 // 4} bytes>"
-    return f"<json, {size} bytes>"
+    found = _BINARY_HEAD.match(raw)
+    if found is None:
+        return f"<json, {len(raw)} bytes>"
+    kind = found["kind"] or b"bytes"
+    size = len(raw) - found.end() - len('"}')
+    if found["coding"] != b"bytes":
+        size = size * 3 // 4 - raw[-4:].count(b"=")
+    return f"<{kind.decode('utf-8', 'replace')}, {size} bytes>"
 
 
 def arguments_repr(model: str, input_json: bytes) -> str:
     """The arguments as Flower and `inspect` show them."""
-    return f"{{'model': '{model}', 'input': '{describe_input(input_json)}'}}"
+    return f"{{'model': {model[:SHOWN_MAX_CHARS]!r}, 'input': '{describe_input(input_json)}'}}"
 
 
 def envelope(

@@ -47,7 +47,8 @@ def install(redis_url: str) -> None:
         "stats": _stats,
         "revoke": revoke,
         "terminate": lambda state, signal, task_id, **_: revoke(state, task_id),
-        "add_consumer": _add_consumer,
+        "add_consumer": _stock_queues_only("add_consumer"),
+        "cancel_consumer": _stock_queues_only("cancel_consumer"),
     }
     for name, key in (
         ("rate_limit", "max_batch_size"),
@@ -197,10 +198,14 @@ def _cancelled(redis_url: str, ids: list[str]) -> dict[str, str]:
     return answers
 
 
-def _add_consumer(state: Any, queue: str, *args: Any, **options: Any) -> Any:
-    if queue.startswith(keys.QUEUE_PREFIX):
-        return {"error": f"{queue} is a model's queue: name the model in the models file"}
-    return _stock["add_consumer"](state, queue, *args, **options)
+def _stock_queues_only(name: str) -> Command:
+    def command(state: Any, queue: str, *args: Any, **options: Any) -> Any:
+        if queue.startswith(keys.QUEUE_PREFIX):
+            why = f"{queue} is a model's queue: the models file says what a worker serves"
+            return {"error": why}
+        return _stock[name](state, queue, *args, **options)
+
+    return command
 
 
 def _refused(why: str) -> Command:

@@ -115,8 +115,8 @@ async def _submit(
     prefer = request.header(b"prefer")
     if prefer and wait_s is None:
         wait_s = preferred_wait_s(prefer, services.settings.max_wait_s)
-        if wait_s is not None:
-            applied = ((b"preference-applied", b"wait=%d" % wait_s),)
+    if wait_s is not None:
+        applied = ((b"preference-applied", b"wait=%g" % wait_s),)
     job_id = new_id()
     try:
         if wait_s:

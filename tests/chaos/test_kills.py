@@ -1,4 +1,4 @@
-"""Thousands of jobs under random kills: each ends once, with the right answer, and nothing is left over."""
+"""Thousands of jobs under random kills: each ends once, rightly, and nothing is left over."""
 
 from __future__ import annotations
 

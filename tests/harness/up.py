@@ -76,7 +76,7 @@ class RunningUp:
         self.process: subprocess.Popen[bytes]
 
     def start(self) -> None:
-        with self.output.open("ab") as output:
+        with self.output.open("wb") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "headrace", *self.arguments],
                 cwd=self.folder, env=clean_environment(**self._variables), stdout=output,

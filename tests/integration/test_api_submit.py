@@ -311,6 +311,13 @@ def test_a_body_over_the_limit_is_refused_while_it_streams_in(api: ApiServer) ->
     assert b"/problems/payload-too-large" in answer
 
 
+def test_a_client_that_sends_all_before_it_reads_is_not_reset(api: ApiServer) -> None:
+    head = f"POST {ECHO_JOBS} HTTP/1.1\r\nHost: x\r\nContent-Length: {3 * 2**20}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", api.port), 10) as connection:
+        connection.sendall(head.encode() + bytes(3 * 2**20))
+        assert _read_all(connection).startswith(b"HTTP/1.1 413 ")
+
+
 def test_a_body_over_the_limit_is_refused_before_it_is_sent(api: ApiServer) -> None:
     head = (
         f"POST {ECHO_JOBS} HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.jobs import Job
 from tests.harness.api_server import ApiServer, api_server, catalog
 from tests.harness.fake_worker import Answer, FakeWorker, claim, failure, settle
 from tests.harness.redis_servers import RedisServer, redis_server
@@ -38,13 +39,13 @@ def answer_all(redis_db: RedisServer, answer: Answer, model: str = "echo") -> No
 def test_a_submit_waits_for_its_end(
     api: ApiServer, redis_db: RedisServer, pool: ThreadPoolExecutor
 ) -> None:
-    for headers, query, applied in (({"Prefer": "wait=30"}, "", "wait=30"), ({}, "?wait=30", None)):
+    for headers, query in (({"Prefer": "wait=30"}, ""), ({"Prefer": "wait=1"}, "?wait=30")):
         asked = pool.submit(api.http.post, ECHO_JOBS + query, json=1, headers=headers)
         waiting(api, 1)
         answer_all(redis_db, Answer(result=b'"done"'))
         response = asked.result(20)
         assert response.status_code == 200
-        assert response.headers.get("preference-applied") == applied
+        assert response.headers["preference-applied"] == "wait=30"
         job = response.json()
         assert (job["status"], job["result"]) == ("succeeded", "done")
         assert response.headers["location"] == job["urls"]["self"]
@@ -96,6 +97,23 @@ def test_any_number_may_wait_for_any_job(
     with redis_db.client() as client:
         channel = f"celery-task-meta-{path.rpartition('/')[2]}"
         wait_until(lambda: client.pubsub_numsub(channel)[0][1] == 0, "the subscription is given up")
+
+
+def test_a_job_that_ends_before_the_subscription_stands(
+    api: ApiServer, redis_db: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = api.http.post(ECHO_JOBS, json=1).headers["location"]
+    read = api.services.queue.read
+
+    async def read_then_end(job_id: str) -> Job | None:
+        monkeypatch.undo()
+        found = await read(job_id)
+        answer_all(redis_db, Answer(result=b"3"))
+        return found
+
+    monkeypatch.setattr(api.services.queue, "read", read_then_end)
+    response = api.http.get(f"{path}?wait=60", timeout=20)
+    assert response.json()["result"] == 3
 
 
 def test_a_job_of_another_process_wakes_too(

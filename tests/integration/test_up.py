@@ -13,6 +13,7 @@ import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -168,7 +169,7 @@ def test_a_model_that_cannot_load_leaves_the_rest_serving(tmp_path: Path) -> Non
 def test_flower_asks_for_its_password_and_keeps_its_history(tmp_path: Path) -> None:
     # Loopback too, but not the address that may do without a password.
     host, port = "127.0.0.2", free_port()
-    variables = {
+    variables: dict[str, Any] = {
         "HEADRACE_FLOWER_HOST": host,
         "HEADRACE_FLOWER_PORT": str(port),
         "FLOWER_BASIC_AUTH": "user:pass",

@@ -1,0 +1,88 @@
+"""README and quickstart, run as a reader would: each `$` line in a shell, each Python block."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.harness.up import ROOT, RunningUp, clean_environment, running_up, write_models
+from tests.harness.wait import wait_until
+
+ADDRESS = "http://127.0.0.1:8080"
+DOCUMENTS = ("README.md", "docs/quickstart.md")
+
+
+def blocks(document: str, language: str) -> list[str]:
+    text = (ROOT / document).read_text("utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
+    folder = tmp_path_factory.mktemp("documents")
+    models = {
+        "echo": {"handler": "echo"},
+        "digits": {"handler": "digits"},
+        "words": {"handler": str(ROOT / "examples/word_count.py"), "max_batch_size": 64},
+    }
+    with running_up(folder, models=write_models(folder, models)) as running:
+        wait_until(lambda: running.request("GET", "/ready?models=all")[0] == 200, "loaded", 90)
+        yield running
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_the_commands_give_what_they_promise(up: RunningUp, document: str) -> None:
+    job_id, statuses = "", []
+    for block in blocks(document, "console"):
+        for line in block.splitlines():
+            assert line.startswith("$ curl -s "), f"{document}: {line}"
+            command = line[2:].replace(ADDRESS, f"http://127.0.0.1:{up.port}")
+            done = subprocess.run(
+                ["bash", "-c", command], cwd=ROOT, env=clean_environment(ID=job_id),
+                capture_output=True, text=True, timeout=60, check=True,
+            )  # fmt: skip
+            answer = json.loads(done.stdout)
+            assert "digts" in line or "problems" not in str(answer.get("type", "")), answer
+            job_id = answer.get("id", job_id)
+            statuses.append(answer.get("status"))
+    assert statuses.count("succeeded") >= 2, statuses
+
+
+def test_the_python_session_prints_the_digit(up: RunningUp) -> None:
+    session = next(block for block in blocks("README.md", "python") if "urllib" in block)
+    session = session.replace(ADDRESS, f"http://127.0.0.1:{up.port}")
+    done = subprocess.run(
+        [sys.executable, "-c", session], cwd=ROOT, capture_output=True, text=True, check=True,
+        timeout=60, env=clean_environment(),
+    )  # fmt: skip
+    assert done.stdout.startswith("succeeded 3 ")
+
+
+def test_the_handler_in_the_readme_is_the_example_and_has_15_lines() -> None:
+    (handler,) = (block for block in blocks("README.md", "python") if "Handler" in block)
+    assert handler == (ROOT / "examples/word_count.py").read_text("utf-8")
+    assert len(handler.splitlines()) <= 15
+
+
+def test_no_link_of_a_document_leads_nowhere() -> None:
+    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", path.read_text("utf-8")):
+            assert (path.parent / target).exists(), f"{path.name} links to {target}"
+
+
+def test_the_make_targets_that_documents_name_exist() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for document in (*DOCUMENTS, "CONTRIBUTING.md", "docs/performance.md"):
+        named = set(
+            re.findall(
+                r"^make ([a-z]+)|`make ([a-z]+)", (ROOT / document).read_text(), re.MULTILINE
+            )
+        )
+        assert {one or two for one, two in named} <= targets, document
+    assert Path(ROOT / ".ci/run").stat().st_mode & 0o111

@@ -7,6 +7,8 @@ VENV   ?= .venv
 PORT   ?= 8080
 # EXIT=1: `make demo` ends by itself, with status 1 when an answer was wrong.
 EXIT   ?=
+# How many processes share the tests; each has Redis servers of its own.
+TEST_PROCESSES ?= 2
 # More arguments for pytest, such as ARGS="-k claim -x".
 ARGS   ?=
 
@@ -49,7 +51,7 @@ contracts: $(DEV_STAMP)  ## Check who imports whom
 	$(BIN)/lint-imports
 
 test: $(DEV_STAMP)  ## Run the tests
-	$(PY) -m pytest $(ARGS)
+	$(PY) -m pytest -n $(TEST_PROCESSES) $(ARGS)
 
 check: lint types contracts test  ## lint, types, contracts and test
 

@@ -30,7 +30,8 @@ if os.getenv("PREFER") ~= "" then wrk.headers["Prefer"] = os.getenv("PREFER") en
 local codes = {}
 function done(s, l, r)
   local form = "JSON{\\"n\\":%d,\\"s\\":%.4f,\\"p50\\":%.3f,\\"p99\\":%.3f,\\"bad\\":%d}\\n"
-  io.write(string.format(form, s.requests, s.duration / 1e6, l:percentile(50) / 1e3, l:percentile(99) / 1e3,
+  io.write(string.format(form, s.requests, s.duration / 1e6,
+    l:percentile(50) / 1e3, l:percentile(99) / 1e3,
     s.errors.status + s.errors.connect + s.errors.read + s.errors.write + s.errors.timeout))
 end
 """

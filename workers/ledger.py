@@ -185,6 +185,8 @@ class Ledger:
                 lane.forget(settlement.id, settlement.token)
 
         def refused() -> None:
+            # Of their end nothing is known, as if they were another's.
+            self._observer.settled(lane, settlements, [FENCED] * len(settlements))
             for settlement in settlements:
                 lane.forget(settlement.id, settlement.token)
 

@@ -55,13 +55,11 @@ end
 
 check_types(false)
 local any_tombs = redis.call('HLEN', KEYS[11]) > 0
-redis.call('STRLEN', 'hr:token')
 
 -- Whether a readable message is not to run: cancelled, leased already, ended, or a repeat.
 local function known(id, state)
   if seen[id] then return true end
-  if not state then return redis.call('HEXISTS', KEYS[6], id) == 1 end
-  if state == 'r' then return redis.call('HEXISTS', KEYS[6], id) == 1 end
+  if not state or state == 'r' then return redis.call('HEXISTS', KEYS[6], id) == 1 end
   if state == 'd' then return redis.call('HEXISTS', KEYS[9], id) == 1 end
   return FINAL[state]
 end

@@ -109,6 +109,13 @@ def test_what_is_dropped_in_one_claim_is_bounded_too(queue: Queue) -> None:
     assert queue.depth().waiting == 0
 
 
+def test_large_messages_that_are_dropped_are_bounded_by_bytes(queue: Queue) -> None:
+    ids = [queue.submit_one(input_json=b'"' + b"x" * 1000 + b'"') for _ in range(30)]
+    size = len(queue.listed()[0])
+    queue.cancel(*ids)
+    assert queue.claim(max_bytes=size).left == 30 - 8
+
+
 def test_repeats_are_dropped(queue: Queue) -> None:
     raw = foreign()
     queue.push(raw, raw)
@@ -120,6 +127,16 @@ def test_repeats_are_dropped(queue: Queue) -> None:
     claimed = queue.claim()
     assert (claimed.jobs, claimed.refused, claimed.left) == ([], 0, 0), "ended already"
     assert queue.letters() == {}
+
+
+def test_a_repeat_is_dropped_though_somebody_deleted_the_record(queue: Queue) -> None:
+    raw = foreign()
+    queue.push(raw)
+    leased = queue.claim_one()
+    queue.client.delete(keys.job(leased.id))
+    queue.push(raw)
+    assert queue.claim().jobs == []
+    assert queue.held() == {leased.id: raw}
 
 
 def test_a_repeat_of_a_delayed_message_is_dropped(queue: Queue) -> None:

@@ -13,6 +13,7 @@ from redis.exceptions import ResponseError
 
 from headrace import keys
 from headrace.jobs import new_id
+from headrace.messages import envelope
 from tests.harness.calls import Claimed, Job, Queue, foreign
 
 pytestmark = pytest.mark.leaves_keys
@@ -31,6 +32,7 @@ REFUSALS = {
     "id-number": ("no-id", foreign(headers={"id": 17})),
     "id-empty": ("no-id", foreign(headers={"id": ""})),
     "id-long": ("no-id", foreign(headers={"id": "x" * 129})),
+    "id-long-in-our-form": ("no-id", envelope("x" * 129, "m", "headrace.m", b"1")),
     "id-quote": ("no-id", foreign(headers={"id": 'a"b'})),
     "id-nul": ("no-id", foreign(headers={"id": "a\x00b"})),
     "id-accent": ("no-id", foreign(headers={"id": "é"})),
@@ -90,6 +92,25 @@ def test_a_refused_message_never_touches_the_job_whose_id_it_bears(queue: Queue)
     assert [queue.record(job_id)["s"] for job_id in (leased_id, queued_id)] == ["r", "r"]
     assert queue.settle(first, *claimed.jobs) == [1, 1]
     assert len(queue.letters()) == 3
+
+
+def test_a_refused_message_never_touches_the_job_that_is_claimed_with_it(queue: Queue) -> None:
+    job_id = new_id()
+    good, bad = foreign(headers={"id": job_id}), foreign(headers={"id": job_id, "task": "other"})
+    queue.push(bad, good, bad)
+    claimed = queue.claim()
+    assert (claimed.ids, claimed.refused) == ([job_id], 2)
+    assert queue.record(job_id)["s"] == "r"
+    assert queue.client.ttl(keys.job(job_id)) == -1
+    assert queue.settle(*claimed.jobs) == [1]
+
+
+def test_an_id_that_is_refused_twice_ends_once(queue: Queue) -> None:
+    job_id = new_id()
+    queue.push(foreign(headers={"id": job_id}, body=None), foreign(headers={"id": job_id}, body=3))
+    queue.push(foreign(headers={"id": job_id, "task": "other"}))
+    assert queue.claim().refused == 3
+    assert json.loads(queue.record(job_id)["e"])["message"] == "the message has no body"
 
 
 def test_letters_of_one_id_do_not_overwrite_each_other(queue: Queue) -> None:

@@ -232,6 +232,15 @@ def test_records_and_messages_that_somebody_deleted_do_no_harm(queue: Queue) -> 
     assert queue.settle(first, second) == [0, 2]
 
 
+def test_what_ended_elsewhere_is_neither_reaped_nor_promoted(queue: Queue) -> None:
+    leased, parked = queue.submit_one(), queue.submit_one(delay_us=1)
+    queue.claim_one(lease_us=0)
+    for job_id in (leased, parked):
+        queue.client.hset(keys.job(job_id), "s", "s")
+    assert queue.sweep() == (0, 1, -1, 0)
+    assert (queue.held(), queue.parked(), queue.listed()) == ({}, {}, [])
+
+
 def test_a_retry_of_a_message_that_somebody_deleted_ends_as_failed(queue: Queue) -> None:
     job_id = queue.submit_one()
     leased = queue.claim_one()

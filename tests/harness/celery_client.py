@@ -1,0 +1,105 @@
+"""A stock Celery client, with none of our code."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from celery import Celery
+from celery.result import AsyncResult
+
+from headrace.keys import TASK_NAME, queue_name
+from tests.harness.wait import wait_until
+
+GET_TIMEOUT_S = 20
+
+
+@contextmanager
+def stock_client(url: str) -> Iterator[Celery]:
+    """`Celery(broker=url, backend=url)`; its connections are closed afterwards."""
+    app = Celery(broker=url, backend=url, set_as_current=False)
+    try:
+        yield app
+    finally:
+        backend: Any = app.backend
+        backend.result_consumer.stop()
+        # Results unsubscribe when they are collected, and would connect again for it.
+        backend.result_consumer._pubsub = None
+        backend.client.close()
+        app.close()
+
+
+def send(app: Celery, model: str, value: Any = None, **options: Any) -> AsyncResult[Any]:
+    """What the documentation tells a Celery client to do."""
+    options.setdefault("kwargs", {"model": model, "input": value})
+    options.setdefault("queue", queue_name(model))
+    sent: AsyncResult[Any] = app.send_task(TASK_NAME, **options)
+    return sent
+
+
+def raw_message(
+    job_id: str,
+    body: str,
+    *,
+    headers: dict[str, Any] | None = None,
+    content_type: str = "application/json",
+    body_encoding: str = "utf-8",
+) -> bytes:
+    """A protocol 2 message as it lies in Redis, for what Celery's own client would not write."""
+    message = {
+        "body": body,
+        "content-encoding": "utf-8",
+        "content-type": content_type,
+        "headers": {"id": job_id, "task": TASK_NAME, "lang": "other", **(headers or {})},
+        "properties": {
+            "correlation_id": job_id,
+            "delivery_mode": 2,
+            "delivery_info": {"exchange": "", "routing_key": ""},
+            "priority": 0,
+            "body_encoding": body_encoding,
+            "delivery_tag": job_id,
+        },
+    }
+    return json.dumps(message).encode()
+
+
+class Events:
+    """What Celery's own receiver hears, as Flower does, while the context lasts."""
+
+    def __init__(self, app: Celery) -> None:
+        self._app = app
+        self.seen: list[dict[str, Any]] = []
+
+    def __enter__(self) -> Events:
+        self._connection: Any = self._app.connection()
+        self._receiver: Any = self._app.events.Receiver(
+            self._connection, handlers={"*": self.seen.append}, app=self._app
+        )
+        self._thread = threading.Thread(target=self._receiver.capture)
+        self._thread.start()
+        # Asked to, each worker sends a heartbeat as soon as the receiver listens.
+        wait_until(lambda: bool(self.seen), "a first event")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._receiver.should_stop = True
+        self._thread.join(10)
+        self._connection.release()
+
+    def of(self, job_id: str) -> list[dict[str, Any]]:
+        """The events of one job, in the order in which they came."""
+        return [event for event in list(self.seen) if event.get("uuid") == job_id]
+
+    def kinds(self, job_id: str) -> list[str]:
+        """Their types, without `task-`."""
+        return [event["type"].removeprefix("task-") for event in self.of(job_id)]
+
+    def wait_for(self, kind: str, *job_ids: str) -> None:
+        """Wait until the last word on each job is this one."""
+        wait_until(
+            lambda: all(self.kinds(job_id)[-1:] == [kind] for job_id in job_ids),
+            f"task-{kind} of {len(job_ids)} jobs",
+        )

@@ -1,0 +1,551 @@
+"""A stock Celery client against a real worker: one test per row of the table in docs/celery.md."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery, Signature, chain, chord, group
+from celery.exceptions import TaskRevokedError
+from celery.exceptions import TimeoutError as CeleryTimeoutError
+from celery.result import AsyncResult
+
+from headrace import errors, keys
+from headrace.jobs import State, new_id
+from tests.harness.celery_client import GET_TIMEOUT_S, raw_message, send, stock_client
+from tests.harness.redis_servers import leaked_keys, redis_server
+from tests.harness.wait import wait_until
+from tests.harness.worker import HANDLERS, ROOT, Client, Worker, celery_worker, write_models
+
+TRICKY = f"{HANDLERS / 'tricky.py'}:Tricky"
+QUEUE = keys.queue_name("tricky")
+
+
+@dataclass
+class Deployment:
+    """One worker, and both kinds of client."""
+
+    url: str
+    folder: Path
+    worker: Worker
+    ours: Client
+    app: Celery
+
+    def runs(self) -> list[str]:
+        """Ids in the order in which the models tricky and one have run them."""
+        log = self.folder / "runs.log"
+        return [line.split()[0] for line in log.read_text().splitlines()] if log.exists() else []
+
+    def letters(self, model: str = "tricky") -> list[str]:
+        """The dead letters of a model's queue."""
+        return [
+            raw.decode() for raw in self.ours.redis.zrange(keys.dead(keys.queue_name(model)), 0, -1)
+        ]
+
+    def record_exists(self, job_id: str) -> bool:
+        return bool(self.ours.redis.exists(keys.job(job_id)))
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    folder = tmp_path_factory.mktemp("interop")
+    log = {"log": str(folder / "runs.log")}
+    path = write_models(
+        folder,
+        tricky={"handler": TRICKY, "max_batch_size": 8, "timeout_s": 30, "options": log},
+        one={"handler": TRICKY, "max_batch_size": 1, "max_retries": 1, "options": log},
+        echo={"handler": "echo"},
+    )
+    environ = {"HEADRACE_MAX_DELIVERIES": "1"}
+    with (
+        redis_server() as server,
+        celery_worker(server.url, path, folder, environ=environ) as worker,
+        Client(server.url, path) as ours,
+        stock_client(server.url) as app,
+    ):
+        worker.wait_ready("tricky", "one", "echo")
+        yield Deployment(server.url, folder, worker, ours, app)
+        leaked = leaked_keys(ours.redis)
+    assert not leaked, f"keys without a TTL were left behind: {leaked}"
+
+
+@pytest.fixture
+def app(site: Deployment) -> Celery:
+    return site.app
+
+
+def signature(app: Celery, value: Any, model: str = "tricky") -> Signature[Any]:
+    kwargs = {"model": model, "input": value}
+    return app.signature("headrace.predict", kwargs=kwargs, queue=keys.queue_name(model))
+
+
+def state_of(result: AsyncResult[Any]) -> str:
+    return str(result.state)
+
+
+# The rows of the table, in its order.
+
+
+def test_keyword_arguments(app: Celery) -> None:
+    value = {"x": [1, 2.5, "é", None, True], "big": 123456789012345678, "empty": []}
+    result = send(app, "tricky", value)
+    assert result.get(timeout=GET_TIMEOUT_S) == value
+    assert state_of(result) == "SUCCESS"
+
+
+def test_positional_arguments(app: Celery) -> None:
+    sent = send(app, "tricky", args=["tricky", {"x": 1}], kwargs={})
+    assert sent.get(timeout=GET_TIMEOUT_S) == {"x": 1}
+
+
+@pytest.mark.parametrize("body", [b"\x89PNG\x00", b"ascii", b""])
+def test_bytes(app: Celery, body: bytes) -> None:
+    assert send(app, "tricky", body).get(timeout=GET_TIMEOUT_S) == body
+
+
+def test_bytes_with_a_content_type(app: Celery) -> None:
+    text = {"content_type": "text/plain", "base64": base64.b64encode("é".encode()).decode()}
+    assert send(app, "tricky", text).get(timeout=GET_TIMEOUT_S) == "é"
+
+
+def test_nan(app: Celery) -> None:
+    assert send(app, "tricky", [float("nan"), float("inf"), 1.5]).get(timeout=GET_TIMEOUT_S) == [
+        None,
+        None,
+        1.5,
+    ]
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"model": "tricky"},
+        {"input": 1},
+        {"model": "tricky", "input": 1, "top_k": 5},
+        {"model": 7, "input": 1},
+    ],
+    ids=["no input", "no model", "one too many", "model no string"],
+)
+def test_wrong_arguments(app: Celery, kwargs: dict[str, Any]) -> None:
+    with pytest.raises(errors.InvalidRequest, match=r"headrace\.predict|model"):
+        send(app, "tricky", kwargs=kwargs).get(timeout=GET_TIMEOUT_S)
+
+
+def test_a_model_that_does_not_fit_the_queue(app: Celery) -> None:
+    with pytest.raises(errors.InvalidRequest, match=r"the queue headrace\.tricky serves"):
+        send(app, "echo", 1, queue=QUEUE).get(timeout=GET_TIMEOUT_S)
+
+
+def test_a_custom_id(app: Celery, site: Deployment) -> None:
+    result = send(app, "tricky", 1, task_id="order-7:photo_2@eu/1")
+    assert result.id == "order-7:photo_2@eu/1"
+    assert result.get(timeout=GET_TIMEOUT_S) == 1
+    assert site.ours.job(result.id).state is State.SUCCEEDED
+
+
+@pytest.mark.parametrize("job_id", ["ü", 'a"b', "x" * 129], ids=["letter", "quote", "length"])
+def test_an_id_that_cannot_be_used(app: Celery, site: Deployment, job_id: str) -> None:
+    before = len(site.letters())
+    result = send(app, "tricky", 1, task_id=job_id)
+    wait_until(lambda: len(site.letters()) > before, "the message lies in the dead letters")
+    assert state_of(result) == "PENDING"
+
+
+def test_the_same_id_twice(app: Celery, site: Deployment) -> None:
+    first = send(app, "tricky", "first", task_id="twice")
+    assert first.get(timeout=GET_TIMEOUT_S) == "first"
+    assert send(app, "tricky", "second", task_id="twice").get(timeout=GET_TIMEOUT_S) == "first"
+    wait_until(lambda: site.ours.redis.llen(QUEUE) == 0, "the second message is taken")
+    assert site.runs().count("twice") == 1
+
+
+def test_priority(app: Celery, site: Deployment) -> None:
+    blocker = [send(app, "one", {"do": "sleep", "s": 0.4}) for _ in range(2)]
+    wait_until(lambda: blocker[0].id in site.runs(), "the model is busy")
+    wait_until(lambda: site.ours.redis.llen("headrace.one") == 0, "one more is claimed")
+    sent = {priority: send(app, "one", priority, priority=priority) for priority in (9, 4, 1, 6, 0)}
+    lists = [site.ours.redis.llen(key) for key in keys.step_keys("headrace.one")]
+    assert lists == [2, 1, 1, 1]
+    for result in sent.values():
+        result.get(timeout=GET_TIMEOUT_S)
+    order = [job_id for job_id in site.runs() if job_id in {r.id for r in sent.values()}]
+    # 1 and 0 share a step, in the order in which they were sent.
+    assert order == [sent[priority].id for priority in (1, 0, 4, 6, 9)]
+
+
+def test_countdown_and_eta(app: Celery, site: Deployment) -> None:
+    delay = timedelta(seconds=0.7)
+    at = datetime.now(UTC) + delay
+    later = [send(app, "tricky", 1, countdown=0.7), send(app, "tricky", 1, eta=at)]
+    parked = keys.delayed(QUEUE)
+    wait_until(lambda: site.ours.redis.zcard(parked) == 2, "both wait in Redis, in no worker")
+    assert [state_of(result) for result in later] == ["PENDING", "PENDING"]
+    for result in later:
+        assert result.get(timeout=GET_TIMEOUT_S) == 1
+        started = site.ours.job(result.id).started_us / 1e6
+        assert started >= at.timestamp() - 0.01
+
+
+@pytest.mark.parametrize("form", ["seconds", "datetime", "number"])
+def test_expires(app: Celery, site: Deployment, form: str) -> None:
+    at = datetime.now(UTC) + timedelta(seconds=0.2)
+    if form == "number":
+        job_id = new_id()
+        eta = (at + timedelta(seconds=0.4)).isoformat()
+        message = raw_message(
+            job_id,
+            json.dumps([["tricky", 1], {}, None]),
+            headers={"eta": eta, "expires": at.timestamp()},
+        )
+        site.ours.redis.lpush(QUEUE, message)
+        result = app.AsyncResult(job_id)
+    else:
+        expires: Any = 0.2 if form == "seconds" else at
+        result = send(app, "tricky", 1, countdown=0.6, expires=expires)
+    with pytest.raises(errors.JobExpired, match="not started before its `expires`"):
+        result.get(timeout=GET_TIMEOUT_S)
+    assert state_of(result) == "FAILURE"
+    assert result.id not in site.runs()
+
+
+@pytest.mark.parametrize("option", ["time_limit", "soft_time_limit"])
+def test_time_limits(app: Celery, option: str) -> None:
+    limit: dict[str, Any] = {option: 0.5}
+    result = send(app, "tricky", {"do": "sleep", "s": 60}, **limit)
+    with pytest.raises(errors.JobTimeout, match=r"timeout of 0\.5 s"):
+        result.get(timeout=GET_TIMEOUT_S)
+
+
+def test_ignore_result(app: Celery, site: Deployment) -> None:
+    result = send(app, "tricky", 1, ignore_result=True)
+    assert result.get(timeout=GET_TIMEOUT_S) is None
+    (job,) = site.ours.wait(result.id)
+    assert job.state is State.SUCCEEDED
+    assert not site.ours.redis.exists(keys.meta(result.id))
+
+
+def test_retries(app: Celery, site: Deployment) -> None:
+    result = send(app, "one", {"do": "transient"}, retries=7)
+    with pytest.raises(errors.TransientError):
+        result.get(timeout=GET_TIMEOUT_S)
+    assert site.ours.job(result.id).attempts == 2
+
+
+@pytest.mark.parametrize("coding", ["base64", "utf-8"])
+def test_body_encoding(app: Celery, site: Deployment, coding: str) -> None:
+    job_id, body = new_id(), json.dumps([[], {"model": "tricky", "input": "é"}, {}])
+    if coding == "base64":
+        body = base64.b64encode(body.encode()).decode()
+    site.ours.redis.lpush(QUEUE, raw_message(job_id, body, body_encoding=coding))
+    assert app.AsyncResult(job_id).get(timeout=GET_TIMEOUT_S) == "é"
+
+
+@pytest.mark.parametrize("method", ["zlib", "gzip", "bzip2", "lzma"])
+def test_compression(app: Celery, method: str) -> None:
+    big = ["é" * 100] * 50
+    assert send(app, "tricky", big, compression=method).get(timeout=GET_TIMEOUT_S) == big
+
+
+def test_an_unknown_compression(app: Celery, site: Deployment) -> None:
+    job_id = new_id()
+    body = json.dumps([["tricky", 1], {}, None])
+    message = raw_message(job_id, body, headers={"compression": "application/x-brotli"})
+    site.ours.redis.lpush(QUEUE, message)
+    with pytest.raises(errors.InvalidRequest, match="application/x-brotli"):
+        app.AsyncResult(job_id).get(timeout=GET_TIMEOUT_S)
+
+
+def test_pickle(app: Celery, site: Deployment) -> None:
+    touched = site.folder / "unpickled"
+
+    class Bomb:
+        def __reduce__(self) -> Any:
+            return (Path.touch, (touched,))
+
+    job_id = new_id()
+    body = base64.b64encode(pickle.dumps([["tricky", Bomb()], {}, None])).decode()
+    message = raw_message(job_id, body, content_type="application/x-python-serialize")
+    site.ours.redis.lpush(QUEUE, message)
+    with pytest.raises(errors.InvalidRequest, match="send with the serializer json"):
+        app.AsyncResult(job_id).get(timeout=GET_TIMEOUT_S)
+    assert job_id in site.letters()
+    assert not touched.exists()
+
+
+def test_a_pickled_message_under_a_json_label(app: Celery, site: Deployment) -> None:
+    job_id = new_id()
+    body = base64.b64encode(pickle.dumps([["tricky", 1], {}, None])).decode()
+    site.ours.redis.lpush(QUEUE, raw_message(job_id, body, body_encoding="base64"))
+    with pytest.raises(errors.InvalidRequest, match="cannot be read"):
+        app.AsyncResult(job_id).get(timeout=GET_TIMEOUT_S)
+
+
+def test_group(app: Celery) -> None:
+    together = group([signature(app, n) for n in range(5)], app=app).apply_async()
+    assert together.get(timeout=GET_TIMEOUT_S) == [0, 1, 2, 3, 4]
+
+
+def _linked(app: Celery) -> Any:
+    linked = signature(app, 1)
+    linked.link(signature(app, 2))
+    return linked
+
+
+def _error_linked(app: Celery) -> Any:
+    linked = signature(app, 1)
+    linked.link_error(signature(app, 2))
+    return linked
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        _linked,
+        _error_linked,
+        lambda app: chain(signature(app, 1), signature(app, 2), app=app),
+        lambda app: chord([signature(app, 1), signature(app, 2)], signature(app, 3), app=app),
+    ],
+    ids=["link", "link_error", "chain", "chord"],
+)
+def test_links_chains_and_chords(app: Celery, site: Deployment, make: Any) -> None:
+    ran = len(site.runs())
+    sent = make(app).apply_async()
+    first = sent.parent if sent.parent is not None else sent
+    first = first.results[0] if hasattr(first, "results") else first
+    with pytest.raises(errors.InvalidRequest, match="links, chains and chords are not served"):
+        first.get(timeout=GET_TIMEOUT_S)
+    assert len(site.runs()) == ran
+    site.ours.redis.delete("-", *site.ours.redis.scan_iter("celery-taskset-meta-*"))
+
+
+def test_another_task(app: Celery, site: Deployment) -> None:
+    result = app.send_task("shop.charge", args=[1], queue=QUEUE)
+    with pytest.raises(errors.InvalidRequest, match=r"only the task headrace\.predict"):
+        result.get(timeout=GET_TIMEOUT_S)
+    assert result.id in site.letters()
+
+
+@pytest.mark.parametrize(
+    "raw", [b"not json", b'{"task": "headrace.predict", "id": "p1", "args": []}']
+)
+def test_a_message_that_is_no_protocol_2(site: Deployment, raw: bytes) -> None:
+    before = len(site.letters())
+    site.ours.redis.lpush(QUEUE, raw)
+    wait_until(lambda: len(site.letters()) > before, "the message lies in the dead letters")
+    held = [site.ours.redis.hget(keys.letter(QUEUE, name), "raw") for name in site.letters()]
+    assert raw in held
+
+
+def test_parent_and_root(app: Celery, site: Deployment) -> None:
+    result = send(app, "tricky", 1, root_id="the-root", parent_id="the-parent")
+    assert result.get(timeout=GET_TIMEOUT_S) == 1
+    meta = json.loads(site.ours.redis.get(keys.meta(result.id)))
+    assert meta["parent_id"] == "the-parent"
+    assert meta["children"] == []
+
+
+def test_other_headers_pass_by(app: Celery) -> None:
+    result = send(
+        app, "tricky", 1, shadow="other.name", argsrepr="x", headers={"trace": "1"},
+        reply_to="somebody", user_id="guest", delivery_mode=1,
+    )  # fmt: skip
+    assert result.get(timeout=GET_TIMEOUT_S) == 1
+
+
+def test_an_unknown_id(app: Celery) -> None:
+    result = app.AsyncResult("nobody-ever-sent-this")
+    assert state_of(result) == "PENDING"
+    with pytest.raises(CeleryTimeoutError):
+        result.get(timeout=0.2)
+
+
+def test_the_control_queue_runs_nothing(app: Celery) -> None:
+    result = send(app, "tricky", 1, queue="headrace:control")
+    with pytest.raises(ValueError, match=r"send headrace\.predict to headrace\.tricky"):
+        result.get(timeout=GET_TIMEOUT_S)
+
+
+def test_revoke(app: Celery, site: Deployment) -> None:
+    blocker = [send(app, "one", {"do": "sleep", "s": 0.5}) for _ in range(2)]
+    wait_until(lambda: blocker[0].id in site.runs(), "the model is busy")
+    waiting = send(app, "one", "never")
+    (known,) = site.ours.submit("one", "never either")
+    for job_id in (waiting.id, known, blocker[0].id):
+        app.control.revoke(job_id, reply=True, timeout=5, limit=1)
+    for job_id in (waiting.id, known, blocker[0].id):
+        result = app.AsyncResult(job_id)
+        with pytest.raises(TaskRevokedError, match="cancelled"):
+            result.get(timeout=GET_TIMEOUT_S)
+        assert state_of(result) == "REVOKED"
+        assert site.ours.job(job_id).state is State.CANCELLED
+    assert blocker[1].get(timeout=GET_TIMEOUT_S)
+    assert waiting.id not in site.runs()
+    assert known not in site.runs()
+
+
+def test_what_stands_in_no_models_queue_is_left_alone(app: Celery, site: Deployment) -> None:
+    pops: list[str] = []
+    stop = threading.Event()
+
+    def watch() -> None:
+        with site.ours.redis.monitor() as monitor:
+            watching.set()
+            for command in monitor.listen():
+                pops.append(command["command"])
+                if stop.is_set():
+                    return
+
+    watching = threading.Event()
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    assert watching.wait(5)
+    site.ours.redis.lpush("celery", raw_message("theirs", "[[], {}, null]"))
+    for priority in (0, 3, 6, 9):
+        assert (
+            send(app, "tricky", priority, priority=priority).get(timeout=GET_TIMEOUT_S) == priority
+        )
+    site.ours.wait(*site.ours.submit("echo", *range(50)))
+    wait_until(lambda: any("BRPOP" in line for line in pops), "Celery's own consumer waits")
+    stop.set()
+    site.ours.redis.ping()
+    watcher.join(5)
+    assert site.ours.redis.llen("celery") == 1
+    site.ours.redis.delete("celery")
+    taking = re.compile(r"^(BRPOP|BLPOP|RPOP|LPOP|BLMOVE|LMOVE|RPOPLPUSH|BRPOPLPUSH|LMPOP|BLMPOP) ")
+    taken = {word for line in pops if taking.match(line) for word in line.split()[1:]}
+    assert any("headrace:control" in word for word in taken), "the pattern sees pops"
+    assert not [word for word in taken if word.startswith(("headrace.", "celery"))], taken
+
+
+# Not rows: what a client without our package sees, and jobs of ours on a stock worker.
+
+OUTSIDER = """
+import json, sys
+from celery import Celery
+url, ids = sys.argv[1], sys.argv[2:]
+app = Celery(broker=url, backend=url)
+sent = app.send_task(
+    "headrace.predict", kwargs={"model": "echo", "input": [1]}, queue="headrace.echo"
+)
+seen = [["sent", sent.get(timeout=20)]]
+for id in ids:
+    result = app.AsyncResult(id)
+    try:
+        seen.append([result.get(timeout=20)])
+    except Exception as error:
+        kinds = [cls.__module__ + "." + cls.__name__ for cls in type(error).__mro__[:2]]
+        seen.append([kinds, [str(arg) for arg in error.args], result.state, bool(result.traceback)])
+assert not [name for name in sys.modules if name.startswith("headrace")], "our package was imported"
+print(json.dumps(seen))
+app.backend.result_consumer.stop()
+"""
+
+
+def test_a_client_without_our_package_sees_type_and_message(app: Celery, site: Deployment) -> None:
+    failed = send(app, "tricky", {"do": "raise", "n": 3})
+    expired = send(app, "tricky", 1, countdown=0.3, expires=0.1)
+    crashed = send(app, "tricky", {"do": "exit"})
+    revoked = send(app, "tricky", 1, countdown=60)
+    wait_until(lambda: site.record_exists(revoked.id), "a worker has parked it")
+    app.control.revoke(revoked.id)
+    ids = [result.id for result in (failed, expired, crashed, revoked)]
+    with pytest.raises(errors.ReplicaLost):
+        crashed.get(timeout=GET_TIMEOUT_S)
+    # Isolated: neither the working directory nor PYTHONPATH is on the path.
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", OUTSIDER, site.url, *ids],
+        capture_output=True, text=True, timeout=60, cwd="/", check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    base = "celery.exceptions"
+    assert json.loads(done.stdout) == [
+        ["sent", [1]],
+        [
+            [f"{base}.HandlerError", "builtins.Exception"],
+            ["ValueError: cannot do 3"], "FAILURE", True,
+        ],
+        [
+            [f"{base}.JobExpired", "builtins.Exception"],
+            ["the job was not started before its `expires`"], "FAILURE", False,
+        ],
+        [
+            [f"{base}.ReplicaLost", "builtins.Exception"],
+            ["the model process died each of the 1 times that it ran this input alone"],
+            "FAILURE", False,
+        ],
+        [[f"{base}.TaskRevokedError", f"{base}.TaskError"], ["cancelled"], "REVOKED", False],
+    ]  # fmt: skip
+    assert crashed.id in site.letters()
+
+
+def test_states_and_expiry_of_results(app: Celery, site: Deployment) -> None:
+    result = send(app, "one", {"do": "sleep", "s": 0.3})
+    wait_until(lambda: result.id in site.runs(), "it runs")
+    assert state_of(result) == "PENDING"
+    assert result.get(timeout=GET_TIMEOUT_S)
+    assert state_of(result) == "SUCCESS"
+    assert 86400 - 60 < site.ours.redis.ttl(keys.meta(result.id)) <= 86400
+    (quick,) = site.ours.submit("one", 1, result_ttl=7)
+    assert app.AsyncResult(quick).get(timeout=GET_TIMEOUT_S) == 1
+    assert 0 < site.ours.redis.ttl(keys.meta(quick)) <= 7
+    result.forget()
+    assert state_of(result) == "PENDING"
+    assert site.ours.job(result.id).state is State.SUCCEEDED
+
+
+def test_a_stock_worker_that_has_the_task_runs_our_jobs(site: Deployment, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere.py").write_text(
+        "import os\n"
+        "from celery import Celery\n"
+        "app = Celery(broker=os.environ['URL'], backend=os.environ['URL'])\n"
+        "@app.task(name='headrace.predict')\n"
+        "def predict(model, input):\n"
+        "    return [model, input]\n"
+    )
+    catalogue = write_models(tmp_path, elsewhere={"handler": "echo"})
+    value = {"x": [1, "é"], "big": 123456789012345678}
+    with Client(site.url, catalogue) as ours:
+        ids = ours.submit("elsewhere", value) + ours.submit("elsewhere", 2, priority=5)
+        command = [
+            sys.executable, "-m", "celery", "-A", "elsewhere", "worker", "-P", "solo",
+            "-Q", "headrace.elsewhere", "--without-gossip", "--without-mingle",
+            "--without-heartbeat",
+        ]  # fmt: skip
+        with (tmp_path / "log").open("wb") as log:
+            stock = subprocess.Popen(
+                command, cwd=tmp_path, stdout=log, stderr=log,
+                env={"URL": site.url, "PATH": "/usr/bin:/bin", "PYTHONPATH": str(tmp_path)},
+            )  # fmt: skip
+        try:
+            results = [site.app.AsyncResult(job_id).get(timeout=GET_TIMEOUT_S) for job_id in ids]
+            assert results == [["elsewhere", value], ["elsewhere", 2]]
+            # It knows nothing of our records: to the API the job still waits.
+            assert ours.job(ids[0]).state is State.QUEUED
+        finally:
+            stock.terminate()
+            stock.wait(20)
+        ours.redis.delete(*map(keys.job, ids))
+
+
+def test_each_row_of_the_table_has_its_test() -> None:
+    text = (ROOT / "docs" / "celery.md").read_text("utf-8")
+    table = text.partition("## Messages")[2].partition("\n## ")[0]
+    rows = [line for line in table.splitlines() if line.startswith("| ") and "---" not in line][1:]
+    named = [re.findall(r"`(test_\w+)`", line) for line in rows]
+    assert len(rows) > 20
+    assert all(named), [row for row, tests in zip(rows, named, strict=True) if not tests]
+    flat = [name for names in named for name in names]
+    assert len(flat) == len(set(flat)), "a test stands in two rows"
+    source = Path(__file__).read_text("utf-8").partition("# Not rows:")[0]
+    assert set(flat) == set(re.findall(r"^def (test_\w+)", source, re.MULTILINE))

@@ -36,6 +36,9 @@ class Application(FastAPI):
             if found is not None:
                 await front.serve(self.services, found, scope, receive, send)
                 return
+            if scope["method"] == "HEAD":
+                # Whatever can be got has a head. uvicorn sends no body, by its own scope.
+                scope = {**scope, "method": "GET"}
         try:
             await super().__call__(scope, receive, send)
         except Exception:

@@ -113,12 +113,14 @@ def json_input(body: bytes) -> bytes:
         if not raw.isascii():
             raw.decode()
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise not_json(error) from None
+        raise not_json(error, body) from None
     return raw
 
 
-def not_json(error: Exception) -> InvalidRequest:
+def not_json(error: Exception, body: bytes) -> InvalidRequest:
     """The error for a body that says it is JSON."""
+    if not body.strip():
+        return InvalidRequest("the body is empty", hint="Send JSON.")
     return InvalidRequest(
         f"the body is not JSON: {error}",
         hint="Correct it, or send what it is with its own Content-Type.",

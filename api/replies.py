@@ -63,9 +63,12 @@ async def _on_http(request: Request, error: Exception) -> Response:
     path = request.url.path
     if not isinstance(error, HTTPException):
         return await _on_unexpected(request, error)
+    headers = dict(error.headers or {})
     ours: HeadraceError
     if error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "")
+        allowed = headers.get("Allow", "")
+        if "GET" in allowed:
+            allowed = headers["Allow"] = f"{allowed}, HEAD"
         ours = MethodNotAllowed(
             f"{request.method[:32]} is not allowed on {path[:256]}",
             hint=f"Allowed here: {allowed}." if allowed else "",
@@ -77,7 +80,7 @@ async def _on_http(request: Request, error: Exception) -> Response:
     else:
         ours = InvalidRequest(str(error.detail))
     response = response_of(problem(ours, path))
-    response.headers.update(error.headers or {})
+    response.headers.update(headers)
     return response
 
 

@@ -96,11 +96,14 @@ def start(port: int, state_dir: Path) -> subprocess.Popen[bytes]:
 
 
 def stop_with(up: subprocess.Popen[bytes]) -> None:
-    """Pass on Ctrl-C and SIGTERM; a second one makes it hurry."""
+    """Pass on Ctrl-C and SIGTERM; a second one makes it hurry.
 
-    def pass_on(signum: int, _frame: object) -> None:
+    Both as SIGTERM: what a script started with `&` ignores SIGINT, and so does all that it starts.
+    """
+
+    def pass_on(_signum: int, _frame: object) -> None:
         with suppress(ProcessLookupError):
-            up.send_signal(signum)
+            up.terminate()
 
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, pass_on)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-import uuid
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -90,34 +89,13 @@ def new_id() -> str:
     value = (time.time_ns() // 1_000_000) << 80 | int.from_bytes(os.urandom(10), "big")
     value = value & ~(0xF << 76) | 0x7 << 76
     value = value & ~(0x3 << 62) | 0x2 << 62
-    return str(uuid.UUID(int=value))
+    digits = f"{value:032x}"
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
 def iso(us: int) -> str:
     """Microseconds since 1970 as RFC 3339 in UTC."""
     return datetime.fromtimestamp(us / US_PER_S, UTC).isoformat(timespec="microseconds")
-
-
-@dataclass(frozen=True, slots=True)
-class Timings:
-    """Where a job's time went, in ms. `queued`: submit to claim; `hold`: claim to hand-over.
-
-    The three stages are those of its batch, so that jobs of one batch share them.
-    """
-
-    queued: float
-    hold: float
-    preprocess: float
-    inference: float
-    postprocess: float
-    total: float
-
-    def packed(self) -> str:
-        """The record's form; total is derived from the record's own times."""
-        return (
-            f"{self.queued:.3f},{self.hold:.3f},{self.preprocess:.3f},"
-            f"{self.inference:.3f},{self.postprocess:.3f}"
-        )
 
 
 @dataclass(slots=True)

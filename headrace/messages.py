@@ -204,6 +204,15 @@ class _Embed(msgspec.Struct, frozen=True):
 
 
 _ENVELOPE: Final = msgspec.json.Decoder(_Envelope)
+
+
+class _Kwargs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    model: str
+    input: msgspec.Raw
+
+
+#: The usual body, decoded in one pass; whatever does not fit is read by `_BODY`, which can say why.
+_USUAL_BODY: Final = msgspec.json.Decoder(tuple[tuple[()], _Kwargs, _Embed | None])
 _BODY: Final = msgspec.json.Decoder(tuple[list[msgspec.Raw], dict[str, msgspec.Raw], _Embed | None])
 
 
@@ -233,13 +242,12 @@ def read_envelope(raw: bytes) -> Message:
     try:
         envelope_ = _ENVELOPE.decode(raw)
         body = _body_text(envelope_)
-        args, kwargs, embed = _decode_body(body)
+        model, payload, embed = _decode_body(body)
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise InvalidRequest(f"the task message cannot be read: {error}") from None
     headers = envelope_.headers
     if embed is not None and any((embed.callbacks, embed.errbacks, embed.chain, embed.chord)):
         raise InvalidRequest("links, chains and chords are not served; send the task alone")
-    model, payload = _arguments(args, kwargs)
     hard, soft = headers.timelimit or (None, None)
     return Message(
         id=headers.id,
@@ -269,7 +277,16 @@ def _body_text(envelope_: _Envelope) -> bytes:
     return body.decode(encoding).encode()
 
 
-def _decode_body(
+def _decode_body(body: bytes) -> tuple[str, bytes, _Embed | None]:
+    try:
+        _, usual, embed = _USUAL_BODY.decode(body)
+    except msgspec.DecodeError:
+        args, kwargs, embed = _decode_any_body(body)
+        return (*_arguments(args, kwargs), embed)
+    return usual.model, bytes(usual.input), embed
+
+
+def _decode_any_body(
     body: bytes,
 ) -> tuple[list[msgspec.Raw], dict[str, msgspec.Raw], _Embed | None]:
     try:

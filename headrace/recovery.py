@@ -1,4 +1,4 @@
-"""Giving back at once what a worker held that was seen to die; `lease_ttl` is for lost hosts only."""
+"""Giving back at once what a dead worker held; `lease_ttl` is for lost hosts only."""
 
 from __future__ import annotations
 

@@ -28,6 +28,13 @@ HISTOGRAMS: Final = {
 }
 
 
+#: Per histogram, the hash's field of each bucket, the last one without a bound, and of the sum.
+_FIELDS: Final = {
+    name: ([*(f"{name}:{bound:g}" for bound in bounds), f"{name}:+Inf"], f"{name}:sum")
+    for name, bounds in HISTOGRAMS.items()
+}
+
+
 @dataclass(slots=True)
 class ModelStats:
     """What happened to one model since the last `drain`."""
@@ -36,7 +43,8 @@ class ModelStats:
 
     def ended(self, status: str, count: int = 1) -> None:
         """Jobs ended: `succeeded`, `failed`, `expired`, `cancelled`; or were put off: `retried`."""
-        self._deltas[f"ended:{status}"] += count
+        if count:
+            self._deltas[f"ended:{status}"] += count
 
     def observe_batch(self, size: int, queue_s: Iterable[float], inference_s: float) -> None:
         """A batch ran: its size, how long each job had waited, and the handler's time for it."""
@@ -46,11 +54,9 @@ class ModelStats:
             self._observe("queue_seconds", seconds)
 
     def _observe(self, name: str, value: float) -> None:
-        bounds = HISTOGRAMS[name]
-        index = bisect_left(bounds, value)
-        bound = f"{bounds[index]:g}" if index < len(bounds) else "+Inf"
-        self._deltas[f"{name}:{bound}"] += 1
-        self._deltas[f"{name}:sum"] += value
+        fields, total = _FIELDS[name]
+        self._deltas[fields[bisect_left(HISTOGRAMS[name], value)]] += 1
+        self._deltas[total] += value
 
     def drain(self) -> list[tuple[str, float]]:
         """Take the increments, to be added in Redis."""

@@ -82,7 +82,7 @@ def create_app(settings: Settings, catalog: Catalog) -> Celery:
 
 def _deployed() -> Celery:
     settings = load_settings(None, os.environ, {})
-    return create_app(settings, load_catalog(settings.models_file))
+    return create_app(settings, load_catalog(settings.models_file, timeout_s=settings.timeout_s))
 
 
 app: Final = _deployed()

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from headrace.errors import BY_CODE, HeadraceError
-from headrace.jobs import US_PER_S, State, Timings
+from headrace.jobs import US_PER_S, State
 from headrace.keys import TASK_NAME, F
 from headrace.messages import Message, arguments_repr
 from headrace.scripts import Arg
@@ -172,13 +172,13 @@ def backoff_s(attempt: int) -> float:
     return random.uniform(0, min(RETRY_MAX_S, RETRY_BASE_S * 2.0**attempt))  # noqa: S311 - jitter
 
 
-def timings(item: Item, claimed_us: int, times: list[float]) -> str:
-    """Pack where a job's time went; `claimed_us` by Redis' clock, `times` the stages in ms."""
-    return Timings(
-        queued=max(0.0, (claimed_us - item.created_us) / 1000),
-        hold=(item.dispatched_at - item.claimed_at) * 1000,
-        preprocess=times[0],
-        inference=times[1],
-        postprocess=times[2],
-        total=0.0,
-    ).packed()
+def stages(times: list[float]) -> str:
+    """The part of the timings that all jobs of a batch share: its stages in ms."""
+    return f"{times[0]:.3f},{times[1]:.3f},{times[2]:.3f}"
+
+
+def timings(item: Item, shared: str) -> str:
+    """The record's `tm`: ms from submit to claim, from claim to hand-over, and the stages."""
+    queued_ms = (item.claimed_at - item.enqueued_at) * 1000
+    hold_ms = (item.dispatched_at - item.claimed_at) * 1000
+    return f"{queued_ms:.3f},{hold_ms:.3f},{shared}"

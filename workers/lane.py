@@ -25,6 +25,7 @@ from workers.items import (
     date_done,
     failed,
     put_off,
+    stages,
     succeeded,
     timings,
 )
@@ -161,12 +162,11 @@ class Lane:
         self.batcher.observe(size, now - batch.started_at)
         queued_s = [item.dispatched_at - item.enqueued_at for item in batch.items]
         self.stats.observe_batch(size, queued_s, sum(times) / 1000)
-        done = date_done()
+        done, shared = date_done(), stages(times)
         settled = []
         for item, outcome in zip(batch.items, outcomes, strict=True):
-            took = self._timings(item, times)
+            took = timings(item, shared)
             if outcome[0]:
-                self.stats.ended("succeeded")
                 settled.append(succeeded(item, outcome[1], outcome[2], size, took, done))
             else:
                 _, code, message, retryable, traceback = outcome
@@ -176,26 +176,23 @@ class Lane:
                 )  # fmt: skip
                 self.stats.ended("retried" if settlement.retry_us else "failed")
                 settled.append(settlement)
+        self.stats.ended("succeeded", sum(1 for outcome in outcomes if outcome[0]))
         return settled
 
     def timed_out(self, item: Item, now: float) -> Settlement:
         """The end of a job that ran alone for longer than its timeout."""
         limit = self._timeout_s(item)
         self.stats.ended("failed")
-        ran = [0.0, (now - item.dispatched_at) * 1000, 0.0]
+        ran = stages([0.0, (now - item.dispatched_at) * 1000, 0.0])
         return failed(
             item, "timeout",
             f"the job ran longer than its timeout of {limit:g} s; its model process was killed",
-            size=1, timings=self._timings(item, ran),
+            size=1, timings=timings(item, ran),
         )  # fmt: skip
 
     def _retries(self, item: Item) -> int:
         asked = item.message.max_retries if item.message is not None else None
         return asked if asked is not None else self.max_retries
-
-    def _timings(self, item: Item, times: list[float]) -> str:
-        claimed_us = item.created_us + int((item.claimed_at - item.enqueued_at) * US_PER_S)
-        return timings(item, claimed_us, times)
 
     def forget(self, job_id: str, token: str) -> None:
         """The job is no longer this worker's under that token; it may hold it under a newer one."""

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -26,6 +27,8 @@ RESTART_MAX_S: Final = 60.0
 #: A process that served this long starts again without delay.
 STABLE_S: Final = 30.0
 STOP_S: Final = 5.0
+#: How long a process may leave a frame unread, in whole seconds.
+SEND_S: Final = 2
 
 
 class ReplicaState(StrEnum):
@@ -70,6 +73,9 @@ class Replica:
         The kernel kills the process when the thread that started it ends.
         """
         ours, theirs = socket.socketpair()
+        # A process that reads nothing (stopped, say) must not stop the worker with it; the
+        # batch's timeout then ends the process.
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", SEND_S, 0))
         with theirs:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "workers.model_process", str(theirs.fileno())],

@@ -39,6 +39,7 @@ from workers.ledger import CANCELLED, FENCED, PUT_OFF
 EVENTS_S: Final = 0.1
 #: ... or as soon as there are this many.
 EVENTS_MAX: Final = 1000
+NOT_YET: Final = (None, None)
 _encode: Final = msgspec.json.encode
 
 
@@ -74,8 +75,9 @@ class Reporter:
         self._dispatcher = dispatcher
         self._log = EventLog(hostname, ticks)
         self._asked_for = False
-        # By token: when the job's batch ended, and how long it ran; until Redis confirms its end.
-        self._ran: dict[str, tuple[float, float]] = {}
+        # Jobs whose start was told, by token, with when their batch ended and how long it ran. Only
+        # of these is the end told, so that a monitor sees no job without a name.
+        self._told: dict[str, tuple[float | None, float | None]] = {}
         self.events_at = float("inf")
 
     @property
@@ -96,37 +98,38 @@ class Reporter:
             return
         for item in batch.items:
             started_s = item.dispatched_epoch_s
+            self._told[item.token] = NOT_YET
             self._received(item, started_s - (item.dispatched_at - item.claimed_at))
             self._add(Started(*self._log.head(item.id, started_s)))
 
     def finished(self, batch: Batch, settlements: Iterable[Settlement]) -> None:
         """A batch left its model process; without settlements its jobs went back to the queue."""
-        if not self._listening:
-            return
         ended = (time.time(), time.monotonic() - batch.started_at)
         for settlement in settlements:
-            self._ran[settlement.token] = ended
+            if settlement.token in self._told:
+                self._told[settlement.token] = ended
 
     def settled(self, lane: Lane, settlements: Sequence[Settlement], codes: Sequence[Any]) -> None:
         """Redis has answered how these jobs of the lane, which still holds them, have ended."""
         listening = self._listening
         for settlement, code in zip(settlements, codes, strict=True):
-            ended_s, runtime_s = self._ran.pop(settlement.token, (None, None))
-            if not listening or int(code) == FENCED:
+            ended = self._told.pop(settlement.token, None)
+            if int(code) == FENCED:
                 continue
             item = lane.held.get(settlement.id)
-            if item is not None and item.token == settlement.token and not item.dispatched_at:
+            if listening and item is not None and not item.dispatched_at:
                 # Refused, expired or put off as soon as it was claimed.
                 self._received(item, time.time())
-            event = self._ending(settlement, int(code), ended_s, runtime_s)
+                ended = NOT_YET
+            event = self._ending(settlement, int(code), *ended) if ended is not None else None
             if event is not None:
                 self._add(event)
 
     def released(self, items: Sequence[Item], outcomes: Sequence[Any]) -> None:
         """Redis has answered what became of jobs that were given back."""
-        if not self._listening:
-            return
         for item, outcome in zip(items, outcomes, strict=True):
+            if self._told.pop(item.token, None) is None:
+                continue
             if outcome == b"cancelled":
                 self._add(Revoked(*self._log.head(item.id), terminated=True))
             elif outcome == b"dead":
@@ -150,7 +153,8 @@ class Reporter:
     ) -> Event | None:
         head = self._log.head(settlement.id, ended_s)
         if code == CANCELLED or settlement.state == State.CANCELLED:
-            return Revoked(*head, terminated=ended_s is not None)
+            # A worker itself ends as cancelled only what has not run.
+            return Revoked(*head, terminated=settlement.state != State.CANCELLED)
         if code == PUT_OFF:
             # Without an error it only waits for its eta.
             return Retried(*head, *_error(settlement)) if settlement.value else None

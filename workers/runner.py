@@ -137,12 +137,15 @@ def encode_result(result: Any) -> Outcome:
     """A result on the wire; bytes take the form that stock Celery clients read as bytes.
 
     Raises:
-        TypeError: it holds a value that JSON cannot say.
+        TypeError: it holds a value that JSON cannot say, or a Response a body that is no bytes.
     """
     if isinstance(result, Response):
-        return [True, _binary(result.body), result.content_type]
-    if isinstance(result, (bytes, bytearray, memoryview)):
-        return [True, _binary(bytes(result)), "application/octet-stream"]
+        # msgspec would write text as it is, and readers would take it for base64.
+        if not isinstance(result.body, _BYTES):
+            raise TypeError(f"a Response's body is bytes, not {type(result.body).__name__}")
+        return [True, _binary(bytes(result.body)), result.content_type or BINARY_TYPE]
+    if isinstance(result, _BYTES):
+        return [True, _binary(bytes(result)), BINARY_TYPE]
     return [True, msgspec.json.encode(result, enc_hook=_plain), ""]
 
 

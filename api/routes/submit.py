@@ -99,7 +99,7 @@ def _read_job(body: bytes) -> _JobRequest:
     except msgspec.ValidationError as error:
         raise reworded(error, "member", _MEMBERS) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise not_json(error) from None
+        raise not_json(error, body) from None
     return asked
 
 

@@ -1,5 +1,6 @@
 -- Shared by every script: put in front of each by headrace/scripts/__init__.py.
--- KEYS of a script on one queue: 1..4 lists best first, 5 lease, 6 held, 7 count, 8 delayed, 9 parked, 10 dead, 11 tomb.
+-- KEYS of a script on one queue: 1..4 lists best first, 5 lease, 6 held, 7 count, 8 delayed, 9 parked, 10 dead,
+-- 11 tomb.
 -- No script fails after its first write: keys of the wrong type are found before it, and what a record or a
 -- message may lack is asked for. The pass_at_maxmemory of a script stands before its other writes.
 local STEPS = {'0', '3', '6', '9'}

@@ -1,5 +1,6 @@
 -- Give leased jobs of one queue back to the head of their lists, in the order in which they were claimed.
--- KEYS: the queue's. ARGV: 1 queue, 2 mode (free, alone or crash: see give_back), 3 max crashes, then per job: id, token.
+-- KEYS: the queue's. ARGV: 1 queue, 2 mode (free, alone or crash: see give_back), 3 max crashes, then per job:
+--       id, token.
 -- Returns per job what became of it: queued, cancelled, dead, gone, or fenced.
 check_types(true)
 local answer, ours = {}, {}

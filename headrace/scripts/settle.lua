@@ -1,6 +1,6 @@
 -- Settle jobs of one queue: results, records, leases and publications, fenced by token.
--- KEYS: the queue's. ARGV: 1 queue, then per job 10: id, token, outcome (s f x c), Celery result JSON or '' (ignore_result),
---       batch size, timings, extra field or '', its value, ttl in s or '', retry delay in us ('' = none).
+-- KEYS: the queue's. ARGV: 1 queue, then per job 10: id, token, outcome (s f x c), Celery result JSON or ''
+--       (ignore_result), batch size, timings, extra field or '', its value, ttl in s or '', retry delay in us ('' = none).
 -- Returns per job: 1 settled, 2 settled before by this token, 3 ended as cancelled, 4 put off for a retry, 0 another's.
 local PER_JOB = 10
 local answer, ours, passed, waiting = {}, {}, {}, {}

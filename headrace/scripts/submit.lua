@@ -3,7 +3,8 @@
 -- ARGV: per job 8: id, queue, step, max depth, delay in us (0 = now), request hash or '', raw message,
 --       count n, then n record fields and values.
 -- Returns per job: {code, created, ticket or depth}; code 1 queued, 2 known already, 0 queue full, 3 the id is
--- another request's, 4 a key of the queue is not of its type. A job that cannot be taken does not hinder its neighbours.
+-- another request's, 4 a key of the queue is not of its type. A job that cannot be taken does not hinder its
+-- neighbours.
 local HEAD = 8
 local answers, queues = {}, {}
 
@@ -14,7 +15,8 @@ local function look(queue)
   local entombed = redis.pcall('HLEN', 'hr:tomb:' .. queue)
   local delayed = redis.pcall('ZCARD', 'hr:delayed:' .. queue)
   local parked = redis.pcall('HLEN', 'hr:parked:' .. queue)
-  if counts.err or type(entombed) == 'table' or type(delayed) == 'table' or type(parked) == 'table' then return false end
+  local unusable = counts.err or type(entombed) == 'table' or type(delayed) == 'table' or type(parked) == 'table'
+  if unusable then return false end
   local q = {depth = delayed, entombed = entombed > 0, lists = {}, tickets = {}}
   for s = 1, 4 do
     local list = list_of(queue, s)
@@ -35,7 +37,8 @@ while i <= #ARGV do
 end
 
 local function submit(i, last)
-  local id, name, step, delay, hash, raw = ARGV[i], ARGV[i + 1], ARGV[i + 2], tonumber(ARGV[i + 4]), ARGV[i + 5], ARGV[i + 6]
+  local id, name, step, max_depth, delay, hash, raw = unpack(ARGV, i, i + 6)
+  delay = tonumber(delay)
   local job, q = JOB .. id, queues[name]
   local known = redis.pcall('HMGET', job, 'c', 'h')
   if known.err then return {3, NOW, 0} end
@@ -43,7 +46,7 @@ local function submit(i, last)
   if not q then return {4, NOW, 0} end
   -- A cancelled job whose record is gone but whose message is still listed: its tombstone would drop this one.
   if q.entombed and redis.call('HEXISTS', 'hr:tomb:' .. name, id) == 1 then return {3, NOW, 0} end
-  if q.depth >= tonumber(ARGV[i + 3]) then return {0, NOW, q.depth} end
+  if q.depth >= tonumber(max_depth) then return {0, NOW, q.depth} end
   local ticket = q.tickets[step] + 1
   local written
   if delay > 0 then

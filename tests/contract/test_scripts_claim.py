@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from headrace import keys
 from tests.harness.calls import Job, Queue, foreign
 
 pytestmark = pytest.mark.leaves_keys

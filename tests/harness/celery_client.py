@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import kombu.pools
 from celery import Celery
 from celery.result import AsyncResult
 
@@ -20,6 +21,9 @@ GET_TIMEOUT_S = 20
 @contextmanager
 def stock_client(url: str) -> Iterator[Celery]:
     """`Celery(broker=url, backend=url)`; its connections are closed afterwards."""
+    # kombu keeps its pools per address, not per app: none is to have connections to a server that
+    # was restarted.
+    kombu.pools.reset()
     app = Celery(broker=url, backend=url, set_as_current=False)
     try:
         yield app
@@ -69,8 +73,9 @@ def raw_message(
 class Events:
     """What Celery's own receiver hears, as Flower does, while the context lasts."""
 
-    def __init__(self, app: Celery) -> None:
+    def __init__(self, app: Celery, timeout_s: float = 10) -> None:
         self._app = app
+        self._timeout_s = timeout_s
         self.seen: list[dict[str, Any]] = []
 
     def __enter__(self) -> Events:
@@ -81,7 +86,11 @@ class Events:
         self._thread = threading.Thread(target=self._receiver.capture)
         self._thread.start()
         # Asked to, each worker sends a heartbeat as soon as the receiver listens.
-        wait_until(lambda: bool(self.seen), "a first event")
+        try:
+            wait_until(lambda: bool(self.seen), "a first event", timeout_s=self._timeout_s)
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -169,6 +169,18 @@ def test_a_model_process_killed_under_its_batch_loses_nothing(
     assert {job.state for job in jobs} == {State.SUCCEEDED}
 
 
+def test_a_stopped_model_process_stops_neither_its_worker_nor_another_model(
+    client: Client, worker: Worker
+) -> None:
+    pid = worker.states()["tricky"]["pids"][0]
+    os.kill(pid, signal.SIGSTOP)
+    large = ["x" * 400_000 for _ in range(2)]
+    ids = client.submit("tricky", *large, timeout=4)
+    (lone,) = client.submit("echo", "meanwhile")
+    assert client.wait(lone)[0].state is State.SUCCEEDED
+    assert {job.state for job in client.wait(*ids)} == {State.SUCCEEDED}
+
+
 def test_sigterm_finishes_what_runs_and_gives_back_the_rest_uncharged(
     redis_db: RedisServer, client: Client, worker: Worker, tmp_path: Path
 ) -> None:

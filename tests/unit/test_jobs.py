@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.jobs import JobOptions, State, Timings, iso, job_from_record, new_id
+from headrace.jobs import JobOptions, State, iso, job_from_record, new_id
 from headrace.keys import F
 
 
@@ -113,10 +113,10 @@ def test_a_record_that_was_just_submitted() -> None:
 
 
 def test_a_record_that_ended_well() -> None:
-    timings = Timings(1.0, 2.25, 3.0, 4.0, 5.0, 99.0)
     record = {
         F.STATE: "s", F.CREATED: "1000", F.STARTED: "2000", F.ENDED: "21500", F.ATTEMPTS: "2",
-        F.BATCH: "8", F.TIMINGS: timings.packed(), F.RESULT_TYPE: "image/png", F.CANCEL: "1",
+        F.BATCH: "8", F.TIMINGS: "1.000,2.250,3.000,4.000,5.000",
+        F.RESULT_TYPE: "image/png", F.CANCEL: "1",
     }  # fmt: skip
     result = '{"big": 123456789012345678901, "empty": [] }'
     job = job_from_record("a", record, f'{{"status": "SUCCESS", "result": {result}}}')

@@ -15,6 +15,7 @@ from api.app import Application, create_app
 from headrace.broker_check import check_broker
 from headrace.catalog import load_catalog
 from headrace.errors import ConfigError, HeadraceError
+from headrace.ports import http_url
 from headrace.settings import Settings, load_settings
 
 #: A stop waits so long for requests under way, in seconds.
@@ -23,8 +24,17 @@ KEEP_ALIVE_S: Final = 75
 BACKLOG: Final = 4096
 
 
+logger = logging.getLogger("api")
+
+
 class Server(uvicorn.Server):
     """uvicorn, which before it stops has every waiting request answered: not yet."""
+
+    @override
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            logger.info("listening on %s", http_url(self.config.host, self.config.port))
 
     @override
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -48,7 +58,9 @@ def server_for(app: Application, host: str, port: int, log_level: str = "info") 
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            log_level=log_level,
+            # Our own line says where it listens; uvicorn needs four, and five to stop.
+            log_config=None,
+            log_level="warning" if log_level == "info" else log_level,
             backlog=BACKLOG,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=SHUTDOWN_MAX_S,
@@ -76,6 +88,8 @@ def main() -> int:
         logging.basicConfig(
             level=settings.log_level.upper(), format="%(levelname)s %(name)s: %(message)s"
         )
+        # A form that cannot be read is the client's matter, and answered as such.
+        logging.getLogger("python_multipart").setLevel(logging.ERROR)
         _serve(settings)
     except HeadraceError as error:
         hint = f" ({error.hint})" if error.hint else ""

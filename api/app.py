@@ -13,7 +13,7 @@ from typing_extensions import override
 from api import front
 from api.openapi import SCHEMAS, hot_paths
 from api.replies import ANSWERED, answer_errors
-from api.routes import health, metrics, models, queues
+from api.routes import documentation, health, metrics, models, queues
 from api.services import Services, build
 from headrace import __version__
 from headrace.catalog import Catalog
@@ -76,9 +76,14 @@ def create_app(settings: Settings, catalog: Catalog) -> Application:
             app.services = None
 
     app = Application(
-        title="Headrace", version=__version__, lifespan=lifespan, redirect_slashes=False
+        title="Headrace",
+        version=__version__,
+        lifespan=lifespan,
+        redirect_slashes=False,
+        docs_url=None,
+        redoc_url=None,
     )
     answer_errors(app)
-    for module in (models, queues, health, metrics):
+    for module in (models, queues, health, metrics, documentation):
         app.include_router(module.router)
     return app

@@ -89,6 +89,13 @@ class Headrace:
         self._stack = ExitStack()
 
     def __enter__(self) -> Headrace:
+        try:
+            return self._start()
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def _start(self) -> Headrace:
         folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
         models = write_models(folder, echo={"handler": "echo", "max_queue_depth": 10_000_000})
         self.redis: RedisServer = self._stack.enter_context(

@@ -13,12 +13,14 @@ from typing import Final
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from headrace.errors import InputError
+from headrace.handler import Handler
 
 #: Formats that are tried; Pillow knows dozens more, some with parsers that few have looked at.
 FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 DEFAULT_MAX_PIXELS: Final = 50_000_000
 #: Above this Pillow itself warns of a decompression bomb, whatever is asked of us.
 HIGHEST_MAX_PIXELS: Final = 89_478_485
+DRAWING_SIDE_PX: Final = 32
 
 SEND_AN_IMAGE: Final = (
     "send the bytes of a PNG or JPEG as the request's body, "
@@ -73,6 +75,23 @@ def _decode(data: bytes, max_pixels: int, draft_px: int | None) -> Image.Image:
         image.load()
         ImageOps.exif_transpose(image, in_place=True)
         return image
+
+
+def warm_up(handler: Handler) -> None:
+    """Run one drawing through a handler's verbs, so that no job waits for what is loaded late.
+
+    Pillow imports its formats, and torch its kernels, when they are first needed. A model that
+    cannot run at all then shows as a failed load, and not as failed jobs.
+    """
+    Image.init()
+    drawing = Image.new("RGB", (DRAWING_SIDE_PX, DRAWING_SIDE_PX), "white")
+    drawing.paste("black", (DRAWING_SIDE_PX // 3, 0, DRAWING_SIDE_PX // 2, DRAWING_SIDE_PX))
+    file = io.BytesIO()
+    drawing.save(file, "PNG")
+    items = [x for x in handler.preprocess([file.getvalue()]) if not isinstance(x, Exception)]
+    # An option may refuse an image even of this size.
+    if items:
+        handler.postprocess(handler.inference(items))
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

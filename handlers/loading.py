@@ -79,9 +79,11 @@ def _import(spec: HandlerSpec, base_dir: Path) -> ModuleType:
         return importlib.import_module(name)
     except (Exception, SystemExit) as error:
         # A script that calls sys.exit() must not end the model process without a word.
+        hint = "the traceback above is the import's own"
+        if spec.kind is HandlerKind.FILE and "relative import" in str(error):
+            hint = "a file is no package: import the one beside it as `import helper`"
         raise ConfigError(
-            f"{spec.label}: its import failed: {type(error).__name__}: {error}",
-            hint="the traceback above is the import's own",
+            f"{spec.label}: its import failed: {type(error).__name__}: {error}", hint=hint
         ) from error
 
 

@@ -209,10 +209,9 @@ def _read(document: Document, timeout_s: float) -> Catalog:
         return Catalog(document.path, models)
     base_dir = document.path.absolute().parent
     for name in sections:
+        before = len(document.problems)
         if not isinstance(name, str) or not _MODEL_NAME.fullmatch(name):
             document.report(("models", name), _name_problem(name))
-            continue
-        before = len(document.problems)
         values = read_fields(document, ("models", name), ModelSection)
         _check_handler(document, name, values)
         _check_options(document, name, values)

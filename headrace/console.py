@@ -20,10 +20,19 @@ class Console:
         stream: where to write.
         names: every name that will write, so that the prefixes align.
         colour: whether to colour the prefixes.
+        hidden: by name, parts of lines that are not worth showing.
     """
 
-    def __init__(self, stream: TextIO, names: Sequence[str], *, colour: bool) -> None:
+    def __init__(
+        self,
+        stream: TextIO,
+        names: Sequence[str],
+        *,
+        colour: bool,
+        hidden: Mapping[str, Sequence[bytes]] | None = None,
+    ) -> None:
         self._stream = stream
+        self._hidden = hidden or {}
         self._width = max((len(name) for name in names), default=0)
         self._colour = colour
         self._codes = {name: _COLOURS[i % len(_COLOURS)] for i, name in enumerate(names)}
@@ -35,7 +44,7 @@ class Console:
         if len(rest) > MAX_LINE_BYTES:
             lines, rest = [*lines, rest], b""
         self._partial[name] = rest
-        self._write("".join(self._line(name, line) for line in lines))
+        self._write("".join(self._line(name, line) for line in lines if self._shows(name, line)))
 
     def flush(self, name: str) -> None:
         """Write what a process left without a newline when it ended."""
@@ -46,6 +55,9 @@ class Console:
     def say(self, name: str, text: str) -> None:
         """Write a message of our own under a name, line by line."""
         self._write("".join(self._line(name, line.encode()) for line in text.split("\n")))
+
+    def _shows(self, name: str, line: bytes) -> bool:
+        return not any(part in line for part in self._hidden.get(name, ()))
 
     def _line(self, name: str, line: bytes) -> str:
         text = line[:MAX_LINE_BYTES].decode(errors="replace").rstrip("\r")
@@ -70,6 +82,9 @@ def wants_colour(stream: TextIO, environ: Mapping[str, str]) -> bool:
     return stream.isatty() and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
 
 
-def console_for(names: Sequence[str]) -> Console:
+def console_for(
+    names: Sequence[str], hidden: Mapping[str, Sequence[bytes]] | None = None
+) -> Console:
     """The console on standard output."""
-    return Console(sys.stdout, names, colour=wants_colour(sys.stdout, os.environ))
+    colour = wants_colour(sys.stdout, os.environ)
+    return Console(sys.stdout, names, colour=colour, hidden=hidden)

@@ -20,6 +20,7 @@ from headrace.devices import Device
 from headrace.embedded import EmbeddedServer
 from headrace.errors import HeadraceError
 from headrace.layout import server_root
+from headrace.ports import reachable
 from headrace.recovery import release_incarnation
 from headrace.running import Child, Exit
 from headrace.settings import ENV_CONFIG, Settings
@@ -27,8 +28,15 @@ from headrace.settings import ENV_CONFIG, Settings
 INCARNATION: Final = "HEADRACE_INCARNATION"
 PYTHON: Final = (sys.executable, "-m")
 
+#: What the embedded server says at its loudest level at every start and stop. The first is for a
+#: server of its own (docs/durability.md), and can only be mended by root.
+HIDDEN_LINES: Final = {
+    "redis": (b"Memory overcommit must be enabled", b"signal-handler (", b"is now ready to exit")
+}
+#: Celery warns root because it may unpickle messages; we accept none that are pickled.
+_QUIET: Final = "ignore:You're running the worker with superuser privileges"
+
 _PROBE_TIMEOUT_S: Final = 0.5
-_WILDCARDS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - compared
 _LOAD_TIMEOUT_S: Final = 3600.0
 _SAVE_TIMEOUT_S: Final = 60.0
 _API_STOP_TIMEOUT_S: Final = 15.0
@@ -61,12 +69,6 @@ def environment(settings: Settings, redis_url: str, environ: Mapping[str, str]) 
     if environ.get(ENV_CONFIG):
         result[ENV_CONFIG] = str(Path(environ[ENV_CONFIG]).absolute())
     return result
-
-
-def http_url(host: str, port: int) -> str:
-    """The URL under which this machine reaches a server that listens on host and port."""
-    reachable = _WILDCARDS.get(host, host)
-    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
 
 
 def redis_child(server: EmbeddedServer, lock: int, on_ready: Callable[[], None]) -> Child:
@@ -131,6 +133,7 @@ def worker_child(
             **environ,
             "CUDA_VISIBLE_DEVICES": device.cuda_visible_devices,
             "HEADRACE_NODE": node,
+            "PYTHONWARNINGS": ",".join(filter(None, (environ.get("PYTHONWARNINGS"), _QUIET))),
             INCARNATION: f"{node}-{secrets.token_hex(4)}",
         }
 
@@ -189,9 +192,7 @@ def release_leases(
 
 def get_json(host: str, port: int, path: str) -> Any:
     """What the API answers to a GET, as JSON; None when it does not answer 2xx or at all."""
-    connection = http.client.HTTPConnection(
-        _WILDCARDS.get(host, host), port, timeout=_PROBE_TIMEOUT_S
-    )
+    connection = http.client.HTTPConnection(reachable(host), port, timeout=_PROBE_TIMEOUT_S)
     try:
         connection.request("GET", path)
         response = connection.getresponse()
@@ -220,7 +221,7 @@ def _worker_is_seen(redis_url: str, incarnation: str) -> bool:
 
 def _listens(host: str, port: int) -> bool:
     try:
-        with socket.create_connection((_WILDCARDS.get(host, host), port), _PROBE_TIMEOUT_S):
+        with socket.create_connection((reachable(host), port), _PROBE_TIMEOUT_S):
             return True
     except OSError:
         return False

@@ -10,8 +10,20 @@ from typing import Final
 
 from headrace.errors import ConfigError
 
+_WILDCARDS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - compared
 _LISTEN: Final = "0A"
 _TCP_TABLES: Final = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+
+
+def reachable(host: str) -> str:
+    """Where this machine reaches a server that listens on `host`."""
+    return _WILDCARDS.get(host, host)
+
+
+def http_url(host: str, port: int) -> str:
+    """The URL under which this machine reaches a server that listens on host and port."""
+    name = reachable(host)
+    return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
 
 
 def free_port(host: str = "127.0.0.1") -> int:

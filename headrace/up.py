@@ -15,7 +15,7 @@ from headrace.connections import redact_url
 from headrace.console import Console, console_for
 from headrace.devices import worker_devices
 from headrace.errors import ConfigError
-from headrace.ports import require_free
+from headrace.ports import http_url, require_free
 from headrace.running import Child, Running
 from headrace.settings import Settings
 from headrace.supervisor import OWN_NAME, Supervisor
@@ -71,7 +71,7 @@ class Up:
             self._check_ports()
             children = self._children(lock)
             names = [OWN_NAME, *(child.name for child in children)]
-            self._console = console_for(names)
+            self._console = console_for(names, parts.HIDDEN_LINES)
             supervisor = Supervisor(
                 children, self._console, on_change=self._record, on_ready=self._announce
             )
@@ -127,11 +127,11 @@ class Up:
     def _urls(self) -> dict[str, str]:
         settings = self._settings
         urls = {
-            "api": parts.http_url(settings.host, settings.port),
+            "api": http_url(settings.host, settings.port),
             "broker": redact_url(self._broker_url),
         }
         if self._options.flower:
-            urls["flower"] = parts.http_url(settings.flower_host, settings.flower_port)
+            urls["flower"] = http_url(settings.flower_host, settings.flower_port)
         return urls
 
     def _record(self, children: Sequence[Running]) -> None:

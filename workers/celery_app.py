@@ -7,6 +7,7 @@ remote control. Celery's own consumer listens on a control queue of this deploym
 from __future__ import annotations
 
 import os
+from functools import cache
 from typing import Final
 
 from celery import Celery
@@ -72,7 +73,7 @@ def create_app(settings: Settings, catalog: Catalog) -> Celery:
     app.steps["worker"].add(consumer_step(settings, catalog, url, CONTROL_QUEUE))
     control.install(url)
 
-    @app.task(name=TASK_NAME, bind=False)
+    @app.task(name=TASK_NAME, shared=False)
     def predict(model: str, input: object) -> None:
         """Run by the consumer, in batches, from the queue of its model."""
         raise ValueError(f"send {TASK_NAME} to {queue_name(model)}, not to {CONTROL_QUEUE}")
@@ -80,9 +81,19 @@ def create_app(settings: Settings, catalog: Catalog) -> Celery:
     return app
 
 
-def _deployed() -> Celery:
+@cache
+def deployed() -> Celery:
+    """The app of the deployment that the environment describes.
+
+    Raises:
+        ConfigError: a setting or the models file is wrong.
+    """
     settings = load_settings(None, os.environ, {})
     return create_app(settings, load_catalog(settings.models_file, timeout_s=settings.timeout_s))
 
 
-app: Final = _deployed()
+def __getattr__(name: str) -> Celery:
+    """`celery -A workers.celery_app` looks for `app`; until then this module does nothing."""
+    if name == "app":
+        return deployed()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,6 +8,7 @@ giving back what this worker does not know that it holds.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -23,6 +24,8 @@ from workers.publisher import DISCONNECTED, Publisher
 
 logger = logging.getLogger(__name__)
 
+#: How many writes may be unanswered.
+IN_FLIGHT_MAX: Final = 2
 #: An answer that takes longer than this, in seconds, is an outage.
 ANSWER_MAX_S: Final = 5.0
 RECONNECT_MIN_S: Final = 0.05
@@ -97,7 +100,7 @@ class Ledger:
         self._observer = observer
         self._publisher = publisher
         self._outbox: list[_Call] = []
-        self._in_flight: list[_Call] = []
+        self._in_flight: deque[list[_Call]] = deque()
         self.answer_due_at = float("inf")
         self._claim_lost = False
         self._delay_s = RECONNECT_MIN_S
@@ -141,8 +144,9 @@ class Ledger:
         """The connection broke: keep what must be said, and try again later."""
         logger.warning("Redis is away, next try in %.2f s: %s", self._delay_s, error)
         self._claim_lost = True
-        self._outbox = [call for call in (*self._in_flight, *self._outbox) if call.again]
-        self._in_flight = []
+        unanswered = [call for sent in self._in_flight for call in sent]
+        self._outbox = [call for call in (*unanswered, *self._outbox) if call.again]
+        self._in_flight.clear()
         self.answer_due_at = float("inf")
         self._publisher.close()
         self.reconnect_at = now + self._delay_s
@@ -259,14 +263,15 @@ class Ledger:
             self.lost(now, TimeoutError(f"no answer in {ANSWER_MAX_S:g} s"))
 
     def flush(self, now: float) -> None:
-        """Send all that was gathered, unless answers to an earlier write are still outstanding.
+        """Send all that was gathered, unless enough writes are unanswered.
 
-        Waiting for them gathers more for the next write, and the worker goes on meanwhile.
+        Waiting for them gathers more for the next write, and the worker goes on meanwhile; one
+        more than Redis works at is sent, so that it need not wait for this worker either.
         """
-        if self._in_flight or not self._outbox or not self.connected:
+        if len(self._in_flight) >= IN_FLIGHT_MAX or not self._outbox or not self.connected:
             return
         sent, self._outbox = self._outbox, []
-        self._in_flight = sent
+        self._in_flight.append(sent)
         self.answer_due_at = now + ANSWER_MAX_S
         try:
             self._publisher.send([call.command for call in sent])
@@ -274,17 +279,22 @@ class Ledger:
             self.lost(now, error)
 
     def hear(self, now: float) -> None:
-        """Read the outstanding answers, and act on them."""
+        """Read the answers that are there, and act on them."""
         try:
             if not self._in_flight:
-                self._publisher.check()
-                return
-            replies = self._publisher.receive([call.command for call in self._in_flight])
+                self._publisher.more()  # readable without a question: the server hung up
+            while self._in_flight:
+                answered = self._in_flight[0]
+                replies = self._publisher.receive([call.command for call in answered])
+                self._in_flight.popleft()
+                self.answer_due_at = now + ANSWER_MAX_S if self._in_flight else float("inf")
+                self._act(answered, replies, now)
+                if not self._publisher.more():
+                    return
         except DISCONNECTED as error:
             self.lost(now, error)
-            return
-        answered, self._in_flight = self._in_flight, []
-        self.answer_due_at = float("inf")
+
+    def _act(self, answered: list[_Call], replies: list[Any], now: float) -> None:
         for call, reply in zip(answered, replies, strict=True):
             if isinstance(reply, ResponseError):
                 self._refused(call, reply)

@@ -8,6 +8,7 @@ EOF on the socket ends it wherever that is seen.
 from __future__ import annotations
 
 import ctypes
+import importlib
 import logging
 import os
 import queue
@@ -18,9 +19,12 @@ import threading
 import time
 import traceback
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Final
 
+from handlers import loading
 from handlers.loading import load_handler
+from headrace.errors import ConfigError
 from headrace.handler import Context, Handler
 from workers.frames import FrameSocket
 from workers.runner import Runner
@@ -77,12 +81,38 @@ def _load(frames: FrameSocket, config: dict[str, Any]) -> Runner | None:
         loaded = load_handler(config["handler"], context.model_dir)
         handler: Handler = loaded() if isinstance(loaded, type) else loaded
         handler.initialize(context)
-    except Exception:  # noqa: BLE001 - the traceback is the message; it is shown in /ready
-        frames.send(["failed", traceback.format_exc()])
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is shown in /ready
+        frames.send(["failed", why_not_loaded(error)])
         return None
     seconds = time.monotonic() - started
     frames.send(["ready", {"pid": os.getpid(), "device": context.device, "load_s": seconds}])
     return Runner(handler, context)
+
+
+def why_not_loaded(error: Exception) -> str:
+    """A failed load in words for the handler's author.
+
+    The frames are those of the author's own code: how Headrace and the import machinery came there
+    is of no help. An error of ours that has no cause is its message and what to do, without frames.
+    """
+    own = error.__cause__ if isinstance(error, ConfigError) else error
+    lines: list[str] = []
+    if own is not None:
+        shown = own.with_traceback(_their_frames(own.__traceback__))
+        lines.append("".join(traceback.format_exception(shown)))
+    if isinstance(error, ConfigError):
+        lines.append("; ".join(filter(None, (error.message, error.hint))) + "\n")
+    return "\n".join(lines)
+
+
+def _their_frames(frames: TracebackType | None) -> TracebackType | None:
+    ours = str(Path(__file__).parent), str(Path(loading.__file__)), "<frozen importlib"
+    importlib_folder = str(Path(importlib.__file__).parent)
+    while frames is not None:
+        if not frames.tb_frame.f_code.co_filename.startswith((*ours, importlib_folder)):
+            return frames
+        frames = frames.tb_next
+    return None
 
 
 def _die_with_parent() -> None:

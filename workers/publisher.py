@@ -1,7 +1,8 @@
 """One connection to Redis for all that a worker writes: many script calls, one round trip.
 
-Knows scripts and connections, not what the calls are for. After a broken connection the caller
-decides what to say again; nothing is repeated here but scripts that the server did not know.
+Knows scripts and connections, not what the calls are for. A server that does not know the scripts
+any more is another server: that counts as a broken connection, after which the caller decides what
+to say again.
 """
 
 from __future__ import annotations
@@ -72,17 +73,13 @@ class Publisher:
         """For selectors: readable when a reply is there or the connection is gone."""
         return self._connection._sock
 
-    def check(self) -> None:
-        """Readable without a question: the server hung up.
+    def more(self) -> bool:
+        """Whether more can be read now; what was read ahead is in no socket any more.
 
         Raises:
-            RedisConnectionError, OSError: it did; the connection is closed.
+            RedisConnectionError, OSError: the server hung up.
         """
-        try:
-            self._connection.can_read(0)
-        except DISCONNECTED:
-            self.close()
-            raise
+        return bool(self._connection.can_read(0))
 
     def exchange(self, commands: Sequence[Command]) -> list[Reply]:
         """Send commands and read their replies; an error of one command stands at its place.
@@ -111,7 +108,7 @@ class Publisher:
             raise
 
     def receive(self, commands: Sequence[Command]) -> list[Reply]:
-        """Read the replies to the commands that were sent last; blocks until all are there.
+        """Read the replies to the oldest commands that are unanswered; blocks until all are there.
 
         Raises:
             RedisConnectionError, RedisTimeoutError, OSError: as for `exchange`.
@@ -120,13 +117,9 @@ class Publisher:
             raise RedisConnectionError("not connected")
         try:
             replies = self._read(len(commands))
-            unknown = [n for n, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
-            if unknown:
-                # The server is another one than at connect: a restart or a failover under our feet.
-                self._load_scripts()
-                again = self.exchange([commands[n] for n in unknown])
-                for n, reply in zip(unknown, again, strict=True):
-                    replies[n] = reply
+            if any(isinstance(reply, NoScriptError) for reply in replies):
+                # The server is another one than at connect: a failover under our feet.
+                raise RedisConnectionError("the server does not know the scripts any more")
         except DISCONNECTED:
             self.close()
             raise

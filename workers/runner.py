@@ -28,6 +28,9 @@ from headrace.messages import decode_input
 
 TRACEBACK_MAX_CHARS: Final = 16_000
 MESSAGE_MAX_CHARS: Final = 2_000
+BINARY_TYPE: Final = "application/octet-stream"
+
+_BYTES: Final = (bytes, bytearray, memoryview)
 
 #: [true, result JSON, content type or ""] or [false, code, message, retryable, traceback].
 Outcome = list[Any]
@@ -130,7 +133,7 @@ def _outcome(result: Any) -> Outcome:
     try:
         return encode_result(result)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        return failure(HandlerError(f"the result cannot be written as JSON: {error}"))
+        return failure(HandlerError(f"the result cannot be sent: {error}"))
 
 
 def encode_result(result: Any) -> Outcome:

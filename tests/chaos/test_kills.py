@@ -7,6 +7,7 @@ import random
 import signal
 import threading
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -51,14 +52,14 @@ def test_random_kills_lose_no_job_and_end_none_twice(
             return worker
 
         workers = [start(0), start(1)]
-        inputs = [{"n": n} for n in range(count)]
+        inputs: list[dict[str, int | str]] = [{"n": n} for n in range(count)]
         for index in chance.sample(range(count), 40):
             inputs[index] = {"do": "raise", "n": index}
         ids = client.submit("tricky", *inputs)
 
         for round_ in range(KILLS):
             goal = (round_ + 1) * count // (KILLS + 2)
-            wait_until(lambda goal=goal: len(ends.seen) >= goal, f"{goal} jobs ended", timeout_s=60)
+            wait_until(partial(ends.reached, goal), f"{goal} jobs ended", timeout_s=60)
             which = chance.randrange(2)
             if chance.random() < 0.5:
                 pids = workers[which].model_pids()
@@ -105,9 +106,12 @@ class _Ends:
     def __init__(self, server: RedisServer) -> None:
         self.seen: dict[str, int] = {}
         self._client = server.client()
-        self._pubsub = self._client.pubsub()
+        self._pubsub = self._client.pubsub()  # type: ignore[no-untyped-call]
         self._thread = threading.Thread(target=self._listen)
         self._stop = threading.Event()
+
+    def reached(self, goal: int) -> bool:
+        return len(self.seen) >= goal
 
     def __enter__(self) -> _Ends:
         self._pubsub.psubscribe(keys.META_PREFIX + "*")

@@ -15,6 +15,8 @@ from tests.harness.wait import wait_until
 
 def demo(folder: Path, output: Path, *arguments: str) -> subprocess.Popen[bytes]:
     command = [
+        # As a script does it with `&`.
+        "sh", "-c", 'trap "" INT; exec "$@"', "sh",
         sys.executable, str(folder / "demo.py"), "--port", str(free_port()),
         "--state-dir", str(output.parent / "state"), *arguments,
     ]  # fmt: skip

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ def blocks(document: str, language: str) -> list[str]:
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
     folder = tmp_path_factory.mktemp("documents")
-    models = {
+    models: dict[str, dict[str, Any]] = {
         "echo": {"handler": "echo"},
         "digits": {"handler": "digits"},
         "words": {"handler": str(ROOT / "examples/word_count.py"), "max_batch_size": 64},

@@ -73,9 +73,8 @@ def raw_message(
 class Events:
     """What Celery's own receiver hears, as Flower does, while the context lasts."""
 
-    def __init__(self, app: Celery, timeout_s: float = 10) -> None:
+    def __init__(self, app: Celery) -> None:
         self._app = app
-        self._timeout_s = timeout_s
         self.seen: list[dict[str, Any]] = []
 
     def __enter__(self) -> Events:
@@ -87,7 +86,7 @@ class Events:
         self._thread.start()
         # Asked to, each worker sends a heartbeat as soon as the receiver listens.
         try:
-            wait_until(lambda: bool(self.seen), "a first event", timeout_s=self._timeout_s)
+            wait_until(lambda: bool(self.seen), "a first event")
         except BaseException:
             self.__exit__()
             raise

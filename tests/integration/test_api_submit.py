@@ -47,6 +47,12 @@ def refused(response: Any, status: int, code: str) -> dict[str, Any]:
     return problem
 
 
+def test_no_json_at_all_is_called_empty(api: ApiServer) -> None:
+    for path in ("/api/v1/models/echo/jobs", "/api/v1/jobs"):
+        response = api.http.post(path, headers={"content-type": "application/json"})
+        assert (response.status_code, response.json()["detail"]) == (400, "the body is empty")
+
+
 @pytest.mark.parametrize("method", ["POST", "PUT"])
 def test_the_body_is_the_input(api: ApiServer, redis_db: RedisServer, method: str) -> None:
     response = api.http.request(method, ECHO_JOBS, json={"x": [1, {}, []]})

@@ -161,8 +161,18 @@ def test_what_is_at_no_path(api: ApiServer) -> None:
         assert response.headers["content-type"] == "application/problem+json"
         assert response.json()["instance"] == path
     response = api.http.post("/live")
-    assert (response.status_code, response.headers["allow"]) == (405, "GET")
+    assert (response.status_code, response.headers["allow"]) == (405, "GET, HEAD")
     assert response.json()["type"] == "/problems/method-not-allowed"
+
+
+@pytest.mark.parametrize(
+    "path", ["/live", "/ready", "/metrics", "/api/v1/models", "/api/v1/models/echo", "/nope"]
+)
+def test_what_can_be_got_has_a_head(api: ApiServer, path: str) -> None:
+    got = api.http.get(path)
+    head = api.http.head(path)
+    assert (head.status_code, head.content) == (got.status_code, b"")
+    assert head.headers["content-type"] == got.headers["content-type"]
 
 
 def test_every_problem_type_is_explained_at_its_path(api: ApiServer) -> None:
@@ -202,3 +212,9 @@ def test_openapi_lists_every_route(api: ApiServer) -> None:
     assert "Job" in schema["components"]["schemas"]
     page = api.http.get("/docs")
     assert (page.status_code, "openapi.json" in page.text) == (200, True)
+
+
+def test_the_documentation_lists_every_route_without_the_internet(api: ApiServer) -> None:
+    page = api.http.get("/docs").text
+    for path in api.http.get("/openapi.json").json()["paths"]:
+        assert f"<code>{path}</code>" in page

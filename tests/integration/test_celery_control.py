@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,8 @@ import pytest
 from celery import Celery
 
 from headrace import keys
-from headrace.jobs import State
+from headrace.jobs import State, new_id
+from headrace.messages import read_envelope
 from tests.harness.celery_client import GET_TIMEOUT_S, Events, send, stock_client
 from tests.harness.redis_servers import RedisServer, leaked_keys, redis_server
 from tests.harness.wait import wait_until
@@ -21,7 +24,8 @@ from tests.harness.worker import HANDLERS, Client, Worker, celery_worker, write_
 PASSWORD = "correct-horse"
 SECRET = "the-input-itself"
 NODE = "cpu0@test"
-QUEUE = keys.queue_name("tricky")
+BATCH_SIZE = 4
+QUEUE = keys.queue_name("gated")
 
 
 @dataclass
@@ -53,28 +57,35 @@ class Site:
         assert replies, f"no worker answered {command}"
         return replies[0][NODE]
 
-    def busy(self, seconds: float, count: int = 8) -> list[str]:
-        """Send jobs, and wait until a full batch of them runs and another is claimed."""
-        value = {"do": "sleep", "s": seconds / 4, "text": SECRET}
-        blocker = send(self.app, "tricky", {"do": "sleep", "s": 0.2})
+    @contextmanager
+    def busy(self, count: int = 8) -> Iterator[list[str]]:
+        """These jobs: a full batch of them runs, the next is claimed; they end with the context."""
+        first, gate = self.folder / new_id(), self.folder / new_id()
+        blocker = send(self.app, "gated", {"until": str(first)})
         wait_until(lambda: blocker.id in self.runs(), "the model is busy")
-        ids = [send(self.app, "tricky", value).id for _ in range(count)]
-        blocker.get(timeout=GET_TIMEOUT_S)
-        wait_until(lambda: sum(job_id in ids for job_id in self.runs()) == 4, "a batch runs")
-        wait_until(lambda: self.ours.redis.llen(QUEUE) == 0, "the rest is claimed")
-        return ids
+        value = {"until": str(gate), "text": SECRET}
+        ids = [send(self.app, "gated", value).id for _ in range(count)]
+        try:
+            wait_until(lambda: self.ours.redis.llen(QUEUE) == count - BATCH_SIZE, "a full batch")
+            first.touch()
+            wait_until(lambda: set(ids[:BATCH_SIZE]) <= set(self.runs()), "it runs")
+            wait_until(lambda: self.ours.redis.llen(QUEUE) == 0, "the rest is claimed")
+            yield ids
+        finally:
+            gate.touch()
+        self.ours.wait(*ids)
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("control")
-    tricky = {
-        "handler": f"{HANDLERS / 'tricky.py'}:Tricky",
-        "max_batch_size": 4,
+    gated = {
+        "handler": f"{HANDLERS / 'gated.py'}:Gated",
+        "max_batch_size": BATCH_SIZE,
         "max_retries": 1,
         "options": {"log": str(folder / "runs.log")},
     }
-    path = write_models(folder, tricky=tricky, echo={"handler": "echo"})
+    path = write_models(folder, gated=gated, echo={"handler": "echo"})
     account = ("--user", "headrace", "on", f">{PASSWORD}", "~*", "&*", "+@all")
     with redis_server("valkey9", "--appendonly", "yes", *account) as server:
         url = f"redis://headrace:{PASSWORD}@127.0.0.1:{server.port}/0"
@@ -83,7 +94,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             Client(url, path) as ours,
             stock_client(url) as app,
         ):
-            worker.wait_ready("tricky", "echo")
+            worker.wait_ready("gated", "echo")
             site = Site(server, folder, worker, ours, app)
             wait_until(lambda: site.app.control.ping(timeout=1), "the worker answers")
             yield site
@@ -115,53 +126,55 @@ def test_events_are_off_until_they_are_asked_for(site: Site) -> None:
 def test_inspect_tells_the_truth_while_a_batch_runs(site: Site) -> None:
     done = len(site.runs())
     total = site.inspect("stats")["total"]["headrace.predict"]
-    ids = site.busy(2.0)
-    active, reserved = site.inspect("active"), site.inspect("reserved")
+    with site.busy() as ids:
+        active, reserved = site.inspect("active"), site.inspect("reserved")
+        found = site.inspect("query_task", [active[0]["id"], reserved[0]["id"], "nobody"])
+        assert site.inspect("ping") == {"ok": "pong"}
+        assert site.inspect("scheduled") == []
+        counted = site.inspect("stats")["total"]["headrace.predict"]
+        assert counted - total == len(site.runs()) - done == 5
+        input_json = site.ours.redis.hget(keys.held(QUEUE), ids[0])
     assert len(active) == len(reserved) == 4
     assert {info["id"] for info in active + reserved} == set(ids)
-    shown = "{'model': 'tricky', 'input': '<json, %d bytes>'}"
-    size = len(json.dumps({"do": "sleep", "s": 0.5, "text": SECRET}))
-    pids = site.worker.states()["tricky"]["pids"]
-    for info in active:
-        started = site.ours.job(info["id"]).started_us / 1e6
-        assert abs(info["time_start"] - started) < 2
-        assert (info["name"], info["hostname"]) == ("headrace.predict", NODE)
-        assert (info["kwargs"], info["args"]) == (shown % size, [])
-        assert info["worker_pid"] == pids[0]
-        assert info["delivery_info"]["routing_key"] == QUEUE
-    assert {info["time_start"] for info in reserved} == {None}
-    found = site.inspect("query_task", [active[0]["id"], reserved[0]["id"], "nobody"])
     assert {job_id: state for job_id, (state, _) in found.items()} == {
         active[0]["id"]: "active",
         reserved[0]["id"]: "reserved",
     }
-    assert site.inspect("ping") == {"ok": "pong"}
-    assert site.inspect("scheduled") == []
+    size = len(read_envelope(input_json).input)
+    pids = site.worker.states()["gated"]["pids"]
+    for info in active:
+        started = site.ours.job(info["id"]).started_us / 1e6
+        assert info["time_start"] == pytest.approx(started, abs=5)
+        assert (info["name"], info["hostname"]) == ("headrace.predict", NODE)
+        assert info["kwargs"] == f"{{'model': 'gated', 'input': '<json, {size} bytes>'}}"
+        assert info["worker_pid"] == pids[0]
+        assert info["delivery_info"]["routing_key"] == QUEUE
+    assert {info["time_start"] for info in reserved} == {None}
     assert SECRET not in json.dumps([active, reserved, found])
-    stats = site.inspect("stats")
-    assert stats["total"]["headrace.predict"] - total == len(site.runs()) - done == 5
-    site.ours.wait(*ids)
-    assert site.inspect("active") == site.inspect("reserved") == []
+    wait_until(lambda: site.inspect("active") == site.inspect("reserved") == [], "all have ended")
 
 
 def test_heartbeats_count_running_jobs(site: Site) -> None:
-    ids = site.busy(3.0, count=4)
     with Events(site.app) as events:
+        with site.busy(count=4):
+            wait_until(
+                lambda: any(event.get("active") == 4 for event in list(events.seen)),
+                "a heartbeat that counts the batch",
+            )
+        heard = len(events.seen)
         wait_until(
-            lambda: any(event.get("active") == 4 for event in list(events.seen)),
-            "a heartbeat that counts the batch",
+            lambda: any(event.get("active") == 0 for event in events.seen[heard:]),
+            "a heartbeat after the batch",
         )
-        site.ours.wait(*ids)
-        wait_until(lambda: events.seen[-1].get("active") == 0, "a heartbeat after the batch")
 
 
 def test_queues_models_and_tasks_are_named(site: Site) -> None:
     names = {queue["name"] for queue in site.inspect("active_queues")}
-    assert names == {"headrace:control", "headrace.tricky", "headrace.echo"}
+    assert names == {"headrace:control", "headrace.gated", "headrace.echo"}
     assert site.inspect("registered") == ["headrace.predict"]
     models = site.inspect("stats")["headrace"]
     assert {name: model["state"] for name, model in models.items()} == {
-        "tricky": "ready",
+        "gated": "ready",
         "echo": "ready",
     }
 
@@ -193,11 +206,10 @@ def test_what_control_cannot_do_is_refused(
 
 
 def test_revoke_says_what_it_did(site: Site) -> None:
-    ids = site.busy(1.0, count=4)
-    (waiting,) = site.ours.submit("tricky", "never", countdown=60)
-    reply = site.control("revoke", task_id=[waiting, ids[0], "nobody"])
+    with site.busy(count=4) as ids:
+        (waiting,) = site.ours.submit("gated", "never", countdown=60)
+        reply = site.control("revoke", task_id=[waiting, ids[0], "nobody"])
     assert reply == {"ok": f"{waiting}: removed, {ids[0]}: asked, nobody: unknown"}
-    site.ours.wait(*ids)
     assert site.control("terminate", signal="KILL", task_id=ids[0]) == {"ok": f"{ids[0]}: ended"}
     assert site.ours.job(ids[0]).state is State.CANCELLED
     assert site.ours.job(ids[1]).state is State.SUCCEEDED
@@ -205,37 +217,44 @@ def test_revoke_says_what_it_did(site: Site) -> None:
 
 def test_each_ending_is_told_in_order(site: Site) -> None:
     with Events(site.app) as events:
-        bad = send(site.app, "tricky", {"do": "raise", "n": 3})
-        retried = send(site.app, "tricky", {"do": "transient"})
-        refused = send(site.app, "tricky", kwargs={"model": "tricky"})
-        late = send(site.app, "tricky", 1, countdown=0.3, expires=0.1)
-        delayed = send(site.app, "tricky", 2, countdown=0.2, root_id="the-root")
+        bad = send(site.app, "gated", {"do": "raise", "n": 3})
+        retried = send(site.app, "gated", {"do": "transient"})
+        refused = send(site.app, "gated", kwargs={"model": "gated"})
+        late = send(site.app, "gated", 1, countdown=0.3, expires=0.1)
+        delayed = send(site.app, "gated", 2, countdown=0.2, root_id="the-root")
         events.wait_for("failed", bad.id, retried.id, refused.id, late.id)
         events.wait_for("succeeded", delayed.id)
-        asked = site.busy(0.8, count=4)
-        (waiting,) = site.ours.submit("tricky", 3, countdown=60)
-        site.app.control.revoke([asked[0], waiting])
-        events.wait_for("revoked", asked[0], waiting)
-        events.wait_for("succeeded", *asked[1:])
-        assert events.kinds(bad.id) == ["received", "started", "failed"]
-        attempt = ["received", "started"]
-        assert events.kinds(retried.id) == [*attempt, "retried", *attempt, "failed"]
-        assert events.kinds(refused.id) == ["received", "failed"]
-        assert events.kinds(late.id) == ["received", "received", "failed"]
-        assert events.kinds(delayed.id) == ["received", *attempt, "succeeded"]
-        assert events.kinds(asked[0]) == [*attempt, "revoked"]
-        assert events.kinds(waiting) == ["revoked"]
-        received, _, failed = events.of(bad.id)
-        assert received["kwargs"] == "{'model': 'tricky', 'input': '<json, 23 bytes>'}"
-        assert (received["name"], received["hostname"]) == ("headrace.predict", NODE)
-        assert failed["exception"] == "HandlerError('ValueError: cannot do 3')"
-        assert "raise ValueError" in failed["traceback"]
-        assert [event["retries"] for event in events.of(retried.id) if "retries" in event] == [0, 1]
-        assert events.of(delayed.id)[0]["eta"] is not None
-        assert events.of(delayed.id)[1]["root_id"] == "the-root"
-        succeeded = events.of(asked[1])[-1]
-        assert json.loads(succeeded["result"])["text"] == SECRET
-        assert 0.8 <= succeeded["runtime"] < 3
+    attempt = ["received", "started"]
+    assert events.kinds(bad.id) == [*attempt, "failed"]
+    assert events.kinds(retried.id) == [*attempt, "retried", *attempt, "failed"]
+    assert events.kinds(refused.id) == ["received", "failed"]
+    assert events.kinds(late.id) == ["received", "received", "failed"]
+    assert events.kinds(delayed.id) == ["received", *attempt, "succeeded"]
+    received, _, failed = events.of(bad.id)
+    assert received["kwargs"] == "{'model': 'gated', 'input': '<json, 23 bytes>'}"
+    assert (received["name"], received["hostname"]) == ("headrace.predict", NODE)
+    assert failed["exception"] == "HandlerError('ValueError: cannot do 3')"
+    assert "raise ValueError" in failed["traceback"]
+    assert [event["retries"] for event in events.of(retried.id) if "retries" in event] == [0, 1]
+    assert events.of(delayed.id)[0]["eta"] is not None
+    assert events.of(delayed.id)[1]["root_id"] == "the-root"
+
+
+def test_a_cancelled_job_is_told_as_revoked_and_its_batch_mates_as_succeeded(site: Site) -> None:
+    with Events(site.app) as events:
+        with site.busy(count=4) as ids:
+            seen_s = time.monotonic()
+            (waiting,) = site.ours.submit("gated", 3, countdown=60)
+            site.control("revoke", task_id=[ids[0], waiting])
+            ran_s = time.monotonic() - seen_s
+        events.wait_for("revoked", ids[0], waiting)
+        events.wait_for("succeeded", *ids[1:])
+    assert events.kinds(ids[0]) == ["received", "started", "revoked"]
+    assert events.of(ids[0])[-1]["terminated"] is True
+    assert events.kinds(waiting) == ["revoked"]
+    succeeded = events.of(ids[1])[-1]
+    assert succeeded["result"].startswith('{"until":"')
+    assert ran_s <= succeeded["runtime"] < ran_s + 10
 
 
 def test_under_load_each_jobs_events_come_in_order(site: Site) -> None:
@@ -254,19 +273,21 @@ def test_under_load_each_jobs_events_come_in_order(site: Site) -> None:
 
 
 def test_after_a_restart_of_redis_control_heartbeats_and_events_go_on(site: Site) -> None:
-    ids = site.busy(4.0)
-    site.server.stop()
-    wait_until(lambda: "Connection to broker lost" in site.worker.log, "Celery has noticed")
-    site.server.start()
-    with stock_client(site.worker.redis_url) as app, Events(app, timeout_s=20) as events:
-        wait_until(lambda: app.control.ping(timeout=1), "the worker answers again")
-        wait_until(
-            lambda: sum(event["type"] == "worker-heartbeat" for event in list(events.seen)) > 1,
-            "heartbeats come again",
-        )
-        events.wait_for("succeeded", *ids)
+    url = site.worker.redis_url
+    with site.busy() as ids:
+        site.server.stop()
+        wait_until(lambda: "Connection to broker lost" in site.worker.log, "Celery has noticed")
+        site.server.start()
+        with stock_client(url) as app:
+            wait_until(lambda: app.control.ping(timeout=1), "the worker answers again")
+            (replies,) = app.control.broadcast("active", reply=True, timeout=5, limit=1) or [{}]
+            assert {info["id"] for info in replies[NODE]} == set(site.runs()) & set(ids)
+    with stock_client(url) as app, Events(app) as events:
+        heard = len(events.seen)
+        wait_until(lambda: len(events.seen) > heard, "heartbeats come of themselves")
         told = send(app, "echo", "after")
         events.wait_for("succeeded", told.id)
         assert events.kinds(told.id) == ["received", "started", "succeeded"]
-    assert site.runs().count(ids[0]) == 1, "a batch that ran through the outage was run again"
+    assert {job.state for job in site.ours.wait(*ids)} == {State.SUCCEEDED}
+    assert {site.runs().count(job_id) for job_id in ids} == {1}, "some ran again after the outage"
     assert "Traceback" not in site.worker.log.partition("Connection to broker lost")[2]

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -29,6 +30,7 @@ from tests.harness.wait import wait_until
 from tests.harness.worker import HANDLERS, ROOT, Client, Worker, celery_worker, write_models
 
 TRICKY = f"{HANDLERS / 'tricky.py'}:Tricky"
+GATED = f"{HANDLERS / 'gated.py'}:Gated"
 QUEUE = keys.queue_name("tricky")
 
 
@@ -53,6 +55,18 @@ class Deployment:
             raw.decode() for raw in self.ours.redis.zrange(keys.dead(keys.queue_name(model)), 0, -1)
         ]
 
+    @contextmanager
+    def busy(self) -> Iterator[list[AsyncResult[Any]]]:
+        """The model `one` runs the first of these two jobs, and has claimed the second."""
+        gate = self.folder / new_id()
+        blockers = [send(self.app, "one", {"until": str(gate)}) for _ in range(2)]
+        try:
+            wait_until(lambda: blockers[0].id in self.runs(), "the model is busy")
+            wait_until(lambda: self.ours.redis.llen("headrace.one") == 0, "one more is claimed")
+            yield blockers
+        finally:
+            gate.touch()
+
     def record_exists(self, job_id: str) -> bool:
         return bool(self.ours.redis.exists(keys.job(job_id)))
 
@@ -64,7 +78,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     path = write_models(
         folder,
         tricky={"handler": TRICKY, "max_batch_size": 8, "timeout_s": 30, "options": log},
-        one={"handler": TRICKY, "max_batch_size": 1, "max_retries": 1, "options": log},
+        one={"handler": GATED, "max_batch_size": 1, "max_retries": 1, "options": log},
         echo={"handler": "echo"},
     )
     environ = {"HEADRACE_MAX_DELIVERIES": "1"}
@@ -171,12 +185,10 @@ def test_the_same_id_twice(app: Celery, site: Deployment) -> None:
 
 
 def test_priority(app: Celery, site: Deployment) -> None:
-    blocker = [send(app, "one", {"do": "sleep", "s": 0.4}) for _ in range(2)]
-    wait_until(lambda: blocker[0].id in site.runs(), "the model is busy")
-    wait_until(lambda: site.ours.redis.llen("headrace.one") == 0, "one more is claimed")
-    sent = {priority: send(app, "one", priority, priority=priority) for priority in (9, 4, 1, 6, 0)}
-    lists = [site.ours.redis.llen(key) for key in keys.step_keys("headrace.one")]
-    assert lists == [2, 1, 1, 1]
+    with site.busy():
+        sent = {step: send(app, "one", step, priority=step) for step in (9, 4, 1, 6, 0)}
+        lists = [site.ours.redis.llen(key) for key in keys.step_keys("headrace.one")]
+        assert lists == [2, 1, 1, 1]
     for result in sent.values():
         result.get(timeout=GET_TIMEOUT_S)
     order = [job_id for job_id in site.runs() if job_id in {r.id for r in sent.values()}]
@@ -377,21 +389,19 @@ def test_the_control_queue_runs_nothing(app: Celery) -> None:
 
 
 def test_revoke(app: Celery, site: Deployment) -> None:
-    blocker = [send(app, "one", {"do": "sleep", "s": 0.5}) for _ in range(2)]
-    wait_until(lambda: blocker[0].id in site.runs(), "the model is busy")
-    waiting = send(app, "one", "never")
-    (known,) = site.ours.submit("one", "never either")
-    for job_id in (waiting.id, known, blocker[0].id):
-        app.control.revoke(job_id, reply=True, timeout=5, limit=1)
-    for job_id in (waiting.id, known, blocker[0].id):
+    with site.busy() as (running, claimed):
+        waiting = send(app, "one", "never")
+        (known,) = site.ours.submit("one", "never either")
+        for job_id in (waiting.id, known, running.id):
+            app.control.revoke(job_id, reply=True, timeout=5, limit=1)
+    for job_id in (waiting.id, known, running.id):
         result = app.AsyncResult(job_id)
         with pytest.raises(TaskRevokedError, match="cancelled"):
             result.get(timeout=GET_TIMEOUT_S)
         assert state_of(result) == "REVOKED"
         assert site.ours.job(job_id).state is State.CANCELLED
-    assert blocker[1].get(timeout=GET_TIMEOUT_S)
-    assert waiting.id not in site.runs()
-    assert known not in site.runs()
+    assert claimed.get(timeout=GET_TIMEOUT_S)
+    assert not {waiting.id, known} & set(site.runs())
 
 
 def test_what_stands_in_no_models_queue_is_left_alone(app: Celery, site: Deployment) -> None:
@@ -490,9 +500,8 @@ def test_a_client_without_our_package_sees_type_and_message(app: Celery, site: D
 
 
 def test_states_and_expiry_of_results(app: Celery, site: Deployment) -> None:
-    result = send(app, "one", {"do": "sleep", "s": 0.3})
-    wait_until(lambda: result.id in site.runs(), "it runs")
-    assert state_of(result) == "PENDING"
+    with site.busy() as (result, _):
+        assert state_of(result) == "PENDING"
     assert result.get(timeout=GET_TIMEOUT_S)
     assert state_of(result) == "SUCCESS"
     assert 86400 - 60 < site.ours.redis.ttl(keys.meta(result.id)) <= 86400

@@ -75,6 +75,9 @@ def test_up_serves_a_job_says_where_and_leaves_nothing(tmp_path: Path) -> None:
 
         assert up.stop() == 0
         assert gone(*pids)
+        # What is no news, or cannot be helped by who reads it.
+        for noise in ("superuser", "overcommit", "bye bye", "Started server process"):
+            assert noise not in up.text()
         assert not (up.state_dir / "headrace.json").exists()
 
 

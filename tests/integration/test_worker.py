@@ -265,6 +265,16 @@ def test_redis_restarts_under_load_and_nothing_is_lost(
         )
 
 
+def test_a_server_that_forgot_the_scripts_is_taught_them_again(
+    client: Client, tmp_path: Path
+) -> None:
+    ids = client.submit("tricky", *({"do": "sleep", "s": 0.02} for _ in range(60)))
+    wait_until(lambda: len(runs(tmp_path)) > 10, "work is under way")
+    client.redis.script_flush()
+    assert {job.state for job in client.wait(*ids)} == {State.SUCCEEDED}
+    assert max(runs(tmp_path).values()) == 1
+
+
 def test_a_model_that_cannot_be_loaded_leaves_the_rest_serving_and_says_why(
     redis_db: RedisServer, tmp_path: Path
 ) -> None:

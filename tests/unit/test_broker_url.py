@@ -1,4 +1,4 @@
-"""The deployment's URL as Celery reads it: the same server, the same database, the same password."""
+"""The deployment's URL as Celery reads it: the same server, database and password."""
 
 from __future__ import annotations
 

@@ -70,6 +70,12 @@ def test_a_relative_models_file_gives_absolute_paths(
     assert loaded.get("a").weights == str(models_file.parent / "a.pt")
 
 
+def test_the_keys_of_a_model_with_a_bad_name_are_checked_too(models_file: Path) -> None:
+    found = problems(models_file, "models:\n  a b:\n    handlr: echo\n")
+    assert [text.partition(":")[0] for text in found] == ["2", "2", "3"]
+    assert "did you mean handler?" in found[2]
+
+
 def test_unknown_keys_are_named_with_line_and_nearest(models_file: Path) -> None:
     text = "models:\n  digits:\n    handler: digits\n    max_batchsize: 3\nmodel: 4\n"
     assert problems(models_file, text) == [

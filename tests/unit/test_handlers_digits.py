@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from torch import Tensor
 
-from handlers.digits import WEIGHTS, Digits, frame
+from handlers.digits import WEIGHTS, Digits, DigitsNet, frame
 from handlers.digits_data import HELD_OUT, held_out, split, to_png
 from headrace.errors import ConfigError, InputError
 from headrace.handler import Context
@@ -26,6 +27,23 @@ def handler() -> Digits:
     handler = Digits()
     handler.initialize(context())
     return handler
+
+
+def test_it_has_run_once_when_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = []
+    run = DigitsNet.forward
+
+    def forward(self: DigitsNet, images: Tensor) -> Tensor:
+        batches.append(tuple(images.shape))
+        return run(self, images)
+
+    monkeypatch.setattr(DigitsNet, "forward", forward)
+    Digits().initialize(context())
+    assert batches == [(1, 1, 8, 8)]
+
+
+def test_it_loads_also_where_no_image_is_small_enough() -> None:
+    Digits().initialize(context(options={"max_pixels": 1}))
 
 
 def answers(handler: Digits, inputs: list[Any]) -> list[Any]:

@@ -56,6 +56,14 @@ def classifier(model_dir: Path, weights: Path | None = None, **options: Any) -> 
     return handler
 
 
+def test_a_module_that_cannot_run_is_a_failed_load(model_dir: Path) -> None:
+    (model_dir / "grey.py").write_text(
+        "import torch\ndef grey(): return torch.nn.Conv2d(1, 1, kernel_size=3)\n"
+    )
+    with pytest.raises(RuntimeError, match="to have 1 channels, but got 3"):
+        classifier(model_dir, model="grey.py:grey")
+
+
 def refusal(model_dir: Path, weights: Path | None = None, **options: Any) -> ConfigError:
     with pytest.raises(ConfigError) as caught:
         classifier(model_dir, weights, **options)

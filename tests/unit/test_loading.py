@@ -122,6 +122,12 @@ def test_missing_verbs_are_named(tmp_path: Path) -> None:
     assert error.message.endswith("Half has no initialize, inference, postprocess")
 
 
+def test_a_relative_import_is_told_the_other_way(tmp_path: Path) -> None:
+    write(tmp_path, "helper.py", "")
+    write(tmp_path, "relative.py", f"from . import helper\n{ONE}")
+    assert "import helper" in refusal("relative.py", tmp_path).hint
+
+
 def test_a_missing_file_and_module(tmp_path: Path) -> None:
     assert f"there is no file {tmp_path}/gone.py" in refusal("gone.py", tmp_path).message
     assert "No module named 'gone'" in refusal("gone.module:Class", tmp_path).message

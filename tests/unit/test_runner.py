@@ -142,6 +142,17 @@ def test_results_on_the_wire() -> None:
         "application/octet-stream",
     ]
     assert encode_result(Response(b"x", "image/png"))[2] == "image/png"
+    assert encode_result(Response(b"x", ""))[2] == "application/octet-stream"
+
+
+def test_a_response_of_text_is_an_error_and_not_read_as_base64() -> None:
+    class Page(Handler):
+        def inference(self, items: list[Any]) -> list[Any]:
+            return [Response(item, "text/html") for item in items]
+
+    (outcome,) = run(Page(), ["page"])
+    assert outcome[:2] == [False, "handler-error"]
+    assert outcome[2] == "the result cannot be sent: a Response's body is bytes, not str"
     with pytest.raises(TypeError, match="object is not a JSON value"):
         encode_result(object())
 

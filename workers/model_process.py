@@ -93,13 +93,13 @@ def why_not_loaded(error: Exception) -> str:
     """A failed load in words for the handler's author.
 
     The frames are those of the author's own code: how Headrace and the import machinery came there
-    is of no help. An error of ours that has no cause is its message and what to do, without frames.
+    is of no help. An error of ours ends with its message and what to do.
     """
-    own = error.__cause__ if isinstance(error, ConfigError) else error
+    own = (error.__cause__ if isinstance(error, ConfigError) else None) or error
+    frames = _their_frames(own.__traceback__)
     lines: list[str] = []
-    if own is not None:
-        shown = own.with_traceback(_their_frames(own.__traceback__))
-        lines.append("".join(traceback.format_exception(shown)))
+    if frames is not None or own is not error:
+        lines.append("".join(traceback.format_exception(own.with_traceback(frames))))
     if isinstance(error, ConfigError):
         lines.append("; ".join(filter(None, (error.message, error.hint))) + "\n")
     return "\n".join(lines)

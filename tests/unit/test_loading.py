@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,15 +24,7 @@ class Duck:
 instance = Duck()
 """
 
-
-@pytest.fixture(autouse=True)
-def _imports_are_undone() -> Iterator[None]:
-    """Loading changes the import system; in a model process nobody else is there to mind."""
-    path, modules = list(sys.path), set(sys.modules)
-    yield
-    sys.path[:] = path
-    for name in set(sys.modules) - modules:
-        del sys.modules[name]
+pytestmark = pytest.mark.usefixtures("imports_are_undone")
 
 
 def write(folder: Path, name: str, text: str) -> Path:

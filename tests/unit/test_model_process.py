@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from handlers.digits import Digits
 from handlers.loading import load_handler
+from headrace.errors import ConfigError
+from headrace.handler import Context, Handler
 from workers.model_process import why_not_loaded
 
-
-@pytest.fixture(autouse=True)
-def _imports_are_undone() -> Iterator[None]:
-    path, modules = list(sys.path), set(sys.modules)
-    yield
-    sys.path[:] = path
-    for name in set(sys.modules) - modules:
-        del sys.modules[name]
+pytestmark = pytest.mark.usefixtures("imports_are_undone")
 
 
 def told(folder: Path, text: str, spec: str = "mine.py") -> str:
     (folder / "mine.py").write_text(text)
-    with pytest.raises(Exception) as caught:  # noqa: PT011 - any error, as the process has it
+    with pytest.raises(ConfigError) as caught:
         load_handler(spec, folder)
-    return why_not_loaded(caught.value)
+    # The frame above is this file's, which in the process stands for the author's.
+    error = caught.value.with_traceback(caught.tb.tb_next)
+    return why_not_loaded(error)
 
 
 def test_an_import_that_fails_shows_the_authors_frames_alone(tmp_path: Path) -> None:
@@ -50,3 +46,26 @@ def test_what_to_do_is_said(tmp_path: Path) -> None:
         f"handler 'mine.py': {tmp_path}/mine.py defines 2 handlers; "
         "name one after a colon: One, Two"
     ]
+
+
+def test_an_error_of_ours_under_initialize_has_its_frames_and_what_to_do(tmp_path: Path) -> None:
+    weights = tmp_path / "mine.txt"
+    weights.write_text("no weights")
+    with pytest.raises(ConfigError) as caught:
+        Digits().initialize(Context("digits", "1.0", "cpu", tmp_path, weights=weights))
+    text = why_not_loaded(caught.value)
+    assert text.startswith("Traceback (most recent call last):\n")
+    assert text.splitlines()[-1] == f"{caught.value.message}; {caught.value.hint}"
+
+
+def test_an_error_of_the_authors_begins_in_the_authors_code() -> None:
+    class Mine(Handler):
+        def initialize(self, context: Context) -> None:
+            raise RuntimeError("weights of another model") from OSError("cut short")
+
+    with pytest.raises(RuntimeError) as caught:
+        Mine().initialize(Context("mine", "1.0", "cpu", Path()))
+    text = why_not_loaded(caught.value)
+    assert "in initialize" in text
+    assert "OSError: cut short" in text
+    assert text.endswith("RuntimeError: weights of another model\n")

@@ -1,8 +1,8 @@
 """The overhead benchmark: `python -m benchmarks.echo [--write]`.
 
 `echo` gives its input back, so that all that is measured is the way there and back: one API
-process, one worker, Redis with AOF everysec, real settlements, Flower stopped. Beside it, in the same run,
-plain Celery with a task per job and a bare FastAPI route. `--write` puts the table into
+process, one worker, Redis with AOF everysec, real settlements, Flower stopped. Beside it, in the
+same run, plain Celery with a task per job and a bare FastAPI route. `--write` puts the table into
 docs/performance.md.
 """
 
@@ -44,11 +44,25 @@ class Table:
         return "\n".join(lines)
 
 
-def median_load(url: str, connections: int, seconds: float, rounds: int, prefer: str = "") -> Load:
-    """The run with the median rate; a warm-up goes before."""
-    run_load(url, BODY, connections, 1, prefer)
-    loads = [run_load(url, BODY, connections, seconds, prefer) for _ in range(rounds)]
+def median(loads: list[Load]) -> Load:
+    """The load with the median rate."""
     return sorted(loads, key=lambda load: load.rate)[len(loads) // 2]
+
+
+def paired(
+    ours: str, bare: str, connections: int, seconds: float, rounds: int
+) -> tuple[list[Load], list[Load]]:
+    """Loads of ours and of the bare route in turn, so that both meet the same machine."""
+    pairs = [
+        (
+            run_load(ours, BODY, connections, seconds, WAIT),
+            run_load(bare, BODY, connections, seconds),
+        )
+        for _ in range(rounds)
+    ]
+    if any(load.bad for pair in pairs for load in pair):
+        raise RuntimeError(f"requests failed: {pairs}")
+    return [one for one, _ in pairs], [other for _, other in pairs]
 
 
 def spread(cpu: dict[str, float]) -> str:
@@ -56,49 +70,53 @@ def spread(cpu: dict[str, float]) -> str:
 
 
 def measure_headrace(
-    table: Table, *, events: bool, seconds: float, rounds: int, drain: int
+    table: Table, bare: str, *, events: bool, seconds: float, rounds: int, drain: int
 ) -> None:
     label = "events on" if events else "events off"
     with Headrace(events=events) as stack:
-        cpu = stack.cpu()
         run_load(stack.submit_url, BODY, 64, 1, WAIT)
+        run_load(bare, BODY, 64, 1)
+        cpu = stack.cpu()
         cpu.start()
-        loads = [run_load(stack.submit_url, BODY, 64, seconds, WAIT) for _ in range(rounds)]
-        taken = cpu.per_1000(sum(load.requests for load in loads))
-        load = sorted(loads, key=lambda one: one.rate)[len(loads) // 2]
-        if any(one.bad for one in loads):
-            raise RuntimeError(f"requests failed: {loads}")
+        ours, theirs = paired(stack.submit_url, bare, 64, seconds, rounds)
+        taken = cpu.per_1000(sum(load.requests for load in ours))
+        load, no_op = median(ours), median(theirs)
+        share = statistics.median(a.rate / b.rate for a, b in zip(ours, theirs, strict=True))
         table.add(f"submit and wait, 64 connections, a second ({label})", f"{load.rate:,.0f}")
         table.add(f"… p50 / p99, ms ({label})", f"{load.p50_ms:.1f} / {load.p99_ms:.1f}")
+        table.add(f"… as a share of the bare FastAPI no-op beside it ({label})", f"{share:.2f}")
         table.add(f"… CPU s per 1,000 jobs ({label})", spread(taken))
         if events:
             return
-        alone = median_load(stack.submit_url, 1, seconds, rounds, WAIT)
-        table.add(
-            "submit and wait, alone, p50 / p99, ms", f"{alone.p50_ms:.2f} / {alone.p99_ms:.2f}"
-        )
-        measure_queue(table, stack, drain, seconds)
+        table.add("bare FastAPI no-op, 64 connections, a second", f"{no_op.rate:,.0f}")
+        table.add("… p50 / p99, ms", f"{no_op.p50_ms:.1f} / {no_op.p99_ms:.1f}")
+        ours, theirs = paired(stack.submit_url, bare, 1, seconds, rounds)
+        load, no_op = median(ours), median(theirs)
+        table.add("submit and wait, alone, p50 / p99, ms", f"{load.p50_ms:.2f} / {load.p99_ms:.2f}")
+        table.add("bare FastAPI no-op, alone, p50, ms", f"{no_op.p50_ms:.2f}")
+        measure_queue(table, stack, drain, seconds, rounds)
 
 
-def measure_queue(table: Table, stack: Headrace, drain: int, seconds: float) -> None:
+def measure_queue(table: Table, stack: Headrace, drain: int, seconds: float, rounds: int) -> None:
     wait_until(stack.idle, "all jobs ended", timeout_s=60)
-    os.kill(stack.worker.pid, signal.SIGSTOP)
-    with stack.redis.client() as client:
-        client.execute_command("MEMORY", "PURGE")
-        before = client.info("memory")["used_memory"]
-        stack.client.submit("echo", *({"x": n} for n in range(drain)))
-        bytes_per_job = (client.info("memory")["used_memory"] - before) / drain
-    table.add("bytes of Redis per queued job, record and indices in", f"{bytes_per_job:,.0f}")
+    rates, sizes = [], []
     cpu = stack.cpu()
     cpu.start()
-    os.kill(stack.worker.pid, signal.SIGCONT)
-    started = time.perf_counter()
-    wait_until(stack.idle, "the backlog is drained", timeout_s=120)
-    took_s = time.perf_counter() - started
-    table.add(f"drain of {drain:,} jobs, a second", f"{drain / took_s:,.0f}")
-    table.add("… CPU s per 1,000 jobs", spread(cpu.per_1000(drain)))
+    for _ in range(rounds):
+        os.kill(stack.worker.pid, signal.SIGSTOP)
+        with stack.redis.client() as client:
+            before = client.info("memory")["used_memory"]
+            stack.client.submit("echo", *({"x": n} for n in range(drain)))
+            sizes.append((client.info("memory")["used_memory"] - before) / drain)
+        os.kill(stack.worker.pid, signal.SIGCONT)
+        started = time.perf_counter()
+        wait_until(stack.idle, "the backlog is drained", timeout_s=120)
+        rates.append(drain / (time.perf_counter() - started))
+    table.add("bytes of Redis per queued job, record and indices in", f"{max(sizes):,.0f}")
+    table.add(f"drain of {drain:,} jobs, a second", f"{statistics.median(rates):,.0f}")
+    table.add("… CPU s per 1,000 jobs, submit included", spread(cpu.per_1000(drain * rounds)))
     os.kill(stack.worker.pid, signal.SIGSTOP)
-    load = run_load(stack.submit_url, BODY, 64, seconds)
+    load = median([run_load(stack.submit_url, BODY, 64, seconds) for _ in range(rounds)])
     os.kill(stack.worker.pid, signal.SIGCONT)
     table.add("submit only, 64 connections, a second", f"{load.rate:,.0f}")
     wait_until(stack.idle, "the backlog is drained", timeout_s=120)
@@ -136,16 +154,6 @@ def _children(pid: int) -> Iterable[int]:
     return [child.pid for child in psutil.Process(pid).children(recursive=True)]
 
 
-def measure_fastapi(table: Table, folder: Path, seconds: float, rounds: int) -> None:
-    with bare_fastapi(folder) as (url, _pid):
-        load = median_load(url, 64, seconds, rounds)
-        alone = median_load(url, 1, seconds, 1)
-    table.add("bare FastAPI no-op, 64 connections, a second", f"{load.rate:,.0f}")
-    table.add(
-        "… p50 / p99, ms; alone p50", f"{load.p50_ms:.1f} / {load.p99_ms:.1f}; {alone.p50_ms:.2f}"
-    )
-
-
 def main() -> None:
     """Run all, print the table, and write it where asked."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -159,13 +167,13 @@ def main() -> None:
     table = Table()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for events in (False, True):
-            measure_headrace(
-                table, events=events, seconds=arguments.seconds, rounds=arguments.rounds,
-                drain=arguments.drain,
-            )  # fmt: skip
+        with bare_fastapi(folder) as (bare, _pid):
+            for events in (False, True):
+                measure_headrace(
+                    table, bare, events=events, seconds=arguments.seconds,
+                    rounds=arguments.rounds, drain=arguments.drain,
+                )  # fmt: skip
         measure_celery(table, folder, 2_000)
-        measure_fastapi(table, folder, arguments.seconds, arguments.rounds)
     if arguments.write:
         text = DOC.read_text("utf-8")
         head, _, rest = text.partition(BEGIN)

@@ -184,9 +184,15 @@ class Consumer:
                 lane.backlog = max(lane.backlog, 1)
                 logger.info("model %s: loaded in %.2f s", lane.model.name, rest[0]["load_s"])
             else:
-                replica.load_failed(rest[0])
-                logger.error("model %s cannot be loaded:\n%s", lane.model.name, rest[0])
+                self._load_failed(lane, replica, rest[0])
             self._sweep_at = 0.0
+
+    @staticmethod
+    def _load_failed(lane: Lane, replica: Replica, traceback: str) -> None:
+        # It is tried again and again: what was said in full before is not repeated.
+        told = traceback if traceback != replica.error else traceback.rstrip().rpartition("\n")[2]
+        logger.error("model %s cannot be loaded:\n%s", lane.model.name, told)
+        replica.load_failed(traceback)
 
     def _done(self, lane: Lane, replica: Replica, rest: list[Any], now: float) -> None:
         batch, replica.batch = replica.batch, None

@@ -6,9 +6,8 @@ and Flower would show a job without a name.
 
 from __future__ import annotations
 
-import base64
+import binascii
 import os
-import time
 import uuid
 from collections.abc import Callable
 from typing import Final
@@ -97,48 +96,43 @@ class EventLog:
     Args:
         hostname: Celery's node name, such as gpu0@host.
         ticks: advances Celery's logical clock by so many and gives the first of them.
+
+    Attributes:
+        events: in the order in which they are to leave.
     """
 
     def __init__(self, hostname: str, ticks: Callable[[int], int]) -> None:
+        self.events: list[Event] = []
         self._hostname = hostname
         self._ticks = ticks
-        self._events: list[Event] = []
         self._utcoffset = utcoffset()
         self._pid = os.getpid()
 
-    def __len__(self) -> int:
-        return len(self._events)
-
-    def head(self, job_id: str, epoch_s: float | None = None) -> Head:
-        """The fields that every event begins with; `epoch_s` is now unless it is given."""
-        at = time.time() if epoch_s is None else epoch_s
-        return (job_id, self._hostname, at, self._utcoffset, self._pid, 0)
-
-    def add(self, event: Event) -> None:
-        """Take an event; those of one job in the order in which they happened."""
-        self._events.append(event)
+    def head(self, job_id: str, epoch_s: float) -> Head:
+        """The fields that every event begins with."""
+        return (job_id, self._hostname, epoch_s, self._utcoffset, self._pid, 0)
 
     def message(self) -> bytes:
         """Take all events out, as one message for kombu's channel of lists of task events."""
-        events, self._events = self._events, []
+        events, self.events = self.events, []
         for clock, event in enumerate(events, self._ticks(len(events))):
             event.clock = clock
         self._utcoffset = utcoffset()
-        return _encode(
-            {
-                "body": base64.b64encode(_encode(events)).decode(),
-                "content-encoding": "utf-8",
-                "content-type": "application/json",
-                "headers": {"hostname": self._hostname},
-                "properties": {
-                    "delivery_mode": 1,
-                    "delivery_info": {"exchange": "celeryev", "routing_key": "task.multi"},
-                    "priority": 0,
-                    "body_encoding": "base64",
-                    "delivery_tag": str(uuid.uuid4()),
-                },
-            }
-        )
+        rest = {
+            "content-encoding": "utf-8",
+            "content-type": "application/json",
+            "headers": {"hostname": self._hostname},
+            "properties": {
+                "delivery_mode": 1,
+                "delivery_info": {"exchange": "celeryev", "routing_key": "task.multi"},
+                "priority": 0,
+                "body_encoding": "base64",
+                "delivery_tag": str(uuid.uuid4()),
+            },
+        }
+        # Base64 needs no escaping, so that the body is not encoded once more.
+        body = binascii.b2a_base64(_encode(events), newline=False)
+        return b'{"body":"%s",%s' % (body, _encode(rest)[1:])
 
 
 class _Meta(msgspec.Struct):
@@ -162,7 +156,7 @@ def result_text(meta: bytes, content_type: str) -> str:
     if content_type:
         return f"<{content_type}, {_binary_size(raw)} bytes>"
     # A character has at most four bytes, so that no more than these are ever shown.
-    text = bytes(raw[: RESULT_MAX_CHARS * 4]).decode("utf-8", "replace")
+    text = str(raw[: RESULT_MAX_CHARS * 4], "utf-8", "replace")
     return text if len(text) <= RESULT_MAX_CHARS else text[: RESULT_MAX_CHARS - 1] + "…"
 
 

@@ -20,7 +20,6 @@ from headrace.jobs import US_PER_S, State, iso
 from headrace.messages import arguments_repr
 from headrace.scripts import Command
 from workers.events import (
-    Event,
     EventLog,
     Failed,
     Received,
@@ -39,6 +38,7 @@ from workers.ledger import CANCELLED, FENCED, PUT_OFF
 EVENTS_S: Final = 0.1
 #: ... or as soon as there are this many.
 EVENTS_MAX: Final = 1000
+NEVER: Final = float("inf")
 NOT_YET: Final = (None, None)
 _encode: Final = msgspec.json.encode
 
@@ -78,7 +78,7 @@ class Reporter:
         # Jobs whose start was told, by token, with when their batch ended and how long it ran. Only
         # of these is the end told, so that a monitor sees no job without a name.
         self._told: dict[str, tuple[float | None, float | None]] = {}
-        self.events_at = float("inf")
+        self.events_at = NEVER
 
     @property
     def _listening(self) -> bool:
@@ -96,11 +96,13 @@ class Reporter:
         celery_state.total_count[keys.TASK_NAME] += len(batch.items)
         if not self._listening:
             return
+        head, add = self._log.head, self._log.events.append
         for item in batch.items:
             started_s = item.dispatched_epoch_s
             self._told[item.token] = NOT_YET
             self._received(item, started_s - (item.dispatched_at - item.claimed_at))
-            self._add(Started(*self._log.head(item.id, started_s)))
+            add(Started(*head(item.id, started_s)))
+        self._due()
 
     def finished(self, batch: Batch, settlements: Iterable[Settlement]) -> None:
         """A batch left its model process; without settlements its jobs went back to the queue."""
@@ -111,30 +113,31 @@ class Reporter:
 
     def settled(self, lane: Lane, settlements: Sequence[Settlement], codes: Sequence[Any]) -> None:
         """Redis has answered how these jobs of the lane, which still holds them, have ended."""
-        listening = self._listening
+        listening, now_s = self._listening, time.time()
         for settlement, code in zip(settlements, codes, strict=True):
-            ended = self._told.pop(settlement.token, None)
-            if int(code) == FENCED:
+            told = self._told.pop(settlement.token, None)
+            if int(code) == FENCED or (told is None and not listening):
                 continue
             item = lane.held.get(settlement.id)
-            if listening and item is not None and not item.dispatched_at:
+            if told is None and item is not None and not item.dispatched_at:
                 # Refused, expired or put off as soon as it was claimed.
-                self._received(item, time.time())
-                ended = NOT_YET
-            event = self._ending(settlement, int(code), *ended) if ended is not None else None
-            if event is not None:
-                self._add(event)
+                self._received(item, now_s)
+                told = NOT_YET
+            if told is not None:
+                self._ended(settlement, int(code), *told)
+        self._due()
 
     def released(self, items: Sequence[Item], outcomes: Sequence[Any]) -> None:
         """Redis has answered what became of jobs that were given back."""
         for item, outcome in zip(items, outcomes, strict=True):
-            if self._told.pop(item.token, None) is None:
-                continue
-            if outcome == b"cancelled":
-                self._add(Revoked(*self._log.head(item.id), terminated=True))
-            elif outcome == b"dead":
+            told = self._told.pop(item.token, None)
+            head = self._log.head(item.id, time.time())
+            if told is not None and outcome == b"cancelled":
+                self._log.events.append(Revoked(*head, terminated=True))
+            elif told is not None and outcome == b"dead":
                 lost = "ReplicaLost('its model process died each time that it ran alone')"
-                self._add(Failed(*self._log.head(item.id), lost, None))
+                self._log.events.append(Failed(*head, lost, None))
+        self._due()
 
     def _received(self, item: Item, epoch_s: float) -> None:
         message = item.message
@@ -146,33 +149,37 @@ class Reporter:
             eta, expires = _iso(message.eta_s), _iso(message.expires_s)
         head = self._log.head(item.id, epoch_s)
         retries = item.attempts - 1
-        self._add(Received(*head, keys.TASK_NAME, "()", shown, root, parent, retries, eta, expires))
+        self._log.events.append(
+            Received(*head, keys.TASK_NAME, "()", shown, root, parent, retries, eta, expires)
+        )
 
-    def _ending(
+    def _ended(
         self, settlement: Settlement, code: int, ended_s: float | None, runtime_s: float | None
-    ) -> Event | None:
-        head = self._log.head(settlement.id, ended_s)
+    ) -> None:
+        head, add = self._log.head(settlement.id, ended_s or time.time()), self._log.events.append
         if code == CANCELLED or settlement.state == State.CANCELLED:
             # A worker itself ends as cancelled only what has not run.
-            return Revoked(*head, terminated=settlement.state != State.CANCELLED)
-        if code == PUT_OFF:
+            add(Revoked(*head, terminated=settlement.state != State.CANCELLED))
+        elif code == PUT_OFF:
             # Without an error it only waits for its eta.
-            return Retried(*head, *_error(settlement)) if settlement.value else None
-        if settlement.state == State.SUCCEEDED:
+            if settlement.value:
+                add(Retried(*head, *_error(settlement)))
+        elif settlement.state == State.SUCCEEDED:
             kind = str(settlement.value) if settlement.extra == keys.F.RESULT_TYPE else ""
-            return Succeeded(*head, result_text(settlement.meta, kind), runtime_s)
-        return Failed(*head, *_error(settlement))
+            add(Succeeded(*head, result_text(settlement.meta, kind), runtime_s))
+        else:
+            add(Failed(*head, *_error(settlement)))
 
-    def _add(self, event: Event) -> None:
-        if not len(self._log):
+    def _due(self) -> None:
+        if self._log.events and self.events_at == NEVER:
             self.events_at = time.monotonic() + EVENTS_S
-        self._log.add(event)
 
     def events(self, now: float) -> list[Command]:
         """The events that are to leave now, as one publication."""
-        if not len(self._log) or (now < self.events_at and len(self._log) < EVENTS_MAX):
+        waiting = len(self._log.events)
+        if not waiting or (now < self.events_at and waiting < EVENTS_MAX):
             return []
-        self.events_at = float("inf")
+        self.events_at = NEVER
         return [("PUBLISH", self._channel, self._log.message())]
 
     def states(self, lanes: list[Lane]) -> list[Command]:
@@ -198,7 +205,7 @@ class Reporter:
         return [
             ("DEL", keys.worker(self.owner)),
             ("ZREM", keys.WORKERS, self.owner),
-            *self.events(float("inf")),
+            *self.events(NEVER),
         ]
 
 

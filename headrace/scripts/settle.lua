@@ -49,6 +49,12 @@ local function settle(i, id, r)
   else
     redis.call('HSET', job, 's', state, 'en', NOW, 'b', ARGV[i + 4], 'tm', ARGV[i + 5])
   end
+  if state == 'x' then
+    -- It was claimed, but never started.
+    redis.call('HDEL', job, 'st')
+    redis.call('HSET', job, 'a', math.max(0, (tonumber(r[7] or '0') or 0) - 1))
+    r[6], r[7] = '', whole(math.max(0, (tonumber(r[7] or '0') or 0) - 1))
+  end
   redis.call('EXPIRE', job, ttl)
   if meta ~= '' then
     redis.call('SET', META .. id, meta, 'EX', ttl)

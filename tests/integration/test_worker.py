@@ -139,6 +139,7 @@ def test_expired_and_delayed_jobs(client: Client, tmp_path: Path) -> None:
     (expired,) = client.submit("tricky", 2, countdown=1.2, expires=0.5)
     (job,) = client.wait(expired)
     assert job.state is State.EXPIRED
+    assert (job.attempts, job.started_us) == (0, 0)
     assert runs(tmp_path)[expired] == 0
 
 

@@ -22,7 +22,7 @@ from workers.ledger import Ledger
 from workers.publisher import DISCONNECTED
 from workers.replica import Replica
 from workers.reporter import Reporter
-from workers.wake import Wake
+from workers.wake import POLL_S, Wake
 
 logger = logging.getLogger(__name__)
 
@@ -255,7 +255,8 @@ class Consumer:
                         lane.backlog = max(lane.backlog, 1)
             if any(lane.claimable for lane in self.lanes):
                 return self._top_up_at - now
-        return min(self._moments(now)) - now
+        until = min(self._moments(now))
+        return (min(until, now + POLL_S) if self._wake.polls else until) - now
 
     @staticmethod
     def _wants_wake(lane: Lane, now: float) -> bool:

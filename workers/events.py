@@ -21,7 +21,7 @@ BINARY_RESULT: Final = b'{"__type__": "base64", "__value__": ""}'
 _encode: Final = msgspec.json.encode
 
 
-class Event(msgspec.Struct, tag_field="type"):
+class Event(msgspec.Struct, tag_field="type", gc=False):
     """What every event says of a job.
 
     Attributes:

@@ -7,6 +7,7 @@ consumer's selector; nothing is read again until the consumer is about to sleep 
 
 from __future__ import annotations
 
+import logging
 from typing import Any, Final
 
 import redis
@@ -20,6 +21,10 @@ from redis.exceptions import (
     TimeoutError as RedisTimeoutError,
 )
 
+logger = logging.getLogger(__name__)
+
+#: How often the lengths are read where the server does not push, in seconds.
+POLL_S: Final = 0.05
 DISCONNECTED: Final = (RedisConnectionError, RedisTimeoutError, OSError)
 
 
@@ -36,6 +41,8 @@ class Wake:
         self._commands = [(command, key) for key, command in keys]
         self._connection: Any = None
         self._armed = False
+        #: The server knows no tracking: nothing is pushed, and the lengths are to be read again.
+        self.polls = False
 
     @property
     def armed(self) -> bool:
@@ -46,19 +53,31 @@ class Wake:
         """Connect and ask for tracking.
 
         Raises:
-            redis.RedisError, OSError: Redis does not answer, or refuses tracking.
+            redis.RedisError, OSError: Redis does not answer.
         """
         connection: Any = self._client.connection_pool.get_connection()
         try:
             connection._parser.set_invalidation_push_handler(self._invalidated)
-            connection.send_command("CLIENT", "TRACKING", "ON")
-            connection.read_response()
+            self.polls = not self._track(connection)
         except BaseException:
             connection.disconnect()
             self._client.connection_pool.release(connection)
             raise
         self._connection = connection
         self._armed = False
+
+    @staticmethod
+    def _track(connection: Any) -> bool:
+        connection.send_command("CLIENT", "TRACKING", "ON")
+        try:
+            connection.read_response()
+        except ResponseError as error:
+            logger.warning(
+                "Redis refuses CLIENT TRACKING, so new jobs are looked for every %d ms: %s",
+                POLL_S * 1000, error,
+            )  # fmt: skip
+            return False
+        return True
 
     def close(self) -> None:
         """Drop the connection."""
@@ -79,7 +98,7 @@ class Wake:
             RedisConnectionError, RedisTimeoutError, OSError: the connection is closed.
         """
         try:
-            self._armed = True
+            self._armed = not self.polls
             connection = self._connection
             connection.send_packed_command(connection.pack_commands(self._commands))
             lengths = [self._length(connection) for _ in self._commands]

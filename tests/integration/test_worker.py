@@ -16,7 +16,7 @@ import pytest
 
 from headrace import keys
 from headrace.jobs import State
-from tests.harness.redis_servers import RedisServer
+from tests.harness.redis_servers import RedisServer, redis_server
 from tests.harness.wait import wait_until
 from tests.harness.worker import HANDLERS, Client, Worker, celery_worker, write_models
 
@@ -296,6 +296,21 @@ def test_a_model_that_cannot_be_loaded_leaves_the_rest_serving_and_says_why(
         client._call("cancel", keys.QUEUE_PREFIX, stuck)
         client.redis.delete(keys.queue_name("tricky"), keys.job(stuck))
         client.redis.delete(keys.tomb(keys.queue_name("tricky")))
+
+
+def test_a_server_that_refuses_tracking_is_served_by_looking(tmp_path: Path) -> None:
+    path = models(tmp_path)
+    with (
+        redis_server("redis7", "--rename-command", "CLIENT", "") as server,
+        celery_worker(server.url, path, tmp_path) as running,
+        Client(server.url, path) as client,
+    ):
+        running.wait_ready("echo")
+        for n in range(5):
+            (job_id,) = client.submit("echo", n)
+            (job,) = client.wait(job_id)
+            assert job.state is State.SUCCEEDED
+        assert "refuses CLIENT TRACKING" in running.log
 
 
 def test_an_idle_worker_is_woken_by_a_push(client: Client) -> None:

@@ -6,12 +6,8 @@ import base64
 import json
 import pickle
 import re
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -20,78 +16,21 @@ import pytest
 from celery import Celery, Signature, chain, chord, group
 from celery.exceptions import TaskRevokedError
 from celery.exceptions import TimeoutError as CeleryTimeoutError
-from celery.result import AsyncResult
 
 from headrace import errors, keys
 from headrace.jobs import State, new_id
-from tests.harness.celery_client import GET_TIMEOUT_S, raw_message, send, stock_client
-from tests.harness.redis_servers import leaked_keys, redis_server
+from tests.harness.celery_client import GET_TIMEOUT_S, raw_message, send, state_of
+from tests.harness.deployment import Deployment, deployment
 from tests.harness.wait import wait_until
-from tests.harness.worker import HANDLERS, ROOT, Client, Worker, celery_worker, write_models
+from tests.harness.worker import ROOT
 
-TRICKY = f"{HANDLERS / 'tricky.py'}:Tricky"
-GATED = f"{HANDLERS / 'gated.py'}:Gated"
 QUEUE = keys.queue_name("tricky")
-
-
-@dataclass
-class Deployment:
-    """One worker, and both kinds of client."""
-
-    url: str
-    folder: Path
-    worker: Worker
-    ours: Client
-    app: Celery
-
-    def runs(self) -> list[str]:
-        """Ids in the order in which the models tricky and one have run them."""
-        log = self.folder / "runs.log"
-        return [line.split()[0] for line in log.read_text().splitlines()] if log.exists() else []
-
-    def letters(self, model: str = "tricky") -> list[str]:
-        """The dead letters of a model's queue."""
-        return [
-            raw.decode() for raw in self.ours.redis.zrange(keys.dead(keys.queue_name(model)), 0, -1)
-        ]
-
-    @contextmanager
-    def busy(self) -> Iterator[list[AsyncResult[Any]]]:
-        """The model `one` runs the first of these two jobs, and has claimed the second."""
-        gate = self.folder / new_id()
-        blockers = [send(self.app, "one", {"until": str(gate)}) for _ in range(2)]
-        try:
-            wait_until(lambda: blockers[0].id in self.runs(), "the model is busy")
-            wait_until(lambda: self.ours.redis.llen("headrace.one") == 0, "one more is claimed")
-            yield blockers
-        finally:
-            gate.touch()
-
-    def record_exists(self, job_id: str) -> bool:
-        return bool(self.ours.redis.exists(keys.job(job_id)))
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    folder = tmp_path_factory.mktemp("interop")
-    log = {"log": str(folder / "runs.log")}
-    path = write_models(
-        folder,
-        tricky={"handler": TRICKY, "max_batch_size": 8, "timeout_s": 30, "options": log},
-        one={"handler": GATED, "max_batch_size": 1, "max_retries": 1, "options": log},
-        echo={"handler": "echo"},
-    )
-    environ = {"HEADRACE_MAX_DELIVERIES": "1"}
-    with (
-        redis_server() as server,
-        celery_worker(server.url, path, folder, environ=environ) as worker,
-        Client(server.url, path) as ours,
-        stock_client(server.url) as app,
-    ):
-        worker.wait_ready("tricky", "one", "echo")
-        yield Deployment(server.url, folder, worker, ours, app)
-        leaked = leaked_keys(ours.redis)
-    assert not leaked, f"keys without a TTL were left behind: {leaked}"
+    with deployment(tmp_path_factory.mktemp("interop")) as running:
+        yield running
 
 
 @pytest.fixture
@@ -102,10 +41,6 @@ def app(site: Deployment) -> Celery:
 def signature(app: Celery, value: Any, model: str = "tricky") -> Signature[Any]:
     kwargs = {"model": model, "input": value}
     return app.signature("headrace.predict", kwargs=kwargs, queue=keys.queue_name(model))
-
-
-def state_of(result: AsyncResult[Any]) -> str:
-    return str(result.state)
 
 
 # The rows of the table, in its order.
@@ -405,146 +340,39 @@ def test_revoke(app: Celery, site: Deployment) -> None:
 
 
 def test_what_stands_in_no_models_queue_is_left_alone(app: Celery, site: Deployment) -> None:
-    pops: list[str] = []
-    stop = threading.Event()
+    lines: list[str] = []
+    watching, stop = threading.Event(), threading.Event()
 
     def watch() -> None:
         with site.ours.redis.monitor() as monitor:
             watching.set()
             for command in monitor.listen():
-                pops.append(command["command"])
+                lines.append(command["command"])
                 if stop.is_set():
                     return
 
-    watching = threading.Event()
     watcher = threading.Thread(target=watch)
     watcher.start()
-    assert watching.wait(5)
-    site.ours.redis.lpush("celery", raw_message("theirs", "[[], {}, null]"))
-    for priority in (0, 3, 6, 9):
-        assert (
-            send(app, "tricky", priority, priority=priority).get(timeout=GET_TIMEOUT_S) == priority
-        )
-    site.ours.wait(*site.ours.submit("echo", *range(50)))
-    wait_until(lambda: any("BRPOP" in line for line in pops), "Celery's own consumer waits")
-    stop.set()
-    site.ours.redis.ping()
-    watcher.join(5)
+    try:
+        assert watching.wait(5)
+        site.ours.redis.lpush("celery", raw_message("theirs", "[[], {}, null]"))
+        for step in (0, 3, 6, 9):
+            assert send(app, "tricky", step, priority=step).get(timeout=GET_TIMEOUT_S) == step
+        site.ours.wait(*site.ours.submit("echo", *range(50)))
+        wait_until(lambda: any("BRPOP" in line for line in lines), "Celery's own consumer waits")
+    finally:
+        stop.set()
+        site.ours.redis.ping()
+        watcher.join(5)
     assert site.ours.redis.llen("celery") == 1
     site.ours.redis.delete("celery")
     taking = re.compile(r"^(BRPOP|BLPOP|RPOP|LPOP|BLMOVE|LMOVE|RPOPLPUSH|BRPOPLPUSH|LMPOP|BLMPOP) ")
-    taken = {word for line in pops if taking.match(line) for word in line.split()[1:]}
+    taken = {word for line in lines if taking.match(line) for word in line.split()[1:]}
     assert any("headrace:control" in word for word in taken), "the pattern sees pops"
     assert not [word for word in taken if word.startswith(("headrace.", "celery"))], taken
 
 
-# Not rows: what a client without our package sees, and jobs of ours on a stock worker.
-
-OUTSIDER = """
-import json, sys
-from celery import Celery
-url, ids = sys.argv[1], sys.argv[2:]
-app = Celery(broker=url, backend=url)
-sent = app.send_task(
-    "headrace.predict", kwargs={"model": "echo", "input": [1]}, queue="headrace.echo"
-)
-seen = [["sent", sent.get(timeout=20)]]
-for id in ids:
-    result = app.AsyncResult(id)
-    try:
-        seen.append([result.get(timeout=20)])
-    except Exception as error:
-        kinds = [cls.__module__ + "." + cls.__name__ for cls in type(error).__mro__[:2]]
-        seen.append([kinds, [str(arg) for arg in error.args], result.state, bool(result.traceback)])
-assert not [name for name in sys.modules if name.startswith("headrace")], "our package was imported"
-print(json.dumps(seen))
-app.backend.result_consumer.stop()
-"""
-
-
-def test_a_client_without_our_package_sees_type_and_message(app: Celery, site: Deployment) -> None:
-    failed = send(app, "tricky", {"do": "raise", "n": 3})
-    expired = send(app, "tricky", 1, countdown=0.3, expires=0.1)
-    crashed = send(app, "tricky", {"do": "exit"})
-    revoked = send(app, "tricky", 1, countdown=60)
-    wait_until(lambda: site.record_exists(revoked.id), "a worker has parked it")
-    app.control.revoke(revoked.id)
-    ids = [result.id for result in (failed, expired, crashed, revoked)]
-    with pytest.raises(errors.ReplicaLost):
-        crashed.get(timeout=GET_TIMEOUT_S)
-    # Isolated: neither the working directory nor PYTHONPATH is on the path.
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", OUTSIDER, site.url, *ids],
-        capture_output=True, text=True, timeout=60, cwd="/", check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    base = "celery.exceptions"
-    assert json.loads(done.stdout) == [
-        ["sent", [1]],
-        [
-            [f"{base}.HandlerError", "builtins.Exception"],
-            ["ValueError: cannot do 3"], "FAILURE", True,
-        ],
-        [
-            [f"{base}.JobExpired", "builtins.Exception"],
-            ["the job was not started before its `expires`"], "FAILURE", False,
-        ],
-        [
-            [f"{base}.ReplicaLost", "builtins.Exception"],
-            ["the model process died each of the 1 times that it ran this input alone"],
-            "FAILURE", False,
-        ],
-        [[f"{base}.TaskRevokedError", f"{base}.TaskError"], ["cancelled"], "REVOKED", False],
-    ]  # fmt: skip
-    assert crashed.id in site.letters()
-
-
-def test_states_and_expiry_of_results(app: Celery, site: Deployment) -> None:
-    with site.busy() as (result, _):
-        assert state_of(result) == "PENDING"
-    assert result.get(timeout=GET_TIMEOUT_S)
-    assert state_of(result) == "SUCCESS"
-    assert 86400 - 60 < site.ours.redis.ttl(keys.meta(result.id)) <= 86400
-    (quick,) = site.ours.submit("one", 1, result_ttl=7)
-    assert app.AsyncResult(quick).get(timeout=GET_TIMEOUT_S) == 1
-    assert 0 < site.ours.redis.ttl(keys.meta(quick)) <= 7
-    result.forget()
-    assert state_of(result) == "PENDING"
-    assert site.ours.job(result.id).state is State.SUCCEEDED
-
-
-def test_a_stock_worker_that_has_the_task_runs_our_jobs(site: Deployment, tmp_path: Path) -> None:
-    (tmp_path / "elsewhere.py").write_text(
-        "import os\n"
-        "from celery import Celery\n"
-        "app = Celery(broker=os.environ['URL'], backend=os.environ['URL'])\n"
-        "@app.task(name='headrace.predict')\n"
-        "def predict(model, input):\n"
-        "    return [model, input]\n"
-    )
-    catalogue = write_models(tmp_path, elsewhere={"handler": "echo"})
-    value = {"x": [1, "é"], "big": 123456789012345678}
-    with Client(site.url, catalogue) as ours:
-        ids = ours.submit("elsewhere", value) + ours.submit("elsewhere", 2, priority=5)
-        command = [
-            sys.executable, "-m", "celery", "-A", "elsewhere", "worker", "-P", "solo",
-            "-Q", "headrace.elsewhere", "--without-gossip", "--without-mingle",
-            "--without-heartbeat",
-        ]  # fmt: skip
-        with (tmp_path / "log").open("wb") as log:
-            stock = subprocess.Popen(
-                command, cwd=tmp_path, stdout=log, stderr=log,
-                env={"URL": site.url, "PATH": "/usr/bin:/bin", "PYTHONPATH": str(tmp_path)},
-            )  # fmt: skip
-        try:
-            results = [site.app.AsyncResult(job_id).get(timeout=GET_TIMEOUT_S) for job_id in ids]
-            assert results == [["elsewhere", value], ["elsewhere", 2]]
-            # It knows nothing of our records: to the API the job still waits.
-            assert ours.job(ids[0]).state is State.QUEUED
-        finally:
-            stock.terminate()
-            stock.wait(20)
-        ours.redis.delete(*map(keys.job, ids))
+# Not a row:
 
 
 def test_each_row_of_the_table_has_its_test() -> None:
@@ -556,5 +384,5 @@ def test_each_row_of_the_table_has_its_test() -> None:
     assert all(named), [row for row, tests in zip(rows, named, strict=True) if not tests]
     flat = [name for names in named for name in names]
     assert len(flat) == len(set(flat)), "a test stands in two rows"
-    source = Path(__file__).read_text("utf-8").partition("# Not rows:")[0]
+    source = Path(__file__).read_text("utf-8").partition("# Not a row:")[0]
     assert set(flat) == set(re.findall(r"^def (test_\w+)", source, re.MULTILINE))

@@ -21,6 +21,8 @@ A queue's own (no TTL; all but the last three are empty when the queue is idle):
     hr:dead:<queue>                 zset    dead letter -> when it died; until purged
     hr:letter:<queue>:<dead letter> hash    reason, raw, at, error; until purged
 
+Celery's own consumer listens on `headrace:control` alone, which no model's queue can be called.
+
 Shared::
 
     hr:token                        string  no TTL; the fence, one number per claim of a job

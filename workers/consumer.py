@@ -307,7 +307,7 @@ class Consumer:
                 replica.kill() if replica.batch is not None else replica.stop()
             for batch in unfinished:
                 self._ledger.release(lane, batch.items, "free")
-        for command in self._reporter.offline():
+        for command in (*self._reporter.states(self.lanes), *self._reporter.offline()):
             self._ledger.say(command)
         while self._ledger.busy and self._ledger.connected:
             self._ledger.flush(time.monotonic())

@@ -31,8 +31,6 @@ ANSWER_MAX_S: Final = 5.0
 RECONNECT_MIN_S: Final = 0.05
 RECONNECT_MAX_S: Final = 2.0
 SWEEP_MAX_JOBS: Final = 500
-#: The result of a message that is refused at its claim is kept this long, in seconds.
-REFUSED_TTL_S: Final = 86400
 #: What settle.lua answers: the job is another's by now, it ended as cancelled, it was put off.
 FENCED: Final = 0
 CANCELLED: Final = 3
@@ -49,11 +47,13 @@ class Limits:
         lease_ttl_s: how long a lease lasts without renewal.
         max_deliveries: how many model processes a job may take with it while it runs alone.
         drain_timeout_s: how long a stop waits for running batches.
+        result_ttl_s: how long results are kept of jobs that a stock client sent.
     """
 
     lease_ttl_s: float
     max_deliveries: int
     drain_timeout_s: float
+    result_ttl_s: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,17 +160,17 @@ class Ledger:
         """Ask for up to `count` jobs; what will not run is settled at once."""
 
         def claimed(reply: Any, now: float) -> None:
-            lane.claiming = 0
+            lane.claiming -= count
             self.settle(lane, lane.accept(reply, now))
 
         def refused() -> None:
-            lane.claiming = 0
+            lane.claiming -= count
 
         lane.backlog = 0
-        lane.claiming = count
+        lane.claiming += count
         self._say(
             lane, "claim", lane.model.name, lane.model.version, count, CLAIM_MAX_BYTES,
-            self._lease_us, self.owner, keys.TASK_NAME, REFUSED_TTL_S, handle=claimed,
+            self._lease_us, self.owner, keys.TASK_NAME, self.limits.result_ttl_s, handle=claimed,
             refused=refused,
         )  # fmt: skip
 

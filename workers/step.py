@@ -99,7 +99,12 @@ def build_consumer(worker: Any, settings: Settings, catalog: Catalog, redis_url:
         partial(take_ticks, worker.app.clock),
         lambda: getattr(getattr(worker, "consumer", None), "event_dispatcher", None),
     )
-    limits = Limits(settings.lease_ttl_s, settings.max_deliveries, settings.drain_timeout_s)
+    limits = Limits(
+        settings.lease_ttl_s,
+        settings.max_deliveries,
+        settings.drain_timeout_s,
+        settings.result_ttl_s,
+    )
     ledger = Ledger(owner, Publisher(client), limits, reporter)
     return Consumer(lanes, ledger, Wake(client, watched_keys(lanes)), reporter)
 

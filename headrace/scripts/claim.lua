@@ -1,6 +1,6 @@
 -- Claim up to N messages of one queue, best priority first, leased in the same call.
 -- KEYS: the queue's (see _lib.lua). ARGV: 1 queue, 2 model, 3 version, 4 max jobs, 5 max bytes, 6 lease in us, 7 owner,
---       8 task name, 9 TTL in s of the result of what is refused.
+--       8 task name, 9 TTL in s of the result of what is refused, or has no record yet.
 -- Returns {now, left in the lists, refused, then per job: raw, id, token, created or '', attempts, alone, ttl}.
 -- Phase 1 only reads. Whatever can be wrong with a message is found there, so that nothing fails after the
 -- first write and no message is popped without being leased, buried or known to be ended.
@@ -142,7 +142,7 @@ local function lease(j, leases, helds)
     redis.call('HSET', JOB .. id, 's', 'r', 't', fence, 'o', owner, 'a', attempts, 'st', NOW)
   else
     redis.call('HSET', JOB .. id, 's', 'r', 't', fence, 'o', owner, 'a', attempts, 'st', NOW,
-      'm', model, 'v', version, 'c', NOW, 'p', STEPS[j[3]])
+      'm', model, 'v', version, 'c', NOW, 'p', STEPS[j[3]], 'l', ARGV[9])
   end
   local a = #answer
   answer[a + 1], answer[a + 2], answer[a + 3], answer[a + 4] = raw, id, fence, r[3] or ''

@@ -116,7 +116,7 @@ def redis_server(flavour: str = "valkey9", *arguments: str) -> Iterator[RedisSer
 #: Keys that live as long as their queue, and are empty or small when it is idle.
 PERMANENT_PREFIXES = (
     "hr:count:", "hr:token", "hr:workers", "hr:dead:", "hr:letter:", "hr:stats:",
-    "_kombu.binding.", "headrace.control",
+    "_kombu.binding.", "headrace:control",
 )  # fmt: skip
 
 

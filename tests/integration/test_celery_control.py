@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Iterator
@@ -215,6 +216,10 @@ def test_revoke_says_what_it_did(site: Site) -> None:
     assert site.ours.job(ids[1]).state is State.SUCCEEDED
 
 
+def _without_repeats(kinds: list[str]) -> list[str]:
+    return [kind for kind, _ in itertools.groupby(kinds)]
+
+
 def test_each_ending_is_told_in_order(site: Site) -> None:
     with Events(site.app) as events:
         bad = send(site.app, "gated", {"do": "raise", "n": 3})
@@ -228,8 +233,9 @@ def test_each_ending_is_told_in_order(site: Site) -> None:
     assert events.kinds(bad.id) == [*attempt, "failed"]
     assert events.kinds(retried.id) == [*attempt, "retried", *attempt, "failed"]
     assert events.kinds(refused.id) == ["received", "failed"]
-    assert events.kinds(late.id) == ["received", "received", "failed"]
-    assert events.kinds(delayed.id) == ["received", *attempt, "succeeded"]
+    # Received once before its eta and once after; a worker that was late receives it once.
+    assert _without_repeats(events.kinds(late.id)) == ["received", "failed"]
+    assert _without_repeats(events.kinds(delayed.id)) == [*attempt, "succeeded"]
     received, _, failed = events.of(bad.id)
     assert received["kwargs"] == "{'model': 'gated', 'input': '<json, 23 bytes>'}"
     assert (received["name"], received["hostname"]) == ("headrace.predict", NODE)

@@ -132,9 +132,9 @@ def test_priority(app: Celery, site: Deployment) -> None:
 
 
 def test_countdown_and_eta(app: Celery, site: Deployment) -> None:
-    delay = timedelta(seconds=0.7)
+    delay = timedelta(seconds=3)
     at = datetime.now(UTC) + delay
-    later = [send(app, "tricky", 1, countdown=0.7), send(app, "tricky", 1, eta=at)]
+    later = [send(app, "tricky", 1, countdown=3), send(app, "tricky", 1, eta=at)]
     parked = keys.delayed(QUEUE)
     wait_until(lambda: site.ours.redis.zcard(parked) == 2, "both wait in Redis, in no worker")
     assert [state_of(result) for result in later] == ["PENDING", "PENDING"]

@@ -156,6 +156,7 @@ def test_inspect_tells_the_truth_while_a_batch_runs(site: Site) -> None:
 
 
 def test_heartbeats_count_running_jobs(site: Site) -> None:
+    site.control("enable_events")
     with Events(site.app) as events:
         with site.busy(count=4):
             wait_until(
@@ -221,6 +222,7 @@ def _without_repeats(kinds: list[str]) -> list[str]:
 
 
 def test_each_ending_is_told_in_order(site: Site) -> None:
+    site.control("enable_events")
     with Events(site.app) as events:
         bad = send(site.app, "gated", {"do": "raise", "n": 3})
         retried = send(site.app, "gated", {"do": "transient"})
@@ -247,6 +249,7 @@ def test_each_ending_is_told_in_order(site: Site) -> None:
 
 
 def test_a_cancelled_job_is_told_as_revoked_and_its_batch_mates_as_succeeded(site: Site) -> None:
+    site.control("enable_events")
     with Events(site.app) as events:
         with site.busy(count=4) as ids:
             seen_s = time.monotonic()
@@ -264,6 +267,7 @@ def test_a_cancelled_job_is_told_as_revoked_and_its_batch_mates_as_succeeded(sit
 
 
 def test_under_load_each_jobs_events_come_in_order(site: Site) -> None:
+    site.control("enable_events")
     with Events(site.app) as events:
         ids = site.ours.submit("echo", *range(500))
         events.wait_for("succeeded", *ids)
@@ -279,6 +283,7 @@ def test_under_load_each_jobs_events_come_in_order(site: Site) -> None:
 
 
 def test_after_a_restart_of_redis_control_heartbeats_and_events_go_on(site: Site) -> None:
+    site.control("enable_events")
     url = site.worker.redis_url
     with site.busy() as ids:
         site.server.stop()

@@ -273,7 +273,9 @@ class Consumer:
         else:
             moments.append(self._ledger.reconnect_at)
         for lane in self.lanes:
-            moments += [at for at in (lane.hold_until, lane.next_due_at) if at is not None]
+            # A hold is over only for a replica that can take the batch.
+            hold_until = lane.hold_until if lane.idle else None
+            moments += [at for at in (hold_until, lane.next_due_at) if at is not None]
             for replica in lane.replicas:
                 if replica.batch is not None:
                     moments.append(replica.batch.deadline)

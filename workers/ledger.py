@@ -121,7 +121,6 @@ class Ledger:
         """Connect, and take up where the outage began; False (and a later try) if Redis is away."""
         try:
             self._publisher.connect()
-            (server,) = self._publisher.exchange([("INFO", "server")])
         except (*DISCONNECTED, RedisError) as error:
             self.lost(now, error)
             return False
@@ -129,7 +128,7 @@ class Ledger:
         # Workers cut off by the same outage need one lease's time to renew theirs, so nothing is
         # reaped before one lease_ttl after this connection, and so after the server's own start.
         self._reap_after = now + self.limits.lease_ttl_s
-        logger.info("connected to Redis, up for %d s", _uptime_s(server))
+        logger.info("connected to Redis")
         if self._claim_lost:
             for lane in lanes:
                 lane.claiming = 0
@@ -246,6 +245,8 @@ class Ledger:
             lane.next_due_at = at + int(reply[2]) / US_PER_S if int(reply[2]) >= 0 else None
             lane.backlog = max(lane.backlog, int(reply[3]))
 
+        # Told anew by the answer; left as it is, it would ask again in each turn until then.
+        lane.next_due_at = None
         reap = int(now >= self._reap_after)
         self._say(lane, "sweep", reap, self.limits.max_deliveries, SWEEP_MAX_JOBS, handle=swept)
 
@@ -323,12 +324,3 @@ class Ledger:
         # about is held no longer: its lease runs out, and it is run again.
         logger.error("Redis refused a call: %s", error)
         call.refused()
-
-
-def _uptime_s(server: Any) -> int:
-    text = server.decode() if isinstance(server, bytes) else str(server)
-    for line in text.splitlines():
-        name, _, value = line.partition(":")
-        if name == "uptime_in_seconds":
-            return int(value)
-    return 0

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from celery import Celery
 
 from tests.harness.api_server import ApiServer, api_server, catalog
+from tests.harness.deployment import Deployment, deployment
 from tests.harness.redis_servers import RedisServer
 
 BODY_LIMIT_BYTES = 256 * 1024
@@ -25,3 +27,16 @@ def api(_api: ApiServer, redis_db: RedisServer) -> ApiServer:
     """An API over `redis_db`, with the models echo and tiny; one server a test module."""
     assert redis_db.url == _api.redis_url
     return _api
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """One worker and both kinds of client; one deployment a test module."""
+    with deployment(tmp_path_factory.mktemp("interop")) as running:
+        yield running
+
+
+@pytest.fixture
+def app(site: Deployment) -> Celery:
+    """The stock Celery client of the deployment."""
+    return site.app

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,21 +13,9 @@ from celery import Celery
 from headrace import errors, keys
 from headrace.jobs import State
 from tests.harness.celery_client import GET_TIMEOUT_S, send, state_of
-from tests.harness.deployment import Deployment, deployment
+from tests.harness.deployment import Deployment
 from tests.harness.wait import wait_until
 from tests.harness.worker import ROOT, Client, write_models
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    with deployment(tmp_path_factory.mktemp("interop")) as running:
-        yield running
-
-
-@pytest.fixture
-def app(site: Deployment) -> Celery:
-    return site.app
-
 
 OUTSIDER = """
 import json, sys

@@ -7,7 +7,6 @@ import json
 import pickle
 import re
 import threading
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -20,22 +19,11 @@ from celery.exceptions import TimeoutError as CeleryTimeoutError
 from headrace import errors, keys
 from headrace.jobs import State, new_id
 from tests.harness.celery_client import GET_TIMEOUT_S, raw_message, send, state_of
-from tests.harness.deployment import Deployment, deployment
+from tests.harness.deployment import Deployment
 from tests.harness.wait import wait_until
 from tests.harness.worker import ROOT
 
 QUEUE = keys.queue_name("tricky")
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    with deployment(tmp_path_factory.mktemp("interop")) as running:
-        yield running
-
-
-@pytest.fixture
-def app(site: Deployment) -> Celery:
-    return site.app
 
 
 def signature(app: Celery, value: Any, model: str = "tricky") -> Signature[Any]:

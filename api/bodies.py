@@ -14,11 +14,11 @@ import msgspec
 from api.asgi import ClientGone, Request
 from api.multipart import Part, read_parts
 from headrace.errors import InvalidRequest, PayloadTooLarge, UnsupportedMedia
-from headrace.messages import JSON_TYPE, binary_input
+from headrace.media import BINARY_TYPE, JSON_TYPE, image_type, is_json
+from headrace.messages import binary_input
 
 FORM_TYPE: Final = "application/x-www-form-urlencoded"
 MULTIPART_TYPE: Final = "multipart/form-data"
-BINARY_TYPE: Final = "application/octet-stream"
 CONTENT_TYPE_MAX_CHARS: Final = 255
 #: Parts that are taken for the input before the only one is.
 PART_NAMES: Final = ("data", "body")
@@ -26,12 +26,6 @@ PART_NAMES: Final = ("data", "body")
 _MEDIA_TYPE = re.compile(r"[a-z0-9!#$&^_.+-]+/[a-z0-9!#$&^_.+-]+")
 _CHARSET = re.compile(r';\s*charset\s*=\s*"?([^\s";]+)', re.IGNORECASE)
 _UTF8: Final = frozenset({"utf-8", "utf8", "us-ascii", "ascii"})
-_SIGNATURES: Final = (
-    (b"\x89PNG\r\n\x1a\n", "image/png"),
-    (b"\xff\xd8\xff", "image/jpeg"),
-    (b"GIF87a", "image/gif"),
-    (b"GIF89a", "image/gif"),
-)
 _RAW: Final = msgspec.json.Decoder(msgspec.Raw)
 
 
@@ -142,11 +136,6 @@ def media_type(content_type: str) -> str:
     return kind
 
 
-def is_json(kind: str) -> bool:
-    """Whether a media type is JSON."""
-    return kind == JSON_TYPE or kind.endswith("+json")
-
-
 def _refuse_encoding(content_encoding: bytes) -> None:
     if content_encoding.strip().lower() not in (b"", b"identity"):
         shown = content_encoding.decode("latin-1")[:64]
@@ -191,11 +180,9 @@ def _refuse_charset(content_type: str) -> None:
 
 def sniff(body: bytes) -> str:
     """What bytes without a type are, by their beginning, else by whether they are JSON or text."""
-    for signature, kind in _SIGNATURES:
-        if body.startswith(signature):
-            return kind
-    if body[:4] == b"RIFF" and body[8:12] == b"WEBP":
-        return "image/webp"
+    image = image_type(body)
+    if image:
+        return image
     if not body:
         return BINARY_TYPE
     try:

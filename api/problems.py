@@ -18,9 +18,11 @@ from headrace.errors import (
     BY_CODE,
     BrokerError,
     BrokerFull,
+    ClientError,
     HeadraceError,
+    InternalError,
+    PathNotFound,
     QueueFull,
-    RequestError,
 )
 from headrace.jobs import Job, State
 
@@ -32,34 +34,11 @@ BROKER_RETRY_S: Final = 1
 BROKER_FULL_RETRY_S: Final = 5
 
 
-class PathNotFound(RequestError):
-    """The API has no such path."""
-
-    code = "not-found"
-    status = 404
-    title = "Not found"
-
-
-class ModelsNotReady(HeadraceError):
-    """Asked with `?models=all`: some model has no loaded replica."""
-
-    code = "models-not-ready"
-    status = 503
-    retryable = True
-    title = "Models not ready"
-
-
-class InternalError(HeadraceError):
-    """The API has failed; its log has the details under the answer's `id`."""
-
-    code = "internal-error"
-    title = "Internal error"
-
-
 #: Every error that a client can be answered with, by its code.
 PROBLEMS: Final[dict[str, type[HeadraceError]]] = {
-    **{code: cls for code, cls in BY_CODE.items() if code not in ("error", "config-error")},
-    **{cls.code: cls for cls in (PathNotFound, ModelsNotReady, InternalError)},
+    code: cls
+    for code, cls in BY_CODE.items()
+    if code not in ("error", "config-error") and not issubclass(cls, ClientError)
 }
 
 

@@ -10,9 +10,9 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from api.asgi import Reply
-from api.problems import PathNotFound, problem, unexpected
+from api.problems import problem, unexpected
 from api.services import Services
-from headrace.errors import HeadraceError, InvalidRequest, MethodNotAllowed
+from headrace.errors import HeadraceError, InvalidRequest, MethodNotAllowed, PathNotFound
 
 #: Set in the scope of a request whose unforeseen error was logged and answered.
 ANSWERED: Final = "headrace.answered"

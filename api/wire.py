@@ -11,7 +11,7 @@ import msgspec
 
 from api.problems import failure_of
 from headrace.jobs import US_PER_S, Job, State, iso
-from headrace.messages import JSON_TYPE
+from headrace.media import JSON_TYPE
 
 JOBS_PATH: Final = "/api/v1/jobs/"
 REPLICA: Final = "replica"

@@ -4,7 +4,23 @@ Users' handlers and clients import from this package alone. It needs no torch, n
 web framework.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from headrace.handler import Context, Handler, Response
 
+if TYPE_CHECKING:
+    from headrace.client import AsyncClient, Client
+
 __version__ = "0.1.0"
-__all__ = ["Context", "Handler", "Response", "__version__"]
+__all__ = ["AsyncClient", "Client", "Context", "Handler", "Response", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    # The clients bring httpx2, which servers and model processes need not wait for.
+    if name in ("AsyncClient", "Client"):
+        from headrace import client
+
+        return getattr(client, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

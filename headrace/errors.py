@@ -5,6 +5,7 @@
     ├── RequestError                                the request was refused; no job was made
     │   ├── InvalidRequest     invalid-request      400
     │   ├── ModelNotFound      model-not-found      404
+    │   ├── PathNotFound       not-found            404  the API has no such path
     │   ├── JobNotFound        job-not-found        404
     │   ├── MethodNotAllowed   method-not-allowed   405
     │   ├── Conflict           conflict             409
@@ -20,13 +21,20 @@
     │   ├── ReplicaLost        replica-lost         500  its process died each time it ran alone
     │   ├── JobExpired         expired              410  not started in time
     │   └── JobCancelled       cancelled            410
-    └── BrokerError
-        ├── BrokerUnavailable  broker-unavailable   503, retry
-        ├── BrokerFull         broker-full          503, retry  Redis is at its maxmemory
-        └── BrokerUnsupported  broker-unsupported   500  Redis Cluster, or older than 6.2
+    ├── BrokerError
+    │   ├── BrokerUnavailable  broker-unavailable   503, retry
+    │   ├── BrokerFull         broker-full          503, retry  Redis is at its maxmemory
+    │   └── BrokerUnsupported  broker-unsupported   500  Redis Cluster, or older than 6.2
+    ├── ModelsNotReady         models-not-ready     503, retry
+    ├── InternalError          internal-error       500  the API has failed
+    └── ClientError                                 raised by headrace.client itself
+        ├── ServerUnreachable  server-unreachable   nothing answers at the address, retry
+        ├── UnexpectedAnswer   unexpected-answer    what answers there is not Headrace
+        └── WaitTimeout        wait-timeout         not ended in time; the job goes on
 
 `code` is the last part of the problem `type` that the API answers with, and the word that job
-records and Celery results carry; it does not change once released.
+records and Celery results carry; it does not change once released. The client raises these same
+classes for what the API answers and for how a job ended.
 """
 
 from __future__ import annotations
@@ -40,11 +48,18 @@ class HeadraceError(Exception):
     Args:
         message: what was wrong, where, and with which value.
         hint: what to do about it.
+
+    Attributes:
+        code: the word for it. The client sets it on an instance where a newer server says a word
+            that this version does not know; so too `status` and `retryable`.
+        status: the HTTP status of the API's answer.
+        retryable: whether another try can succeed.
+        title: a few words for it.
     """
 
-    code: ClassVar[str] = "error"
-    status: ClassVar[int] = 500
-    retryable: ClassVar[bool] = False
+    code: str = "error"
+    status: int = 500
+    retryable: bool = False
     title: ClassVar[str] = "Error"
 
     def __init__(self, message: str, *, hint: str = "") -> None:
@@ -79,6 +94,14 @@ class ModelNotFound(RequestError):
     code = "model-not-found"
     status = 404
     title = "Model not found"
+
+
+class PathNotFound(RequestError):
+    """The API has no such path."""
+
+    code = "not-found"
+    status = 404
+    title = "Not found"
 
 
 class JobNotFound(RequestError):
@@ -139,7 +162,13 @@ class QueueFull(RequestError):
 
 
 class JobError(HeadraceError):
-    """How an accepted job ended when it did not succeed."""
+    """How an accepted job ended when it did not succeed.
+
+    Attributes:
+        job_id: the job, where the client raises it; else "".
+    """
+
+    job_id: str = ""
 
 
 class InputError(JobError):
@@ -234,6 +263,53 @@ class BrokerUnsupported(BrokerError):
     code = "broker-unsupported"
     status = 500
     title = "Broker unsupported"
+
+
+class ModelsNotReady(HeadraceError):
+    """Asked with `?models=all`: some model has no loaded replica."""
+
+    code = "models-not-ready"
+    status = 503
+    retryable = True
+    title = "Models not ready"
+
+
+class InternalError(HeadraceError):
+    """The API has failed; its log has the details under the answer's `id`."""
+
+    code = "internal-error"
+    title = "Internal error"
+
+
+class ClientError(HeadraceError):
+    """What the client itself raises; no server answers with it."""
+
+
+class ServerUnreachable(ClientError):
+    """Nothing answers at the address, or it stopped answering for longer than was to be borne."""
+
+    code = "server-unreachable"
+    retryable = True
+    title = "Server unreachable"
+
+
+class UnexpectedAnswer(ClientError):
+    """What answers at the address does not speak as Headrace does."""
+
+    code = "unexpected-answer"
+    title = "Unexpected answer"
+
+
+class WaitTimeout(ClientError, TimeoutError):
+    """The job had not ended when the wait was over; it goes on, and can be waited for again.
+
+    Attributes:
+        job_id: the job.
+    """
+
+    code = "wait-timeout"
+    title = "Wait timed out"
+    job_id: str = ""
 
 
 def _tree(root: type[HeadraceError]) -> dict[str, type[HeadraceError]]:

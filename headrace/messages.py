@@ -19,8 +19,8 @@ from headrace import compression
 from headrace.errors import InvalidRequest
 from headrace.jobs import DEFAULT_OPTIONS, JobOptions
 from headrace.keys import TASK_NAME
+from headrace.media import BINARY_TYPE, JSON_TYPE, is_json
 
-JSON_TYPE: Final = "application/json"
 #: A stock client's message may name a model of any length.
 SHOWN_MAX_CHARS: Final = 128
 _encode: Final = msgspec.json.encode
@@ -71,9 +71,9 @@ def decode_input(raw: bytes | msgspec.Raw) -> tuple[Any, str]:
     if value.keys() == {"__type__", "__value__"}:
         kind, text = value["__type__"], value["__value__"]
         if kind == "base64":
-            return _unbase64(text), "application/octet-stream"
+            return _unbase64(text), BINARY_TYPE
         if kind == "bytes" and isinstance(text, str):
-            return text.encode(), "application/octet-stream"
+            return text.encode(), BINARY_TYPE
     return value, JSON_TYPE
 
 
@@ -86,7 +86,7 @@ def _unbase64(text: object) -> bytes:
 
 def _typed(body: bytes, content_type: str) -> tuple[Any, str]:
     kind = content_type.partition(";")[0].strip().lower()
-    if kind == JSON_TYPE or kind.endswith("+json"):
+    if is_json(kind):
         return loads(body), content_type
     if kind.startswith("text/"):
         try:

@@ -8,9 +8,9 @@ from fastapi import APIRouter, Request, Response
 
 from api.asgi import unknown_name
 from api.fleet import ModelStatus
-from api.problems import ModelsNotReady, explain, problem
+from api.problems import explain, problem
 from api.replies import json_response, response_of, services_of
-from headrace.errors import BrokerError, InvalidRequest
+from headrace.errors import BrokerError, InvalidRequest, ModelsNotReady
 
 router = APIRouter(tags=["health"])
 

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from api.asgi import Header, Reply, Request
-from api.bodies import FORM_TYPE, input_of, is_json, media_type, not_json, read_body
+from api.bodies import FORM_TYPE, input_of, media_type, not_json, read_body
 from api.options import OPTION_NAMES, checked, options_from_query, reworded
 from api.problems import problem
 from api.services import Services
@@ -25,6 +25,7 @@ from headrace.errors import (
     UnsupportedMedia,
 )
 from headrace.jobs import DEFAULT_OPTIONS, Job, JobOptions, State, new_id
+from headrace.media import is_json
 from headrace.submission import submission
 
 NOT_YET: Final[Header] = (b"retry-after", b"1")

@@ -1,0 +1,27 @@
+"""The client: submits jobs over HTTP, waits for them and reads their results. Knows no Redis.
+
+    from headrace import Client
+
+    with Client() as client:
+        print(client.result(client.submit("digits", Path("three.png"))))
+
+One core without I/O (calls.py, exchange.py and what they use) is driven by two thin shells:
+`Client` (sync.py) blocks, `AsyncClient` (aio.py) awaits.
+"""
+
+from headrace.client.aio import AsyncClient
+from headrace.client.job import Cancelled, Failure, Job, Model, Queue, Result
+from headrace.client.requests import Options
+from headrace.client.sync import Client
+
+__all__ = [
+    "AsyncClient",
+    "Cancelled",
+    "Client",
+    "Failure",
+    "Job",
+    "Model",
+    "Options",
+    "Queue",
+    "Result",
+]

@@ -1,0 +1,174 @@
+"""The asyncio shell: runs plans on httpx2.AsyncClient."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from functools import wraps
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, overload
+
+import httpx2
+from typing_extensions import override
+
+from headrace.client import calls
+from headrace.client.exchange import Session
+from headrace.client.job import Cancelled, Job
+from headrace.client.shell import Shell, answer_of, broken_by
+from headrace.client.steps import (
+    Answer,
+    Broken,
+    Emit,
+    Pause,
+    Plan,
+    Request,
+    Step,
+    Stream,
+    Take,
+    Taken,
+    taken_from,
+)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _awaiting(
+    plan: Callable[Concatenate[Session, P], Plan[T]],
+) -> Callable[Concatenate[AsyncClient, P], Awaitable[T]]:
+    """A plan as a method."""
+
+    @wraps(plan)
+    async def call(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self.run(plan(self.session, *args, **kwargs))
+
+    return call
+
+
+def _iterating(
+    stream: Callable[Concatenate[Session, P], Stream[T]],
+) -> Callable[Concatenate[AsyncClient, P], AsyncIterator[T]]:
+    """A stream as a method."""
+
+    @wraps(stream)
+    def call(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
+        return self.iterate(stream(self.session, *args, **kwargs))
+
+    return call
+
+
+class AsyncClient(Shell):
+    """What `Client` is, for asyncio: every method is awaited, every iterator is an async one."""
+
+    @override
+    def _open(self, options: dict[str, Any]) -> None:
+        self._http = httpx2.AsyncClient(**options)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections. Jobs are not touched."""
+        await self._http.aclose()
+
+    submit = _awaiting(calls.submit)
+    wait = _awaiting(calls.wait)
+    result = _awaiting(calls.result)
+    submit_many = _iterating(calls.submit_many)
+    jobs = _iterating(calls.jobs)
+    models = _awaiting(calls.models)
+    model = _awaiting(calls.model)
+    queues = _awaiting(calls.queues)
+    ready = _awaiting(calls.ready)
+
+    @overload
+    async def status(self, job: str | Job) -> Job: ...  # type: ignore[overload-overlap]
+    @overload
+    async def status(self, job: Iterable[str | Job]) -> list[Job | None]: ...
+    async def status(self, job: str | Job | Iterable[str | Job]) -> Job | list[Job | None]:
+        """A job as it is now; of several, None stands for what is unknown.
+
+        Raises:
+            JobNotFound: there is none of that id. Not of several.
+        """
+        if isinstance(job, (str, Job)):
+            return await self.run(calls.status(self.session, job))
+        return await self.run(calls.statuses(self.session, job))
+
+    @overload
+    async def cancel(self, job: str | Job) -> Cancelled: ...  # type: ignore[overload-overlap]
+    @overload
+    async def cancel(self, job: Iterable[str | Job]) -> list[Cancelled]: ...
+    async def cancel(self, job: str | Job | Iterable[str | Job]) -> Cancelled | list[Cancelled]:
+        """Cancel a job, or several; what that did.
+
+        Raises:
+            JobNotFound: there is none of that id. Not of several.
+        """
+        if isinstance(job, (str, Job)):
+            return await self.run(calls.cancel(self.session, job))
+        return await self.run(calls.cancel_many(self.session, job))
+
+    async def run(self, plan: Plan[T]) -> T:
+        """Run a plan to its end."""
+        came: object = None
+        while True:
+            try:
+                step = plan.send(came)
+            except StopIteration as ended:
+                value: T = ended.value
+                return value
+            came = await self._perform(step)
+
+    async def iterate(self, stream: Stream[T]) -> AsyncIterator[T]:
+        """Run a stream, and give what it emits."""
+        came: object = None
+        while True:
+            try:
+                step = stream.send(came)
+            except StopIteration:
+                return
+            if isinstance(step, Emit):
+                for item in step.items:
+                    yield item
+                came = None
+            else:
+                came = await self._perform(step)
+
+    async def _perform(self, step: Step) -> Answer | Broken | Taken | None:
+        if isinstance(step, Request):
+            return await self._send(step)
+        if isinstance(step, Pause):
+            await asyncio.sleep(step.seconds)
+            return None
+        return await self._take(step)
+
+    async def _take(self, step: Take) -> Taken:
+        if isinstance(step.source, Iterator):
+            return taken_from(step.source, step)
+        inputs: list[Any] = []
+        late = time.monotonic() + step.within_s
+        try:
+            async for value in step.source:
+                inputs.append(value)
+                if len(inputs) == step.count or time.monotonic() > late:
+                    return Taken(inputs, ended=False)
+        except Exception as error:  # noqa: BLE001 - raised again once its elders' results are out
+            return Taken(inputs, ended=True, error=error)
+        return Taken(inputs, ended=True)
+
+    async def _send(self, request: Request) -> Answer | Broken:
+        try:
+            answer = await self._http.request(**self._arguments(request))
+        except httpx2.TransportError as error:
+            return broken_by(error)
+        return answer_of(answer)

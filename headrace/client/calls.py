@@ -1,0 +1,306 @@
+"""The calls of the client, each a plan that both shells run. See steps.py for what a plan is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterable, Iterable, Sequence
+from datetime import datetime
+from typing import Any, Final
+from urllib.parse import quote
+
+import msgspec
+from typing_extensions import Unpack
+
+from headrace.client.exchange import Session, exchange
+from headrace.client.job import Cancelled, Job, Model, Queue, decode_output
+from headrace.client.problems import decoded, job_error
+from headrace.client.requests import JOBS, JSON_HEADERS, Options, job_line, job_request
+from headrace.client.steps import (
+    Emit,
+    Pause,
+    Plan,
+    Request,
+    Stream,
+    Take,
+    Taken,
+    source_of,
+)
+from headrace.errors import HeadraceError, JobNotFound, RequestError, WaitTimeout
+
+MODELS: Final = "/api/v1/models"
+#: One long poll. The server caps it at its max_wait_s.
+POLL_S: Final = 30.0
+#: A "not yet" that came sooner than this was no wait: the server is stopping, say.
+TOO_SOON_S: Final = 0.5
+PAGE: Final = 1000
+BULK_JOBS: Final = 250
+BULK_WITHIN_S: Final = 0.05
+
+
+class _Page(msgspec.Struct):
+    jobs: list[Job]
+    cursor: str | None = None
+
+
+class _Models(msgspec.Struct):
+    models: list[Model]
+
+
+class _Queues(msgspec.Struct):
+    queues: list[Queue]
+
+
+def submit(
+    session: Session,
+    model: str,
+    input: Any,
+    *,
+    id: str | None = None,
+    idempotency_key: str | None = None,
+    content_type: str | None = None,
+    version: str | None = None,
+    **options: Unpack[Options],
+) -> Plan[Job]:
+    """Submit one job; it is said again, under the same id, until the server has answered.
+
+    Args:
+        session: the server.
+        model: the model's name.
+        input: JSON, str, bytes, a pathlib.Path, a Pillow image or a numpy array.
+        id: the job's id; by default a new one.
+        idempotency_key: the same key gives the same job, instead of an id.
+        content_type: what the input is, where its kind does not say so.
+        version: only for this version of the model.
+        options: priority, expires, countdown, timeout, result_ttl, max_retries, metadata.
+
+    Returns:
+        The job as it was enqueued; where its id or key was known, as it is now.
+
+    Raises:
+        RequestError: it was refused, and no job was made.
+        BrokerError: Redis cannot take it.
+        ServerUnreachable: nothing answers.
+    """
+    body = job_line(model, input, content_type, version, options, id)
+    headers = dict(JSON_HEADERS)
+    if idempotency_key is not None:
+        headers["idempotency-key"] = idempotency_key
+    answer = yield from exchange(session, Request("POST", JOBS, body=body, headers=headers))
+    return decoded(answer, Job)
+
+
+def submit_many(
+    session: Session,
+    model: str,
+    inputs: Iterable[Any] | AsyncIterable[Any],
+    *,
+    content_type: str | None = None,
+    version: str | None = None,
+    **options: Unpack[Options],
+) -> Stream[Job | HeadraceError]:
+    """Submit a job for each input, in order.
+
+    Args:
+        session: the server.
+        model: the model's name.
+        inputs: any number of them; they are taken as there is room.
+        content_type: what every input is, where its kind does not say so.
+        version: only for this version of the model.
+        options: as for `submit`, for every job.
+
+    Yields:
+        For each input its job, or why it was refused.
+    """
+    source = source_of(inputs)
+    while True:
+        taken: Taken = yield Take(source, BULK_JOBS, BULK_WITHIN_S)
+        for value in taken.inputs:
+            try:
+                yield Emit([
+                    (
+                        yield from submit(
+                            session,
+                            model,
+                            value,
+                            content_type=content_type,
+                            version=version,
+                            **options,
+                        )
+                    )
+                ])  # fmt: skip
+            except RequestError as error:
+                yield Emit([error])
+        if taken.error is not None:
+            raise taken.error
+        if taken.ended:
+            return
+
+
+def status(session: Session, job: str | Job) -> Plan[Job]:
+    """A job as it is now.
+
+    Raises:
+        JobNotFound: there is none of that id, or its result_ttl has passed.
+    """
+    answer = yield from exchange(session, job_request("GET", job))
+    return decoded(answer, Job)
+
+
+def statuses(session: Session, jobs: Iterable[str | Job]) -> Plan[list[Job | None]]:
+    """Many jobs as they are now, in order; None where there is none."""
+    found: list[Job | None] = []
+    for job in jobs:
+        try:
+            found.append((yield from status(session, job)))
+        except JobNotFound:
+            found.append(None)
+    return found
+
+
+def wait(session: Session, job: str | Job, timeout_s: float | None = None) -> Plan[Job]:
+    """Wait for a job's end, well or not, also while the server is restarted.
+
+    Args:
+        session: the server.
+        job: the job, or its id.
+        timeout_s: how long; None for as long as it takes.
+
+    Raises:
+        WaitTimeout: it has not ended by then. It goes on, and can be waited for again.
+        JobNotFound: there is none of that id.
+        ServerUnreachable: the server was away for longer than `retry_s`.
+    """
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    while True:
+        started = time.monotonic()
+        poll_s = POLL_S if deadline is None else max(0.0, min(POLL_S, deadline - started))
+        answer = yield from exchange(session, job_request("GET", job, wait_s=poll_s))
+        found = decoded(answer, Job)
+        if found.ended:
+            return found
+        now = time.monotonic()
+        if deadline is not None and now >= deadline:
+            error = WaitTimeout(
+                f"job {found.id} is {found.status} and has not ended within {timeout_s:g} s",
+                hint="It goes on; wait for it again, or ask for its result later.",
+            )
+            error.job_id = found.id
+            raise error
+        if now - started < min(TOO_SOON_S, poll_s):
+            yield Pause(TOO_SOON_S if deadline is None else min(TOO_SOON_S, deadline - now))
+
+
+def result(session: Session, job: str | Job, timeout_s: float | None = None) -> Plan[Any]:
+    """Wait for a job's end and give its result: a JSON value, str for text/*, else bytes.
+
+    Args:
+        session: the server.
+        job: the job, or its id.
+        timeout_s: how long to wait; None for as long as it takes.
+
+    Raises:
+        JobError: the job did not succeed; the class says how.
+        WaitTimeout: it has not ended by then.
+        JobNotFound: there is none of that id.
+    """
+    ended = yield from wait(session, job, timeout_s)
+    if not ended.succeeded:
+        raise job_error(ended)
+    answer = yield from exchange(session, job_request("GET", ended, below="/result"))
+    if answer.status == 204:
+        return None
+    return decode_output(answer.body, answer.headers.get("content-type", ""))
+
+
+def cancel(session: Session, job: str | Job) -> Plan[Cancelled]:
+    """Cancel a job.
+
+    Raises:
+        JobNotFound: there is none of that id.
+    """
+    answer = yield from exchange(session, job_request("DELETE", job))
+    return decoded(answer, Cancelled)
+
+
+def cancel_many(session: Session, jobs: Iterable[str | Job]) -> Plan[list[Cancelled]]:
+    """Cancel many jobs, in order; the outcome is `unknown` where there is none."""
+    outcomes: list[Cancelled] = []
+    for job in jobs:
+        try:
+            outcomes.append((yield from cancel(session, job)))
+        except JobNotFound:
+            job_id = job if isinstance(job, str) else job.id
+            outcomes.append(Cancelled(id=job_id, outcome="unknown"))
+    return outcomes
+
+
+def jobs(
+    session: Session,
+    *,
+    model: str | None = None,
+    status: str | Sequence[str] | None = None,
+    since: datetime | str | None = None,
+    limit: int | None = None,
+) -> Stream[Job]:
+    """List jobs, newest first, page by page.
+
+    Args:
+        session: the server.
+        model: only this model's.
+        status: only those of this status, or of these.
+        since: only those that were created then or later.
+        limit: so many at the most; None for all that are listed.
+    """
+    query = {"limit": str(PAGE if limit is None else min(PAGE, limit))}
+    if model is not None:
+        query["model"] = model
+    if status is not None:
+        query["status"] = status if isinstance(status, str) else ",".join(status)
+    if since is not None:
+        query["since"] = since if isinstance(since, str) else since.astimezone().isoformat()
+    left = limit
+    while left is None or left > 0:
+        answer = yield from exchange(session, Request("GET", JOBS, dict(query)))
+        page = decoded(answer, _Page)
+        yield Emit(page.jobs if left is None else page.jobs[:left])
+        if left is not None:
+            left -= len(page.jobs)
+        if not page.cursor:
+            return
+        query["cursor"] = page.cursor
+
+
+def models(session: Session) -> Plan[list[Model]]:
+    """The registered models and their states."""
+    return decoded((yield from exchange(session, Request("GET", MODELS))), _Models).models
+
+
+def model(session: Session, name: str) -> Plan[Model]:
+    """One model, with its configuration and its workers.
+
+    Raises:
+        ModelNotFound: there is none of that name.
+    """
+    path = f"{MODELS}/{quote(name, safe='')}"
+    return decoded((yield from exchange(session, Request("GET", path))), Model)
+
+
+def queues(session: Session) -> Plan[list[Queue]]:
+    """Depth, age and jobs in flight of every queue."""
+    answer = yield from exchange(session, Request("GET", "/api/v1/queues"))
+    return decoded(answer, _Queues).queues
+
+
+def ready(session: Session, *, all_models: bool = False) -> Plan[dict[str, Any]]:
+    """Whether jobs can be taken: `/ready`'s body, with the models' states.
+
+    Args:
+        session: the server.
+        all_models: ask for a loaded replica of each model too.
+
+    Raises:
+        ModelsNotReady: with `all_models`, some model has none.
+        BrokerUnavailable: Redis does not answer.
+    """
+    query = {"models": "all"} if all_models else {}
+    return decoded((yield from exchange(session, Request("GET", "/ready", query))), dict[str, Any])

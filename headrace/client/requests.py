@@ -1,0 +1,73 @@
+"""The requests for one job: what a submit says, and how its options are spelt."""
+
+from __future__ import annotations
+
+from typing import Any, Final, TypedDict
+from urllib.parse import quote
+
+import msgspec
+
+from headrace.client.inputs import encode_input
+from headrace.client.job import Job
+from headrace.client.steps import Request
+from headrace.errors import InvalidRequest
+
+JOBS: Final = "/api/v1/jobs"
+JSON_HEADERS: Final = {"content-type": "application/json"}
+NDJSON_HEADERS: Final = {"content-type": "application/x-ndjson"}
+
+
+class Options(TypedDict, total=False):
+    """A job's options; docs/api.md says what each means. None takes the server's default."""
+
+    priority: int | None
+    expires: float | None
+    countdown: float | None
+    timeout: float | None
+    result_ttl: int | None
+    max_retries: int | None
+    metadata: dict[str, Any] | None
+
+
+class _Line(msgspec.Struct, omit_defaults=True):
+    model: str
+    input: msgspec.Raw
+    id: str | None = None
+    version: str | None = None
+    options: dict[str, Any] | None = None
+
+
+def job_line(
+    model: str,
+    value: Any,
+    content_type: str | None,
+    version: str | None,
+    options: Options,
+    job_id: str | None = None,
+) -> bytes:
+    """One job as JSON: the body of a submit, or a line of a bulk request.
+
+    Raises:
+        InvalidRequest: the input, or an option, cannot be sent.
+        OSError: the input is a file that cannot be read.
+    """
+    said = {name: option for name, option in options.items() if option is not None}
+    unknown = said.keys() - Options.__annotations__.keys()
+    if unknown:
+        names = ", ".join(sorted(unknown))
+        raise InvalidRequest(
+            f"unknown option: {names}", hint=f"Options: {', '.join(Options.__annotations__)}."
+        )
+    raw = msgspec.Raw(encode_input(value, content_type))
+    line = _Line(model=model, input=raw, id=job_id, version=version, options=said or None)
+    try:
+        return msgspec.json.encode(line)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequest(f"an option cannot be sent: {error}") from None
+
+
+def job_request(method: str, job: str | Job, *, wait_s: float = 0, below: str = "") -> Request:
+    """A request for one job, or for what lies below it."""
+    job_id = job if isinstance(job, str) else job.id
+    query = {"wait": f"{wait_s:g}"} if wait_s else {}
+    return Request(method, f"{JOBS}/{quote(job_id, safe='')}{below}", query, wait_s=wait_s)

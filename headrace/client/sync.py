@@ -1,0 +1,167 @@
+"""The blocking shell: runs plans on httpx2.Client."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import wraps
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, overload
+
+import httpx2
+from typing_extensions import override
+
+from headrace.client import calls
+from headrace.client.exchange import Session
+from headrace.client.job import Cancelled, Job
+from headrace.client.shell import Shell, answer_of, broken_by
+from headrace.client.steps import (
+    Answer,
+    Broken,
+    Emit,
+    Pause,
+    Plan,
+    Request,
+    Step,
+    Stream,
+    Take,
+    Taken,
+    taken_from,
+)
+from headrace.errors import InvalidRequest
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _blocking(
+    plan: Callable[Concatenate[Session, P], Plan[T]],
+) -> Callable[Concatenate[Client, P], T]:
+    """A plan as a method."""
+
+    @wraps(plan)
+    def call(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self.run(plan(self.session, *args, **kwargs))
+
+    return call
+
+
+def _iterating(
+    stream: Callable[Concatenate[Session, P], Stream[T]],
+) -> Callable[Concatenate[Client, P], Iterator[T]]:
+    """A stream as a method."""
+
+    @wraps(stream)
+    def call(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+        return self.iterate(stream(self.session, *args, **kwargs))
+
+    return call
+
+
+class Client(Shell):
+    """Submits jobs, waits for them and reads their results. May be shared by threads."""
+
+    @override
+    def _open(self, options: dict[str, Any]) -> None:
+        self._http = httpx2.Client(**options)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections. Jobs are not touched."""
+        self._http.close()
+
+    submit = _blocking(calls.submit)
+    wait = _blocking(calls.wait)
+    result = _blocking(calls.result)
+    submit_many = _iterating(calls.submit_many)
+    jobs = _iterating(calls.jobs)
+    models = _blocking(calls.models)
+    model = _blocking(calls.model)
+    queues = _blocking(calls.queues)
+    ready = _blocking(calls.ready)
+
+    @overload
+    def status(self, job: str | Job) -> Job: ...  # type: ignore[overload-overlap]
+    @overload
+    def status(self, job: Iterable[str | Job]) -> list[Job | None]: ...
+    def status(self, job: str | Job | Iterable[str | Job]) -> Job | list[Job | None]:
+        """A job as it is now; of several, None stands for what is unknown.
+
+        Raises:
+            JobNotFound: there is none of that id. Not of several.
+        """
+        if isinstance(job, (str, Job)):
+            return self.run(calls.status(self.session, job))
+        return self.run(calls.statuses(self.session, job))
+
+    @overload
+    def cancel(self, job: str | Job) -> Cancelled: ...  # type: ignore[overload-overlap]
+    @overload
+    def cancel(self, job: Iterable[str | Job]) -> list[Cancelled]: ...
+    def cancel(self, job: str | Job | Iterable[str | Job]) -> Cancelled | list[Cancelled]:
+        """Cancel a job, or several; what that did.
+
+        Raises:
+            JobNotFound: there is none of that id. Not of several.
+        """
+        if isinstance(job, (str, Job)):
+            return self.run(calls.cancel(self.session, job))
+        return self.run(calls.cancel_many(self.session, job))
+
+    def run(self, plan: Plan[T]) -> T:
+        """Run a plan to its end."""
+        came: object = None
+        while True:
+            try:
+                step = plan.send(came)
+            except StopIteration as ended:
+                value: T = ended.value
+                return value
+            came = self._perform(step)
+
+    def iterate(self, stream: Stream[T]) -> Iterator[T]:
+        """Run a stream, and give what it emits."""
+        came: object = None
+        while True:
+            try:
+                step = stream.send(came)
+            except StopIteration:
+                return
+            if isinstance(step, Emit):
+                yield from step.items
+                came = None
+            else:
+                came = self._perform(step)
+
+    def _perform(self, step: Step) -> Answer | Broken | Taken | None:
+        if isinstance(step, Request):
+            return self._send(step)
+        if isinstance(step, Pause):
+            time.sleep(step.seconds)
+            return None
+        return self._take(step)
+
+    def _take(self, step: Take) -> Taken:
+        if not isinstance(step.source, Iterator):
+            raise InvalidRequest(
+                "inputs that are iterated over asynchronously cannot be read here",
+                hint="Use AsyncClient, or give a list or a generator.",
+            )
+        return taken_from(step.source, step)
+
+    def _send(self, request: Request) -> Answer | Broken:
+        try:
+            answer = self._http.request(**self._arguments(request))
+        except httpx2.TransportError as error:
+            return broken_by(error)
+        return answer_of(answer)

@@ -12,6 +12,7 @@ import uvicorn
 from typing_extensions import override
 
 from api.app import Application, create_app
+from api.protocol import Protocol
 from headrace.broker_check import check_broker
 from headrace.catalog import load_catalog
 from headrace.errors import ConfigError, HeadraceError
@@ -52,7 +53,7 @@ def server_for(app: Application, host: str, port: int, log_level: str = "info") 
             host=host,
             port=port,
             loop="uvloop",
-            http="httptools",
+            http=Protocol,
             ws="none",
             lifespan="on",
             access_log=False,

@@ -18,11 +18,19 @@ import httpx2
 import psutil
 import redis
 
+from headrace.embedded import EmbeddedServer, find_server
 from tests.harness.redis_servers import RedisServer, free_port, redis_server
 from tests.harness.wait import wait_until
 from tests.harness.worker import Client, Worker, celery_worker, write_models
 
 ROOT = Path(__file__).resolve().parents[1]
+#: The embedded server, as `headrace up` runs it.
+DURABLE = ("valkey9", "--appendonly", "yes", "--appendfsync", "everysec")
+
+
+def as_embedded() -> dict[str, str]:
+    """The environment that `headrace up` gives to its server."""
+    return EmbeddedServer(find_server(), Path(), 0, "").environment
 
 
 @contextmanager
@@ -99,7 +107,7 @@ class Headrace:
         folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
         models = write_models(folder, echo={"handler": "echo", "max_queue_depth": 10_000_000})
         self.redis: RedisServer = self._stack.enter_context(
-            redis_server("valkey9", "--appendonly", "yes", "--appendfsync", "everysec")
+            redis_server(*DURABLE, environ=as_embedded())
         )
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
@@ -170,7 +178,7 @@ async def echo(request: Request) -> dict:
 def plain_celery(folder: Path) -> Iterator[tuple[Any, RedisServer, int]]:
     """A stock Celery worker (prefork, one child), a task per job; (app, server, worker's pid)."""
     (folder / "plain_app.py").write_text(CELERY_APP)
-    with redis_server("valkey9", "--appendonly", "yes", "--appendfsync", "everysec") as server:
+    with redis_server(*DURABLE, environ=as_embedded()) as server:
         command = [
             sys.executable, "-m", "celery", "-A", "plain_app", "worker", "-c", "1",
             "-l", "WARNING", "--without-gossip", "--without-mingle",

@@ -89,7 +89,7 @@ def redis_child(server: EmbeddedServer, lock: int, on_ready: Callable[[], None])
     return Child(
         name="redis",
         command=server.command,
-        environment=lambda: {"PATH": os.environ.get("PATH", os.defpath)},
+        environment=lambda: server.environment,
         stage=0,
         stop_rank=3,
         ready=ready,

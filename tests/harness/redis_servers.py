@@ -8,7 +8,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +60,7 @@ class RedisServer:
     port: int
     folder: Path
     arguments: tuple[str, ...] = ()
+    environ: Mapping[str, str] | None = None
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -76,7 +77,7 @@ class RedisServer:
             *self.arguments,
         ]  # fmt: skip
         with (self.folder / "redis.log").open("ab") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=self.environ)
         deadline = time.monotonic() + 10
         with self.client() as client:
             while True:
@@ -101,10 +102,12 @@ class RedisServer:
 
 
 @contextmanager
-def redis_server(flavour: str = "valkey9", *arguments: str) -> Iterator[RedisServer]:
+def redis_server(
+    flavour: str = "valkey9", *arguments: str, environ: Mapping[str, str] | None = None
+) -> Iterator[RedisServer]:
     """A server that is gone afterwards, files and all."""
     folder = Path(tempfile.mkdtemp(prefix="headrace-redis-"))
-    server = RedisServer(flavour, free_port(), folder, arguments)
+    server = RedisServer(flavour, free_port(), folder, arguments, environ)
     server.start()
     try:
         yield server

@@ -11,6 +11,7 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
+from ctypes.util import find_library
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,9 @@ from tests.harness.wait import wait_until
 
 @contextmanager
 def serving(server: embedded.EmbeddedServer) -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen(server.command, stdout=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        server.command, stdout=subprocess.DEVNULL, env=server.environment
+    ) as process:
         try:
             wait_until(server.is_ready, "the embedded server is ready")
             yield process
@@ -144,3 +147,10 @@ def test_the_lock_is_held_while_the_server_lives(tmp_path: Path) -> None:
         wait_until(lambda: start_time_ticks(heir) is None, "the heir is gone")
     with state_dir.locked(tmp_path):
         assert (tmp_path / state_dir.LOCK_NAME).read_text().startswith(f"{os.getpid()} ")
+
+
+def test_it_allocates_by_jemalloc_where_the_machine_has_it(tmp_path: Path) -> None:
+    server = embedded.prepare(tmp_path)
+    with serving(server) as process:
+        maps = Path(f"/proc/{process.pid}/maps").read_text()
+        assert ("jemalloc" in maps) == (find_library("jemalloc") is not None)

@@ -1,7 +1,11 @@
-"""`python -m api`: one API process, configured by the environment alone."""
+"""`python -m api`: one API process, configured by the environment.
+
+Its arguments are file descriptors that it inherits from whoever supervises it.
+"""
 
 from __future__ import annotations
 
+import argparse
 import logging
 import os
 import socket
@@ -16,26 +20,32 @@ from api.protocol import Protocol
 from headrace.broker_check import check_broker
 from headrace.catalog import load_catalog
 from headrace.errors import ConfigError, HeadraceError
-from headrace.ports import http_url
+from headrace.ports import BACKLOG, http_url
 from headrace.settings import Settings, load_settings
 
 #: A stop waits so long for requests under way, in seconds.
 SHUTDOWN_MAX_S: Final = 4
 KEEP_ALIVE_S: Final = 75
-BACKLOG: Final = 4096
-
 
 logger = logging.getLogger("api")
 
 
 class Server(uvicorn.Server):
-    """uvicorn, which before it stops has every waiting request answered: not yet."""
+    """uvicorn, which before it stops has every waiting request answered: not yet.
+
+    Attributes:
+        ready_fd: a pipe into which it writes once it serves.
+    """
+
+    ready_fd: int | None = None
 
     @override
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
             logger.info("listening on %s", http_url(self.config.host, self.config.port))
+            if self.ready_fd is not None:
+                os.write(self.ready_fd, b"\n")
 
     @override
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -69,7 +79,7 @@ def server_for(app: Application, host: str, port: int, log_level: str = "info") 
     )
 
 
-def _serve(settings: Settings) -> None:
+def _serve(settings: Settings, inherited: argparse.Namespace) -> None:
     if settings.redis_url is None:
         raise ConfigError(
             "the API has no Redis: redis_url is not set",
@@ -79,19 +89,33 @@ def _serve(settings: Settings) -> None:
         logging.getLogger("api").warning("%s", warning)
     catalog = load_catalog(settings.models_file, timeout_s=settings.timeout_s)
     app = create_app(settings, catalog)
-    server_for(app, settings.host, settings.port, settings.log_level).run()
+    server = server_for(app, settings.host, settings.port, settings.log_level)
+    server.ready_fd = inherited.ready
+    listeners = [socket.socket(fileno=descriptor) for descriptor in inherited.socket]
+    server.run(sockets=listeners or None)
+
+
+def _inherited() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m api", description=__doc__)
+    parser.add_argument(
+        "--socket", type=int, action="append", default=[], metavar="FD",
+        help="a listening socket to serve on, in place of host and port; may be given again",
+    )  # fmt: skip
+    parser.add_argument("--ready", type=int, metavar="FD", help="a pipe to write to once it serves")
+    return parser.parse_args()
 
 
 def main() -> int:
     """Serve until SIGTERM or SIGINT; the exit status."""
     try:
+        inherited = _inherited()
         settings = load_settings(None, os.environ, {})
         logging.basicConfig(
             level=settings.log_level.upper(), format="%(levelname)s %(name)s: %(message)s"
         )
         # A form that cannot be read is the client's matter, and answered as such.
         logging.getLogger("python_multipart").setLevel(logging.ERROR)
-        _serve(settings)
+        _serve(settings, inherited)
     except HeadraceError as error:
         hint = f" ({error.hint})" if error.hint else ""
         print(f"headrace: {error.message}{hint}", file=sys.stderr)  # noqa: T201 - no log yet

@@ -14,10 +14,9 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from api.counters import Counters
 from api.fleet import ModelStatus
 from api.services import Services
-from headrace.errors import BrokerError
+from headrace.errors import BrokerError, QueueFull
 from headrace.queue import Depth
 from headrace.telemetry import HISTOGRAMS, ModelTotals
 
@@ -33,12 +32,11 @@ class Snapshot(Collector):
     """The metrics of one scrape. Without Redis only `headrace_broker_up` is told.
 
     Attributes:
-        waiting: requests that wait for a job in this process.
+        waiting: requests that wait for a job, in all of the API's processes.
     """
 
     broker_up: bool
-    waiting: int
-    counters: Counters
+    waiting: int = 0
     depths: dict[str, Depth] = field(default_factory=dict)
     statuses: dict[str, ModelStatus] = field(default_factory=dict)
     totals: dict[str, ModelTotals] = field(default_factory=dict)
@@ -48,15 +46,33 @@ class Snapshot(Collector):
         """Every metric, by model."""
         up = GaugeMetricFamily("headrace_broker_up", "Whether Redis answered this scrape.")
         up.add_metric([], float(self.broker_up))
+        yield up
+        if not self.broker_up:
+            return
         waiting = GaugeMetricFamily(
-            "headrace_requests_waiting", "Requests of this API process that wait for a job's end."
+            "headrace_requests_waiting", "Requests that wait for a job's end."
         )
         waiting.add_metric([], self.waiting)
-        yield up
         yield waiting
-        yield from self.counters.collect()
+        yield from self._submits()
         yield from self._queues()
         yield from self._models()
+
+    def _submits(self) -> Iterator[Metric]:
+        admitted = CounterMetricFamily(
+            "headrace_jobs_admitted", "Jobs that were enqueued over HTTP.", labels=["model"]
+        )
+        rejected = CounterMetricFamily(
+            "headrace_jobs_rejected",
+            "Submits that were refused, by the code of the problem.",
+            labels=["model", "reason"],
+        )
+        for model, totals in self.totals.items():
+            admitted.add_metric([model], totals.admitted)
+            for reason, count in {QueueFull.code: 0.0, **totals.rejected}.items():
+                rejected.add_metric([model, reason], count)
+        yield admitted
+        yield rejected
 
     def _queues(self) -> Iterator[Metric]:
         depth = GaugeMetricFamily(
@@ -118,13 +134,13 @@ def _gauge(name: str, text: str, values: Iterable[tuple[str, float]]) -> GaugeMe
 
 async def read_snapshot(services: Services) -> Snapshot:
     """Ask Redis; a scrape must not fail with it, or the outage itself could not be seen."""
-    waiting, counters = services.waiters.count, services.counters
     models = list(services.catalog.models.values())
     try:
+        waiting = await services.tally.waiting()
         depths = await services.queue.depths([model.queue for model in models])
         statuses = await services.fleet.statuses()
         totals = await services.queue.totals([model.name for model in models])
     except BrokerError:
-        return Snapshot(False, waiting, counters)
+        return Snapshot(broker_up=False)
     by_model = {model.name: depth for model, depth in zip(models, depths, strict=True)}
-    return Snapshot(True, waiting, counters, by_model, statuses, totals)
+    return Snapshot(True, waiting, by_model, statuses, totals)

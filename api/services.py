@@ -9,6 +9,7 @@ import redis.asyncio
 
 from api.counters import Counters
 from api.fleet import Fleet
+from api.tally import Tally
 from headrace.catalog import Catalog
 from headrace.connections import connect_async
 from headrace.errors import ConfigError
@@ -31,15 +32,18 @@ class Services:
     waiters: Waiters
     fleet: Fleet
     counters: Counters
+    tally: Tally
     clients: list[redis.asyncio.Redis]
 
     async def start(self) -> None:
-        """Begin to listen for ended jobs."""
+        """Begin to listen for ended jobs, and to tell what is counted."""
         await self.waiters.start()
+        await self.tally.start()
 
     async def stop(self) -> None:
         """End every wait and close the connections."""
         await self.waiters.stop()
+        await self.tally.stop()
         await self.queue.close()
         for client in self.clients:
             await client.aclose()
@@ -58,13 +62,16 @@ def build(settings: Settings, catalog: Catalog) -> Services:
         )
     client = connect_async(settings.redis_url)
     queue = JobQueue(client)
+    counters = Counters()
+    # A name that no other process has or had: a restart must not hear its predecessor's jobs.
+    waiters = Waiters(client, os.urandom(6).hex())
     return Services(
         settings=settings,
         catalog=catalog,
         queue=queue,
-        # A name that no other process has or had: a restart must not hear its predecessor's jobs.
-        waiters=Waiters(client, os.urandom(6).hex()),
+        waiters=waiters,
         fleet=Fleet(queue, catalog),
-        counters=Counters(catalog.models),
+        counters=counters,
+        tally=Tally(client, counters, waiters),
         clients=[client],
     )

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Mapping
-from typing import NoReturn
 
 from headrace import parts
+from headrace.api_processes import api_children, api_command, listen_for_api
 from headrace.broker_check import check_broker
 from headrace.catalog import load_catalog
 from headrace.connections import redact_url
 from headrace.console import console_for
 from headrace.devices import worker_devices
 from headrace.errors import ConfigError
-from headrace.ports import require_free
+from headrace.ports import close_all, http_url
 from headrace.settings import Settings
 from headrace.supervisor import OWN_NAME, Supervisor
 
@@ -43,20 +44,53 @@ def run_workers(settings: Settings, workers: int | None, environ: Mapping[str, s
     ).run()
 
 
-def run_api(settings: Settings, environ: Mapping[str, str]) -> NoReturn:
-    """`headrace api`: become the API process on the Redis that is named.
+def run_api(settings: Settings, environ: Mapping[str, str]) -> None:
+    """`headrace api`: the API on the Redis that is named.
+
+    One process is what this process becomes; several are supervised.
 
     Raises:
         ConfigError: no Redis is named, the models file is wrong, or the port is taken.
         BrokerError: that Redis cannot be used.
+        HeadraceError: an API process cannot be started.
     """
     url = _named_redis(settings, "api")
     load_catalog(settings.models_file, timeout_s=settings.timeout_s)
-    change = "choose another with --port or HEADRACE_PORT"
-    require_free("API", settings.host, settings.port, change=change)
-    check_broker(url)
-    command = [*parts.PYTHON, "api"]
-    os.execve(command[0], command, parts.environment(settings, url, environ))  # noqa: S606
+    listeners = listen_for_api(settings)
+    try:
+        warnings = check_broker(url).warnings()
+        variables = parts.environment(settings, url, environ)
+        if settings.api_processes == 1:
+            _become_api(listeners, variables)
+        _supervise_api(settings, listeners, variables, warnings)
+    finally:
+        close_all(listeners)
+
+
+def _become_api(listeners: list[socket.socket], variables: Mapping[str, str]) -> None:
+    for listener in listeners:
+        listener.set_inheritable(True)
+    command = api_command(listeners)
+    os.execve(command[0], command, variables)  # noqa: S606
+
+
+def _supervise_api(
+    settings: Settings,
+    listeners: list[socket.socket],
+    variables: Mapping[str, str],
+    warnings: list[str],
+) -> None:
+    children = api_children(settings, variables, listeners)
+    console = console_for([OWN_NAME, *(child.name for child in children)])
+    for warning in warnings:
+        console.say(OWN_NAME, warning)
+    ready = f"{len(children)} API processes on {http_url(settings.host, settings.port)}"
+    Supervisor(
+        children,
+        console,
+        on_ready=lambda: console.say(OWN_NAME, ready),
+        on_stop=lambda: close_all(listeners),
+    ).run()
 
 
 def _named_redis(settings: Settings, part: str) -> str:

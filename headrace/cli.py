@@ -34,6 +34,7 @@ PortOption = Annotated[
 HostOption = Annotated[
     str | None, typer.Option("--host", help="The address that the API listens on [127.0.0.1].")
 ]
+_API_PROCESSES_HELP: Final = "How many processes the API has on its port [1]."
 WorkersOption = Annotated[
     int | None,
     typer.Option(
@@ -53,21 +54,34 @@ def up(
     models: ModelsOption = None,
     no_flower: Annotated[bool, typer.Option("--no-flower", help="Do not run Flower.")] = False,
     workers: WorkersOption = None,
+    api_processes: Annotated[
+        int | None, typer.Option("--api-processes", min=1, max=256, help=_API_PROCESSES_HELP)
+    ] = None,
 ) -> None:
     """Run everything on this machine: Redis (unless one is named), API, workers, Flower."""
     # Imported here, so that `headrace version` does not wait for it.
     from headrace.up import Up, UpOptions
 
-    settings = _settings(state_dir=state_dir, host=host, port=port, models_file=models)
+    settings = _settings(
+        state_dir=state_dir, host=host, port=port, models_file=models, api_processes=api_processes
+    )
     Up(settings, UpOptions(workers=workers, flower=not no_flower), os.environ).run()
 
 
 @app.command()
-def api(host: HostOption = None, port: PortOption = None, models: ModelsOption = None) -> None:
+def api(
+    host: HostOption = None,
+    port: PortOption = None,
+    models: ModelsOption = None,
+    processes: Annotated[
+        int | None, typer.Option("--processes", min=1, max=256, help=_API_PROCESSES_HELP)
+    ] = None,
+) -> None:
     """Run the API alone, on the Redis that HEADRACE_REDIS_URL names."""
     from headrace.alone import run_api
 
-    run_api(_settings(host=host, port=port, models_file=models), os.environ)
+    settings = _settings(host=host, port=port, models_file=models, api_processes=processes)
+    run_api(settings, os.environ)
 
 
 @app.command()

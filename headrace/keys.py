@@ -29,6 +29,7 @@ Shared::
     hr:workers                      zset    no TTL, trimmed; owner -> last seen
     hr:worker:<owner>               hash    WORKER_TTL_S; model -> state, for /ready
     hr:stats:<model>                hash    no TTL; counters for /metrics, see headrace/telemetry.py
+    hr:api:<api>                    string  API_TTL_S; requests that wait in one API process
     hr:done:<api>                   channel the ended jobs that one API process waits for
 
 Times are integer microseconds of Redis' own clock.
@@ -44,6 +45,7 @@ QUEUE_PREFIX: Final = "headrace."
 STEPS: Final = (0, 3, 6, 9)
 STEP_SEPARATOR: Final = "\x06\x16"
 WORKER_TTL_S: Final = 15
+API_TTL_S: Final = 15
 
 JOB_PREFIX: Final = "hr:job:"
 META_PREFIX: Final = "celery-task-meta-"
@@ -160,8 +162,13 @@ def worker(owner: str) -> str:
 
 
 def stats(model: str) -> str:
-    """Counters of a model, summed over its workers."""
+    """Counters of a model, summed over its workers and the API's processes."""
     return f"hr:stats:{model}"
+
+
+def api(api_id: str) -> str:
+    """How many requests wait in one API process."""
+    return f"hr:api:{api_id}"
 
 
 def done_channel(api: str) -> str:

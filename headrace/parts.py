@@ -39,7 +39,6 @@ _QUIET: Final = "ignore:You're running the worker with superuser privileges"
 _PROBE_TIMEOUT_S: Final = 0.5
 _LOAD_TIMEOUT_S: Final = 3600.0
 _SAVE_TIMEOUT_S: Final = 60.0
-_API_STOP_TIMEOUT_S: Final = 15.0
 #: A worker that has drained still closes its model processes and its connections.
 _WORKER_CLOSE_S: Final = 15.0
 _FLOWER_SAVE_INTERVAL_MS: Final = 300_000
@@ -97,20 +96,6 @@ def redis_child(server: EmbeddedServer, lock: int, on_ready: Callable[[], None])
         stop_timeout_s=_SAVE_TIMEOUT_S,
         death_signal="TERM",
         pass_fds=(lock,),
-    )
-
-
-def api_child(settings: Settings, environ: Mapping[str, str]) -> Child:
-    """The API."""
-    host, port = settings.host, settings.port
-    return Child(
-        name="api",
-        command=[*PYTHON, "api"],
-        environment=lambda: environ,
-        stage=1,
-        stop_rank=0,
-        ready=lambda _: get_json(host, port, "/live") is not None,
-        stop_timeout_s=_API_STOP_TIMEOUT_S,
     )
 
 

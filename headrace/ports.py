@@ -1,17 +1,22 @@
-"""TCP ports before anything is started on them: is one free, and if not, who has it."""
+"""TCP ports before anything is started on them: is one free, who has it, and listening on one."""
 
 from __future__ import annotations
 
 import errno
 import os
 import socket
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from headrace.errors import ConfigError
 
 _WILDCARDS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - compared
 _LISTEN: Final = "0A"
+#: Connections that may wait to be accepted; the kernel's own limit may be lower.
+BACKLOG: Final = 4096
+#: An address of the host that this machine does not have, such as ::1 in a container without IPv6.
+_NOT_HERE: Final = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 _TCP_TABLES: Final = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 
 
@@ -39,43 +44,85 @@ def is_free(host: str, port: int) -> bool:
     Raises:
         OSError: it could not, for another reason than that somebody does.
     """
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    with socket.socket(family, kind, protocol) as listener:
-        # As servers do, so that a port whose last connections are still fading away counts as free.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind(address)
-            listener.listen(1)
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                return False
-            raise
+    family, address = _addresses(host, port)[0]
+    try:
+        _listener(family, address).close()
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return False
+        raise
     return True
 
 
 def require_free(what: str, host: str, port: int, *, change: str) -> None:
-    """Refuse to start on a port that cannot be had.
+    """Refuse to start on a port that cannot be had; arguments and errors are those of `listen`."""
+    close_all(listen(what, host, port, change=change))
+
+
+def listen(what: str, host: str, port: int, *, change: str) -> list[socket.socket]:
+    """Listen on a port, on each address that the host's name has here.
 
     Args:
         what: the part that wants the port.
-        host: the address that it will listen on.
+        host: the address or name to listen on.
         port: the port.
         change: what to change to use another.
 
     Raises:
         ConfigError: the port is taken, or the address cannot be listened on.
     """
+    found: list[socket.socket] = []
+    missing: OSError | None = None
     try:
-        free = is_free(host, port)
+        for family, address in _addresses(host, port):
+            try:
+                found.append(_listener(family, address))
+            except OSError as error:
+                if error.errno not in _NOT_HERE:
+                    raise
+                missing = error
+        if missing is not None and not found:
+            raise missing
     except OSError as error:
+        close_all(found)
+        raise _cannot_listen(what, host, port, error, change) from error
+    return found
+
+
+def close_all(listeners: Sequence[socket.socket]) -> None:
+    """Close sockets."""
+    for listener in listeners:
+        listener.close()
+
+
+def _addresses(host: str, port: int) -> list[tuple[socket.AddressFamily, Any]]:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    return list(dict.fromkeys((family, address) for family, _, _, _, address in found))
+
+
+def _listener(family: socket.AddressFamily, address: Any) -> socket.socket:
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        # As servers do, so that a port whose last connections are still fading away can be had.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            # As asyncio does: `::` is every address of IPv6, and leaves IPv4 to who asks for it.
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _cannot_listen(what: str, host: str, port: int, error: OSError, change: str) -> ConfigError:
+    if error.errno != errno.EADDRINUSE:
         reason = error.strerror or str(error)
-        raise ConfigError(
-            f"{what}: cannot listen on {host}:{port}: {reason}", hint=change
-        ) from error
-    if not free:
-        owner = holder(port)
-        by = f" by {owner}" if owner else ""
-        raise ConfigError(f"{what}: port {port} on {host} is already in use{by}", hint=change)
+        return ConfigError(f"{what}: cannot listen on {host}:{port}: {reason}", hint=change)
+    owner = holder(port)
+    by = f" by {owner}" if owner else ""
+    return ConfigError(f"{what}: port {port} on {host} is already in use{by}", hint=change)
 
 
 def holder(port: int) -> str:

@@ -50,6 +50,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         state_dir: where `headrace up` keeps the embedded server's data and Flower's history.
         host: the address that the API listens on.
         port: its port.
+        api_processes: how many processes the API has on that port.
         flower_host: the address that Flower listens on.
         flower_port: its port.
         body_limit_bytes: the largest request body that the API takes.
@@ -68,6 +69,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     state_dir: Path = Path(".headrace")
     host: _Text = "127.0.0.1"
     port: _Port = 8080
+    api_processes: Annotated[int, Meta(ge=1, le=256)] = 1
     flower_host: _Text = "127.0.0.1"
     flower_port: _Port = 5555
     body_limit_bytes: Annotated[int, Meta(ge=1, le=1024 * MIB)] = 32 * MIB

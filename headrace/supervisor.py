@@ -56,6 +56,7 @@ class Supervisor:
         backoff: how fast a child that died comes back.
         on_change: called after a process has started or ended, with all children.
         on_ready: called once, when every child has been ready or has been given up waiting for.
+        on_stop: called once, when it is first asked to stop, before any child is.
     """
 
     def __init__(
@@ -66,12 +67,15 @@ class Supervisor:
         backoff: Backoff | None = None,
         on_change: Callable[[Sequence[Running]], None] = lambda _: None,
         on_ready: Callable[[], None] = lambda: None,
+        on_stop: Callable[[], None] = lambda: None,
     ) -> None:
         self._children = [Running(child) for child in children]
         self._console = console
         self._backoff = backoff or Backoff()
         self._on_change = on_change
         self._on_ready = on_ready
+        self._on_stop = on_stop
+        self._stopping = False
         self._announced = False
         self._stop = StopSignals()
         self._orphans = False
@@ -96,6 +100,9 @@ class Supervisor:
 
     def _step(self) -> None:
         if self._stop.requests:
+            if not self._stopping:
+                self._stopping = True
+                self._on_stop()
             self._stop_next()
         else:
             self._start_due()

@@ -2,7 +2,8 @@
 
 A worker adds what happened since its last sweep to the hash `hr:stats:<model>` with HINCRBYFLOAT,
 so that totals never go backwards when a worker ends. Field names: `ended:<status>`, and per
-histogram `<name>:<upper bound>` (not cumulative), `<name>:sum`.
+histogram `<name>:<upper bound>` (not cumulative), `<name>:sum`. The API's processes add theirs:
+`admitted`, and `rejected:<code>`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ HISTOGRAMS: Final = {
     "queue_seconds": SECONDS_BOUNDS,
     "inference_seconds": SECONDS_BOUNDS,
 }
+#: Fields that the API's processes add to.
+ADMITTED: Final = "admitted"
+REJECTED: Final = "rejected"
 
 
 #: Per histogram, the hash's field of each bucket, the last one without a bound, and of the sum.
@@ -75,15 +79,25 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class ModelTotals:
-    """All that the workers of one model have counted."""
+    """All that the workers of one model and the API's processes have counted.
+
+    Attributes:
+        ended: jobs, by status.
+        histograms: by name.
+        admitted: jobs that were enqueued over HTTP.
+        rejected: submits that were refused, by the code of the problem.
+    """
 
     ended: dict[str, float]
     histograms: dict[str, Histogram]
+    admitted: float = 0.0
+    rejected: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def from_fields(cls, fields: Mapping[bytes, bytes]) -> ModelTotals:
         """Read `hr:stats:<model>`. Bounds that only an older worker knew are kept."""
         ended: dict[str, float] = {}
+        rejected: dict[str, float] = {}
         counts: dict[str, dict[str, float]] = {
             name: {f"{bound:g}": 0.0 for bound in bounds} for name, bounds in HISTOGRAMS.items()
         }
@@ -92,11 +106,14 @@ class ModelTotals:
             name, _, part = raw.decode("utf-8", "replace").partition(":")
             if name == "ended":
                 ended[part] = float(value)
+            elif name == REJECTED:
+                rejected[part] = float(value)
             elif part == "sum" and name in sums:
                 sums[name] = float(value)
             elif name in counts:
                 counts[name][part] = float(value)
-        return cls(ended, {name: _cumulative(counts[name], sums[name]) for name in HISTOGRAMS})
+        histograms = {name: _cumulative(counts[name], sums[name]) for name in HISTOGRAMS}
+        return cls(ended, histograms, float(fields.get(ADMITTED.encode(), 0)), rejected)
 
 
 def _cumulative(counts: dict[str, float], total: float) -> Histogram:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from headrace import embedded, parts, state_dir
+from headrace.api_processes import api_children, listen_for_api
 from headrace.broker_check import check_broker
 from headrace.catalog import load_catalog
 from headrace.connections import redact_url
 from headrace.console import Console, console_for
 from headrace.devices import worker_devices
 from headrace.errors import ConfigError
-from headrace.ports import http_url, require_free
+from headrace.ports import close_all, http_url, require_free
 from headrace.running import Child, Running
 from headrace.settings import Settings
 from headrace.supervisor import OWN_NAME, Supervisor
@@ -52,6 +54,7 @@ class Up:
         self._environ = environ
         self._broker_url = ""
         self._stale: list[str] = []
+        self._listeners: list[socket.socket] = []
         self._console = Console(sys.stdout, [OWN_NAME], colour=False)
 
     def run(self) -> None:
@@ -68,26 +71,35 @@ class Up:
             _check_flower(settings, self._environ)
         with state_dir.locked(settings.state_dir) as lock:
             self._stale = _incarnations_of(state_dir.read_record(settings.state_dir))
-            self._check_ports()
-            children = self._children(lock)
-            names = [OWN_NAME, *(child.name for child in children)]
-            self._console = console_for(names, parts.HIDDEN_LINES)
-            supervisor = Supervisor(
-                children, self._console, on_change=self._record, on_ready=self._announce
-            )
+            self._take_ports()
             try:
-                supervisor.run()
+                self._supervise(self._children(lock))
             finally:
-                state_dir.remove_record(settings.state_dir)
+                self._close_port()
 
-    def _check_ports(self) -> None:
-        settings = self._settings
-        require_free(
-            "API",
-            settings.host,
-            settings.port,
-            change="choose another with --port or HEADRACE_PORT",
+    def _supervise(self, children: list[Child]) -> None:
+        self._console = console_for(
+            [OWN_NAME, *(child.name for child in children)], parts.HIDDEN_LINES
         )
+        supervisor = Supervisor(
+            children,
+            self._console,
+            on_change=self._record,
+            on_ready=self._announce,
+            on_stop=self._close_port,
+        )
+        try:
+            supervisor.run()
+        finally:
+            state_dir.remove_record(self._settings.state_dir)
+
+    def _close_port(self) -> None:
+        """Ours; a connection that came while the workers drain would wait in vain."""
+        close_all(self._listeners)
+
+    def _take_ports(self) -> None:
+        settings = self._settings
+        self._listeners = listen_for_api(settings)
         if self._options.flower:
             require_free(
                 "Flower",
@@ -109,7 +121,7 @@ class Up:
                 self._say(warning)
             self._release_stale()
         environ = parts.environment(settings, self._broker_url, self._environ)
-        children.append(parts.api_child(settings, environ))
+        children += api_children(settings, environ, self._listeners)
         devices = worker_devices(self._environ, options.workers)
         children += [parts.worker_child(d, settings, environ, self._say) for d in devices]
         if options.flower:

@@ -13,7 +13,7 @@ router = APIRouter(tags=["health"])
 
 @router.get("/metrics", summary="Metrics in Prometheus' text format")
 async def metrics(request: Request) -> Response:
-    """Queues and workers as Redis has them now, and what this process has counted."""
+    """Queues, workers and the API's processes as Redis has them now."""
     services = services_of(request)
     snapshot = await read_snapshot(services)
     body = generate_latest(snapshot)

@@ -81,6 +81,21 @@ def test_up_serves_a_job_says_where_and_leaves_nothing(tmp_path: Path) -> None:
         assert not (up.state_dir / "headrace.json").exists()
 
 
+def test_several_api_processes_of_which_one_may_die(tmp_path: Path) -> None:
+    with running_up(tmp_path, "--api-processes", "2", "--workers", "1") as up:
+        pids = up.record()["pids"]
+        assert {"api0", "api1"} <= set(pids)
+        assert "api" not in pids
+        os.kill(pids["api0"], signal.SIGKILL)
+        assert up.result_of(up.submit("echo", "x")) == "x"
+        wait_until(
+            lambda: up.record()["pids"].get("api0") not in (None, pids["api0"]), "it is back", 30
+        )
+        assert up.record()["pids"]["api1"] == pids["api1"]
+        assert up.stop() == 0
+        assert "Traceback" not in up.text()
+
+
 def test_ctrl_c_stops_everything_with_status_0(tmp_path: Path) -> None:
     with running_up(tmp_path) as up:
         pids = descendants(up.process.pid)

@@ -1,0 +1,121 @@
+"""What the API's processes tell Redis of themselves, so that any of them can answer for all.
+
+Counts go to `hr:stats:<model>` each second and before a scrape, never within a request. How many
+requests wait is said when it has changed. A process that is killed takes its last second with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter
+from typing import Any, Final
+
+import redis.asyncio
+from redis.exceptions import RedisError
+
+from api.counters import Counters, Counts
+from headrace import keys
+from headrace.queue import translate
+from headrace.waiting import Waiters
+
+logger = logging.getLogger(__name__)
+
+INTERVAL_S: Final = 1.0
+STOP_MAX_S: Final = 2.0
+#: What was said of waiting requests is said again so often, before its key runs out.
+REFRESH_S: Final = keys.API_TTL_S / 3
+
+
+class Tally:
+    """Tells Redis what one API process counts, and reads what all of them have told.
+
+    Args:
+        client: the connection.
+        counters: what is counted here.
+        waiters: the requests that wait here.
+    """
+
+    def __init__(self, client: redis.asyncio.Redis, counters: Counters, waiters: Waiters) -> None:
+        # redis-py types its own replies as unions of all that a command could give.
+        self._client: Any = client
+        self._counters = counters
+        self._waiters = waiters
+        self._said = 0
+        self._said_at = 0.0
+        self._lock = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin to tell, in the background."""
+        self._task = asyncio.create_task(self._repeat())
+
+    async def stop(self) -> None:
+        """Tell what is left; without Redis it is lost."""
+        if self._task is not None:
+            # Not in the midst of telling, or it would be told twice.
+            async with self._lock:
+                self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        with contextlib.suppress(RedisError, OSError):
+            async with asyncio.timeout(STOP_MAX_S):
+                await self._tell()
+
+    async def waiting(self) -> int:
+        """Requests that wait, over all API processes; what this one has counted is told first.
+
+        Raises:
+            BrokerUnavailable: Redis does not answer.
+        """
+        own = self._waiters.api_id
+        try:
+            await self._tell()
+            # Its subscription says truly whether a process lives, whatever it left behind.
+            pattern = keys.done_channel("*")
+            channels = [raw.decode() for raw in await self._client.pubsub_channels(pattern)]
+            ids = [channel.removeprefix(keys.done_channel("")) for channel in channels]
+            others = [keys.api(api_id) for api_id in ids if api_id != own]
+            said = await self._client.mget(others) if others else []
+        except RedisError as error:
+            raise translate(error) from error
+        return self._waiters.count + sum(int(count or 0) for count in said)
+
+    async def _repeat(self) -> None:
+        while True:
+            await asyncio.sleep(INTERVAL_S)
+            try:
+                await self._tell()
+            except (RedisError, OSError) as error:
+                logger.debug("counts are kept until Redis answers: %s", error)
+
+    async def _tell(self) -> None:
+        # One at a time, so that an older count of waiting requests never overwrites a newer one.
+        async with self._lock:
+            counts, waiting = self._counters.take(), self._waiters.count
+            now = asyncio.get_running_loop().time()
+            pipe = self._client.pipeline(transaction=False)
+            for (model, name), count in counts.items():
+                pipe.hincrby(keys.stats(model), name, count)
+            if waiting != self._said or (waiting and now - self._said_at >= REFRESH_S):
+                pipe.set(keys.api(self._waiters.api_id), waiting, ex=keys.API_TTL_S)
+                self._said, self._said_at = waiting, now
+            if not len(pipe):
+                return
+            try:
+                answers = await pipe.execute(raise_on_error=False)
+            except BaseException:
+                # If only the answer was lost, these are told twice: better than never.
+                self._counters.give_back(counts)
+                self._said = -1
+                raise
+            self._give_back(counts, answers)
+
+    def _give_back(self, counts: Counts, answers: list[Any]) -> None:
+        """What Redis refused, as at maxmemory, is told again."""
+        told = zip(counts.items(), answers, strict=False)
+        refused = {name: count for (name, count), answer in told if isinstance(answer, Exception)}
+        self._counters.give_back(Counter(refused))
+        if any(isinstance(answer, Exception) for answer in answers[len(counts) :]):
+            self._said = -1

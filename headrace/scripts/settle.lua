@@ -59,6 +59,9 @@ local function settle(i, id, r)
   if meta ~= '' then
     redis.call('SET', META .. id, meta, 'EX', ttl)
     redis.call('PUBLISH', META .. id, meta)
+  else
+    -- No result is kept (ignore_result). Who waits looks at the record; Celery passes this state over.
+    redis.call('PUBLISH', META .. id, '{"status": "IGNORED", "task_id": "' .. id .. '"}')
   end
   if r[3] then
     local w = waiting[r[3]]

@@ -94,6 +94,7 @@ def submit_many(
     model: str,
     inputs: Iterable[Any] | AsyncIterable[Any],
     *,
+    ids: Iterable[str] | None = None,
     content_type: str | None = None,
     version: str | None = None,
     **options: Unpack[Options],
@@ -104,6 +105,8 @@ def submit_many(
         session: the server.
         model: the model's name.
         inputs: any number of them; they are taken as there is room.
+        ids: the id of each job, in step with `inputs`, so that the caller knows it before it is
+            sent and can ask for it whatever happens; by default new ones.
         content_type: what every input is, where its kind does not say so.
         version: only for this version of the model.
         options: as for `submit`, for every job.
@@ -112,6 +115,7 @@ def submit_many(
         For each input its job, or why it was refused.
     """
     source = source_of(inputs)
+    names = None if ids is None else iter(ids)
     while True:
         taken: Taken = yield Take(source, BULK_JOBS, BULK_WITHIN_S)
         for value in taken.inputs:
@@ -122,6 +126,7 @@ def submit_many(
                             session,
                             model,
                             value,
+                            id=None if names is None else next(names),
                             content_type=content_type,
                             version=version,
                             **options,

@@ -1,0 +1,50 @@
+"""The caller's own ids, which it knows before anything is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from headrace.client import Job, calls
+from headrace.client.exchange import Session
+from headrace.client.steps import Answer, Request, Take, taken_from
+
+
+def ids_sent(stream: Any) -> list[str]:
+    """Run a stream of submits without a server; the ids that it would send."""
+    sent: list[str] = []
+    came: Any = None
+    while True:
+        try:
+            step = stream.send(came)
+        except StopIteration:
+            return sent
+        came = None
+        if isinstance(step, Take):
+            assert isinstance(step.source, Iterator)
+            came = taken_from(step.source, step)
+        elif isinstance(step, Request):
+            lines = [msgspec.json.decode(line) for line in (step.body or b"").splitlines()]
+            sent += [line["id"] for line in lines]
+            answers = [
+                msgspec.json.encode(
+                    Job(
+                        id=line["id"],
+                        model="m",
+                        version="1.0",
+                        status="queued",
+                        created_at=datetime.now(UTC),
+                    )
+                )
+                for line in lines
+            ]
+            came = Answer(202, {}, b"\n".join(answers))
+
+
+def test_each_job_of_many_has_the_id_that_stands_in_its_place() -> None:
+    session = Session("http://127.0.0.1:8080", retry_s=0)
+    ids = [f"scan-{n}" for n in range(5)]
+    assert ids_sent(calls.submit_many(session, "m", iter("abcde"), ids=iter(ids))) == ids

@@ -19,12 +19,14 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
+from benchmarks.burst import Burst, burst
 from benchmarks.load import Load, generator, run_load
 from benchmarks.stack import Cpu, Headrace, backlog_drained, bare_fastapi, plain_celery
 from tests.harness.wait import wait_until
 
 BODY = b'{"x": 1}'
 WAIT = "wait=20"
+BURST = 1_500
 DOC = Path(__file__).resolve().parents[1] / "docs" / "performance.md"
 BEGIN, END = "<!-- echo:begin -->", "<!-- echo:end -->"
 
@@ -120,6 +122,26 @@ def measure_queue(table: Table, stack: Headrace, drain: int, seconds: float, rou
     os.kill(stack.worker.pid, signal.SIGCONT)
     table.add("submit only, 64 connections, a second", f"{load.rate:,.0f}")
     wait_until(stack.idle, "the backlog is drained", timeout_s=120)
+    measure_burst(table, stack, rounds)
+
+
+def measure_burst(table: Table, stack: Headrace, rounds: int) -> None:
+    bursts = []
+    for _ in range(rounds):
+        bursts.append(burst(stack.short_url, BODY, BURST))
+        wait_until(stack.idle, "the admitted have ended", timeout_s=60)
+    bursts.sort(key=_seconds)
+    if any(set(one.statuses) - {202, 429} for one in bursts):
+        raise RuntimeError(f"requests failed: {bursts}")
+    middle = bursts[len(bursts) // 2]
+    table.add(
+        f"{BURST:,} submits at once on a queue of 100: all answered after, s (admitted, refused)",
+        f"{middle.seconds:.2f} ({middle.statuses[202]}, {middle.statuses[429]})",
+    )
+
+
+def _seconds(one: Burst) -> float:
+    return one.seconds
 
 
 def measure_celery(table: Table, folder: Path, jobs: int) -> None:

@@ -105,7 +105,11 @@ class Headrace:
 
     def _start(self) -> Headrace:
         folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
-        models = write_models(folder, echo={"handler": "echo", "max_queue_depth": 10_000_000})
+        models = write_models(
+            folder,
+            echo={"handler": "echo", "max_queue_depth": 10_000_000},
+            short={"handler": "echo", "max_queue_depth": 100},
+        )
         self.redis: RedisServer = self._stack.enter_context(
             redis_server(*DURABLE, environ=as_embedded())
         )
@@ -123,7 +127,7 @@ class Headrace:
             celery_worker(self.redis.url, models, folder, arguments=("-E",) if self.events else ())
         )
         self.client = self._stack.enter_context(Client(self.redis.url, models))
-        self.worker.wait_ready("echo")
+        self.worker.wait_ready("echo", "short")
         wait_until(lambda: answers(self.url + "/live"), "the API answers", timeout_s=30)
         return self
 
@@ -139,6 +143,11 @@ class Headrace:
     def submit_url(self) -> str:
         return self.url + "/api/v1/models/echo/jobs"
 
+    @property
+    def short_url(self) -> str:
+        """Submits to a queue that holds 100 jobs."""
+        return self.url + "/api/v1/models/short/jobs"
+
     def cpu(self) -> Cpu:
         """By process: api, redis, worker, model."""
         assert self.redis.process is not None
@@ -152,7 +161,10 @@ class Headrace:
     def idle(self) -> bool:
         """Whether every job has ended."""
         with self.redis.client() as client:
-            return not client.llen("headrace.echo") and not client.zcard("hr:lease:headrace.echo")
+            return not any(
+                client.llen(f"headrace.{model}") or client.zcard(f"hr:lease:headrace.{model}")
+                for model in ("echo", "short")
+            )
 
 
 CELERY_APP = """

@@ -86,4 +86,5 @@ def create_app(settings: Settings, catalog: Catalog) -> Application:
     answer_errors(app)
     for module in (models, queues, health, metrics, documentation):
         app.include_router(module.router)
+    app.mount(documentation.STATIC_PATH, documentation.static_files)
     return app

@@ -1,28 +1,43 @@
-"""`GET /docs`: the routes, readable anywhere, and to be tried out where Swagger UI can be loaded.
+"""`GET /docs`: the routes, to be read and tried out, from this process alone.
 
-Swagger UI comes from a public server that a machine without internet does not reach; what stands
-in its place until it is loaded is therefore a list that needs nothing but this process.
+Swagger UI and its style lie in `api/static`; until its script has run (or where scripts are off) a
+list of the routes stands in its place.
 """
 
 from __future__ import annotations
 
 from html import escape
+from pathlib import Path
 from typing import Any, Final
 
 from fastapi import APIRouter, Request
-from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import HTMLResponse
+from fastapi.staticfiles import StaticFiles
 
 router = APIRouter(include_in_schema=False)
 
-_PLACE: Final = '<div id="swagger-ui">'
-_STYLE: Final = (
-    "<style>.plain{font:16px/1.5 sans-serif;max-width:60em;margin:2em auto;padding:0 1em}"
-    ".plain td{padding:.2em 1em .2em 0;vertical-align:top}</style>"
-)
+#: In the addresses of its files, so that no browser keeps those of an older one.
+SWAGGER_UI_VERSION: Final = "5.35.0"
+STATIC_PATH: Final = "/docs/static"
+static_files: Final = StaticFiles(directory=Path(__file__).parents[1] / "static")
+
+#: Nothing from elsewhere, no script but ours and Swagger UI's, and no page around this one. Swagger
+#: UI draws its icons from data: and shows a result that is an image from blob:.
+POLICY: Final = "; ".join(
+    (
+        "default-src 'none'", "script-src 'self'", "style-src 'self'", "connect-src 'self'",
+        "img-src 'self' data: blob:", "base-uri 'none'", "form-action 'none'",
+        "frame-ancestors 'none'",
+    )
+)  # fmt: skip
+_HEADERS: Final = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+}
 _INTRODUCTION: Final = (
-    "<p>The forms to try these routes out are loaded from cdn.jsdelivr.net. While that is not "
-    'reached, this list stands here; <a href="/openapi.json">/openapi.json</a> has the details.</p>'
+    '<p>The forms to try these routes out need JavaScript; <a href="openapi.json">openapi.json</a> '
+    "has the details.</p>"
 )
 
 
@@ -30,11 +45,28 @@ _INTRODUCTION: Final = (
 async def documentation(request: Request) -> HTMLResponse:
     """Swagger UI, and behind it the list."""
     app = request.app
-    page = get_swagger_ui_html(
-        openapi_url="/openapi.json", title=app.title, swagger_favicon_url="data:,"
-    )
-    html = bytes(page.body).decode()
-    return HTMLResponse(html.replace(_PLACE, _PLACE + plain_list(app.title, app.openapi()), 1))
+    return HTMLResponse(_page(app.title, app.openapi()), headers=_HEADERS)
+
+
+def _page(title: str, schema: dict[str, Any]) -> str:
+    version = SWAGGER_UI_VERSION
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{escape(title)}</title>
+<link rel="icon" href="data:,">
+<link rel="stylesheet" href="docs/static/swagger-ui/swagger-ui.css?{version}">
+<link rel="stylesheet" href="docs/static/docs.css?{version}">
+</head>
+<body>
+<div id="swagger-ui">{plain_list(title, schema)}</div>
+<script src="docs/static/swagger-ui/swagger-ui-bundle.js?{version}"></script>
+<script src="docs/static/docs.js?{version}"></script>
+</body>
+</html>
+"""
 
 
 def plain_list(title: str, schema: dict[str, Any]) -> str:
@@ -47,4 +79,4 @@ def plain_list(title: str, schema: dict[str, Any]) -> str:
         if method != "parameters"
     ]
     table = f"<table>{''.join(rows)}</table>"
-    return f'{_STYLE}<div class="plain"><h1>{escape(title)}</h1>{_INTRODUCTION}{table}</div>'
+    return f'<div class="plain"><h1>{escape(title)}</h1>{_INTRODUCTION}{table}</div>'

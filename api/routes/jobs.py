@@ -19,8 +19,12 @@ from headrace.jobs import Job, State
 _QUERY: Final = frozenset({"wait"})
 _NONE: Final[frozenset[str]] = frozenset()
 _ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
-#: A handler's output has the API's own origin: a browser is not to guess that it is HTML.
-_NO_SNIFFING: Final[Header] = (b"x-content-type-options", b"nosniff")
+#: A handler's output has the API's own origin: a browser is not to guess that it is HTML, and where
+#: it is, neither to run nor to load anything for it.
+_HARMLESS: Final[tuple[Header, ...]] = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"content-security-policy", b"default-src 'none'; style-src 'unsafe-inline'; sandbox"),
+)
 _UNSAFE = re.compile(r"[^\x20-\x7e]")
 
 
@@ -41,7 +45,7 @@ async def get_result(services: Services, request: Request, job_id: str) -> Reply
     if failure is not None:
         return job_problem(job, failure, request.path)
     output = raw_result(job)
-    headers = (NO_STORE, _NO_SNIFFING, *applied)
+    headers = (NO_STORE, *_HARMLESS, *applied)
     if output is None:
         # A Celery client asked for no result (`ignore_result`).
         return Reply(204, b"", headers=headers)

@@ -54,6 +54,10 @@ def test_it_holds_one_package_and_all_its_data(wheel: Path) -> None:
     } <= names
     assert "headrace/_server/handlers/weights/digits.safetensors" in names
     assert "headrace/_server/configs/models.yaml" in names
+    # The documentation page's own files, and the licence of those that are not ours.
+    static = {str(p.relative_to(ROOT)) for p in (ROOT / "api/static").rglob("*") if p.is_file()}
+    assert "api/static/swagger-ui/LICENSE" in static
+    assert {f"headrace/_server/{name}" for name in static} <= names
     assert not [
         name for name in names if "__pycache__" in name or name.startswith("headrace/_server/tests")
     ]
@@ -61,8 +65,9 @@ def test_it_holds_one_package_and_all_its_data(wheel: Path) -> None:
 
 def test_the_license_travels_with_it(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
-        licenses = [name for name in archive.namelist() if name.endswith("/LICENSE")]
+        licenses = [name for name in archive.namelist() if name.endswith("/licenses/LICENSE")]
         assert len(licenses) == 1
+        assert ".dist-info/" in licenses[0]
         assert "Apache License" in archive.read(licenses[0]).decode()
 
 

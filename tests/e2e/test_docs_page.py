@@ -1,0 +1,131 @@
+"""`/docs` in a real browser: complete, usable, and with no request to anywhere else."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from api.routes.documentation import POLICY, SWAGGER_UI_VERSION
+from tests.harness.api_server import ApiServer, api_server, catalog
+from tests.harness.browser import browser_page
+from tests.harness.fake_worker import Answer, FakeWorker, claim, settle
+from tests.harness.redis_servers import RedisServer
+from tests.harness.up import ROOT
+
+STATIC = ROOT / "api" / "static"
+
+
+@pytest.fixture
+def api(redis_db: RedisServer) -> Iterator[ApiServer]:
+    with api_server(redis_db.url, catalog(echo={})) as server:
+        yield server
+
+
+def operations(api: ApiServer) -> list[dict[str, Any]]:
+    paths = api.http.get("/openapi.json").json()["paths"]
+    return [
+        operation
+        for methods in paths.values()
+        for method, operation in methods.items()
+        if method != "parameters"
+    ]
+
+
+def test_every_route_is_shown_and_nothing_is_asked_for_elsewhere(api: ApiServer) -> None:
+    with browser_page() as watched:
+        page = watched.page
+        page.goto(f"{api.url}/docs")
+        page.wait_for_selector(".opblock")
+        assert page.locator(".opblock").count() == len(operations(api))
+        # Swagger UI 4 gives up on OpenAPI 3.1; this one says which it reads.
+        assert page.locator(".version-stamp", has_text="OAS 3.1").count() == 1
+        for block in page.locator(".opblock-summary-control").all():
+            block.click()
+        assert page.locator(".opblock-body").count() == len(operations(api))
+        page.wait_for_load_state("networkidle")
+        assert watched.complaints == []
+        assert watched.requests
+        strangers = [url for url in watched.requests if not url.startswith((api.url, "data:"))]
+        assert strangers == []
+
+
+def test_a_job_is_tried_out_on_the_page(api: ApiServer, redis_db: RedisServer) -> None:
+    with FakeWorker(redis_db.url, "echo"), browser_page() as watched:
+        page = watched.page
+        page.goto(f"{api.url}/docs")
+        page.wait_for_selector(".opblock")
+        block = page.locator("[id=operations-jobs-submit_job]")
+        block.locator(".opblock-summary-control").click()
+        block.locator(".try-out__btn").click()
+        block.locator("textarea").first.fill('{"model": "echo", "input": "from a browser"}')
+        block.locator("tr[data-param-name=wait] input").fill("30")
+        block.locator(".execute").click()
+        answer = block.locator(".live-responses-table tr.response")
+        answer.wait_for()
+        assert answer.locator(".response-col_status").inner_text().strip() == "200"
+        assert '"result": "from a browser"' in answer.inner_text()
+        assert watched.complaints == []
+
+
+def test_without_scripts_it_is_a_list(api: ApiServer) -> None:
+    with browser_page(scripts=False) as watched:
+        watched.page.goto(f"{api.url}/docs")
+        text = watched.page.locator(".plain").inner_text()
+        for operation in operations(api):
+            assert operation["summary"] in text
+
+
+def test_its_policy_allows_no_other_origin(api: ApiServer) -> None:
+    answer = api.http.get("/docs")
+    assert answer.headers["content-security-policy"] == POLICY
+    assert not re.search(r"unsafe|https?:|\*", POLICY)
+    assert POLICY.startswith("default-src 'none'")
+    assert not re.search(r"<style|style=|<script>|\son\w+=|//", answer.text)
+
+
+def test_a_result_that_is_a_page_runs_nothing(api: ApiServer, redis_db: RedisServer) -> None:
+    hostile = (
+        "<!doctype html><title>untouched</title>"
+        "<script>document.title = 'ran'; fetch('/api/v1/queues')</script>"
+    )
+    location = api.http.post("/api/v1/models/echo/jobs", json=1).headers["location"]
+    with redis_db.client() as client:
+        claimed = claim(client, "echo")
+        settle(client, "echo", claimed, [html_answer(hostile)])
+    answer = api.http.get(f"{location}/result")
+    assert (answer.headers["content-type"], answer.text) == ("text/html", hostile)
+    with browser_page() as watched:
+        watched.page.goto(f"{api.url}{location}/result")
+        assert watched.page.title() == "untouched"
+        assert watched.requests == [f"{api.url}{location}/result"]
+
+
+def html_answer(text: str) -> Answer:
+    encoded = base64.b64encode(text.encode()).decode()
+    stored = f'{{"__type__": "base64", "__value__": "{encoded}"}}'
+    return Answer(result=stored.encode(), extra="rt", value="text/html")
+
+
+def test_the_version_that_is_named_is_the_one_that_lies_there() -> None:
+    readme = (STATIC / "swagger-ui" / "README.md").read_text()
+    assert f"swagger-ui-dist {SWAGGER_UI_VERSION} " in readme
+    script = (STATIC / "swagger-ui" / "swagger-ui-bundle.js").read_text()
+    assert f'"{SWAGGER_UI_VERSION}"' in script
+    assert "Apache License" in (STATIC / "swagger-ui" / "LICENSE").read_text()
+
+
+def test_its_files_are_served_and_no_others(api: ApiServer) -> None:
+    answer = api.http.get("/docs/static/swagger-ui/swagger-ui-bundle.js")
+    assert answer.headers["content-type"].startswith("text/javascript")
+    again = api.http.get(
+        "/docs/static/swagger-ui/swagger-ui-bundle.js",
+        headers={"If-None-Match": answer.headers["etag"]},
+    )
+    assert again.status_code == 304
+    for path in ("", "/", "/none", "/..%2fapp.py", "/%2e%2e/app.py", "/swagger-ui"):
+        answer = api.http.get(f"/docs/static{path}")
+        assert (answer.status_code, answer.json()["type"]) == (404, "/problems/not-found")

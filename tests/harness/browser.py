@@ -1,0 +1,62 @@
+"""A real browser that sees what a page does: Debian's Chromium, driven by Playwright."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import pytest
+from playwright.sync_api import Page, sync_playwright
+
+_ARGUMENTS = [
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic",
+    "--disable-background-networking",
+]  # fmt: skip
+_NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+
+def require_browser() -> str:
+    """The browser's program. A missing one skips on a laptop and fails in CI."""
+    found = next(filter(None, map(shutil.which, _NAMES)), None)
+    if found is None:
+        message = "no Chromium on the PATH (Debian: apt-get install chromium)"
+        if os.environ.get("CI"):
+            pytest.fail(message)
+        pytest.skip(message)
+    return found
+
+
+@dataclass
+class Watched:
+    """A page, and what it did.
+
+    Attributes:
+        requests: every address that it asked for, whether that was answered or not.
+        complaints: its errors, and what its console says, such as of a broken policy.
+    """
+
+    page: Page
+    requests: list[str] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def browser_page(*, scripts: bool = True) -> Iterator[Watched]:
+    """An empty page of a browser of its own."""
+    program = require_browser()
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=_ARGUMENTS)
+        try:
+            page = browser.new_page(
+                viewport={"width": 1280, "height": 1600}, java_script_enabled=scripts
+            )
+            watched = Watched(page)
+            page.on("request", lambda request: watched.requests.append(request.url))
+            page.on("console", lambda message: watched.complaints.append(message.text))
+            page.on("pageerror", lambda error: watched.complaints.append(str(error)))
+            yield watched
+        finally:
+            browser.close()

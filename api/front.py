@@ -12,7 +12,7 @@ from typing import Final
 from api.asgi import ClientGone, Receive, Reply, Request, Scope, Send, send_reply
 from api.problems import problem, unexpected
 from api.routes.jobs import cancel_job, get_job, get_result
-from api.routes.submit import submit_input, submit_job
+from api.routes.submit import put_job, submit_input, submit_job
 from api.services import Services
 from headrace.errors import HeadraceError, MethodNotAllowed
 
@@ -28,7 +28,7 @@ RESULT: Final = "/api/v1/jobs/{job_id}/result"
 HOT_ROUTES: Final[dict[str, Methods]] = {
     MODEL_JOBS: {"POST": submit_input, "PUT": submit_input},
     JOBS: {"POST": submit_job},
-    JOB: {"GET": get_job, "HEAD": get_job, "DELETE": cancel_job},
+    JOB: {"GET": get_job, "HEAD": get_job, "PUT": put_job, "DELETE": cancel_job},
     RESULT: {"GET": get_result, "HEAD": get_result},
 }
 

@@ -67,6 +67,14 @@ SCHEMAS: Final[dict[str, Any]] = {
     },
 }  # fmt: skip
 
+ID_PATTERN: Final = "^[A-Za-z0-9_.:@-]{1,128}$"
+_KEY: Final = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "schema": {"type": "string", "pattern": "^[!-~]{1,255}$"},
+    "description": "Under the same key a repeat is the same job, and another request a conflict.",
+    "example": "0e5f3c1c-6a0e-4a55-9f0e-3f7c3c7c2a11",
+}
 _WAIT: Final = [
     {
         "name": "wait",
@@ -100,11 +108,25 @@ _JOB_REQUEST: Final = {
         "model": {"type": "string"},
         "version": {"type": "string"},
         "input": {"description": "Any JSON, or {content_type, base64} for bytes."},
+        "id": {
+            "type": ["string", "null"],
+            "pattern": ID_PATTERN,
+            "description": "The job's id; left out, the server makes one.",
+        },
         "options": {
             "type": "object",
             "properties": {option["name"]: option["schema"] for option in _OPTIONS}
             | {"metadata": {"type": "object"}},
         },
+    },
+}
+_JOB_BODY: Final = {
+    "required": True,
+    "content": {
+        "application/json": {
+            "schema": _JOB_REQUEST,
+            "example": {"model": "echo", "input": {"x": 1}, "options": {"priority": 3}},
+        }
     },
 }
 
@@ -131,7 +153,7 @@ def _submit_input(method: str) -> dict[str, Any]:
         "Submit the body as the input of a job",
         ended="It has ended within the wait.",
         operationId=f"submit_input_{method}",
-        parameters=[*_OPTIONS, *_WAIT],
+        parameters=[*_OPTIONS, *_WAIT, _KEY],
         requestBody={"required": True, "content": {"*/*": {"schema": {}}}},
     )
 
@@ -150,17 +172,21 @@ def hot_paths() -> dict[str, Any]:
                 "Submit a job",
                 ended="It has ended within the wait.",
                 operationId="submit_job",
-                parameters=_WAIT,
-                requestBody={
-                    "required": True,
-                    "content": {"application/json": {"schema": _JOB_REQUEST}},
-                },
+                parameters=[*_WAIT, _KEY],
+                requestBody=_JOB_BODY,
             )
         },
         JOB: {
             "parameters": [_path_name("job_id")],
             "get": _operation(
                 "One job", ended="It has ended.", operationId="get_job", parameters=_WAIT
+            ),
+            "put": _operation(
+                "Submit a job under an id of your own; a repeat is the same job",
+                ended="It has ended within the wait, or had before.",
+                operationId="put_job",
+                parameters=_WAIT,
+                requestBody=_JOB_BODY,
             ),
             "delete": _operation(
                 "Cancel a job",

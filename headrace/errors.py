@@ -4,6 +4,7 @@
     ├── ConfigError            config-error         a setting or a models file is wrong
     ├── RequestError                                the request was refused; no job was made
     │   ├── InvalidRequest     invalid-request      400
+    │   ├── InvalidId          invalid-id           422
     │   ├── ModelNotFound      model-not-found      404
     │   ├── PathNotFound       not-found            404  the API has no such path
     │   ├── JobNotFound        job-not-found        404
@@ -88,6 +89,14 @@ class InvalidRequest(RequestError):
     title = "Invalid request"
 
 
+class InvalidId(RequestError):
+    """The id, or the idempotency key, is not one that a job can have."""
+
+    code = "invalid-id"
+    status = 422
+    title = "Invalid id"
+
+
 class ModelNotFound(RequestError):
     """No model of that name (and version) is registered."""
 
@@ -121,7 +130,7 @@ class MethodNotAllowed(RequestError):
 
 
 class Conflict(RequestError):
-    """The id or idempotency key was used before with another body."""
+    """The id or idempotency key was used before for another request."""
 
     code = "conflict"
     status = 409

@@ -91,10 +91,23 @@ def submission(
     return Submission(job_id, model.name, arguments, len(message))
 
 
-def hash_request(model: str, input_json: bytes, options: JobOptions) -> str:
-    """A short digest of what was asked, by which a repeat is told from another request."""
-    digest = hashlib.blake2b(model.encode() + b"\0" + input_json, digest_size=12)
+def hash_request(
+    model: str, input_json: bytes, options: JobOptions = DEFAULT_OPTIONS, version: str | None = None
+) -> str:
+    """A short digest of what was asked, by which a repeat is told from another request.
+
+    Args:
+        model: the model's name.
+        input_json: the input as it was sent.
+        options: what was asked of the job.
+        version: the version that was asked for; None where the client took any, so that a repeat
+            is one also after the model was renewed.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    # Each part ends where only it can end: a name has no NUL, and the rest is JSON.
+    digest.update(b"%s\0%s\0" % (model.encode(), msgspec.json.encode(version)))
     digest.update(msgspec.json.encode(options, order="deterministic"))
+    digest.update(input_json)
     return digest.hexdigest()
 
 
@@ -110,7 +123,8 @@ def read_receipt(job: Submission, answer: Sequence[Any]) -> Receipt | HeadraceEr
         )
     if code == 3:
         return Conflict(
-            f"the id {job.id} was used before for another request", hint="Use a new id."
+            f"the id {job.id} was used before for another request",
+            hint="Use a new id or key for a new request; repeat a request just as it was.",
         )
     return BrokerUnavailable(
         f"the queue of model {job.model} cannot be used: its key in Redis is not a list",

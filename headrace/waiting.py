@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from typing import Any, Final, Self
 
 import msgspec
@@ -38,7 +38,7 @@ class Wait:
 
     __slots__ = ("_future", "_loop", "_table", "job_id")
 
-    def __init__(self, job_id: str, table: dict[str, Wait] | None = None) -> None:
+    def __init__(self, job_id: str, table: dict[str, list[Wait]] | None = None) -> None:
         self.job_id = job_id
         self._table = table
         self._loop = asyncio.get_running_loop()
@@ -46,12 +46,16 @@ class Wait:
 
     def __enter__(self) -> Self:
         if self._table is not None:
-            self._table[self.job_id] = self
+            # Several requests may name one job by the same id.
+            self._table.setdefault(self.job_id, []).append(self)
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._table is not None:
-            self._table.pop(self.job_id, None)
+            waits = self._table[self.job_id]
+            waits.remove(self)
+            if not waits:
+                del self._table[self.job_id]
 
     def wake(self, ended: Ended | None = None) -> None:
         """Tell the waiter how the job ended, or (None) to look at the record."""
@@ -90,7 +94,7 @@ class Waiters:
         self.api_id = api_id
         self.closing = False
         self._client = client
-        self._own: dict[str, Wait] = {}
+        self._own: dict[str, list[Wait]] = {}
         self._topics: dict[str, _Topic] = {}
         # How many confirmations are due per channel: one that left and came back has an older one.
         self._unconfirmed: defaultdict[str, int] = defaultdict(int)
@@ -100,7 +104,7 @@ class Waiters:
     @property
     def count(self) -> int:
         """How many requests wait."""
-        return len(self._own) + sum(len(topic.waits) for topic in self._topics.values())
+        return sum(map(len, self._waiting()))
 
     @property
     def listening(self) -> bool:
@@ -249,11 +253,12 @@ class Waiters:
             self._wake_all()
             return
         for row in rows:
-            wait = self._own.get(row.id)
-            if wait is not None:
+            for wait in self._own.get(row.id, ()):
                 wait.wake(row if row.state else None)
 
     def _wake_all(self) -> None:
-        topics = self._topics.values()
-        for wait in [*self._own.values(), *(wait for topic in topics for wait in topic.waits)]:
+        for wait in [wait for waits in self._waiting() for wait in waits]:
             wait.wake()
+
+    def _waiting(self) -> list[Collection[Wait]]:
+        return [*self._own.values(), *(topic.waits for topic in self._topics.values())]

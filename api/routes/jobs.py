@@ -9,16 +9,16 @@ import msgspec
 
 from api.asgi import NO_STORE, Header, Reply, Request
 from api.problems import failure_of, job_problem
-from api.routes.submit import NOT_YET
+from api.routes.submit import NOT_YET, end_of
 from api.services import Services
-from api.waits import Vigil, asked_wait_s, preferred_wait_s, until_ended
+from api.waits import asked_wait_s, preferred_wait_s
 from api.wire import job_object, raw_result
 from headrace.errors import JobNotFound
+from headrace.ids import is_id
 from headrace.jobs import Job, State
 
 _QUERY: Final = frozenset({"wait"})
 _NONE: Final[frozenset[str]] = frozenset()
-_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 #: A handler's output has the API's own origin: a browser is not to guess that it is HTML, and where
 #: it is, neither to run nor to load anything for it.
 _HARMLESS: Final[tuple[Header, ...]] = (
@@ -85,18 +85,8 @@ async def _look(
     if job is None:
         raise _unknown(job_id)
     if wait_s and not job.state.final:
-        job = await _ended(services, request, job, wait_s)
+        job = await end_of(services, request, job, wait_s)
     return job, applied
-
-
-async def _ended(services: Services, request: Request, job: Job, wait_s: float) -> Job:
-    waiters, read = services.waiters, services.queue.read
-    async with waiters.foreign(job.id) as wait:
-        with Vigil(wait, wait_s, request.receive) as vigil:
-            # It may have ended before the subscription stood.
-            wait.wake()
-            found = await until_ended(wait, vigil, waiters, read)
-    return found if isinstance(found, Job) else job
 
 
 async def _not_yet(services: Services, job: Job, applied: tuple[Header, ...]) -> Reply:
@@ -106,7 +96,7 @@ async def _not_yet(services: Services, job: Job, applied: tuple[Header, ...]) ->
 
 
 def _checked(job_id: str) -> str:
-    if not _ID.fullmatch(job_id):
+    if not is_id(job_id):
         raise _unknown(job_id)
     return job_id
 

@@ -1,49 +1,50 @@
-"""Submit: `POST /api/v1/models/{model}/jobs` and `POST /api/v1/jobs`."""
+"""Submit one job: `POST /api/v1/models/{model}/jobs`, `POST /api/v1/jobs`, `PUT /api/v1/jobs/{id}`.
+
+Under an id or an idempotency key of the client's a repeat is the same job, whatever became of it.
+"""
 
 from __future__ import annotations
 
 import time
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from api.asgi import Header, Reply, Request
-from api.bodies import FORM_TYPE, input_of, media_type, not_json, read_body
-from api.options import OPTION_NAMES, checked, options_from_query, reworded
+from api.asked import Asked, asked_by, identity_of, model_for, read_job_request
+from api.bodies import FORM_TYPE, input_of, media_type, read_body
+from api.options import OPTION_NAMES, options_from_query
 from api.problems import problem
 from api.services import Services
 from api.waits import Vigil, asked_wait_s, preferred_wait_s, until_ended
 from api.wire import JOBS_PATH, job_object
-from headrace.catalog import ModelConfig
 from headrace.errors import (
     BrokerError,
     BrokerUnavailable,
     HeadraceError,
     InvalidRequest,
-    ModelNotFound,
     RequestError,
     UnsupportedMedia,
 )
-from headrace.jobs import DEFAULT_OPTIONS, Job, JobOptions, State, new_id
+from headrace.jobs import Job, State
 from headrace.media import is_json
 from headrace.submission import submission
 
 NOT_YET: Final[Header] = (b"retry-after", b"1")
+REPLAYED: Final[Header] = (b"idempotency-replayed", b"true")
 _MODEL_QUERY: Final = OPTION_NAMES | {"wait"}
 _JOB_QUERY: Final = frozenset({"wait"})
 
 
-class _JobRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of `POST /api/v1/jobs`."""
+class Enqueued(NamedTuple):
+    """A job that a submit has led to.
 
-    model: str
-    input: msgspec.Raw
-    version: str | None = None
-    options: JobOptions = DEFAULT_OPTIONS
+    Attributes:
+        replayed: it is that of an earlier request, as it is now.
+    """
 
-
-_MEMBERS: Final = frozenset(_JobRequest.__struct_fields__)
-_JOB_REQUEST: Final = msgspec.json.Decoder(_JobRequest)
+    job: Job
+    replayed: bool
 
 
 async def submit_input(services: Services, request: Request, name: str) -> Reply:
@@ -53,6 +54,7 @@ async def submit_input(services: Services, request: Request, name: str) -> Reply
         query = request.query(_MODEL_QUERY)
         options = options_from_query(query)
         wait_s = asked_wait_s(query.get("wait"), services.settings.max_wait_s)
+        identity = identity_of(None, key_of(request))
         body = await read_body(request, services.settings.body_limit_bytes)
         input_json = input_of(
             body, request.header(b"content-type"), request.header(b"content-encoding")
@@ -60,11 +62,26 @@ async def submit_input(services: Services, request: Request, name: str) -> Reply
     except HeadraceError as error:
         services.counters.refused(name, error.code)
         raise
-    return await _submit(services, request, model, input_json, options, wait_s)
+    asked = Asked(model, input_json, options, identity)
+    return await _submit(services, request, asked, wait_s)
 
 
 async def submit_job(services: Services, request: Request, _: str) -> Reply:
     """The body is JSON that names model, input and options."""
+    return await _submit_json(services, request, None)
+
+
+async def put_job(services: Services, request: Request, job_id: str) -> Reply:
+    """The same under the id in the path: said again, it is the same job."""
+    return await _submit_json(services, request, job_id)
+
+
+def key_of(request: Request) -> str:
+    """The idempotency key of a request; "" where it has none."""
+    return request.header(b"idempotency-key").decode("latin-1")
+
+
+async def _submit_json(services: Services, request: Request, path_id: str | None) -> Reply:
     query = request.query(_JOB_QUERY)
     wait_s = asked_wait_s(query.get("wait"), services.settings.max_wait_s)
     kind = media_type(request.header(b"content-type").decode("latin-1"))
@@ -73,44 +90,37 @@ async def submit_job(services: Services, request: Request, _: str) -> Reply:
             f"{kind} is not read here",
             hint="Send JSON, or the input itself to /api/v1/models/{model}/jobs.",
         )
+    refuse_encoding(request)
+    said = read_job_request(await read_body(request, services.settings.body_limit_bytes))
+    model = model_for(services.catalog, said)
+    try:
+        identity = identity_of(_one_id(path_id, said.id), key_of(request))
+        asked = asked_by(said, model, identity)
+    except RequestError as error:
+        services.counters.refused(model.name, error.code)
+        raise
+    return await _submit(services, request, asked, wait_s)
+
+
+def refuse_encoding(request: Request) -> None:
+    """Raises UnsupportedMedia where the body is compressed."""
     if request.header(b"content-encoding") not in (b"", b"identity"):
         raise UnsupportedMedia(
             "Content-Encoding is not read here", hint="Send the body uncompressed."
         )
-    asked = _read_job(await read_body(request, services.settings.body_limit_bytes))
-    model = services.catalog.get(asked.model)
-    if asked.version is not None and asked.version != model.version:
-        raise ModelNotFound(
-            f"model {model.name} has no version {asked.version[:64]!r}",
-            hint=f"Its version is {model.version}.",
+
+
+def _one_id(path_id: str | None, body_id: str | None) -> str | None:
+    if path_id is not None and body_id is not None and path_id != body_id:
+        raise InvalidRequest(
+            f"the path names the job {path_id[:128]!r} and the body {body_id[:128]!r}",
+            hint="Leave id out of the body.",
         )
-    try:
-        options = checked(asked.options)
-    except InvalidRequest as error:
-        services.counters.refused(model.name, error.code)
-        raise
-    return await _submit(services, request, model, bytes(asked.input), options, wait_s)
-
-
-def _read_job(body: bytes) -> _JobRequest:
-    try:
-        asked = _JOB_REQUEST.decode(body)
-        if not body.isascii():
-            body.decode()
-    except msgspec.ValidationError as error:
-        raise reworded(error, "member", _MEMBERS) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise not_json(error, body) from None
-    return asked
+    return body_id if path_id is None else path_id
 
 
 async def _submit(
-    services: Services,
-    request: Request,
-    model: ModelConfig,
-    input_json: bytes,
-    options: JobOptions,
-    wait_s: float | None,
+    services: Services, request: Request, asked: Asked, wait_s: float | None
 ) -> Reply:
     applied: tuple[Header, ...] = ()
     prefer = request.header(b"prefer")
@@ -118,76 +128,98 @@ async def _submit(
         wait_s = preferred_wait_s(prefer, services.settings.max_wait_s)
     if wait_s is not None:
         applied = ((b"preference-applied", b"wait=%g" % wait_s),)
-    job_id = new_id()
+    name, job_id = asked.model.name, asked.identity.job_id
     try:
         if wait_s:
-            job = await _ended(services, request, model, job_id, input_json, options, wait_s)
+            job, replayed = await _ended(services, request, asked, wait_s)
         else:
-            job = await _enqueued(services, model, job_id, input_json, options)
+            job, replayed = await _enqueued(services, asked)
     except BrokerUnavailable as error:
-        services.counters.refused(model.name, error.code)
+        services.counters.refused(name, error.code)
         # Redis may have taken the job before it fell silent: the id lets the client find out.
         return problem(error, request.path, job=job_id)
     except RequestError as error:
-        services.counters.refused(model.name, error.code)
+        services.counters.refused(name, error.code)
         raise
+    if replayed:
+        applied = (REPLAYED, *applied)
     location = (b"location", (JOBS_PATH + job_id).encode())
     if job.state.final:
         return Reply(200, job_object(job), headers=(location, *applied))
-    has_replica = await services.fleet.has_ready(model.name)
+    has_replica = await services.fleet.has_ready(name)
     body = job_object(job, has_replica=has_replica)
     return Reply(202, body, headers=(location, NOT_YET, *applied))
 
 
-async def _enqueued(
-    services: Services,
-    model: ModelConfig,
-    job_id: str,
-    input_json: bytes,
-    options: JobOptions,
-    waiter: str = "",
-) -> Job:
-    """Enqueue the job; what there is to say of it until it is claimed."""
+async def _enqueued(services: Services, asked: Asked, waiter: str = "") -> Enqueued:
+    """Enqueue the job, or find the one that an earlier request enqueued."""
+    request_hash = asked.request_hash
     job = submission(
-        job_id,
-        model,
-        input_json,
-        options,
+        asked.identity.job_id,
+        asked.model,
+        asked.input_json,
+        asked.options,
         now_s=time.time(),
         result_ttl_s=services.settings.result_ttl_s,
         waiter=waiter,
+        request_hash=request_hash,
     )
-    receipt = await services.queue.submit(job)
-    services.counters.admitted(model.name)
-    metadata = options.metadata
+    while True:
+        receipt = await services.queue.submit(job)
+        # Where no client can repeat, only a call whose answer was lost did.
+        if not (receipt.repeated and request_hash):
+            services.counters.admitted(asked.model.name)
+            return Enqueued(fresh_job(asked, receipt.created_us), replayed=False)
+        found = await services.queue.read(job.id)
+        if found is not None:
+            return Enqueued(found, replayed=True)
+        # Its record ran out between the two, so that the id is free again.
+
+
+def fresh_job(asked: Asked, created_us: int) -> Job:
+    """What there is to say of a job until it is claimed."""
+    options, metadata = asked.options, asked.options.metadata
     return Job(
-        id=job_id,
-        model=model.name,
-        version=model.version,
+        id=asked.identity.job_id,
+        model=asked.model.name,
+        version=asked.model.version,
         state=State.SCHEDULED if options.countdown else State.QUEUED,
-        created_us=receipt.created_us,
+        created_us=created_us,
         metadata_json="" if metadata is None else msgspec.json.encode(metadata).decode(),
     )
 
 
-async def _ended(
-    services: Services,
-    request: Request,
-    model: ModelConfig,
-    job_id: str,
-    input_json: bytes,
-    options: JobOptions,
-    wait_s: float,
-) -> Job:
+async def _ended(services: Services, request: Request, asked: Asked, wait_s: float) -> Enqueued:
     """Enqueue the job and wait for its end; the wait never decides its fate."""
     waiters = services.waiters
-    with waiters.own(job_id) as wait:
-        job = await _enqueued(services, model, job_id, input_json, options, waiters.api_id)
+    with waiters.own(asked.identity.job_id) as wait:
+        enqueued = await _enqueued(services, asked, waiters.api_id)
+        if not enqueued.replayed:
+            job = enqueued.job
+            with Vigil(wait, wait_s, request.receive) as vigil:
+                try:
+                    found = await until_ended(wait, vigil, waiters, services.queue.read)
+                except BrokerError:
+                    return enqueued
+            if not isinstance(found, Job):
+                found = found.job(job.model, job.version, job.created_us, job.metadata_json)
+            return Enqueued(found, replayed=False)
+    # Whoever submitted it is told of its end; so is whoever listens for its Celery result.
+    if enqueued.job.state.final:
+        return enqueued
+    try:
+        job = await end_of(services, request, enqueued.job, wait_s)
+    except BrokerError:
+        return enqueued
+    return Enqueued(job, replayed=True)
+
+
+async def end_of(services: Services, request: Request, job: Job, wait_s: float) -> Job:
+    """Wait for the end of a job that anybody may have submitted."""
+    waiters = services.waiters
+    async with waiters.foreign(job.id) as wait:
         with Vigil(wait, wait_s, request.receive) as vigil:
-            try:
-                found = await until_ended(wait, vigil, waiters, services.queue.read)
-            except BrokerError:
-                return job
-    if isinstance(found, Job):
-        return found
-    return found.job(job.model, job.version, job.created_us, job.metadata_json)
+            # It may have ended before the subscription stood.
+            wait.wake()
+            found = await until_ended(wait, vigil, waiters, services.queue.read)
+    return found if isinstance(found, Job) else job

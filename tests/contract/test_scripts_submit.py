@@ -8,7 +8,7 @@ import pytest
 
 from headrace import keys
 from headrace.jobs import new_id
-from tests.harness.calls import Job, Queue
+from tests.harness.calls import Job, Queue, foreign
 from tests.harness.redis_servers import RedisServer
 
 pytestmark = pytest.mark.leaves_keys
@@ -170,3 +170,34 @@ def test_an_id_whose_cancelled_message_is_still_listed_is_not_taken_again(queue:
     assert queue.claim().jobs == []
     assert queue.submit(job)[0][0] == QUEUED
     assert queue.claim().ids == [job.id]
+
+
+def test_a_record_without_a_digest_is_nobodys_repeat(queue: Queue) -> None:
+    plain, raw = Job(), foreign()
+    queue.submit(plain)
+    queue.push(raw)
+    leased = queue.claim()
+    for job_id in leased.ids:
+        assert "h" not in queue.record(job_id)
+        assert queue.submit(Job(id=job_id, request_hash="abc"))[0][0] == CONFLICT
+    assert len(leased.ids) == 2
+    queue.settle(*leased.jobs)
+    for job_id in leased.ids:
+        assert queue.submit(Job(id=job_id, request_hash="abc"))[0][0] == CONFLICT
+    assert queue.listed() == []
+
+
+def test_of_rivals_under_one_id_exactly_one_is_queued(queue: Queue, any_redis: RedisServer) -> None:
+    rivals = 8
+
+    def submit_same(_: int) -> list[int]:
+        with any_redis.client() as client:
+            mine = Queue(client)
+            same = [Job(id=f"same-{n}", request_hash="abc", max_depth=20) for n in range(20)]
+            return [code for code, _, _ in mine.submit(*same)]
+
+    with ThreadPoolExecutor(rivals) as pool:
+        codes = [code for codes in pool.map(submit_same, range(rivals)) for code in codes]
+    assert codes.count(QUEUED) == 20
+    assert codes.count(KNOWN) == 20 * (rivals - 1), "the queue was full, and no repeat refused"
+    assert len(queue.listed()) == 20

@@ -20,15 +20,16 @@ class Proxy:
         self.lost = 0
         self._to_port = to_port
         self._needle = b""
+        self._times = 0
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
         self._open: set[socket.socket] = set()
         self._thread = threading.Thread(target=self._accept, daemon=True)
         self._thread.start()
 
-    def lose_answer_to(self, needle: bytes) -> None:
-        """Pass on the next request that holds these bytes; cut its connection at the answer."""
-        self._needle = needle
+    def lose_answer_to(self, needle: bytes, times: int = 1) -> None:
+        """Pass on the next requests that hold these bytes; cut their connections at the answer."""
+        self._needle, self._times = needle, times
 
     def close(self) -> None:
         self._listener.close()
@@ -50,8 +51,8 @@ class Proxy:
     def _requests(self, client: socket.socket, server: socket.socket, cut: threading.Event) -> None:
         with contextlib.suppress(OSError):
             while data := client.recv(65536):
-                if self._needle and self._needle in data:
-                    self._needle = b""
+                if self._times and self._needle in data:
+                    self._times -= 1
                     cut.set()
                 server.sendall(data)
         self._end(client, server)

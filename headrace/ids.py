@@ -1,0 +1,61 @@
+"""The ids that clients give to jobs, as such or by an idempotency key. Knows no Redis, no HTTP."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import uuid
+from typing import Final
+
+from headrace.errors import InvalidId
+
+ID_GRAMMAR: Final = "1 to 128 of A-Z a-z 0-9 - _ . : @"
+KEY_GRAMMAR: Final = "1 to 255 visible ASCII characters, without spaces"
+
+_ID = re.compile(r"[A-Za-z0-9_.:@-]{1,128}")
+_KEY = re.compile(r"[!-~]{1,255}")
+#: Every client of HTTP takes these out of a path.
+_NO_PATH: Final = frozenset({".", ".."})
+_SHOWN_MAX_CHARS: Final = 128
+
+
+def is_id(text: str) -> bool:
+    """Whether a job can have this id from a client."""
+    return _ID.fullmatch(text) is not None and text not in _NO_PATH
+
+
+def check_id(text: str) -> str:
+    """The id itself.
+
+    Raises:
+        InvalidId: a job cannot have it.
+    """
+    if not is_id(text):
+        raise InvalidId(
+            f"a job cannot have the id {text[:_SHOWN_MAX_CHARS]!r}",
+            hint=f"Give {ID_GRAMMAR}, other than . and .. alone.",
+        )
+    return text
+
+
+def check_key(text: str) -> str:
+    """The idempotency key itself.
+
+    Raises:
+        InvalidId: it is none.
+    """
+    if not _KEY.fullmatch(text):
+        raise InvalidId(
+            f"the Idempotency-Key {text[:_SHOWN_MAX_CHARS]!r} cannot be used",
+            hint=f"Give {KEY_GRAMMAR}; a random UUID is a good one.",
+        )
+    return text
+
+
+def id_of_key(key: str) -> str:
+    """The id of the job that was submitted under a key: a UUID of version 8 (RFC 9562, 5.8)."""
+    digest = hashlib.blake2b(key.encode(), digest_size=16, person=b"headrace-key").digest()
+    value = int.from_bytes(digest, "big")
+    value = value & ~(0xF << 76) | 0x8 << 76
+    value = value & ~(0x3 << 62) | 0x2 << 62
+    return str(uuid.UUID(int=value))

@@ -12,7 +12,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, overload
 import httpx2
 from typing_extensions import override
 
-from headrace.client import calls
+from headrace.client import bulk, calls, mapping
 from headrace.client.exchange import Session
 from headrace.client.job import Cancelled, Job
 from headrace.client.shell import Shell, answer_of, broken_by
@@ -83,7 +83,8 @@ class AsyncClient(Shell):
     submit = _awaiting(calls.submit)
     wait = _awaiting(calls.wait)
     result = _awaiting(calls.result)
-    submit_many = _iterating(calls.submit_many)
+    submit_many = _iterating(bulk.submit_many)
+    map = _iterating(mapping.map_inputs)
     jobs = _iterating(calls.jobs)
     models = _awaiting(calls.models)
     model = _awaiting(calls.model)
@@ -102,7 +103,7 @@ class AsyncClient(Shell):
         """
         if isinstance(job, (str, Job)):
             return await self.run(calls.status(self.session, job))
-        return await self.run(calls.statuses(self.session, job))
+        return await self.run(bulk.statuses(self.session, job))
 
     @overload
     async def cancel(self, job: str | Job) -> Cancelled: ...  # type: ignore[overload-overlap]
@@ -116,7 +117,7 @@ class AsyncClient(Shell):
         """
         if isinstance(job, (str, Job)):
             return await self.run(calls.cancel(self.session, job))
-        return await self.run(calls.cancel_many(self.session, job))
+        return await self.run(bulk.cancel_many(self.session, job))
 
     async def run(self, plan: Plan[T]) -> T:
         """Run a plan to its end."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterable, Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final
 from urllib.parse import quote
@@ -21,11 +21,9 @@ from headrace.client.steps import (
     Plan,
     Request,
     Stream,
-    Take,
-    Taken,
-    source_of,
 )
-from headrace.errors import HeadraceError, JobNotFound, RequestError, WaitTimeout
+from headrace.errors import WaitTimeout
+from headrace.jobs import new_id
 
 MODELS: Final = "/api/v1/models"
 #: One long poll. The server caps it at its max_wait_s.
@@ -33,8 +31,6 @@ POLL_S: Final = 30.0
 #: A "not yet" that came sooner than this was no wait: the server is stopping, say.
 TOO_SOON_S: Final = 0.5
 PAGE: Final = 1000
-BULK_JOBS: Final = 250
-BULK_WITHIN_S: Final = 0.05
 
 
 class _Page(msgspec.Struct):
@@ -81,64 +77,15 @@ def submit(
         BrokerError: Redis cannot take it.
         ServerUnreachable: nothing answers.
     """
-    body = job_line(model, input, content_type, version, options, id)
     headers = dict(JSON_HEADERS)
     if idempotency_key is not None:
         headers["idempotency-key"] = idempotency_key
+    elif id is None:
+        # The server may have taken the job when its answer is lost: the repeat names the same one.
+        id = new_id()
+    body = job_line(model, input, content_type, version, options, id)
     answer = yield from exchange(session, Request("POST", JOBS, body=body, headers=headers))
     return decoded(answer, Job)
-
-
-def submit_many(
-    session: Session,
-    model: str,
-    inputs: Iterable[Any] | AsyncIterable[Any],
-    *,
-    ids: Iterable[str] | None = None,
-    content_type: str | None = None,
-    version: str | None = None,
-    **options: Unpack[Options],
-) -> Stream[Job | HeadraceError]:
-    """Submit a job for each input, in order.
-
-    Args:
-        session: the server.
-        model: the model's name.
-        inputs: any number of them; they are taken as there is room.
-        ids: the id of each job, in step with `inputs`, so that the caller knows it before it is
-            sent and can ask for it whatever happens; by default new ones.
-        content_type: what every input is, where its kind does not say so.
-        version: only for this version of the model.
-        options: as for `submit`, for every job.
-
-    Yields:
-        For each input its job, or why it was refused.
-    """
-    source = source_of(inputs)
-    names = None if ids is None else iter(ids)
-    while True:
-        taken: Taken = yield Take(source, BULK_JOBS, BULK_WITHIN_S)
-        for value in taken.inputs:
-            try:
-                yield Emit([
-                    (
-                        yield from submit(
-                            session,
-                            model,
-                            value,
-                            id=None if names is None else next(names),
-                            content_type=content_type,
-                            version=version,
-                            **options,
-                        )
-                    )
-                ])  # fmt: skip
-            except RequestError as error:
-                yield Emit([error])
-        if taken.error is not None:
-            raise taken.error
-        if taken.ended:
-            return
 
 
 def status(session: Session, job: str | Job) -> Plan[Job]:
@@ -149,17 +96,6 @@ def status(session: Session, job: str | Job) -> Plan[Job]:
     """
     answer = yield from exchange(session, job_request("GET", job))
     return decoded(answer, Job)
-
-
-def statuses(session: Session, jobs: Iterable[str | Job]) -> Plan[list[Job | None]]:
-    """Many jobs as they are now, in order; None where there is none."""
-    found: list[Job | None] = []
-    for job in jobs:
-        try:
-            found.append((yield from status(session, job)))
-        except JobNotFound:
-            found.append(None)
-    return found
 
 
 def wait(session: Session, job: str | Job, timeout_s: float | None = None) -> Plan[Job]:
@@ -211,7 +147,12 @@ def result(session: Session, job: str | Job, timeout_s: float | None = None) -> 
     ended = yield from wait(session, job, timeout_s)
     if not ended.succeeded:
         raise job_error(ended)
-    answer = yield from exchange(session, job_request("GET", ended, below="/result"))
+    return (yield from output(session, ended))
+
+
+def output(session: Session, job: Job) -> Plan[Any]:
+    """The result of a job that has succeeded, as the handler gave it."""
+    answer = yield from exchange(session, job_request("GET", job, below="/result"))
     if answer.status == 204:
         return None
     return decode_output(answer.body, answer.headers.get("content-type", ""))
@@ -225,18 +166,6 @@ def cancel(session: Session, job: str | Job) -> Plan[Cancelled]:
     """
     answer = yield from exchange(session, job_request("DELETE", job))
     return decoded(answer, Cancelled)
-
-
-def cancel_many(session: Session, jobs: Iterable[str | Job]) -> Plan[list[Cancelled]]:
-    """Cancel many jobs, in order; the outcome is `unknown` where there is none."""
-    outcomes: list[Cancelled] = []
-    for job in jobs:
-        try:
-            outcomes.append((yield from cancel(session, job)))
-        except JobNotFound:
-            job_id = job if isinstance(job, str) else job.id
-            outcomes.append(Cancelled(id=job_id, outcome="unknown"))
-    return outcomes
 
 
 def jobs(

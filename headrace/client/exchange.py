@@ -11,19 +11,25 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
-from headrace.client.problems import Problem, error_of, problem_of, retry_after_s
+from headrace.client.problems import error_of, problem_of, retry_after_s
 from headrace.client.steps import Answer, Broken, Pause, Plan, Request
-from headrace.errors import HeadraceError, ServerUnreachable
+from headrace.errors import (
+    BrokerFull,
+    BrokerUnavailable,
+    HeadraceError,
+    QueueFull,
+    ServerUnreachable,
+)
 
-#: The first pause, and the longest, in seconds. Each is drawn at random from its upper half.
+#: The ceiling of the first pause, and of the longest, in seconds.
 PAUSE_S: Final = 0.1
 MAX_PAUSE_S: Final = 5.0
 #: A server that has never answered is not waited for longer: it was probably never started.
 FIRST_CONTACT_S: Final = 1.0
-#: Statuses of a proxy whose server is away, where no problem of ours stands in the answer.
-AWAY: Final = frozenset({502, 503, 504})
+#: What a proxy answers while its server is away, or when it holds back, without a problem of ours.
+AWAY: Final = frozenset({429, 502, 503, 504})
 #: Problems that pass by themselves.
-PASSING: Final = frozenset({"broker-unavailable", "broker-full", "queue-full"})
+PASSING: Final = (BrokerFull, BrokerUnavailable, QueueFull)
 
 
 @dataclass(slots=True)
@@ -41,6 +47,19 @@ class Session:
     met: bool = False
 
 
+class Pauses:
+    """Pauses between retries: each about twice the last, and spread by chance."""
+
+    def __init__(self) -> None:
+        self._ceiling_s = PAUSE_S
+
+    def next(self, least_s: float = 0) -> Pause:
+        """The next one, of so many seconds at the least."""
+        drawn_s = self._ceiling_s * random.uniform(0.5, 1)  # noqa: S311 - no secret
+        self._ceiling_s = min(self._ceiling_s * 2, MAX_PAUSE_S)
+        return Pause(max(least_s, drawn_s))
+
+
 def exchange(session: Session, request: Request, *, until: float | None = None) -> Plan[Answer]:
     """Send a request until it is answered; whatever is below 400 is given back.
 
@@ -55,7 +74,7 @@ def exchange(session: Session, request: Request, *, until: float | None = None) 
         ServerUnreachable: there was no answer.
     """
     started = time.monotonic()
-    pause_s = PAUSE_S
+    pauses = Pauses()
     while True:
         outcome: Answer | Broken = yield request
         failure = _judge(session, outcome)
@@ -67,11 +86,10 @@ def exchange(session: Session, request: Request, *, until: float | None = None) 
         deadline = started + bearable_s
         if until is not None:
             deadline = min(deadline, until)
-        pause_s = min(pause_s * 2, MAX_PAUSE_S)
-        this_s = max(least_s, pause_s * random.uniform(0.5, 1))  # noqa: S311 - spreads the retries
-        if not passes or time.monotonic() + this_s > deadline:
+        pause = pauses.next(least_s)
+        if not passes or time.monotonic() + pause.seconds > deadline:
             raise error
-        yield Pause(this_s)
+        yield pause
 
 
 def _judge(session: Session, outcome: Answer | Broken) -> tuple[HeadraceError, bool, float] | None:
@@ -83,14 +101,9 @@ def _judge(session: Session, outcome: Answer | Broken) -> tuple[HeadraceError, b
         session.met = True
     if outcome.status < 400:
         return None
-    passes = _passes(outcome, problem)
-    return error_of(outcome, problem), passes, retry_after_s(outcome) or 0
-
-
-def _passes(answer: Answer, problem: Problem | None) -> bool:
-    if problem is None:
-        return answer.status in AWAY or answer.status == 429
-    return problem.code in PASSING
+    error = error_of(outcome, problem)
+    passes = isinstance(error, PASSING) or (problem is None and outcome.status in AWAY)
+    return error, passes, retry_after_s(outcome) or 0
 
 
 def unreachable(session: Session, broken: Broken) -> ServerUnreachable:

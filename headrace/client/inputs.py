@@ -44,8 +44,8 @@ def encode_input(value: Any, content_type: str | None = None) -> bytes:
         content_type: what it is, where its kind does not say so, or says otherwise.
 
     Raises:
-        InvalidRequest: it is of a kind that cannot be sent, or not of the type that is given.
-        OSError: the file cannot be read.
+        InvalidRequest: it is of a kind that cannot be sent, not of the type that is given, or a
+            file that cannot be read.
     """
     kind = (content_type or "").partition(";")[0].strip().lower()
     if isinstance(value, Path):
@@ -68,7 +68,13 @@ def encode_input(value: Any, content_type: str | None = None) -> bytes:
 
 
 def _file(path: Path, content_type: str | None) -> bytes:
-    body = path.read_bytes()
+    try:
+        body = path.read_bytes()
+    except OSError as error:
+        raise InvalidRequest(
+            f"the file {path} cannot be read: {error.strerror or error}",
+            hint="A folder is sent file by file.",
+        ) from error
     guessed, packed = mimetypes.guess_type(path.name)
     # The type of x.json.gz is that of what is packed in it.
     by_name = None if packed else guessed

@@ -38,7 +38,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         timings: milliseconds, by stage.
         result: the result as the API shows it: JSON, or `{"content_type", "base64"}`; None before
-            the end. `value` has it decoded.
+            the end, and where it is too long to be shown. `value` has it decoded.
+        result_size: its bytes, where it is too long to be shown; `client.result` fetches it.
         error: how it ended, where it did not succeed.
     """
 
@@ -59,6 +60,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     dead_lettered: bool = False
     cancel_requested: bool = False
     result: Any = None
+    result_size: int | None = None
     error: Failure | None = None
 
     @property

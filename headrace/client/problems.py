@@ -64,10 +64,16 @@ def error_of(answer: Answer, problem: Problem | None) -> HeadraceError:
             f"the server answered {answer.status} with what Headrace never says: {shown!r}",
             hint="Is the address that of Headrace's API, and does a proxy stand before it?",
         )
-    message = problem.detail or problem.title or problem.type
-    error = _typed(problem.code, RequestError, message, problem.remedy, problem.status)
+    error = problem_error(problem)
     if isinstance(error, QueueFull):
         error.retry_after_s = int(retry_after_s(answer) or error.retry_after_s)
+    return error
+
+
+def problem_error(problem: Problem) -> HeadraceError:
+    """The error that a problem tells."""
+    message = problem.detail or problem.title or problem.type
+    error = _typed(problem.code, RequestError, message, problem.remedy, problem.status)
     if isinstance(error, JobError):
         error.job_id = problem.job
     if problem.retryable is not None:

@@ -49,7 +49,6 @@ def job_line(
 
     Raises:
         InvalidRequest: the input, or an option, cannot be sent.
-        OSError: the input is a file that cannot be read.
     """
     said = {name: option for name, option in options.items() if option is not None}
     unknown = said.keys() - Options.__annotations__.keys()

@@ -11,7 +11,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, overload
 import httpx2
 from typing_extensions import override
 
-from headrace.client import calls
+from headrace.client import bulk, calls, mapping
 from headrace.client.exchange import Session
 from headrace.client.job import Cancelled, Job
 from headrace.client.shell import Shell, answer_of, broken_by
@@ -83,7 +83,8 @@ class Client(Shell):
     submit = _blocking(calls.submit)
     wait = _blocking(calls.wait)
     result = _blocking(calls.result)
-    submit_many = _iterating(calls.submit_many)
+    submit_many = _iterating(bulk.submit_many)
+    map = _iterating(mapping.map_inputs)
     jobs = _iterating(calls.jobs)
     models = _blocking(calls.models)
     model = _blocking(calls.model)
@@ -102,7 +103,7 @@ class Client(Shell):
         """
         if isinstance(job, (str, Job)):
             return self.run(calls.status(self.session, job))
-        return self.run(calls.statuses(self.session, job))
+        return self.run(bulk.statuses(self.session, job))
 
     @overload
     def cancel(self, job: str | Job) -> Cancelled: ...  # type: ignore[overload-overlap]
@@ -116,7 +117,7 @@ class Client(Shell):
         """
         if isinstance(job, (str, Job)):
             return self.run(calls.cancel(self.session, job))
-        return self.run(calls.cancel_many(self.session, job))
+        return self.run(bulk.cancel_many(self.session, job))
 
     def run(self, plan: Plan[T]) -> T:
         """Run a plan to its end."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from tests.harness.api_process import answers, environ
 from tests.harness.fake_worker import Answer, claim, settle
 from tests.harness.redis_servers import RedisServer, free_port
 from tests.harness.wait import wait_until
@@ -23,14 +23,6 @@ def models(tmp_path: Path) -> Path:
     file = tmp_path / "models.yaml"
     file.write_text("models: {echo: {handler: echo}}\n")
     return file
-
-
-def environ(models: Path, **settings: str) -> dict[str, str]:
-    """An environment with these settings and no other."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
-    own.pop("REDIS_URL", None)
-    given = {f"HEADRACE_{name.upper()}": value for name, value in settings.items()}
-    return {**own, "HEADRACE_MODELS_FILE": str(models), **given}
 
 
 @contextmanager
@@ -44,13 +36,6 @@ def process(env: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
             started.kill()
 
 
-def _answers(http: httpx2.Client, path: str) -> bool:
-    try:
-        return http.get(path).status_code == 200
-    except httpx2.TransportError:
-        return False
-
-
 def test_a_stop_answers_those_who_wait(redis_db: RedisServer, models: Path) -> None:
     port = free_port()
     env = environ(models, redis_url=redis_db.url, port=str(port))
@@ -60,7 +45,7 @@ def test_a_stop_answers_those_who_wait(redis_db: RedisServer, models: Path) -> N
         httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=70) as http,
         redis_db.client() as client,
     ):
-        wait_until(lambda: _answers(http, "/ready"), "the API is ready")
+        wait_until(lambda: answers(http, "/ready"), "the API is ready")
         asked = executor.submit(http.post, "/api/v1/models/echo/jobs?wait=60", json=1)
         wait_until(lambda: client.llen("headrace.echo") == 1, "the job is queued")
         api.terminate()

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.client import Job, calls
+from headrace.client import Job, bulk
 from headrace.client.exchange import Session
 from headrace.client.steps import Answer, Request, Take, taken_from
 
@@ -47,4 +47,4 @@ def ids_sent(stream: Any) -> list[str]:
 def test_each_job_of_many_has_the_id_that_stands_in_its_place() -> None:
     session = Session("http://127.0.0.1:8080", retry_s=0)
     ids = [f"scan-{n}" for n in range(5)]
-    assert ids_sent(calls.submit_many(session, "m", iter("abcde"), ids=iter(ids))) == ids
+    assert ids_sent(bulk.submit_many(session, "m", iter("abcde"), ids=iter(ids))) == ids

@@ -1,0 +1,208 @@
+"""Many jobs in one request: submitted, looked up and cancelled by the hundred."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias, TypeVar
+
+from typing_extensions import Unpack
+
+from headrace.client.exchange import PASSING, Pauses, Session, exchange
+from headrace.client.job import Cancelled, Job
+from headrace.client.problems import decoded
+from headrace.client.requests import JOBS, JSON_HEADERS, Options, job_line, job_request
+from headrace.client.steps import Emit, Plan, Request, Stream, Take, Taken, source_of
+from headrace.errors import (
+    BrokerError,
+    HeadraceError,
+    InvalidRequest,
+    JobNotFound,
+    QueueFull,
+    RequestError,
+    UnexpectedAnswer,
+)
+from headrace.jobs import new_id
+
+#: So many jobs go in one request at the most, and so many bytes, unless one is larger by itself.
+CHUNK_JOBS: Final = 250
+CHUNK_BYTES: Final = 4 * 1024 * 1024
+#: A source that is slower than this is not waited for to fill a request.
+GATHER_S: Final = 0.05
+#: The server holds lines back for so long while a queue is full (its bulk_hold_s), and some more.
+HOLD_S: Final = 60.0
+#: Ids in one lookup, or in one cancellation.
+LOOKUP_JOBS: Final = 1000
+
+In = TypeVar("In")
+Outcome: TypeAlias = Job | HeadraceError
+Ids: TypeAlias = Iterable[str] | Callable[[In], str] | None
+
+
+@dataclass(slots=True)
+class Entry:
+    """One input on its way.
+
+    Attributes:
+        index: its place among the inputs.
+        input: as the caller gave it.
+        job_id: the id that its job has, however often it is said.
+        line: its line, while it is being sent.
+        error: why it cannot be sent.
+        lost: how often the server did not know the job that it had accepted.
+    """
+
+    index: int
+    input: Any
+    job_id: str
+    line: bytes = b""
+    error: HeadraceError | None = None
+    lost: int = 0
+
+
+def submit_many(
+    session: Session,
+    model: str,
+    inputs: Iterable[Any] | AsyncIterable[Any],
+    *,
+    ids: Ids[Any] = None,
+    content_type: str | None = None,
+    version: str | None = None,
+    **options: Unpack[Options],
+) -> Stream[Outcome]:
+    """Submit a job for each input, in order, by the hundred.
+
+    Args:
+        session: the server.
+        model: the model's name.
+        inputs: any number of them; they are taken as they are sent.
+        ids: the id of each job, in step with the inputs, or what makes it from an input, so that
+            the caller knows it before it is sent; by default new ones.
+        content_type: what every input is, where its kind does not say so.
+        version: only for this version of the model.
+        options: as for `submit`, for every job.
+
+    Yields:
+        For each input its job, or the error why it was refused.
+
+    Raises:
+        ServerUnreachable: the server was away for longer than `retry_s`.
+    """
+
+    def line(entry: Entry) -> bytes:
+        return job_line(model, entry.input, content_type, version, options, entry.job_id)
+
+    source, name = source_of(inputs), namer(ids)
+    while True:
+        taken: Taken = yield Take(source, CHUNK_JOBS, GATHER_S)
+        for pack in packs((Entry(0, value, name(value)) for value in taken.inputs), line):
+            yield Emit((yield from send(session, pack)))
+        if taken.error is not None:
+            raise taken.error
+        if taken.ended:
+            return
+
+
+def namer(ids: Ids[In]) -> Callable[[In], str]:
+    """What gives each input the id of its job."""
+    if ids is None:
+        return lambda _: new_id()
+    if callable(ids):
+        return ids
+    given = iter(ids)
+
+    def following(_: In) -> str:
+        try:
+            return next(given)
+        except StopIteration:
+            raise InvalidRequest(
+                "there are more inputs than ids", hint="Give an id for every input, or none."
+            ) from None
+
+    return following
+
+
+def packs(entries: Iterable[Entry], line: Callable[[Entry], bytes]) -> Iterator[list[Entry]]:
+    """The entries with their lines, in packs of the size of one request."""
+    pack: list[Entry] = []
+    size = 0
+    for entry in entries:
+        try:
+            entry.line = line(entry)
+        except RequestError as error:
+            entry.error = error
+        if pack and (size + len(entry.line) > CHUNK_BYTES or len(pack) == CHUNK_JOBS):
+            yield pack
+            pack, size = [], 0
+        pack.append(entry)
+        size += len(entry.line)
+    if pack:
+        yield pack
+
+
+def send(session: Session, pack: list[Entry], *, patient: bool = False) -> Plan[list[Outcome]]:
+    """Submit a pack; what fails for a reason that passes is said again, under the same ids.
+
+    Args:
+        session: the server.
+        pack: entries with their lines, which are dropped at the end.
+        patient: a full queue is waited for without end, and not for `retry_s`.
+
+    Raises:
+        ServerUnreachable: the server was away for longer than `retry_s`.
+    """
+    outcomes: list[Outcome | None] = [entry.error for entry in pack]
+    open_ = [at for at, outcome in enumerate(outcomes) if outcome is None]
+    pauses, progress = Pauses(), time.monotonic()
+    while open_:
+        for at in open_:
+            request = Request("POST", JOBS, body=pack[at].line, headers=JSON_HEADERS)
+            try:
+                outcomes[at] = decoded((yield from exchange(session, request)), Job)
+            except (RequestError, BrokerError) as error:
+                outcomes[at] = error
+        left = [at for at in open_ if outcomes[at] is None or isinstance(outcomes[at], PASSING)]
+        if len(left) < len(open_):
+            pauses, progress = Pauses(), time.monotonic()
+        open_ = left
+        pause = pauses.next()
+        hopeful = patient and all(isinstance(outcomes[at], QueueFull) for at in open_)
+        if not hopeful and time.monotonic() + pause.seconds > progress + session.retry_s:
+            break
+        if open_:
+            yield pause
+    for entry in pack:
+        entry.line = b""
+    return [outcome or _unanswered() for outcome in outcomes]
+
+
+def _unanswered() -> UnexpectedAnswer:
+    return UnexpectedAnswer(
+        "the server has answered for another number of jobs than it was asked",
+        hint="Is the address that of Headrace's API, and does a proxy stand before it?",
+    )
+
+
+def statuses(session: Session, jobs: Iterable[str | Job]) -> Plan[list[Job | None]]:
+    """Many jobs as they are now, in order; None where there is none."""
+    found: list[Job | None] = []
+    for job in jobs:
+        try:
+            found.append(decoded((yield from exchange(session, job_request("GET", job))), Job))
+        except JobNotFound:
+            found.append(None)
+    return found
+
+
+def cancel_many(session: Session, jobs: Iterable[str | Job]) -> Plan[list[Cancelled]]:
+    """Cancel many jobs, in order; the outcome is `unknown` where there is none."""
+    outcomes: list[Cancelled] = []
+    for job in jobs:
+        try:
+            answer = yield from exchange(session, job_request("DELETE", job))
+            outcomes.append(decoded(answer, Cancelled))
+        except JobNotFound:
+            job_id = job if isinstance(job, str) else job.id
+            outcomes.append(Cancelled(id=job_id, outcome="unknown"))
+    return outcomes

@@ -1,0 +1,65 @@
+"""The API as a process of its own, which a test may kill."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx2
+
+from tests.harness.redis_servers import free_port
+from tests.harness.wait import wait_until
+
+
+def environ(models: Path, **settings: str) -> dict[str, str]:
+    """An environment with these settings and no other."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
+    own.pop("REDIS_URL", None)
+    given = {f"HEADRACE_{name.upper()}": value for name, value in settings.items()}
+    return {**own, "HEADRACE_MODELS_FILE": str(models), **given}
+
+
+def answers(http: httpx2.Client, path: str) -> bool:
+    """Whether a server answers there with 200."""
+    try:
+        return http.get(path).status_code == 200
+    except httpx2.TransportError:
+        return False
+
+
+class ApiProcess:
+    """`python -m api` on one port, started as often as wanted."""
+
+    def __init__(self, redis_url: str, models: Path) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._environ = environ(models, redis_url=redis_url, port=str(self.port))
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it, and wait until it serves."""
+        self._process = subprocess.Popen([sys.executable, "-m", "api"], env=self._environ)
+        with httpx2.Client(base_url=self.url, timeout=5) as http:
+            wait_until(lambda: answers(http, "/ready"), "the API is ready", 30)
+
+    def kill(self) -> None:
+        """kill -9, if it runs."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(10)
+            self._process = None
+
+
+@contextmanager
+def api_process(redis_url: str, models: Path) -> Iterator[ApiProcess]:
+    """A running one, gone afterwards."""
+    process = ApiProcess(redis_url, models)
+    process.start()
+    try:
+        yield process
+    finally:
+        process.kill()

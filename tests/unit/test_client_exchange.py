@@ -1,0 +1,185 @@
+"""The client's core without I/O: what is sent again, what is given up, what answers mean."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from headrace import errors
+from headrace.client import calls
+from headrace.client.exchange import FIRST_CONTACT_S, Pauses, Session, exchange
+from headrace.client.job import Job, decode_result
+from headrace.client.problems import PROBLEM_TYPE, error_of, job_error, problem_of
+from headrace.client.steps import Answer, Broken, Pause, Plan, Request
+
+REQUEST = Request("POST", "/api/v1/jobs", body=b"{}")
+OK = Answer(200, {"content-type": "application/json"}, b"{}")
+GONE = Broken("Connection refused", refused=True)
+
+
+def answer(status: int, code: str = "", **members: Any) -> Answer:
+    if not code:
+        return Answer(status, {"content-type": "text/html"}, b"<h1>Bad gateway</h1>")
+    body = {"type": f"/problems/{code}", "title": "T", "status": status, "detail": "D", **members}
+    return Answer(status, {"content-type": PROBLEM_TYPE}, msgspec.json.encode(body))
+
+
+def session(*, met: bool = True, retry_s: float = 60) -> Session:
+    return Session("http://server", retry_s, met=met)
+
+
+def result(plan: Plan[Any], *outcomes: Answer | Broken) -> tuple[Any, list[float]]:
+    """What a plan gives where these come of its requests, and the pauses that it made."""
+    pauses: list[float] = []
+    left = list(outcomes)
+    came: object = None
+    while True:
+        try:
+            step = plan.send(came)
+        except StopIteration as ended:
+            assert not left, "it did not ask for all"
+            return ended.value, pauses
+        if isinstance(step, Pause):
+            pauses.append(step.seconds)
+            came = None
+        else:
+            assert left, f"one request too many: {step}"
+            came = left.pop(0)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        GONE,
+        Broken("reset", refused=False),
+        answer(502),
+        answer(503),
+        answer(504),
+        answer(429),
+        answer(429, "queue-full"),
+        answer(503, "broker-unavailable"),
+        answer(503, "broker-full"),
+    ],
+)
+def test_what_passes_is_sent_again(bad: Answer | Broken) -> None:
+    got, pauses = result(exchange(session(), REQUEST), bad, bad, OK)
+    assert got is OK
+    assert len(pauses) == 2
+    assert all(0 < pause < 1 for pause in pauses)
+
+
+@pytest.mark.parametrize(
+    ("bad", "error"),
+    [
+        (answer(400, "invalid-request"), errors.InvalidRequest),
+        (answer(404, "job-not-found"), errors.JobNotFound),
+        (answer(409, "conflict"), errors.Conflict),
+        (answer(500, "internal-error"), errors.InternalError),
+        (answer(503, "transient-error", retryable=True), errors.TransientError),
+        (answer(503, "models-not-ready"), errors.ModelsNotReady),
+        (answer(507, "of-a-newer-server"), errors.RequestError),
+        (answer(500), errors.UnexpectedAnswer),
+        (answer(404), errors.UnexpectedAnswer),
+    ],
+)
+def test_what_does_not_pass_is_raised_at_once(
+    bad: Answer, error: type[errors.HeadraceError]
+) -> None:
+    with pytest.raises(error) as raised:
+        result(exchange(session(), REQUEST), bad)
+    assert type(raised.value) is error
+
+
+def test_retry_after_is_the_least_pause() -> None:
+    bad = answer(429, "queue-full")
+    patient = Answer(429, {**bad.headers, "retry-after": "7"}, bad.body)
+    _, pauses = result(exchange(session(), REQUEST), patient, OK)
+    assert pauses == [7]
+    with pytest.raises(errors.QueueFull) as full:
+        result(exchange(session(retry_s=5), REQUEST), patient)
+    assert full.value.retry_after_s == 7
+
+
+def test_a_server_that_never_answered_is_given_up_soon() -> None:
+    paused: list[float] = []
+
+    def keep_on() -> None:
+        plan = exchange(session(met=False, retry_s=3600), REQUEST)
+        step: object = next(plan)
+        while True:
+            step = plan.send(GONE if isinstance(step, Request) else None)
+            paused.extend([step.seconds] if isinstance(step, Pause) else [])
+
+    with pytest.raises(errors.ServerUnreachable, match="http://server: Connection refused"):
+        keep_on()
+    # Nobody sleeps here, so that no pause but one that is longer than the limit ends it.
+    assert all(pause <= FIRST_CONTACT_S for pause in paused)
+
+
+def test_pauses_grow_and_are_spread() -> None:
+    drawn = [[pauses.next().seconds for _ in range(10)] for pauses in (Pauses(), Pauses())]
+    assert drawn[0] != drawn[1]
+    for row in drawn:
+        assert row[0] <= 0.1
+        assert 2.5 <= row[9] <= 5
+    assert Pauses().next(3).seconds == 3
+
+
+def test_the_repeat_of_a_submit_names_the_same_job() -> None:
+    plan = calls.submit(session(), "echo", 1)
+    bodies = []
+    step: object = next(plan)
+    for _ in range(3):
+        assert isinstance(step, Request)
+        bodies.append(msgspec.json.decode(step.body or b""))
+        assert isinstance(plan.send(GONE), Pause)
+        step = plan.send(None)
+    assert bodies[0]["id"]
+    assert bodies[0] == bodies[1] == bodies[2]
+    other = next(calls.submit(session(), "echo", 1))
+    assert isinstance(other, Request)
+    assert msgspec.json.decode(other.body or b"")["id"] != bodies[0]["id"]
+    keyed = next(calls.submit(session(), "echo", 1, idempotency_key="k"))
+    assert isinstance(keyed, Request)
+    assert keyed.headers["idempotency-key"] == "k"
+    assert "id" not in msgspec.json.decode(keyed.body or b"")
+
+
+def test_a_problem_of_a_newer_server_keeps_its_code() -> None:
+    bad = answer(507, "of-a-newer-server", remedy="R", retryable=True)
+    error = error_of(bad, problem_of(bad))
+    assert (error.code, error.status, error.retryable) == ("of-a-newer-server", 507, True)
+    assert (error.message, error.hint) == ("D", "R")
+    # The classes themselves are not changed by it.
+    assert (errors.RequestError.code, errors.RequestError.retryable) == ("error", False)
+
+
+def test_a_job_that_ended_without_a_word_has_its_error() -> None:
+    job = msgspec.json.decode(
+        b'{"id": "j", "model": "m", "version": "1", "status": "expired",'
+        b' "created_at": "2026-01-02T03:04:05.000006+00:00", "of_a_newer_server": 1}',
+        type=Job,
+    )
+    error = job_error(job)
+    assert isinstance(error, errors.JobExpired)
+    assert error.job_id == "j"
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b'{"id": 7}', b"<html>", b'{"id": "a", "status": "queued"}']
+)
+def test_an_answer_that_is_no_job_is_an_error(body: bytes) -> None:
+    strange = Answer(200, {"content-type": "application/json"}, body)
+    with pytest.raises(errors.UnexpectedAnswer, match="cannot be read"):
+        result(calls.status(session(), "j"), strange)
+
+
+def test_results_that_are_not_what_they_say() -> None:
+    assert decode_result({"content_type": "text/plain", "base64": "w6Q="}) == "ä"
+    assert decode_result({"content_type": "application/json", "base64": "WzFd"}) == [1]
+    assert decode_result({"content_type": 1, "base64": "x"}) == {"content_type": 1, "base64": "x"}
+    for kind, text in [("text/plain", "/w=="), ("application/json", "Ww=="), ("a/b", "?")]:
+        with pytest.raises(errors.UnexpectedAnswer):
+            decode_result({"content_type": kind, "base64": text})

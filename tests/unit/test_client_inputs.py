@@ -1,0 +1,137 @@
+"""Inputs of every kind as JSON: what the worker reads back is what was given."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from headrace.client.inputs import NPY_TYPE, encode_input
+from headrace.errors import InvalidRequest
+from headrace.messages import decode_input
+
+
+def received(value: Any, content_type: str | None = None) -> tuple[Any, str]:
+    """The value that a handler sees, and its content type."""
+    return decode_input(encode_input(value, content_type))
+
+
+@pytest.mark.parametrize(
+    ("value", "expected", "kind"),
+    [
+        ({"a": [1, 2.5, None, True, "ü"]}, {"a": [1, 2.5, None, True, "ü"]}, "application/json"),
+        ("text", "text", "application/json"),
+        ((1, 2), [1, 2], "application/json"),
+        (datetime(2026, 1, 2, tzinfo=UTC), "2026-01-02T00:00:00Z", "application/json"),
+        (b"\x89PNG\r\n\x1a\n123", b"\x89PNG\r\n\x1a\n123", "image/png"),
+        (b"\xff\xd8\xff\xe0", b"\xff\xd8\xff\xe0", "image/jpeg"),
+        (b'{"a": 1}', b'{"a": 1}', "application/octet-stream"),
+        (bytearray(b"\0"), b"\0", "application/octet-stream"),
+        (memoryview(b"RIFF....WEBPVP8"), b"RIFF....WEBPVP8", "image/webp"),
+    ],
+)
+def test_each_kind_has_its_form(value: Any, expected: Any, kind: str) -> None:
+    assert received(value) == (expected, kind)
+
+
+def test_the_callers_type_wins() -> None:
+    assert received(b'{"a": 1}', "application/json") == ({"a": 1}, "application/json")
+    assert received("a,b", "text/csv") == ("a,b", "text/csv")
+    assert received('{"a": 1}', "application/json") == ('{"a": 1}', "application/json")
+    assert received(b"x", "audio/wav") == (b"x", "audio/wav")
+
+
+def test_a_file_is_its_content_by_its_name_and_then_by_its_first_bytes(tmp_path: Path) -> None:
+    png = b"\x89PNG\r\n\x1a\n123"
+    for name, content, expected in [
+        ("a.json", b'{\n  "a": [1.0,\r\n 2]\n}\n', ({"a": [1.0, 2]}, "application/json")),
+        ("a.txt", "ä\nb".encode(), ("ä\nb", "text/plain")),
+        ("a.png", png, (png, "image/png")),
+        ("without", png, (png, "image/png")),
+        ("a.json.gz", b"\x1f\x8b", (b"\x1f\x8b", "application/octet-stream")),
+        ("empty", b"", (b"", "application/octet-stream")),
+    ]:
+        path = tmp_path / name
+        path.write_bytes(content)
+        assert received(path) == expected
+        assert b"\n" not in encode_input(path)
+    assert received(tmp_path / "a.json", "text/plain")[0].startswith("{\n")
+
+
+def test_files_that_cannot_be_sent_are_named(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.json"
+    broken.write_bytes(b'{"a": ')
+    for path, why in [
+        (broken, "is not JSON"),
+        (tmp_path / "missing", "No such file"),
+        (tmp_path, "Is a directory"),
+    ]:
+        with pytest.raises(InvalidRequest, match=why) as refused:
+            encode_input(path)
+        assert str(path) in refused.value.message
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "I;16", "CMYK", "YCbCr", "F"])
+def test_a_pillow_image_is_a_png(mode: str) -> None:
+    image = Image.new("L", (3, 2), 255).convert(mode) if mode != "I;16" else Image.new(mode, (3, 2))
+    body, kind = received(image)
+    assert kind == "image/png"
+    with Image.open(io.BytesIO(body)) as read:
+        assert (read.format, read.size) == ("PNG", (3, 2))
+        assert read.mode == (mode if mode not in ("CMYK", "YCbCr", "F") else "RGB")
+
+
+def test_a_pillow_image_of_another_type() -> None:
+    image = Image.new("RGB", (8, 8), "red")
+    body, kind = received(image, "image/jpeg")
+    assert (body[:3], kind) == (b"\xff\xd8\xff", "image/jpeg")
+    for wrong, asked in [("text/plain", image), ("image/jpeg", image.convert("RGBA"))]:
+        with pytest.raises(InvalidRequest, match="Pillow image"):
+            encode_input(asked, wrong)
+
+
+def test_an_array_is_nested_lists_or_npy() -> None:
+    array = np.arange(6, dtype=np.float32).reshape(2, 3) / 2
+    assert received(array) == (array.tolist(), "application/json")
+    body, kind = received(array, NPY_TYPE)
+    assert kind == NPY_TYPE
+    loaded = np.load(io.BytesIO(body), allow_pickle=False)
+    assert loaded.dtype == array.dtype
+    assert np.array_equal(loaded, array)
+    with pytest.raises(InvalidRequest, match="object"):
+        encode_input(np.array([object()]), NPY_TYPE)
+
+
+def test_what_json_holds_may_be_numpy_and_torch() -> None:
+    @dataclass
+    class Point:
+        x: float
+
+    value = {"a": np.float32(1.5), "b": np.arange(2), "c": torch.tensor([[1.0]]), "d": Point(2.0)}
+    assert received(value)[0] == {"a": 1.5, "b": [0, 1], "c": [[1.0]], "d": {"x": 2.0}}
+
+
+@pytest.mark.parametrize("value", [object(), {"a": object()}, open, {1: {2: object}}])
+def test_what_json_cannot_say_is_refused_with_what_can_be_sent(value: Any) -> None:
+    with pytest.raises(InvalidRequest, match="cannot be sent") as refused:
+        encode_input(value)
+    assert "pathlib.Path" in refused.value.hint
+
+
+def test_a_type_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="cannot be sent as image/png"):
+        encode_input({"a": 1}, "image/png")
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(InvalidRequest):
+        encode_input(deep)
+    assert msgspec.json.decode(encode_input(float("nan"))) is None

@@ -1,10 +1,11 @@
-"""`headrace api` and `headrace worker`: one part alone, on a Redis that is named."""
+"""`headrace api`, `worker` and `flower`: one part alone, on a Redis that is named."""
 
 from __future__ import annotations
 
 import os
 import socket
 from collections.abc import Mapping
+from typing import NoReturn
 
 from headrace import parts
 from headrace.api_processes import api_children, api_command, listen_for_api
@@ -14,7 +15,7 @@ from headrace.connections import redact_url
 from headrace.console import console_for
 from headrace.devices import worker_devices
 from headrace.errors import ConfigError
-from headrace.ports import close_all, http_url
+from headrace.ports import close_all, http_url, require_free
 from headrace.settings import Settings
 from headrace.supervisor import OWN_NAME, Supervisor
 
@@ -91,6 +92,40 @@ def _supervise_api(
         on_ready=lambda: console.say(OWN_NAME, ready),
         on_stop=lambda: close_all(listeners),
     ).run()
+
+
+def run_flower(
+    settings: Settings, published_at: str | None, environ: Mapping[str, str]
+) -> NoReturn:
+    """`headrace flower`: become Flower on the Redis that is named.
+
+    Args:
+        settings: where it listens, and where it keeps its history.
+        published_at: where a container's port is published; None: where it listens is where it is
+            reached.
+        environ: its environment; FLOWER_BASIC_AUTH is the password.
+
+    Raises:
+        ConfigError: no Redis is named, the models file is wrong, the port is taken, strangers could
+            reach it without a password, or its history cannot be kept.
+        BrokerError: that Redis cannot be used.
+    """
+    url = _named_redis(settings, "flower")
+    load_catalog(settings.models_file, timeout_s=settings.timeout_s)
+    change = "let it be reached on 127.0.0.1 only"
+    parts.check_flower(published_at or settings.flower_host, environ, change=change)
+    change = "choose another with HEADRACE_FLOWER_PORT"
+    require_free("Flower", settings.flower_host, settings.flower_port, change=change)
+    check_broker(url)
+    try:
+        settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"state directory {settings.state_dir}: {error.strerror}",
+            hint="choose another with HEADRACE_STATE_DIR",
+        ) from error
+    child = parts.flower_child(settings, parts.environment(settings, url, environ))
+    os.execve(child.command[0], list(child.command), child.environment())  # noqa: S606
 
 
 def _named_redis(settings: Settings, part: str) -> str:

@@ -92,6 +92,36 @@ def worker(models: ModelsOption = None, workers: WorkersOption = None) -> None:
     run_workers(_settings(models_file=models), workers, os.environ)
 
 
+@app.command()
+def flower(
+    published_at: Annotated[
+        str | None,
+        typer.Option(
+            "--published-at",
+            metavar="ADDRESS",
+            help="Where a container's port is published [where it listens]. Another than loopback "
+            "wants FLOWER_BASIC_AUTH.",
+        ),
+    ] = None,
+    models: ModelsOption = None,
+) -> None:
+    """Run Flower alone, on the Redis that HEADRACE_REDIS_URL names."""
+    from headrace.alone import run_flower
+
+    run_flower(_settings(models_file=models), published_at, os.environ)
+
+
+@app.command()
+def health(
+    part: Annotated[str, typer.Argument(metavar="PART", help="api, worker, flower or redis.")],
+    workers: WorkersOption = None,
+) -> None:
+    """Say whether the part that runs beside this command serves: status 0, or 1 with the reason."""
+    from headrace.health import run_check
+
+    typer.echo(run_check(part, workers, os.environ))
+
+
 @app.command("check-config")
 def check_config(
     file: Annotated[

@@ -18,7 +18,7 @@ from headrace import keys
 from headrace.connections import connect
 from headrace.devices import Device
 from headrace.embedded import EmbeddedServer
-from headrace.errors import HeadraceError
+from headrace.errors import ConfigError, HeadraceError
 from headrace.layout import server_root
 from headrace.ports import reachable
 from headrace.recovery import release_incarnation
@@ -33,8 +33,12 @@ PYTHON: Final = (sys.executable, "-m")
 HIDDEN_LINES: Final = {
     "redis": (b"Memory overcommit must be enabled", b"signal-handler (", b"is now ready to exit")
 }
-#: Celery warns root because it may unpickle messages; we accept none that are pickled.
-_QUIET: Final = "ignore:You're running the worker with superuser privileges"
+#: Celery warns root, and whose group has no name, because it may unpickle messages; we accept none
+#: that are pickled.
+_QUIET: Final = (
+    "ignore:You're running the worker with superuser privileges",
+    "ignore:An entry for the specified gid or egid was not found",
+)
 
 _PROBE_TIMEOUT_S: Final = 0.5
 _LOAD_TIMEOUT_S: Final = 3600.0
@@ -42,6 +46,8 @@ _SAVE_TIMEOUT_S: Final = 60.0
 #: A worker that has drained still closes its model processes and its connections.
 _WORKER_CLOSE_S: Final = 15.0
 _FLOWER_SAVE_INTERVAL_MS: Final = 300_000
+_FLOWER_AUTH: Final = ("FLOWER_BASIC_AUTH", "FLOWER_AUTH_PROVIDER")
+_LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 
 
 def environment(settings: Settings, redis_url: str, environ: Mapping[str, str]) -> dict[str, str]:
@@ -99,6 +105,11 @@ def redis_child(server: EmbeddedServer, lock: int, on_ready: Callable[[], None])
     )
 
 
+def node_name(device: Device) -> str:
+    """The Celery node name of the worker that this host has for a device."""
+    return f"{device.name}@{socket.gethostname()}"
+
+
 def worker_child(
     device: Device, settings: Settings, environ: Mapping[str, str], say: Callable[[str], None]
 ) -> Child:
@@ -110,7 +121,7 @@ def worker_child(
         environ: the parts' environment.
         say: where to report what became of its leases.
     """
-    node = f"{device.name}@{socket.gethostname()}"
+    node = node_name(device)
     url = environ["HEADRACE_REDIS_URL"]
 
     def fresh() -> dict[str, str]:
@@ -118,7 +129,7 @@ def worker_child(
             **environ,
             "CUDA_VISIBLE_DEVICES": device.cuda_visible_devices,
             "HEADRACE_NODE": node,
-            "PYTHONWARNINGS": ",".join(filter(None, (environ.get("PYTHONWARNINGS"), _QUIET))),
+            "PYTHONWARNINGS": ",".join(filter(None, (environ.get("PYTHONWARNINGS"), *_QUIET))),
             INCARNATION: f"{node}-{secrets.token_hex(4)}",
         }
 
@@ -141,6 +152,25 @@ def worker_child(
     )
 
 
+def check_flower(address: str, environ: Mapping[str, str], *, change: str) -> None:
+    """Refuse a Flower that strangers can reach and that asks for no password.
+
+    Args:
+        address: where it is reached: an address that it listens on, or one published for it.
+        environ: Flower's environment.
+        change: what to do instead of setting a password.
+
+    Raises:
+        ConfigError: the address is none of loopback, and no password is set.
+    """
+    if address in _LOOPBACK or any(environ.get(name) for name in _FLOWER_AUTH):
+        return
+    raise ConfigError(
+        f"Flower can stop workers, and would listen on {address} without a password",
+        hint=f"set FLOWER_BASIC_AUTH=user:password, or {change}",
+    )
+
+
 def flower_child(settings: Settings, environ: Mapping[str, str]) -> Child:
     """Flower. It is a view: the rest serves without it."""
     options = {
@@ -151,10 +181,12 @@ def flower_child(settings: Settings, environ: Mapping[str, str]) -> Child:
         "state-save-interval": _FLOWER_SAVE_INTERVAL_MS,
     }
     arguments = [f"--{name}={value}" for name, value in options.items()]
+    # To Flower, an empty FLOWER_BASIC_AUTH is a password that nobody can give.
+    given = {k: v for k, v in environ.items() if v or not k.startswith("FLOWER_")}
     return Child(
         name="flower",
         command=[*_celery("flower"), *arguments],
-        environment=lambda: environ,
+        environment=lambda: given,
         stage=2,
         stop_rank=2,
         ready=lambda _: _listens(settings.flower_host, settings.flower_port),

@@ -7,7 +7,7 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from headrace import embedded, parts, state_dir
 from headrace.api_processes import api_children, listen_for_api
@@ -16,14 +16,10 @@ from headrace.catalog import load_catalog
 from headrace.connections import redact_url
 from headrace.console import Console, console_for
 from headrace.devices import worker_devices
-from headrace.errors import ConfigError
 from headrace.ports import close_all, http_url, require_free
 from headrace.running import Child, Running
 from headrace.settings import Settings
 from headrace.supervisor import OWN_NAME, Supervisor
-
-_LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
-_FLOWER_AUTH: Final = ("FLOWER_BASIC_AUTH", "FLOWER_AUTH_PROVIDER")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +64,11 @@ class Up:
         settings, options = self._settings, self._options
         load_catalog(settings.models_file, timeout_s=settings.timeout_s)
         if options.flower:
-            _check_flower(settings, self._environ)
+            parts.check_flower(
+                settings.flower_host,
+                self._environ,
+                change="HEADRACE_FLOWER_HOST=127.0.0.1, or give --no-flower",
+            )
         with state_dir.locked(settings.state_dir) as lock:
             self._stale = _incarnations_of(state_dir.read_record(settings.state_dir))
             self._take_ports()
@@ -180,16 +180,6 @@ class Up:
 
     def _say(self, text: str) -> None:
         self._console.say(OWN_NAME, text)
-
-
-def _check_flower(settings: Settings, environ: Mapping[str, str]) -> None:
-    if settings.flower_host in _LOOPBACK or any(environ.get(name) for name in _FLOWER_AUTH):
-        return
-    raise ConfigError(
-        f"Flower can stop workers, and would listen on {settings.flower_host} without a password",
-        hint="set FLOWER_BASIC_AUTH=user:password, or HEADRACE_FLOWER_HOST=127.0.0.1, or give "
-        "--no-flower",
-    )
 
 
 def _incarnations_of(record: Mapping[str, Any]) -> list[str]:

@@ -1,0 +1,313 @@
+"""The services of a Compose file as local processes, where there is no container engine.
+
+Each runs its own command with the environment that Compose would give it, on a read-only file
+system in which only its volumes and tmpfs can be written, under a user id that has no name. Names
+of services become loopback ports, and paths of the container become paths below one folder.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from dotenv import dotenv_values
+
+from headrace.ports import free_port
+from tests.harness import compose_file, dockerfile
+from tests.harness.redis_servers import require
+from tests.harness.up import ROOT, descendants
+from tests.harness.wait import wait_until
+
+BASE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+#: Where the images have Headrace; here it is the environment that runs the tests.
+INSTALLED = "/opt/headrace"
+HEALTHY_TIMEOUT_S = 180
+CHECK_TIMEOUT_S = 60
+REDIS_PORT = "6379"
+
+# Only the folders that are given can be written, and root has become somebody without a name.
+_READ_ONLY = """
+for folder in "$@"; do
+    shift
+    [ "$folder" != -- ] || break
+    mount --bind "$folder" "$folder"
+done
+mount -o remount,bind,ro /
+exec unshare --user --map-user=10001 --map-group=10001 "$@"
+"""
+
+
+@cache
+def can_sandbox() -> bool:
+    """Whether this machine lets us make file systems read-only for our own processes."""
+    command = sandboxed([], ["true"])
+    if shutil.which("unshare") is None:
+        return False
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def sandboxed(writable: Sequence[Path], command: Sequence[str]) -> list[str]:
+    """The command in namespaces of its own; the process id stays that of the process started."""
+    script = ["sh", "-euc", _READ_ONLY, "sh", *map(str, writable), "--", *command]
+    return ["unshare", "--user", "--map-root-user", "--mount", *script]
+
+
+@dataclass
+class Service:
+    """One service.
+
+    Attributes:
+        name: as the Compose file calls it.
+        spec: what stands below that name.
+        folder: its files are below this.
+        environ: what its process gets.
+        ports: container port -> port here.
+    """
+
+    name: str
+    spec: Mapping[str, Any]
+    folder: Path
+    environ: dict[str, str] = field(default_factory=dict)
+    ports: dict[str, int] = field(default_factory=dict)
+    command: list[str] = field(default_factory=list)
+    writable: list[Path] = field(default_factory=list)
+    paths: dict[str, str] = field(default_factory=dict)
+    workdir: str = "/"
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "log").read_text(errors="replace")
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    @property
+    def here(self) -> Path:
+        """Its working directory, as this machine sees it."""
+        return Path(self.translated(self.workdir))
+
+    def translated(self, text: str) -> str:
+        """The text with the container's paths as they are here."""
+        for path in sorted(self.paths, key=len, reverse=True):
+            text = text.replace(path, self.paths[path])
+        return text
+
+    def _wrapped(self, command: Sequence[str]) -> list[str]:
+        command = [self.translated(word) for word in command]
+        return sandboxed(self.writable, command) if can_sandbox() else command
+
+    def start(self) -> None:
+        with (self.folder / "log").open("ab") as log:
+            self.process = subprocess.Popen(
+                self._wrapped(self.command), env=self.environ, cwd=self.here, stdout=log,
+                stderr=log, stdin=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
+
+    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
+        """`docker compose exec`."""
+        return subprocess.run(
+            self._wrapped(command), env=self.environ, cwd=self.here, capture_output=True,
+            text=True, timeout=CHECK_TIMEOUT_S, check=False,
+        )  # fmt: skip
+
+    def check(self) -> subprocess.CompletedProcess[str]:
+        """Its health check."""
+        kind, *command = self.spec["healthcheck"]["test"]
+        return self.run(*(["sh", "-c", *command] if kind == "CMD-SHELL" else command))
+
+    def is_healthy(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, f"{self.name} ended: {self.log[-4000:]}"
+        return self.check().returncode == 0
+
+    def stop(self) -> int:
+        """`docker compose stop`: SIGTERM, and within its grace period it is gone."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(seconds(self.spec["stop_grace_period"]))
+
+
+class Stack:
+    """`docker compose -f … up` in a project's folder."""
+
+    def __init__(self, project: Path, folder: Path, *files: str) -> None:
+        self._project = project
+        self._folder = folder
+        variables = {k: v for k, v in dotenv_values(project / ".env").items() if v is not None}
+        self._variables = variables
+        self.model = compose_file.load([ROOT / name for name in files], variables)
+        self.programs = folder / "programs"
+        self.programs.mkdir(parents=True)
+        self.services = {
+            name: Service(name, spec, folder / name)
+            for name, spec in self.model["services"].items()
+        }
+        for service in self.services.values():
+            service.folder.mkdir()
+            self._ports(service)
+        self._redis_programs()
+        for service in self.services.values():
+            self._build(service)
+
+    def __getitem__(self, name: str) -> Service:
+        return self.services[name]
+
+    def _ports(self, service: Service) -> None:
+        wanted = [port.rpartition(":")[2] for port in service.spec.get("ports", [])]
+        if service.name == "redis":
+            wanted.append(REDIS_PORT)
+        service.ports = {port: free_port() for port in wanted}
+
+    def _redis_programs(self) -> None:
+        port = self.services["redis"].ports[REDIS_PORT]
+        server = f"{require('valkey9')} --port {port} --bind 127.0.0.1"
+        for name, program in (("server", server), ("cli", f"redis-cli -p {port}")):
+            self.program(f"valkey-{name}", f'exec {program} "$@"')
+
+    def program(self, name: str, script: str) -> None:
+        """A program that the images have and this machine may not."""
+        path = self.programs / name
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+
+    def _build(self, service: Service) -> None:
+        image = {"PATH": BASE_PATH}
+        spec = service.spec
+        command, service.workdir = list(spec.get("command", [])), "/"
+        if "build" in spec:
+            final = dockerfile.parse(ROOT / spec["build"]["dockerfile"]).final
+            image = final.environment(image)
+            command = command or final.command()
+            service.workdir = final.last("WORKDIR")
+        service.command = command
+        self._mount(service)
+        given = {
+            **image,
+            **{k: v for entry in spec.get("env_file", []) for k, v in self._file(entry).items()},
+            **spec.get("environment", {}),
+        }
+        service.environ = {
+            k: self._address(service, service.translated(v)) for k, v in given.items()
+        }
+        service.environ |= {
+            "PATH": f"{self.programs}:{service.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "TMPDIR": str(service.folder / "root/tmp"),
+        }
+
+    def _file(self, entry: Mapping[str, Any]) -> dict[str, str]:
+        path = self._project / entry["path"]
+        assert path.exists() or entry["required"] is False
+        return {k: v for k, v in dotenv_values(path).items() if v is not None}
+
+    def _mount(self, service: Service) -> None:
+        root = service.folder / "root"
+        service.paths = {INSTALLED: sys.prefix}
+        for path in filter(lambda p: p != "/", [service.workdir, *service.spec["tmpfs"]]):
+            (root / path[1:]).mkdir(parents=True, exist_ok=True)
+        service.writable = [root / path[1:] for path in service.spec["tmpfs"]]
+        if service.workdir != "/":
+            service.paths[service.workdir] = str(root / service.workdir[1:])
+        else:
+            service.paths = {}
+            root.mkdir(exist_ok=True)
+        for volume in service.spec.get("volumes", []):
+            source, target, *_ = volume.split(":")
+            place = root / target[1:]
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.symlink_to(self._source(service, source))
+            service.paths[target] = str(place)
+
+    def _source(self, service: Service, source: str) -> Path:
+        if source.startswith("."):
+            path = self._project / source
+            assert path.is_dir(), f"{service.name} mounts {source}, which Docker would make as root"
+            return path
+        assert source in self.model["volumes"], f"{source} is declared nowhere"
+        path = self._folder / "volumes" / source
+        path.mkdir(parents=True, exist_ok=True)
+        service.writable.append(path)
+        return path
+
+    def _address(self, service: Service, value: str) -> str:
+        """A value of the environment with names and ports as they are here."""
+        for other in self.services.values():
+            for port, here in other.ports.items():
+                value = value.replace(f"{other.name}:{port}", f"127.0.0.1:{here}")
+        if value in service.ports:
+            return str(service.ports[value])
+        return "127.0.0.1" if value == "0.0.0.0" else value
+
+    def up(self) -> None:
+        """Start all, each when what it depends on is as it wants it."""
+        waiting = dict(self.services)
+        while waiting:
+            name = next(n for n, s in waiting.items() if not set(_needs(s)) & set(waiting))
+            service = waiting.pop(name)
+            for other, condition in _needs(service).items():
+                assert condition == "service_healthy"
+                self.wait_healthy(other)
+            service.start()
+        for name in self.services:
+            self.wait_healthy(name)
+
+    def wait_healthy(self, name: str) -> None:
+        wait_until(self.services[name].is_healthy, f"{name} is healthy", HEALTHY_TIMEOUT_S)
+
+    def wait_unhealthy(self, name: str) -> subprocess.CompletedProcess[str]:
+        service = self.services[name]
+        ended = wait_until(
+            lambda: (check := service.check()).returncode and check, f"{name} is unhealthy", 60
+        )
+        assert isinstance(ended, subprocess.CompletedProcess)
+        return ended
+
+
+@contextmanager
+def stack(project: Path, folder: Path, *files: str) -> Iterator[Stack]:
+    """The services, not yet started; none of their processes is left afterwards."""
+    made = Stack(project, folder, *files)
+    try:
+        yield made
+    except BaseException:
+        for service in made.services.values():
+            if service.process is not None:
+                print(f"--- {service.name}\n{service.log[-3000:]}")  # noqa: T201 - pytest shows it
+        raise
+    finally:
+        for service in made.services.values():
+            if service.process is None:
+                continue
+            if service.process.poll() is None:
+                for pid in [*descendants(service.pid), service.pid]:
+                    _kill(pid)
+            service.process.wait(10)
+
+
+def seconds(duration: str) -> float:
+    """A duration as Compose writes it: what ours use."""
+    assert duration.endswith("s"), duration
+    return float(duration[:-1])
+
+
+def _needs(service: Service) -> dict[str, str]:
+    return {name: how["condition"] for name, how in service.spec.get("depends_on", {}).items()}
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return

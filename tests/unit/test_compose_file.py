@@ -1,0 +1,209 @@
+"""The Compose files and .env.example say what they promise, as Compose would read them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from headrace import api_processes, health, parts
+from headrace.devices import Device
+from headrace.settings import ENV_PREFIX, OTHER_VARIABLES, Settings, load_settings
+from tests.harness import compose_file
+from tests.harness.containers import seconds
+
+ROOT = Path(__file__).parents[2]
+CPU = [ROOT / "docker-compose.yml"]
+GPU = [*CPU, ROOT / "deploy/compose.gpu.yml"]
+PARTS = ("api", "worker", "flower")
+EXAMPLE = (ROOT / ".env.example").read_text()
+
+
+def services(files: list[Path], **variables: str) -> dict[str, Any]:
+    found: dict[str, Any] = compose_file.load(files, variables)["services"]
+    return found
+
+
+def examples() -> dict[str, str]:
+    """The variables of .env.example, each of which is commented out."""
+    lines = [line for line in EXAMPLE.splitlines() if re.match(r"#?\w+=", line)]
+    assert all(line.startswith("#") for line in lines), "an uncommented line changes the default"
+    return dict(line[1:].split("=", 1) for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("$A-${A}", "a-a"),
+        ("$$A $${A}", "$A ${A}"),
+        ("${NONE}x$NONE", "x"),
+        ("${A:-b}${NONE:-b}${EMPTY:-b}", "abb"),
+        ("${A-b}${NONE-b}${EMPTY-b}", "ab"),
+        ("${A:+b}${NONE:+b}${EMPTY:+b}", "b"),
+        ("${A+b}${NONE+b}${EMPTY+b}", "bb"),
+        ("redis://${A:+:${A}@}host", "redis://:a@host"),
+        ("redis://${EMPTY:+:${A}@}host", "redis://host"),
+        ("${NONE:-${NONE:-${A}}}", "a"),
+        ("${A:?say it}", "a"),
+    ],
+)
+def test_interpolation(text: str, value: str) -> None:
+    assert compose_file.interpolated([text], {"A": "a", "EMPTY": ""}) == [value]
+
+
+@pytest.mark.parametrize("text", ["$", "$ A", "${A", "${}", "${A!}", "${NONE:?say it}"])
+def test_what_cannot_be_interpolated_is_an_error(text: str) -> None:
+    with pytest.raises(ValueError, match=r"single|closed|no variable|say it"):
+        compose_file.interpolated(text, {"A": "a"})
+
+
+def test_merge() -> None:
+    base = {
+        "command": ["a", "b"], "dns": ["1"], "environment": {"A": "1", "B": "2"},
+        "volumes": ["x:/data", "y:/other:ro"], "healthcheck": {"test": ["CMD", "a"], "retries": 3},
+    }  # fmt: skip
+    over = {
+        "command": ["c"], "dns": ["1", "2"], "environment": {"B": "3"},
+        "volumes": ["z:/data"], "healthcheck": {"test": ["CMD", "b"]}, "init": True,
+    }  # fmt: skip
+    assert compose_file.merge(base, over) == {
+        "command": ["c"], "dns": ["1", "2"], "environment": {"A": "1", "B": "3"},
+        "volumes": ["y:/other:ro", "z:/data"],
+        "healthcheck": {"test": ["CMD", "b"], "retries": 3}, "init": True,
+    }  # fmt: skip
+
+
+def test_plain_up_is_the_whole_thing() -> None:
+    found = services(CPU)
+    assert set(found) == {"redis", "api", "worker", "flower"}
+    assert not [name for name, spec in found.items() if "profiles" in spec]
+
+
+def test_redis_keeps_what_it_is_given() -> None:
+    redis = services(CPU)["redis"]
+    assert re.fullmatch(r"[\w/.-]+:\d+\.\d+[\w.-]*", redis["image"]), "pinned by its tag"
+    command = " ".join(redis["command"])
+    for option in ("--appendonly yes", "--maxmemory-policy noeviction", "--dir /data"):
+        assert option in command
+    assert redis["environment"]["APPENDFSYNC"] == "everysec"
+    assert redis["volumes"] == ["redis-data:/data"]
+    assert "ports" not in redis
+
+
+@pytest.mark.parametrize("files", [CPU, GPU], ids=["cpu", "gpu"])
+def test_every_service_is_restarted_watched_and_locked_in(files: list[Path]) -> None:
+    declared = compose_file.load(files, {})["volumes"]
+    for spec in services(files).values():
+        assert spec["restart"] == "unless-stopped"
+        assert spec["read_only"] is True
+        assert spec["cap_drop"] == ["ALL"]
+        assert spec["security_opt"] == ["no-new-privileges:true"]
+        assert "privileged" not in spec
+        assert {"test", "interval", "timeout", "retries", "start_period"} == set(
+            spec["healthcheck"]
+        )
+        for volume in spec["volumes"]:
+            source = volume.partition(":")[0]
+            ours = (ROOT / source).is_dir() and volume.endswith(":ro")
+            assert source in declared or ours, volume
+    for name in PARTS:
+        spec = services(files)[name]
+        # Docker's own first process reaps what a killed part leaves, and hands on signals.
+        assert spec["init"] is True
+        assert spec["depends_on"]["redis"] == {"condition": "service_healthy"}
+        assert seconds(spec["healthcheck"]["timeout"]) > health.TIMEOUT_S
+        assert spec["build"]["context"] == "."
+
+
+def test_ports_are_published_on_loopback_unless_one_says_otherwise() -> None:
+    ports = {name: spec.get("ports") for name, spec in services(CPU).items()}
+    assert ports == {
+        "redis": None, "worker": None,
+        "api": ["127.0.0.1:8080:8080"], "flower": ["127.0.0.1:5555:5555"],
+    }  # fmt: skip
+    wide = services(CPU, API_BIND="0.0.0.0", API_PORT="80", FLOWER_BIND="10.0.0.1")
+    assert wide["api"]["ports"] == ["0.0.0.0:80:8080"]
+    assert wide["flower"]["ports"] == ["10.0.0.1:5555:5555"]
+    assert wide["flower"]["command"][-1] == "10.0.0.1"
+
+
+def test_the_password_reaches_both_ends() -> None:
+    found = services(CPU, REDIS_PASSWORD="s3cret")
+    assert found["redis"]["environment"]["REDISCLI_AUTH"] == "s3cret"
+    assert "s3cret" not in " ".join(found["redis"]["command"])
+    for name in PARTS:
+        assert found[name]["environment"]["HEADRACE_REDIS_URL"] == "redis://:s3cret@redis:6379/0"
+        assert services(CPU)[name]["environment"]["HEADRACE_REDIS_URL"] == "redis://redis:6379/0"
+
+
+def test_there_is_time_to_stop_in_order() -> None:
+    found = services(CPU)
+    settings, environ = Settings(), {"HEADRACE_REDIS_URL": ""}
+    worker = parts.worker_child(Device("cpu0", ""), settings, environ, print)
+    wanted = {
+        "worker": worker.stop_timeout_s,
+        "api": api_processes._STOP_TIMEOUT_S,
+        "flower": parts.flower_child(settings, environ).stop_timeout_s,
+    }
+    for name, stop_s in wanted.items():
+        assert seconds(found[name]["stop_grace_period"]) > stop_s
+    longer = services(CPU, WORKER_STOP_GRACE="600s")
+    assert longer["worker"]["stop_grace_period"] == "600s"
+
+
+def test_settings_in_the_compose_file_are_settings() -> None:
+    known = {ENV_PREFIX + name.upper() for name in Settings.__struct_fields__}
+    for spec in services(GPU).values():
+        ours = {name for name in spec["environment"] if name.startswith(ENV_PREFIX)}
+        assert ours <= known
+    for name in PARTS:
+        spec = services(CPU)[name]
+        assert spec["env_file"] == [{"path": ".env", "required": False}]
+        url = load_settings(None, spec["environment"], {}).redis_url
+        assert url == "redis://redis:6379/0"
+
+
+def test_the_gpu_file_changes_the_worker_alone() -> None:
+    cpu, gpu = services(CPU), services(GPU)
+    assert {name: spec for name, spec in gpu.items() if name != "worker"} == {
+        name: spec for name, spec in cpu.items() if name != "worker"
+    }
+    worker = gpu["worker"]
+    assert worker["build"]["args"] == {
+        **cpu["worker"]["build"]["args"],
+        "BASE_IMAGE": "nvidia/cuda:13.0.2-runtime-ubuntu24.04",
+        "TORCH_INDEX": "",
+    }
+    assert worker["deploy"]["resources"]["reservations"]["devices"] == [
+        {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
+    ]
+    assert "utility" in worker["environment"]["NVIDIA_DRIVER_CAPABILITIES"]
+    assert worker["image"] != cpu["worker"]["image"]
+    same = ("volumes", "depends_on", "healthcheck", "stop_grace_period", "env_file")
+    assert {key: worker[key] for key in same} == {key: cpu["worker"][key] for key in same}
+
+
+def test_the_example_of_env_names_every_variable_with_its_default() -> None:
+    wanted: dict[str, str] = {}
+    for file in GPU:
+        wanted |= compose_file.names_in(yaml.safe_load(file.read_text()))
+    given = examples()
+    assert {name: given.get(name) for name in wanted} == wanted
+    fields = {ENV_PREFIX + f.name.upper(): f for f in msgspec.structs.fields(Settings)}
+    others = set(given) - set(wanted) - {"FLOWER_BASIC_AUTH"}
+    assert others
+    for name in others:
+        assert name in fields, f"{name} is neither in the Compose files nor a setting"
+        value = getattr(load_settings(None, {name: given[name]}, {}), fields[name].name)
+        assert value == fields[name].default, name
+    fixed = set().union(*(spec["environment"] for spec in services(GPU).values()))
+    assert not others & fixed, "what the Compose file sets wins over .env"
+    assert not others & OTHER_VARIABLES
+
+
+def test_the_example_of_env_changes_nothing() -> None:
+    assert services(GPU, **examples()) == services(GPU)

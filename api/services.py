@@ -13,6 +13,7 @@ from api.tally import Tally
 from headrace.catalog import Catalog
 from headrace.connections import connect_async
 from headrace.errors import ConfigError
+from headrace.letters import DeadLetters
 from headrace.queue import JobQueue
 from headrace.settings import Settings
 from headrace.waiting import Waiters
@@ -29,6 +30,7 @@ class Services:
     settings: Settings
     catalog: Catalog
     queue: JobQueue
+    letters: DeadLetters
     waiters: Waiters
     fleet: Fleet
     counters: Counters
@@ -69,6 +71,7 @@ def build(settings: Settings, catalog: Catalog) -> Services:
         settings=settings,
         catalog=catalog,
         queue=queue,
+        letters=DeadLetters(client, queue),
         waiters=waiters,
         fleet=Fleet(queue, catalog),
         counters=counters,

@@ -30,6 +30,7 @@ class Ended(msgspec.Struct, array_like=True, frozen=True):
     extra: str = ""
     value: str = ""
     meta: str = ""
+    dead: str = ""
 
     def job(self, model: str, version: str, created_us: int, metadata_json: str = "") -> Job:
         """The job, as its record would tell it."""
@@ -48,6 +49,7 @@ class Ended(msgspec.Struct, array_like=True, frozen=True):
             error_json=self.value if self.extra == F.ERROR else "",
             metadata_json=metadata_json,
             meta=self.meta,
+            dead_lettered=bool(self.dead),
         )
 
 

@@ -8,6 +8,7 @@
     │   ├── ModelNotFound      model-not-found      404
     │   ├── PathNotFound       not-found            404  the API has no such path
     │   ├── JobNotFound        job-not-found        404
+    │   ├── LetterNotFound     letter-not-found     404
     │   ├── MethodNotAllowed   method-not-allowed   405
     │   ├── Conflict           conflict             409
     │   ├── PayloadTooLarge    payload-too-large    413
@@ -119,6 +120,14 @@ class JobNotFound(RequestError):
     code = "job-not-found"
     status = 404
     title = "Job not found"
+
+
+class LetterNotFound(RequestError):
+    """The queue has no dead letter of that name: it was put back or removed, or has run out."""
+
+    code = "letter-not-found"
+    status = 404
+    title = "Dead letter not found"
 
 
 class MethodNotAllowed(RequestError):

@@ -18,8 +18,9 @@ A queue's own (no TTL; all but the last three are empty when the queue is idle):
     hr:parked:<queue>               hash    id -> raw message while delayed
     hr:tomb:<queue>                 hash    id -> step of a cancelled job that is still listed
     hr:count:<queue>                hash    out<step>: messages ever taken; tomb<step>: in hr:tomb
-    hr:dead:<queue>                 zset    dead letter -> when it died; until purged
-    hr:letter:<queue>:<dead letter> hash    reason, raw, at, error; until purged
+    hr:dead:<queue>                 zset    dead letter -> when it died; the oldest trimmed
+    hr:letter:<queue>:<dead letter> hash    reason, raw, at, error, and of a job its id, step,
+                                            attempts, created, traceback; 14 days
 
 Celery's own consumer listens on `headrace:control` alone, which no model's queue can be called.
 

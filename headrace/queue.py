@@ -206,24 +206,36 @@ class JobQueue:
             pipe.hgetall(name)
         return list(await pipe.execute())
 
+    async def on_queue(self, name: str, queue: str, *arguments: Arg) -> Any:
+        """Call a script that works on one queue, once: a repeat would be answered otherwise.
+
+        Raises:
+            BrokerError: Redis does not answer, and the outcome may be unknown; or it refuses.
+        """
+        called = _pack(script(name).call(keys.queue_keys(queue), queue, *arguments))
+        try:
+            return await self._evaluate(name, called)
+        except RedisError as error:
+            raise translate(error) from error
+
     async def _call(self, name: str, *arguments: Arg) -> list[Any]:
         """Call a script; once more after a broken connection, which all of these scripts allow."""
         called = _pack(script(name).call([], *arguments))
         try:
             try:
-                return await self._evaluate(name, called)
+                return list(await self._evaluate(name, called))
             except (RedisConnectionError, RedisTimeoutError):
-                return await self._evaluate(name, called)
+                return list(await self._evaluate(name, called))
         except RedisError as error:
             raise translate(error) from error
 
-    async def _evaluate(self, name: str, called: bytes) -> list[Any]:
+    async def _evaluate(self, name: str, called: bytes) -> Any:
         try:
             answer = await self._exchange(called)
         except NoScriptError:
             await self._exchange(_pack(script(name).load_command()))
             answer = await self._exchange(called)
-        return list(answer)
+        return answer
 
     async def _exchange(self, packed: bytes) -> Any:
         """One command on a connection of the pool, without the layers of `execute_command`."""

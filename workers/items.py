@@ -17,6 +17,8 @@ from headrace.scripts import Arg
 
 RETRY_BASE_S: Final = 1.0
 RETRY_MAX_S: Final = 60.0
+#: In place of a retry's delay: the retries are used up, and the message goes to the dead letters.
+DEAD: Final = "dead"
 _encode: Final = msgspec.json.encode
 #: As the scripts write it for jobs that they cancel themselves.
 _REVOKED: Final = (
@@ -98,6 +100,11 @@ class Settlement(NamedTuple):
     ttl: str
     retry_us: str
 
+    @property
+    def retried(self) -> bool:
+        """Whether it waits for another try instead of ending."""
+        return self.retry_us not in ("", DEAD)
+
 
 def date_done() -> str:
     """Now, as Celery writes `date_done`."""
@@ -143,8 +150,9 @@ def failed(
     """The job ends with this error, or is put off for a retry if that can help and is allowed."""
     error = _encode({"type": code, "message": message, "retryable": retryable})
     retry_us = ""
-    if retryable and item.attempts <= max_retries:
-        retry_us = str(int(backoff_s(item.attempts) * US_PER_S))
+    if retryable:
+        again = item.attempts <= max_retries
+        retry_us = str(int(backoff_s(item.attempts) * US_PER_S)) if again else DEAD
     cls = BY_CODE.get(code, HeadraceError)
     result = _encode(
         {"exc_type": cls.__name__, "exc_message": [message], "exc_module": cls.__module__}

@@ -174,7 +174,7 @@ class Lane:
                     item, code, message, retryable=retryable, traceback=traceback,
                     size=size, timings=took, max_retries=self._retries(item),
                 )  # fmt: skip
-                self.stats.ended("retried" if settlement.retry_us else "failed")
+                self.stats.ended("retried" if settlement.retried else "failed")
                 settled.append(settlement)
         self.stats.ended("succeeded", sum(1 for outcome in outcomes if outcome[0]))
         return settled

@@ -42,7 +42,7 @@ _ENDING: Final = frozenset({"claim", "settle", "release", "release_owner", "swee
 
 NAMES: Final = (
     "submit", "claim", "settle", "renew", "release", "release_owner", "sweep", "cancel", "view",
-    "depth",
+    "depth", "requeue", "purge_letters",
 )  # fmt: skip
 
 

@@ -47,11 +47,24 @@ local function finish_cancelled(id, ttl, waiter)
   finish(id, ttl or DEFAULT_TTL_S, waiter, meta_json(id, 'REVOKED', REVOKED), {'s', 'c', 'en', NOW})
 end
 
--- Puts a message among the dead letters, under a name that no other letter has.
-local function bury(queue, letter, token, reason, raw, message)
-  if redis.call('EXISTS', 'hr:letter:' .. queue .. ':' .. letter) == 1 then letter = letter .. '.' .. token end
+-- Dead letters are kept for so long, and so many of a queue, oldest dropped first.
+local LETTER_TTL_S, LETTERS_MAX = 1209600, 100000
+
+-- Puts a message among the dead letters, under a name that no other letter has. `r` is what is known of its job,
+-- {id, step, attempts, created, traceback}; without an id it is none that could run.
+local function bury(queue, letter, token, reason, raw, message, r)
+  local prefix = 'hr:letter:' .. queue .. ':'
+  if redis.call('EXISTS', prefix .. letter) == 1 then letter = letter .. '.' .. token end
   redis.call('ZADD', KEYS[10], NOW, letter)
-  redis.call('HSET', 'hr:letter:' .. queue .. ':' .. letter, 'reason', reason, 'raw', raw, 'at', NOW, 'error', message)
+  redis.call('HSET', prefix .. letter, 'reason', reason, 'raw', raw, 'at', NOW, 'error', message, 'id', r.id or '',
+    'step', r.step or '0', 'attempts', r.attempts or '0', 'created', r.created or NOW, 'traceback', r.traceback or '')
+  redis.call('EXPIRE', prefix .. letter, LETTER_TTL_S)
+  redis.call('ZREMRANGEBYSCORE', KEYS[10], '-inf', whole(NOW_US - LETTER_TTL_S * 1e6))
+  local over = redis.call('ZCARD', KEYS[10]) - LETTERS_MAX
+  if over > 0 then
+    for _, old in ipairs(redis.call('ZRANGE', KEYS[10], 0, over - 1)) do redis.call('UNLINK', prefix .. old) end
+    redis.call('ZREMRANGEBYRANK', KEYS[10], 0, over - 1)
+  end
 end
 
 -- One more crash of a job that ran alone. Buries and ends it, and says so, once there were max_crashes.
@@ -60,7 +73,7 @@ local function charged_to_death(id, raw, max_crashes, queue, r)
   redis.call('HSET', JOB .. id, 'k', crashes)
   if crashes < max_crashes then return false end
   local message = 'the model process died each of the ' .. crashes .. ' times that it ran this input alone'
-  bury(queue, id, r.token, 'replica-lost', raw, message)
+  bury(queue, id, r.token, 'replica-lost', raw, message, r)
   finish_failed(id, r.ttl or DEFAULT_TTL_S, r.waiter, 'ReplicaLost', 'replica-lost', message, {'dl', '1'})
   return true
 end
@@ -70,9 +83,10 @@ end
 -- The caller has tested the token and the types. Returns what became of the job.
 local function give_back(id, mode, max_crashes, queue)
   local raw = redis.call('HGET', KEYS[6], id)
-  local state, step, alone, crashes, cancel, ttl, waiter, attempts, token =
-    unpack(read(id, 's', 'p', 'x', 'k', 'cr', 'l', 'w', 'a', 't'))
-  local r = {crashes = crashes, ttl = ttl, waiter = waiter, token = token}
+  local state, step, alone, crashes, cancel, ttl, waiter, attempts, token, created =
+    unpack(read(id, 's', 'p', 'x', 'k', 'cr', 'l', 'w', 'a', 't', 'c'))
+  local r = {id = id, step = step, crashes = crashes, ttl = ttl, waiter = waiter, token = token,
+    attempts = attempts, created = created}
   redis.call('ZREM', KEYS[5], id)
   redis.call('HDEL', KEYS[6], id)
   if state and state ~= 'r' then return 'gone' end

@@ -156,7 +156,7 @@ in_chunks('HSET', KEYS[6], helds)
 for _, r in ipairs(refused) do
   token = token + 1
   local raw, why, id, fence = r[1], r[2], r[3], whole(token)
-  bury(queue, id or ('raw-' .. fence), fence, why, raw, sentence(why))
+  bury(queue, id or ('raw-' .. fence), fence, why, raw, sentence(why), {})
   if id then
     finish_failed(id, ARGV[9], nil, 'InvalidRequest', 'invalid-request', sentence(why),
       {'m', model, 'v', version, 'c', NOW, 'dl', '1'})

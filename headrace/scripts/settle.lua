@@ -1,6 +1,7 @@
 -- Settle jobs of one queue: results, records, leases and publications, fenced by token.
 -- KEYS: the queue's. ARGV: 1 queue, then per job 10: id, token, outcome (s f x c), Celery result JSON or ''
---       (ignore_result), batch size, timings, extra field or '', its value, ttl in s or '', retry delay in us ('' = none).
+--       (ignore_result), batch size, timings, extra field or '', its value, ttl in s or '', retry delay in us ('' = none,
+--       'dead' = its message goes to the dead letters, where the value is the error's JSON).
 -- Returns per job: 1 settled, 2 settled before by this token, 3 ended as cancelled, 4 put off for a retry, 0 another's.
 local PER_JOB = 10
 local answer, ours, passed, waiting = {}, {}, {}, {}
@@ -40,6 +41,23 @@ local function put_off(i, id, attempts)
   return 4
 end
 
+-- What a decoded JSON object says under a name, where it says a string.
+local function text_in(json, name)
+  local ok, object = pcall(cjson.decode, json)
+  local text = ok and type(object) == 'table' and object[name]
+  return type(text) == 'string' and text or ''
+end
+
+-- Its retries are used up: an operator may put it back once what was wrong is mended.
+local function bury_failed(i, id, attempts)
+  local raw = redis.call('HGET', KEYS[6], id)
+  if not raw then return end
+  local step, created = unpack(read(id, 'p', 'c'))
+  bury(ARGV[1], id, ARGV[i + 1], text_in(ARGV[i + 7], 'type'), raw, text_in(ARGV[i + 7], 'message'),
+    {id = id, step = step, attempts = attempts, created = created, traceback = text_in(ARGV[i + 3], 'traceback')})
+  redis.call('HSET', JOB .. id, 'dl', '1')
+end
+
 local function settle(i, id, r)
   local ttl = (ARGV[i + 8] ~= '' and ARGV[i + 8]) or r[5] or DEFAULT_TTL_S
   local job, state, meta, field, value = JOB .. id, ARGV[i + 2], ARGV[i + 3], ARGV[i + 6], ARGV[i + 7]
@@ -66,7 +84,8 @@ local function settle(i, id, r)
   if r[3] then
     local w = waiting[r[3]]
     if not w then w = {}; waiting[r[3]] = w end
-    w[#w + 1] = {id, state, r[6], NOW, r[7], ARGV[i + 4], ARGV[i + 5], field, value, meta}
+    w[#w + 1] = {id, state, r[6], NOW, r[7], ARGV[i + 4], ARGV[i + 5], field, value, meta,
+      ARGV[i + 9] == 'dead' and '1' or ''}
   end
   return 1
 end
@@ -80,9 +99,10 @@ for _, o in ipairs(ours) do
   if r[4] then
     finish_cancelled(id, (ARGV[i + 8] ~= '' and ARGV[i + 8]) or r[5], r[3])
     answer[n] = 3
-  elseif ARGV[i + 9] ~= '' then
+  elseif ARGV[i + 9] ~= '' and ARGV[i + 9] ~= 'dead' then
     answer[n] = put_off(i, id, r[7])
   else
+    if ARGV[i + 9] == 'dead' then bury_failed(i, id, r[7]) end
     answer[n] = settle(i, id, r)
   end
 end

@@ -190,11 +190,11 @@ def test_the_end_of_a_job_is_published_to_its_waiter_and_on_its_result(queue: Qu
     assert published[channels[2]] == SUCCESS.encode()
     rows = msgspec.msgpack.decode(published[channels[0]])
     assert [row[0] for row in rows] == [ids[0], ids[2]], "one publication a batch"
-    _, state, started, ended, attempts, batch, timings, field, value, meta = rows[0]
+    _, state, started, ended, attempts, batch, timings, field, value, meta, dead = rows[0]
     record = queue.record(ids[0])
     assert (state, started, ended, attempts) == ("s", record["st"], record["en"], "1")
     assert (batch, timings) == ("4", "1.0,2.0,3.0,4.0,5.0")
-    assert (field, value, meta) == ("rt", "image/png", SUCCESS)
+    assert (field, value, meta, dead) == ("rt", "image/png", SUCCESS, "")
     assert len(msgspec.msgpack.decode(heard[3][1])[0]) == 1, "look at the record"
 
 

@@ -193,6 +193,12 @@ class Queue:
         promoted, reaped, due_us, left = map(int, answer)
         return promoted, reaped, due_us, left
 
+    def requeue(self, *names: str) -> list[str]:
+        return [outcome.decode() for outcome in self._run("requeue", self.name, *names)]
+
+    def purge_letters(self, *names: str) -> int:
+        return int(self._run("purge_letters", self.name, *names))
+
     def cancel(self, *ids: str) -> list[str]:
         return [fate.decode() for fate in self.call("cancel", [], keys.QUEUE_PREFIX, *ids)]
 

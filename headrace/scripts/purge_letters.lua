@@ -1,0 +1,8 @@
+-- Remove dead letters for good. KEYS: the queue's. ARGV: 1 queue, then letters. Returns how many there were.
+check_types(false)
+local removed = 0
+for i = 2, #ARGV do
+  redis.call('ZREM', KEYS[10], ARGV[i])
+  removed = removed + redis.call('UNLINK', 'hr:letter:' .. ARGV[1] .. ':' .. ARGV[i])
+end
+return removed

@@ -1,0 +1,37 @@
+-- Put dead letters back at the end of their list, as the jobs that they were. KEYS: the queue's. ARGV: 1 queue, then
+-- letters. Returns per letter: queued, unknown, unreadable (it is no job that could run), or alive (a job of its id
+-- waits or runs).
+check_types(true)
+local prefix = 'hr:letter:' .. ARGV[1] .. ':'
+local FINAL = {s = true, f = true, x = true, c = true}
+-- All that its last life left in the record; the client's own fields stay.
+local LEFT = {'a', 'k', 'x', 't', 'o', 'st', 'en', 'b', 'tm', 'rt', 'e', 'tb', 'dl', 'cr'}
+
+local function requeue(letter)
+  local found = redis.pcall('HMGET', prefix .. letter, 'raw', 'id', 'step')
+  local raw, id, step = found[1], found[2], found[3]
+  if found.err or not raw then
+    redis.call('ZREM', KEYS[10], letter)
+    return 'unknown'
+  end
+  if not id or id == '' then return 'unreadable' end
+  local state = read(id, 's')[1]
+  -- The message of a cancelled job of that id is still listed; its tombstone would drop this one in its place.
+  if (state and not FINAL[state]) or redis.call('HEXISTS', KEYS[11], id) == 1 then return 'alive' end
+  local s = STEP_INDEX[step or '0'] or 1
+  redis.call('ZREM', KEYS[10], letter)
+  redis.call('UNLINK', prefix .. letter, META .. id)
+  local out = redis.call('HGET', KEYS[7], 'out' .. STEPS[s])
+  local ticket = redis.call('LPUSH', KEYS[s], raw) + (tonumber(out or '0') or 0)
+  -- Without a record (its result_ttl has passed) the message is as a stock client's: its claim makes a new one.
+  if state then
+    redis.call('HDEL', JOB .. id, unpack(LEFT))
+    redis.call('HSET', JOB .. id, 's', 'q', 'n', ticket, 'j', NOW)
+    redis.call('PERSIST', JOB .. id)
+  end
+  return 'queued'
+end
+
+local answer = {}
+for i = 2, #ARGV do answer[i - 1] = requeue(ARGV[i]) end
+return answer

@@ -20,6 +20,8 @@ Reason = Literal["full", "idle", "deadline", "alone", "drain"]
 GAP_WEIGHT: Final = 0.1
 #: What is kept of the past of the batch-time fit with each new batch.
 FIT_MEMORY: Final = 0.95
+#: Jobs that arrive together say that the next comes at once; a hold of no length would be a spin.
+HOLD_MIN_S: Final = 0.0005
 #: Below this spread of batch sizes (variance) a slope cannot be told from a constant.
 FIT_MIN_VARIANCE: Final = 0.25
 
@@ -145,7 +147,7 @@ class Batcher(Generic[ItemT]):
         gap = self.gap_s(now)
         if gap is None or gap > deadline - now or len(self._waiting) * gap >= self.fit.fixed_s:
             return self._leave("idle")
-        return Hold(min(deadline, now + gap * 2))
+        return Hold(min(deadline, now + max(gap * 2, HOLD_MIN_S)))
 
     def take_all(self) -> list[ItemT]:
         """Empty the batcher: for release and drain."""

@@ -172,6 +172,7 @@ class Stack:
 
     def _redis_programs(self) -> None:
         port = self.services["redis"].ports[REDIS_PORT]
+        require("redis7")  # the system's, with which redis-cli comes
         server = f"{require('valkey9')} --port {port} --bind 127.0.0.1"
         for name, program in (("server", server), ("cli", f"redis-cli -p {port}")):
             self.program(f"valkey-{name}", f'exec {program} "$@"')

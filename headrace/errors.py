@@ -8,6 +8,7 @@
     │   ├── ModelNotFound      model-not-found      404
     │   ├── PathNotFound       not-found            404  the API has no such path
     │   ├── JobNotFound        job-not-found        404
+    │   ├── QueueNotFound      queue-not-found      404
     │   ├── LetterNotFound     letter-not-found     404
     │   ├── MethodNotAllowed   method-not-allowed   405
     │   ├── Conflict           conflict             409
@@ -120,6 +121,14 @@ class JobNotFound(RequestError):
     code = "job-not-found"
     status = 404
     title = "Job not found"
+
+
+class QueueNotFound(RequestError):
+    """No registered model is served from a queue of that name."""
+
+    code = "queue-not-found"
+    status = 404
+    title = "Queue not found"
 
 
 class LetterNotFound(RequestError):

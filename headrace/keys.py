@@ -29,6 +29,7 @@ Shared::
     hr:token                        string  no TTL; the fence, one number per claim of a job
     hr:workers                      zset    no TTL, trimmed; owner -> last seen
     hr:worker:<owner>               hash    WORKER_TTL_S; model -> state, for /ready
+    hr:paused                       set     no TTL; queues from which nothing is claimed
     hr:stats:<model>                hash    no TTL; counters for /metrics, see headrace/telemetry.py
     hr:api:<api>                    string  API_TTL_S; requests that wait in one API process
     hr:done:<api>                   channel the ended jobs that one API process waits for
@@ -52,6 +53,7 @@ JOB_PREFIX: Final = "hr:job:"
 META_PREFIX: Final = "celery-task-meta-"
 TOKEN: Final = "hr:token"  # noqa: S105 - a fence, no secret
 WORKERS: Final = "hr:workers"
+PAUSED: Final = "hr:paused"
 
 
 class F:

@@ -43,6 +43,8 @@ _pack: Final[Callable[[Command], bytes]] = pack_command  # type: ignore[assignme
 SUBMIT_MAX_JOBS: Final = 256
 #: ... and the most bytes of their messages.
 SUBMIT_MAX_BYTES: Final = 4 * 1024 * 1024
+#: The most jobs that one call of purge.lua ends.
+PURGE_MAX_JOBS: Final = 500
 #: The most jobs that one call of view.lua reads or cancel.lua ends.
 VIEW_MAX_JOBS: Final = 128
 
@@ -163,6 +165,48 @@ class JobQueue:
         """Cancel jobs: per id `unknown`, `removed`, `asked` (it was running) or `ended` before."""
         answers = await self._call("cancel", keys.QUEUE_PREFIX, *ids)
         return [answer.decode() for answer in answers]
+
+    async def pause(self, queue: str, paused: bool) -> None:
+        """Let nothing more be claimed from a queue, or let it be claimed again.
+
+        Raises:
+            BrokerError: Redis does not answer.
+        """
+        change = self._client.sadd if paused else self._client.srem
+        try:
+            await change(keys.PAUSED, queue)
+        except RedisError as error:
+            raise translate(error) from error
+
+    async def paused(self) -> set[str]:
+        """The queues that are paused.
+
+        Raises:
+            BrokerError: Redis does not answer.
+        """
+        try:
+            members: Any = await self._client.smembers(keys.PAUSED)
+        except RedisError as error:
+            raise translate(error) from error
+        return {member.decode() for member in members}
+
+    async def purge(self, queue: str) -> int:
+        """Cancel all that waits in a queue, also what is delayed; how many jobs ended so.
+
+        What comes meanwhile may stay; running jobs are not touched.
+
+        Raises:
+            BrokerError: Redis does not answer; what was cancelled before stays so.
+        """
+        (depth,) = await self.depths([queue])
+        still = sum(depth.waiting.values()) + depth.scheduled
+        cancelled, left = 0, 1
+        while left and cancelled < still:
+            ended, removed, left = map(int, await self.on_queue("purge", queue, PURGE_MAX_JOBS))
+            cancelled += ended
+            if not removed:
+                break
+        return cancelled
 
     async def depths(self, queues: Sequence[str]) -> list[Depth]:
         """The state of queues in one round trip, at a cost that does not grow with their length."""

@@ -260,7 +260,7 @@ class Consumer:
 
     @staticmethod
     def _wants_wake(lane: Lane, now: float) -> bool:
-        if not lane.serving or not lane.batcher.room or lane.backlog:
+        if not lane.serving or lane.paused or not lane.batcher.room or lane.backlog:
             return False
         return lane.idle or lane.batch_ends_in_s(now) > SHORT_BATCH_S
 

@@ -43,6 +43,7 @@ class Lane:
         replicas: its model processes.
         held: every job that this worker has leased for the model, by id.
         backlog: how many messages the last claim or look saw in the lists.
+        paused: somebody has paused the queue; each sweep looks whether it still is.
         claiming: how many jobs a claim that is not yet answered may bring.
         revoked: ids that a Celery client has revoked before they had a record.
     """
@@ -54,6 +55,7 @@ class Lane:
     revoked: Container[str] = frozenset()
     held: dict[str, Item] = field(default_factory=dict)
     backlog: int = 0
+    paused: bool = False
     claiming: int = 0
     next_due_at: float | None = None
     hold_until: float | None = None
@@ -81,12 +83,19 @@ class Lane:
     @property
     def claimable(self) -> int:
         """How many jobs a claim may take now: one prepared batch, if there is anything to take."""
-        return self.batcher.room if self.backlog and self.serving and not self.claiming else 0
+        if self.paused or not self.backlog or not self.serving or self.claiming:
+            return 0
+        return self.batcher.room
+
+    def saw(self, left: int) -> None:
+        """Learn how many messages wait; -1 says that the queue is paused."""
+        self.paused = left < 0
+        self.backlog = max(0, left)
 
     def accept(self, reply: Sequence[Any], now: float) -> list[Settlement]:
         """Take in what a claim gave; settle at once what will not run."""
         now_us = int(reply[0])
-        self.backlog = int(reply[1])
+        self.saw(int(reply[1]))
         ended = []
         for at in range(3, len(reply), 7):
             raw, job_id, token, created, attempts, alone, _ttl = reply[at : at + 7]

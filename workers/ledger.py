@@ -243,7 +243,7 @@ class Ledger:
 
         def swept(reply: Any, at: float) -> None:
             lane.next_due_at = at + int(reply[2]) / US_PER_S if int(reply[2]) >= 0 else None
-            lane.backlog = max(lane.backlog, int(reply[3]))
+            lane.saw(max(lane.backlog, int(reply[3])) if int(reply[3]) >= 0 else -1)
 
         # Told anew by the answer; left as it is, it would ask again in each turn until then.
         lane.next_due_at = None

@@ -1,10 +1,13 @@
-"""The queues: `GET /api/v1/queues`."""
+"""The queues: `GET /api/v1/queues`; pause, resume and purge one."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
 from api.replies import json_response, services_of
+from api.services import Services
+from headrace.errors import QueueNotFound
+from headrace.suggest import did_you_mean
 
 router = APIRouter(tags=["queues"])
 
@@ -15,6 +18,7 @@ async def list_queues(request: Request) -> Response:
     services = services_of(request)
     models = list(services.catalog.models.values())
     depths = await services.queue.depths([model.queue for model in models])
+    paused = await services.queue.paused()
     return json_response(
         {
             "queues": [
@@ -23,6 +27,7 @@ async def list_queues(request: Request) -> Response:
                     "model": model.name,
                     "version": model.version,
                     "depth": {str(step): count for step, count in depth.waiting.items()},
+                    "paused": model.queue in paused,
                     "scheduled": depth.scheduled,
                     "in_flight": depth.in_flight,
                     "dead_letters": depth.dead,
@@ -33,3 +38,44 @@ async def list_queues(request: Request) -> Response:
             ]
         }
     )
+
+
+@router.post("/api/v1/queues/{name}/pause", summary="Let no worker claim from a queue")
+async def pause_queue(request: Request, name: str) -> Response:
+    """Jobs that run go on; submits are taken as long as there is room."""
+    return await _pause(services_of(request), name, paused=True)
+
+
+@router.post("/api/v1/queues/{name}/resume", summary="Let workers claim from a queue again")
+async def resume_queue(request: Request, name: str) -> Response:
+    """Workers see it within a second."""
+    return await _pause(services_of(request), name, paused=False)
+
+
+@router.post("/api/v1/queues/{name}/purge", summary="Cancel all that waits in a queue")
+async def purge_queue(request: Request, name: str) -> Response:
+    """Also what is scheduled; jobs that run go on."""
+    services = services_of(request)
+    return json_response(
+        {"name": name, "cancelled": await services.queue.purge(_known(services, name))}
+    )
+
+
+async def _pause(services: Services, name: str, *, paused: bool) -> Response:
+    await services.queue.pause(_known(services, name), paused)
+    return json_response({"name": name, "paused": paused})
+
+
+def _known(services: Services, name: str) -> str:
+    """The queue's name, where a registered model is served from it.
+
+    Raises:
+        QueueNotFound: there is none.
+    """
+    queues = [model.queue for model in services.catalog.models.values()]
+    if name not in queues:
+        raise QueueNotFound(
+            f"there is no queue {name[:128]!r}{did_you_mean(name[:128], queues)}",
+            hint="GET /api/v1/queues lists them.",
+        )
+    return name

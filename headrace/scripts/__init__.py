@@ -38,11 +38,13 @@ class Script:
 
 
 #: The scripts that end jobs or give them back, and so begin with `_end.lua` too.
-_ENDING: Final = frozenset({"claim", "settle", "release", "release_owner", "sweep", "cancel"})
+_ENDING: Final = frozenset(
+    {"claim", "settle", "release", "release_owner", "sweep", "cancel", "purge"}
+)
 
 NAMES: Final = (
     "submit", "claim", "settle", "renew", "release", "release_owner", "sweep", "cancel", "view",
-    "depth", "requeue", "purge_letters",
+    "depth", "purge", "requeue", "purge_letters",
 )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 -- What stands behind the wake-up: delayed jobs that are due join their lists, and leases that ran out are reaped.
 -- KEYS: the queue's. ARGV: 1 queue, 2 reap (1, or 0 while it is too early after an outage), 3 max crashes, 4 limit.
--- Returns {promoted, reaped, us until the next delayed job or -1, jobs in the lists}.
+-- Returns {promoted, reaped, us until the next delayed job or -1, jobs in the lists (-1 where the queue is paused)}.
 check_types(true)
 local limit = tonumber(ARGV[4])
 local promoted, reaped = 0, 0
@@ -37,5 +37,6 @@ for s = 1, 4 do
   if entombed and length == 0 then redis.call('HDEL', KEYS[7], 'tomb' .. STEPS[s]) end
 end
 if entombed and left == 0 then redis.call('UNLINK', KEYS[11]) end
+if redis.call('SISMEMBER', 'hr:paused', ARGV[1]) == 1 then left = -1 end
 local due = redis.call('ZRANGE', KEYS[8], 0, 0, 'WITHSCORES')
 return {promoted, reaped, due[2] and math.max(0, tonumber(due[2]) - NOW_US) or -1, left}

@@ -193,6 +193,11 @@ class Queue:
         promoted, reaped, due_us, left = map(int, answer)
         return promoted, reaped, due_us, left
 
+    def purge(self, limit: int = 500) -> tuple[int, int, int]:
+        """Jobs cancelled, messages removed, messages left."""
+        cancelled, removed, left = map(int, self._run("purge", self.name, limit))
+        return cancelled, removed, left
+
     def requeue(self, *names: str) -> list[str]:
         return [outcome.decode() for outcome in self._run("requeue", self.name, *names)]
 

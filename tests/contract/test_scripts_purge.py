@@ -1,0 +1,56 @@
+"""Purging a queue: all that waits ends as cancelled, and nothing else is touched."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from headrace import keys
+from tests.harness.calls import Queue, foreign
+
+pytestmark = pytest.mark.leaves_keys
+
+
+def test_what_waits_is_cancelled_and_what_runs_goes_on(queue: Queue) -> None:
+    running = queue.submit_one()
+    leased = queue.claim_one()
+    waiting = [queue.submit_one(step=step, ttl_s=55) for step in (0, 3, 6, 9)]
+    delayed = queue.submit_one(delay_us=60_000_000)
+    assert queue.purge() == (5, 5, 0)
+    for job_id in (*waiting, delayed):
+        assert queue.record(job_id)["s"] == "c"
+        assert json.loads(queue.meta(job_id) or b"")["status"] == "REVOKED"
+    assert 0 < queue.client.ttl(keys.job(waiting[0])) <= 55
+    depth = queue.depth()
+    assert (depth.waiting, depth.delayed, depth.leased) == (0, 0, 1)
+    assert queue.settle(leased) == [1]
+    assert queue.record(running)["s"] == "s"
+    assert queue.place(queue.submit_one()) == 1, "tickets go on from there"
+
+
+def test_it_is_bounded_and_says_what_is_left(queue: Queue) -> None:
+    ids = [queue.submit_one() for _ in range(5)]
+    assert queue.purge(2) == (2, 2, 3)
+    assert [queue.record(job_id)["s"] for job_id in ids] == ["c", "c", "q", "q", "q"]
+    assert queue.purge(10) == (3, 3, 0)
+    assert queue.purge(10) == (0, 0, 0)
+
+
+def test_tombstones_stock_messages_and_rubbish(queue: Queue) -> None:
+    gone = queue.submit_one()
+    queue.cancel(gone)
+    queue.push(foreign(headers={"id": "stock"}), b"rubbish", b"[]", b'{"headers": {"id": "a\\"b"}}')
+    assert queue.purge() == (1, 5, 0)
+    assert json.loads(queue.meta("stock") or b"")["status"] == "REVOKED"
+    assert queue.client.hlen(keys.tomb(queue.name)) == 0
+    assert queue.depth().waiting == 0
+
+
+def test_a_paused_queue_gives_nothing(queue: Queue) -> None:
+    job_id = queue.submit_one()
+    queue.client.sadd(keys.PAUSED, queue.name)
+    assert (queue.claim().jobs, queue.claim().left, queue.sweep()[3]) == ([], -1, -1)
+    queue.client.srem(keys.PAUSED, queue.name)
+    assert queue.sweep()[3] == 1
+    assert queue.claim().ids == [job_id]

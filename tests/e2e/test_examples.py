@@ -1,0 +1,243 @@
+"""Every example, run as its first lines say, against one `headrace up` on their own models file."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+import struct
+import subprocess
+import sys
+import wave
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from headrace import Client, errors
+from headrace.ports import free_port
+from tests.harness.up import ROOT, RunningUp, clean_environment, running_up
+from tests.harness.wait import wait_until
+
+EXAMPLES = ROOT / "examples"
+DIGITS = sorted((EXAMPLES / "digits").glob("*.png"))
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
+    folder = tmp_path_factory.mktemp("examples")
+    with running_up(folder, models=EXAMPLES / "models.yaml") as running:
+        wait_until(lambda: running.request("GET", "/ready?models=all")[0] == 200, "loaded", 90)
+        yield running
+
+
+@pytest.fixture
+def url(up: RunningUp) -> str:
+    return f"http://127.0.0.1:{up.port}"
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[Client]:
+    with Client(url) as made:
+        yield made
+
+
+def example(url: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)], cwd=ROOT, env=clean_environment(HEADRACE_URL=url),
+        capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+
+
+@contextmanager
+def app(url: str, log: Path, *arguments: str | Path) -> Iterator[None]:
+    """A web app of the examples, until the context ends."""
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, *map(str, arguments)], cwd=ROOT, stdout=out, stderr=out,
+            env=clean_environment(HEADRACE_URL=url),
+        )  # fmt: skip
+    try:
+        yield
+    except BaseException:
+        print(log.read_text())  # noqa: T201 - pytest shows it with the failure
+        raise
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def answer(http: httpx2.Client, path: str, *statuses: int) -> httpx2.Response:
+    """The answer to a GET, once it comes with one of these statuses."""
+
+    def look() -> httpx2.Response | None:
+        try:
+            found = http.get(path)
+        except httpx2.TransportError:
+            return None
+        return found if found.status_code in statuses else None
+
+    found = wait_until(look, f"{path} is answered with {statuses}", 60)
+    assert found is not None
+    return found
+
+
+def test_the_index_names_every_example() -> None:
+    index = (EXAMPLES / "README.md").read_text()
+    named = set(re.findall(r"\]\(([\w./]+)\)", index))
+    present = {p.name for p in EXAMPLES.iterdir() if p.suffix in (".py", ".ipynb", ".yaml")}
+    assert present <= named
+    for name in named:
+        assert (EXAMPLES / name).exists(), name
+
+
+def test_the_flask_app_enqueues_and_polls(url: str, tmp_path: Path) -> None:
+    port = free_port()
+    with (
+        app(url, tmp_path / "log", EXAMPLES / "flask_app.py", "--port", str(port)),
+        httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as http,
+    ):
+        assert answer(http, "/digits/no-such-job", 404).json()["code"] == "job-not-found"
+        assert http.post("/digits").status_code == 400
+        for path in DIGITS[:3]:
+            made = http.post("/digits", files={"image": (path.name, path.read_bytes())})
+            assert made.status_code == 202, made.text
+            found = answer(http, made.json()["poll"], 200).json()
+            assert (found["name"], found["digit"]) == (path.name, int(path.name[0]))
+        made = http.post("/digits", files={"image": ("bad.png", b"no image")})
+        assert "not an image" in answer(http, made.json()["poll"], 422).json()["error"]
+
+
+def test_the_fastapi_app_waits_without_blocking(url: str, tmp_path: Path) -> None:
+    port = str(free_port())
+    command = ["-m", "uvicorn", "--app-dir", "examples", "fastapi_app:app", "--port", port]
+    with (
+        app(url, tmp_path / "log", *command),
+        httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as http,
+    ):
+        answer(http, "/docs", 200)
+        for text, expected in [("the parcel never arrived", False), ("xkjh qwpz vvgh jkl", True)]:
+            made = http.post("/texts", params={"text": text})
+            assert made.status_code == 202, made.text
+            found = http.get(made.json()["poll"], params={"wait_s": 20}).json()
+            assert (found["status"], found["gibberish"]) == ("done", expected)
+        short = http.post("/texts", params={"text": "hm"}).json()["poll"]
+        assert http.get(short, params={"wait_s": 20}).status_code == 422
+        assert http.get("/texts/no-such-job").status_code == 404
+
+
+def test_the_stock_celery_producer_reads_every_digit(up: RunningUp, url: str) -> None:
+    source = (EXAMPLES / "celery_producer.py").read_text()
+    assert not re.search(r"^\s*(from|import) (headrace|api|workers)", source, re.MULTILINE)
+    password = (up.state_dir / "redis.password").read_text().strip()
+    redis_url = up.record()["urls"]["broker"].replace("***", password)
+    done = example(url, EXAMPLES / "celery_producer.py", redis_url, *DIGITS)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == len(DIGITS)
+    for path, line in zip(DIGITS, lines, strict=True):
+        assert line.startswith(f"{path.name}: {path.name[0]} (")
+
+
+def test_the_folder_script_writes_a_line_for_each_file(url: str, tmp_path: Path) -> None:
+    folder, output = tmp_path / "in", tmp_path / "out.csv"
+    (folder / "deep").mkdir(parents=True)
+    for path in DIGITS[:4]:
+        (folder / "deep" / path.name).write_bytes(path.read_bytes())
+    (folder / "broken.png").write_bytes(b"no image")
+    for _ in range(2):
+        # The second run finds the jobs of the first.
+        done = example(url, EXAMPLES / "classify_folder.py", folder, output)
+        assert done.returncode == 1, done.stderr
+        assert "5 files, 1 failed" in done.stdout
+        rows = list(csv.DictReader(io.StringIO(output.read_text())))
+        assert [row["file"] for row in rows] == ["broken.png"] + [
+            f"deep/{path.name}" for path in DIGITS[:4]
+        ]
+        assert rows[0]["status"] == "failed"
+        for row, path in zip(rows[1:], DIGITS, strict=False):
+            assert json.loads(row["result"])["digit"] == int(path.name[0])
+    unreachable = example(
+        f"http://127.0.0.1:{free_port()}", EXAMPLES / "classify_folder.py", folder, output
+    )
+    assert unreachable.returncode == 1
+    assert "headrace up" in unreachable.stderr
+
+
+def test_the_text_model_tells_text_from_gibberish(client: Client, url: str) -> None:
+    texts = {
+        "please call me when the order has been sent": False,
+        "The function returns the index of the item": False,
+        "zxcvb qwrtp lkjhg mnbvc": True,
+        "ghj ghjk fdgh tzuio wertz": True,
+    }
+    for result in client.map("gibberish", texts):
+        assert result.value["gibberish"] == texts[result.input], result
+    with pytest.raises(errors.InputError, match="letters"):
+        client.result(client.submit("gibberish", "hm"))
+    with pytest.raises(errors.InputError, match="send text"):
+        client.result(client.submit("gibberish", {"not": "text"}))
+    measured = example(url, EXAMPLES / "gibberish.py")
+    (share,) = re.findall(r"right on ([\d.]+)% of \d+ held-out", measured.stdout)
+    assert float(share) > 90
+
+
+def recording(hz: float, rate: int, width: int, channels: int, seconds: float = 1.2) -> bytes:
+    """A WAV file of one tone."""
+    out = io.BytesIO()
+    frames = []
+    for at in range(int(rate * seconds)):
+        level = math.sin(2 * math.pi * hz * at / rate) * 0.6
+        if width == 1:
+            frame = bytes([int(128 + level * 127)])
+        else:
+            frame = struct.pack("<i", int(level * (2**31 - 1)))[4 - width :]
+        frames.append(frame * channels)
+    with wave.open(out, "wb") as sound:
+        sound.setparams((channels, width, rate, 0, "NONE", "not compressed"))
+        sound.writeframes(b"".join(frames))
+    return out.getvalue()
+
+
+def test_the_handler_with_its_own_preprocessing_names_the_tone(client: Client) -> None:
+    recordings: dict[bytes, str] = {
+        recording(440.0, 44_100, 2, 2): "A4",
+        recording(261.63, 8_000, 1, 1): "C4",
+        recording(82.41, 48_000, 3, 1): "E2",
+        recording(1174.66, 22_050, 4, 2): "D6",
+    }
+    for result in client.map("tone", recordings):
+        assert result.value["note"] == recordings[result.input]
+    broken: dict[bytes | str, str] = {
+        b"no sound": "not a WAV file",
+        "text": "send the bytes",
+        recording(440, 8_000, 2, 1, seconds=0.05): "a tenth of a second",
+        recording(0, 8_000, 2, 1): "nothing to hear",
+    }
+    for bad in client.map("tone", broken, return_errors=True):
+        assert isinstance(bad.error, errors.InputError)
+        assert broken[bad.input] in bad.error.message
+
+
+def test_the_notebook_runs_and_is_stored_without_outputs(
+    url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    read: Any = nbformat.read
+    notebook = read(EXAMPLES / "digits.ipynb", as_version=4)
+    assert not [cell for cell in notebook.cells if cell.get("outputs")]
+    for name, value in clean_environment(
+        HEADRACE_URL=url, JUPYTER_RUNTIME_DIR=str(tmp_path), IPYTHONDIR=str(tmp_path)
+    ).items():
+        monkeypatch.setenv(name, value)
+    NotebookClient(notebook, timeout=90, resources={"metadata": {"path": str(EXAMPLES)}}).execute()
+    shown = json.dumps([cell.get("outputs") for cell in notebook.cells])
+    assert f"{len(DIGITS)} of {len(DIGITS)} right" in shown
+    assert "not an image" in shown
+    assert "<table>" in shown

@@ -55,14 +55,33 @@ def test_the_commands_give_what_they_promise(up: RunningUp, document: str) -> No
     assert statuses.count("succeeded") >= 2, statuses
 
 
-def test_the_python_session_prints_the_digit(up: RunningUp) -> None:
-    session = next(block for block in blocks("README.md", "python") if "urllib" in block)
-    session = session.replace(ADDRESS, f"http://127.0.0.1:{up.port}")
+def run_python(up: RunningUp, code: str) -> str:
+    """Run a script as a reader of the documents would; what it prints."""
+    url = f"http://127.0.0.1:{up.port}"
     done = subprocess.run(
-        [sys.executable, "-c", session], cwd=ROOT, capture_output=True, text=True, check=True,
-        timeout=60, env=clean_environment(),
+        [sys.executable, "-c", code.replace(ADDRESS, url)], cwd=ROOT, capture_output=True,
+        text=True, check=False, timeout=60, env=clean_environment(HEADRACE_URL=url),
     )  # fmt: skip
-    assert done.stdout.startswith("succeeded 3 ")
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_python_session_prints_the_digits(up: RunningUp) -> None:
+    session = next(block for block in blocks("README.md", "python") if "Client" in block)
+    first, *others = run_python(up, session).splitlines()
+    assert first.startswith("succeeded 3 ")
+    assert len(others) == len(list((ROOT / "examples/digits").glob("*.png")))
+    assert all(line[0] == line[-1] for line in others)
+
+
+def test_the_clients_document_runs_from_beginning_to_end(up: RunningUp) -> None:
+    printed = run_python(up, "\n".join(blocks("docs/sdk.md", "python")))
+    for expected in (
+        "3\n", "{'batch': 7}", "7\n[[1.0, 0.0], [0.0, 1.0]]", "succeeded [1, 2]", "3_0705.png 3",
+        "0 {'words': 2}\n1 send text\n2 {'words': 3}", "removed cancelled", "('words', 'ready')",
+        "{'x': 1}\n0\n1\n2\n", "input-error ",
+    ):  # fmt: skip
+        assert expected in printed, printed
 
 
 def test_the_handler_in_the_readme_is_the_example_and_has_15_lines() -> None:

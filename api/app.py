@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 from typing_extensions import override
 
 from api import front
-from api.openapi import SCHEMAS, hot_paths
+from api.openapi import document
 from api.replies import ANSWERED, answer_errors
 from api.routes import documentation, health, letters, metrics, models, queues
 from api.services import Services, build
@@ -50,10 +50,7 @@ class Application(FastAPI):
     def openapi(self) -> dict[str, Any]:
         """The description of every route."""
         if self.openapi_schema is None:
-            schema = super().openapi()
-            schema["paths"].update(hot_paths())
-            schema.setdefault("components", {}).setdefault("schemas", {}).update(SCHEMAS)
-            self.openapi_schema = schema
+            self.openapi_schema = document(self.version)
         return self.openapi_schema
 
 

@@ -64,6 +64,10 @@ class Request:
         """A header's value by its lower-case name; several are joined with commas."""
         return self._headers.get(name, b"")
 
+    def has(self, name: bytes) -> bool:
+        """Whether a header is there at all, be it empty."""
+        return name in self._headers
+
     def query(self, known: frozenset[str]) -> dict[str, str]:
         """The query's parameters.
 

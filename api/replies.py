@@ -8,12 +8,14 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.routing import Match, Mount
 
 from api.asgi import Reply
 from api.problems import problem, unexpected
 from api.services import Services
 from headrace.errors import HeadraceError, InvalidRequest, MethodNotAllowed, PathNotFound
 
+_METHODS: Final = ("GET", "POST", "PUT", "PATCH", "DELETE")
 #: Set in the scope of a request whose unforeseen error was logged and answered.
 ANSWERED: Final = "headrace.answered"
 
@@ -66,12 +68,10 @@ async def _on_http(request: Request, error: Exception) -> Response:
     headers = dict(error.headers or {})
     ours: HeadraceError
     if error.status_code == 405:
-        allowed = headers.get("Allow", "")
-        if "GET" in allowed:
-            allowed = headers["Allow"] = f"{allowed}, HEAD"
+        allowed = headers["Allow"] = ", ".join(_allowed(request))
         ours = MethodNotAllowed(
             f"{request.method[:32]} is not allowed on {path[:256]}",
-            hint=f"Allowed here: {allowed}." if allowed else "",
+            hint=f"Allowed here: {allowed}.",
         )
     elif error.status_code == 404:
         ours = PathNotFound(
@@ -82,6 +82,19 @@ async def _on_http(request: Request, error: Exception) -> Response:
     response = response_of(problem(ours, path))
     response.headers.update(headers)
     return response
+
+
+def _allowed(request: Request) -> list[str]:
+    """The methods that the path has, on whichever routes; Starlette names those of the first."""
+    # Files are mounted as one, which takes any method and can only be got.
+    routes = [route for route in request.app.router.routes if not isinstance(route, Mount)]
+    found = []
+    for method in _METHODS:
+        scope = {**request.scope, "method": method}
+        if any(route.matches(scope)[0] is Match.FULL for route in routes):
+            found.append(method)
+    # Whatever can be got has a head.
+    return [*found, "HEAD"] if "GET" in found else found or ["GET", "HEAD"]
 
 
 async def _on_unexpected(request: Request, error: Exception) -> Response:

@@ -26,6 +26,7 @@ from headrace.errors import (
     RequestError,
     UnsupportedMedia,
 )
+from headrace.ids import check_key
 from headrace.jobs import Job, State
 from headrace.media import is_json
 from headrace.submission import submission
@@ -77,8 +78,16 @@ async def put_job(services: Services, request: Request, job_id: str) -> Reply:
 
 
 def key_of(request: Request) -> str:
-    """The idempotency key of a request; "" where it has none."""
-    return request.header(b"idempotency-key").decode("latin-1")
+    """The idempotency key of a request; "" where it has none.
+
+    Raises:
+        InvalidId: it is there and empty, as from a variable that was not set: a repeat would be
+            another job.
+    """
+    key = request.header(b"idempotency-key").decode("latin-1")
+    if not key and request.has(b"idempotency-key"):
+        check_key(key)
+    return key
 
 
 async def _submit_json(services: Services, request: Request, path_id: str | None) -> Reply:

@@ -126,6 +126,8 @@ def test_its_files_are_served_and_no_others(api: ApiServer) -> None:
         headers={"If-None-Match": answer.headers["etag"]},
     )
     assert again.status_code == 304
+    refused = api.http.post("/docs/static/docs.css")
+    assert (refused.status_code, refused.headers["allow"]) == (405, "GET, HEAD")
     for path in ("", "/", "/none", "/..%2fapp.py", "/%2e%2e/app.py", "/swagger-ui"):
         answer = api.http.get(f"/docs/static{path}")
         assert (answer.status_code, answer.json()["type"]) == (404, "/problems/not-found")

@@ -1,0 +1,52 @@
+"""The description of the API (OpenAPI 3.1), written by hand.
+
+FastAPI sees neither the hot routes nor the problems. A test holds that every route stands here, and
+another lets a tool call the server by this description and compares.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from api.openapi.job_schemas import JOB_SCHEMAS
+from api.openapi.jobs import job_paths
+from api.openapi.letters import LETTER_SCHEMAS, letter_paths
+from api.openapi.problems import problem_examples, problem_schemas
+from api.openapi.view_schemas import VIEW_SCHEMAS
+from api.openapi.views import view_paths
+
+__all__ = ["SCHEMAS", "document"]
+
+#: Every schema but those of problems, by the name of its component.
+SCHEMAS: Final = {**JOB_SCHEMAS, **VIEW_SCHEMAS, **LETTER_SCHEMAS}
+
+_ABOUT: Final = (
+    "Asynchronous inference: submit a job, then poll or wait. Every error is a problem (RFC 9457) "
+    "whose `type` says at its own path what it means. Whatever answers `GET` answers `HEAD`."
+)
+_TAGS: Final = {
+    "jobs": "Submit, wait, fetch, cancel.",
+    "models": "What is served, and by whom.",
+    "queues": "What waits; pause, resume, purge.",
+    "dead letters": "What could not run: look, put back, remove.",
+    "health": "For probes, Prometheus and whoever met a problem.",
+}
+
+
+def document(version: str) -> dict[str, Any]:
+    """The whole description."""
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Headrace",
+            "version": version,
+            "description": _ABOUT,
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "tags": [{"name": name, "description": text} for name, text in _TAGS.items()],
+        "paths": {**job_paths(), **view_paths(), **letter_paths()},
+        "components": {
+            "schemas": {**SCHEMAS, **problem_schemas()},
+            "examples": problem_examples(),
+        },
+    }

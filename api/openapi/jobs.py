@@ -1,0 +1,129 @@
+"""The routes of jobs in OpenAPI."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from api.front import HOT_ROUTES, JOB, JOBS, MODEL_JOBS, RESULT
+from api.openapi.operations import (
+    JSON,
+    KEY,
+    SUBMITTED,
+    WAIT,
+    answer,
+    job_answers,
+    operation,
+    option_parameters,
+    path_parameter,
+)
+from api.openapi.problems import BROKER_PROBLEMS, JOB_PROBLEMS, PATH_PROBLEMS
+from api.openapi.shapes import object_of, ref
+
+_TAG: Final = "jobs"
+_SUBMIT: Final = (
+    "invalid-request", "invalid-id", "model-not-found", "conflict", "payload-too-large",
+    "unsupported-media", "queue-full", "broker-full", *PATH_PROBLEMS, *BROKER_PROBLEMS,
+)  # fmt: skip
+_READ: Final = ("invalid-request", "job-not-found", *PATH_PROBLEMS, *BROKER_PROBLEMS)
+_ENDED_IN_TIME: Final = "It has ended within the wait."
+
+
+def job_paths() -> dict[str, Any]:
+    """The paths of jobs."""
+    return {
+        MODEL_JOBS: {
+            "parameters": [path_parameter("model")],
+            **{method.lower(): _submit_input(method.lower()) for method in HOT_ROUTES[MODEL_JOBS]},
+        },
+        JOBS: {"post": _submit_json("submit_job", "Submit a job", "JobRequest", [*WAIT, KEY])},
+        JOB: {
+            "parameters": [path_parameter("job_id")],
+            "get": operation(
+                "get_job", "One job", _TAG, job_answers("It has ended."), _READ, parameters=WAIT
+            ),
+            "put": _submit_json(
+                "put_job",
+                "Submit a job under an id of your own; a repeat is the same job",
+                "NamedJobRequest",
+                WAIT,
+            ),
+            "delete": _cancel_job(),
+        },
+        RESULT: {"parameters": [path_parameter("job_id")], "get": _get_result()},
+    }
+
+
+def _submit_input(method: str) -> dict[str, Any]:
+    body = {
+        "image/png": {"schema": {"type": "string", "format": "binary"}},
+        JSON: {"schema": {}, "example": {"x": 1}},
+        "text/plain": {"schema": {"type": "string"}, "example": "water finds its way"},
+        "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
+        "multipart/form-data": {
+            "schema": object_of({"data": {"type": "string", "format": "binary"}}),
+        },
+    }
+    return operation(
+        f"submit_input_{method}",
+        "Submit the body as the input of a job",
+        _TAG,
+        job_answers(_ENDED_IN_TIME, headers=SUBMITTED),
+        _SUBMIT,
+        parameters=[*option_parameters(), *WAIT, KEY],
+        requestBody={
+            "required": True,
+            "description": "The input itself, under any content type; here are some.",
+            "content": body,
+        },
+    )
+
+
+def _submit_json(name: str, summary: str, schema: str, parameters: list[Any]) -> dict[str, Any]:
+    return operation(
+        name,
+        summary,
+        _TAG,
+        job_answers(_ENDED_IN_TIME, headers=SUBMITTED),
+        _SUBMIT,
+        parameters=parameters,
+        requestBody={"required": True, "content": {JSON: {"schema": ref(schema)}}},
+    )
+
+
+def _cancel_job() -> dict[str, Any]:
+    answers = {
+        "200": answer("It will not run, or it had ended before.", ref("Cancellation")),
+        "202": answer("It runs; its result will be discarded.", ref("Cancellation")),
+    }
+    return operation("cancel_job", "Cancel a job", _TAG, answers, _READ)
+
+
+def _get_result() -> dict[str, Any]:
+    not_yet = job_answers("")["202"]
+    output = {
+        "description": "The output, with the content type that its handler gave it.",
+        "content": {JSON: {"schema": {}}, "*/*": {"schema": {}}},
+        "headers": {
+            "Content-Security-Policy": {
+                "schema": {"type": "string"},
+                "description": "An output that is a web page runs no script in this origin.",
+            }
+        },
+    }
+    found = operation(
+        "get_result",
+        "The output as it is; of a job that failed, its problem",
+        _TAG,
+        {
+            "200": output,
+            "202": not_yet,
+            "204": {"description": "A Celery client asked for no result (`ignore_result`)."},
+        },
+        (*_READ, *JOB_PROBLEMS),
+        parameters=WAIT,
+    )
+    # A handler may fail with a code of its own.
+    found["responses"]["500"]["content"]["application/problem+json"]["schema"]["anyOf"].append(
+        ref("Problem")
+    )
+    return found

@@ -1,0 +1,108 @@
+"""schemathesis calls the server by its own description, and compares what comes with it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api.openapi import SCHEMAS, document
+from api.openapi.problems import JOB_PROBLEMS
+from api.problems import PROBLEMS
+from headrace import __version__, keys
+from tests.harness.api_server import ApiServer, api_server, catalog
+from tests.harness.fake_worker import FakeWorker, publish_state
+from tests.harness.redis_servers import RedisServer
+from tests.harness.up import ROOT, clean_environment
+
+SEED = 20261121
+EXAMPLES_PER_ROUTE = 25
+RUN_TIMEOUT_S = 100
+
+
+@pytest.fixture
+def api(redis_db: RedisServer) -> Iterator[ApiServer]:
+    """An API whose jobs end, with models that are ready, and waits that are over soon."""
+    models = catalog(echo={}, tiny={"max_queue_depth": 1})
+    with (
+        FakeWorker(redis_db.url, "echo"),
+        api_server(redis_db.url, models, max_wait_s=0.2) as server,
+        redis_db.client() as client,
+    ):
+        for model in ("echo", "tiny"):
+            publish_state(client, "w1", model, "ready")
+        client.expire(keys.worker("w1"), RUN_TIMEOUT_S * 2)
+        yield server
+
+
+def strict(schema: Any) -> Any:
+    """The same without room for members that the description does not know.
+
+    Clients are to pass over what is new; the server may not say what is not described.
+    """
+    if isinstance(schema, list):
+        return [strict(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {name: strict(value) for name, value in schema.items()}
+    if "object" in found.get("type", "") and "properties" in found:
+        found.setdefault("additionalProperties", False)
+    return found
+
+
+def configuration() -> str:
+    """What is no mistake of a route, though it looks like one."""
+    ended = sorted({PROBLEMS[code].status for code in JOB_PROBLEMS})
+    return f"""
+hooks = "tests.harness.conformance_hooks"
+seed = {SEED}
+
+[generation]
+max-examples = {EXAMPLES_PER_ROUTE}
+
+# DELETE cancels: a cancelled job is still there.
+[checks.use_after_free]
+enabled = false
+
+# A dead letter may be called `requeue` or `purge`: it can be got and removed at that path.
+[[operations]]
+include-operation-id = ["requeue_dead_letters", "purge_dead_letters"]
+[operations.checks.allow_header_conformance]
+enabled = false
+
+# The output of a job that did not succeed is its problem.
+[[operations]]
+include-operation-id = "get_result"
+[operations.checks.positive_data_acceptance]
+expected-statuses = ["2xx", 404, {", ".join(map(str, ended))}]
+[operations.checks.not_a_server_error]
+expected-statuses = ["2xx", "4xx", {", ".join(str(status) for status in ended if status >= 500)}]
+"""
+
+
+@pytest.mark.leaves_keys
+def test_the_server_is_what_it_says_it_is(api: ApiServer, tmp_path: Path) -> None:
+    described = document(__version__)
+    described["components"]["schemas"].update(strict(SCHEMAS))
+    (tmp_path / "openapi.json").write_text(json.dumps(described))
+    (tmp_path / "schemathesis.toml").write_text(configuration())
+    program = Path(sysconfig.get_path("scripts")) / "schemathesis"
+    ended = subprocess.run(
+        [
+            sys.executable, str(program), "--config-file", "schemathesis.toml", "run",
+            "openapi.json", "--url", api.url, "--no-color",
+        ],
+        cwd=tmp_path, env=clean_environment(PYTHONPATH=str(ROOT)), capture_output=True, text=True,
+        timeout=RUN_TIMEOUT_S, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stdout[-12_000:] + ended.stderr[-2000:]
+    operations = sum(
+        method != "parameters" for methods in described["paths"].values() for method in methods
+    )
+    assert f"Tested: {operations}" in ended.stdout, ended.stdout[-3000:]

@@ -10,6 +10,11 @@ local DEFAULT_TTL_S = '86400'
 -- Lua's unpack takes some 8,000 values at most.
 local CHUNK = 1000
 
+-- Stands in a list where a cancelled job's message was, so that its neighbours keep their places. A stock worker that
+-- reads the list takes it for a message of nobody and drops it. The tomb counter of its step counts it.
+local GONE = '{"headers":{},"properties":{"delivery_tag":"gone","delivery_info":{"exchange":"","routing_key":""}},'
+  .. '"body":"","content-encoding":"utf-8","content-type":"application/x-headrace-cancelled"}'
+
 local time = redis.call('TIME')
 local NOW = time[1] .. string.format('%06d', time[2])
 local NOW_US = tonumber(NOW)

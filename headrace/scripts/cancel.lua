@@ -1,9 +1,23 @@
 -- Cancel jobs, whatever their state, and say truly what that did. KEYS: none. ARGV: 1 queue prefix, then ids.
 -- Returns per id: unknown, removed (it will not run), asked (it runs; its result will be discarded), or ended.
+-- What was cancelled is cleared out of a list when there is so much of it, and more than of what waits.
+local COMPACT_MIN = 10000
+local touched = {}
+
+-- Clears the message of a waiting job where its ticket says that it is; false where another stands there, as after
+-- neighbours were put back or cleared out.
+local function cleared(list, step, id, ticket, out)
+  local at = tonumber(ticket or '0') - (tonumber(out or '0') or 0)
+  local raw = at > 0 and redis.call('LINDEX', list, -at)
+  if not raw or not string.find(raw, '"id":"' .. id .. '"', 1, true) then return false end
+  redis.call('LSET', list, -at, GONE)
+  return true
+end
+
 local function waits(state) return state == 'q' or state == 'd' end
 
 local function cancel(id)
-  local state, model, step, ttl, waiter = unpack(read(id, 's', 'm', 'p', 'l', 'w'))
+  local state, model, step, ttl, waiter, ticket = unpack(read(id, 's', 'm', 'p', 'l', 'w', 'n'))
   if not state then return 'unknown' end
   if state == 'r' then
     redis.call('HDEL', JOB .. id, 'cr')
@@ -15,9 +29,14 @@ local function cancel(id)
   redis.call('ZREM', 'hr:delayed:' .. queue, id)
   redis.call('HDEL', 'hr:parked:' .. queue, id)
   if state == 'q' then
-    -- The message stays listed; its tombstone outlives the record, so that a claim drops it however late.
-    redis.call('HSET', 'hr:tomb:' .. queue, id, step)
+    local list = list_of(queue, STEP_INDEX[step] or 1)
+    local out = redis.call('HGET', 'hr:count:' .. queue, 'out' .. step)
+    if not cleared(list, step, id, ticket, out) then
+      -- The message stays listed; its tombstone outlives the record, so that a claim drops it however late.
+      redis.call('HSET', 'hr:tomb:' .. queue, id, step)
+    end
     redis.call('HINCRBY', 'hr:count:' .. queue, 'tomb' .. step, 1)
+    touched[list] = {queue, step}
   end
   finish_cancelled(id, ttl, waiter)
   return 'removed'
@@ -29,8 +48,15 @@ for i = 2, #ARGV do
     local queue = ARGV[1] .. model
     redis.call('ZCARD', 'hr:delayed:' .. queue); redis.call('HLEN', 'hr:parked:' .. queue)
     redis.call('HLEN', 'hr:count:' .. queue); redis.call('HLEN', 'hr:tomb:' .. queue)
+    for s = 1, 4 do redis.call('LLEN', list_of(queue, s)) end
   end
 end
 local answer = {}
 for i = 2, #ARGV do answer[i - 1] = cancel(ARGV[i]) end
+for list, t in pairs(touched) do
+  local tombs = tonumber(redis.call('HGET', 'hr:count:' .. t[1], 'tomb' .. t[2]))
+  if tombs >= COMPACT_MIN and tombs > redis.call('LLEN', list) / 2 then
+    redis.call('HINCRBY', 'hr:count:' .. t[1], 'tomb' .. t[2], -redis.call('LREM', list, 0, GONE))
+  end
+end
 return answer

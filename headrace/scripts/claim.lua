@@ -67,6 +67,10 @@ end
 
 -- Finds out what becomes of a message: a job, a refusal, or nothing where it is dropped.
 local function look(raw, s)
+  if raw == GONE then
+    tombs_of[STEPS[s]] = (tombs_of[STEPS[s]] or 0) + 1
+    return
+  end
   local why, id = refusal(raw)
   if not why then
     if any_tombs and not entombed[id] then

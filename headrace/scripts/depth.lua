@@ -2,7 +2,7 @@
 -- Returns {now, then per queue {waiting at steps 0, 3, 6, 9, delayed, leased, dead, created of the oldest or ''}}.
 -- The oldest is looked for at the heads of the lists; a stock client's message has no time of its own, and a job that
 -- was delayed counts from when it joined its list.
-local HEADS = 8
+local HEADS = 64
 
 local function id_in(raw)
   local at = string.find(raw, '"id"', 1, true)
@@ -12,10 +12,13 @@ end
 local function waiting_since(list)
   for i = 1, HEADS do
     local raw = redis.call('LINDEX', list, -i)
-    local id = raw and id_in(raw)
-    local state, created, joined = unpack(id and read(id, 's', 'c', 'j') or {})
-    if not raw or not state then return nil end
-    if state == 'q' then return joined or created end
+    if not raw then return nil end
+    if raw ~= GONE then
+      local id = id_in(raw)
+      local state, created, joined = unpack(id and read(id, 's', 'c', 'j') or {})
+      if not state then return nil end
+      if state == 'q' then return joined or created end
+    end
   end
 end
 

@@ -25,9 +25,11 @@ local function purge_list(s)
   redis.call('LTRIM', KEYS[s], 0, -(#raws + 1))
   redis.call('HINCRBY', KEYS[7], 'out' .. STEPS[s], #raws)
   for k = #raws, 1, -1 do
-    local id = id_in(raws[k])
+    local id = raws[k] ~= GONE and id_in(raws[k])
     local step = id and redis.call('HGET', KEYS[11], id)
-    if step then
+    if not id and raws[k] == GONE then
+      redis.call('HINCRBY', KEYS[7], 'tomb' .. STEPS[s], -1)
+    elseif step then
       redis.call('HDEL', KEYS[11], id)
       redis.call('HINCRBY', KEYS[7], 'tomb' .. step, -1)
     elseif id then

@@ -31,10 +31,11 @@ end
 
 -- Tombstones of messages that somebody else removed (celery purge, DEL) would make a queue look shorter for ever.
 local left, entombed = 0, redis.call('HLEN', KEYS[11]) > 0
+local tombs = redis.call('HMGET', KEYS[7], 'tomb0', 'tomb3', 'tomb6', 'tomb9')
 for s = 1, 4 do
   local length = redis.call('LLEN', KEYS[s])
   left = left + length
-  if entombed and length == 0 then redis.call('HDEL', KEYS[7], 'tomb' .. STEPS[s]) end
+  if length == 0 and tombs[s] and tombs[s] ~= '0' then redis.call('HDEL', KEYS[7], 'tomb' .. STEPS[s]) end
 end
 if entombed and left == 0 then redis.call('UNLINK', KEYS[11]) end
 if redis.call('SISMEMBER', 'hr:paused', ARGV[1]) == 1 then left = -1 end

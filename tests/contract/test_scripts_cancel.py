@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
+from kombu import Connection
 from redis.exceptions import ResponseError
 
 from headrace import keys
-from tests.harness.calls import Queue
+from tests.harness.calls import Job, Queue
 from tests.harness.wait import wait_until
 
 
@@ -33,6 +35,66 @@ def test_a_queued_job_is_removed_and_does_not_run(queue: Queue) -> None:
     assert queue.depth().waiting == 0
     assert queue.client.exists(keys.tomb(queue.name)) == 0
     queue.settle(*claimed.jobs)
+
+
+def test_the_message_of_a_cancelled_job_is_cleared_in_its_place(queue: Queue) -> None:
+    ids = [queue.submit_one() for _ in range(5)]
+    before = queue.listed()
+    assert queue.cancel(ids[1], ids[3]) == ["removed", "removed"]
+    after = queue.listed()
+    assert [raw == old for raw, old in zip(after, before, strict=True)] == [
+        True, False, True, False, True,
+    ]  # fmt: skip
+    assert queue.client.exists(keys.tomb(queue.name)) == 0
+    assert (queue.depth().waiting, queue.place(ids[4])) == (3, 5)
+    assert queue.claim().ids == [ids[0], ids[2], ids[4]]
+    assert queue.depth().waiting == 0
+    assert queue.client.hget(keys.count(queue.name), "tomb0") == b"0"
+    queue.settle_all()
+
+
+def test_what_is_cleared_out_is_a_message_of_nobody_to_kombu(queue: Queue) -> None:
+    queue.cancel(queue.submit_one())
+    (gone,) = queue.listed()
+    with Connection("memory://") as connection:
+        channel: Any = connection.channel()
+        message = channel.Message(json.loads(gone), channel=channel)
+        assert message.headers == {}
+        assert message.delivery_tag == "gone"
+    assert queue.claim().refused == 0
+
+
+@pytest.mark.parametrize("moved", ["put back", "record without a place"])
+def test_where_the_ticket_misses_a_tombstone_is_left(queue: Queue, moved: str) -> None:
+    first, second = queue.submit_one(), queue.submit_one()
+    if moved == "put back":
+        newest: Any = queue.client.lpop(queue.name)
+        queue.client.rpush(queue.name, newest)
+    else:
+        queue.client.hdel(keys.job(second), "n")
+    assert queue.cancel(second) == ["removed"]
+    assert queue.client.hgetall(keys.tomb(queue.name)) == {second.encode(): b"0"}
+    assert queue.depth().waiting == 1
+    assert queue.claim().ids == [first]
+    assert queue.depth().waiting == 0
+    queue.settle_all()
+
+
+def test_a_queue_of_cancelled_jobs_does_not_grow(queue: Queue) -> None:
+    kept = queue.submit_one()
+    for _ in range(11):
+        jobs = [Job() for _ in range(1000)]
+        queue.submit(*jobs)
+        queue.cancel(*(job.id for job in jobs))
+    assert queue.client.llen(queue.name) < 2_000
+    last = queue.submit_one()
+    assert queue.depth().waiting == 2
+    taken = [*queue.claim().ids]
+    while len(taken) < 2 and queue.depth().waiting:
+        taken += queue.claim().ids  # each passes over a bounded number of them
+    assert taken == [kept, last]
+    assert queue.depth().waiting == 0
+    queue.settle_all()
 
 
 def test_a_cancelled_job_does_not_run_though_its_record_has_expired(queue: Queue) -> None:

@@ -113,7 +113,7 @@ def test_what_is_dropped_in_one_claim_is_bounded_too(queue: Queue) -> None:
 def test_large_messages_that_are_dropped_are_bounded_by_bytes(queue: Queue) -> None:
     ids = [queue.submit_one(input_json=b'"' + b"x" * 1000 + b'"') for _ in range(30)]
     size = len(queue.listed()[0])
-    queue.cancel(*ids)
+    queue.entomb(*ids)
     assert queue.claim(max_bytes=size).left == 30 - 8
 
 

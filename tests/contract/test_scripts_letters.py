@@ -98,7 +98,7 @@ def test_a_job_that_lives_is_not_put_beside_itself(queue: Queue) -> None:
     queue.client.hset(keys.letter(queue.name, job_id), mapping=letter)
     queue.client.zadd(keys.dead(queue.name), {job_id: 1})
     assert queue.requeue(job_id) == ["alive"], "it waits"
-    queue.cancel(job_id)
+    queue.entomb(job_id)
     assert queue.requeue(job_id) == ["alive"], "its message is still listed"
     assert queue.claim().jobs == []
     assert queue.requeue(job_id) == ["queued"]

@@ -164,7 +164,7 @@ def test_tickets_count_up_within_one_call_and_between_calls(queue: Queue) -> Non
 def test_an_id_whose_cancelled_message_is_still_listed_is_not_taken_again(queue: Queue) -> None:
     job = Job()
     queue.submit(job)
-    queue.cancel(job.id)
+    queue.entomb(job.id)
     queue.client.delete(keys.job(job.id))
     assert queue.submit(job)[0][0] == CONFLICT
     assert queue.claim().jobs == []

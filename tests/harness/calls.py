@@ -207,6 +207,12 @@ class Queue:
     def cancel(self, *ids: str) -> list[str]:
         return [fate.decode() for fate in self.call("cancel", [], keys.QUEUE_PREFIX, *ids)]
 
+    def entomb(self, *ids: str) -> list[str]:
+        """Cancel jobs whose messages stand elsewhere than their tickets say."""
+        for job_id in ids:
+            self.client.hset(keys.job(job_id), "n", 1_000_000)
+        return self.cancel(*ids)
+
     def view(self, *ids: str, results: bool = True) -> list[Any]:
         return list(self.call("view", [], keys.QUEUE_PREFIX, int(results), *ids))
 

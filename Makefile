@@ -28,7 +28,7 @@ INSTALLED  = $(if $(wildcard $(DEV_STAMP)),$(DEV_STAMP),$(DEMO_STAMP))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup fmt lint types contracts test check demo bench clean
+.PHONY: help setup fmt lint types contracts test check demo bench openapi clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(firstword $(MAKEFILE_LIST)) \
@@ -57,6 +57,9 @@ check: lint types contracts test  ## lint, types, contracts and test
 
 demo: $(INSTALLED)  ## Run the whole system and classify real images (PORT=8080, EXIT=1)
 	@$(PY) examples/demo.py --port $(PORT) $(if $(EXIT),--exit)
+
+openapi: $(DEV_STAMP)  ## Record the description of the API, after a change of it
+	@$(PY) -m api.openapi docs/openapi.json
 
 bench: $(DEV_STAMP)  ## Measure; the table is in docs/performance.md
 	$(PY) -m benchmarks $(ARGS)

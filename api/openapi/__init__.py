@@ -6,6 +6,8 @@ another lets a tool call the server by this description and compares.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import Any, Final
 
 from api.openapi.job_schemas import JOB_SCHEMAS
@@ -15,7 +17,7 @@ from api.openapi.problems import problem_examples, problem_schemas
 from api.openapi.view_schemas import VIEW_SCHEMAS
 from api.openapi.views import view_paths
 
-__all__ = ["SCHEMAS", "document"]
+__all__ = ["SCHEMAS", "digest", "document", "written"]
 
 #: Every schema but those of problems, by the name of its component.
 SCHEMAS: Final = {**JOB_SCHEMAS, **VIEW_SCHEMAS, **LETTER_SCHEMAS}
@@ -50,3 +52,15 @@ def document(version: str) -> dict[str, Any]:
             "examples": problem_examples(),
         },
     }
+
+
+def written(description: dict[str, Any]) -> str:
+    """The description as docs/openapi.json has it."""
+    return json.dumps(description, indent=1, ensure_ascii=False) + "\n"
+
+
+def digest(description: dict[str, Any]) -> str:
+    """What CHANGELOG.md names, so that no change of the API goes unsaid; not of the version."""
+    same = {**description, "info": {**description["info"], "version": ""}}
+    text = json.dumps(same, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -117,12 +117,29 @@ class Snapshot(Collector):
             for status, count in totals.ended.items():
                 ended.add_metric([model, status], count)
         yield ended
+        yield from self._batches()
         for name in HISTOGRAMS:
             family = HistogramMetricFamily(f"headrace_{name}", _HELP[name], labels=["model"])
             for model, totals in self.totals.items():
                 histogram = totals.histograms[name]
                 family.add_metric([model], buckets=histogram.buckets, sum_value=histogram.sum)
             yield family
+
+    def _batches(self) -> Iterator[Metric]:
+        left = CounterMetricFamily(
+            "headrace_batches", "Batches, by why they left.", labels=["model", "reason"]
+        )
+        padding = CounterMetricFamily(
+            "headrace_batch_padding",
+            "Inputs that were added to batches to reach an allowed size.",
+            labels=["model"],
+        )
+        for model, totals in self.totals.items():
+            for reason, count in totals.left.items():
+                left.add_metric([model, reason], count)
+            padding.add_metric([model], totals.padding)
+        yield left
+        yield padding
 
 
 def _gauge(name: str, text: str, values: Iterable[tuple[str, float]]) -> GaugeMetricFamily:

@@ -40,6 +40,7 @@ class _JobObject(msgspec.Struct):
     metadata: msgspec.Raw
     waiting_for: str | None
     urls: msgspec.Raw
+    batch_padding: int | msgspec.UnsetType = msgspec.UNSET
     dead_lettered: bool | msgspec.UnsetType = msgspec.UNSET
     cancel_requested: bool | msgspec.UnsetType = msgspec.UNSET
     result: Any = msgspec.UNSET
@@ -83,6 +84,8 @@ def job_object(job: Job, *, has_replica: bool = True) -> bytes:
         waiting_for=None if has_replica or state is not State.QUEUED else REPLICA,
         urls=_urls(job.id),
     )
+    if job.batch_padding:
+        view.batch_padding = job.batch_padding
     if job.dead_lettered:
         view.dead_lettered = True
     if job.cancel_asked and not state.final:

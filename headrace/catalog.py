@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -73,6 +73,49 @@ class ModelSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             description="The longest that the oldest input is held for company, in milliseconds.",
         ),
     ] = 5.0
+    allowed_batch_sizes: (
+        Annotated[
+            list[Annotated[int, Meta(ge=1, le=4096)]],
+            Meta(
+                min_length=1,
+                max_length=256,
+                description="The sizes that the model is run with: a batch is filled up to the "
+                "next one by copies of its last input. The largest is max_batch_size.",
+            ),
+        ]
+        | None
+    ) = None
+    max_batch_cost: (
+        Annotated[
+            int,
+            Meta(
+                ge=1,
+                le=1_000_000_000_000,
+                description="The most that the inputs of a batch may cost together, in the unit "
+                "of cost; an input that is above it by itself runs alone.",
+            ),
+        ]
+        | None
+    ) = None
+    cost: Annotated[
+        Literal["bytes", "pixels", "tokens"],
+        Meta(
+            description="What an input costs: its bytes; the pixels that its image's header "
+            "names; or its tokens, taken as a quarter of its bytes."
+        ),
+    ] = "bytes"
+    batch_key: (
+        Annotated[
+            str,
+            Meta(
+                pattern="^(content_type|(/[^/]*)+)$",
+                max_length=256,
+                description="Only inputs that are alike in this run together: content_type, or "
+                "a JSON pointer into the input, such as /language.",
+            ),
+        ]
+        | None
+    ) = None
     max_queue_depth: Annotated[
         int,
         Meta(ge=1, le=100_000_000, description="Jobs that may wait; one more is answered 429."),
@@ -215,12 +258,16 @@ def _read(document: Document, timeout_s: float) -> Catalog:
         values = read_fields(document, ("models", name), ModelSection)
         _check_handler(document, name, values)
         _check_options(document, name, values)
+        _check_batches(document, name, values)
         if len(document.problems) == before:
             models[name] = _model(name, {"timeout_s": timeout_s, **values}, base_dir)
     return Catalog(document.path, models)
 
 
 def _model(name: str, values: Mapping[str, Any], base_dir: Path) -> ModelConfig:
+    sizes = values.get("allowed_batch_sizes")
+    if sizes is not None:
+        values = {"max_batch_size": max(sizes), **values, "allowed_batch_sizes": sorted(sizes)}
     model = ModelConfig(name=name, **values)
     if model.weights is None:
         return model
@@ -244,6 +291,21 @@ def _check_options(document: Document, name: str, values: Mapping[str, Any]) -> 
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         text = "it holds itself" if isinstance(error, RecursionError) else str(error)
         document.report(("models", name, "options"), f"not plain data: {text}")
+
+
+def _check_batches(document: Document, name: str, values: Mapping[str, Any]) -> None:
+    where = ("models", name)
+    sizes, most = values.get("allowed_batch_sizes"), values.get("max_batch_size")
+    if sizes is not None and len(set(sizes)) < len(sizes):
+        document.report((*where, "allowed_batch_sizes"), "a size stands there twice")
+    if sizes is not None and most is not None and max(sizes) != most:
+        document.report(
+            (*where, "allowed_batch_sizes"),
+            f"the largest is {max(sizes)}, but max_batch_size is {most}; make them the same, "
+            "or leave max_batch_size out",
+        )
+    if "cost" in values and "max_batch_cost" not in values:
+        document.report((*where, "cost"), "without max_batch_cost it has no effect; add that key")
 
 
 def _name_problem(name: object) -> str:

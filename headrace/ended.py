@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from headrace.jobs import Job, State
+from headrace.jobs import Job, State, read_batch
 from headrace.keys import F
 
 #: Several times faster than State(letter), which matters once per job.
@@ -25,7 +25,7 @@ class Ended(msgspec.Struct, array_like=True, frozen=True):
     started_us: str | bool = ""
     ended_us: str = ""
     attempts: str | bool = ""
-    batch_size: str = ""
+    batch: str = ""
     timings: str = ""
     extra: str = ""
     value: str = ""
@@ -34,6 +34,7 @@ class Ended(msgspec.Struct, array_like=True, frozen=True):
 
     def job(self, model: str, version: str, created_us: int, metadata_json: str = "") -> Job:
         """The job, as its record would tell it."""
+        batch_size, batch_padding = read_batch(self.batch)
         return Job(
             id=self.id,
             model=model,
@@ -43,7 +44,8 @@ class Ended(msgspec.Struct, array_like=True, frozen=True):
             started_us=int(self.started_us or 0),
             ended_us=int(self.ended_us or 0),
             attempts=int(self.attempts or 0),
-            batch_size=int(self.batch_size or 0),
+            batch_size=batch_size,
+            batch_padding=batch_padding,
             timings=self.timings,
             result_type=self.value if self.extra == F.RESULT_TYPE else "",
             error_json=self.value if self.extra == F.ERROR else "",

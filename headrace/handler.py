@@ -32,6 +32,7 @@ class Context:
         weights: the weights file, if the models file names one.
         options: the model's free `options`.
         max_batch_size: the most inputs that one batch can hold.
+        allowed_batch_sizes: the sizes that `inference` is called with, ascending; empty is any.
         request_ids: the job ids of the batch at hand, in order.
         content_types: the content type of each input of the batch at hand, in order.
     """
@@ -43,6 +44,7 @@ class Context:
     weights: Path | None = None
     options: dict[str, Any] = field(default_factory=dict)
     max_batch_size: int = 1
+    allowed_batch_sizes: list[int] = field(default_factory=list)
     request_ids: list[str] = field(default_factory=list)
     content_types: list[str] = field(default_factory=list)
 

@@ -112,6 +112,7 @@ class Job:
     attempts: int = 0
     place: int = 0
     batch_size: int = 0
+    batch_padding: int = 0
     timings: str = ""
     result_type: str = ""
     error_json: str = ""
@@ -151,9 +152,21 @@ class _Meta(msgspec.Struct):
 _META: Final = msgspec.json.Decoder(_Meta)
 
 
+def batch_text(size: int, padding: int) -> int | str:
+    """The record's `b`: how many jobs ran together, and how many inputs were added to them."""
+    return f"{size}+{padding}" if padding else size
+
+
+def read_batch(text: str) -> tuple[int, int]:
+    """Size and padding out of the record's `b`."""
+    size, _, padding = text.partition("+")
+    return int(size or 0), int(padding or 0)
+
+
 def job_from_record(job_id: str, record: dict[str, str], meta: str = "", place: int = 0) -> Job:
     """Read a record (HGETALL's fields)."""
     get = record.get
+    batch_size, batch_padding = read_batch(get(F.BATCH, ""))
     return Job(
         id=job_id,
         model=get(F.MODEL, ""),
@@ -164,7 +177,8 @@ def job_from_record(job_id: str, record: dict[str, str], meta: str = "", place: 
         ended_us=int(get(F.ENDED, 0)),
         attempts=int(get(F.ATTEMPTS, 0)),
         place=place,
-        batch_size=int(get(F.BATCH, 0)),
+        batch_size=batch_size,
+        batch_padding=batch_padding,
         timings=get(F.TIMINGS, ""),
         result_type=get(F.RESULT_TYPE, ""),
         error_json=get(F.ERROR, ""),

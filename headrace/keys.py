@@ -78,7 +78,7 @@ class F:
     ALONE: Final = "x"  # must run alone: it was in a batch that was lost
     STARTED: Final = "st"
     ENDED: Final = "en"
-    BATCH: Final = "b"
+    BATCH: Final = "b"  # how many ran together; 5+3 where 3 inputs were added to 5
     TIMINGS: Final = "tm"  # queued,hold,preprocess,inference,postprocess in ms
     RESULT_TYPE: Final = "rt"  # content type of a result that is not JSON
     ERROR: Final = "e"  # JSON {type, message, retryable}

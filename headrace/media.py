@@ -1,7 +1,8 @@
-"""What bytes are, by their beginning. Knows nothing of requests."""
+"""What bytes are, and how large an image is, by their beginning. Knows nothing of requests."""
 
 from __future__ import annotations
 
+import struct
 from typing import Final
 
 JSON_TYPE: Final = "application/json"
@@ -13,6 +14,17 @@ _SIGNATURES: Final = (
     (b"GIF87a", "image/gif"),
     (b"GIF89a", "image/gif"),
 )
+#: Where width and height stand: how the file begins, their layout, their place.
+_SIZES: Final = (
+    (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", ">II", 16),
+    (b"GIF87a", "<HH", 6),
+    (b"GIF89a", "<HH", 6),
+    (b"BM", "<ii", 18),
+)
+#: JPEG: a marker's first byte, markers without a length, and the frames that say the size.
+_MARK: Final = 0xFF
+_BARE_MARKERS: Final = frozenset({0x01, *range(0xD0, 0xD9)})
+_FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 
 
 def image_type(body: bytes) -> str:
@@ -26,3 +38,53 @@ def image_type(body: bytes) -> str:
 def is_json(kind: str) -> bool:
     """Whether a media type, in small letters and without parameters, is JSON."""
     return kind == JSON_TYPE or kind.endswith("+json")
+
+
+def image_size(body: bytes) -> tuple[int, int] | None:
+    """Width and height of a PNG, JPEG, GIF, WebP or BMP, from its header and without decoding.
+
+    Args:
+        body: the image or its beginning; for a JPEG, as much as lies before its first frame.
+
+    Returns:
+        None where it is none of these, or the size does not stand in what was given.
+    """
+    try:
+        if body.startswith(b"\xff\xd8"):
+            return _jpeg_size(body)
+        for signature, layout, at in _SIZES:
+            if body.startswith(signature):
+                width, height = struct.unpack_from(layout, body, at)
+                return width, abs(height)
+        return _webp_size(body) if body[:4] == b"RIFF" and body[8:12] == b"WEBP" else None
+    except (struct.error, IndexError):
+        return None
+
+
+def _jpeg_size(body: bytes) -> tuple[int, int] | None:
+    at = 2
+    while body[at] == _MARK:
+        kind = body[at + 1]
+        if kind == _MARK or kind in _BARE_MARKERS:
+            at += 1 if kind == _MARK else 2
+            continue
+        if kind in _FRAMES:
+            height, width = struct.unpack_from(">HH", body, at + 5)
+            return width, height
+        (length,) = struct.unpack_from(">H", body, at + 2)
+        at += 2 + length
+    return None
+
+
+def _webp_size(body: bytes) -> tuple[int, int] | None:
+    form = body[12:16]
+    if form == b"VP8 ":
+        width, height = struct.unpack_from("<HH", body, 26)
+        return width & 0x3FFF, height & 0x3FFF
+    if form == b"VP8L":
+        (bits,) = struct.unpack_from("<I", body, 21)
+        return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+    if form == b"VP8X" and len(body) >= 30:
+        width, height = (int.from_bytes(body[at : at + 3], "little") + 1 for at in (24, 27))
+        return width, height
+    return None

@@ -96,16 +96,45 @@ def _typed(body: bytes, content_type: str) -> tuple[Any, str]:
     return body, content_type
 
 
+def binary_head(raw: bytes, max_base64_bytes: int) -> tuple[str, bytes] | None:
+    """Content type and beginning of an input that is not JSON; None where it is.
+
+    Args:
+        raw: the input as it is in the message.
+        max_base64_bytes: how much of its base64 is decoded at the most.
+
+    Raises:
+        InvalidRequest: the base64 cannot be read.
+    """
+    found = _BINARY_HEAD.match(raw)
+    if found is None:
+        return None
+    kind = (found["kind"] or BINARY_TYPE.encode()).decode("utf-8", "replace")
+    end = min(len(raw) - len('"}'), found.end() + max_base64_bytes // 4 * 4)
+    text = raw[found.end() : end]
+    return kind, text if found["coding"] == b"bytes" else _unbase64(text)
+
+
 def describe_input(raw: bytes) -> str:
     """Type and size of an input for logs, Flower and `inspect`: never its content."""
     found = _BINARY_HEAD.match(raw)
     if found is None:
         return f"<json, {len(raw)} bytes>"
     kind = found["kind"] or b"bytes"
-    size = len(raw) - found.end() - len('"}')
-    if found["coding"] != b"bytes":
-        size = size * 3 // 4 - raw[-4:].count(b"=")
-    return f"<{kind.decode('utf-8', 'replace')}, {size} bytes>"
+    return f"<{kind.decode('utf-8', 'replace')}, {_binary_bytes(raw, found)} bytes>"
+
+
+def input_bytes(raw: bytes) -> int:
+    """The size of an input: of its JSON text, or of the bytes that it carries."""
+    found = _BINARY_HEAD.match(raw)
+    return len(raw) if found is None else _binary_bytes(raw, found)
+
+
+def _binary_bytes(raw: bytes, found: re.Match[bytes]) -> int:
+    size = max(0, len(raw) - found.end() - len('"}'))
+    if found["coding"] == b"bytes":
+        return size
+    return max(0, size * 3 // 4 - raw[-4:].count(b"="))
 
 
 def arguments_repr(model: str, input_json: bytes) -> str:

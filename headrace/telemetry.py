@@ -1,9 +1,9 @@
 """What workers say of their models: counters for /metrics, and states for /ready.
 
 A worker adds what happened since its last sweep to the hash `hr:stats:<model>` with HINCRBYFLOAT,
-so that totals never go backwards when a worker ends. Field names: `ended:<status>`, and per
-histogram `<name>:<upper bound>` (not cumulative), `<name>:sum`. The API's processes add theirs:
-`admitted`, and `rejected:<code>`.
+so that totals never go backwards when a worker ends. Field names: `ended:<status>`,
+`left:<reason>`, `padding`, and per histogram `<name>:<upper bound>` (not cumulative) and
+`<name>:sum`. The API's processes add theirs: `admitted`, and `rejected:<code>`.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ HISTOGRAMS: Final = {
 #: Fields that the API's processes add to.
 ADMITTED: Final = "admitted"
 REJECTED: Final = "rejected"
+#: Fields that the workers add to, beside `ended` and the histograms.
+LEFT: Final = "left"
+PADDING: Final = "padding"
 
 
 #: Per histogram, the hash's field of each bucket, the last one without a bound, and of the sum.
@@ -50,8 +53,23 @@ class ModelStats:
         if count:
             self._deltas[f"ended:{status}"] += count
 
-    def observe_batch(self, size: int, queue_s: Iterable[float], inference_s: float) -> None:
-        """A batch ran: its size, how long each job had waited, and the handler's time for it."""
+    def left(self, reason: str) -> None:
+        """A batch left for a model process, for this reason of `workers.batcher.Reason`."""
+        self._deltas[f"{LEFT}:{reason}"] += 1
+
+    def observe_batch(
+        self, size: int, queue_s: Iterable[float], inference_s: float, padding: int = 0
+    ) -> None:
+        """A batch ran.
+
+        Args:
+            size: jobs in it.
+            queue_s: how long each of them had waited.
+            inference_s: the handler's time for it.
+            padding: inputs that were added to reach an allowed size.
+        """
+        if padding:
+            self._deltas[PADDING] += padding
         self._observe("batch_size", float(size))
         self._observe("inference_seconds", inference_s)
         for seconds in queue_s:
@@ -84,36 +102,47 @@ class ModelTotals:
     Attributes:
         ended: jobs, by status.
         histograms: by name.
+        left: batches that left for a model process, by reason.
+        padding: inputs that were added to batches to reach an allowed size.
         admitted: jobs that were enqueued over HTTP.
         rejected: submits that were refused, by the code of the problem.
     """
 
     ended: dict[str, float]
     histograms: dict[str, Histogram]
+    left: dict[str, float] = field(default_factory=dict)
+    padding: float = 0.0
     admitted: float = 0.0
     rejected: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def from_fields(cls, fields: Mapping[bytes, bytes]) -> ModelTotals:
         """Read `hr:stats:<model>`. Bounds that only an older worker knew are kept."""
-        ended: dict[str, float] = {}
-        rejected: dict[str, float] = {}
+        by_name: dict[str, dict[str, float]] = {"ended": {}, LEFT: {}, REJECTED: {}}
+        plain = {ADMITTED: 0.0, PADDING: 0.0}
         counts: dict[str, dict[str, float]] = {
             name: {f"{bound:g}": 0.0 for bound in bounds} for name, bounds in HISTOGRAMS.items()
         }
         sums = dict.fromkeys(HISTOGRAMS, 0.0)
         for raw, value in fields.items():
             name, _, part = raw.decode("utf-8", "replace").partition(":")
-            if name == "ended":
-                ended[part] = float(value)
-            elif name == REJECTED:
-                rejected[part] = float(value)
+            if name in by_name:
+                by_name[name][part] = float(value)
+            elif name in plain:
+                plain[name] = float(value)
             elif part == "sum" and name in sums:
                 sums[name] = float(value)
             elif name in counts:
                 counts[name][part] = float(value)
         histograms = {name: _cumulative(counts[name], sums[name]) for name in HISTOGRAMS}
-        return cls(ended, histograms, float(fields.get(ADMITTED.encode(), 0)), rejected)
+        return cls(
+            by_name["ended"],
+            histograms,
+            by_name[LEFT],
+            plain[PADDING],
+            plain[ADMITTED],
+            by_name[REJECTED],
+        )
 
 
 def _cumulative(counts: dict[str, float], total: float) -> Histogram:

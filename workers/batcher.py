@@ -6,15 +6,24 @@ item that waits for the next arrival costs each waiting item one inter-arrival g
 fixed cost of one batch. So a batch of n is held while n * gap < b, where the time of a batch of
 size s is fitted as a*s + b (least squares with forgetting, as in Clipper and BentoML's CORK), and
 never beyond `max_batch_delay_s` from when its oldest item was enqueued.
+
+Items of different keys never share a batch. Keys take turns by their first items, in the order in
+which these came: a batch that leaves holds the first item of all, unless that one is held for
+company and another key's need not wait for it. So no key can starve another.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Final, Generic, Literal, Protocol, TypeVar
 
-Reason = Literal["full", "idle", "deadline", "alone", "drain"]
+#: Why a batch left. full: `max_batch_size` were there. cost: one more would have been above
+#: `max_batch_cost`. deadline: its oldest was enqueued `max_batch_delay_s` ago. idle: the device was
+#: free, and a hold would not have paid. alone: it was in a batch that was lost. drain: its worker
+#: is about to stop.
+Reason = Literal["full", "cost", "deadline", "idle", "alone", "drain"]
 
 #: Weight of the newest gap in the running mean of inter-arrival gaps.
 GAP_WEIGHT: Final = 0.1
@@ -24,6 +33,11 @@ FIT_MEMORY: Final = 0.95
 HOLD_MIN_S: Final = 0.0005
 #: Below this spread of batch sizes (variance) a slope cannot be told from a constant.
 FIT_MIN_VARIANCE: Final = 0.25
+#: How many batches' worth of items may wait where they fall into keys: with one batch's worth, two
+#: keys in turn would halve each other's batches.
+KEYED_LOOK_AHEAD: Final = 2
+#: Of so many keys the arrivals are remembered, the latest ones.
+KEYS_MAX: Final = 256
 
 
 class Batchable(Protocol):
@@ -32,10 +46,14 @@ class Batchable(Protocol):
     Attributes:
         enqueued_at: seconds, on the same clock as every `now`.
         alone: it was in a batch that was lost and must run by itself.
+        cost: its share of `max_batch_cost`.
+        key: only items of one key run together.
     """
 
     enqueued_at: float
     alone: bool
+    cost: int
+    key: str | None
 
 
 ItemT = TypeVar("ItemT", bound=Batchable)
@@ -43,10 +61,20 @@ ItemT = TypeVar("ItemT", bound=Batchable)
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Bounds of a model's batches."""
+    """Bounds of a model's batches.
+
+    Attributes:
+        max_batch_size: items of a batch.
+        max_batch_delay_s: how long an item may be held for company, from when it was enqueued.
+        max_batch_cost: the most that the items of a batch may cost together; a lone item above it
+            still runs, alone. None is no bound.
+        keyed: items have keys.
+    """
 
     max_batch_size: int
     max_batch_delay_s: float
+    max_batch_cost: int | None = None
+    keyed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,66 +124,145 @@ class BatchTimeFit:
 
 
 @dataclass(slots=True)
+class Arrivals:
+    """How close upon each other the items of a key come."""
+
+    gap_s: float | None = None
+    last: float | None = None
+
+    def add(self, at: float) -> None:
+        """One came."""
+        if self.last is not None:
+            gap = max(0.0, at - self.last)
+            old = self.gap_s
+            self.gap_s = gap if old is None else old + GAP_WEIGHT * (gap - old)
+        self.last = at
+
+    def expected_s(self, now: float) -> float | None:
+        """The expected seconds to the next arrival; None while unknown."""
+        if self.gap_s is None or self.last is None:
+            return None
+        return max(self.gap_s, now - self.last)
+
+
+@dataclass(slots=True)
 class Batcher(Generic[ItemT]):
     """The waiting items of one model, and when they leave."""
 
     policy: Policy
     fit: BatchTimeFit = field(default_factory=BatchTimeFit)
-    _waiting: deque[ItemT] = field(default_factory=deque)
-    _alone: deque[ItemT] = field(default_factory=deque)
-    _gap_s: float | None = None
-    _last_arrival: float | None = None
+    # Each item with its number, in which they came.
+    _groups: dict[str | None, deque[tuple[int, ItemT]]] = field(default_factory=dict)
+    _alone: deque[tuple[int, ItemT]] = field(default_factory=deque)
+    _arrivals: dict[str | None, Arrivals] = field(default_factory=dict)
+    _came: int = 0
+    _length: int = 0
+    _cost: int = 0
 
     def __len__(self) -> int:
-        return len(self._waiting) + len(self._alone)
+        return self._length
 
     @property
     def room(self) -> int:
-        """How many more items one prepared batch can take."""
-        return max(0, self.policy.max_batch_size - len(self))
+        """How many more items it takes: one prepared batch, two where items fall into keys."""
+        policy = self.policy
+        ahead = KEYED_LOOK_AHEAD if policy.keyed else 1
+        if policy.max_batch_cost is not None and self._cost >= policy.max_batch_cost * ahead:
+            return 0
+        return max(0, policy.max_batch_size * ahead - self._length)
 
     def add(self, item: ItemT) -> None:
         """Take an item, in the order in which it is to run."""
-        if self._last_arrival is not None:
-            gap = max(0.0, item.enqueued_at - self._last_arrival)
-            old = self._gap_s
-            self._gap_s = gap if old is None else old + GAP_WEIGHT * (gap - old)
-        self._last_arrival = item.enqueued_at
-        (self._alone if item.alone else self._waiting).append(item)
-
-    def gap_s(self, now: float) -> float | None:
-        """The expected seconds to the next arrival; None while unknown."""
-        if self._gap_s is None or self._last_arrival is None:
-            return None
-        return max(self._gap_s, now - self._last_arrival)
+        self._came += 1
+        self._length += 1
+        self._cost += item.cost
+        key = item.key
+        arrivals = self._arrivals.get(key)
+        if arrivals is None:
+            if len(self._arrivals) >= KEYS_MAX:
+                del self._arrivals[next(iter(self._arrivals))]
+            arrivals = self._arrivals[key] = Arrivals()
+        arrivals.add(item.enqueued_at)
+        if item.alone:
+            self._alone.append((self._came, item))
+            return
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = deque()
+        group.append((self._came, item))
 
     def observe(self, size: int, seconds: float) -> None:
         """Learn what a batch of this size took on the device."""
         self.fit.add(size, seconds)
 
-    def decide(self, now: float) -> Leave[ItemT] | Hold | None:
-        """What to do with a free device: run a batch, hold it back, or nothing (None)."""
+    def decide(self, now: float, *, draining: bool = False) -> Leave[ItemT] | Hold | None:
+        """What to do with a free device: run a batch, hold it back, or nothing (None).
+
+        Args:
+            now: the time, on the clock of `enqueued_at`.
+            draining: nothing is held any more; what waits leaves, or goes back to its queue.
+        """
         if self._alone:
-            return Leave([self._alone.popleft()], "alone")
-        if not self._waiting:
-            return None
-        if len(self._waiting) >= self.policy.max_batch_size:
-            return self._leave("full")
-        deadline = self._waiting[0].enqueued_at + self.policy.max_batch_delay_s
-        if now >= deadline:
-            return self._leave("deadline")
-        gap = self.gap_s(now)
-        if gap is None or gap > deadline - now or len(self._waiting) * gap >= self.fit.fixed_s:
-            return self._leave("idle")
-        return Hold(min(deadline, now + max(gap * 2, HOLD_MIN_S)))
+            return self._leave(self._alone, 1, "alone")
+        until: float | None = None
+        for key in self._in_turn():
+            decision = self._consider(key, now, draining)
+            if isinstance(decision, Leave):
+                if not self._groups[key]:
+                    del self._groups[key]
+                return decision
+            until = decision.until if until is None else min(until, decision.until)
+        return None if until is None else Hold(until)
 
     def take_all(self) -> list[ItemT]:
-        """Empty the batcher: for release and drain."""
-        items = [*self._alone, *self._waiting]
+        """Empty the batcher, in the order in which the items came: for release and drain."""
+        waiting = [pair for group in (self._alone, *self._groups.values()) for pair in group]
         self._alone.clear()
-        self._waiting.clear()
-        return items
+        self._groups.clear()
+        self._length = self._cost = 0
+        return [item for _, item in sorted(waiting, key=itemgetter(0))]
 
-    def _leave(self, reason: Reason) -> Leave[ItemT]:
-        size = min(len(self._waiting), self.policy.max_batch_size)
-        return Leave([self._waiting.popleft() for _ in range(size)], reason)
+    def _in_turn(self) -> list[str | None]:
+        """The keys that wait, by their first items."""
+        groups = self._groups
+        if len(groups) < 2:
+            return list(groups)
+        return sorted(groups, key=lambda key: groups[key][0][0])
+
+    def _consider(self, key: str | None, now: float, draining: bool) -> Leave[ItemT] | Hold:
+        group = self._groups[key]
+        size, bound = self._fitting(group)
+        if bound is not None:
+            return self._leave(group, size, bound)
+        deadline = min(item.enqueued_at for _, item in group) + self.policy.max_batch_delay_s
+        if now >= deadline:
+            return self._leave(group, size, "deadline")
+        gap = self._arrivals[key].expected_s(now) if key in self._arrivals else None
+        # Without room nobody can join, however long it is held.
+        if gap is None or gap > deadline - now or size * gap >= self.fit.fixed_s or not self.room:
+            return self._leave(group, size, "idle")
+        if draining:
+            return self._leave(group, size, "drain")
+        return Hold(min(deadline, now + max(gap * 2, HOLD_MIN_S)))
+
+    def _fitting(self, group: deque[tuple[int, ItemT]]) -> tuple[int, Reason | None]:
+        """How many of a key's first items fit into a batch, and what bounds them, if anything."""
+        most, limit = self.policy.max_batch_size, self.policy.max_batch_cost
+        if limit is None:
+            return (most, "full") if len(group) >= most else (len(group), None)
+        cost = 0
+        for index, (_, item) in enumerate(group):
+            cost += item.cost
+            if cost > limit and index:
+                return index, "cost"
+            if index + 1 == most:
+                return most, "full"
+            if cost >= limit:
+                return index + 1, "cost"
+        return len(group), None
+
+    def _leave(self, group: deque[tuple[int, ItemT]], size: int, reason: Reason) -> Leave[ItemT]:
+        items = [group.popleft()[1] for _ in range(size)]
+        self._length -= size
+        self._cost -= sum(item.cost for item in items)
+        return Leave(items, reason)

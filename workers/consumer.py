@@ -196,9 +196,10 @@ class Consumer:
 
     def _done(self, lane: Lane, replica: Replica, rest: list[Any], now: float) -> None:
         batch, replica.batch = replica.batch, None
-        if batch is None or rest[0] != batch.seq:
+        seq, outcomes, times, padding = rest
+        if batch is None or seq != batch.seq:
             return
-        settlements = lane.collect(batch, rest[1], rest[2], now)
+        settlements = lane.collect(batch, outcomes, times, padding, now)
         self._reporter.finished(batch, settlements)
         self._ledger.settle(lane, settlements)
         # Whatever arrived while it ran is asked for together with its settlement.
@@ -208,7 +209,7 @@ class Consumer:
         for lane in self.lanes:
             for replica in lane.replicas:
                 if replica.idle:
-                    batch = lane.next_batch(now)
+                    batch = lane.next_batch(now, draining=self._stopping.is_set())
                     if batch is None:
                         break
                     self._seq += 1

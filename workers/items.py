@@ -35,6 +35,8 @@ class Item:
         token: the fence of this claim.
         created_us: when it was submitted, by Redis' clock.
         attempts: how often it was handed out, this time included.
+        cost: its share of `max_batch_cost`.
+        key: only items of one key run together.
     """
 
     id: str
@@ -47,6 +49,8 @@ class Item:
     alone: bool
     dispatched_at: float = 0.0
     dispatched_epoch_s: float = 0.0
+    cost: int = 0
+    key: str | None = None
 
     @property
     def input(self) -> bytes:
@@ -75,6 +79,7 @@ class Batch:
     """Items that run together on one replica.
 
     Attributes:
+        reason: why it left, one of `workers.batcher.Reason`.
         deadline: when the first of their timeouts runs out.
         seq: its number on the frame socket.
     """
@@ -93,7 +98,7 @@ class Settlement(NamedTuple):
     token: str
     state: str
     meta: bytes
-    batch_size: int
+    batch: Arg
     timings: str
     extra: str
     value: Arg
@@ -126,13 +131,13 @@ def _meta(item: Item, status: bytes, result: bytes, traceback: bytes, done: str)
 
 
 def succeeded(
-    item: Item, result: bytes, kind: str, size: int, timings: str, done: str
+    item: Item, result: bytes, kind: str, batch: Arg, timings: str, done: str
 ) -> Settlement:
     """The job ends with this result (JSON text); `kind` is its content type if it is not JSON."""
     meta = _meta(item, b"SUCCESS", result, b"null", done)
     extra, value = (F.RESULT_TYPE, kind) if kind else ("", "")
     return Settlement(
-        item.id, item.token, State.SUCCEEDED, meta, size, timings, extra, value, "", ""
+        item.id, item.token, State.SUCCEEDED, meta, batch, timings, extra, value, "", ""
     )
 
 
@@ -143,7 +148,7 @@ def failed(
     *,
     retryable: bool = False,
     traceback: str = "",
-    size: int = 0,
+    batch: Arg = 0,
     timings: str = "",
     max_retries: int = 0,
 ) -> Settlement:
@@ -159,7 +164,9 @@ def failed(
     )
     state = State.EXPIRED if code == "expired" else State.FAILED
     meta = _meta(item, b"FAILURE", result, _encode(traceback or None), date_done())
-    return Settlement(item.id, item.token, state, meta, size, timings, F.ERROR, error, "", retry_us)
+    return Settlement(
+        item.id, item.token, state, meta, batch, timings, F.ERROR, error, "", retry_us
+    )
 
 
 def cancelled(item: Item) -> Settlement:

@@ -13,7 +13,7 @@ from typing import Any
 
 from headrace.catalog import ModelConfig
 from headrace.errors import InvalidRequest
-from headrace.jobs import US_PER_S
+from headrace.jobs import US_PER_S, batch_text
 from headrace.messages import read_envelope
 from headrace.telemetry import ModelStats
 from workers.batcher import Batcher, Hold, Leave, Policy
@@ -29,6 +29,7 @@ from workers.items import (
     succeeded,
     timings,
 )
+from workers.measure import Measure
 from workers.replica import Replica
 
 logger = logging.getLogger(__name__)
@@ -60,10 +61,18 @@ class Lane:
     next_due_at: float | None = None
     hold_until: float | None = None
     batcher: Batcher[Item] = field(init=False)
+    measure: Measure = field(init=False)
 
     def __post_init__(self) -> None:
-        delay_s = self.model.max_batch_delay_ms / 1000
-        self.batcher = Batcher(Policy(self.model.max_batch_size, delay_s))
+        model = self.model
+        policy = Policy(
+            max_batch_size=model.max_batch_size,
+            max_batch_delay_s=model.max_batch_delay_ms / 1000,
+            max_batch_cost=model.max_batch_cost,
+            keyed=model.batch_key is not None,
+        )
+        self.batcher = Batcher(policy)
+        self.measure = Measure(model)
 
     @property
     def queue(self) -> str:
@@ -113,10 +122,16 @@ class Lane:
             self.held[item.id] = item
             settlement = self._read(item, raw)
             if settlement is None:
-                self.batcher.add(item)
+                self.join(item)
             else:
                 ended.append(settlement)
         return ended
+
+    def join(self, item: Item) -> None:
+        """The item's input is here: it waits for its batch."""
+        if self.measure.needed:
+            item.cost, item.key = self.measure.cost(item.input), self.measure.key(item.input)
+        self.batcher.add(item)
 
     def _read(self, item: Item, raw: bytes) -> Settlement | None:
         """Read the message; the settlement of a job that is not to run now, else None."""
@@ -146,9 +161,9 @@ class Lane:
         self.stats.ended("failed")
         return failed(item, code, message)
 
-    def next_batch(self, now: float) -> Batch | None:
+    def next_batch(self, now: float, *, draining: bool = False) -> Batch | None:
         """The batch that leaves now for an idle replica, if one does."""
-        decision = self.batcher.decide(now)
+        decision = self.batcher.decide(now, draining=draining)
         self.hold_until = decision.until if isinstance(decision, Hold) else None
         if not isinstance(decision, Leave):
             return None
@@ -157,6 +172,13 @@ class Lane:
         for item in decision.items:
             item.dispatched_at = now
             item.dispatched_epoch_s = epoch
+        self.stats.left(decision.reason)
+        logger.debug(
+            "model %s: a batch of %d left: %s",
+            self.model.name,
+            len(decision.items),
+            decision.reason,
+        )
         return Batch(decision.items, decision.reason, now, now + min(limits))
 
     def _timeout_s(self, item: Item) -> float:
@@ -164,24 +186,34 @@ class Lane:
         return asked if asked is not None else self.model.timeout_s
 
     def collect(
-        self, batch: Batch, outcomes: list[Any], times: list[float], now: float
+        self, batch: Batch, outcomes: list[Any], times: list[float], padding: int, now: float
     ) -> list[Settlement]:
-        """Turn what a replica answered into settlements."""
+        """Turn what a replica answered into settlements.
+
+        Args:
+            batch: what it was given.
+            outcomes: one per item.
+            times: of the three stages, in ms.
+            padding: how many inputs it added to reach an allowed size.
+            now: when the answer came.
+        """
         size = len(batch.items)
-        self.batcher.observe(size, now - batch.started_at)
+        # The device ran the padding too.
+        self.batcher.observe(size + padding, now - batch.started_at)
         queued_s = [item.dispatched_at - item.enqueued_at for item in batch.items]
-        self.stats.observe_batch(size, queued_s, sum(times) / 1000)
+        self.stats.observe_batch(size, queued_s, sum(times) / 1000, padding)
+        told = batch_text(size, padding)
         done, shared = date_done(), stages(times)
         settled = []
         for item, outcome in zip(batch.items, outcomes, strict=True):
             took = timings(item, shared)
             if outcome[0]:
-                settled.append(succeeded(item, outcome[1], outcome[2], size, took, done))
+                settled.append(succeeded(item, outcome[1], outcome[2], told, took, done))
             else:
                 _, code, message, retryable, traceback = outcome
                 settlement = failed(
                     item, code, message, retryable=retryable, traceback=traceback,
-                    size=size, timings=took, max_retries=self._retries(item),
+                    batch=told, timings=took, max_retries=self._retries(item),
                 )  # fmt: skip
                 self.stats.ended("retried" if settlement.retried else "failed")
                 settled.append(settlement)
@@ -196,7 +228,7 @@ class Lane:
         return failed(
             item, "timeout",
             f"the job ran longer than its timeout of {limit:g} s; its model process was killed",
-            size=1, timings=timings(item, ran),
+            batch=1, timings=timings(item, ran),
         )  # fmt: skip
 
     def _retries(self, item: Item) -> int:

@@ -52,7 +52,7 @@ def main() -> None:
             return
         _, seq, items = frame
         outcomes, times = runner.run(items)
-        frames.send(["done", seq, outcomes, times.as_list()])
+        frames.send(["done", seq, outcomes, times.as_list(), times.padding])
 
 
 def _read(frames: FrameSocket, inbox: queue.SimpleQueue[list[Any]]) -> None:
@@ -76,6 +76,7 @@ def _load(frames: FrameSocket, config: dict[str, Any]) -> Runner | None:
         weights=Path(config["weights"]) if config["weights"] else None,
         options=config["options"],
         max_batch_size=config["max_batch_size"],
+        allowed_batch_sizes=config["allowed_batch_sizes"],
     )
     try:
         loaded = load_handler(config["handler"], context.model_dir)

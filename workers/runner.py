@@ -38,11 +38,17 @@ Outcome = list[Any]
 
 @dataclass(slots=True)
 class StageTimes:
-    """Milliseconds that a batch spent in each verb, summed over all its attempts."""
+    """What a batch took, summed over all its attempts.
+
+    Attributes:
+        preprocess: milliseconds in that verb, as in the two that follow.
+        padding: inputs that were added to reach an allowed size.
+    """
 
     preprocess: float = 0.0
     inference: float = 0.0
     postprocess: float = 0.0
+    padding: int = 0
 
     def as_list(self) -> list[float]:
         """The form in which they cross to the worker."""
@@ -105,14 +111,30 @@ class Runner:
             return results
         # A handler may return a tensor; it is passed on whole unless an item dropped out.
         batch = items if len(good) == len(results) else [results[index] for index in good]
+        padding = self._padding(len(good))
+        if padding:
+            batch = _padded(batch, len(good), padding)
+            self._times.padding += padding
         outputs = self.handler.inference(batch)
         inferred = clock()
         self._times.inference += (inferred - prepared) * 1000
-        final = _checked(self.handler.postprocess(outputs), len(good), "postprocess")
+        size = len(good) + padding
+        final = _checked(self.handler.postprocess(outputs), size, "postprocess")
         self._times.postprocess += (clock() - inferred) * 1000
-        for index, result in zip(good, final, strict=True):
+        for index, result in zip(good, final[: len(good)], strict=True):
             results[index] = result
         return results
+
+    def _padding(self, count: int) -> int:
+        allowed = self.context.allowed_batch_sizes
+        return next((size for size in allowed if size >= count), count) - count
+
+
+def _padded(items: Any, count: int, padding: int) -> Any:
+    """The batch with its last item so many times more: of a shape that the model takes for sure."""
+    if hasattr(items, "shape"):  # a tensor or an array; both take a list of rows
+        return items[[*range(count), *[count - 1] * padding]]
+    return [*items, *[items[-1]] * padding]
 
 
 def _checked(values: Any, length: int, verb: str) -> list[Any]:

@@ -63,6 +63,7 @@ def _init_frame(model: ModelConfig, folder: Path, device: str) -> dict[str, Any]
         "weights": str(folder / model.weights) if model.weights else "",
         "options": model.options,
         "max_batch_size": model.max_batch_size,
+        "allowed_batch_sizes": model.allowed_batch_sizes or [],
     }
 
 

@@ -73,6 +73,10 @@ JOB: Final = object_of(
             **nullable(COUNT),
             "description": "How many jobs ran together with it, itself included.",
         },
+        "batch_padding": {
+            **COUNT,
+            "description": "How many inputs were added to its batch to reach an allowed size.",
+        },
         "timings": nullable(_TIMINGS),
         "metadata": {"type": ["object", "null"], "description": "The client's own."},
         "waiting_for": {
@@ -94,7 +98,7 @@ JOB: Final = object_of(
         "dead_lettered": {"const": True},
         "cancel_requested": {"const": True},
     },
-    optional=("result", "error", "dead_lettered", "cancel_requested"),
+    optional=("batch_padding", "result", "error", "dead_lettered", "cancel_requested"),
     examples=[SUCCEEDED_JOB, QUEUED_JOB],
 )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from api.fleet import BEST_FIRST, NO_WORKER
-from api.openapi.shapes import COUNT, MODEL, STRING, Schema, array, object_of, ref
+from api.openapi.shapes import COUNT, MODEL, STRING, Schema, array, nullable, object_of, ref
 from headrace import keys
 
 _MODEL_STATE: Final = {"enum": [*BEST_FIRST, NO_WORKER]}
@@ -80,6 +80,10 @@ VIEW_SCHEMAS: Final[dict[str, Schema]] = {
             "replicas": COUNT,
             "max_batch_size": COUNT,
             "max_batch_delay_ms": {"type": "number", "minimum": 0},
+            "allowed_batch_sizes": nullable(array(COUNT)),
+            "max_batch_cost": nullable(COUNT),
+            "cost": STRING,
+            "batch_key": nullable(STRING),
             "max_queue_depth": COUNT,
             "timeout_s": {"type": ["number", "null"]},
             "max_retries": {"type": ["integer", "null"]},
@@ -89,7 +93,9 @@ VIEW_SCHEMAS: Final[dict[str, Schema]] = {
         examples=[
             {
                 **_SUMMARY_EXAMPLE, "handler": "digits", "device": "auto", "replicas": 1,
-                "max_batch_size": 64, "max_batch_delay_ms": 5.0, "max_queue_depth": 10000,
+                "max_batch_size": 64, "max_batch_delay_ms": 5.0, "allowed_batch_sizes": None,
+                "max_batch_cost": None, "cost": "bytes", "batch_key": None,
+                "max_queue_depth": 10000,
                 "timeout_s": 60.0, "max_retries": None, "error": None,
                 "workers": [_WORKER_EXAMPLE],
             }

@@ -57,6 +57,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, Any] | None = None
     waiting_for: str | None = None
     urls: dict[str, str] = {}
+    batch_padding: int = 0
     dead_lettered: bool = False
     cancel_requested: bool = False
     result: Any = None

@@ -159,14 +159,17 @@ class Client:
 
     def submit(self, model: str, *inputs: Any, **options: Any) -> list[str]:
         """Enqueue one job per input; their ids, in order."""
+        return self.submit_raw(model, *(json.dumps(value).encode() for value in inputs), **options)
+
+    def submit_raw(self, model: str, *inputs: bytes, **options: Any) -> list[str]:
+        """Enqueue one job per input as it is on the wire; their ids, in order."""
         config = self.catalog.get(model)
         ids = [new_id() for _ in inputs]
         jobs = [
             submission(
-                job_id, config, json.dumps(value).encode(), JobOptions(**options),
-                now_s=time.time(), result_ttl_s=600,
+                job_id, config, raw, JobOptions(**options), now_s=time.time(), result_ttl_s=600
             )
-            for job_id, value in zip(ids, inputs, strict=True)
+            for job_id, raw in zip(ids, inputs, strict=True)
         ]  # fmt: skip
         for at in range(0, len(jobs), 200):
             answers = self._call(

@@ -9,14 +9,25 @@ from hypothesis import strategies as st
 from workers.batcher import Batcher, BatchTimeFit, Hold, Leave, Policy
 
 
-@dataclass
+@dataclass(eq=False)
 class Waiting:
     enqueued_at: float
     alone: bool = False
+    cost: int = 0
+    key: str | None = None
+    came_at: float = 0.0
 
 
-def batcher(size: int = 4, delay_s: float = 1.0) -> Batcher[Waiting]:
-    return Batcher(Policy(size, delay_s))
+def batcher(
+    size: int = 4, delay_s: float = 1.0, cost: int | None = None, keyed: bool = False
+) -> Batcher[Waiting]:
+    return Batcher(Policy(size, delay_s, cost, keyed))
+
+
+def filled(target: Batcher[Waiting], items: list[Waiting]) -> Batcher[Waiting]:
+    for item in items:
+        target.add(item)
+    return target
 
 
 def learned(target: Batcher[Waiting], fixed_s: float, per_item_s: float = 0.0) -> None:
@@ -125,6 +136,80 @@ def test_the_fit_says_nothing_from_one_size() -> None:
     assert fit.fixed_s == 0.0
 
 
+def test_a_batch_leaves_when_one_more_would_cost_too_much() -> None:
+    items = [Waiting(1.0, cost=cost) for cost in (4, 3, 4, 10, 2)]
+    waiting = filled(batcher(size=8, cost=10), items)
+    leaves = [left(waiting.decide(1.0)) for _ in range(4)]
+    assert [leave.items for leave in leaves] == [items[:2], items[2:3], items[3:4], items[4:]]
+    assert [leave.reason for leave in leaves] == ["cost", "cost", "cost", "idle"]
+
+
+def test_a_lone_item_above_the_cost_runs_alone() -> None:
+    items = [Waiting(1.0, cost=cost) for cost in (99, 1)]
+    waiting = filled(batcher(size=8, cost=10), items)
+    assert left(waiting.decide(1.0)) == Leave(items[:1], "cost")
+    assert left(waiting.decide(1.0)) == Leave(items[1:], "idle")
+
+
+def test_no_more_is_taken_than_the_cost_of_one_batch() -> None:
+    waiting = batcher(size=8, cost=10)
+    waiting.add(Waiting(1.0, cost=9))
+    assert waiting.room == 7
+    waiting.add(Waiting(1.0, cost=1))
+    assert waiting.room == 0
+    left(waiting.decide(1.0))
+    assert waiting.room == 8
+
+
+def test_keys_never_mix_and_take_turns_by_their_first_items() -> None:
+    items = [Waiting(1.0, key=key) for key in "abacba"]
+    waiting = filled(batcher(size=8, keyed=True), items)
+    batches = [left(waiting.decide(1.0)).items for _ in range(3)]
+    assert batches == [
+        [items[0], items[2], items[5]],
+        [items[1], items[4]],
+        [items[3]],
+    ]
+    assert waiting.decide(1.0) is None
+
+
+def test_a_held_key_keeps_no_other_back() -> None:
+    waiting = batcher(delay_s=1.0, keyed=True)
+    learned(waiting, fixed_s=0.5)
+    for n in range(3):
+        waiting.add(Waiting(10.0 + n * 0.1, key="frequent"))
+    assert isinstance(waiting.decide(10.2), Hold)
+    rare = Waiting(10.2, key="rare")
+    waiting.add(rare)
+    assert left(waiting.decide(10.2)) == Leave([rare], "idle")
+    assert isinstance(waiting.decide(10.2), Hold)
+
+
+def test_nothing_is_held_when_no_company_can_be_taken_in() -> None:
+    waiting = batcher(size=4, delay_s=1.0, keyed=True)
+    learned(waiting, fixed_s=9.0)
+    for n in range(7):
+        waiting.add(Waiting(10.0 + n * 0.01, key="abc"[n % 3]))
+    assert isinstance(waiting.decide(10.1), Hold)
+    waiting.add(Waiting(10.08, key="b"))
+    assert waiting.room == 0
+    assert left(waiting.decide(10.1)).reason == "idle"
+
+
+def test_a_hold_ends_when_the_worker_drains() -> None:
+    waiting = batcher(delay_s=1.0)
+    learned(waiting, fixed_s=0.5)
+    items = [Waiting(10.0 + n * 0.1) for n in range(3)]
+    filled(waiting, items)
+    assert isinstance(waiting.decide(10.2), Hold)
+    assert left(waiting.decide(10.2, draining=True)) == Leave(items, "drain")
+
+
+def test_what_is_taken_out_comes_in_the_order_in_which_it_came() -> None:
+    items = [Waiting(1.0, key=key, alone=key == "b") for key in "abcabc"]
+    assert filled(batcher(keyed=True), items).take_all() == items
+
+
 @given(
     gaps=st.lists(st.floats(0, 5), min_size=1, max_size=60),
     alone=st.lists(st.booleans(), min_size=60, max_size=60),
@@ -153,3 +238,89 @@ def test_every_item_leaves_once_in_order_and_never_held_beyond_its_delay(
     assert len(gone) == len(came)
     together = [item for item in gone if not item.alone]
     assert together == [item for item in came if not item.alone]
+
+
+@st.composite
+def arrivals(draw: st.DrawFn) -> list[Waiting]:
+    now, items = 0.0, []
+    for _ in range(draw(st.integers(1, 60))):
+        now += draw(st.sampled_from([0.0, 0.0, 0.01, 0.3, 5.0]))
+        cost, key = draw(st.integers(0, 12)), draw(st.sampled_from([None, "a", "b", "c"]))
+        waited = draw(st.sampled_from([0.0, 0.0, 0.5, 9.0]))
+        alone = draw(st.integers(0, 9)) == 9
+        items.append(Waiting(now - waited, alone, cost, key, came_at=now))
+    return items
+
+
+@given(
+    items=arrivals(),
+    size=st.integers(1, 6),
+    limit=st.one_of(st.none(), st.integers(1, 20)),
+    delay_s=st.sampled_from([0.0, 0.1, 1.0]),
+    fixed_s=st.sampled_from([0.0, 0.2, 5.0]),
+    busy=st.lists(st.integers(0, 4), min_size=60, max_size=60),
+)
+def test_the_rules_of_size_cost_keys_delay_and_work(
+    items: list[Waiting],
+    size: int,
+    limit: int | None,
+    delay_s: float,
+    fixed_s: float,
+    busy: list[int],
+) -> None:
+    """A device that is busy for some arrivals: what leaves in between keeps every rule."""
+    waiting = batcher(size, delay_s, limit, keyed=True)
+    learned(waiting, fixed_s)
+    there: list[Waiting] = []
+    for item, rest in zip(items, busy, strict=False):
+        now = item.came_at
+        waiting.add(item)
+        there.append(item)
+        if rest:
+            continue
+        while isinstance(decision := waiting.decide(now), Leave):
+            check_batch(decision, there, size, limit)
+            # No starvation: who came first is passed over only while it is held by choice.
+            first = next((other for other in there if not other.alone), None)
+            if first is not None and first not in decision.items and decision.reason != "alone":
+                assert now < first.enqueued_at + delay_s
+            there = [other for other in there if other not in decision.items]
+        if decision is None:
+            assert there == []
+        else:
+            # Held, though the device is free: never beyond the delay, and only for who can come.
+            assert now < decision.until <= min(i.enqueued_at for i in there) + delay_s
+            assert waiting.room > 0
+    assert len(waiting) == len(there)
+    end = max(item.came_at for item in items) + 100.0
+    order = []
+    while isinstance(decision := waiting.decide(end), Leave):
+        check_batch(decision, there, size, limit)
+        order.append(there.index(decision.items[0]) == 0 or decision.reason == "alone")
+        there = [other for other in there if other not in decision.items]
+    assert decision is None
+    assert there == []
+    assert all(order), "with nobody held, each batch holds the first of all that wait"
+
+
+def check_batch(leave: Leave[Waiting], there: list[Waiting], size: int, limit: int | None) -> None:
+    """A batch that left keeps the bounds, holds one key, and skips nobody of that key."""
+    batch = leave.items
+    assert 1 <= len(batch) <= size
+    if limit is not None and len(batch) > 1:
+        assert sum(item.cost for item in batch) <= limit
+    if leave.reason == "alone":
+        assert batch[0].alone
+        assert len(batch) == 1
+        return
+    assert len({item.key for item in batch}) == 1
+    alike = [item for item in there if not item.alone and item.key == batch[0].key]
+    assert [id(item) for item in batch] == [id(item) for item in alike[: len(batch)]]
+    if len(alike) > len(batch):
+        assert leave.reason in ("full", "cost")
+    if leave.reason == "full":
+        assert len(batch) == size
+    if leave.reason == "cost":
+        assert limit is not None
+        more = alike[len(batch)].cost if len(alike) > len(batch) else 0
+        assert sum(item.cost for item in batch) + more >= limit

@@ -70,6 +70,17 @@ def test_a_relative_models_file_gives_absolute_paths(
     assert loaded.get("a").weights == str(models_file.parent / "a.pt")
 
 
+def test_allowed_sizes_are_sorted_and_the_largest_is_the_most(models_file: Path) -> None:
+    text = "models: {m: {handler: echo, allowed_batch_sizes: [16, 1, 4]}}"
+    model = catalog(models_file, text).get("m")
+    assert (model.allowed_batch_sizes, model.max_batch_size) == ([1, 4, 16], 16)
+    text = "models:\n  m: {handler: echo, max_batch_size: 8, allowed_batch_sizes: [4, 16]}\n"
+    assert problems(models_file, text) == [
+        "2: models.m.allowed_batch_sizes: the largest is 16, but max_batch_size is 8; "
+        "make them the same, or leave max_batch_size out"
+    ]
+
+
 def test_the_keys_of_a_model_with_a_bad_name_are_checked_too(models_file: Path) -> None:
     found = problems(models_file, "models:\n  a b:\n    handlr: echo\n")
     assert [text.partition(":")[0] for text in found] == ["2", "2", "3"]
@@ -93,6 +104,17 @@ def test_unknown_keys_are_named_with_line_and_nearest(models_file: Path) -> None
         ("replicas", "true", "expected int, got bool"),
         ("max_batch_delay_ms", "-1", "expected float >= 0.0, got -1"),
         ("max_queue_depth", '"5"', "expected int, got '5'"),
+        ("allowed_batch_sizes", "[]", "expected list of length >= 1, got []"),
+        ("allowed_batch_sizes", "[8, 0]", "expected int >= 1, got [8, 0]"),
+        ("allowed_batch_sizes", "[8, 1, 8]", "a size stands there twice"),
+        ("max_batch_cost", "0", "expected int >= 1, got 0"),
+        ("cost", "bytes", "without max_batch_cost it has no effect; add that key"),
+        ("cost", "words", "invalid enum value 'words', got 'words'"),
+        (
+            "batch_key",
+            "lang",
+            "expected str matching regex '^(content_type|(/[^/]*)+)$', got 'lang'",
+        ),
         ("timeout_s", "0", "expected float > 0.0, got 0"),
         ("timeout_s", ".inf", "expected float <= 86400.0, got inf"),
         ("max_retries", "1.5", "expected int, got float"),

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.jobs import JobOptions, State, iso, job_from_record, new_id
+from headrace.jobs import JobOptions, State, batch_text, iso, job_from_record, new_id
 from headrace.keys import F
 
 
@@ -127,6 +127,13 @@ def test_a_record_that_ended_well() -> None:
     }  # fmt: skip
     assert (job.attempts, job.batch_size, job.result_type) == (2, 8, "image/png")
     assert job.cancel_asked
+
+
+@pytest.mark.parametrize(("size", "padding"), [(8, 0), (5, 3)])
+def test_the_record_tells_size_and_padding_of_the_batch(size: int, padding: int) -> None:
+    record = {F.STATE: "s", F.BATCH: str(batch_text(size, padding))}
+    job = job_from_record("a", record)
+    assert (job.batch_size, job.batch_padding) == (size, padding)
 
 
 def test_a_record_that_failed() -> None:

@@ -56,6 +56,64 @@ def test_an_error_at_a_position_fails_that_one_without_running_it() -> None:
     assert handler.batches == [[1, 2]]
 
 
+def padded(handler: Handler, inputs: list[Any], allowed: list[int]) -> tuple[list[Any], int]:
+    context = Context("m", "1.0", "cpu", Path(), allowed_batch_sizes=allowed)
+    handler.initialize(context)
+    raw = [(f"id{n}", json.dumps(item).encode()) for n, item in enumerate(inputs)]
+    outcomes, times = Runner(handler, context).run(raw)
+    assert len(outcomes) == len(inputs)
+    return [json.loads(outcome[1]) if outcome[0] else outcome[1] for outcome in outcomes], (
+        times.padding
+    )
+
+
+@pytest.mark.parametrize(
+    ("inputs", "ran", "padding"),
+    [([2], [2], 0), ([2, 4], [2, 4, 4, 4], 2), ([2, 4, 5, 8], [2, 4, 5, 8], 0)],
+)
+def test_a_batch_is_filled_up_to_the_next_allowed_size(
+    inputs: list[int], ran: list[int], padding: int
+) -> None:
+    handler = Inverse()
+    assert padded(handler, inputs, [1, 4, 8]) == ([1 / item for item in inputs], padding)
+    assert handler.batches == [ran]
+
+
+def test_a_bad_batch_is_split_into_parts_of_allowed_sizes() -> None:
+    handler = Inverse()
+    results, padding = padded(handler, [1, 2, 0, 4, 5], [4, 8])
+    assert results == [1.0, 0.5, "handler-error", 0.25, 0.2]
+    assert {len(batch) for batch in handler.batches} == {4, 8}
+    assert padding == sum(map(len, handler.batches)) - (5 + 2 + 3 + 1 + 2)
+
+
+def test_what_preprocess_refused_is_no_padding() -> None:
+    class Picky(Inverse):
+        def preprocess(self, inputs: list[Any]) -> list[Any]:
+            return [InputError("no") if item < 0 else item for item in inputs]
+
+    handler = Picky()
+    assert padded(handler, [1, -1, -1, 2, -1], [4, 8]) == (
+        [1.0, "input-error", "input-error", 0.5, "input-error"],
+        2,
+    )
+    assert handler.batches == [[1, 2, 2, 2]]
+
+
+@pytest.mark.parametrize("make", [np.array, torch.tensor])
+def test_a_batch_that_is_a_tensor_or_an_array_is_filled_up_too(make: Any) -> None:
+    class Rows(Handler):
+        def preprocess(self, inputs: list[Any]) -> Any:
+            return make(inputs)
+
+        def inference(self, items: Any) -> Any:
+            assert isinstance(items, type(make([1])))
+            assert tuple(items.shape) == (4, 2)
+            return items.sum(1)
+
+    assert padded(Rows(), [[1, 2], [3, 4], [5, 6]], [4]) == ([3, 7, 11], 1)
+
+
 def test_all_inputs_bad_never_reach_the_model() -> None:
     class Never(Inverse):
         def preprocess(self, inputs: list[Any]) -> list[Any]:

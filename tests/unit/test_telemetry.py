@@ -20,12 +20,17 @@ def test_totals_are_the_sum_of_all_drains() -> None:
     one.observe_batch(1, [0.001], 0.5)
     first = one.drain()
     assert one.drain() == []
-    one.observe_batch(300, [1000.0], 0.5)
+    one.observe_batch(300, [1000.0], 0.5, padding=212)
+    for reason in ("full", "full", "idle"):
+        one.left(reason)
+    two.left("idle")
     one.ended("succeeded", 2)
     two.ended("succeeded")
     two.ended("expired")
     totals = ModelTotals.from_fields(added(first, one.drain(), two.drain()))
     assert totals.ended == {"succeeded": 3, "expired": 1}
+    assert totals.left == {"full": 2, "idle": 2}
+    assert totals.padding == 212
     batch = totals.histograms["batch_size"]
     assert (batch.buckets[0], batch.buckets[-2], batch.buckets[-1]) == (
         ("1", 1),

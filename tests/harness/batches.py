@@ -1,0 +1,53 @@
+"""Models of the handler `Batches`, and what their log says."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tests.harness.worker import HANDLERS
+
+
+class Line(msgspec.Struct):
+    """One batch, as the handler saw it."""
+
+    model: str
+    ids: list[str]
+    items: list[Any]
+
+
+@dataclass
+class BatchLog:
+    """The log of all models of a folder, in the order in which their batches began."""
+
+    folder: Path
+
+    @property
+    def path(self) -> Path:
+        return self.folder / "batches.log"
+
+    @property
+    def gate(self) -> Path:
+        return self.folder / "gate"
+
+    def model(self, *, gated: bool = False, pause_s: float = 0.0, **keys: Any) -> dict[str, Any]:
+        """A model for `write_models`; a gated one runs nothing to its end until `open_gate`."""
+        options: dict[str, Any] = {"log": str(self.path), "pause_s": pause_s}
+        if gated:
+            options["gate"] = str(self.gate)
+        return {"handler": f"{HANDLERS / 'batches.py'}:Batches", "options": options, **keys}
+
+    def open_gate(self) -> None:
+        self.gate.touch()
+
+    def lines(self, model: str | None = None) -> list[Line]:
+        if not self.path.exists():
+            return []
+        text = self.path.read_text()
+        whole = text[: text.rfind("\n") + 1].splitlines()
+        lines = [msgspec.convert(json.loads(line), Line) for line in whole]
+        return [line for line in lines if model in (None, line.model)]

@@ -1,0 +1,27 @@
+"""A handler that writes down its batches: options `log`, `pause_s`, and `gate`, a file to wait for.
+
+A line in the log is JSON: the model, the ids, and the items that `inference` was given.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from headrace.handler import Handler
+
+POLL_S = 0.005
+
+
+class Batches(Handler):
+    def inference(self, items: list[Any]) -> list[Any]:
+        options = self.context.options
+        line = {"model": self.context.model_name, "ids": self.context.request_ids, "items": items}
+        with open(options["log"], "a") as log:
+            log.write(json.dumps(line, default=repr) + "\n")
+        time.sleep(options.get("pause_s", 0))
+        while "gate" in options and not Path(options["gate"]).exists():
+            time.sleep(POLL_S)
+        return items

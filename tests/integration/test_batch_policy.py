@@ -1,0 +1,118 @@
+"""Each model's batches as its handler sees them: a real worker, and a device that is kept busy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace import keys
+from headrace.jobs import Job, State
+from headrace.messages import binary_input
+from headrace.telemetry import ModelTotals
+from tests.harness.batches import BatchLog
+from tests.harness.redis_servers import RedisServer
+from tests.harness.wait import wait_until
+from tests.harness.worker import Client, Worker, celery_worker, write_models
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> BatchLog:
+    return BatchLog(tmp_path)
+
+
+@pytest.fixture
+def worker(redis_db: RedisServer, tmp_path: Path, log: BatchLog) -> Iterator[Worker]:
+    path = write_models(
+        tmp_path,
+        padded=log.model(gated=True, allowed_batch_sizes=[1, 4, 8]),
+        costly=log.model(gated=True, max_batch_cost=20, cost="bytes"),
+        keyed=log.model(gated=True, batch_key="/lang"),
+    )
+    with celery_worker(redis_db.url, path, tmp_path) as running:
+        running.wait_ready("padded", "costly", "keyed")
+        yield running
+
+
+@pytest.fixture
+def client(worker: Worker) -> Iterator[Client]:
+    with Client(worker.redis_url, worker.models) as connected:
+        yield connected
+
+
+def behind_a_batch(client: Client, log: BatchLog, model: str, *inputs: Any) -> list[Job]:
+    """Run inputs that all came while the device was busy with another."""
+    (first,) = client.submit(model, "first")
+    wait_until(lambda: bool(log.lines(model)), "the device is busy")
+    ids = client.submit(model, *inputs)
+    lease = keys.lease(keys.queue_name(model))
+    wait_until(lambda: client.redis.zcard(lease) == 1 + len(inputs), "all are prepared")
+    log.open_gate()
+    jobs = client.wait(first, *ids)
+    assert {job.state for job in jobs} == {State.SUCCEEDED}
+    assert [client.result(job_id) for job_id in ids] == list(inputs)
+    return jobs[1:]
+
+
+def totals(client: Client, model: str, batches: int) -> ModelTotals:
+    """The model's counters, once so many batches are in them."""
+
+    def read() -> ModelTotals:
+        return ModelTotals.from_fields(client.redis.hgetall(keys.stats(model)))
+
+    wait_until(lambda: sum(read().left.values()) == batches, "the batches are counted")
+    return read()
+
+
+def test_a_batch_is_filled_up_and_its_record_says_by_how_many(
+    client: Client, log: BatchLog
+) -> None:
+    jobs = behind_a_batch(client, log, "padded", 1, 2, 3)
+    assert [line.items for line in log.lines()] == [["first"], [1, 2, 3, 3]]
+    assert {(job.batch_size, job.batch_padding) for job in jobs} == {(3, 1)}
+    counted = totals(client, "padded", 2)
+    assert counted.padding == 1
+    assert counted.histograms["batch_size"].sum == 4
+
+
+def test_a_batch_leaves_before_it_costs_too_much(client: Client, log: BatchLog) -> None:
+    # As JSON text 12, 8, 2 and 17 bytes.
+    inputs = ["x" * 10, "y" * 6, "", "z" * 15]
+    behind_a_batch(client, log, "costly", *inputs)
+    assert [line.items for line in log.lines()] == [["first"], inputs[:2], inputs[2:]]
+    assert totals(client, "costly", 3).left["cost"] >= 1
+
+
+def test_only_like_runs_with_like(client: Client, log: BatchLog) -> None:
+    inputs = [{"lang": "en"}, {"lang": "fr"}, {"lang": "en", "n": 2}, {"lang": "fr", "n": 2}, 7]
+    behind_a_batch(client, log, "keyed", *inputs)
+    assert [line.items for line in log.lines()] == [
+        ["first"],
+        [inputs[0], inputs[2]],
+        [inputs[1], inputs[3]],
+        [7],
+    ]
+
+
+def test_images_count_by_the_pixels_of_their_headers(
+    redis_db: RedisServer, tmp_path: Path, log: BatchLog
+) -> None:
+    path = write_models(
+        tmp_path, images=log.model(gated=True, max_batch_cost=10_000, cost="pixels")
+    )
+    header = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + (100).to_bytes(4, "big") + (40).to_bytes(4, "big")
+    image = binary_input(header + b"no more than its header", "image/png")
+    with (
+        celery_worker(redis_db.url, path, tmp_path) as running,
+        Client(redis_db.url, path) as client,
+    ):
+        running.wait_ready("images")
+        # What is no image costs a whole batch, and so runs alone.
+        (first,) = client.submit("images", "first")
+        wait_until(lambda: bool(log.lines()), "the device is busy")
+        ids = client.submit_raw("images", *[image] * 5)
+        log.open_gate()
+        client.wait(first, *ids)
+        assert [len(line.ids) for line in log.lines()] == [1, 2, 2, 1]

@@ -5,23 +5,25 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from headrace import __version__
-from headrace.errors import BrokerError, ConfigError, HeadraceError
-from headrace.settings import Settings, load_settings
+from headrace.commands import output
+from headrace.commands.app import register
+from headrace.commands.exits import exit_code
+from headrace.errors import ConfigError, HeadraceError
 
-USAGE_STATUS: Final = 2
-BROKER_STATUS: Final = 3
-ERROR_STATUS: Final = 1
+if TYPE_CHECKING:
+    from headrace.settings import Settings
 
 app = typer.Typer(
     name="headrace",
     help="Asynchronous inference for PyTorch models on a message queue.",
-    add_completion=False,
     no_args_is_help=True,
+    # Plain help and plain errors: no box cuts a path in two, no `[default]` is taken for markup.
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
 
@@ -144,26 +146,23 @@ def version() -> None:
     typer.echo(__version__)
 
 
+register(app)
+
+
 def main() -> None:
     """Run the command; an error that we raise on purpose becomes a line, not a traceback."""
     try:
         app()
     except HeadraceError as error:
-        lines = error.message.splitlines() or [error.code]
-        if error.hint:
-            lines[-1] += f"; {error.hint}"
-        for line in lines:
-            typer.echo(f"headrace: {line}", err=True)
-        sys.exit(_status(error))
+        for line in (output.advice(error) or error.code).splitlines():
+            output.say(line)
+        sys.exit(exit_code(error))
 
 
 def _settings(**overrides: object) -> Settings:
+    # Imported here: it brings the Redis client.
+    from headrace.settings import load_settings
+
     # As text, which is how every other source gives a path.
     given = {k: str(v) if isinstance(v, Path) else v for k, v in overrides.items()}
     return load_settings(None, os.environ, given)
-
-
-def _status(error: HeadraceError) -> int:
-    if isinstance(error, ConfigError):
-        return USAGE_STATUS
-    return BROKER_STATUS if isinstance(error, BrokerError) else ERROR_STATUS

@@ -1,8 +1,9 @@
-"""README and quickstart, run as a reader would: each `$` line in a shell, each Python block."""
+"""README and guides, run as a reader would: each `$` line in a shell, each Python block."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -40,7 +41,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_the_commands_give_what_they_promise(up: RunningUp, document: str) -> None:
     job_id, statuses = "", []
-    for block in blocks(document, "console"):
+    for block in (block for block in blocks(document, "console") if "curl" in block):
         for line in block.splitlines():
             assert line.startswith("$ curl -s "), f"{document}: {line}"
             command = line[2:].replace(ADDRESS, f"http://127.0.0.1:{up.port}")
@@ -53,6 +54,41 @@ def test_the_commands_give_what_they_promise(up: RunningUp, document: str) -> No
             job_id = answer.get("id", job_id)
             statuses.append(answer.get("status"))
     assert statuses.count("succeeded") >= 2, statuses
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/cli.md"])
+def test_the_sessions_with_headrace_print_what_is_shown(
+    up: RunningUp, tmp_path: Path, document: str
+) -> None:
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environ = clean_environment(HEADRACE_URL=f"http://127.0.0.1:{up.port}", PATH=path)
+    sessions = [block for block in blocks(document, "console") if "curl" not in block]
+    assert sessions
+    for command, *shown in (part.splitlines() for b in sessions for part in b.split("$ ")[1:]):
+        done = subprocess.run(
+            ["bash", "-o", "pipefail", "-c", command], cwd=tmp_path, env=environ, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{command}: {done.stdout}"
+        assert done.stdout, command
+        printed, expected = plain(done.stdout), plain("\n".join(shown))
+        if "…" in expected:
+            at = expected.index("…")
+            del printed[at : len(printed) - (len(expected) - at - 1)]
+            del expected[at]
+        assert printed == expected or not shown, f"{command}: {done.stdout}"
+
+
+def plain(text: str) -> list[str]:
+    """The lines of an output without what differs from run to run: ids, numbers, widths."""
+    for pattern, instead in (
+        (r"[0-9a-f]{8}-[0-9a-f-]{27}", "ID"),
+        (r" \([\d,]+ a second\)", ""),
+        (r"\d+(\.\d+)?(e-\d+)?", "0"),
+    ):
+        text = re.sub(pattern, instead, text)
+    return [" ".join(line.split()) for line in text.splitlines()]
 
 
 def run_python(up: RunningUp, code: str) -> str:

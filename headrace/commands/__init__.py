@@ -1,0 +1,1 @@
+"""The commands of `headrace` that speak to a running server, on the client of `headrace.client`."""

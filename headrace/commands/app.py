@@ -1,0 +1,313 @@
+"""The client commands as typer sees them: arguments, options and help.
+
+What they do is in the other modules, imported when a command runs: `headrace version` does not wait
+for a client.
+"""
+
+from __future__ import annotations
+
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import msgspec
+import typer
+
+from headrace.commands.completion import complete_model
+from headrace.commands.inputs import STDIN, Sources, StdinAs
+from headrace.commands.jobs import Status, since
+
+IN_FLIGHT: Final = 1000
+IN_FLIGHT_MAX: Final = 100_000
+LIMIT: Final = 20
+RETRY_S: Final = 60
+
+UrlOption = Annotated[
+    str | None,
+    typer.Option(
+        "--url", envvar="HEADRACE_URL", show_envvar=False, metavar="URL",
+        help="The server; HEADRACE_URL names it too [http://127.0.0.1:8080].",
+    ),
+]  # fmt: skip
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print JSON, one value a line, and nothing else.")
+]
+WaitOption = Annotated[bool, typer.Option("--wait", "-w", help="Wait until the jobs have ended.")]
+TimeoutOption = Annotated[
+    float | None,
+    typer.Option(
+        "--timeout", min=0, metavar="SECONDS",
+        help="Wait for so long in all, and no longer; implies --wait [without end].",
+    ),
+]  # fmt: skip
+IdsArgument = Annotated[
+    list[str], typer.Argument(metavar="ID", help="The jobs; - reads ids from standard input.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the client commands."""
+    for command in (submit, result, jobs, cancel, models, queues):
+        app.command()(command)
+
+
+def submit(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="The model.", autocompletion=complete_model)
+    ],
+    inputs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="INPUT",
+            help="Files, folders (with all below), quoted patterns, or - for standard input.",
+        ),
+    ] = None,
+    json_input: Annotated[
+        list[str] | None,
+        typer.Option("--json-input", metavar="JSON", help="A JSON value as an input; repeatable."),
+    ] = None,
+    text: Annotated[
+        list[str] | None,
+        typer.Option("--text", metavar="TEXT", help="A text as an input; repeatable."),
+    ] = None,
+    stdin_as: Annotated[
+        StdinAs,
+        typer.Option(
+            "--stdin",
+            help="What the lines of standard input are; auto: JSON where the first begins with "
+            '{ [ or ", else paths.',
+        ),
+    ] = StdinAs.AUTO,
+    wait: WaitOption = False,
+    timeout: TimeoutOption = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Append a JSON line per input as its job ends; implies --wait.",
+        ),
+    ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Go on with FILE: leave out what has succeeded in it."),
+    ] = False,
+    ordered: Annotated[
+        bool, typer.Option("--ordered", help="Outcomes in the order of the inputs.")
+    ] = False,
+    in_flight: Annotated[
+        int,
+        typer.Option(
+            "--in-flight",
+            min=1,
+            max=IN_FLIGHT_MAX,
+            metavar="N",
+            help=f"With --wait: jobs under way at once [{IN_FLIGHT}].",
+            show_default=False,
+        ),
+    ] = IN_FLIGHT,
+    job_id: Annotated[
+        str | None,
+        typer.Option("--id", metavar="ID", help="An id of your own, for a single input."),
+    ] = None,
+    content_type: Annotated[
+        str | None,
+        typer.Option(
+            "--content-type", metavar="TYPE", help="What the files are [by name or content]."
+        ),
+    ] = None,
+    version: Annotated[
+        str | None,
+        typer.Option("--version", metavar="VERSION", help="Only for this version of the model."),
+    ] = None,
+    priority: Annotated[
+        int | None, typer.Option("--priority", min=0, max=9, help="0 (first) to 9 (offline) [0].")
+    ] = None,
+    expires: Annotated[
+        float | None,
+        typer.Option("--expires", metavar="SECONDS", help="It must have started by then [never]."),
+    ] = None,
+    countdown: Annotated[
+        float | None,
+        typer.Option("--countdown", metavar="SECONDS", help="Before it joins the queue [0]."),
+    ] = None,
+    job_timeout: Annotated[
+        float | None,
+        typer.Option(
+            "--job-timeout", metavar="SECONDS", help="A job may run for so long [the model's]."
+        ),
+    ] = None,
+    result_ttl: Annotated[
+        int | None,
+        typer.Option(
+            "--result-ttl", metavar="SECONDS", help="Results are kept for so long [a day]."
+        ),
+    ] = None,
+    max_retries: Annotated[
+        int | None,
+        typer.Option("--max-retries", metavar="N", help="After errors that pass [the model's]."),
+    ] = None,
+    metadata: Annotated[
+        str | None,
+        typer.Option("--metadata", metavar="JSON", help="An object, given back with the job."),
+    ] = None,
+    retry: Annotated[
+        float,
+        typer.Option(
+            "--retry",
+            min=0,
+            metavar="SECONDS",
+            show_default=False,
+            help=f"Bear a server that is away, or a queue that is full, so long [{RETRY_S}].",
+        ),
+    ] = RETRY_S,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="No progress bar and no summary.")
+    ] = False,
+    as_json: JsonOption = False,
+    url: UrlOption = None,
+) -> None:
+    """Submit inputs to a model; print the jobs' ids, or with --wait their results."""
+    from headrace.commands.submit import Submission
+    from headrace.commands.submit import submit as run
+
+    given = inputs or []
+    sources = Sources(
+        given, json_input or (), text or (),
+        sys.stdin.buffer if STDIN in given else None, stdin_as,
+    )  # fmt: skip
+    if resume and output is None:
+        raise typer.BadParameter("go on with which file? Name it with -o", param_hint="--resume")
+    if job_id is not None and not sources.single:
+        raise typer.BadParameter("one id, and several inputs", param_hint="--id")
+    options = {
+        "content_type": content_type,
+        "version": version,
+        "priority": priority,
+        "expires": expires,
+        "countdown": countdown,
+        "timeout": job_timeout,
+        "result_ttl": result_ttl,
+        "max_retries": max_retries,
+        "metadata": _json_object(metadata),
+    }
+    what = Submission(
+        model=model, sources=sources, options=options, job_id=job_id,
+        wait=wait or timeout is not None or output is not None, timeout_s=timeout,
+        ordered=ordered, in_flight=in_flight, retry_s=retry, file=output, resume=resume,
+        as_json=as_json, quiet=quiet,
+    )  # fmt: skip
+    raise typer.Exit(run(url, what))
+
+
+def result(
+    ids: IdsArgument,
+    wait: WaitOption = False,
+    timeout: TimeoutOption = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Write the result there; for several jobs, or their ids as names, a folder.",
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+    url: UrlOption = None,
+) -> None:
+    """Print the results of jobs: JSON and text as they are, and what is binary as its bytes."""
+    from headrace.commands.results import Fetch, fetch
+
+    what = Fetch(
+        ids=ids, wait=wait or timeout is not None, timeout_s=timeout, target=output, as_json=as_json
+    )
+    raise typer.Exit(fetch(url, what))
+
+
+def jobs(
+    ids: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="ID", help="These jobs; - reads ids from standard input."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model", metavar="MODEL", help="Of this model only.", autocompletion=complete_model
+        ),
+    ] = None,
+    status: Annotated[Status | None, typer.Option("--status", help="Of this status only.")] = None,
+    after: Annotated[
+        datetime | None,
+        typer.Option(
+            "--since",
+            metavar="TIME",
+            parser=since,
+            help="Created since then: 2026-11-21T08:00:00Z, or 90s, 15m, 2h, 3d ago.",
+        ),
+    ] = None,
+    limit: Annotated[
+        int,
+        typer.Option(
+            "--limit",
+            min=0,
+            metavar="N",
+            show_default=False,
+            help=f"So many at the most; 0 for all that are listed [{LIMIT}].",
+        ),
+    ] = LIMIT,
+    as_json: JsonOption = False,
+    url: UrlOption = None,
+) -> None:
+    """List jobs, newest first, or show those that are named."""
+    from headrace.commands.jobs import list_jobs, show_jobs
+
+    if ids:
+        if model or status or after:
+            raise typer.BadParameter("ids are given: leave out --model, --status and --since")
+        raise typer.Exit(show_jobs(url, ids, as_json=as_json))
+    list_jobs(url, model=model, status=status, since=after, limit=limit, as_json=as_json)
+
+
+def cancel(ids: IdsArgument, as_json: JsonOption = False, url: UrlOption = None) -> None:
+    """Cancel jobs: those that wait will not run, and results of those that run are discarded."""
+    from headrace.commands.jobs import cancel_jobs
+
+    raise typer.Exit(cancel_jobs(url, ids, as_json=as_json))
+
+
+def models(
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="MODEL", help="This one, in detail.", autocompletion=complete_model),
+    ] = None,
+    as_json: JsonOption = False,
+    url: UrlOption = None,
+) -> None:
+    """List the models, or show one with its configuration and its workers."""
+    from headrace.commands.models import list_models, show_model
+
+    if model is None:
+        list_models(url, as_json=as_json)
+    else:
+        show_model(url, model, as_json=as_json)
+
+
+def queues(as_json: JsonOption = False, url: UrlOption = None) -> None:
+    """Show of every queue what waits, what runs, and how much room there is."""
+    from headrace.commands.models import list_queues
+
+    list_queues(url, as_json=as_json)
+
+
+def _json_object(text: str | None) -> dict[str, Any] | None:
+    if text is None:
+        return None
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        raise typer.BadParameter(
+            f"{text}: no JSON object: {error}", param_hint="--metadata"
+        ) from None

@@ -1,0 +1,240 @@
+"""From what stands on the command line to single inputs, one after the other.
+
+Nothing is read ahead: a folder of a million files or an endless standard input holds as much memory
+as one. Knows files and JSON, and neither jobs nor the server.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import msgspec
+import typer
+
+from headrace.errors import InvalidRequest
+
+#: Files of one folder that are put in order; of more, they come as the file system gives them.
+SORTED_MAX: Final = 10_000
+STDIN: Final = "-"
+_COUNT_BLOCK_BYTES: Final = 1 << 20
+_JSON_STARTS: Final = (b"{", b"[", b'"')
+_GLOB: Final = frozenset("*?[")
+
+
+class StdinAs(StrEnum):
+    """What the lines of standard input are."""
+
+    AUTO = "auto"
+    PATHS = "paths"
+    JSON = "json"
+    TEXT = "text"
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One input.
+
+    Attributes:
+        key: what the user knows it by: the path, or `stdin:<line>`.
+        value: a path, a JSON value, or why there is none.
+    """
+
+    key: str
+    value: Any
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What was named on the command line.
+
+    Attributes:
+        arguments: files, folders, patterns, or `-`.
+        json_inputs: JSON values, as text.
+        texts: inputs that are text.
+        stdin: where lines come from.
+        stdin_as: what they are.
+    """
+
+    arguments: Sequence[str]
+    json_inputs: Sequence[str] = ()
+    texts: Sequence[str] = ()
+    stdin: BinaryIO | None = None
+    stdin_as: StdinAs = StdinAs.AUTO
+    _json_values: list[Any] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Find what cannot be right before anything is submitted.
+
+        Raises:
+            typer.BadParameter: nothing is named, a file does not exist, a pattern or folder holds
+                no file, a JSON value is none.
+        """
+        if not (self.arguments or self.json_inputs or self.texts):
+            raise _bad("name a file, a folder, a pattern, or - for standard input")
+        if self.arguments.count(STDIN) > 1:
+            raise _bad("- stands twice; standard input can be read once")
+        for argument in self.arguments:
+            if argument != STDIN and next(_files(argument), None) is None:
+                raise _bad(_why_nothing(argument))
+        for text in self.json_inputs:
+            try:
+                self._json_values.append(msgspec.json.decode(text))
+            except (msgspec.DecodeError, UnicodeError) as error:
+                raise typer.BadParameter(
+                    f"{text}: no JSON: {error}", param_hint="--json-input"
+                ) from None
+
+    @property
+    def single(self) -> bool:
+        """Whether exactly one input is named, and by itself."""
+        named = len(self.arguments) + len(self.json_inputs) + len(self.texts)
+        return named == 1 and all(_is_file(argument) for argument in self.arguments)
+
+    def __iter__(self) -> Iterator[Input]:
+        for argument in self.arguments:
+            if argument == STDIN:
+                yield from self._lines()
+            else:
+                yield from map(_from_file, _files(argument))
+        for number, value in enumerate(self._json_values, 1):
+            yield Input(f"json-input:{number}", value)
+        for number, text in enumerate(self.texts, 1):
+            yield Input(f"text:{number}", text)
+
+    def count(self) -> int | None:
+        """How many inputs there will be; None where only reading them can tell."""
+        total = len(self.json_inputs) + len(self.texts)
+        for argument in self.arguments:
+            if argument == STDIN:
+                lines = _lines_ahead(self.stdin)
+                if lines is None:
+                    return None
+                total += lines
+            else:
+                total += sum(1 for _ in _files(argument))
+        return total
+
+    def _lines(self) -> Iterator[Input]:
+        lines = ((number, line.strip(b"\r\n")) for number, line in enumerate(self.stdin or (), 1))
+        filled = ((number, line) for number, line in lines if line.strip())
+        first = next(filled, None)
+        if first is None:
+            return
+        kind = self.stdin_as
+        if kind is StdinAs.AUTO:
+            is_json = first[1].lstrip().startswith(_JSON_STARTS)
+            kind = StdinAs.JSON if is_json else StdinAs.PATHS
+        read = {StdinAs.JSON: _from_json, StdinAs.TEXT: _from_text}.get(kind, _from_path)
+        for number, line in chain([first], filled):
+            yield read(number, line)
+
+
+def shown(path: Path) -> str:
+    """A path as text that any program can read, also where its name is not UTF-8."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
+def _from_file(found: Path | OSError) -> Input:
+    if isinstance(found, Path):
+        return Input(shown(found), found)
+    folder = shown(Path(found.filename or ""))
+    return Input(folder, InvalidRequest(f"{folder}: cannot be read: {found.strerror}"))
+
+
+def _from_path(number: int, line: bytes) -> Input:
+    path = Path(os.fsdecode(line))
+    if path.is_file():
+        return Input(shown(path), path)
+    problem = "is a folder; name its files" if path.is_dir() else "no such file"
+    return Input(shown(path), InvalidRequest(f"standard input, line {number}: {problem}"))
+
+
+def _from_json(number: int, line: bytes) -> Input:
+    key = f"stdin:{number}"
+    try:
+        return Input(key, msgspec.json.decode(line))
+    except (msgspec.DecodeError, UnicodeError) as error:
+        return Input(key, InvalidRequest(f"standard input, line {number}: no JSON: {error}"))
+
+
+def _from_text(number: int, line: bytes) -> Input:
+    key = f"stdin:{number}"
+    try:
+        return Input(key, line.decode())
+    except UnicodeDecodeError as error:
+        return Input(key, InvalidRequest(f"standard input, line {number}: not UTF-8: {error}"))
+
+
+def _files(argument: str) -> Iterator[Path | OSError]:
+    """The files that an argument stands for. A path that exists is never read as a pattern."""
+    path = Path(argument)
+    if path.is_dir():
+        return _walk(path)
+    if path.exists():
+        return iter([path])
+    if _GLOB & set(argument):
+        matches = map(Path, glob.iglob(argument, recursive=True))
+        return (match for match in _in_order(matches) if match.is_file())
+    return iter(())
+
+
+def _walk(folder: Path) -> Iterator[Path | OSError]:
+    """All files below a folder; hidden ones, and links to folders, are passed over.
+
+    A folder that cannot be read is its error, in its place.
+    """
+    try:
+        with os.scandir(folder) as entries:
+            visible = (Path(entry) for entry in entries if not entry.name.startswith("."))
+            for path in _in_order(visible):
+                if path.is_file():
+                    yield path
+                elif path.is_dir() and not path.is_symlink():
+                    yield from _walk(path)
+    except OSError as error:
+        yield error
+
+
+def _in_order(paths: Iterator[Path]) -> Iterator[Path]:
+    head = list(islice(paths, SORTED_MAX + 1))
+    if len(head) <= SORTED_MAX:
+        head.sort()
+    return chain(head, paths)
+
+
+def _is_file(argument: str) -> bool:
+    return argument != STDIN and Path(argument).is_file()
+
+
+def _why_nothing(argument: str) -> str:
+    if Path(argument).is_dir():
+        return f"{argument}: the folder holds no files"
+    if _GLOB & set(argument):
+        return f"{argument}: no file matches"
+    if argument.lstrip().startswith(("{", "[", '"')):
+        return f"{argument}: no such file; for a JSON value: --json-input '{argument}'"
+    return f"{argument}: no such file or folder; for text: --text {argument!r}"
+
+
+def _lines_ahead(stdin: BinaryIO | None) -> int | None:
+    """Lines that are still to be read from a file; None for a pipe. Moves nothing."""
+    try:
+        descriptor, at = stdin.fileno(), stdin.tell()  # type: ignore[union-attr]
+        count = 0
+        while block := os.pread(descriptor, _COUNT_BLOCK_BYTES, at):
+            at += len(block)
+            count += block.count(b"\n")
+    except (AttributeError, OSError):
+        return None
+    return count
+
+
+def _bad(message: str) -> typer.BadParameter:
+    return typer.BadParameter(message, param_hint="INPUT...")

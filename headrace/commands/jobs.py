@@ -1,0 +1,151 @@
+"""`headrace jobs` and `headrace cancel`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+import typer
+
+from headrace.commands import output
+from headrace.commands.exits import ExitCode
+from headrace.commands.ids import given_ids
+
+if TYPE_CHECKING:
+    from headrace.client.job import Job
+
+#: Ids that are asked for in one request.
+IDS_AT_ONCE: Final = 500
+_UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_SHOWN_ERROR_CHARS: Final = 200
+
+
+class Status(StrEnum):
+    """Where a job stands."""
+
+    QUEUED = "queued"
+    SCHEDULED = "scheduled"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    EXPIRED = "expired"
+    CANCELLED = "cancelled"
+
+
+def since(text: str) -> datetime:
+    """A moment: RFC 3339, or how long ago (`90s`, `15m`, `2h`, `3d`).
+
+    Raises:
+        typer.BadParameter: it is neither.
+    """
+    ago = re.fullmatch(r"(\d+)([smhd])", text)
+    try:
+        if ago:
+            seconds = int(ago[1]) * _UNITS_S[ago[2]]
+            return datetime.now(UTC) - timedelta(seconds=seconds)
+        moment = datetime.fromisoformat(text)
+        return moment if moment.tzinfo else moment.astimezone()
+    except (ValueError, OverflowError):
+        raise typer.BadParameter(
+            f"{text}: give a time such as 2026-11-21T08:00:00Z, or how long ago: 90s, 15m, 2h, 3d"
+        ) from None
+
+
+def list_jobs(
+    url: str | None,
+    *,
+    model: str | None,
+    status: Status | None,
+    since: datetime | None,
+    limit: int,
+    as_json: bool,
+) -> None:
+    """Show the newest jobs."""
+    from headrace import Client
+
+    word = status.value if status else None
+    with Client(url) as client:
+        jobs = client.jobs(model=model, status=word, since=since, limit=limit or None)
+        _show(islice(jobs, limit or None), as_json=as_json)
+
+
+def show_jobs(url: str | None, ids: Sequence[str], *, as_json: bool) -> ExitCode:
+    """Show these jobs, in this order."""
+    from headrace import Client
+
+    code = ExitCode.DONE
+    with Client(url) as client:
+        for some in _chunks(given_ids(ids)):
+            found = client.status(some)
+            _show((job for job in found if job is not None), as_json=as_json)
+            for job_id, job in zip(some, found, strict=True):
+                if job is None:
+                    output.say_unknown(job_id)
+                    code = ExitCode.UNKNOWN_ID
+    return code
+
+
+def cancel_jobs(url: str | None, ids: Sequence[str], *, as_json: bool) -> ExitCode:
+    """Cancel these jobs, and say of each what came of it."""
+    from headrace import Client
+
+    code = ExitCode.DONE
+    with Client(url) as client:
+        for some in _chunks(given_ids(ids)):
+            for done in client.cancel(some):
+                if as_json:
+                    output.json_line(done)
+                elif done.outcome != "unknown":
+                    output.line(f"{done.id}  {_OUTCOMES[done.outcome].format(status=done.status)}")
+                code = max(code, _verdict(done.id, done.outcome, done.status))
+    return code
+
+
+_OUTCOMES: Final = {
+    "removed": "cancelled",
+    "asked": "running; its result will be discarded",
+    "ended": "had ended before: {status}",
+}
+
+
+def _verdict(job_id: str, outcome: str, status: str | None) -> ExitCode:
+    if outcome == "unknown":
+        output.say_unknown(job_id)
+        return ExitCode.UNKNOWN_ID
+    # Cancelling twice is as good as once.
+    too_late = outcome == "ended" and status != Status.CANCELLED
+    return ExitCode.FAILED if too_late else ExitCode.DONE
+
+
+def _show(jobs: Iterable[Job], *, as_json: bool) -> None:
+    if as_json:
+        for job in jobs:
+            output.json_line(job)
+        return
+    rows = [_row(job) for job in jobs]
+    if rows:
+        output.table(("ID", "MODEL", "STATUS", "CREATED", ">TOOK", ""), rows)
+
+
+def _row(job: Job) -> tuple[str, ...]:
+    created = f"{output.span((datetime.now(UTC) - job.created_at).total_seconds())} ago"
+    took = output.milliseconds(job.timings.get("total") if job.timings else None)
+    return (job.id, job.model, job.status, created, took, _remark(job))
+
+
+def _remark(job: Job) -> str:
+    if job.error is not None:
+        text = " ".join(f"{job.error.type}: {job.error.message}".split())
+        return text if len(text) <= _SHOWN_ERROR_CHARS else text[:_SHOWN_ERROR_CHARS] + "…"
+    if job.waiting_for:
+        return f"no {job.waiting_for} of the model is loaded"
+    return f"place {job.queue_position:,}" if job.queue_position else ""
+
+
+def _chunks(ids: Iterator[str]) -> Iterator[list[str]]:
+    while some := list(islice(ids, IDS_AT_ONCE)):
+        yield some

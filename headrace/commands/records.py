@@ -1,0 +1,141 @@
+"""The file of `headrace submit -o`: one JSON line per input, and how a later run goes on with it.
+
+A line is appended as its job ends, never changed. Of several lines with one key the last counts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Final, Self
+
+import msgspec
+import typer
+
+#: The job was submitted; the run ended before the job did.
+SUBMITTED: Final = "submitted"
+#: No job was made of the input.
+REJECTED: Final = "rejected"
+_SUCCEEDED: Final = "succeeded"
+_START: Final = b'{"key":"'
+_KEY_BYTES: Final = 16
+
+
+class _Line(msgspec.Struct):
+    """What matters of a line to a run that goes on with its file."""
+
+    key: str
+    status: str
+    id: str | None = None
+
+
+class Earlier:
+    """What earlier runs left in the file: what is done, and which jobs are still to be fetched.
+
+    About 120 bytes per input that is done, whatever the length of its key and result.
+    """
+
+    def __init__(self) -> None:
+        self._done: set[bytes] = set()
+        self._ids: dict[bytes, str] = {}
+
+    def add(self, line: _Line) -> None:
+        """Take a line; it overrules the earlier ones of its key."""
+        digest = _digest(line.key)
+        self._done.discard(digest)
+        self._ids.pop(digest, None)
+        if line.status == _SUCCEEDED:
+            self._done.add(digest)
+        elif line.status == SUBMITTED and line.id:
+            self._ids[digest] = line.id
+
+    def is_done(self, key: str) -> bool:
+        """Whether the file has a result for this input."""
+        return _digest(key) in self._done
+
+    def id_of(self, key: str) -> str | None:
+        """The job of this input whose end is not in the file."""
+        return self._ids.get(_digest(key))
+
+
+class RecordFile:
+    """Appends lines to a file. A context manager: what was written is on the disk at its end.
+
+    Args:
+        path: the file; `-` is not one.
+        resume: go on with a file that has lines; without, it must be new or empty.
+    """
+
+    def __init__(self, path: Path, *, resume: bool) -> None:
+        self.path = path
+        self.earlier = Earlier()
+        self._encoder = msgspec.json.Encoder()
+        try:
+            self._file: IO[bytes] = path.open("ab+")
+        except OSError as error:
+            raise _bad(f"{path}: cannot be written: {error.strerror}") from None
+        try:
+            self._open(resume=resume)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Append a line. Once this returns, a crash of this process does not lose it.
+
+        Raises:
+            OSError: the disk is full, or the file cannot be written any more.
+        """
+        self._file.write(self._encoder.encode(record) + b"\n")
+        self._file.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with self._file:
+            self._file.flush()
+            if self.path.is_file():
+                os.fsync(self._file.fileno())
+
+    def _open(self, *, resume: bool) -> None:
+        if not self.path.is_file():  # such as /dev/stdout
+            return
+        if not resume and self._file.tell():
+            raise _bad(
+                f"{self.path} has lines already; go on with it by --resume, or name another file"
+            )
+        self._file.seek(0)
+        good = 0
+        for number, line in enumerate(self._file, 1):
+            if not line.endswith(b"\n") and _is_cut_off(line):
+                break  # the run was killed as it wrote this line; its input is not done
+            good += len(line)
+            try:
+                self.earlier.add(msgspec.json.decode(line, type=_Line))
+            except msgspec.MsgspecError as error:
+                raise _bad(
+                    f"{self.path}, line {number}: not written by this command: {error}"
+                ) from None
+        self._file.truncate(good)
+
+
+def _is_cut_off(line: bytes) -> bool:
+    """Whether it is the beginning of a line of ours. Anything else is never cut from a file."""
+    return line.startswith(_START) or _START.startswith(line)
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.blake2b(key.encode(), digest_size=_KEY_BYTES).digest()
+
+
+def _bad(message: str) -> typer.BadParameter:
+    return typer.BadParameter(message, param_hint="--output")

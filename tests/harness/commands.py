@@ -1,0 +1,97 @@
+"""The client commands as a user runs them: processes, with pipes or on a terminal."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import signal
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+from typing import Any
+
+from tests.harness.up import clean_environment
+
+TIMEOUT_S = 60
+
+
+class Commands:
+    """Runs `headrace` commands against one server.
+
+    Attributes:
+        url: the server's address.
+        folder: the working directory.
+    """
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.url = url
+        self.folder = folder
+
+    def run(self, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+        """Run a command that ends by itself."""
+        return subprocess.run(
+            self._command(*arguments), cwd=self.folder, env=self._environment(), input=stdin,
+            capture_output=True, timeout=TIMEOUT_S, check=False,
+        )  # fmt: skip
+
+    def lines(self, *arguments: str, stdin: bytes = b"", rc: int = 0) -> list[str]:
+        """The lines that a command prints, with this exit code."""
+        ended = self.run(*arguments, stdin=stdin)
+        assert ended.returncode == rc, (ended.returncode, ended.stdout, ended.stderr)
+        return ended.stdout.decode().splitlines()
+
+    def json(self, *arguments: str, stdin: bytes = b"", rc: int = 0) -> list[Any]:
+        """The values of a command's `--json`."""
+        return [json.loads(line) for line in self.lines(*arguments, "--json", stdin=stdin, rc=rc)]
+
+    def complaint(self, *arguments: str, rc: int, stdin: bytes = b"") -> str:
+        """What a command that fails so says on standard error."""
+        ended = self.run(*arguments, stdin=stdin)
+        assert ended.returncode == rc, (ended.returncode, ended.stdout, ended.stderr)
+        return ended.stderr.decode()
+
+    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        """Start a command that the test is to end."""
+        return subprocess.Popen(
+            self._command(*arguments), cwd=self.folder, env=self._environment(),
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def on_terminal(self, *arguments: str, columns: int = 80) -> tuple[int, str]:
+        """Run a command on a terminal of its own: its exit code, and all that appeared there."""
+        ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        environ = {**self._environment(), "TERM": "xterm"}
+        process = subprocess.Popen(
+            self._command(*arguments), cwd=self.folder, env=environ,
+            stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+        )  # fmt: skip
+        os.close(theirs)
+        shown = b""
+        with os.fdopen(ours, "rb", buffering=0) as terminal:
+            while True:
+                try:
+                    part = terminal.read(65_536)
+                except OSError:  # EIO: the last of them has closed it
+                    break
+                if not part:
+                    break
+                shown += part
+        return process.wait(TIMEOUT_S), shown.decode()
+
+    def _command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-P", "-m", "headrace", *arguments]
+
+    def _environment(self) -> dict[str, str]:
+        return clean_environment(HEADRACE_URL=self.url)
+
+
+def interrupted(process: subprocess.Popen[bytes]) -> tuple[int, str, str]:
+    """Press Ctrl-C; the exit code, and what was written on both outputs."""
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=TIMEOUT_S)
+    return process.returncode, out.decode(), err.decode()

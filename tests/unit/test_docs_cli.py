@@ -1,0 +1,82 @@
+"""docs/cli.md is held to `--help` of each command, to the exit codes, and to what is accepted."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from headrace.cli import app
+from headrace.commands.exits import ExitCode
+from headrace.commands.inputs import StdinAs
+from headrace.commands.jobs import Status
+
+TEXT = (Path(__file__).parents[2] / "docs/cli.md").read_text("utf-8")
+COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+CLIENTS = ("submit", "result", "jobs", "cancel", "models", "queues")
+
+
+def section(title: str) -> str:
+    found = re.search(rf"^## {title}$(.*?)(?=^## |\Z)", TEXT, re.MULTILINE | re.DOTALL)
+    assert found, title
+    return found.group(1)
+
+
+def documented(command: str) -> dict[str, tuple[str, str]]:
+    """The options in the table of a command: their first cell, and their default."""
+    rows = re.findall(r"^\| (`--[^|]*) \| [^|]+ \| ([^|]*) ?\|$", section(command), re.MULTILINE)
+    return {re.findall(r"--[\w-]+", cell)[0]: (cell, default.strip(" `")) for cell, default in rows}
+
+
+def helped(command: str) -> str:
+    shown = CliRunner().invoke(app, [command, "--help"])
+    assert shown.exit_code == 0
+    return shown.output
+
+
+@pytest.mark.parametrize("command", CLIENTS)
+def test_every_option_of_the_help_is_documented_and_none_is_invented(command: str) -> None:
+    options = re.findall(r"^  (?:-\w, )?(--[\w-]+)", helped(command), re.MULTILINE)
+    assert options[-1] == "--help"
+    assert list(documented(command)) == options[:-1]
+
+
+@pytest.mark.parametrize("command", CLIENTS)
+def test_short_names_and_defaults_are_those_of_the_help(command: str) -> None:
+    table = documented(command)
+    for option in COMMANDS[command].params:
+        cell, default = table.get(option.opts[0], (None, ""))
+        if cell is None:  # an argument
+            continue
+        assert set(re.findall(r"-\w\b|--[\w-]+", cell)) == set(option.opts)
+        shown = re.search(r"\[([^\]]+)\]$", option.help.removesuffix("."))
+        if shown and option.name != "url":
+            assert default == shown[1]
+
+
+def test_every_command_is_in_the_table() -> None:
+    named = set(re.findall(r"^\| `headrace [^|]*", TEXT, re.MULTILINE))
+    words = set(re.findall(r"[a-z-]+", " ".join(named)))
+    assert words - {"headrace"} == set(COMMANDS)
+
+
+def test_the_exit_codes_are_these() -> None:
+    codes = re.findall(r"^\| (\d+) \| [^|]+ \|$", TEXT, re.MULTILINE)
+    assert [int(code) for code in codes] == list(ExitCode)
+
+
+def test_the_words_that_options_take_are_all_named() -> None:
+    for option, kind in (("--stdin KIND", StdinAs), ("--status STATUS", Status)):
+        (row,) = re.findall(rf"^\| `{option}` \| ([^|]+) \|", TEXT, re.MULTILINE)
+        assert set(re.findall(r"`(\w+)`", row)) == {str(word) for word in kind}
+
+
+def test_the_readme_shows_only_options_that_exist() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+    for command, rest in re.findall(r"^\$ .*?headrace (\w+)(.*)$", TEXT + readme, re.MULTILINE):
+        known = {name for option in COMMANDS[command].params for name in option.opts}
+        assert set(re.findall(r"(?<=\s)--?[a-z][\w-]*", rest.partition("|")[0])) <= known, rest

@@ -160,7 +160,7 @@ def _request(properties: dict[str, Schema], example: dict[str, Any]) -> Schema:
 #: By the name of the component.
 JOB_SCHEMAS: Final[dict[str, Schema]] = {
     "Job": JOB,
-    "JobRequest": _request({**_REQUEST, "id": _OWN_ID}, {**_REQUEST_EXAMPLE, "id": "order-7"}),
+    "JobRequest": _request({**_REQUEST, "id": _OWN_ID}, _REQUEST_EXAMPLE),
     "NamedJobRequest": _request(_REQUEST, _REQUEST_EXAMPLE),
     "Cancellation": object_of(
         {

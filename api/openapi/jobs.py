@@ -55,9 +55,9 @@ def job_paths() -> dict[str, Any]:
 
 def _submit_input(method: str) -> dict[str, Any]:
     body = {
-        "image/png": {"schema": {"type": "string", "format": "binary"}},
         JSON: {"schema": {}, "example": {"x": 1}},
         "text/plain": {"schema": {"type": "string"}, "example": "water finds its way"},
+        "image/png": {"schema": {"type": "string", "format": "binary"}},
         "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
         "multipart/form-data": {
             "schema": object_of({"data": {"type": "string", "format": "binary"}}),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from api.openapi.job_schemas import IDEMPOTENCY_KEY, JOB_ID, OPTIONS
+from api.openapi.job_schemas import IDEMPOTENCY_KEY, JOB_ID, OPTIONS, QUEUED_JOB
 from api.openapi.problems import problem_responses
 from api.openapi.shapes import MODEL_NAME, QUEUE_NAME, Schema, ref
 
@@ -24,15 +24,15 @@ WAIT: Final[list[dict[str, Any]]] = [
         "in": "header",
         "schema": {"type": "string"},
         "description": "`wait=N`, as `?wait=N`, which wins.",
-        "example": "wait=10",
     },
 ]
 KEY: Final[dict[str, Any]] = {
     "name": "Idempotency-Key",
     "in": "header",
     "schema": {"type": "string", "pattern": IDEMPOTENCY_KEY},
-    "description": "Under the same key a repeat is the same job, and another request a conflict.",
-    "example": "0e5f3c1c-6a0e-4a55-9f0e-3f7c3c7c2a11",
+    # No example: the documentation page would send it, and twice for two requests.
+    "description": "Under the same key a repeat is the same job, and another request a conflict; "
+    "a random UUID is a good one.",
 }
 
 _NOT_YET_HEADERS: Final = {
@@ -98,10 +98,16 @@ def _option(name: str, schema: Schema) -> dict[str, Any]:
 
 
 def answer(
-    description: str, schema: Schema, *, headers: dict[str, Any] | None = None, **members: Any
+    description: str,
+    schema: Schema,
+    *,
+    headers: dict[str, Any] | None = None,
+    example: Any = None,
+    **members: Any,
 ) -> dict[str, Any]:
-    """An answer of JSON."""
-    found = {"description": description, "content": {JSON: {"schema": schema}}, **members}
+    """An answer of JSON; without an example it is as its schema's first."""
+    media = {"schema": schema} if example is None else {"schema": schema, "example": example}
+    found = {"description": description, "content": {JSON: media}, **members}
     return {**found, "headers": headers} if headers else found
 
 
@@ -116,7 +122,11 @@ def job_answers(ended: str, *, headers: dict[str, Any] | None = None) -> dict[st
     return {
         "200": answer(ended, ref("Job"), headers=common, links=links),
         "202": answer(
-            "It has not ended yet.", ref("Job"), headers={**common, **_NOT_YET_HEADERS}, links=links
+            "It has not ended yet.",
+            ref("Job"),
+            headers={**common, **_NOT_YET_HEADERS},
+            example=QUEUED_JOB,
+            links=links,
         ),
     }
 

@@ -142,6 +142,7 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         depth: waiting jobs, by priority step.
+        paused: no worker claims from it until it is resumed.
         oldest_age_s: how long the oldest waiting job has waited; None where none waits.
     """
 
@@ -153,6 +154,7 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
     in_flight: int
     dead_letters: int
     max_queue_depth: int
+    paused: bool = False
     oldest_age_s: float | None = None
 
 

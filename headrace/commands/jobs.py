@@ -81,7 +81,9 @@ def show_jobs(url: str | None, ids: Sequence[str], *, as_json: bool) -> ExitCode
     with Client(url) as client:
         for some in _chunks(given_ids(ids)):
             found = client.status(some)
-            _show((job for job in found if job is not None), as_json=as_json)
+            known = [job for job in found if job is not None]
+            if known:
+                _show(known, as_json=as_json)
             for job_id, job in zip(some, found, strict=True):
                 if job is None:
                     output.say_unknown(job_id)
@@ -129,6 +131,8 @@ def _show(jobs: Iterable[Job], *, as_json: bool) -> None:
     rows = [_row(job) for job in jobs]
     if rows:
         output.table(("ID", "MODEL", "STATUS", "CREATED", ">TOOK", ""), rows)
+    else:
+        output.say("no jobs")
 
 
 def _row(job: Job) -> tuple[str, ...]:

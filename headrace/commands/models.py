@@ -54,7 +54,7 @@ def list_queues(url: str | None, *, as_json: bool) -> None:
             output.json_line(queue)
         return
     output.table(
-        ("QUEUE", ">WAITING", ">OLDEST", ">RUNNING", ">SCHEDULED", ">DEAD", ">ROOM FOR"),
+        ("QUEUE", ">WAITING", ">OLDEST", ">RUNNING", ">SCHEDULED", ">DEAD", ">ROOM FOR", ""),
         [_queue_row(queue) for queue in queues],
     )
 
@@ -78,4 +78,5 @@ def _queue_row(queue: Queue) -> tuple[str, ...]:
     oldest = "" if queue.oldest_age_s is None else output.span(queue.oldest_age_s)
     room = max(queue.max_queue_depth - waiting, 0)
     counts = (queue.in_flight, queue.scheduled, queue.dead_letters, room)
-    return (queue.name, f"{waiting:,}", oldest, *(f"{count:,}" for count in counts))
+    numbers = (f"{count:,}" for count in counts)
+    return (queue.name, f"{waiting:,}", oldest, *numbers, "paused" if queue.paused else "")

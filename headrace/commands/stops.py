@@ -67,7 +67,8 @@ class Stops:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        if self._timeout_s is not None:
+            signal.setitimer(signal.ITIMER_REAL, 0)
         for number, before in self._before.items():
             signal.signal(number, before)
 

@@ -32,7 +32,7 @@ from headrace.commands.sinks import (
     TextSink,
 )
 from headrace.commands.stops import Stops, Terminated, TimeUp
-from headrace.commands.tracker import Tracker
+from headrace.commands.tracker import Sent, Tracker
 
 if TYPE_CHECKING:
     from headrace import Client
@@ -183,12 +183,8 @@ class _Run:
         code, why = _reason(error)
         output.say(why)
         left = self._tracker.left()
-        if self._file is not None or self._what.as_json:
-            with contextlib.suppress(OSError):  # such as the full disk that ended the run
-                for sent in left:
-                    self._sink.take(Outcome(sent.key, sent.job_id))
         counts = f"done: {self._tally.total:,}, under way: {len(left):,}"
-        if self._file is not None:
+        if self._note(left) and self._file is not None:
             output.say(
                 f"{counts}; see {self._file.path}. "
                 "What is under way goes on; the same command with --resume goes on from here"
@@ -199,6 +195,17 @@ class _Run:
         else:
             output.say(counts)
         return code
+
+    def _note(self, left: list[Sent]) -> bool:
+        """Write what is under way where the outcomes are; whether that is possible."""
+        if self._file is None and not self._what.as_json:
+            return False
+        try:
+            for sent in left:
+                self._sink.take(Outcome(sent.key, sent.job_id))
+        except OSError:  # such as the full disk that ended the run
+            return False
+        return True
 
     def _summary(self) -> None:
         seconds = time.monotonic() - self._started

@@ -247,6 +247,37 @@ def test_ctrl_c_leaves_a_file_that_resume_goes_on_with(cli: Commands, gate: Path
     wait_until(lambda: len(cli.json("jobs", *under_way.values())) == 3, "all are known")
 
 
+def test_sigterm_is_143_and_leaves_the_file_as_ctrl_c_does(cli: Commands, gate: Path) -> None:
+    value = json.dumps({"until": str(gate)})
+    process = cli.start("submit", "gated", "--json-input", value, "-o", "out.jsonl")
+    wait_until(lambda: jobs_under_way(cli) == 1, "it is submitted")
+    process.terminate()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert b"ended by SIGTERM" in err
+    assert [one["status"] for one in records(cli.folder / "out.jsonl")] == ["submitted"]
+
+
+def test_a_full_disk_is_1_and_the_message_says_so(cli: Commands, files: list[str]) -> None:
+    err = cli.complaint("submit", "echo", *files, "-o", "/dev/full", rc=1)
+    assert "cannot be written: No space left on device" in err
+    assert "done: 0, under way: 3. What is under way goes on; to pick it up:" in err
+    assert len(UUID.findall(err)) == 3
+
+
+def test_a_reader_that_has_gone_ends_the_command_without_a_traceback(cli: Commands) -> None:
+    lines = "\n".join(f"[{number}]" for number in range(100)).encode()
+    with (cli.folder / "lines").open("wb") as file:
+        file.write(lines)
+    process = subprocess.run(
+        ["bash", "-c", 'exec 3< lines; "$@" <&3 | true; echo ${PIPESTATUS[0]}', "bash",
+         sys.executable, "-P", "-m", "headrace", "submit", "echo", "-", "--wait", "--quiet"],
+        cwd=cli.folder, env=clean_environment(HEADRACE_URL=cli.url), capture_output=True,
+        text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (process.stdout, process.stderr) == ("1\n", "")
+
+
 def test_cancel_says_what_came_of_each(cli: Commands, gate: Path) -> None:
     ids = submitted(cli, gate, 3)
     wait_until(lambda: cli.json("jobs", ids[0])[0]["status"] == "running", "the first runs")
@@ -272,6 +303,15 @@ def test_models_and_queues_are_tables_or_json(cli: Commands) -> None:
     assert "max batch size      32" in cli.lines("models", "echo")
     assert cli.lines("queues")[1].split()[0] == "headrace.echo"
     assert [queue["model"] for queue in cli.json("queues")] == ["echo", "gated"]
+
+
+def test_a_paused_queue_says_so(cli: Commands, up: RunningUp) -> None:
+    up.request("POST", "/api/v1/queues/headrace.echo/pause", b"")
+    try:
+        shown = cli.lines("queues")[1:]
+    finally:
+        up.request("POST", "/api/v1/queues/headrace.echo/resume", b"")
+    assert [line.endswith("paused") for line in shown] == [True, False]
 
 
 def completed(url: str, *words: str) -> list[str]:

@@ -68,7 +68,8 @@ def test_queues(api: ApiServer, redis_db: RedisServer) -> None:
         del echo["oldest_age_s"]
         assert echo == {
             "name": "headrace.echo", "model": "echo", "version": "1.0",
-            "depth": {"0": 1, "3": 1, "6": 0, "9": 1}, "scheduled": 1, "in_flight": 1,
+            "depth": {"0": 1, "3": 1, "6": 0, "9": 1}, "paused": False,
+            "scheduled": 1, "in_flight": 1,
             "dead_letters": 0, "max_queue_depth": 10000,
         }  # fmt: skip
         assert (tiny["name"], tiny["oldest_age_s"]) == ("headrace.tiny", None)

@@ -14,7 +14,9 @@ from headrace.telemetry import ModelState, WorkerReport
 #: So old may be what a job's `waiting_for` is answered from, in seconds.
 FRESH_S: Final = 1.0
 #: A model's state is the best that any of its workers says; `stopped` counts for none.
-BEST_FIRST: Final = ("ready", "loading", "restarting", "failed", "stopped")
+BEST_FIRST: Final = (
+    "ready", "draining", "warming", "loading", "restarting", "failed", "stopped",
+)  # fmt: skip
 NO_WORKER: Final = "no-worker"
 
 
@@ -32,7 +34,7 @@ class ModelStatus:
     """One model, over all workers.
 
     Attributes:
-        state: ready, loading, restarting, failed, stopped or no-worker.
+        state: ready, draining, warming, loading, restarting, failed, stopped or no-worker.
         ready: replicas that are loaded.
         workers: who serves it.
     """

@@ -20,7 +20,7 @@ from PIL import Image
 from torch import Tensor, nn
 from typing_extensions import override
 
-from handlers.images import decode, to_grey, warm_up
+from handlers.images import decode, drawing, to_grey
 from handlers.options import ImageOptions, read_options
 from handlers.weights_file import load_weights
 from headrace.errors import InputError
@@ -73,7 +73,10 @@ class Digits(Handler):
         self.model = DigitsNet()
         load_weights(self.model, context.weights or WEIGHTS)
         self.model.to(context.device).eval()
-        warm_up(self)
+
+    @override
+    def example_input(self) -> bytes | None:
+        return drawing(self.options.max_pixels)
 
     @override
     def preprocess(self, inputs: list[Any]) -> list[Any]:

@@ -23,7 +23,7 @@ from PIL import Image
 from torch import Tensor, nn
 from typing_extensions import override
 
-from handlers.images import decode, to_rgb, warm_up
+from handlers.images import decode, drawing, to_rgb
 from handlers.loading import load_factory
 from handlers.options import ImageOptions, read_options
 from handlers.weights_file import load_weights
@@ -81,7 +81,10 @@ class ImageClassifier(Handler):
         self.model = _module(context, options).to(context.device).eval()
         self.mean = torch.tensor(options.mean, device=context.device).view(3, 1, 1) * 255
         self.std = torch.tensor(options.std, device=context.device).view(3, 1, 1) * 255
-        warm_up(self)
+
+    @override
+    def example_input(self) -> bytes | None:
+        return drawing(self.options.max_pixels)
 
     @override
     def preprocess(self, inputs: list[Any]) -> list[Any]:

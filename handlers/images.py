@@ -13,7 +13,6 @@ from typing import Final
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from headrace.errors import InputError
-from headrace.handler import Handler
 
 #: Formats that are tried; Pillow knows dozens more, some with parsers that few have looked at.
 FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
@@ -77,21 +76,22 @@ def _decode(data: bytes, max_pixels: int, draft_px: int | None) -> Image.Image:
         return image
 
 
-def warm_up(handler: Handler) -> None:
-    """Run one drawing through a handler's verbs, so that no job waits for what is loaded late.
+def drawing(max_pixels: int = DEFAULT_MAX_PIXELS) -> bytes | None:
+    """A stroke on paper as a PNG: an example for every handler that takes images.
 
-    Pillow imports its formats, and torch its kernels, when they are first needed. A model that
-    cannot run at all then shows as a failed load, and not as failed jobs.
+    Pillow imports its formats when they are first needed; here, so that no job waits for that.
+
+    Args:
+        max_pixels: what the handler takes; None is given if it does not take even this.
     """
     Image.init()
-    drawing = Image.new("RGB", (DRAWING_SIDE_PX, DRAWING_SIDE_PX), "white")
-    drawing.paste("black", (DRAWING_SIDE_PX // 3, 0, DRAWING_SIDE_PX // 2, DRAWING_SIDE_PX))
+    if max_pixels < DRAWING_SIDE_PX**2:
+        return None
+    image = Image.new("RGB", (DRAWING_SIDE_PX, DRAWING_SIDE_PX), "white")
+    image.paste("black", (DRAWING_SIDE_PX // 3, 0, DRAWING_SIDE_PX // 2, DRAWING_SIDE_PX))
     file = io.BytesIO()
-    drawing.save(file, "PNG")
-    items = [x for x in handler.preprocess([file.getvalue()]) if not isinstance(x, Exception)]
-    # An option may refuse an image even of this size.
-    if items:
-        handler.postprocess(handler.inference(items))
+    image.save(file, "PNG")
+    return file.getvalue()
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

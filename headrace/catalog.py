@@ -131,6 +131,38 @@ class ModelSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         ]
         | None
     ) = None
+    load_timeout_s: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=86_400,
+            description="Seconds that a model process may load and warm up; then it is killed.",
+        ),
+    ] = 600.0
+    max_jobs: (
+        Annotated[
+            int,
+            Meta(ge=1, le=1_000_000_000, description="A model process is recycled after so many."),
+        ]
+        | None
+    ) = None
+    max_memory_mb: (
+        Annotated[
+            int,
+            Meta(
+                ge=1,
+                le=100_000_000,
+                description="A model process that takes more, in MiB, is recycled.",
+            ),
+        ]
+        | None
+    ) = None
+    recycle_overlap: Annotated[
+        bool,
+        Meta(
+            description="A recycled process serves until the next is loaded; false: it ends first.",
+        ),
+    ] = True
     options: Annotated[
         dict[str, Any],
         Meta(description="Free; given to the handler as context.options."),

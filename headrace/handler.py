@@ -4,6 +4,7 @@ A handler lives in a model process and sees batches. The process calls, in this 
 at the same time::
 
     initialize(context)                    once, before the first batch
+    example_input()                        once; runs through the verbs before the first batch
     preprocess(inputs)  -> items           one item per input, in order
     inference(items)    -> outputs         whatever the model gives for the good items
     postprocess(outputs) -> results        one result per good item, in order
@@ -70,6 +71,14 @@ class Handler:
     def initialize(self, context: Context) -> None:
         """Load the model. Called once; an exception here is a failed load, shown in /ready."""
         self.context = context
+
+    def example_input(self) -> Any:
+        """An input as a client would send it, or None. It may be an attribute as well.
+
+        Before the first batch it runs through the other verbs, alone and `max_batch_size` times
+        together; where that raises, or gives an error, the load has failed.
+        """
+        return None
 
     def preprocess(self, inputs: list[Any]) -> list[Any]:
         """Turn inputs into items for the model, one each; an exception instance fails that one.

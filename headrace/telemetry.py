@@ -157,7 +157,8 @@ class ModelState(msgspec.Struct, frozen=True):
     """What one worker says of one model.
 
     Attributes:
-        state: loading, ready, restarting, failed or stopped; the best of its replicas.
+        state: ready, draining, warming, loading, restarting, failed or stopped; the best of its
+            replicas.
         replicas: model processes that it is to have.
         ready: those that are loaded.
         device: where they run.

@@ -16,9 +16,12 @@ from typing import Any, Final
 
 from redis.exceptions import RedisError
 
+from workers.guard import Guard
 from workers.items import Batch
+from workers.keeper import Keeper
 from workers.lane import Lane
 from workers.ledger import Ledger
+from workers.life import Phase
 from workers.publisher import DISCONNECTED
 from workers.replica import Replica
 from workers.reporter import Reporter
@@ -41,14 +44,18 @@ class Consumer:
         ledger: the account with Redis.
         wake: the tracking connection.
         reporter: publishes events, model states and counters.
+        guard: ends what model processes have started when this worker is gone.
     """
 
-    def __init__(self, lanes: list[Lane], ledger: Ledger, wake: Wake, reporter: Reporter) -> None:
+    def __init__(
+        self, lanes: list[Lane], ledger: Ledger, wake: Wake, reporter: Reporter, guard: Guard
+    ) -> None:
         self.lanes = lanes
         self._ledger = ledger
         self._wake = wake
         self._reporter = reporter
         self._selector = selectors.DefaultSelector()
+        self._keeper = Keeper(self._selector, self._lost, guard)
         self._signal_out, self._signal_in = os.pipe()
         self._stopping = threading.Event()
         self._drain_until = float("inf")
@@ -127,15 +134,10 @@ class Consumer:
     # Model processes
 
     def _tend(self, now: float) -> None:
+        if not self._stopping.is_set():
+            self._keeper.tend(self.lanes, now)
         for lane in self.lanes:
-            for replica in lane.replicas:
-                if (
-                    replica.process is None
-                    and now >= replica.restart_at
-                    and not self._stopping.is_set()
-                ):
-                    frames = replica.start(now)
-                    self._selector.register(frames, selectors.EVENT_READ, (lane, replica))
+            for replica in list(lane.replicas):
                 batch = replica.batch
                 if batch is not None and now >= batch.deadline:
                     self._time_out(lane, replica, batch, now)
@@ -160,11 +162,12 @@ class Consumer:
         if batch is not None:
             size = len(batch.items)
             logger.error(
-                "model %s: a model process died under a batch of %d", lane.model.name, size
-            )
+                "model %s: a model process died under a batch of %d\n%s",
+                lane.model.name, size, replica.trace(),
+            )  # fmt: skip
             self._ledger.release(lane, batch.items, "crash")
             self._reporter.finished(batch, [])
-        replica.ended(now)
+        self._keeper.ended(lane, replica, now)
         self._sweep_at = 0.0
 
     def _hear(self, lane: Lane, replica: Replica, now: float) -> None:
@@ -179,27 +182,24 @@ class Consumer:
             if kind == "done":
                 self._done(lane, replica, rest, now)
                 continue
-            if kind == "ready":
-                replica.ready()
+            if replica.asked:
+                continue
+            if kind == "phase":
+                replica.entered(Phase(rest[0]))
+            elif kind == "ready":
+                self._keeper.ready(lane, replica, rest[0])
                 lane.backlog = max(lane.backlog, 1)
-                logger.info("model %s: loaded in %.2f s", lane.model.name, rest[0]["load_s"])
             else:
-                self._load_failed(lane, replica, rest[0])
+                self._keeper.load_failed(lane, replica, rest[0])
             self._sweep_at = 0.0
-
-    @staticmethod
-    def _load_failed(lane: Lane, replica: Replica, traceback: str) -> None:
-        # It is tried again and again: what was said in full before is not repeated.
-        told = traceback if traceback != replica.error else traceback.rstrip().rpartition("\n")[2]
-        logger.error("model %s cannot be loaded:\n%s", lane.model.name, told)
-        replica.load_failed(traceback)
 
     def _done(self, lane: Lane, replica: Replica, rest: list[Any], now: float) -> None:
         batch, replica.batch = replica.batch, None
-        seq, outcomes, times, padding = rest
+        seq, outcomes, times, padding, fits = rest
         if batch is None or seq != batch.seq:
             return
-        settlements = lane.collect(batch, outcomes, times, padding, now)
+        replica.jobs += len(batch.items)
+        settlements = lane.collect(batch, outcomes, times, padding, fits, now)
         self._reporter.finished(batch, settlements)
         self._ledger.settle(lane, settlements)
         # Whatever arrived while it ran is asked for together with its settlement.
@@ -277,11 +277,11 @@ class Consumer:
             # A hold is over only for a replica that can take the batch.
             hold_until = lane.hold_until if lane.idle else None
             moments += [at for at in (hold_until, lane.next_due_at) if at is not None]
+            if not self._stopping.is_set():
+                moments += self._keeper.moments(lane)
             for replica in lane.replicas:
                 if replica.batch is not None:
                     moments.append(replica.batch.deadline)
-                elif replica.process is None and not self._stopping.is_set():
-                    moments.append(replica.restart_at)
         return moments
 
     def _watch(self) -> None:
@@ -306,10 +306,13 @@ class Consumer:
         """Stop the model processes, then give back what did not end in time, uncharged."""
         for lane in self.lanes:
             unfinished = [replica.batch for replica in lane.replicas if replica.batch is not None]
-            for replica in lane.replicas:
-                replica.kill() if replica.batch is not None else replica.stop()
+            self._keeper.stop(lane, time.monotonic())
             for batch in unfinished:
                 self._ledger.release(lane, batch.items, "free")
+        for lane in self.lanes:
+            for replica in lane.replicas:
+                replica.stop()
+        self._keeper.close()
         for command in (*self._reporter.states(self.lanes), *self._reporter.offline()):
             self._ledger.say(command)
         while self._ledger.busy and self._ledger.connected:

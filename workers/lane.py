@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Container, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headrace.catalog import ModelConfig
@@ -17,6 +17,7 @@ from headrace.jobs import US_PER_S, batch_text
 from headrace.messages import read_envelope
 from headrace.telemetry import ModelStats
 from workers.batcher import Batcher, Hold, Leave, Policy
+from workers.fitting import FittingSize
 from workers.items import (
     Batch,
     Item,
@@ -29,6 +30,7 @@ from workers.items import (
     succeeded,
     timings,
 )
+from workers.life import BEST_FIRST, Phase
 from workers.measure import Measure
 from workers.replica import Replica
 
@@ -47,6 +49,9 @@ class Lane:
         paused: somebody has paused the queue; each sweep looks whether it still is.
         claiming: how many jobs a claim that is not yet answered may bring.
         revoked: ids that a Celery client has revoked before they had a record.
+        fitting: how many items its memory has room for together.
+        recycled: how many of its processes were recycled.
+        last_error: why a load failed last.
     """
 
     model: ModelConfig
@@ -60,11 +65,15 @@ class Lane:
     claiming: int = 0
     next_due_at: float | None = None
     hold_until: float | None = None
+    recycled: int = 0
+    last_error: str = ""
+    fitting: FittingSize = field(init=False)
     batcher: Batcher[Item] = field(init=False)
     measure: Measure = field(init=False)
 
     def __post_init__(self) -> None:
         model = self.model
+        self.fitting = FittingSize(model.max_batch_size, tuple(model.allowed_batch_sizes or ()))
         policy = Policy(
             max_batch_size=model.max_batch_size,
             max_batch_delay_s=model.max_batch_delay_ms / 1000,
@@ -82,7 +91,7 @@ class Lane:
     @property
     def serving(self) -> bool:
         """Whether any replica is loaded; without one nothing is claimed."""
-        return any(replica.state == "ready" for replica in self.replicas)
+        return any(replica.state is Phase.READY for replica in self.replicas)
 
     @property
     def idle(self) -> bool:
@@ -185,23 +194,42 @@ class Lane:
         asked = item.message.timeout_s if item.message is not None else None
         return asked if asked is not None else self.model.timeout_s
 
+    def fit(self, size: int, fits: int) -> None:
+        """Learn how much memory has room for: a batch of `size` ran, or only `fits` at once."""
+        if self.fitting.observe(size, fits):
+            limit = self.fitting.limit
+            self.batcher.policy = replace(self.batcher.policy, max_batch_size=limit)
+            if fits:
+                logger.warning(
+                    "model %s: out of memory with %d items; its batches have at most %d for now",
+                    self.model.name, size, limit,
+                )  # fmt: skip
+
     def collect(
-        self, batch: Batch, outcomes: list[Any], times: list[float], padding: int, now: float
+        self,
+        batch: Batch,
+        outcomes: list[Any],
+        times: list[float],
+        padding: int,
+        fits: int,
+        now: float,
     ) -> list[Settlement]:
         """Turn what a replica answered into settlements.
 
         Args:
             batch: what it was given.
             outcomes: one per item.
-            times: of the three stages, in ms.
+            times: of the three stages, and how long the device waited for the first, in ms.
             padding: how many inputs it added to reach an allowed size.
+            fits: how many of the items memory had room for; 0 if for all.
             now: when the answer came.
         """
         size = len(batch.items)
+        self.fit(size, fits)
         # The device ran the padding too.
         self.batcher.observe(size + padding, now - batch.started_at)
         queued_s = [item.dispatched_at - item.enqueued_at for item in batch.items]
-        self.stats.observe_batch(size, queued_s, sum(times) / 1000, padding)
+        self.stats.observe_batch(size, queued_s, sum(times[:3]) / 1000, padding)
         told = batch_text(size, padding)
         done, shared = date_done(), stages(times)
         settled = []
@@ -254,13 +282,14 @@ class Lane:
         """What `/ready` and `inspect stats` show of the model."""
         states = [replica.state for replica in self.replicas]
         first_error = next((replica.error for replica in self.replicas if replica.error), "")
-        order = ("ready", "loading", "restarting", "failed", "stopped")
         return {
-            "state": min(states, key=order.index),
-            "replicas": len(states),
-            "ready": sum(state == "ready" for state in states),
+            "state": min(states, key=BEST_FIRST.index),
+            "replicas": self.model.replicas,
+            "ready": sum(state is Phase.READY for state in states),
             "device": self.replicas[0].init["device"],
             "error": first_error,
+            "recycled": self.recycled,
+            "fits": self.fitting.limit if self.fitting.limit < self.fitting.most else 0,
             "pids": [r.process.pid for r in self.replicas if r.process is not None],
             "since": max(replica.since for replica in self.replicas),
         }

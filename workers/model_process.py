@@ -1,6 +1,7 @@
 """One model process, seen from inside: it owns the device and the handler, and answers frames.
 
-Started by `workers.replica` as `python -m workers.model_process FD`, with one end of a socketpair.
+Started by `workers.replica` as `python -m workers.model_process FD FD`, with one end of a
+socketpair and a file for the stacks of its threads. `workers.life` lists the phases of its life.
 It never outlives its worker: the kernel kills it when the thread that started it dies (Linux), and
 EOF on the socket ends it wherever that is seen.
 """
@@ -27,35 +28,61 @@ from handlers.loading import load_handler
 from headrace.errors import ConfigError
 from headrace.handler import Context, Handler
 from workers.frames import FrameSocket
-from workers.runner import Runner
+from workers.guard import MARK
+from workers.life import Phase, write_stacks_to
+from workers.runner import Runner, Work
+from workers.warm_up import warm_up
 
 logger = logging.getLogger("headrace.model")
 
 PR_SET_PDEATHSIG: Final = 1
 
+Inbox = queue.SimpleQueue[list[Any]]
+
 
 def main() -> None:
-    """Load the handler named in the first frame, then run batches until stopped."""
+    """Load the handler named in the first frame, warm it up, then run batches until stopped."""
     _die_with_parent()
+    write_stacks_to(int(sys.argv[2]))
     # Ctrl-C reaches the whole foreground group; the worker decides when this process ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     frames = FrameSocket(socket.socket(fileno=int(sys.argv[1])))
-    inbox: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
+    inbox: Inbox = queue.SimpleQueue()
     threading.Thread(target=_read, args=(frames, inbox), daemon=True).start()
-    runner = _load(frames, inbox.get()[1])
-    if runner is None:
+    config = inbox.get()[1]
+    started = time.monotonic()
+    try:
+        runner = _load(config)
+        frames.send(["phase", Phase.WARMING])
+        fits = warm_up(runner)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is shown in /ready
+        frames.send(["failed", why_not_loaded(error)])
         return
+    seconds = time.monotonic() - started
+    device = runner.context.device
+    ready = {"pid": os.getpid(), "device": device, "load_s": seconds, "fits": fits, "helpers": []}
+    frames.send(["ready", ready])
+    _serve(frames, inbox, runner)
+
+
+def _serve(frames: FrameSocket, inbox: Inbox, runner: Runner) -> None:
+    """Run batches in turn until told to stop, by when the worker has handed over its last."""
     while True:
         frame = inbox.get()
         if frame[0] == "stop":
             return
         _, seq, items = frame
-        outcomes, times = runner.run(items)
-        frames.send(["done", seq, outcomes, times.as_list(), times.padding])
+        work = runner.run(items)
+        frames.send(done_frame(seq, work))
 
 
-def _read(frames: FrameSocket, inbox: queue.SimpleQueue[list[Any]]) -> None:
+def done_frame(seq: int, work: Work) -> list[Any]:
+    """What the worker is told of a batch that has ended."""
+    return ["done", seq, work.outcomes, work.times.as_list(), work.times.padding, work.fits]
+
+
+def _read(frames: FrameSocket, inbox: Inbox) -> None:
     """Pass frames on, and end the process when the worker is gone, whatever the handler does."""
     while True:
         try:
@@ -66,8 +93,7 @@ def _read(frames: FrameSocket, inbox: queue.SimpleQueue[list[Any]]) -> None:
             inbox.put(frame)
 
 
-def _load(frames: FrameSocket, config: dict[str, Any]) -> Runner | None:
-    started = time.monotonic()
+def _load(config: dict[str, Any]) -> Runner:
     context = Context(
         model_name=config["model"],
         version=config["version"],
@@ -78,15 +104,9 @@ def _load(frames: FrameSocket, config: dict[str, Any]) -> Runner | None:
         max_batch_size=config["max_batch_size"],
         allowed_batch_sizes=config["allowed_batch_sizes"],
     )
-    try:
-        loaded = load_handler(config["handler"], context.model_dir)
-        handler: Handler = loaded() if isinstance(loaded, type) else loaded
-        handler.initialize(context)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is shown in /ready
-        frames.send(["failed", why_not_loaded(error)])
-        return None
-    seconds = time.monotonic() - started
-    frames.send(["ready", {"pid": os.getpid(), "device": context.device, "load_s": seconds}])
+    loaded = load_handler(config["handler"], context.model_dir)
+    handler: Handler = loaded() if isinstance(loaded, type) else loaded
+    handler.initialize(context)
     return Runner(handler, context)
 
 
@@ -117,7 +137,7 @@ def _their_frames(frames: TracebackType | None) -> TracebackType | None:
 
 
 def _die_with_parent() -> None:
-    parent = int(os.environ.get("HEADRACE_MODEL_PARENT", "0"))
+    parent = int(os.environ.get(MARK, "0").partition(":")[0])
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     # The worker may have died before the line above.

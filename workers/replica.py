@@ -10,12 +10,16 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final
+
+import psutil
 
 from workers.frames import FrameSocket
+from workers.guard import MARK
+from workers.life import STARTING, TRACE_SIGNAL, Phase
 
 if TYPE_CHECKING:
     from workers.items import Batch
@@ -29,16 +33,11 @@ STABLE_S: Final = 30.0
 STOP_S: Final = 5.0
 #: How long a process may leave a frame unread, in whole seconds.
 SEND_S: Final = 2
-
-
-class ReplicaState(StrEnum):
-    """Where a model process stands in its life."""
-
-    LOADING = "loading"
-    READY = "ready"
-    FAILED = "failed"
-    RESTARTING = "restarting"
-    STOPPED = "stopped"
+#: How long a process that hangs in loading is given to say where.
+TELL_S: Final = 0.5
+TRACE_MAX_BYTES: Final = 16_000
+NEVER: Final = float("inf")
+MIB: Final = 1024 * 1024
 
 
 @dataclass(slots=True)
@@ -48,45 +47,77 @@ class Replica:
     Args:
         init: the first frame: what the process needs to load the handler.
         environ: its environment.
+        load_timeout_s: how long it may load and warm up.
+
+    Attributes:
+        due_at: when something is to be done about it, though it says nothing: its load has taken
+            too long, or its stop.
+        jobs: how many jobs it has run in this life.
+        fits: as the process said when it was ready: 0, or the size that its memory has room for.
+        helpers: pids of processes that belong to it.
+        successor: the replica that takes its place when it is recycled.
+        recycling: why this life is to end in order; empty while it is not.
+        asked: its load took too long, so that it was asked where it stands; nothing that it says
+            after that counts, since the signal itself may have woken it.
+        outgrown: it took more memory than it may before it had run anything.
     """
 
     init: dict[str, Any]
     environ: dict[str, str]
-    state: ReplicaState = ReplicaState.RESTARTING
+    load_timeout_s: float = NEVER
+    state: Phase = Phase.RESTARTING
     error: str = ""
     since: float = field(default_factory=time.time)
     frames: FrameSocket | None = None
     process: subprocess.Popen[bytes] | None = None
     batch: Batch | None = None
     restart_at: float = 0.0
+    due_at: float = NEVER
+    jobs: int = 0
+    fits: int = 0
+    helpers: list[int] = field(default_factory=list)
+    successor: Replica | None = None
+    recycling: str = ""
+    outgrown: bool = False
+    asked: bool = False
     _failures: int = 0
     _started_at: float = 0.0
+    _trace: IO[bytes] | None = None
 
     @property
     def idle(self) -> bool:
         """Ready and without a batch."""
-        return self.state is ReplicaState.READY and self.batch is None
+        return self.state is Phase.READY and self.batch is None
 
-    def start(self, now: float) -> FrameSocket:
+    def start(self, now: float, mark: str) -> FrameSocket:
         """Spawn the process, from a thread that lives as long as the worker.
 
         The kernel kills the process when the thread that started it ends.
+
+        Args:
+            now: the time.
+            mark: what the guard knows this worker's processes by.
         """
         ours, theirs = socket.socketpair()
         # A process that reads nothing (stopped, say) must not stop the worker with it; the
         # batch's timeout then ends the process.
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", SEND_S, 0))
+        self._trace = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process lives
         with theirs:
+            passed = (theirs.fileno(), self._trace.fileno())
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "workers.model_process", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                env={**self.environ, "HEADRACE_MODEL_PARENT": str(os.getpid())},
+                [sys.executable, "-m", "workers.model_process", *map(str, passed)],
+                pass_fds=passed,
+                env={**self.environ, MARK: mark},
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
         self.frames = FrameSocket(ours)
-        self._set(ReplicaState.LOADING)
+        self._set(Phase.LOADING)
         self._started_at = now
+        self.due_at = now + self.load_timeout_s
+        self.jobs, self.fits, self.helpers = 0, 0, []
+        self.recycling, self.outgrown, self.asked = "", False, False
         with contextlib.suppress(OSError):  # died at once: EOF on the socket tells
             self.frames.send(["init", self.init])
         return self.frames
@@ -99,24 +130,83 @@ class Replica:
         with contextlib.suppress(OSError):
             self.frames.send(["batch", batch.seq, [(item.id, item.input) for item in batch.items]])
 
-    def ready(self) -> None:
-        """The process said that its handler is loaded."""
-        self._set(ReplicaState.READY)
+    def entered(self, phase: Phase) -> None:
+        """The process said that this phase of its life has begun."""
+        self._set(phase)
+
+    def ready(self, info: dict[str, Any]) -> None:
+        """The process said that its handler is loaded and has run."""
+        self._set(Phase.READY)
         self.error = ""
+        self.due_at = NEVER
+        self.fits, self.helpers = info["fits"], info["helpers"]
 
     def load_failed(self, traceback: str) -> None:
         """The process said that its handler cannot be loaded; it ends by itself."""
         self.error = traceback
 
+    def overdue(self, now: float) -> bool:
+        """See to a load or a stop that takes too long.
+
+        Returns:
+            Whether the process is to be given up now.
+        """
+        if now < self.due_at:
+            return False
+        if self.state not in STARTING:
+            return True
+        limit = f"the load took longer than load_timeout_s, {self.load_timeout_s:g} s"
+        if not self.asked and self.process is not None:
+            self.asked = True
+            self.error = f"{limit}; the process was killed"
+            self.due_at = now + TELL_S
+            self.process.send_signal(TRACE_SIGNAL)
+            return False
+        trace = self.trace()
+        self.error = f"{limit}, and was here:\n{trace}" if trace else self.error
+        return True
+
+    def trace(self) -> str:
+        """What the process' C code has written of its threads' stacks, at a crash or when asked."""
+        if self._trace is None:
+            return ""
+        return os.pread(self._trace.fileno(), TRACE_MAX_BYTES, 0).decode("utf-8", "replace")
+
+    def memory_mib(self) -> float:
+        """The resident memory of the process and of what belongs to it."""
+        pids = [self.process.pid, *self.helpers] if self.process is not None else []
+        total = 0
+        for pid in pids:
+            with contextlib.suppress(psutil.Error):
+                total += psutil.Process(pid).memory_info().rss
+        return total / MIB
+
+    def drain(self) -> None:
+        """Hand over nothing more: what runs ends, then the process is told to stop."""
+        self._set(Phase.DRAINING)
+
+    def retire(self, now: float) -> None:
+        """Tell the process, which runs nothing, to stop; its end is seen as EOF."""
+        self._set(Phase.STOPPED)
+        self.due_at = now + STOP_S
+        if self.frames is not None:
+            with contextlib.suppress(OSError):
+                self.frames.send(["stop"])
+
     def ended(self, now: float) -> None:
         """The process is gone: clean up, and say when to start it again (`restart_at`)."""
         self.kill()
-        if now - self._started_at > STABLE_S and self.state is ReplicaState.READY:
+        self.due_at = NEVER
+        if self.recycling and self.state is Phase.STOPPED:
+            self.restart_at = now
+            self._set(Phase.RESTARTING)
+            return
+        if now - self._started_at > STABLE_S and self.state in (Phase.READY, Phase.DRAINING):
             self._failures = 0
         delay = 0.0 if not self._failures and not self.error else RESTART_MIN_S * 2**self._failures
         self._failures = min(self._failures + 1, 10)
         self.restart_at = now + min(delay, RESTART_MAX_S)
-        self._set(ReplicaState.FAILED if self.error else ReplicaState.RESTARTING)
+        self._set(Phase.FAILED if self.error else Phase.RESTARTING)
 
     def kill(self) -> None:
         """End the process and all that it started, now."""
@@ -128,18 +218,19 @@ class Replica:
         if self.frames is not None:
             self.frames.close()
             self.frames = None
+        if self._trace is not None:
+            self._trace.close()
+            self._trace = None
 
     def stop(self) -> None:
-        """End the process in order: it finishes nothing more, frees the device and exits."""
-        if self.process is not None and self.frames is not None:
-            with contextlib.suppress(OSError):
-                self.frames.send(["stop"])
+        """End the process in order, if it has been told to: it frees the device and exits."""
+        if self.process is not None and self.state is Phase.STOPPED:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(STOP_S)
         self.kill()
-        self._set(ReplicaState.STOPPED)
+        self._set(Phase.STOPPED)
 
-    def _set(self, state: ReplicaState) -> None:
+    def _set(self, state: Phase) -> None:
         if state is not self.state:
             self.state = state
             self.since = time.time()

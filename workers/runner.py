@@ -6,34 +6,21 @@ inputs that make it raise stand alone and fail with their own error. Knows no qu
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
-import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
-import msgspec
-
-from headrace.errors import (
-    HandlerError,
-    HeadraceError,
-    InputError,
-    InvalidRequest,
-    JobError,
-    OutOfMemory,
-)
-from headrace.handler import Context, Handler, Response
+from headrace.errors import HandlerError, InputError, InvalidRequest
+from headrace.handler import Context, Handler
 from headrace.messages import decode_input
+from workers.outcomes import Outcome, failure, out_of_memory, outcome_of
 
-TRACEBACK_MAX_CHARS: Final = 16_000
-MESSAGE_MAX_CHARS: Final = 2_000
-BINARY_TYPE: Final = "application/octet-stream"
-
-_BYTES: Final = (bytes, bytearray, memoryview)
-
-#: [true, result JSON, content type or ""] or [false, code, message, retryable, traceback].
-Outcome = list[Any]
+#: A job's id, its input as the handler gets it, and its content type.
+Input = tuple[str, Any, str]
+clock = time.perf_counter
 
 
 @dataclass(slots=True)
@@ -42,92 +29,212 @@ class StageTimes:
 
     Attributes:
         preprocess: milliseconds in that verb, as in the two that follow.
+        starved: milliseconds that the device stood idle because the batch was not yet prepared.
         padding: inputs that were added to reach an allowed size.
     """
 
     preprocess: float = 0.0
     inference: float = 0.0
     postprocess: float = 0.0
+    starved: float = 0.0
     padding: int = 0
 
     def as_list(self) -> list[float]:
         """The form in which they cross to the worker."""
-        return [self.preprocess, self.inference, self.postprocess]
+        return [self.preprocess, self.inference, self.postprocess, self.starved]
+
+
+@dataclass(slots=True)
+class Group:
+    """Inputs that go through the verbs together.
+
+    Attributes:
+        results: one per input; an error that `preprocess` gave stands there from then on.
+        good: the places of the inputs that are no errors.
+        padding: how often the last of them stands in `items` once more.
+    """
+
+    inputs: list[Input]
+    times: StageTimes
+    results: list[Any] = field(default_factory=list)
+    good: list[int] = field(default_factory=list)
+    items: Any = None
+    padding: int = 0
+    outputs: Any = None
+
+
+@dataclass(slots=True)
+class Work:
+    """One batch.
+
+    Attributes:
+        outcomes: one per item; empty until it is known.
+        readable: the places of the items whose input could be read.
+        ran: the largest group of them that went through all verbs.
+        too_large: groups that ran out of memory, and those items that did so alone.
+    """
+
+    outcomes: list[Outcome]
+    readable: dict[int, Input]
+    times: StageTimes = field(default_factory=StageTimes)
+    ran: int = 0
+    too_large: list[list[int]] = field(default_factory=list)
+
+    @property
+    def fits(self) -> int:
+        """How many items memory has room for, if the batch was too large for it; else 0.
+
+        Where an input is too large by itself, the groups that it was in say nothing.
+        """
+        alone = {places[0] for places in self.too_large if len(places) == 1}
+        if all(alone.intersection(places) for places in self.too_large):
+            return 0
+        return max(1, self.ran)
 
 
 @dataclass(slots=True)
 class Runner:
-    """Runs batches through one handler."""
+    """Runs batches through one handler.
+
+    Attributes:
+        preprocess: the handler's own verb, or what stands for it.
+    """
 
     handler: Handler
     context: Context
-    _times: StageTimes = field(default_factory=StageTimes)
+    preprocess: Callable[[list[Any]], Any] = field(init=False)
 
-    def run(self, items: Sequence[tuple[str, bytes]]) -> tuple[list[Outcome], StageTimes]:
-        """Run a batch of (id, input JSON); one outcome per item, in order."""
-        self._times = StageTimes()
-        outcomes: list[Outcome | None] = [None] * len(items)
-        inputs: dict[int, tuple[str, Any, str]] = {}
-        for index, (job_id, raw) in enumerate(items):
+    def __post_init__(self) -> None:
+        self.preprocess = self.handler.preprocess
+
+    def run(self, items: Sequence[tuple[str, bytes]]) -> Work:
+        """Run a batch of (id, input JSON), one verb after the other; one outcome per item."""
+        work = self.read(items)
+        if work.readable:
+            self.attempt(work, list(work.readable))
+        return self.close(work)
+
+    @staticmethod
+    def read(items: Sequence[tuple[str, bytes]]) -> Work:
+        """Read the inputs; what cannot be read has its outcome."""
+        work = Work([[] for _ in items], {})
+        for place, (job_id, raw) in enumerate(items):
             try:
-                inputs[index] = (job_id, *decode_input(raw))
+                work.readable[place] = (job_id, *decode_input(raw))
             except InvalidRequest as error:
-                outcomes[index] = failure(InputError(error.message))
-        if inputs:
-            self._attempt(list(inputs), inputs, outcomes)
+                work.outcomes[place] = failure(InputError(error.message))
+        return work
+
+    @staticmethod
+    def close(work: Work) -> Work:
+        """Give an outcome to those items that got none."""
         missing = failure(HandlerError("the handler gave no result for this input"))
-        return [outcome or missing for outcome in outcomes], self._times
+        work.outcomes = [outcome or missing for outcome in work.outcomes]
+        return work
 
-    def _attempt(
-        self,
-        indices: list[int],
-        inputs: dict[int, tuple[str, Any, str]],
-        outcomes: list[Outcome | None],
-    ) -> None:
+    def attempt(self, work: Work, places: list[int]) -> None:
+        """Run these items together, and where that raises, run them in halves."""
+        group = Group([work.readable[place] for place in places], work.times)
         try:
-            results = self._verbs([inputs[index] for index in indices])
+            self.verbs(group)
         except Exception as error:  # noqa: BLE001 - whatever a handler raises becomes that job's error
-            if len(indices) == 1:
-                outcomes[indices[0]] = failure(error)
-                return
-            half = len(indices) // 2
-            self._attempt(indices[:half], inputs, outcomes)
-            self._attempt(indices[half:], inputs, outcomes)
+            self.raised(work, places, error)
+        else:
+            self.settle(work, places, group)
             return
-        for index, result in zip(indices, results, strict=True):
-            outcomes[index] = _outcome(result)
+        # The error and its frames are gone by here, and with them what they held in memory.
+        del group
+        if work.too_large and work.too_large[-1] is places:
+            free_memory()
+        if len(places) > 1:
+            half = len(places) // 2
+            self.attempt(work, places[:half])
+            self.attempt(work, places[half:])
 
-    def _verbs(self, inputs: list[tuple[str, Any, str]]) -> list[Any]:
-        self.context.request_ids = [job_id for job_id, _, _ in inputs]
-        self.context.content_types = [kind for _, _, kind in inputs]
-        clock = time.perf_counter
+    @staticmethod
+    def raised(work: Work, places: list[int], error: Exception) -> None:
+        """Note what these items raised together; alone, it is the outcome."""
+        if out_of_memory(error):
+            work.too_large.append(places)
+        if len(places) == 1:
+            work.outcomes[places[0]] = failure(error)
+
+    @staticmethod
+    def settle(work: Work, places: list[int], group: Group) -> None:
+        """Take over the results of items that went through all verbs together."""
+        work.ran = max(work.ran, len(places))
+        for place, result in zip(places, group.results, strict=True):
+            work.outcomes[place] = outcome_of(result)
+
+    def verbs(self, group: Group) -> None:
+        """All verbs in turn.
+
+        Raises:
+            Exception: whatever a verb raises.
+        """
+        self.prepare(group)
+        self.infer(group)
+        self.finish(group)
+
+    def prepare(self, group: Group) -> None:
+        """`preprocess`."""
+        self._at_hand(group)
         started = clock()
-        items = self.handler.preprocess([value for _, value, _ in inputs])
-        prepared = clock()
-        self._times.preprocess += (prepared - started) * 1000
-        results = _checked(items, len(inputs), "preprocess")
-        good = [index for index, item in enumerate(results) if not isinstance(item, BaseException)]
-        if not good:
-            return results
+        try:
+            items = self.preprocess([value for _, value, _ in group.inputs])
+        finally:
+            group.times.preprocess += (clock() - started) * 1000
+        results = group.results = _checked(items, len(group.inputs), "preprocess")
+        group.good = [n for n, item in enumerate(results) if not isinstance(item, BaseException)]
         # A handler may return a tensor; it is passed on whole unless an item dropped out.
-        batch = items if len(good) == len(results) else [results[index] for index in good]
-        padding = self._padding(len(good))
-        if padding:
-            batch = _padded(batch, len(good), padding)
-            self._times.padding += padding
-        outputs = self.handler.inference(batch)
-        inferred = clock()
-        self._times.inference += (inferred - prepared) * 1000
-        size = len(good) + padding
-        final = _checked(self.handler.postprocess(outputs), size, "postprocess")
-        self._times.postprocess += (clock() - inferred) * 1000
-        for index, result in zip(good, final[: len(good)], strict=True):
-            results[index] = result
-        return results
+        whole = len(group.good) == len(results)
+        group.items = items if whole else [results[n] for n in group.good]
+        group.padding = self._padding(len(group.good))
+        if group.padding:
+            group.items = _padded(group.items, len(group.good), group.padding)
+            group.times.padding += group.padding
+
+    def infer(self, group: Group) -> None:
+        """`inference`, unless every item is an error."""
+        if not group.good:
+            return
+        self._at_hand(group)
+        started = clock()
+        try:
+            group.outputs = self.handler.inference(group.items)
+        finally:
+            group.times.inference += (clock() - started) * 1000
+        group.items = None
+
+    def finish(self, group: Group) -> None:
+        """`postprocess`, unless every item is an error."""
+        if not group.good:
+            return
+        self._at_hand(group)
+        started = clock()
+        try:
+            size = len(group.good) + group.padding
+            final = _checked(self.handler.postprocess(group.outputs), size, "postprocess")
+        finally:
+            group.times.postprocess += (clock() - started) * 1000
+        for n, result in zip(group.good, final[: len(group.good)], strict=True):
+            group.results[n] = result
 
     def _padding(self, count: int) -> int:
-        allowed = self.context.allowed_batch_sizes
+        allowed = self.context.allowed_batch_sizes if count else ()
         return next((size for size in allowed if size >= count), count) - count
+
+    def _at_hand(self, group: Group) -> None:
+        self.context.request_ids = [job_id for job_id, _, _ in group.inputs]
+        self.context.content_types = [kind for _, _, kind in group.inputs]
+
+
+def free_memory() -> None:
+    """Give back what is held for later, so that a smaller batch finds room."""
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def _padded(items: Any, count: int, padding: int) -> Any:
@@ -147,63 +254,3 @@ def _checked(values: Any, length: int, verb: str) -> list[Any]:
     if len(listed) != length:
         raise HandlerError(f"{verb} returned {len(listed)} values for {length} inputs")
     return listed
-
-
-def _outcome(result: Any) -> Outcome:
-    if isinstance(result, BaseException):
-        return failure(result)
-    try:
-        return encode_result(result)
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        return failure(HandlerError(f"the result cannot be sent: {error}"))
-
-
-def encode_result(result: Any) -> Outcome:
-    """A result on the wire; bytes take the form that stock Celery clients read as bytes.
-
-    Raises:
-        TypeError: it holds a value that JSON cannot say, or a Response a body that is no bytes.
-    """
-    if isinstance(result, Response):
-        # msgspec would write text as it is, and readers would take it for base64.
-        if not isinstance(result.body, _BYTES):
-            raise TypeError(f"a Response's body is bytes, not {type(result.body).__name__}")
-        return [True, _binary(bytes(result.body)), result.content_type or BINARY_TYPE]
-    if isinstance(result, _BYTES):
-        return [True, _binary(bytes(result)), BINARY_TYPE]
-    return [True, msgspec.json.encode(result, enc_hook=_plain), ""]
-
-
-def _binary(body: bytes) -> bytes:
-    # msgspec writes bytes as a base64 string.
-    return b'{"__type__": "base64", "__value__": %s}' % msgspec.json.encode(body)
-
-
-def _plain(value: Any) -> Any:
-    """Lists and numbers for numpy arrays, numpy scalars and torch tensors."""
-    for method in ("tolist", "item"):
-        convert = getattr(value, method, None)
-        if convert is not None:
-            return convert()
-    raise TypeError(f"{type(value).__module__}.{type(value).__qualname__} is not a JSON value")
-
-
-def failure(error: BaseException) -> Outcome:
-    """The outcome of an item on which the handler raised, or that it gave back as an error."""
-    typed = _typed(error)
-    text = ""
-    if error.__traceback__ is not None:
-        text = "".join(traceback.format_exception(error))[-TRACEBACK_MAX_CHARS:]
-    return [False, typed.code, typed.message[:MESSAGE_MAX_CHARS], typed.retryable, text]
-
-
-def _typed(error: BaseException) -> HeadraceError:
-    if isinstance(error, JobError):
-        return error
-    torch = sys.modules.get("torch")
-    message = f"{type(error).__name__}: {error}"
-    if isinstance(error, MemoryError) or (
-        torch is not None and isinstance(error, torch.OutOfMemoryError)
-    ):
-        return OutOfMemory(message)
-    return HandlerError(message if not isinstance(error, HeadraceError) else error.message)

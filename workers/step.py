@@ -27,6 +27,7 @@ from workers import control
 from workers.broker_url import celery_url
 from workers.consumer import Consumer
 from workers.device import device_of, model_environ
+from workers.guard import Guard
 from workers.lane import Lane
 from workers.ledger import Ledger, Limits
 from workers.publisher import Publisher
@@ -47,7 +48,9 @@ def build_lanes(catalog: Catalog, settings: Settings, environ: Mapping[str, str]
     lanes = []
     for model in models:
         init = _init_frame(model, catalog.base_dir, device_of(model, environ))
-        replicas = [Replica(init, child_environ) for _ in range(model.replicas)]
+        replicas = [
+            Replica(init, child_environ, model.load_timeout_s) for _ in range(model.replicas)
+        ]
         retries = model.max_retries if model.max_retries is not None else settings.max_retries
         lanes.append(Lane(model, retries, replicas, revoked=celery_state.revoked))
     return lanes
@@ -107,7 +110,8 @@ def build_consumer(worker: Any, settings: Settings, catalog: Catalog, redis_url:
         settings.result_ttl_s,
     )
     ledger = Ledger(owner, Publisher(client), limits, reporter)
-    return Consumer(lanes, ledger, Wake(client, watched_keys(lanes)), reporter)
+    guard = Guard(f"{os.getpid()}:{secrets.token_hex(8)}")
+    return Consumer(lanes, ledger, Wake(client, watched_keys(lanes)), reporter, guard)
 
 
 class HeadraceStep(bootsteps.StartStopStep):

@@ -38,6 +38,8 @@ def written(default: Any) -> str:
     """A default as the tables write it."""
     if default is None:
         return "none"
+    if isinstance(default, bool):
+        return str(default).lower()
     if isinstance(default, float) and default.is_integer():
         return str(int(default))
     return str(default)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from handlers.digits import WEIGHTS, Digits, DigitsNet, frame
 from handlers.digits_data import HELD_OUT, held_out, split, to_png
 from headrace.errors import ConfigError, InputError
 from headrace.handler import Context
+from workers.runner import Runner
+from workers.warm_up import warm_up
 
 DEMO = Path(__file__).parents[2] / "examples" / "digits"
 BLANK = Image.new("L", (64, 64), 200)
@@ -29,7 +32,9 @@ def handler() -> Digits:
     return handler
 
 
-def test_it_has_run_once_when_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_example_goes_through_all_verbs(
+    handler: Digits, monkeypatch: pytest.MonkeyPatch
+) -> None:
     batches = []
     run = DigitsNet.forward
 
@@ -38,8 +43,8 @@ def test_it_has_run_once_when_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> N
         return run(self, images)
 
     monkeypatch.setattr(DigitsNet, "forward", forward)
-    Digits().initialize(context())
-    assert batches == [(1, 1, 8, 8)]
+    warm_up(Runner(handler, replace(handler.context, max_batch_size=4)))
+    assert batches == [(1, 1, 8, 8), (4, 1, 8, 8)]
 
 
 def test_it_loads_also_where_no_image_is_small_enough() -> None:

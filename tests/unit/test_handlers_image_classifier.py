@@ -16,6 +16,8 @@ from handlers.image_classifier import ImageClassifier
 from handlers.resnet import resnet18
 from headrace.errors import ConfigError, InputError
 from headrace.handler import Context
+from workers.runner import Runner
+from workers.warm_up import warm_up
 
 #: Means of the three channels as logits: what a result says is known.
 CHANNELS = """
@@ -56,12 +58,13 @@ def classifier(model_dir: Path, weights: Path | None = None, **options: Any) -> 
     return handler
 
 
-def test_a_module_that_cannot_run_is_a_failed_load(model_dir: Path) -> None:
+def test_a_module_that_cannot_run_shows_in_the_warm_up(model_dir: Path) -> None:
     (model_dir / "grey.py").write_text(
         "import torch\ndef grey(): return torch.nn.Conv2d(1, 1, kernel_size=3)\n"
     )
+    handler = classifier(model_dir, model="grey.py:grey")
     with pytest.raises(RuntimeError, match="to have 1 channels, but got 3"):
-        classifier(model_dir, model="grey.py:grey")
+        warm_up(Runner(handler, handler.context))
 
 
 def refusal(model_dir: Path, weights: Path | None = None, **options: Any) -> ConfigError:

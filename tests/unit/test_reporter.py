@@ -24,8 +24,8 @@ from workers.events import RESULT_MAX_CHARS, result_text
 from workers.items import Batch, Item, Settlement, cancelled, failed, put_off, succeeded
 from workers.lane import Lane
 from workers.ledger import CANCELLED, FENCED, PUT_OFF
+from workers.outcomes import encode_result
 from workers.reporter import EVENTS_MAX, EVENTS_S, Reporter
-from workers.runner import encode_result
 from workers.step import event_channel, take_ticks
 
 SETTLED, REPEATED = 1, 2

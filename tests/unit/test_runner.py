@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +11,17 @@ import torch
 
 from headrace.errors import InputError, TransientError
 from headrace.handler import Context, Handler, Response
-from workers.runner import Runner, encode_result
+from workers.outcomes import encode_result
+from workers.runner import Group, Runner, StageTimes, Work
 
 
 def run(handler: Handler, inputs: list[Any]) -> list[list[Any]]:
     context = Context("m", "1.0", "cpu", Path())
     handler.initialize(context)
     raw = [item if isinstance(item, bytes) else json.dumps(item).encode() for item in inputs]
-    outcomes, _ = Runner(handler, context).run([(f"id{n}", item) for n, item in enumerate(raw)])
-    assert len(outcomes) == len(inputs)
-    return outcomes
+    work = Runner(handler, context).run([(f"id{n}", item) for n, item in enumerate(raw)])
+    assert len(work.outcomes) == len(inputs)
+    return work.outcomes
 
 
 class Inverse(Handler):
@@ -60,7 +62,8 @@ def padded(handler: Handler, inputs: list[Any], allowed: list[int]) -> tuple[lis
     context = Context("m", "1.0", "cpu", Path(), allowed_batch_sizes=allowed)
     handler.initialize(context)
     raw = [(f"id{n}", json.dumps(item).encode()) for n, item in enumerate(inputs)]
-    outcomes, times = Runner(handler, context).run(raw)
+    work = Runner(handler, context).run(raw)
+    outcomes, times = work.outcomes, work.times
     assert len(outcomes) == len(inputs)
     return [json.loads(outcome[1]) if outcome[0] else outcome[1] for outcome in outcomes], (
         times.padding
@@ -154,8 +157,9 @@ def test_a_verb_that_loses_count_is_named(verb: str, value: Any, says: str) -> N
     handler.context = Context("m", "1.0", "cpu", Path())
     setattr(handler, verb, lambda _values: value)
     runner = Runner(handler, handler.context)
+    inputs = [("a", 1, "application/json"), ("b", 2, "application/json")]
     with pytest.raises(Exception, match=says):
-        runner._verbs([("a", 1, "application/json"), ("b", 2, "application/json")])
+        runner.verbs(Group(inputs, StageTimes()))
 
 
 def test_what_is_no_json_is_a_bad_input() -> None:
@@ -221,3 +225,90 @@ def test_a_result_that_json_cannot_say_fails_alone() -> None:
             return [object() if item == 2 else item for item in items]
 
     assert [outcome[0] for outcome in run(Mixed(), [1, 2, 3])] == [True, False, True]
+
+
+class Roomy(Handler):
+    """Has memory for so many items at a time; an item that says so is too large by itself."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.batches: list[int] = []
+
+    def inference(self, items: list[Any]) -> list[Any]:
+        self.batches.append(len(items))
+        if len(items) > self.room or "huge" in items:
+            raise torch.OutOfMemoryError(f"no room for {len(items)}")
+        return items
+
+
+def worked(handler: Handler, inputs: list[Any]) -> Work:
+    context = Context("m", "1.0", "cpu", Path())
+    handler.initialize(context)
+    return Runner(handler, context).run(
+        [(f"id{n}", json.dumps(item).encode()) for n, item in enumerate(inputs)]
+    )
+
+
+def test_out_of_memory_halves_the_batch_and_tells_the_size_that_fits() -> None:
+    handler = Roomy(5)
+    work = worked(handler, list(range(16)))
+    assert [outcome[:2] for outcome in work.outcomes] == [
+        [True, str(n).encode()] for n in range(16)
+    ]
+    assert handler.batches == [16, 8, 4, 4, 8, 4, 4]
+    assert work.fits == 4
+
+
+def test_one_input_that_is_too_large_alone_does_not_make_the_batches_smaller() -> None:
+    work = worked(Roomy(16), [1, 2, "huge", 4, 5, 6, 7, 8])
+    codes = [outcome[1] for outcome in work.outcomes if not outcome[0]]
+    assert codes == ["out-of-memory"]
+    assert work.fits == 0
+
+
+def test_a_batch_that_fits_tells_nothing() -> None:
+    assert worked(Roomy(16), [1, 2, 3]).fits == 0
+
+
+def test_what_a_failed_attempt_held_is_free_before_the_next() -> None:
+    class Held:
+        pass
+
+    seen: list[weakref.ref[Held]] = []
+    alive: list[int] = []
+
+    class Holds(Handler):
+        def inference(self, items: list[Any]) -> list[Any]:
+            alive.append(sum(ref() is not None for ref in seen))
+            held = Held()
+            seen.append(weakref.ref(held))
+            if len(items) > 1:
+                raise MemoryError
+            return items
+
+    worked(Holds(), [1, 2, 3, 4])
+    assert alive == [0] * 7
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: "
+        "you tried to allocate 800000000000000 bytes. Error code 12 (Cannot allocate memory)",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    ],
+)
+def test_memory_errors_without_a_class_are_known_by_their_words(message: str) -> None:
+    class Full(Handler):
+        def inference(self, items: Any) -> Any:
+            raise RuntimeError(message)
+
+    assert run(Full(), [1])[0][1] == "out-of-memory"
+
+
+def test_torchs_cpu_allocator_is_understood() -> None:
+    class Full(Handler):
+        def inference(self, items: Any) -> Any:
+            return torch.empty(1 << 50)
+
+    assert run(Full(), [1])[0][1] == "out-of-memory"

@@ -1,0 +1,249 @@
+"""The life of real model processes: load, warm-up, recycling, and their end with their worker."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from headrace.jobs import State
+from tests.harness.redis_servers import RedisServer
+from tests.harness.wait import wait_until
+from tests.harness.worker import HANDLERS, Client, Worker, celery_worker, write_models
+
+WORN = f"{HANDLERS / 'worn.py'}:Worn"
+
+
+@contextmanager
+def worn(redis: RedisServer, folder: Path, **model: Any) -> Iterator[tuple[Worker, Client]]:
+    path = write_models(
+        folder, worn={"handler": WORN, "timeout_s": 30, **model}, echo={"handler": "echo"}
+    )
+    with celery_worker(redis.url, path, folder) as worker, Client(redis.url, path) as client:
+        worker.wait_ready("echo")
+        yield worker, client
+
+
+def alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def failed(worker: Worker) -> str:
+    """Wait until the model's load has failed; what is told of it."""
+
+    def error() -> str:
+        state = worker.states()["worn"]
+        return str(state["error"]) if state["state"] == "failed" else ""
+
+    return wait_until(error, "the load has failed", timeout_s=60)
+
+
+@pytest.mark.parametrize(
+    ("load", "where"), [("hang", "sleep_with_the_gil_held"), ("block", "in initialize")]
+)
+def test_a_load_that_hangs_is_killed_and_its_place_is_told(
+    redis_db: RedisServer, tmp_path: Path, load: str, where: str
+) -> None:
+    with worn(redis_db, tmp_path, load_timeout_s=4, options={"load": load}) as (worker, _):
+        error = failed(worker)
+        assert error.startswith("the load took longer than load_timeout_s, 4 s")
+        assert where in error
+        first = worker.log.count("cannot be loaded")
+        wait_until(lambda: worker.states()["worn"]["state"] == "loading", "it is tried again")
+        pids = worker.model_pids()
+        wait_until(lambda: worker.log.count("cannot be loaded") > first, "and killed again", 60)
+        assert worker.states()["echo"]["state"] == "ready"
+    wait_until(lambda: not any(map(alive, pids)), "none is left")
+
+
+def test_a_warm_up_that_fails_is_a_failed_load_with_its_traceback(
+    redis_db: RedisServer, tmp_path: Path
+) -> None:
+    with worn(redis_db, tmp_path, options={"warm": "fail"}) as (worker, _):
+        error = failed(worker)
+        assert "in one" in error
+        assert error.endswith("ValueError: these weights give nothing\n")
+
+
+def test_a_warm_up_that_does_not_fit_makes_the_batches_smaller(
+    redis_db: RedisServer, tmp_path: Path
+) -> None:
+    with worn(redis_db, tmp_path, max_batch_size=16, options={"warm": 1, "room": 4}) as (
+        worker,
+        client,
+    ):
+        worker.wait_ready("worn")
+        assert worker.states()["worn"]["fits"] == 4
+        jobs = client.wait(*client.submit("worn", *range(40)))
+        assert {job.state for job in jobs} == {State.SUCCEEDED}
+        assert max(job.batch_size for job in jobs) <= 4
+
+
+def test_out_of_memory_costs_no_job_and_is_remembered_and_outgrown(
+    redis_db: RedisServer, tmp_path: Path
+) -> None:
+    gate, room = tmp_path / "gate", tmp_path / "room"
+    room.write_text("5")
+    with worn(redis_db, tmp_path, max_batch_size=16, options={"room": str(room)}) as (
+        worker,
+        client,
+    ):
+        worker.wait_ready("worn")
+        blocker = client.submit("worn", {"until": str(gate)})
+        ids = client.submit("worn", *range(64))
+        gate.touch()
+        jobs = client.wait(*blocker, *ids)
+        assert {job.state for job in jobs} == {State.SUCCEEDED}
+        assert all(job.attempts == 1 for job in jobs)
+        # The batch that showed it was whole for the worker; those after it are small.
+        assert max(job.batch_size for job in jobs) == 16
+        assert "out of memory with 16 items; its batches have at most 4 for now" in worker.log
+        later = client.wait(*client.submit("worn", *range(32)))
+        assert max(job.batch_size for job in later) == 4
+        room.write_text("1000")
+        client.wait(*client.submit("worn", *range(4 * 40)), timeout_s=90)
+        grown = client.wait(*client.submit("worn", *range(40)))
+        assert max(job.batch_size for job in grown) > 4
+
+
+def test_an_input_for_which_memory_is_too_small_fails_alone_with_its_traceback(
+    redis_db: RedisServer, tmp_path: Path
+) -> None:
+    with worn(redis_db, tmp_path, options={"room": 0}, max_retries=0) as (worker, client):
+        worker.wait_ready("worn")
+        (job,) = client.wait(*client.submit("worn", 1))
+        assert job.state is State.FAILED
+        assert json.loads(job.error_json) == {
+            "type": "out-of-memory", "message": "MemoryError: room for 0, not for 1",
+            "retryable": True,
+        }  # fmt: skip
+        assert "in inference" in (job.traceback or "")
+
+
+def test_recycled_after_max_jobs_without_a_gap(redis_db: RedisServer, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    options = {"load_gate": str(gate)}
+    with worn(redis_db, tmp_path, max_jobs=5, max_batch_size=1, options=options) as (
+        worker,
+        client,
+    ):
+        worker.wait_ready("worn")
+        old = worker.states()["worn"]["pids"][0]
+        loads = Path(f"{gate}.log")
+        client.wait(*client.submit("worn", *range(5)))
+        wait_until(lambda: len(loads.read_text().split()) == 2, "the next one loads", 60)
+        # It cannot load before the gate opens, and meanwhile the old one serves.
+        during = client.wait(*client.submit("worn", *range(20)))
+        assert {json.loads(job.result_json or "") for job in during} == {old}
+        assert worker.states()["worn"]["ready"] == 1
+        gate.touch()
+        wait_until(lambda: not alive(old), "the old one has ended", 60)
+        after = client.wait(*client.submit("worn", *range(3)))
+        new = {json.loads(job.result_json or "") for job in after}
+        assert old not in new
+        wait_until(lambda: worker.states()["worn"]["recycled"] >= 1, "it is told")
+        assert "a model process is recycled: it has run 5 jobs" in worker.log
+        assert "died under" not in worker.log
+
+
+def test_a_successor_that_cannot_load_leaves_the_old_one_serving(
+    redis_db: RedisServer, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    model = {"max_jobs": 3, "max_batch_size": 1, "load_timeout_s": 4}
+    with worn(redis_db, tmp_path, **model, options={"load_gate": str(gate)}) as (worker, client):
+        worker.wait_ready("worn")
+        old = worker.states()["worn"]["pids"][0]
+        client.wait(*client.submit("worn", *range(3)))
+
+        def told() -> bool:
+            state = worker.states()["worn"]
+            return state["state"] == "ready" and "load_timeout_s" in state["error"]
+
+        wait_until(told, "the failed load of the next one is told beside `ready`", 60)
+        jobs = client.wait(*client.submit("worn", *range(10)))
+        assert {json.loads(job.result_json or "") for job in jobs} == {old}
+
+
+def test_without_overlap_the_old_one_ends_first(redis_db: RedisServer, tmp_path: Path) -> None:
+    model = {"max_jobs": 4, "max_batch_size": 2, "recycle_overlap": False}
+    with worn(redis_db, tmp_path, **model) as (worker, client):
+        worker.wait_ready("worn")
+        jobs = client.wait(*client.submit("worn", *range(12)))
+        assert {job.state for job in jobs} == {State.SUCCEEDED}
+        assert all(job.attempts == 1 for job in jobs)
+        assert len({json.loads(job.result_json or "") for job in jobs}) >= 3
+        assert len(worker.states()["worn"]["pids"]) <= 1
+
+
+def test_recycled_for_its_memory(redis_db: RedisServer, tmp_path: Path) -> None:
+    model = {"max_memory_mb": 300, "max_batch_size": 1, "options": {"grow_mib": 60}}
+    with worn(redis_db, tmp_path, **model) as (worker, client):
+        worker.wait_ready("worn")
+        old = worker.states()["worn"]["pids"][0]
+        client.wait(*client.submit("worn", *range(6)))
+        wait_until(lambda: not alive(old), "the one that has grown has ended", 60)
+        assert "MiB (max_memory_mb: 300)" in worker.log
+        worker.wait_ready("worn")
+        client.wait(*client.submit("worn", 1))
+
+
+def test_a_limit_below_what_the_loaded_model_takes_is_told_and_not_followed(
+    redis_db: RedisServer, tmp_path: Path
+) -> None:
+    with worn(redis_db, tmp_path, max_memory_mb=1) as (worker, client):
+        worker.wait_ready("worn")
+        pids = {
+            json.loads(job.result_json or "")
+            for job in client.wait(*client.submit("worn", *range(20)))
+        }
+        assert pids == set(worker.states()["worn"]["pids"])
+        assert "raise max_memory_mb" in worker.log
+
+
+@pytest.mark.leaves_keys
+@pytest.mark.parametrize("session", [False, True])
+def test_a_handler_that_holds_the_gil_and_its_child_are_gone_with_their_worker(
+    redis_db: RedisServer, tmp_path: Path, session: bool
+) -> None:
+    told = tmp_path / "pids"
+    with worn(redis_db, tmp_path) as (worker, client):
+        worker.wait_ready("worn")
+        client.submit("worn", {"do": "child", "pid": str(told), "session": session})
+        pids = wait_until(lambda: [int(pid) for pid in told.read_text().split()], "it runs")
+        assert all(map(alive, pids))
+        worker.kill()
+        wait_until(lambda: not any(map(alive, pids)), "both are gone", timeout_s=5)
+
+
+@pytest.mark.leaves_keys
+def test_a_guard_that_was_killed_is_replaced(redis_db: RedisServer, tmp_path: Path) -> None:
+    told = tmp_path / "pids"
+    with worn(redis_db, tmp_path) as (worker, client):
+        worker.wait_ready("worn")
+        (guard,) = guards(worker)
+        guard.kill()
+        wait_until(lambda: not alive(guard.pid), "the guard is dead")
+        for pid in worker.states()["echo"]["pids"]:
+            psutil.Process(pid).kill()
+        wait_until(lambda: [g for g in guards(worker) if g != guard], "the next guard")
+        client.submit("worn", {"do": "child", "pid": str(told), "session": False}, timeout=2)
+        pids = wait_until(lambda: [int(pid) for pid in told.read_text().split()], "it runs")
+        worker.kill()
+        wait_until(lambda: not any(map(alive, pids)), "both are gone", timeout_s=5)
+
+
+def guards(worker: Worker) -> list[psutil.Process]:
+    return [
+        child
+        for child in psutil.Process(worker.pid).children()
+        if child.status() != psutil.STATUS_ZOMBIE and "guard.py" in " ".join(child.cmdline())
+    ]

@@ -1,0 +1,107 @@
+"""What a handler gave or raised for one item, as it crosses to the worker."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from typing import Any, Final
+
+import msgspec
+
+from headrace.errors import HandlerError, HeadraceError, JobError, OutOfMemory
+from headrace.handler import Response
+
+TRACEBACK_MAX_CHARS: Final = 16_000
+MESSAGE_MAX_CHARS: Final = 2_000
+BINARY_TYPE: Final = "application/octet-stream"
+
+_BYTES: Final = (bytes, bytearray, memoryview)
+#: What torch says where it has no class for it: its CPU allocator, cuBLAS and cuDNN.
+_NO_MEMORY: Final = ("can't allocate memory", "not enough memory: you tried", "_ALLOC_FAILED")
+
+#: [true, result JSON, content type or ""] or [false, code, message, retryable, traceback].
+Outcome = list[Any]
+
+
+class Told(Exception):
+    """A failure that another process has put into words already.
+
+    Args:
+        outcome: what it said.
+    """
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome[2])
+        self.outcome = outcome
+
+
+def outcome_of(result: Any) -> Outcome:
+    """The outcome of an item for which the handler gave this."""
+    if isinstance(result, BaseException):
+        return failure(result)
+    try:
+        return encode_result(result)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        return failure(HandlerError(f"the result cannot be sent: {error}"))
+
+
+def encode_result(result: Any) -> Outcome:
+    """A result on the wire; bytes take the form that stock Celery clients read as bytes.
+
+    Raises:
+        TypeError: it holds a value that JSON cannot say, or a Response a body that is no bytes.
+    """
+    if isinstance(result, Response):
+        # msgspec would write text as it is, and readers would take it for base64.
+        if not isinstance(result.body, _BYTES):
+            raise TypeError(f"a Response's body is bytes, not {type(result.body).__name__}")
+        return [True, _binary(bytes(result.body)), result.content_type or BINARY_TYPE]
+    if isinstance(result, _BYTES):
+        return [True, _binary(bytes(result)), BINARY_TYPE]
+    return [True, msgspec.json.encode(result, enc_hook=_plain), ""]
+
+
+def _binary(body: bytes) -> bytes:
+    # msgspec writes bytes as a base64 string.
+    return b'{"__type__": "base64", "__value__": %s}' % msgspec.json.encode(body)
+
+
+def _plain(value: Any) -> Any:
+    """Lists and numbers for numpy arrays, numpy scalars and torch tensors."""
+    for method in ("tolist", "item"):
+        convert = getattr(value, method, None)
+        if convert is not None:
+            return convert()
+    raise TypeError(f"{type(value).__module__}.{type(value).__qualname__} is not a JSON value")
+
+
+def failure(error: BaseException) -> Outcome:
+    """The outcome of an item on which the handler raised, or that it gave back as an error."""
+    if isinstance(error, Told):
+        return error.outcome
+    typed = _typed(error)
+    text = ""
+    if error.__traceback__ is not None:
+        text = "".join(traceback.format_exception(error))[-TRACEBACK_MAX_CHARS:]
+    return [False, typed.code, typed.message[:MESSAGE_MAX_CHARS], typed.retryable, text]
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether this says that there was no memory, of the host or of the device."""
+    if isinstance(error, Told):
+        return bool(error.outcome[1] == OutOfMemory.code)
+    if isinstance(error, (MemoryError, OutOfMemory)):
+        return True
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(error, torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
+
+
+def _typed(error: BaseException) -> HeadraceError:
+    if isinstance(error, JobError):
+        return error
+    message = f"{type(error).__name__}: {error}"
+    if out_of_memory(error):
+        return OutOfMemory(message)
+    return HandlerError(message if not isinstance(error, HeadraceError) else error.message)

@@ -25,6 +25,7 @@ from typing_extensions import override
 
 from handlers.images import decode, drawing, to_rgb
 from handlers.loading import load_factory
+from handlers.memory_format import in_order, use_channels_last
 from handlers.options import ImageOptions, read_options
 from handlers.weights_file import load_weights
 from headrace.errors import ConfigError, InputError
@@ -33,6 +34,8 @@ from headrace.handler import Context, Handler
 logger = logging.getLogger(__name__)
 
 RANDOM_WEIGHTS_SEED: Final = 0
+#: The size of batch on which the order of activations is tried at load.
+TRIAL_BATCH: Final = 8
 _ROUNDED: Final = 6
 
 _Side = Annotated[int, Meta(ge=1, le=4096)]
@@ -79,6 +82,14 @@ class ImageClassifier(Handler):
             )
         self.names = _names(context, options)
         self.model = _module(context, options).to(context.device).eval()
+        size = min(context.max_batch_size, TRIAL_BATCH)
+        # A generator of its own: the global one's state is the user's.
+        trial = torch.rand(
+            size, 3, options.crop_px, options.crop_px, generator=torch.Generator().manual_seed(0)
+        )
+        self.channels_last = use_channels_last(
+            self.model, trial.to(context.device), context.channels_last, context.model_name
+        )
         self.mean = torch.tensor(options.mean, device=context.device).view(3, 1, 1) * 255
         self.std = torch.tensor(options.std, device=context.device).view(3, 1, 1) * 255
 
@@ -94,8 +105,9 @@ class ImageClassifier(Handler):
     def inference(self, items: Any) -> Any:
         with torch.inference_mode():
             # Bytes cross to the device, a quarter of what normalised floats would be.
-            images = torch.stack(list(items)).to(self.context.device)
-            logits = self.model((images - self.mean) / self.std)
+            images = torch.stack(list(items)).to(self.context.device).permute(0, 3, 1, 2)
+            images = in_order(images, channels_last=self.channels_last)
+            logits = self.model((images - self.mean).div_(self.std))
             probabilities = logits.float().softmax(dim=1)
             return probabilities.topk(min(self.options.top_k, probabilities.shape[1]), dim=1)
 
@@ -112,7 +124,7 @@ class ImageClassifier(Handler):
             # Its frames would keep the image alive, and an input's error needs no traceback.
             return error.with_traceback(None)
         square = _centre(to_rgb(image), options.resize_px, options.crop_px)
-        return torch.from_numpy(np.array(square)).permute(2, 0, 1)
+        return torch.from_numpy(np.array(square))
 
     def _classes(self, values: list[float], indices: list[int]) -> list[dict[str, Any]]:
         return [

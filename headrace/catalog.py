@@ -163,6 +163,23 @@ class ModelSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             description="A recycled process serves until the next is loaded; false: it ends first.",
         ),
     ] = True
+    channels_last: (
+        Annotated[
+            bool,
+            Meta(
+                description="Whether image_classifier keeps activations with their channels last; "
+                "auto: on a CPU, where it gives the same answers and is not slower.",
+            ),
+        ]
+        | Literal["auto"]
+    ) = "auto"
+    malloc_tuning: Annotated[
+        bool,
+        Meta(
+            description="On a CPU under glibc, keep the memory of activations mapped between "
+            "batches.",
+        ),
+    ] = True
     options: Annotated[
         dict[str, Any],
         Meta(description="Free; given to the handler as context.options."),

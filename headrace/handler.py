@@ -32,6 +32,7 @@ class Context:
         model_dir: the directory that relative paths in the models file are taken from.
         weights: the weights file, if the models file names one.
         options: the model's free `options`.
+        channels_last: "on", "off" or "auto", as the models file has it.
         max_batch_size: the most inputs that one batch can hold.
         allowed_batch_sizes: the sizes that `inference` is called with, ascending; empty is any.
         request_ids: the job ids of the batch at hand, in order.
@@ -44,6 +45,7 @@ class Context:
     model_dir: Path
     weights: Path | None = None
     options: dict[str, Any] = field(default_factory=dict)
+    channels_last: str = "auto"
     max_batch_size: int = 1
     allowed_batch_sizes: list[int] = field(default_factory=list)
     request_ids: list[str] = field(default_factory=list)

@@ -101,6 +101,7 @@ def _load(config: dict[str, Any]) -> Runner:
         model_dir=Path(config["model_dir"]),
         weights=Path(config["weights"]) if config["weights"] else None,
         options=config["options"],
+        channels_last=config["channels_last"],
         max_batch_size=config["max_batch_size"],
         allowed_batch_sizes=config["allowed_batch_sizes"],
     )

@@ -26,7 +26,7 @@ from headrace.settings import Settings
 from workers import control
 from workers.broker_url import celery_url
 from workers.consumer import Consumer
-from workers.device import device_of, model_environ
+from workers.device import device_of, model_environ, tuned
 from workers.guard import Guard
 from workers.lane import Lane
 from workers.ledger import Ledger, Limits
@@ -47,10 +47,10 @@ def build_lanes(catalog: Catalog, settings: Settings, environ: Mapping[str, str]
     child_environ = model_environ(environ, sum(model.replicas for model in models))
     lanes = []
     for model in models:
-        init = _init_frame(model, catalog.base_dir, device_of(model, environ))
-        replicas = [
-            Replica(init, child_environ, model.load_timeout_s) for _ in range(model.replicas)
-        ]
+        device = device_of(model, environ)
+        init = _init_frame(model, catalog.base_dir, device)
+        own_environ = tuned(child_environ, device) if model.malloc_tuning else child_environ
+        replicas = [Replica(init, own_environ, model.load_timeout_s) for _ in range(model.replicas)]
         retries = model.max_retries if model.max_retries is not None else settings.max_retries
         lanes.append(Lane(model, retries, replicas, revoked=celery_state.revoked))
     return lanes
@@ -65,9 +65,15 @@ def _init_frame(model: ModelConfig, folder: Path, device: str) -> dict[str, Any]
         "model_dir": str(folder),
         "weights": str(folder / model.weights) if model.weights else "",
         "options": model.options,
+        "channels_last": _switch(model.channels_last),
         "max_batch_size": model.max_batch_size,
         "allowed_batch_sizes": model.allowed_batch_sizes or [],
     }
+
+
+def _switch(value: bool | str) -> str:
+    # YAML reads a bare `on` as true.
+    return value if isinstance(value, str) else ("on" if value else "off")
 
 
 def watched_keys(lanes: list[Lane]) -> list[tuple[str, str]]:

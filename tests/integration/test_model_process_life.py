@@ -247,3 +247,16 @@ def guards(worker: Worker) -> list[psutil.Process]:
         for child in psutil.Process(worker.pid).children()
         if child.status() != psutil.STATUS_ZOMBIE and "guard.py" in " ".join(child.cmdline())
     ]
+
+
+def test_activations_stay_mapped_unless_that_is_switched_off(
+    redis_db: RedisServer, tmp_path: Path
+) -> None:
+    with worn(redis_db, tmp_path, malloc_tuning=False, channels_last=False) as (worker, _):
+        worker.wait_ready("worn")
+        tunables = {
+            name: psutil.Process(worker.states()[name]["pids"][0]).environ().get("GLIBC_TUNABLES")
+            for name in ("worn", "echo")
+        }
+        assert tunables["worn"] is None
+        assert "glibc.malloc.mmap_threshold=" in (tunables["echo"] or "")

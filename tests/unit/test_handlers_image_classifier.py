@@ -49,7 +49,9 @@ def model_dir(tmp_path: Path) -> Path:
 
 def context(model_dir: Path, weights: Path | None = None, **options: Any) -> Context:
     chosen = {"model": "channels.py:Channels", "index_to_name": "names.json", **options}
-    return Context("colours", "1.0", "cpu", model_dir, weights=weights, options=chosen)
+    return Context(
+        "colours", "1.0", "cpu", model_dir, weights=weights, options=chosen, channels_last="off"
+    )
 
 
 def classifier(model_dir: Path, weights: Path | None = None, **options: Any) -> ImageClassifier:
@@ -125,10 +127,10 @@ def test_the_middle_is_cut_from_any_shape(model_dir: Path, size: tuple[int, int]
     left, top = round((width - side) / 2), round((height - side) / 2)
     image.paste((0, 0, 255), (left, top, left + round(side), top + round(side)))
     (item,) = handler.preprocess([encoded(image)])
-    assert item.shape == (3, 24, 24)
+    assert item.shape == (24, 24, 3)
     assert item.dtype == torch.uint8
     if min(size) >= 100:
-        blue = np.asarray(item)[2]
+        blue = np.asarray(item)[..., 2]
         assert blue.mean() > 240
 
 

@@ -28,12 +28,32 @@ class ClientGone(Exception):
     """The client hung up; there is nobody to answer."""
 
 
+class CutShort(Exception):
+    """An answer that has begun ends here, in its midst: the connection is cut, which says so."""
+
+
 class Reply(NamedTuple):
     """What is answered."""
 
     status: int
     body: bytes
     content_type: bytes = JSON
+    headers: tuple[Header, ...] = ()
+
+
+Write = Callable[[bytes], Awaitable[None]]
+
+
+class Stream(NamedTuple):
+    """An answer whose body is made while it is sent.
+
+    Attributes:
+        run: writes the body. Once it has begun, an error can only cut the connection.
+    """
+
+    status: int
+    run: Callable[[Write], Awaitable[None]]
+    content_type: bytes
     headers: tuple[Header, ...] = ()
 
 
@@ -125,6 +145,18 @@ async def send_reply(send: Send, reply: Reply, request: Request) -> None:
         return
     await send({"type": "http.response.body", "body": body, "more_body": True})
     await _drain(request.receive)
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def send_stream(send: Send, stream: Stream) -> None:
+    """Answer with a body of unknown length."""
+    headers = [(b"content-type", stream.content_type), *stream.headers]
+    await send({"type": "http.response.start", "status": stream.status, "headers": headers})
+
+    async def write(data: bytes) -> None:
+        await send({"type": "http.response.body", "body": data, "more_body": True})
+
+    await stream.run(write)
     await send({"type": "http.response.body", "body": b""})
 
 

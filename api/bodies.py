@@ -7,6 +7,7 @@ The wire form is JSON text: a JSON body as the client sent it, anything else as
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -72,6 +73,27 @@ def _too_large(request: Request, limit_bytes: int, what: str) -> PayloadTooLarge
         f"the body {what}; the limit is {limit_bytes}",
         hint="Send a smaller input, or raise body_limit_bytes (HEADRACE_BODY_LIMIT_BYTES).",
     )
+
+
+def require_json(request: Request, hint: str = "Send JSON.") -> None:
+    """Refuse what says that it is not JSON; curl says FORM_TYPE whatever it sends.
+
+    Raises:
+        UnsupportedMedia: it says another type, or is compressed.
+    """
+    require_type(request, lambda kind: kind in ("", FORM_TYPE) or is_json(kind), hint)
+
+
+def require_type(request: Request, known: Callable[[str], bool], hint: str) -> None:
+    """Refuse a type that is not known here.
+
+    Raises:
+        UnsupportedMedia: it says another type, or is compressed.
+    """
+    kind = media_type(request.header(b"content-type").decode("latin-1"))
+    if not known(kind):
+        raise UnsupportedMedia(f"{kind} is not read here", hint=hint)
+    _refuse_encoding(request.header(b"content-encoding"))
 
 
 def input_of(body: bytes, content_type: bytes, content_encoding: bytes = b"") -> bytes:

@@ -6,17 +6,31 @@ below are found by their path alone.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from api.asgi import ClientGone, Receive, Reply, Request, Scope, Send, send_reply
+from api.asgi import (
+    ClientGone,
+    CutShort,
+    Receive,
+    Reply,
+    Request,
+    Scope,
+    Send,
+    Stream,
+    send_reply,
+    send_stream,
+)
 from api.problems import problem, unexpected
+from api.routes.bulk import submit_bulk
 from api.routes.jobs import cancel_job, get_job, get_result
+from api.routes.many import cancel_many, read_many
 from api.routes.submit import put_job, submit_input, submit_job
 from api.services import Services
 from headrace.errors import HeadraceError, MethodNotAllowed
 
-Endpoint = Callable[[Services, Request, str], Awaitable[Reply]]
+Endpoint = Callable[[Services, Request, str], Awaitable[Reply | Stream]]
 Methods = dict[str, Endpoint]
 
 PREFIX: Final = "/api/v1/"
@@ -24,12 +38,23 @@ MODEL_JOBS: Final = "/api/v1/models/{model}/jobs"
 JOBS: Final = "/api/v1/jobs"
 JOB: Final = "/api/v1/jobs/{job_id}"
 RESULT: Final = "/api/v1/jobs/{job_id}/result"
+BULK: Final = "/api/v1/jobs/bulk"
+STATUS: Final = "/api/v1/jobs/status"
+CANCEL: Final = "/api/v1/jobs/cancel"
 
 HOT_ROUTES: Final[dict[str, Methods]] = {
     MODEL_JOBS: {"POST": submit_input, "PUT": submit_input},
     JOBS: {"POST": submit_job},
     JOB: {"GET": get_job, "HEAD": get_job, "PUT": put_job, "DELETE": cancel_job},
     RESULT: {"GET": get_result, "HEAD": get_result},
+    BULK: {"POST": submit_bulk},
+    STATUS: {"POST": read_many},
+    CANCEL: {"POST": cancel_many},
+}
+#: These paths are also those of jobs that clients have named so: no id is reserved.
+_ALSO_JOBS: Final = {
+    path.rpartition("/")[2]: {**HOT_ROUTES[JOB], **HOT_ROUTES[path]}
+    for path in (BULK, STATUS, CANCEL)
 }
 
 
@@ -41,7 +66,7 @@ def find(path: str) -> tuple[Methods, str] | None:
         case ["models", model, "jobs"]:
             return HOT_ROUTES[MODEL_JOBS], model
         case ["jobs", job_id]:
-            return HOT_ROUTES[JOB], job_id
+            return _ALSO_JOBS.get(job_id, HOT_ROUTES[JOB]), job_id
         case ["jobs"]:
             return HOT_ROUTES[JOBS], ""
         case ["jobs", job_id, "result"]:
@@ -59,7 +84,7 @@ async def serve(
     try:
         endpoint = methods.get(request.method)
         if endpoint is None:
-            reply = _refuse_method(request, methods)
+            reply: Reply | Stream = _refuse_method(request, methods)
         else:
             reply = await endpoint(services, request, name)
     except HeadraceError as error:
@@ -68,7 +93,12 @@ async def serve(
         return
     except Exception as error:  # noqa: BLE001 - logged; the client is told its id
         reply = unexpected(error, request.path)
-    await send_reply(send, reply, request)
+    if isinstance(reply, Reply):
+        await send_reply(send, reply, request)
+        return
+    # uvicorn cuts the connection of an answer that is not complete.
+    with contextlib.suppress(ClientGone, CutShort):
+        await send_stream(send, reply)
 
 
 def _refuse_method(request: Request, methods: Methods) -> Reply:

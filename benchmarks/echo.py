@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
+from benchmarks.bulk import measure_bulk
 from benchmarks.burst import Burst, burst
 from benchmarks.load import Load, generator, run_load
 from benchmarks.stack import Cpu, Headrace, backlog_drained, bare_fastapi, plain_celery
@@ -26,6 +27,7 @@ from tests.harness.wait import wait_until
 
 BODY = b'{"x": 1}'
 WAIT = "wait=20"
+BULK_JOBS = 100_000
 BURST = 1_500
 DOC = Path(__file__).resolve().parents[1] / "docs" / "performance.md"
 BEGIN, END = "<!-- echo:begin -->", "<!-- echo:end -->"
@@ -97,6 +99,10 @@ def measure_headrace(
         table.add("submit and wait, alone, p50 / p99, ms", f"{load.p50_ms:.2f} / {load.p99_ms:.2f}")
         table.add("bare FastAPI no-op, alone, p50, ms", f"{no_op.p50_ms:.2f}")
         measure_queue(table, stack, drain, seconds, rounds)
+        bulk = measure_bulk(stack, bare, BULK_JOBS, rounds)
+        table.add("bulk submit, one connection, jobs a second", f"{bulk.rate:,.0f}")
+        table.add("… times the requests of the bare FastAPI no-op beside it", f"{bulk.ratio:.1f}")
+        table.add("… CPU s per 1,000 jobs", spread(bulk.cpu))
 
 
 def measure_queue(table: Table, stack: Headrace, drain: int, seconds: float, rounds: int) -> None:

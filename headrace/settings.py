@@ -55,6 +55,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         flower_port: its port.
         body_limit_bytes: the largest request body that the API takes.
         max_wait_s: the longest that a request may wait for a result.
+        bulk_hold_s: how long a line of a bulk request waits for room in its queue.
         result_ttl_s: how long a job's record and result are kept after its end.
         timeout_s: how long a job may run, where neither it nor its model says.
         max_retries: retries after a retryable error, where neither the job nor its model says.
@@ -74,6 +75,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     flower_port: _Port = 5555
     body_limit_bytes: Annotated[int, Meta(ge=1, le=1024 * MIB)] = 32 * MIB
     max_wait_s: Annotated[float, Meta(ge=0, le=600)] = 60.0
+    bulk_hold_s: Annotated[float, Meta(ge=0, le=600)] = 30.0
     result_ttl_s: Annotated[int, Meta(ge=1, le=30 * DAY_S)] = DAY_S
     timeout_s: Annotated[float, Meta(gt=0, le=DAY_S)] = 60.0
     max_retries: Annotated[int, Meta(ge=0, le=100)] = 3

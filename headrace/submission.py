@@ -69,10 +69,11 @@ def submission(
         request_hash: see `hash_request`; a repeat of the id under another hash is a conflict.
     """
     expires = None if options.expires is None else iso(int((now_s + options.expires) * US_PER_S))
+    queue = model.queue
     message = envelope(
         job_id,
         model.name,
-        model.queue,
+        queue,
         input_json,
         options,
         timeout_s=options.timeout if options.timeout is not None else model.timeout_s,
@@ -86,7 +87,7 @@ def submission(
         fields += (F.METADATA, msgspec.json.encode(options.metadata))
     step = _STEPS[options.priority]
     delay_us = int((options.countdown or 0) * US_PER_S)
-    head = (job_id, model.queue, step, model.max_queue_depth, delay_us)
+    head = (job_id, queue, step, model.max_queue_depth, delay_us)
     arguments = (*head, request_hash, message, len(fields), *fields)
     return Submission(job_id, model.name, arguments, len(message))
 

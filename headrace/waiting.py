@@ -88,11 +88,14 @@ class Waiters:
     Args:
         client: its pubsub connection is taken from this client's pool.
         api_id: this process' id; jobs carry it in their record.
+
+    Attributes:
+        dismissed: set once this process stops.
     """
 
     def __init__(self, client: redis.asyncio.Redis, api_id: str) -> None:
         self.api_id = api_id
-        self.closing = False
+        self.dismissed = asyncio.Event()
         self._client = client
         self._own: dict[str, list[Wait]] = {}
         self._topics: dict[str, _Topic] = {}
@@ -100,6 +103,11 @@ class Waiters:
         self._unconfirmed: defaultdict[str, int] = defaultdict(int)
         self._pubsub: PubSub | None = None
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def closing(self) -> bool:
+        """Whether this process stops, and nobody is to wait any longer."""
+        return self.dismissed.is_set()
 
     @property
     def count(self) -> int:
@@ -117,7 +125,7 @@ class Waiters:
 
     def dismiss(self) -> None:
         """End every wait, now and from here on: each looks at its record and is answered."""
-        self.closing = True
+        self.dismissed.set()
         self._wake_all()
 
     async def stop(self) -> None:

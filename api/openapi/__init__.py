@@ -13,6 +13,7 @@ from typing import Any, Final
 from api.openapi.job_schemas import JOB_SCHEMAS
 from api.openapi.jobs import job_paths
 from api.openapi.letters import LETTER_SCHEMAS, letter_paths
+from api.openapi.many import MANY_SCHEMAS, many_paths
 from api.openapi.problems import problem_examples, problem_schemas
 from api.openapi.view_schemas import VIEW_SCHEMAS
 from api.openapi.views import view_paths
@@ -20,7 +21,7 @@ from api.openapi.views import view_paths
 __all__ = ["SCHEMAS", "digest", "document", "written"]
 
 #: Every schema but those of problems, by the name of its component.
-SCHEMAS: Final = {**JOB_SCHEMAS, **VIEW_SCHEMAS, **LETTER_SCHEMAS}
+SCHEMAS: Final = {**JOB_SCHEMAS, **MANY_SCHEMAS, **VIEW_SCHEMAS, **LETTER_SCHEMAS}
 
 _ABOUT: Final = (
     "Asynchronous inference: submit a job, then poll or wait. Every error is a problem (RFC 9457) "
@@ -46,7 +47,7 @@ def document(version: str) -> dict[str, Any]:
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "tags": [{"name": name, "description": text} for name, text in _TAGS.items()],
-        "paths": {**job_paths(), **view_paths(), **letter_paths()},
+        "paths": {**job_paths(), **many_paths(), **view_paths(), **letter_paths()},
         "components": {
             "schemas": {**SCHEMAS, **problem_schemas()},
             "examples": problem_examples(),

@@ -12,7 +12,7 @@ import msgspec
 
 from api.asgi import Header, Reply, Request
 from api.asked import Asked, asked_by, identity_of, model_for, read_job_request
-from api.bodies import FORM_TYPE, input_of, media_type, read_body
+from api.bodies import input_of, read_body, require_json
 from api.options import OPTION_NAMES, options_from_query
 from api.problems import problem
 from api.services import Services
@@ -24,12 +24,10 @@ from headrace.errors import (
     HeadraceError,
     InvalidRequest,
     RequestError,
-    UnsupportedMedia,
 )
 from headrace.ids import check_key
 from headrace.jobs import Job, State
-from headrace.media import is_json
-from headrace.submission import submission
+from headrace.submission import Submission, submission
 
 NOT_YET: Final[Header] = (b"retry-after", b"1")
 REPLAYED: Final[Header] = (b"idempotency-replayed", b"true")
@@ -93,13 +91,7 @@ def key_of(request: Request) -> str:
 async def _submit_json(services: Services, request: Request, path_id: str | None) -> Reply:
     query = request.query(_JOB_QUERY)
     wait_s = asked_wait_s(query.get("wait"), services.settings.max_wait_s)
-    kind = media_type(request.header(b"content-type").decode("latin-1"))
-    if kind not in ("", FORM_TYPE) and not is_json(kind):
-        raise UnsupportedMedia(
-            f"{kind} is not read here",
-            hint="Send JSON, or the input itself to /api/v1/models/{model}/jobs.",
-        )
-    refuse_encoding(request)
+    require_json(request, "Send JSON, or the input itself to /api/v1/models/{model}/jobs.")
     said = read_job_request(await read_body(request, services.settings.body_limit_bytes))
     model = model_for(services.catalog, said)
     try:
@@ -109,14 +101,6 @@ async def _submit_json(services: Services, request: Request, path_id: str | None
         services.counters.refused(model.name, error.code)
         raise
     return await _submit(services, request, asked, wait_s)
-
-
-def refuse_encoding(request: Request) -> None:
-    """Raises UnsupportedMedia where the body is compressed."""
-    if request.header(b"content-encoding") not in (b"", b"identity"):
-        raise UnsupportedMedia(
-            "Content-Encoding is not read here", hint="Send the body uncompressed."
-        )
 
 
 def _one_id(path_id: str | None, body_id: str | None) -> str | None:
@@ -162,27 +146,31 @@ async def _submit(
 
 async def _enqueued(services: Services, asked: Asked, waiter: str = "") -> Enqueued:
     """Enqueue the job, or find the one that an earlier request enqueued."""
-    request_hash = asked.request_hash
-    job = submission(
-        asked.identity.job_id,
-        asked.model,
-        asked.input_json,
-        asked.options,
-        now_s=time.time(),
-        result_ttl_s=services.settings.result_ttl_s,
-        waiter=waiter,
-        request_hash=request_hash,
-    )
+    job = submission_of(services, asked, time.time(), waiter)
     while True:
         receipt = await services.queue.submit(job)
         # Where no client can repeat, only a call whose answer was lost did.
-        if not (receipt.repeated and request_hash):
+        if not (receipt.repeated and asked.identity.chosen):
             services.counters.admitted(asked.model.name)
             return Enqueued(fresh_job(asked, receipt.created_us), replayed=False)
         found = await services.queue.read(job.id)
         if found is not None:
             return Enqueued(found, replayed=True)
         # Its record ran out between the two, so that the id is free again.
+
+
+def submission_of(services: Services, asked: Asked, now_s: float, waiter: str = "") -> Submission:
+    """What submit.lua is given for what was asked."""
+    return submission(
+        asked.identity.job_id,
+        asked.model,
+        asked.input_json,
+        asked.options,
+        now_s=now_s,
+        result_ttl_s=services.settings.result_ttl_s,
+        waiter=waiter,
+        request_hash=asked.request_hash,
+    )
 
 
 def fresh_job(asked: Asked, created_us: int) -> Job:

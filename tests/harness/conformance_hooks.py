@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -11,6 +12,13 @@ from api.openapi.job_schemas import IDEMPOTENCY_KEY, OPTIONS
 
 _KEY = "Idempotency-Key"
 _INTEGERS = [name for name, schema in OPTIONS.items() if schema["type"] == "integer"]
+
+
+@schemathesis.serializer("application/x-ndjson")
+def lines(context: Any, value: Any) -> bytes:
+    """A body of lines, most of which are no JSON."""
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text.encode("utf-8", "surrogatepass")
 
 
 @schemathesis.hook

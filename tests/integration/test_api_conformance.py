@@ -32,7 +32,7 @@ def api(redis_db: RedisServer) -> Iterator[ApiServer]:
     models = catalog(echo={}, tiny={"max_queue_depth": 1})
     with (
         FakeWorker(redis_db.url, "echo"),
-        api_server(redis_db.url, models, max_wait_s=0.2) as server,
+        api_server(redis_db.url, models, max_wait_s=0.2, bulk_hold_s=0.2) as server,
         redis_db.client() as client,
     ):
         for model in ("echo", "tiny"):
@@ -70,10 +70,19 @@ max-examples = {EXAMPLES_PER_ROUTE}
 [checks.use_after_free]
 enabled = false
 
-# A dead letter may be called `requeue` or `purge`: it can be got and removed at that path.
+# A dead letter may be called `requeue` or `purge`, and a job `bulk`, `status` or `cancel`: it can
+# be got and removed at that path.
 [[operations]]
-include-operation-id = ["requeue_dead_letters", "purge_dead_letters"]
+include-operation-id = [
+    "requeue_dead_letters", "purge_dead_letters", "submit_bulk", "read_many", "cancel_many",
+]
 [operations.checks.allow_header_conformance]
+enabled = false
+
+# Of a bulk request no body is wrong: each line has an answer of its own.
+[[operations]]
+include-operation-id = "submit_bulk"
+[operations.checks.negative_data_rejection]
 enabled = false
 
 # The output of a job that did not succeed is its problem.

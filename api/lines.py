@@ -1,0 +1,78 @@
+"""Lines out of a body that comes in pieces. Knows no job and no HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+_LF: Final = b"\n"
+
+
+class Line(NamedTuple):
+    """One line.
+
+    Attributes:
+        number: 1 for the first; empty lines count too.
+        text: without its line feed; None where it was longer than the limit.
+    """
+
+    number: int
+    text: bytes | None
+
+
+class LineSplitter:
+    """Cuts a stream into lines, and keeps no more of a line that is too long than the limit.
+
+    Args:
+        limit_bytes: the most bytes of a line.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._begun: list[bytes] = []
+        self._begun_bytes = 0
+        self._number = 0
+
+    def feed(self, piece: bytes) -> list[Line]:
+        """The lines that this piece ends; lines of nothing but space are left out."""
+        *ended, rest = piece.split(_LF)
+        lines: list[Line] = []
+        for text in ended:
+            self._begin(text)
+            lines += self._end()
+        self._begin(rest)
+        return lines
+
+    def finish(self) -> list[Line]:
+        """The last line, where no line feed ended it."""
+        return self._end()
+
+    def _begin(self, text: bytes) -> None:
+        self._begun_bytes += len(text)
+        if self._begun_bytes > self._limit_bytes:
+            self._begun.clear()
+        elif text:
+            self._begun.append(text)
+
+    def _end(self) -> list[Line]:
+        self._number += 1
+        too_long = self._begun_bytes > self._limit_bytes
+        text = None if too_long else b"".join(self._begun)
+        self._begun.clear()
+        self._begun_bytes = 0
+        if text is not None and (not text or text.isspace()):
+            return []
+        return [Line(self._number, text)]
+
+
+def batches(lines: Sequence[Line], max_lines: int, max_bytes: int) -> Iterator[Sequence[Line]]:
+    """Cut lines into runs of at most so many lines and bytes; a longer line goes alone."""
+    begin = size = 0
+    for at, line in enumerate(lines):
+        length = len(line.text or b"")
+        if at > begin and (at - begin >= max_lines or size + length > max_bytes):
+            yield lines[begin:at]
+            begin, size = at, 0
+        size += length
+    if begin < len(lines):
+        yield lines[begin:]

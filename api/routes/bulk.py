@@ -1,0 +1,121 @@
+"""`POST /api/v1/jobs/bulk`: a job a line, answered a line each, while the body still comes.
+
+Four stages run side by side, so that the next lines are read while Redis works on the last ones,
+and answers are made while it works on the next. No stage waits for the client to read: answers
+that it does not take wait in an `Outbox`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from api.asgi import NO_STORE, CutShort, Message, Reply, Request, Stream, Write
+from api.bodies import FORM_TYPE, require_type
+from api.bulk import BulkSubmitter, Row
+from api.lines import LineSplitter, batches
+from api.outbox import Outbox
+from api.routes.submit import key_of
+from api.services import Services
+from headrace.ids import check_key
+
+NDJSON: Final = b"application/x-ndjson"
+TYPES: Final = frozenset(
+    {"", FORM_TYPE, "application/x-ndjson", "application/ndjson", "application/jsonl"}
+)
+#: One call of submit.lua takes so many lines, which bounds how long it holds Redis, ...
+CALL_MAX_LINES: Final = 256
+#: ... and so many bytes of them, unless the first alone is longer.
+CALL_MAX_BYTES: Final = 1024 * 1024
+_NONE: Final[frozenset[str]] = frozenset()
+#: A proxy that gathers an answer before it passes it on would undo the streaming.
+_UNBUFFERED: Final = (b"x-accel-buffering", b"no")
+
+Rows = list[Row]
+
+
+async def submit_bulk(services: Services, request: Request, _: str) -> Reply | Stream:
+    """Submit each line of the body as `POST /api/v1/jobs` does."""
+    request.query(_NONE)
+    require_type(request, lambda kind: kind in TYPES, "Send application/x-ndjson, a job a line.")
+    key = key_of(request)
+    if key:
+        check_key(key)
+    # Before the answer begins, or a client that waits for `100 Continue` would never get it.
+    first = await request.receive()
+    exchange = _Exchange(services, request, BulkSubmitter(services, request.path, key), first)
+    return Stream(200, exchange.run, NDJSON, (NO_STORE, _UNBUFFERED))
+
+
+class _Exchange:
+    """One bulk request while it lasts."""
+
+    def __init__(
+        self, services: Services, request: Request, submitter: BulkSubmitter, first: Message
+    ) -> None:
+        self._stopping = services.waiters.dismissed
+        self._request = request
+        self._submitter = submitter
+        self._first = first
+        self._splitter = LineSplitter(services.settings.body_limit_bytes)
+        self._read: asyncio.Queue[Rows | None] = asyncio.Queue(1)
+        self._submitted: asyncio.Queue[Rows | None] = asyncio.Queue(1)
+        self._whole = False
+
+    async def run(self, write: Write) -> None:
+        """Answer every line.
+
+        Raises:
+            CutShort: the client hung up or this process stops; lines that were read are answered.
+        """
+        with Outbox() as outbox:
+            async with asyncio.TaskGroup() as stages:
+                for stage in (self._receive, self._submit):
+                    stages.create_task(stage())
+                stages.create_task(self._answer(outbox))
+                stages.create_task(_send(outbox, write))
+        if not self._whole:
+            raise CutShort
+
+    async def _receive(self) -> None:
+        message = self._first
+        while not self._whole and message["type"] != "http.disconnect":
+            lines = self._splitter.feed(message.get("body", b""))
+            if not message.get("more_body"):
+                lines += self._splitter.finish()
+                self._whole = True
+            for batch in batches(lines, CALL_MAX_LINES, CALL_MAX_BYTES):
+                await self._read.put(self._submitter.read(batch))
+            if not self._whole:
+                message = await self._next()
+        # What was begun of a line when the client hung up is dropped: it may not be all of it.
+        await self._read.put(None)
+
+    async def _next(self) -> Message:
+        """The next of the body; the same as a client that hung up where this process stops."""
+        coming = asyncio.ensure_future(self._request.receive())
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait({coming, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if self._stopping.is_set():
+                return {"type": "http.disconnect"}
+            return coming.result()
+        finally:
+            for task in (coming, stopping):
+                task.cancel()
+
+    async def _submit(self) -> None:
+        while rows := await self._read.get():
+            await self._submitter.submit(rows)
+            await self._submitted.put(rows)
+        await self._submitted.put(None)
+
+    async def _answer(self, outbox: Outbox) -> None:
+        while rows := await self._submitted.get():
+            await outbox.put(await self._submitter.answers(rows))
+        outbox.end()
+
+
+async def _send(outbox: Outbox, write: Write) -> None:
+    while data := await outbox.take():
+        await write(data)

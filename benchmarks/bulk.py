@@ -1,0 +1,109 @@
+"""Bulk submit: jobs a second over one connection, from a body that was made beforehand.
+
+    python -m benchmarks.bulk [--jobs N] [--rounds N]
+
+The kernel sends the body (`sendfile`), and the answers are read and dropped, so that the client
+takes little of the cores that it shares with what is measured. The worker is stopped meanwhile.
+Beside each round stands a bare FastAPI route, on 64 connections.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import statistics
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from benchmarks.load import run_load
+from benchmarks.stack import Headrace, bare_fastapi
+from tests.harness.wait import wait_until
+
+LINE = b'{"model":"echo","input":{"x": 1}}\n'
+PATH = "/api/v1/jobs/bulk"
+RECEIVE_BYTES = 1024 * 1024
+BARE_S = 2.0
+
+
+class Bulk(NamedTuple):
+    """What the rounds gave.
+
+    Attributes:
+        rate: jobs a second, the median.
+        ratio: to the requests a second of the bare route beside it, the median of the pairs.
+        cpu: CPU seconds per 1,000 jobs, by process.
+    """
+
+    rate: float
+    ratio: float
+    cpu: dict[str, float]
+
+
+def send_bulk(url: str, body: Path) -> float:
+    """Send the file, and read the answers while it is sent; seconds to the last one."""
+    parts = urlsplit(url)
+    head = (
+        f"POST {PATH} HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n"
+        f"Content-Type: application/x-ndjson\r\nContent-Length: {body.stat().st_size}\r\n\r\n"
+    )
+    address = (parts.hostname or "", parts.port or 80)
+    with socket.create_connection(address) as sock, body.open("rb") as file:
+        started = time.perf_counter()
+        sock.sendall(head.encode())
+        sender = threading.Thread(target=sock.sendfile, args=(file,))
+        sender.start()
+        buffer = bytearray(RECEIVE_BYTES)
+        while sock.recv_into(buffer):
+            pass
+        sender.join()
+        return time.perf_counter() - started
+
+
+def measure_bulk(stack: Headrace, bare: str, jobs: int, rounds: int) -> Bulk:
+    """Rounds in turn with the bare route. Every job must have been queued."""
+    rates, ratios, cpu = [], [], stack.cpu()
+    with tempfile.TemporaryDirectory() as folder:
+        body = Path(folder) / "body.ndjson"
+        body.write_bytes(LINE * jobs)
+        os.kill(stack.worker.pid, signal.SIGSTOP)
+        try:
+            cpu.start()
+            for done in range(1, rounds + 1):
+                seconds = send_bulk(stack.url, body)
+                with stack.redis.client() as client:
+                    queued = client.llen("headrace.echo")
+                if queued != done * jobs:
+                    raise RuntimeError(f"{queued} jobs are queued of {done * jobs}")
+                rates.append(jobs / seconds)
+                ratios.append(rates[-1] / run_load(bare, b'{"x": 1}', 64, BARE_S).rate)
+            spent = cpu.per_1000(jobs * rounds)
+        finally:
+            os.kill(stack.worker.pid, signal.SIGCONT)
+    wait_until(stack.idle, "the backlog is drained", timeout_s=300)
+    return Bulk(statistics.median(rates), statistics.median(ratios), spent)
+
+
+def main() -> None:
+    """Print what the rounds gave."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--jobs", type=int, default=100_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        bare_fastapi(Path(folder)) as (bare, _),
+        Headrace(events=False) as stack,
+    ):
+        found = measure_bulk(stack, bare, options.jobs, options.rounds)
+    print(f"bulk submit: {found.rate:,.0f} jobs a second, {found.ratio:.1f} times the bare route")
+    print("CPU s per 1,000 jobs:", ", ".join(f"{k} {v:.3f}" for k, v in found.cpu.items()))
+
+
+if __name__ == "__main__":
+    main()

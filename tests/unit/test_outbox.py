@@ -1,0 +1,108 @@
+"""Answers that wait for their client: in order, in memory, then in a file, then not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from api.outbox import TAKE_BYTES, Outbox
+
+
+def run(test: Callable[[Outbox], Coroutine[Any, Any, None]], **bounds: int) -> None:
+    async def inside() -> None:
+        with Outbox(**bounds) as outbox:
+            await test(outbox)
+
+    asyncio.run(inside())
+
+
+async def filled(outbox: Outbox, count: int) -> None:
+    for n in range(count):
+        await outbox.put(b"%03d" % n)
+    outbox.end()
+
+
+async def drained(outbox: Outbox) -> bytes:
+    found = b""
+    while data := await outbox.take():
+        assert len(data) <= TAKE_BYTES
+        found += data
+    return found
+
+
+def test_order_is_kept_over_memory_and_file() -> None:
+    async def test(outbox: Outbox) -> None:
+        pieces = [b"%06d," % n for n in range(3000)]
+        taken = b""
+        for at, piece in enumerate(pieces):
+            await outbox.put(piece)
+            if at % 500 == 499:
+                assert outbox.spooled_bytes > 0
+                taken += await outbox.take() + await outbox.take()
+        outbox.end()
+        assert taken + await drained(outbox) == b"".join(pieces)
+        assert outbox.spooled_bytes == 0
+
+    run(test, memory_max_bytes=100)
+
+
+def test_who_reads_along_never_needs_the_file() -> None:
+    async def test(outbox: Outbox) -> None:
+        for n in range(1000):
+            await outbox.put(b"%d" % n)
+            assert await outbox.take() == b"%d" % n
+        assert outbox.spooled_bytes == 0
+
+    run(test, memory_max_bytes=10)
+
+
+def test_where_all_is_full_the_answers_wait_for_the_reader() -> None:
+    async def test(outbox: Outbox) -> None:
+        filling = asyncio.create_task(filled(outbox, 100))
+        # Whoever can go on does, until nobody can.
+        for _ in range(300):
+            await asyncio.sleep(0)
+        assert not filling.done()
+        assert outbox.spooled_bytes == 30
+        assert await drained(outbox) == b"".join(b"%03d" % n for n in range(100))
+        await filling
+
+    run(test, memory_max_bytes=9, file_max_bytes=30)
+
+
+def test_a_full_disk_is_as_a_full_outbox(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    real = os.pwrite
+    written = 0
+
+    def pwrite(descriptor: int, data: bytes, at: int) -> int:
+        nonlocal written
+        if written + len(data) > 12:
+            raise OSError(28, "No space left on device")
+        written += len(data)
+        return real(descriptor, data, at)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+
+    async def test(outbox: Outbox) -> None:
+        filling = asyncio.create_task(filled(outbox, 20))
+        assert await drained(outbox) == b"".join(b"%03d" % n for n in range(20))
+        await filling
+
+    run(test, memory_max_bytes=3)
+    assert "cannot wait in a file" in caplog.text
+
+
+def test_the_end_is_told_to_who_waits() -> None:
+    async def test(outbox: Outbox) -> None:
+        taking = asyncio.create_task(outbox.take())
+        await asyncio.sleep(0)
+        outbox.end()
+        assert await taking == b""
+
+    run(test)

@@ -6,21 +6,21 @@ web framework.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headrace.handler import Context, Handler, Response
-
-if TYPE_CHECKING:
-    from headrace.client import AsyncClient, Client
 
 __version__ = "0.1.0"
 __all__ = ["AsyncClient", "Client", "Context", "Handler", "Response", "__version__"]
 
+if TYPE_CHECKING:
+    from headrace.client import AsyncClient, Client
+else:
 
-def __getattr__(name: str) -> Any:
-    # The clients bring httpx2, which servers and model processes need not wait for.
-    if name in ("AsyncClient", "Client"):
-        from headrace import client
+    def __getattr__(name: str) -> object:
+        # The clients bring httpx2, which servers and model processes need not wait for.
+        if name in ("AsyncClient", "Client"):
+            from headrace import client
 
-        return getattr(client, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            return getattr(client, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

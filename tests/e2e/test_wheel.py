@@ -54,6 +54,7 @@ def test_it_holds_one_package_and_all_its_data(wheel: Path) -> None:
     } <= names
     assert "headrace/_server/handlers/weights/digits.safetensors" in names
     assert "headrace/_server/configs/models.yaml" in names
+    assert "headrace/py.typed" in names
     # The documentation page's own files, and the licence of those that are not ours.
     static = {str(p.relative_to(ROOT)) for p in (ROOT / "api/static").rglob("*") if p.is_file()}
     assert "api/static/swagger-ui/LICENSE" in static

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar
 
+import msgspec
 from typing_extensions import Unpack
 
 from headrace.client.exchange import PASSING, Pauses, Session, exchange
 from headrace.client.job import Cancelled, Job
-from headrace.client.problems import decoded
-from headrace.client.requests import JOBS, JSON_HEADERS, Options, job_line, job_request
-from headrace.client.steps import Emit, Plan, Request, Stream, Take, Taken, source_of
-from headrace.errors import (
-    BrokerError,
-    HeadraceError,
-    InvalidRequest,
-    JobNotFound,
-    QueueFull,
-    RequestError,
-    UnexpectedAnswer,
-)
+from headrace.client.problems import Problem, decoded, problem_error
+from headrace.client.requests import JOBS, JSON_HEADERS, NDJSON_HEADERS, Options, job_line
+from headrace.client.steps import Answer, Emit, Plan, Request, Stream, Take, Taken, source_of
+from headrace.errors import HeadraceError, InvalidRequest, QueueFull, RequestError, UnexpectedAnswer
 from headrace.jobs import new_id
 
 #: So many jobs go in one request at the most, and so many bytes, unless one is larger by itself.
@@ -38,6 +31,21 @@ LOOKUP_JOBS: Final = 1000
 In = TypeVar("In")
 Outcome: TypeAlias = Job | HeadraceError
 Ids: TypeAlias = Iterable[str] | Callable[[In], str] | None
+
+
+class _Jobs(msgspec.Struct):
+    jobs: list[Job | None]
+
+
+class _Cancellations(msgspec.Struct):
+    jobs: list[Cancelled | None]
+
+
+Shape = TypeVar("Shape", _Jobs, _Cancellations)
+
+
+class _Refused(msgspec.Struct):
+    error: Problem
 
 
 @dataclass(slots=True)
@@ -156,12 +164,11 @@ def send(session: Session, pack: list[Entry], *, patient: bool = False) -> Plan[
     open_ = [at for at, outcome in enumerate(outcomes) if outcome is None]
     pauses, progress = Pauses(), time.monotonic()
     while open_:
-        for at in open_:
-            request = Request("POST", JOBS, body=pack[at].line, headers=JSON_HEADERS)
-            try:
-                outcomes[at] = decoded((yield from exchange(session, request)), Job)
-            except (RequestError, BrokerError) as error:
-                outcomes[at] = error
+        body = b"\n".join([pack[at].line for at in open_]) + b"\n"
+        request = Request("POST", f"{JOBS}/bulk", body=body, headers=NDJSON_HEADERS, wait_s=HOLD_S)
+        answer = yield from exchange(session, request)
+        for at, outcome in zip(open_, _outcomes(answer), strict=False):
+            outcomes[at] = outcome
         left = [at for at in open_ if outcomes[at] is None or isinstance(outcomes[at], PASSING)]
         if len(left) < len(open_):
             pauses, progress = Pauses(), time.monotonic()
@@ -177,6 +184,15 @@ def send(session: Session, pack: list[Entry], *, patient: bool = False) -> Plan[
     return [outcome or _unanswered() for outcome in outcomes]
 
 
+def _outcomes(answer: Answer) -> Iterator[Outcome]:
+    for line in filter(None, answer.body.split(b"\n")):
+        try:
+            yield msgspec.json.decode(line, type=Job)
+        except msgspec.DecodeError:
+            refused = decoded(Answer(answer.status, answer.headers, line), _Refused)
+            yield problem_error(refused.error)
+
+
 def _unanswered() -> UnexpectedAnswer:
     return UnexpectedAnswer(
         "the server has answered for another number of jobs than it was asked",
@@ -187,22 +203,33 @@ def _unanswered() -> UnexpectedAnswer:
 def statuses(session: Session, jobs: Iterable[str | Job]) -> Plan[list[Job | None]]:
     """Many jobs as they are now, in order; None where there is none."""
     found: list[Job | None] = []
-    for job in jobs:
-        try:
-            found.append(decoded((yield from exchange(session, job_request("GET", job))), Job))
-        except JobNotFound:
-            found.append(None)
+    for ids in _lookups(jobs):
+        found += (yield from _ask(session, "status", ids, _Jobs)).jobs
     return found
 
 
 def cancel_many(session: Session, jobs: Iterable[str | Job]) -> Plan[list[Cancelled]]:
     """Cancel many jobs, in order; the outcome is `unknown` where there is none."""
     outcomes: list[Cancelled] = []
-    for job in jobs:
-        try:
-            answer = yield from exchange(session, job_request("DELETE", job))
-            outcomes.append(decoded(answer, Cancelled))
-        except JobNotFound:
-            job_id = job if isinstance(job, str) else job.id
-            outcomes.append(Cancelled(id=job_id, outcome="unknown"))
+    for ids in _lookups(jobs):
+        answered = (yield from _ask(session, "cancel", ids, _Cancellations)).jobs
+        outcomes += [
+            one or Cancelled(id=job_id, outcome="unknown")
+            for job_id, one in zip(ids, answered, strict=True)
+        ]
     return outcomes
+
+
+def _lookups(jobs: Iterable[str | Job]) -> Iterator[list[str]]:
+    ids = [job if isinstance(job, str) else job.id for job in jobs]
+    for at in range(0, len(ids), LOOKUP_JOBS):
+        yield ids[at : at + LOOKUP_JOBS]
+
+
+def _ask(session: Session, verb: str, ids: Sequence[str], shape: type[Shape]) -> Plan[Shape]:
+    body = msgspec.json.encode({"ids": ids})
+    request = Request("POST", f"{JOBS}/{verb}", body=body, headers=JSON_HEADERS)
+    found = decoded((yield from exchange(session, request)), shape)
+    if len(found.jobs) != len(ids):
+        raise _unanswered()
+    return found

@@ -109,13 +109,14 @@ def wait(session: Session, job: str | Job, timeout_s: float | None = None) -> Pl
     Raises:
         WaitTimeout: it has not ended by then. It goes on, and can be waited for again.
         JobNotFound: there is none of that id.
-        ServerUnreachable: the server was away for longer than `retry_s`.
+        ServerUnreachable: the server was away for longer than `retry_s`, or at the end.
     """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     while True:
         started = time.monotonic()
         poll_s = POLL_S if deadline is None else max(0.0, min(POLL_S, deadline - started))
-        answer = yield from exchange(session, job_request("GET", job, wait_s=poll_s))
+        request = job_request("GET", job, wait_s=poll_s)
+        answer = yield from exchange(session, request, until=deadline)
         found = decoded(answer, Job)
         if found.ended:
             return found

@@ -34,10 +34,10 @@ def answers(http: httpx2.Client, path: str) -> bool:
 class ApiProcess:
     """`python -m api` on one port, started as often as wanted."""
 
-    def __init__(self, redis_url: str, models: Path) -> None:
+    def __init__(self, redis_url: str, models: Path, **settings: str) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self._environ = environ(models, redis_url=redis_url, port=str(self.port))
+        self._environ = environ(models, redis_url=redis_url, port=str(self.port), **settings)
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -55,9 +55,9 @@ class ApiProcess:
 
 
 @contextmanager
-def api_process(redis_url: str, models: Path) -> Iterator[ApiProcess]:
+def api_process(redis_url: str, models: Path, **settings: str) -> Iterator[ApiProcess]:
     """A running one, gone afterwards."""
-    process = ApiProcess(redis_url, models)
+    process = ApiProcess(redis_url, models, **settings)
     process.start()
     try:
         yield process

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import random
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import pytest
 from headrace import errors
 from headrace.client import Result
 from headrace.messages import Message
-from tests.harness.api_process import ApiProcess, api_process
 from tests.harness.api_server import ApiServer
 from tests.harness.clients import SHELLS, client_of
 from tests.harness.fake_worker import Answer, FakeWorker, claim, failure, settle
@@ -143,6 +141,24 @@ def test_what_the_source_raises_comes_after_the_results_of_those_before(
     assert [result.value for result in results] == [n * n for n in range(10)]
 
 
+def test_an_asynchronous_source(api: ApiServer, worker: FakeWorker) -> None:
+    async def source() -> AsyncIterator[int]:
+        for number in range(10):
+            yield number
+        raise OSError("the socket is gone")
+
+    with client_of("async", api.url) as client:
+        mapped = client.map("echo", source())
+        assert [next(mapped).value for _ in range(10)] == [n * n for n in range(10)]
+        with pytest.raises(OSError, match="the socket is gone"):
+            next(mapped)
+    with (
+        client_of("sync", api.url) as client,
+        pytest.raises(errors.InvalidRequest, match="asynchronously"),
+    ):
+        next(client.map("echo", source()))
+
+
 def test_slow_jobs_hold_nobody_up_where_order_does_not_matter(
     client: Any, redis_db: RedisServer
 ) -> None:
@@ -201,55 +217,6 @@ def test_the_callers_ids_find_the_results_of_an_earlier_run(
 def test_arguments_that_make_no_sense_are_refused(client: Any, bad: dict[str, Any]) -> None:
     with pytest.raises(errors.InvalidRequest):
         list(client.map(**{"model": "echo", "inputs": [1], **bad}))
-
-
-@pytest.fixture
-def own_api(redis_db: RedisServer, tmp_path: Path) -> Iterator[ApiProcess]:
-    models = tmp_path / "models.yaml"
-    models.write_text("models: {echo: {handler: echo}}\n")
-    with api_process(redis_db.url, models) as process:
-        yield process
-
-
-@pytest.mark.parametrize("shell", SHELLS)
-def test_kills_of_the_api_lose_and_double_nothing(
-    own_api: ApiProcess, redis_db: RedisServer, shell: str
-) -> None:
-    count, kills = 3000, 3
-    seed = random.SystemRandom().randrange(1 << 32)
-    print(f"seed {seed}")  # noqa: T201 - pytest shows it with a failure
-    chance = random.Random(seed)
-    at = sorted(chance.sample(range(count), kills))
-    taken = threading.Semaphore(0)
-
-    def source() -> Iterator[int]:
-        for number in range(count):
-            taken.release()
-            yield number
-
-    def kill() -> None:
-        seen = 0
-        for goal in at:
-            while seen <= goal:
-                taken.acquire()
-                seen += 1
-            own_api.kill()
-            own_api.start()
-
-    killer = threading.Thread(target=kill)
-    with (
-        FakeWorker(redis_db.url, "echo", squared) as worker,
-        client_of(shell, own_api.url) as client,
-    ):
-        client.ready()
-        killer.start()
-        results = list(client.map("echo", source(), in_flight=200, return_errors=True))
-        killer.join(60)
-        assert not killer.is_alive()
-    assert [result.index for result in results] == list(range(count))
-    assert all(result.value == result.input**2 for result in results if result.input % 100 != 13)
-    assert Counter(worker.served).most_common(1)[0][1] == 1
-    assert sorted(worker.served) == sorted(result.job.id for result in results if result.job)
 
 
 def test_jobs_that_redis_has_lost_are_submitted_again(client: Any, redis_db: RedisServer) -> None:

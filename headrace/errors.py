@@ -12,6 +12,7 @@
     │   ├── LetterNotFound     letter-not-found     404
     │   ├── MethodNotAllowed   method-not-allowed   405
     │   ├── Conflict           conflict             409
+    │   ├── InputForbidden     input-forbidden      403
     │   ├── PayloadTooLarge    payload-too-large    413
     │   ├── UnsupportedMedia   unsupported-media    415
     │   └── QueueFull          queue-full           429, retry
@@ -22,8 +23,13 @@
     │   ├── OutOfMemory        out-of-memory        507, retry
     │   ├── JobTimeout         timeout              504
     │   ├── ReplicaLost        replica-lost         500  its process died each time it ran alone
+    │   ├── InputUnavailable   input-unavailable    502  its input could not be fetched
+    │   ├── ResultNotStored    result-not-stored    502, retry
     │   ├── JobExpired         expired              410  not started in time
     │   └── JobCancelled       cancelled            410
+    ├── StoreError                                  the payload store
+    │   ├── StoreUnavailable   store-unavailable    503, retry
+    │   └── StoreFull          payload-storage-full 507, retry
     ├── BrokerError
     │   ├── BrokerUnavailable  broker-unavailable   503, retry
     │   ├── BrokerFull         broker-full          503, retry  Redis is at its maxmemory
@@ -155,6 +161,14 @@ class Conflict(RequestError):
     title = "Conflict"
 
 
+class InputForbidden(RequestError):
+    """The file or object that `input_ref` names is not one that clients may name."""
+
+    code = "input-forbidden"
+    status = 403
+    title = "Input forbidden"
+
+
 class PayloadTooLarge(RequestError):
     """The body is larger than body_limit_bytes."""
 
@@ -246,6 +260,23 @@ class ReplicaLost(JobError):
     title = "Model process lost"
 
 
+class InputUnavailable(JobError):
+    """The job's input could not be fetched from where it lies: it is gone, or no answer came."""
+
+    code = "input-unavailable"
+    status = 502
+    title = "Input unavailable"
+
+
+class ResultNotStored(JobError):
+    """The job has run, but its large result could not be written to the payload store."""
+
+    code = "result-not-stored"
+    status = 502
+    retryable = True
+    title = "Result not stored"
+
+
 class JobExpired(JobError):
     """The job was not started before its `expires`."""
 
@@ -260,6 +291,29 @@ class JobCancelled(JobError):
     code = "cancelled"
     status = 410
     title = "Cancelled"
+
+
+class StoreError(HeadraceError):
+    """The payload store cannot do what was asked."""
+
+    status = 503
+
+
+class StoreUnavailable(StoreError):
+    """The payload store does not answer; nothing was enqueued."""
+
+    code = "store-unavailable"
+    retryable = True
+    title = "Payload store unavailable"
+
+
+class StoreFull(StoreError):
+    """The payload store takes no more; nothing was enqueued, and small inputs are still taken."""
+
+    code = "payload-storage-full"
+    status = 507
+    retryable = True
+    title = "Payload storage full"
 
 
 class BrokerError(HeadraceError):

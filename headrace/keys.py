@@ -34,6 +34,12 @@ Shared::
     hr:api:<api>                    string  API_TTL_S; requests that wait in one API process
     hr:done:<api>                   channel the ended jobs that one API process waits for
 
+Payloads, of the inputs and results that are too long for a message (headrace/store)::
+
+    hr:payloads                     zset    no TTL; "<reference> <id> <model> <i|r>" -> when to look
+    hr:payloads:size                hash    no TTL; reference -> its bytes in Redis; "": their sum
+    hr:payload:<name>               string  an input: until its job has ended; a result: result_ttl
+
 Times are integer microseconds of Redis' own clock.
 """
 
@@ -54,6 +60,9 @@ META_PREFIX: Final = "celery-task-meta-"
 TOKEN: Final = "hr:token"  # noqa: S105 - a fence, no secret
 WORKERS: Final = "hr:workers"
 PAUSED: Final = "hr:paused"
+PAYLOADS: Final = "hr:payloads"
+PAYLOAD_SIZES: Final = "hr:payloads:size"
+PAYLOAD_PREFIX: Final = "hr:payload:"
 
 
 class F:
@@ -87,6 +96,8 @@ class F:
     DEAD: Final = "dl"
     CANCEL: Final = "cr"  # asked to stop while running
     TRACEBACK: Final = "tb"
+    INPUT_REF: Final = "ir"  # reference of an input that lies in the payload store
+    RESULT_REF: Final = "rr"  # "reference bytes content-type" of a result that lies there
 
 
 def queue_name(model: str) -> str:

@@ -20,6 +20,7 @@ from headrace.errors import InvalidRequest
 from headrace.jobs import DEFAULT_OPTIONS, JobOptions
 from headrace.keys import TASK_NAME
 from headrace.media import BINARY_TYPE, JSON_TYPE, is_json
+from headrace.store.base import REFERENCE
 
 #: A stock client's message may name a model of any length.
 SHOWN_MAX_CHARS: Final = 128
@@ -31,6 +32,30 @@ _BINARY_HEAD: Final = re.compile(
 )
 # claim.lua knows our own messages by their ends: `{"headers":{"id":"…","task":"…",` and this.
 _TAIL: Final = b'"content-encoding":"utf-8","content-type":"application/json"'
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the input of a job lies that is not in its message.
+
+    Attributes:
+        ref: a reference into the payload store; "" where the input is the operator's own.
+        origin: the file or object that the client named as `input_ref`, else "".
+        type: its content type; "" for JSON text.
+        size: its bytes; -1 where they are not known yet.
+    """
+
+    ref: str = ""
+    origin: str = ""
+    type: str = ""
+    size: int = -1
+
+    @property
+    def described(self) -> str:
+        """Type and size, for logs, Flower and `inspect`; where it lies is not told."""
+        kind = self.type.partition(";")[0] or "json"
+        # It stands in JSON and between quotes.
+        kind = "".join(char for char in kind if char.isalnum() or char in "/+.-_")
+        return f"<{kind}, {self.size} bytes>" if self.size >= 0 else f"<{kind}>"
 
 
 def binary_input(body: bytes, content_type: str) -> bytes:
@@ -52,6 +77,18 @@ def loads(raw: bytes | msgspec.Raw) -> Any:
             return json.loads(bytes(raw))
         except (ValueError, RecursionError) as error:
             raise InvalidRequest(f"the input is not JSON: {error}") from None
+
+
+def decode_payload(body: bytes, content_type: str) -> tuple[Any, str]:
+    """As `decode_input`, for bytes that never were in a message; "" says that they are its JSON.
+
+    Raises:
+        InvalidRequest: they are not what their type says.
+    """
+    kind = content_type.partition(";")[0].strip().lower()
+    if not kind or is_json(kind):
+        return decode_input(body)
+    return _typed(body, content_type)
 
 
 def decode_input(raw: bytes | msgspec.Raw) -> tuple[Any, str]:
@@ -137,9 +174,10 @@ def _binary_bytes(raw: bytes, found: re.Match[bytes]) -> int:
     return max(0, size * 3 // 4 - raw[-4:].count(b"="))
 
 
-def arguments_repr(model: str, input_json: bytes) -> str:
+def arguments_repr(model: str, input_json: bytes, source: Source | None = None) -> str:
     """The arguments as Flower and `inspect` show them."""
-    return f"{{'model': {model[:SHOWN_MAX_CHARS]!r}, 'input': '{describe_input(input_json)}'}}"
+    described = describe_input(input_json) if source is None else source.described
+    return f"{{'model': {model[:SHOWN_MAX_CHARS]!r}, 'input': '{described}'}}"
 
 
 def envelope(
@@ -151,6 +189,7 @@ def envelope(
     *,
     timeout_s: float | None = None,
     expires_at: str | None = None,
+    source: Source | None = None,
 ) -> bytes:
     """One task message, ready for LPUSH.
 
@@ -169,11 +208,13 @@ def envelope(
     own: dict[str, Any] = {}
     if options.max_retries is not None:
         own["max_retries"] = options.max_retries
+    if source is not None:
+        own |= _source_header(source)
     headers = (
         f'{{"id":"{job_id}","task":"{TASK_NAME}","lang":"py","root_id":"{job_id}","parent_id":null,'
         f'"group":null,"retries":0,"eta":null,"expires":{_quoted(expires_at)},'
         f'"timelimit":[{"null" if timeout_s is None else repr(timeout_s)},null],"argsrepr":"()",'
-        f'"kwargsrepr":{_encode(arguments_repr(model, input_json)).decode()},'
+        f'"kwargsrepr":{_encode(arguments_repr(model, input_json, source)).decode()},'
         f'"origin":"headrace","ignore_result":false,"headrace":{_encode(own).decode()}}}'
     )
     properties = (
@@ -189,12 +230,37 @@ def envelope(
     )
 
 
+def _source_header(source: Source) -> dict[str, Any]:
+    named = {"ref": source.ref} if source.ref else {"from": source.origin}
+    return {**named, "type": source.type, "size": source.size}
+
+
 def _quoted(text: str | None) -> str:
     return "null" if text is None else f'"{text}"'
 
 
 class _Own(msgspec.Struct, frozen=True):
+    """Our own header; only the API writes it, but any client can."""
+
     max_retries: int | None = None
+    ref: str = ""
+    origin: str = msgspec.field(default="", name="from")
+    type: str = ""
+    size: int = -1
+
+    def source(self) -> Source:
+        """Where the input lies.
+
+        Raises:
+            InvalidRequest: under no name that the API can have given it.
+        """
+        if self.ref and not REFERENCE.fullmatch(self.ref):
+            raise InvalidRequest(f"the header headrace.ref {self.ref[:64]!r} is no reference")
+        origin = "" if self.ref else self.origin
+        return Source(ref=self.ref, origin=origin, type=self.type, size=self.size)
+
+
+_STOCK: Final = _Own()
 
 
 class Headers(msgspec.Struct, frozen=True):
@@ -211,7 +277,7 @@ class Headers(msgspec.Struct, frozen=True):
     parent_id: str | None = None
     group: str | None = None
     compression: str | None = None
-    headrace: _Own = _Own()
+    headrace: _Own = _STOCK
 
 
 class _Properties(msgspec.Struct, frozen=True):
@@ -246,7 +312,13 @@ _BODY: Final = msgspec.json.Decoder(tuple[list[msgspec.Raw], dict[str, msgspec.R
 
 
 class Message(msgspec.Struct, frozen=True):
-    """A task message as the worker needs it. Times are seconds since 1970."""
+    """A task message as the worker needs it. Times are seconds since 1970.
+
+    Attributes:
+        input: the input's JSON text; once it was fetched from its `source`, what lay there.
+        ours: the API wrote it, and not a Celery client.
+        source: where the input lies; None where it is in the message.
+    """
 
     id: str
     model: str
@@ -260,6 +332,8 @@ class Message(msgspec.Struct, frozen=True):
     root_id: str
     parent_id: str | None
     group: str | None
+    ours: bool = False
+    source: Source | None = None
 
 
 def read_envelope(raw: bytes) -> Message:
@@ -278,6 +352,7 @@ def read_envelope(raw: bytes) -> Message:
     if embed is not None and any((embed.callbacks, embed.errbacks, embed.chain, embed.chord)):
         raise InvalidRequest("links, chains and chords are not served; send the task alone")
     hard, soft = headers.timelimit or (None, None)
+    own = headers.headrace
     return Message(
         id=headers.id,
         model=model,
@@ -286,11 +361,13 @@ def read_envelope(raw: bytes) -> Message:
         expires_s=_instant(headers.expires, "expires"),
         timeout_s=hard or soft,
         ignore_result=bool(headers.ignore_result),
-        max_retries=headers.headrace.max_retries,
+        max_retries=own.max_retries,
         retries=headers.retries or 0,
         root_id=headers.root_id or headers.id,
         parent_id=headers.parent_id,
         group=headers.group,
+        ours=own is not _STOCK,
+        source=own.source() if own.ref or own.origin else None,
     )
 
 

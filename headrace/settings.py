@@ -34,6 +34,9 @@ OTHER_VARIABLES: Final = frozenset(
 #: Looked for in the working directory, else beside the servers' code, as in a wheel.
 MODELS_FILE: Final = Path("configs/models.yaml")
 
+#: Settings that are lists; in a variable their items stand between commas.
+LISTS: Final = frozenset({"input_roots", "input_buckets"})
+
 MIB: Final = 1024 * 1024
 DAY_S: Final = 86_400
 
@@ -62,6 +65,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         lease_ttl_s: after how long the jobs of a host that was lost are handed out again.
         max_deliveries: crashes of the model process, alone with a job, until the job fails.
         drain_timeout_s: how long a worker that is asked to stop may finish what it runs.
+        inline_limit_bytes: inputs and results that are longer lie in the payload store.
+        payload_store: where.
+        payload_dir: the folder of the store `file`, which all hosts share.
+        payload_bucket: the bucket of the store `s3`.
+        payload_prefix: how the names of its objects begin.
+        payload_endpoint_url: an S3 server other than AWS' own; also for input_buckets.
+        max_payload_memory_bytes: the store `redis` takes no more inputs at so many bytes; None is
+            half of Redis' maxmemory, or 1 GiB where it has none.
+        input_roots: the folders out of which a client may name a file as `input_ref`.
+        input_buckets: the buckets out of which a client may name an object.
         log_level: the least severe level that is logged.
     """
 
@@ -82,6 +95,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     lease_ttl_s: Annotated[float, Meta(ge=1, le=3600)] = 15.0
     max_deliveries: Annotated[int, Meta(ge=1, le=100)] = 3
     drain_timeout_s: Annotated[float, Meta(ge=0, le=DAY_S)] = 30.0
+    inline_limit_bytes: Annotated[int, Meta(ge=0, le=16 * MIB)] = 16 * 1024
+    payload_store: Literal["redis", "file", "s3"] = "redis"
+    payload_dir: Path | None = None
+    payload_bucket: _Text | None = None
+    payload_prefix: str = "headrace/"
+    payload_endpoint_url: _Text | None = None
+    max_payload_memory_bytes: Annotated[int, Meta(ge=1, le=1024 * 1024 * MIB)] | None = None
+    input_roots: tuple[Path, ...] = ()
+    input_buckets: tuple[_Text, ...] = ()
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @override
@@ -142,10 +164,13 @@ def _from_file(file: Path, problems: list[str]) -> dict[str, Any]:
         except ValueError as error:
             document.report(("redis_url",), str(error))
     problems.extend(document.problems)
-    for key in ("models_file", "state_dir"):
-        # As in the models file: a path in a file does not depend on who starts the server where.
-        if key in values:
-            values[key] = file.absolute().parent / values[key]
+    # As in the models file: a path in a file does not depend on who starts the server where.
+    folder = file.absolute().parent
+    for key in ("models_file", "state_dir", "payload_dir"):
+        if values.get(key) is not None:
+            values[key] = folder / values[key]
+    if "input_roots" in values:
+        values["input_roots"] = tuple(folder / root for root in values["input_roots"])
     return values
 
 
@@ -189,6 +214,8 @@ def _take(
     field = next(item for item in msgspec.structs.fields(Settings) if item.name == name)
     if name == "log_level" and isinstance(value, str):
         value = value.lower()
+    if name in LISTS and isinstance(value, str):
+        value = [item.strip() for item in value.split(",") if item.strip()]
     try:
         if name == "redis_url":
             values[name] = _redis_url(value)

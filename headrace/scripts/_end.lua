@@ -33,6 +33,9 @@ local function finish(id, ttl, waiter, meta, fields)
   redis.call('SET', META .. id, meta, 'EX', ttl)
   redis.call('PUBLISH', META .. id, meta)
   if waiter then redis.call('PUBLISH', DONE .. waiter, cmsgpack.pack({{id}})) end
+  -- An input in the payload store is looked at by the next sweep; no worker may have known of it.
+  local input, model = unpack(redis.call('HMGET', job, 'ir', 'm'))
+  if input and model then redis.pcall('ZADD', PAYLOADS, 'XX', NOW, input .. ' ' .. id .. ' ' .. model .. ' i') end
 end
 
 -- `class` is a class of headrace.errors, `code` its code; `message` needs no escaping in JSON.

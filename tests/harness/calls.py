@@ -62,6 +62,7 @@ class Job:
     ttl_s: int = TTL_S
     waiter: str = ""
     raw: bytes = b""
+    input_ref: str = ""
 
 
 def foreign(**changes: Any) -> bytes:
@@ -110,6 +111,8 @@ class Queue:
         fields: list[Arg] = ["m", self.model, "v", "1.0", "l", job.ttl_s]
         if job.waiter:
             fields += ["w", job.waiter]
+        if job.input_ref:
+            fields += ["ir", job.input_ref]
         head: list[Arg] = [job.id, self.name, str(job.step), job.max_depth, job.delay_us]
         return [*head, job.request_hash, self.message(job), len(fields), *fields]
 

@@ -36,7 +36,7 @@ OTHER_ROWS = rows(section("Other variables"))
 
 def written(default: Any) -> str:
     """A default as the tables write it."""
-    if default is None:
+    if default is None or default == ():
         return "none"
     if isinstance(default, bool):
         return str(default).lower()

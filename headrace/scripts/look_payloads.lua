@@ -1,0 +1,71 @@
+-- Look whether payloads are still needed. What lies in Redis and is not needed is deleted here; what lies elsewhere is
+-- named to the caller, who deletes it and then removes its entry. KEYS: none.
+-- ARGV: 1 how many of those that are due to look at (0 = only those named), then entries to look at whether due or not.
+-- Returns {how many were looked at, the entries to delete...}.
+local QUEUE = 'headrace.'
+local FINAL = {s = true, f = true, x = true, c = true}
+-- How long a payload that is needed is left alone, and how long a caller has to delete one that is not.
+local NEEDED_US, DELETING_US, SECOND_US = 600000000, 60000000, 1000000
+
+-- Microseconds until an input should be looked at again; nil where nobody needs it. As its message, it is to be had
+-- as long as its dead letter.
+local function input_needed_us(ref, id, model)
+  local state, input = unpack(read(id, 's', 'ir'))
+  if state and input ~= ref then return nil end
+  if state and not FINAL[state] then return NEEDED_US end
+  return redis.call('EXISTS', 'hr:letter:' .. QUEUE .. model .. ':' .. id) == 1 and NEEDED_US or nil
+end
+
+-- The same for a result, which is written before its job is settled and lives as long as the record.
+local function result_needed_us(ref, id)
+  local state, result = unpack(read(id, 's', 'rr'))
+  if not state then return nil end
+  if not FINAL[state] then return NEEDED_US end
+  if not result or string.sub(result, 1, #ref + 1) ~= ref .. ' ' then return nil end
+  local ttl_ms = redis.call('PTTL', JOB .. id)
+  if ttl_ms < 0 then return NEEDED_US end
+  redis.call('PEXPIRE', PAYLOAD .. string.match(ref, ':(.*)'), ttl_ms)
+  return ttl_ms * 1000 + SECOND_US
+end
+
+local function remove(entry, ref)
+  redis.call('ZREM', PAYLOADS, entry)
+  redis.call('UNLINK', PAYLOAD .. string.match(ref, ':(.*)'))
+  local size = tonumber(redis.call('HGET', PAYLOAD_SIZES, ref) or '')
+  if not size then return end
+  redis.call('HDEL', PAYLOAD_SIZES, ref)
+  local total = tonumber(redis.call('HGET', PAYLOAD_SIZES, '') or '0') or 0
+  if total > size then
+    redis.call('HSET', PAYLOAD_SIZES, '', whole(total - size))
+  else
+    redis.call('HDEL', PAYLOAD_SIZES, '')
+  end
+end
+
+redis.call('HLEN', PAYLOAD_SIZES)
+local entries = {}
+if tonumber(ARGV[1]) > 0 then
+  entries = redis.call('ZRANGEBYSCORE', PAYLOADS, '-inf', NOW, 'LIMIT', 0, ARGV[1])
+end
+for i = 2, #ARGV do
+  if redis.call('ZSCORE', PAYLOADS, ARGV[i]) then entries[#entries + 1] = ARGV[i] end
+end
+pass_at_maxmemory(PAYLOADS)
+local answer = {#entries}
+for _, entry in ipairs(entries) do
+  local ref, id, model, kind = string.match(entry, '^(%l[%l%d]*:%x+) (%S+) (%S+) ([ir])$')
+  local wait_us
+  if kind == 'i' then wait_us = input_needed_us(ref, id, model) end
+  if kind == 'r' then wait_us = result_needed_us(ref, id) end
+  if wait_us then
+    redis.call('ZADD', PAYLOADS, whole(NOW_US + wait_us), entry)
+  elseif ref and string.sub(ref, 1, 6) ~= 'redis:' then
+    redis.call('ZADD', PAYLOADS, whole(NOW_US + DELETING_US), entry)
+    answer[#answer + 1] = entry
+  elseif ref then
+    remove(entry, ref)
+  else
+    redis.call('ZREM', PAYLOADS, entry)
+  end
+end
+return answer

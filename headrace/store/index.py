@@ -1,0 +1,136 @@
+"""The account of payloads in Redis: what was written for which job, and what is to be deleted.
+
+An entry is made before its payload and removed after it, so that whatever dies in between leaves an
+entry behind, which the sweep finds.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+import redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from headrace import keys
+from headrace.errors import StoreFull
+from headrace.jobs import US_PER_S
+from headrace.queue import translate
+from headrace.scripts import Arg, script
+from headrace.store.base import Entry, read_entry
+
+#: A payload whose job is not known so long after it was entered was given up by its sender.
+GRACE_S: Final = 900
+#: How many entries one call of the sweep looks at: bounds how long it holds Redis.
+SWEEP_MAX_ENTRIES: Final = 100
+#: max_payload_memory_bytes where neither the setting nor Redis' maxmemory says.
+DEFAULT_MAX_BYTES: Final = 1024 * 1024 * 1024
+#: How long Redis' maxmemory is taken to be what it was.
+MAXMEMORY_S: Final = 60.0
+
+
+class Index:
+    """The account. Its methods block and may be called from any thread.
+
+    Args:
+        client: Redis, in its own pool of connections.
+        max_bytes: how much may lie in Redis; None takes half of its maxmemory, or 1 GiB.
+    """
+
+    def __init__(self, client: redis.Redis, max_bytes: int | None = None) -> None:
+        self._client: Any = client
+        self._max_bytes = max_bytes
+        self._found_bytes = DEFAULT_MAX_BYTES
+        self._found_at = float("-inf")
+
+    def note(self, entry: Entry, body: bytes | None = None, *, bounded: bool = True) -> None:
+        """Enter a payload; with its body, also write it to Redis, in the same call.
+
+        Raises:
+            StoreFull: more would lie in Redis than max_payload_memory_bytes; nothing was written.
+            BrokerError: Redis does not answer, or is full.
+        """
+        limit = str(self.max_bytes()) if bounded and body is not None else ""
+        arguments: list[Arg] = [entry.text, entry.ref, GRACE_S * US_PER_S, limit]
+        if body is None:
+            self._call("put_payload", *arguments)
+            return
+        taken, total = self._call("put_payload", *arguments, body)
+        if taken:
+            return
+        # Results whose time is over are gone from Redis, but stand in the account until a sweep.
+        if self.due()[0]:
+            taken, total = self._call("put_payload", *arguments, body)
+        if not taken:
+            raise StoreFull(
+                f"payloads take {int(total)} bytes of Redis; with {len(body)} more they would "
+                f"exceed {limit}",
+                hint="Wait until queued jobs have ended, raise max_payload_memory_bytes, or set "
+                "payload_store to file or s3.",
+            )
+
+    def look(self, *entries: Entry) -> list[Entry]:
+        """Have those of these payloads deleted that nobody needs.
+
+        Those that lie in Redis are gone then; the others are given back, for the caller to delete
+        and to `forget`.
+        """
+        return self._looked(0, *(entry.text for entry in entries))[1]
+
+    def due(self) -> tuple[int, list[Entry]]:
+        """As `look`, for payloads whose time to be looked at has come; also how many these were.
+
+        At most SWEEP_MAX_ENTRIES are looked at.
+        """
+        return self._looked(SWEEP_MAX_ENTRIES)
+
+    def forget(self, entry: Entry) -> None:
+        """Remove an entry whose payload was deleted."""
+        self._execute("ZREM", keys.PAYLOADS, entry.text)
+
+    def max_bytes(self) -> int:
+        """How many bytes of payloads may lie in Redis."""
+        if self._max_bytes is not None:
+            return self._max_bytes
+        if time.monotonic() >= self._found_at + MAXMEMORY_S:
+            maxmemory = self._maxmemory()
+            self._found_bytes = maxmemory // 2 or DEFAULT_MAX_BYTES
+            self._found_at = time.monotonic()
+        return self._found_bytes
+
+    def _maxmemory(self) -> int:
+        try:
+            return int(self._client.info("memory").get("maxmemory", 0))
+        except RedisError as error:
+            raise translate(error) from error
+
+    def _looked(self, limit: int, *texts: str) -> tuple[int, list[Entry]]:
+        count, *found = self._call("look_payloads", limit, *texts)
+        return int(count), [read_entry(text.decode()) for text in found]
+
+    def _call(self, name: str, *arguments: Arg) -> list[Any]:
+        """Call a script; once more after a broken connection, which both of them allow."""
+        command = script(name).call([], *arguments)
+        try:
+            answer = self._execute(*command)
+        except _Unknown:
+            self._execute(*script(name).load_command())
+            answer = self._execute(*command)
+        return list(answer)
+
+    def _execute(self, *command: Arg) -> Any:
+        try:
+            try:
+                return self._client.execute_command(*command)
+            except (RedisConnectionError, RedisTimeoutError):
+                return self._client.execute_command(*command)
+        except NoScriptError:
+            raise _Unknown from None
+        except RedisError as error:
+            raise translate(error) from error
+
+
+class _Unknown(Exception):
+    """The server does not know a script."""

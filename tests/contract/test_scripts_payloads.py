@@ -1,0 +1,237 @@
+"""The account of payloads: what is entered, what is needed, and what is deleted, on each server."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+from headrace import keys
+from headrace.errors import BrokerFull, StoreFull
+from headrace.keys import F
+from headrace.store.base import Entry, new_entry
+from headrace.store.index import GRACE_S, Index
+from headrace.store.redis import RedisStore
+from tests.contract.test_scripts_memory import full_memory
+from tests.harness.calls import Queue
+from tests.harness.payloads import make_due, noted
+
+BODY = b"x" * 1000
+
+
+@pytest.fixture
+def store(queue: Queue) -> RedisStore:
+    return RedisStore(Index(queue.client, 10_000), queue.client)
+
+
+def put(store: RedisStore, job_id: str, kind: str = "i", body: bytes = BODY) -> Entry:
+    entry = new_entry("redis", job_id, "m", kind)
+    store.put(entry, body, bounded=kind == "i")
+    return entry
+
+
+def index_of(store: RedisStore) -> Index:
+    assert isinstance(store.account, Index)
+    return store.account
+
+
+def total(client: redis.Redis) -> int:
+    return int(client.hget(keys.PAYLOAD_SIZES, "") or 0)
+
+
+def there(store: RedisStore, entry: Entry) -> bool:
+    key = keys.PAYLOAD_PREFIX + entry.ref.partition(":")[2]
+    return bool(index_of(store)._client.exists(key))
+
+
+def sweep(queue: Queue, store: RedisStore) -> int:
+    make_due(queue.client)
+    return index_of(store).due()[0]
+
+
+def end(queue: Queue, job_id: str, **options: str) -> None:
+    leased = queue.claim_one()
+    assert leased.id == job_id
+    assert queue.settle(leased, **options) == [1]  # type: ignore[arg-type] # only text here
+
+
+def test_a_payload_is_counted_and_looked_at_later(queue: Queue, store: RedisStore) -> None:
+    entry = put(store, "one")
+    assert store.get(entry.ref) == BODY
+    assert total(queue.client) == len(BODY)
+    now_s, _ = queue.client.time()
+    due_us = queue.client.zscore(keys.PAYLOADS, entry.text)
+    assert isinstance(due_us, float)
+    assert GRACE_S - 60 < due_us / 1e6 - now_s <= GRACE_S + 1
+    assert index_of(store).due() == (0, [])
+    assert sweep(queue, store) == 1  # its job never came
+    assert not there(store, entry)
+    assert (noted(queue.client), total(queue.client)) == ([], 0)
+
+
+def test_said_twice_it_is_counted_once(queue: Queue, store: RedisStore) -> None:
+    entry = put(store, "one")
+    store.put(entry, BODY)
+    assert total(queue.client) == len(BODY)
+    sweep(queue, store)
+    assert total(queue.client) == 0
+
+
+def test_more_than_the_limit_is_refused_and_writes_nothing(queue: Queue, store: RedisStore) -> None:
+    for n in range(10):
+        put(store, f"job-{n}")
+    before = {key: queue.client.dump(key) for key in queue.client.keys("*")}
+    with pytest.raises(StoreFull, match="10000 bytes of Redis; with 1000 more they would exceed"):
+        put(store, "one-more")
+    assert {key: queue.client.dump(key) for key in queue.client.keys("*")} == before
+    # A result ends a job, and frees what its input takes.
+    put(store, "result", "r")
+    make_due(queue.client)
+    put(store, "after-a-sweep")
+    sweep(queue, store)
+
+
+def test_the_limit_is_half_of_maxmemory(queue: Queue) -> None:
+    assert Index(queue.client).max_bytes() == 1024**3
+    queue.client.config_set("maxmemory", 100_000_000)
+    try:
+        assert Index(queue.client).max_bytes() == 50_000_000
+        assert Index(queue.client, 7).max_bytes() == 7
+    finally:
+        queue.client.config_set("maxmemory", 0)
+
+
+def test_at_maxmemory_an_input_is_refused_and_a_result_passes(
+    queue: Queue, store: RedisStore
+) -> None:
+    kept = put(store, "input")
+    before = {key: queue.client.dump(key) for key in queue.client.keys("*")}
+    with full_memory(queue):
+        with pytest.raises(BrokerFull):
+            put(store, "another")
+        assert {key: queue.client.dump(key) for key in queue.client.keys("*")} == before
+        result = put(store, "result", "r")
+        assert store.get(result.ref) == BODY
+        index_of(store).look(kept)
+        assert not there(store, kept)
+    sweep(queue, store)
+    assert not there(store, result)
+
+
+def test_an_input_is_kept_until_its_job_has_ended(queue: Queue, store: RedisStore) -> None:
+    entry = put(store, "j")
+    queue.submit_one(id="j", input_ref=entry.ref)
+    assert index_of(store).look(entry) == []
+    sweep(queue, store)
+    leased = queue.claim_one()
+    sweep(queue, store)
+    assert queue.settle(leased, state="f", extra=("e", "{}"), retry_us="1") == [4]
+    sweep(queue, store)
+    assert there(store, entry)
+    assert queue.sweep()[0] == 1
+    end(queue, "j")
+    assert index_of(store).look(entry) == []
+    assert not there(store, entry)
+    assert noted(queue.client) == []
+
+
+def test_a_repeats_own_input_is_dropped_though_the_job_waits(
+    queue: Queue, store: RedisStore
+) -> None:
+    first, repeat = put(store, "j"), put(store, "j")
+    queue.submit_one(id="j", input_ref=first.ref)
+    index_of(store).look(first, repeat)
+    assert (there(store, first), there(store, repeat)) == (True, False)
+    end(queue, "j")
+    index_of(store).look(first)
+
+
+def test_an_input_lives_as_long_as_its_dead_letter(queue: Queue, store: RedisStore) -> None:
+    entry = put(store, "j")
+    queue.submit_one(id="j", input_ref=entry.ref)
+    for _ in range(8):
+        queue.claim_one(owner="w", lease_us=0)
+        queue.release_owner("w", mode="crash")
+        if queue.letters():
+            break
+    assert list(queue.letters()) == ["j"]
+    sweep(queue, store)
+    assert there(store, entry)
+    queue.client.delete(keys.job("j"))  # its time is over
+    sweep(queue, store)
+    assert there(store, entry)
+    queue.client.delete(keys.letter(queue.name, "j"), keys.dead(queue.name))  # purged
+    sweep(queue, store)
+    assert not there(store, entry)
+
+
+def test_a_result_waits_for_its_job_and_then_lives_as_its_record(
+    queue: Queue, store: RedisStore
+) -> None:
+    queue.submit_one(id="j", ttl_s=500)
+    leased = queue.claim_one()
+    entry, lost = put(store, "j", "r"), put(store, "j", "r")
+    sweep(queue, store)
+    assert there(store, entry)
+    assert queue.settle(leased, extra=(F.RESULT_REF, f"{entry.ref} 1000 image/png")) == [1]
+    sweep(queue, store)
+    assert not there(store, lost)  # another claim's, which was fenced
+    key = keys.PAYLOAD_PREFIX + entry.ref.partition(":")[2]
+    assert 400 < int(queue.client.ttl(key)) <= 500
+    queue.client.delete(keys.job("j"))
+    sweep(queue, store)
+    assert not there(store, entry)
+    assert total(queue.client) == 0
+
+
+def test_a_result_whose_time_is_over_is_counted_no_more(queue: Queue, store: RedisStore) -> None:
+    entry = put(store, "j", "r")
+    queue.client.delete(keys.PAYLOAD_PREFIX + entry.ref.partition(":")[2])  # as its TTL does
+    assert total(queue.client) == len(BODY)
+    sweep(queue, store)
+    assert total(queue.client) == 0
+
+
+@pytest.mark.parametrize("state", ["queued", "delayed", "leased"])
+def test_a_cancelled_job_has_its_input_looked_at_at_once(
+    queue: Queue, store: RedisStore, state: str
+) -> None:
+    entry = put(store, "j")
+    queue.submit_one(id="j", input_ref=entry.ref, delay_us=10**9 if state == "delayed" else 0)
+    if state == "leased":
+        leased = queue.claim_one()
+        assert queue.cancel("j") == ["asked"]
+        assert queue.settle(leased) == [3]
+    else:
+        assert queue.cancel("j") == ["removed"]
+    assert index_of(store).due()[0] == 1
+    assert not there(store, entry)
+    assert queue.claim().jobs == []
+
+
+def test_what_lies_elsewhere_is_named_and_stays_in_the_account(
+    queue: Queue, store: RedisStore
+) -> None:
+    entry = new_entry("file", "j", "m", "i")
+    index = index_of(store)
+    index.note(entry)
+    make_due(queue.client)
+    assert index.due() == (1, [entry])
+    assert index.due() == (0, [])  # another sweep leaves it to the first
+    make_due(queue.client)
+    assert index.due() == (1, [entry])
+    index.forget(entry)
+    assert noted(queue.client) == []
+
+
+def test_entries_that_nobody_made_are_removed(queue: Queue, store: RedisStore) -> None:
+    for text in ("", "junk", "redis:zz a b i", "redis:00 a b", "redis:00 a b x", "\xff" * 9):
+        queue.client.zadd(keys.PAYLOADS, {text: 0})
+    assert index_of(store).due() == (6, [])
+    assert noted(queue.client) == []
+
+
+def test_a_sweep_is_bounded(queue: Queue, store: RedisStore) -> None:
+    for n in range(150):
+        index_of(store).note(new_entry("redis", f"job-{n}", "m", "i"))
+    make_due(queue.client)
+    assert [index_of(store).due()[0] for _ in range(3)] == [100, 50, 0]

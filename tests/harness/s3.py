@@ -1,0 +1,69 @@
+"""A real S3 protocol server (moto's) on loopback, and buckets on it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from moto.server import ThreadedMotoServer
+
+from headrace.store.s3 import s3_client
+
+#: What boto's own chain finds.
+CREDENTIALS = {
+    "AWS_ACCESS_KEY_ID": "test",
+    "AWS_SECRET_ACCESS_KEY": "test",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
+
+
+@dataclass
+class S3Server:
+    """A server that may be stopped and started again; its buckets live in this process."""
+
+    url: str
+    server: ThreadedMotoServer
+
+    @property
+    def client(self) -> Any:
+        return s3_client(self.url, 4)
+
+    def bucket(self, name: str) -> str:
+        self.client.create_bucket(Bucket=name)
+        return name
+
+    def keys(self, bucket: str) -> list[str]:
+        found = self.client.list_objects_v2(Bucket=bucket).get("Contents", [])
+        return [item["Key"] for item in found]
+
+    def stop(self) -> None:
+        self.server.stop()
+
+    def start_again(self) -> None:
+        port = int(self.url.rpartition(":")[2])
+        self.server = ThreadedMotoServer(ip_address="127.0.0.1", port=port, verbose=False)
+        self.server.start()
+
+
+@contextmanager
+def s3_server() -> Iterator[S3Server]:
+    """A server, with credentials for it in this process' environment while it runs."""
+    before = {name: os.environ.get(name) for name in CREDENTIALS}
+    os.environ.update(CREDENTIALS)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    _, port = server.get_host_and_port()
+    running = S3Server(f"http://127.0.0.1:{port}", server)
+    try:
+        yield running
+    finally:
+        running.stop()
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from headrace.jobs import Job, State, read_batch
+from headrace.jobs import Job, State, read_batch, stored_result
 from headrace.keys import F
 
 #: Several times faster than State(letter), which matters once per job.
@@ -50,6 +50,7 @@ class Ended(msgspec.Struct, array_like=True, frozen=True):
             result_type=self.value if self.extra == F.RESULT_TYPE else "",
             error_json=self.value if self.extra == F.ERROR else "",
             metadata_json=metadata_json,
+            stored=stored_result(self.value) if self.extra == F.RESULT_REF else None,
             meta=self.meta,
             dead_lettered=bool(self.dead),
         )

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 
@@ -98,6 +98,28 @@ def iso(us: int) -> str:
     return datetime.fromtimestamp(us / US_PER_S, UTC).isoformat(timespec="microseconds")
 
 
+class StoredResult(NamedTuple):
+    """A result that lies in the payload store.
+
+    Attributes:
+        ref: its reference.
+        size: its length in bytes.
+        content_type: `application/json` where it is JSON text.
+    """
+
+    ref: str
+    size: int
+    content_type: str
+
+
+def stored_result(value: str) -> StoredResult | None:
+    """Read the record's `rr`; None where there is none."""
+    if not value:
+        return None
+    ref, size, content_type = value.split(" ", 2)
+    return StoredResult(ref, int(size), content_type)
+
+
 @dataclass(slots=True)
 class Job:
     """A job as the record tells it. Times are microseconds of Redis' clock; 0 = not yet."""
@@ -119,6 +141,7 @@ class Job:
     metadata_json: str = ""
     dead_lettered: bool = False
     cancel_asked: bool = False
+    stored: StoredResult | None = None
     meta: str = field(default="", repr=False)
 
     @property
@@ -133,8 +156,8 @@ class Job:
 
     @property
     def result_json(self) -> bytes | None:
-        """The result as the JSON text in the Celery result; None where it is not kept."""
-        if not self.meta or self.state is not State.SUCCEEDED:
+        """The result as the JSON text in the Celery result; None where it is not kept there."""
+        if not self.meta or self.stored is not None or self.state is not State.SUCCEEDED:
             return None
         return bytes(_META.decode(self.meta).result)
 
@@ -185,5 +208,6 @@ def job_from_record(job_id: str, record: dict[str, str], meta: str = "", place: 
         metadata_json=get(F.METADATA, ""),
         dead_lettered=F.DEAD in record,
         cancel_asked=F.CANCEL in record,
+        stored=stored_result(get(F.RESULT_REF, "")),
         meta=meta,
     )

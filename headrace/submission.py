@@ -14,7 +14,7 @@ from headrace.catalog import ModelConfig
 from headrace.errors import BrokerUnavailable, Conflict, HeadraceError, QueueFull
 from headrace.jobs import DEFAULT_OPTIONS, US_PER_S, JobOptions, iso
 from headrace.keys import F
-from headrace.messages import envelope
+from headrace.messages import Source, envelope
 from headrace.scripts import Arg
 
 _STEPS: Final = tuple(str(keys.step_of(priority)) for priority in range(10))
@@ -55,6 +55,7 @@ def submission(
     result_ttl_s: int,
     waiter: str = "",
     request_hash: str = "",
+    source: Source | None = None,
 ) -> Submission:
     """Build what submit.lua is given for one job.
 
@@ -66,6 +67,7 @@ def submission(
         now_s: seconds since 1970, from which `expires` counts.
         result_ttl_s: for jobs that do not say.
         waiter: id of the API process that wants to hear of the end, or "".
+        source: where the input lies, if not in the message; input_json is `null` then.
         request_hash: see `hash_request`; a repeat of the id under another hash is a conflict.
     """
     expires = None if options.expires is None else iso(int((now_s + options.expires) * US_PER_S))
@@ -78,11 +80,14 @@ def submission(
         options,
         timeout_s=options.timeout if options.timeout is not None else model.timeout_s,
         expires_at=expires,
+        source=source,
     )
     ttl_s = options.result_ttl or result_ttl_s
     fields: list[Arg] = [F.MODEL, model.name, F.VERSION, model.version, F.TTL, ttl_s]
     if waiter:
         fields += (F.WAITER, waiter)
+    if source is not None and source.ref:
+        fields += (F.INPUT_REF, source.ref)
     if options.metadata is not None:
         fields += (F.METADATA, msgspec.json.encode(options.metadata))
     step = _STEPS[options.priority]

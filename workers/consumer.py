@@ -22,6 +22,7 @@ from workers.keeper import Keeper
 from workers.lane import Lane
 from workers.ledger import Ledger
 from workers.life import Phase
+from workers.porter import Porter
 from workers.publisher import DISCONNECTED
 from workers.replica import Replica
 from workers.reporter import Reporter
@@ -45,15 +46,23 @@ class Consumer:
         wake: the tracking connection.
         reporter: publishes events, model states and counters.
         guard: ends what model processes have started when this worker is gone.
+        porter: moves payloads to and from their store.
     """
 
     def __init__(
-        self, lanes: list[Lane], ledger: Ledger, wake: Wake, reporter: Reporter, guard: Guard
+        self,
+        lanes: list[Lane],
+        ledger: Ledger,
+        wake: Wake,
+        reporter: Reporter,
+        guard: Guard,
+        porter: Porter,
     ) -> None:
         self.lanes = lanes
         self._ledger = ledger
         self._wake = wake
         self._reporter = reporter
+        self._porter = porter
         self._selector = selectors.DefaultSelector()
         self._keeper = Keeper(self._selector, self._lost, guard)
         self._signal_out, self._signal_in = os.pipe()
@@ -72,6 +81,7 @@ class Consumer:
     def run(self) -> None:
         """Serve until `stop`, then drain. Model processes are children of this very thread."""
         self._selector.register(self._signal_out, selectors.EVENT_READ)
+        self._selector.register(self._porter, selectors.EVENT_READ)
         try:
             while not (self._stopping.is_set() and self._drained(time.monotonic())):
                 self._turn()
@@ -87,6 +97,9 @@ class Consumer:
         if self._stopping.is_set():
             for lane in self.lanes:
                 self._ledger.release(lane, lane.batcher.take_all(), "free")
+        for lane in self.lanes:
+            if lane.cargo.waiting:
+                self._porter.take(lane)
         if self._ledger.connected:
             self._claim(now)
             self._upkeep(now)
@@ -130,6 +143,25 @@ class Consumer:
                 self._ledger.say(command)
         for command in self._reporter.events(now):
             self._ledger.say(command)
+        self._porter.sweep(now)
+
+    # Payloads
+
+    def _moved(self) -> None:
+        for lane, item, body, load, error, retryable in self._porter.moved():
+            lane.cargo.moved(item)
+            if lane.held.get(item.id) is not item:
+                # Another's by now, or held under a newer claim: this one is over.
+                lane.cargo.settled([item.token])
+            elif error is not None:
+                logger.warning("job %s: %s", item.id, error.message)
+                settlement = lane.unmoved(item, error, retryable=retryable)
+                self._ledger.settle(lane, [settlement])
+            elif load is not None:
+                lane.stats.ended("succeeded")
+                self._ledger.settle(lane, [load.settlement])
+            elif body is not None:
+                lane.arrived(item, body)
 
     # Model processes
 
@@ -202,6 +234,9 @@ class Consumer:
         settlements = lane.collect(batch, outcomes, times, padding, fits, now)
         self._reporter.finished(batch, settlements)
         self._ledger.settle(lane, settlements)
+        if lane.cargo.loads:
+            self._reporter.finished(batch, [load.settlement for load in lane.cargo.loads])
+            self._porter.take(lane)
         # Whatever arrived while it ran is asked for together with its settlement.
         lane.backlog = max(lane.backlog, 1)
 
@@ -239,6 +274,8 @@ class Consumer:
             self._hear(lane, replica, time.monotonic())
         elif key.fileobj == self._signal_out:
             os.read(self._signal_out, 64)
+        elif key.fileobj is self._porter:
+            self._moved()
         elif key.fileobj is self._ledger.socket():
             self._ledger.hear(time.monotonic())
         elif key.fileobj is self._wake.socket() and self._wake.drain():
@@ -261,7 +298,7 @@ class Consumer:
 
     @staticmethod
     def _wants_wake(lane: Lane, now: float) -> bool:
-        if not lane.serving or lane.paused or not lane.batcher.room or lane.backlog:
+        if not lane.serving or lane.paused or not lane.room or lane.backlog:
             return False
         return lane.idle or lane.batch_ends_in_s(now) > SHORT_BATCH_S
 
@@ -299,7 +336,7 @@ class Consumer:
         if now >= self._drain_until:
             return True
         running = any(replica.batch for lane in self.lanes for replica in lane.replicas)
-        waiting = any(len(lane.batcher) for lane in self.lanes)
+        waiting = any(len(lane.batcher) or lane.cargo.moving for lane in self.lanes)
         return not (running or waiting or self._ledger.busy)
 
     def _end(self) -> None:
@@ -309,6 +346,7 @@ class Consumer:
             self._keeper.stop(lane, time.monotonic())
             for batch in unfinished:
                 self._ledger.release(lane, batch.items, "free")
+            self._ledger.release(lane, list(lane.cargo.moving.values()), "free")
         for lane in self.lanes:
             for replica in lane.replicas:
                 replica.stop()
@@ -318,6 +356,9 @@ class Consumer:
         while self._ledger.busy and self._ledger.connected:
             self._ledger.flush(time.monotonic())
             self._ledger.hear(time.monotonic())
+        for lane in self.lanes:
+            self._porter.take(lane)
+        self._porter.close()
         self._wake.close()
         self._ledger.close()
         self._selector.close()

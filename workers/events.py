@@ -15,9 +15,9 @@ from typing import Final
 import msgspec
 from celery.utils.time import utcoffset
 
+from workers.items import binary_size
+
 RESULT_MAX_CHARS: Final = 128
-#: What stands around the base64 of a result that is not JSON (workers/runner.py).
-BINARY_RESULT: Final = b'{"__type__": "base64", "__value__": ""}'
 _encode: Final = msgspec.json.encode
 
 
@@ -154,15 +154,10 @@ def result_text(meta: bytes, content_type: str) -> str:
         return ""
     raw = memoryview(_META.decode(meta).result)
     if content_type:
-        return f"<{content_type}, {_binary_size(raw)} bytes>"
+        return f"<{content_type}, {binary_size(raw)} bytes>"
     # A character has at most four bytes, so that no more than these are ever shown.
     text = str(raw[: RESULT_MAX_CHARS * 4], "utf-8", "replace")
     return text if len(text) <= RESULT_MAX_CHARS else text[: RESULT_MAX_CHARS - 1] + "…"
-
-
-def _binary_size(raw: memoryview) -> int:
-    base64_chars = len(raw) - len(BINARY_RESULT)
-    return base64_chars * 3 // 4 - bytes(raw[-4:]).count(b"=")
 
 
 def traceback_text(meta: bytes) -> str | None:

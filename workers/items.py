@@ -12,6 +12,7 @@ import msgspec
 from headrace.errors import BY_CODE, HeadraceError
 from headrace.jobs import US_PER_S, State
 from headrace.keys import TASK_NAME, F
+from headrace.media import JSON_TYPE
 from headrace.messages import Message, arguments_repr
 from headrace.scripts import Arg
 
@@ -19,6 +20,8 @@ RETRY_BASE_S: Final = 1.0
 RETRY_MAX_S: Final = 60.0
 #: In place of a retry's delay: the retries are used up, and the message goes to the dead letters.
 DEAD: Final = "dead"
+#: What stands around the base64 of a result that is not JSON (workers/runner.py).
+BINARY_RESULT: Final = b'{"__type__": "base64", "__value__": ""}'
 _encode: Final = msgspec.json.encode
 #: As the scripts write it for jobs that they cancel themselves.
 _REVOKED: Final = (
@@ -37,6 +40,7 @@ class Item:
         attempts: how often it was handed out, this time included.
         cost: its share of `max_batch_cost`.
         key: only items of one key run together.
+        kind: content type of an input that was fetched and is not JSON.
     """
 
     id: str
@@ -51,6 +55,7 @@ class Item:
     dispatched_epoch_s: float = 0.0
     cost: int = 0
     key: str | None = None
+    kind: str = ""
 
     @property
     def input(self) -> bytes:
@@ -59,7 +64,10 @@ class Item:
 
     def info(self, safe: bool = False) -> dict[str, Any]:
         """What `celery inspect active` and Flower's worker page show of a running job."""
-        kwargs = arguments_repr(self.message.model, self.message.input) if self.message else "{}"
+        message = self.message
+        kwargs = "{}"
+        if message is not None:
+            kwargs = arguments_repr(message.model, message.input, message.source)
         return {
             "id": self.id,
             "name": TASK_NAME,
@@ -139,6 +147,28 @@ def succeeded(
     return Settlement(
         item.id, item.token, State.SUCCEEDED, meta, batch, timings, extra, value, "", ""
     )
+
+
+def stored(
+    item: Item, ref: str, result: bytes, kind: str, batch: Arg, timings: str, done: str
+) -> Settlement:
+    """The job ends with a result that lies in the payload store, under this reference.
+
+    Its Celery result says how large it is and where the API gives it.
+    """
+    length, shown = (binary_size(result), kind) if kind else (len(result), JSON_TYPE)
+    told = {"size": length, "content_type": shown, "url": f"/api/v1/jobs/{item.id}/result"}
+    meta = _meta(item, b"SUCCESS", _encode(told), b"null", done)
+    value = f"{ref} {length} {shown}"
+    return Settlement(
+        item.id, item.token, State.SUCCEEDED, meta, batch, timings, F.RESULT_REF, value, "", ""
+    )
+
+
+def binary_size(result: bytes | memoryview) -> int:
+    """The bytes in a result that is not JSON, as the model process wrote it."""
+    base64_chars = len(result) - len(BINARY_RESULT)
+    return base64_chars * 3 // 4 - bytes(result[-4:]).count(b"=")
 
 
 def failed(

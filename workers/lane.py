@@ -11,12 +11,17 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
+
 from headrace.catalog import ModelConfig
-from headrace.errors import InvalidRequest
+from headrace.errors import HeadraceError, InvalidRequest
 from headrace.jobs import US_PER_S, batch_text
+from headrace.media import is_json
 from headrace.messages import read_envelope
+from headrace.store.base import new_entry
 from headrace.telemetry import ModelStats
 from workers.batcher import Batcher, Hold, Leave, Policy
+from workers.cargo import Cargo, Load
 from workers.fitting import FittingSize
 from workers.items import (
     Batch,
@@ -27,6 +32,7 @@ from workers.items import (
     failed,
     put_off,
     stages,
+    stored,
     succeeded,
     timings,
 )
@@ -48,6 +54,7 @@ class Lane:
         backlog: how many messages the last claim or look saw in the lists.
         paused: somebody has paused the queue; each sweep looks whether it still is.
         claiming: how many jobs a claim that is not yet answered may bring.
+        cargo: its payloads on their way.
         revoked: ids that a Celery client has revoked before they had a record.
         fitting: how many items its memory has room for together.
         recycled: how many of its processes were recycled.
@@ -67,6 +74,7 @@ class Lane:
     hold_until: float | None = None
     recycled: int = 0
     last_error: str = ""
+    cargo: Cargo = field(default_factory=Cargo)
     fitting: FittingSize = field(init=False)
     batcher: Batcher[Item] = field(init=False)
     measure: Measure = field(init=False)
@@ -103,12 +111,17 @@ class Lane:
         """How many jobs a claim may take now: one prepared batch, if there is anything to take."""
         if self.paused or not self.backlog or not self.serving or self.claiming:
             return 0
-        return self.batcher.room
+        return self.room
 
     def saw(self, left: int) -> None:
         """Learn how many messages wait; -1 says that the queue is paused."""
         self.paused = left < 0
         self.backlog = max(0, left)
+
+    @property
+    def room(self) -> int:
+        """How many more jobs fit, with those whose payloads are on their way."""
+        return max(0, self.batcher.room - len(self.cargo.moving))
 
     def accept(self, reply: Sequence[Any], now: float) -> list[Settlement]:
         """Take in what a claim gave; settle at once what will not run."""
@@ -130,16 +143,19 @@ class Lane:
             )
             self.held[item.id] = item
             settlement = self._read(item, raw)
-            if settlement is None:
-                self.join(item)
-            else:
+            if settlement is not None:
                 ended.append(settlement)
+            elif item.message is not None and item.message.source:
+                self.cargo.fetch(item, self.model.name, item.message.source)
+            else:
+                self.join(item)
         return ended
 
     def join(self, item: Item) -> None:
         """The item's input is here: it waits for its batch."""
         if self.measure.needed:
-            item.cost, item.key = self.measure.cost(item.input), self.measure.key(item.input)
+            item.cost = self.measure.cost(item.input, item.kind)
+            item.key = self.measure.key(item.input, item.kind)
         self.batcher.add(item)
 
     def _read(self, item: Item, raw: bytes) -> Settlement | None:
@@ -214,7 +230,7 @@ class Lane:
         fits: int,
         now: float,
     ) -> list[Settlement]:
-        """Turn what a replica answered into settlements.
+        """Turn what a replica answered into settlements; what is too long is left as cargo.
 
         Args:
             batch: what it was given.
@@ -232,11 +248,15 @@ class Lane:
         self.stats.observe_batch(size, queued_s, sum(times[:3]) / 1000, padding)
         told = batch_text(size, padding)
         done, shared = date_done(), stages(times)
+        inline_max = self.cargo.inline_limit_bytes
         settled = []
         for item, outcome in zip(batch.items, outcomes, strict=True):
             took = timings(item, shared)
             if outcome[0]:
-                settled.append(succeeded(item, outcome[1], outcome[2], told, took, done))
+                if len(outcome[1]) > inline_max and self.cargo.keeps(item, outcome[1]):
+                    self._load(item, outcome, told, took, done)
+                else:
+                    settled.append(succeeded(item, outcome[1], outcome[2], told, took, done))
             else:
                 _, code, message, retryable, traceback = outcome
                 settlement = failed(
@@ -245,8 +265,33 @@ class Lane:
                 )  # fmt: skip
                 self.stats.ended("retried" if settlement.retried else "failed")
                 settled.append(settlement)
-        self.stats.ended("succeeded", sum(1 for outcome in outcomes if outcome[0]))
+        kept = len(self.cargo.loads)
+        self.stats.ended("succeeded", sum(1 for outcome in outcomes if outcome[0]) - kept)
         return settled
+
+    def _load(self, item: Item, outcome: Any, batch: int | str, took: str, done: str) -> None:
+        entry = new_entry(self.cargo.store, item.id, self.model.name, "r")
+        result, kind = outcome[1], outcome[2]
+        settlement = stored(item, entry.ref, result, kind, batch, took, done)
+        self.cargo.load(Load(item, settlement, entry, result, kind))
+
+    def arrived(self, item: Item, body: bytes) -> None:
+        """The item's input was fetched: it joins the others."""
+        message = item.message
+        if message is None or message.source is None:
+            raise RuntimeError(f"no input of job {item.id} was asked for")
+        kind = message.source.type
+        item.kind = "" if is_json(kind.partition(";")[0].strip().lower()) else kind
+        item.message = msgspec.structs.replace(message, input=body)
+        self.join(item)
+
+    def unmoved(self, item: Item, error: HeadraceError, *, retryable: bool) -> Settlement:
+        """The end, or another try, of a job whose payload could not be moved."""
+        settlement = failed(
+            item, error.code, error.message, retryable=retryable, max_retries=self._retries(item)
+        )
+        self.stats.ended("retried" if settlement.retried else "failed")
+        return settlement
 
     def timed_out(self, item: Item, now: float) -> Settlement:
         """The end of a job that ran alone for longer than its timeout."""

@@ -186,6 +186,7 @@ class Ledger:
                         "job %s is another's by now; this answer is dropped", settlement.id
                     )
                 lane.forget(settlement.id, settlement.token)
+            lane.cargo.settled(settlement.token for settlement in settlements)
 
         def refused() -> None:
             # Of their end nothing is known, as if they were another's.
@@ -213,6 +214,7 @@ class Ledger:
             self._observer.released(last_first, reply)
             for item in items:
                 lane.forget(item.id, item.token)
+            lane.cargo.settled(item.token for item in items)
             lane.backlog += len(items)
 
         def refused() -> None:

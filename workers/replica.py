@@ -128,7 +128,11 @@ class Replica:
         if self.frames is None:
             raise RuntimeError("a batch was given to a model process that was not started")
         with contextlib.suppress(OSError):
-            self.frames.send(["batch", batch.seq, [(item.id, item.input) for item in batch.items]])
+            rows = [
+                (item.id, item.input, item.kind) if item.kind else (item.id, item.input)
+                for item in batch.items
+            ]
+            self.frames.send(["batch", batch.seq, rows])
 
     def entered(self, phase: Phase) -> None:
         """The process said that this phase of its life has begun."""

@@ -144,7 +144,7 @@ class Reporter:
         if message is None:  # a message that cannot be read has no arguments
             shown, root, parent, eta, expires = "{}", item.id, None, None, None
         else:
-            shown = arguments_repr(message.model, message.input)
+            shown = arguments_repr(message.model, message.input, message.source)
             root, parent = message.root_id, message.parent_id
             eta, expires = _iso(message.eta_s), _iso(message.expires_s)
         head = self._log.head(item.id, epoch_s)

@@ -15,7 +15,7 @@ from typing import Any
 
 from headrace.errors import HandlerError, InputError, InvalidRequest
 from headrace.handler import Context, Handler
-from headrace.messages import decode_input
+from headrace.messages import decode_input, decode_payload
 from workers.outcomes import Outcome, failure, out_of_memory, outcome_of
 
 #: A job's id, its input as the handler gets it, and its content type.
@@ -107,20 +107,25 @@ class Runner:
     def __post_init__(self) -> None:
         self.preprocess = self.handler.preprocess
 
-    def run(self, items: Sequence[tuple[str, bytes]]) -> Work:
-        """Run a batch of (id, input JSON), one verb after the other; one outcome per item."""
+    def run(self, items: Sequence[Sequence[Any]]) -> Work:
+        """Run a batch, one verb after the other; one outcome per item."""
         work = self.read(items)
         if work.readable:
             self.attempt(work, list(work.readable))
         return self.close(work)
 
     @staticmethod
-    def read(items: Sequence[tuple[str, bytes]]) -> Work:
-        """Read the inputs; what cannot be read has its outcome."""
+    def read(items: Sequence[Sequence[Any]]) -> Work:
+        """Read the inputs; what cannot be read has its outcome.
+
+        Args:
+            items: as in the frame: (id, input JSON), or (id, bytes, content type) if it was fetched.
+        """
         work = Work([[] for _ in items], {})
-        for place, (job_id, raw) in enumerate(items):
+        for place, (job_id, raw, *kind) in enumerate(items):
             try:
-                work.readable[place] = (job_id, *decode_input(raw))
+                decoded = decode_payload(raw, kind[0]) if kind else decode_input(raw)
+                work.readable[place] = (job_id, *decoded)
             except InvalidRequest as error:
                 work.outcomes[place] = failure(InputError(error.message))
         return work

@@ -22,14 +22,19 @@ from typing_extensions import override
 from headrace import keys
 from headrace.catalog import Catalog, ModelConfig
 from headrace.connections import connect
+from headrace.errors import ConfigError
 from headrace.settings import Settings
+from headrace.store.origin import Origins
+from headrace.store.stores import THREADS, build_stores
 from workers import control
 from workers.broker_url import celery_url
+from workers.cargo import Cargo
 from workers.consumer import Consumer
 from workers.device import device_of, model_environ, tuned
 from workers.guard import Guard
 from workers.lane import Lane
 from workers.ledger import Ledger, Limits
+from workers.porter import Porter
 from workers.publisher import Publisher
 from workers.replica import Replica
 from workers.reporter import Reporter
@@ -52,7 +57,8 @@ def build_lanes(catalog: Catalog, settings: Settings, environ: Mapping[str, str]
         own_environ = tuned(child_environ, device) if model.malloc_tuning else child_environ
         replicas = [Replica(init, own_environ, model.load_timeout_s) for _ in range(model.replicas)]
         retries = model.max_retries if model.max_retries is not None else settings.max_retries
-        lanes.append(Lane(model, retries, replicas, revoked=celery_state.revoked))
+        cargo = Cargo(settings.payload_store, settings.inline_limit_bytes)
+        lanes.append(Lane(model, retries, replicas, revoked=celery_state.revoked, cargo=cargo))
     return lanes
 
 
@@ -116,8 +122,20 @@ def build_consumer(worker: Any, settings: Settings, catalog: Catalog, redis_url:
         settings.result_ttl_s,
     )
     ledger = Ledger(owner, Publisher(client), limits, reporter)
+    # Before the guard, which is a process: a mistake of the settings is told first.
+    porter = _porter(settings, redis_url)
     guard = Guard(f"{os.getpid()}:{secrets.token_hex(8)}")
-    return Consumer(lanes, ledger, Wake(client, watched_keys(lanes)), reporter, guard)
+    wake = Wake(client, watched_keys(lanes))
+    return Consumer(lanes, ledger, wake, reporter, guard, porter)
+
+
+def _porter(settings: Settings, redis_url: str) -> Porter:
+    try:
+        stores = build_stores(settings, redis_url)
+        stores.check()
+        return Porter(stores, Origins(settings, THREADS))
+    except ConfigError as error:
+        raise SystemExit(f"headrace: {error.message} ({error.hint})") from None
 
 
 class HeadraceStep(bootsteps.StartStopStep):

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import redis
 
 from headrace import keys
+from headrace.jobs import JobOptions, new_id
+from headrace.messages import Source
+from headrace.store.stores import Stores
+from headrace.submission import submission
+from tests.harness.worker import Client
 
 
 def noted(client: redis.Redis) -> list[str]:
@@ -19,3 +25,36 @@ def make_due(client: redis.Redis) -> None:
     """As though the time of every payload to be looked at had come."""
     for text in noted(client):
         client.zadd(keys.PAYLOADS, {text: 0}, xx=True)
+
+
+def payload_keys(client: redis.Redis) -> list[str]:
+    """The payloads that lie in Redis."""
+    return [key.decode() for key in client.scan_iter(f"{keys.PAYLOAD_PREFIX}*")]
+
+
+def submit_stored(
+    ours: Client,
+    stores: Stores,
+    model: str,
+    body: bytes,
+    kind: str = "application/octet-stream",
+    **options: Any,
+) -> str:
+    """Submit a job whose input lies in the store, as the API does; its id."""
+    job_id = new_id()
+    entry = stores.new_entry(job_id, model, "i")
+    stores.put(entry, body)
+    submit_source(ours, model, Source(ref=entry.ref, type=kind, size=len(body)), job_id, **options)
+    return job_id
+
+
+def submit_source(
+    ours: Client, model: str, source: Source, job_id: str = "", **options: Any
+) -> str:
+    """Submit a job whose input lies elsewhere; its id."""
+    job = submission(
+        job_id or new_id(), ours.catalog.get(model), b"null", JobOptions(**options),
+        now_s=time.time(), result_ttl_s=600, source=source,
+    )  # fmt: skip
+    ours.send(job)
+    return job.id

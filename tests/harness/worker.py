@@ -21,7 +21,7 @@ import yaml
 from headrace import keys
 from headrace.catalog import Catalog, load_catalog
 from headrace.jobs import Job, JobOptions, job_from_record, new_id
-from headrace.queue import submission
+from headrace.queue import Submission, submission
 from headrace.scripts import script
 from tests.harness.wait import wait_until
 
@@ -47,6 +47,7 @@ class Worker:
     node: str = "cpu0@test"
     environ: dict[str, str] = field(default_factory=dict)
     arguments: tuple[str, ...] = ("-E",)
+    app: str = "workers.celery_app"
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -60,7 +61,7 @@ class Worker:
 
     def start(self) -> None:
         command = [
-            sys.executable, "-m", "celery", "-A", "workers.celery_app", "worker",
+            sys.executable, "-m", "celery", "-A", self.app, "worker",
             "-n", self.node, "-l", "INFO", "--without-gossip", "--without-mingle", *self.arguments,
         ]  # fmt: skip
         environ = {
@@ -171,12 +172,25 @@ class Client:
             )
             for job_id, raw in zip(ids, inputs, strict=True)
         ]  # fmt: skip
+        self.send(*jobs)
+        return ids
+
+    def submit_text(self, model: str, text: bytes, **options: Any) -> str:
+        """Enqueue one job whose input is this JSON text; its id."""
+        job = submission(
+            new_id(), self.catalog.get(model), text, JobOptions(**options),
+            now_s=time.time(), result_ttl_s=600,
+        )  # fmt: skip
+        self.send(job)
+        return job.id
+
+    def send(self, *jobs: Submission) -> None:
+        """Enqueue jobs, all of which must be taken."""
         for at in range(0, len(jobs), 200):
             answers = self._call(
                 "submit", *(arg for job in jobs[at : at + 200] for arg in job.arguments)
             )
             assert all(answer[0] == 1 for answer in answers), answers
-        return ids
 
     def view(self, *ids: str) -> list[Job | None]:
         seen: list[Job | None] = []

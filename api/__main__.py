@@ -22,6 +22,7 @@ from headrace.catalog import load_catalog
 from headrace.errors import ConfigError, HeadraceError
 from headrace.ports import BACKLOG, http_url
 from headrace.settings import Settings, load_settings
+from headrace.store.stores import build_stores
 
 #: A stop waits so long for requests under way, in seconds.
 SHUTDOWN_MAX_S: Final = 4
@@ -88,6 +89,11 @@ def _serve(settings: Settings, inherited: argparse.Namespace) -> None:
     for warning in check_broker(settings.redis_url).warnings():
         logging.getLogger("api").warning("%s", warning)
     catalog = load_catalog(settings.models_file, timeout_s=settings.timeout_s)
+    stores = build_stores(settings, settings.redis_url)
+    try:
+        stores.check()
+    finally:
+        stores.close()
     app = create_app(settings, catalog)
     server = server_for(app, settings.host, settings.port, settings.log_level)
     server.ready_fd = inherited.ready

@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Final, NamedTuple
 
 import msgspec
 
-from api.bodies import not_json
+from api.bodies import Payload, media_type, not_json
 from api.options import checked, reworded
 from headrace.catalog import Catalog, ModelConfig
 from headrace.errors import InvalidRequest, ModelNotFound
 from headrace.ids import check_id, check_key, id_of_key
 from headrace.jobs import DEFAULT_OPTIONS, JobOptions, new_id
+from headrace.messages import Source
+from headrace.store.origin import type_of
 from headrace.submission import hash_request
+
+#: msgspec gives each request its own Raw; an absent one is this.
+_NO_INPUT: Final = msgspec.Raw(b"")
 
 
 class JobRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """The JSON of a submit: the body of `POST /api/v1/jobs`, or a line of a bulk request."""
+    """The JSON of a submit: the body of `POST /api/v1/jobs`, or a line of a bulk request.
+
+    Attributes:
+        input: the input; empty where `input_ref` stands in its place.
+        content_type: what the file of `input_ref` is; None goes by its name.
+    """
 
     model: str
-    input: msgspec.Raw
+    input: msgspec.Raw = _NO_INPUT
+    input_ref: str | None = None
+    content_type: str | None = None
     id: str | None = None
     version: str | None = None
     options: JobOptions = DEFAULT_OPTIONS
@@ -45,6 +58,8 @@ class Asked(NamedTuple):
 
     Attributes:
         version: the version that the client insists on; None for any.
+        payload: an input that is too long for its message; input_json is `null` then.
+        source: the operator's own file that the client names as input; likewise.
     """
 
     model: ModelConfig
@@ -52,13 +67,26 @@ class Asked(NamedTuple):
     options: JobOptions
     identity: Identity
     version: str | None = None
+    payload: Payload | None = None
+    source: Source | None = None
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the input does not go in the job's message."""
+        return self.payload is not None or self.source is not None
 
     @property
     def request_hash(self) -> str:
         """By which a repeat is known; "" where there can be none."""
         if not self.identity.chosen:
             return ""
-        return hash_request(self.model.name, self.input_json, self.options, self.version)
+        said = self.input_json
+        # No JSON begins so: neither can be taken for the other, nor for an input of that text.
+        if self.payload is not None:
+            said = b"p%s\0%s" % (self.payload.kind.encode(), self.payload.body)
+        elif self.source is not None:
+            said = b"r%s\0%s" % (self.source.type.encode(), self.source.origin.encode())
+        return hash_request(self.model.name, said, self.options, self.version)
 
 
 def identity_of(given_id: str | None, key: str) -> Identity:
@@ -112,11 +140,52 @@ def model_for(catalog: Catalog, request: JobRequest) -> ModelConfig:
     return model
 
 
-def asked_by(request: JobRequest, model: ModelConfig, identity: Identity) -> Asked:
+def asked_by(
+    request: JobRequest,
+    model: ModelConfig,
+    identity: Identity,
+    inline_limit_bytes: int = sys.maxsize,
+) -> Asked:
     """What a request asks of its model.
 
     Raises:
-        InvalidRequest: an option does not fit.
+        InvalidRequest: an option does not fit, or there is not one input.
     """
     options = checked(request.options)
-    return Asked(model, bytes(request.input), options, identity, request.version)
+    text = bytes(request.input)
+    if not text or request.input_ref is not None or request.content_type is not None:
+        source = _named_input(request, text)
+        return Asked(model, b"null", options, identity, request.version, source=source)
+    if len(text) > inline_limit_bytes:
+        payload = Payload(text, "")
+        return Asked(model, b"null", options, identity, request.version, payload)
+    return Asked(model, text, options, identity, request.version)
+
+
+def asked_with(
+    model: ModelConfig, found: bytes | Payload, options: JobOptions, identity: Identity
+) -> Asked:
+    """What is asked where the body is the input."""
+    if isinstance(found, bytes):
+        return Asked(model, found, options, identity)
+    return Asked(model, b"null", options, identity, payload=found)
+
+
+def _named_input(request: JobRequest, text: bytes) -> Source:
+    reference, kind = request.input_ref, request.content_type
+    if text and reference is not None:
+        raise InvalidRequest(
+            "the request has both an input and an input_ref", hint="Give one of them."
+        )
+    if text:
+        raise InvalidRequest(
+            "content_type says what the file of an input_ref is; this request has an input",
+            hint='Leave it out, or give bytes as {"content_type": "…", "base64": "…"}.',
+        )
+    if reference is None:
+        raise InvalidRequest(
+            "object missing required field input", hint="Give input, or input_ref in its place."
+        )
+    if kind is not None and not media_type(kind):
+        raise InvalidRequest("content_type is empty", hint="Leave it out to go by the name.")
+    return Source(origin=reference, type=type_of(reference) if kind is None else kind)

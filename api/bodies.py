@@ -7,8 +7,9 @@ The wire form is JSON text: a JSON body as the client sent it, anything else as
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -96,26 +97,49 @@ def require_type(request: Request, known: Callable[[str], bool], hint: str) -> N
     _refuse_encoding(request.header(b"content-encoding"))
 
 
-def input_of(body: bytes, content_type: bytes, content_encoding: bytes = b"") -> bytes:
-    """The wire form of a body that is the input itself.
+class Payload(NamedTuple):
+    """An input that is too long for its message.
+
+    Attributes:
+        body: the bytes.
+        kind: their content type; "" for JSON text.
+    """
+
+    body: bytes
+    kind: str
+
+
+def input_of(
+    body: bytes,
+    content_type: bytes,
+    content_encoding: bytes = b"",
+    inline_limit_bytes: int = sys.maxsize,
+) -> bytes | Payload:
+    """The wire form of a body that is the input itself; what is longer than the limit, as it is.
 
     Raises:
         UnsupportedMedia: its type or encoding cannot be read here.
         InvalidRequest: it says that it is JSON, or multipart, and is not.
     """
     if content_type == b"application/json" and not content_encoding:
-        return json_input(body)
+        return inline_or_payload(json_input(body), inline_limit_bytes)
     _refuse_encoding(content_encoding)
     given = content_type.decode("latin-1").strip()
     kind = media_type(given)
     if kind == MULTIPART_TYPE:
         part = _pick(read_parts(body, given))
-        return _typed(part.body, part.content_type, media_type(part.content_type))
+        given, kind = part.content_type, media_type(part.content_type)
+        return _typed(part.body, given, kind, inline_limit_bytes)
     if kind.startswith("multipart/"):
         raise UnsupportedMedia(
             f"{kind} is not read here", hint="Send multipart/form-data, or the input alone."
         )
-    return _typed(body, given, kind)
+    return _typed(body, given, kind, inline_limit_bytes)
+
+
+def inline_or_payload(input_json: bytes, inline_limit_bytes: int) -> bytes | Payload:
+    """An input's JSON text; what is longer than the limit is a payload."""
+    return input_json if len(input_json) <= inline_limit_bytes else Payload(input_json, "")
 
 
 def json_input(body: bytes) -> bytes:
@@ -180,15 +204,17 @@ def _pick(parts: list[Part]) -> Part:
     )
 
 
-def _typed(body: bytes, content_type: str, kind: str) -> bytes:
+def _typed(body: bytes, content_type: str, kind: str, inline_limit_bytes: int) -> bytes | Payload:
     if kind in ("", FORM_TYPE):
         # curl --data-binary says FORM_TYPE whatever the bytes are.
         kind = content_type = sniff(body)
     if is_json(kind):
         _refuse_charset(content_type)
-        return json_input(body)
+        return inline_or_payload(json_input(body), inline_limit_bytes)
     if kind.startswith("text/"):
         _refuse_charset(content_type)
+    if len(body) > inline_limit_bytes:
+        return Payload(body, content_type)
     return binary_input(body, content_type)
 
 

@@ -23,6 +23,8 @@ from headrace.errors import (
     InternalError,
     PathNotFound,
     QueueFull,
+    StoreError,
+    StoreFull,
 )
 from headrace.jobs import Job, State
 
@@ -131,9 +133,10 @@ def explain(code: str) -> dict[str, Any]:
 def _retry_after_s(error: HeadraceError) -> int:
     if isinstance(error, QueueFull):
         return error.retry_after_s
-    if isinstance(error, BrokerFull):
+    if isinstance(error, (BrokerFull, StoreFull)):
         return BROKER_FULL_RETRY_S
-    return BROKER_RETRY_S if isinstance(error, BrokerError) and error.retryable else 0
+    passing = isinstance(error, (BrokerError, StoreError)) and error.retryable
+    return BROKER_RETRY_S if passing else 0
 
 
 def _reply(

@@ -9,6 +9,7 @@ import redis.asyncio
 
 from api.counters import Counters
 from api.fleet import Fleet
+from api.payloads import Payloads, build_payloads
 from api.tally import Tally
 from headrace.catalog import Catalog
 from headrace.connections import connect_async
@@ -35,6 +36,7 @@ class Services:
     fleet: Fleet
     counters: Counters
     tally: Tally
+    payloads: Payloads
     clients: list[redis.asyncio.Redis]
 
     async def start(self) -> None:
@@ -47,6 +49,7 @@ class Services:
         await self.waiters.stop()
         await self.tally.stop()
         await self.queue.close()
+        self.payloads.close()
         for client in self.clients:
             await client.aclose()
 
@@ -55,7 +58,7 @@ def build(settings: Settings, catalog: Catalog) -> Services:
     """Build the services; they connect when first used.
 
     Raises:
-        ConfigError: the settings name no Redis.
+        ConfigError: the settings name no Redis, or no payload store that can be used.
     """
     if settings.redis_url is None:
         raise ConfigError(
@@ -76,5 +79,6 @@ def build(settings: Settings, catalog: Catalog) -> Services:
         fleet=Fleet(queue, catalog),
         counters=counters,
         tally=Tally(client, counters, waiters),
+        payloads=build_payloads(settings, settings.redis_url),
         clients=[client],
     )

@@ -45,6 +45,7 @@ class _JobObject(msgspec.Struct):
     dead_lettered: bool | msgspec.UnsetType = msgspec.UNSET
     cancel_requested: bool | msgspec.UnsetType = msgspec.UNSET
     result: Any = msgspec.UNSET
+    result_size: int | msgspec.UnsetType = msgspec.UNSET
     error: _Error | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -98,6 +99,8 @@ def job_object(job: Job, *, has_replica: bool = True, with_result: bool = True) 
     if state is State.SUCCEEDED:
         if with_result:
             view.result = _result(job)
+        if job.stored is not None:
+            view.result_size = job.stored.size
     elif state.final:
         failure = failure_of(job)
         if failure is not None:

@@ -15,6 +15,7 @@
     │   ├── InputForbidden     input-forbidden      403
     │   ├── PayloadTooLarge    payload-too-large    413
     │   ├── UnsupportedMedia   unsupported-media    415
+    │   ├── RangeNotSatisfiable range-not-satisfiable 416
     │   └── QueueFull          queue-full           429, retry
     ├── JobError                                    how a job that was accepted ended
     │   ├── InputError         input-error          422  the input is bad; it fails alone
@@ -183,6 +184,14 @@ class UnsupportedMedia(RequestError):
     code = "unsupported-media"
     status = 415
     title = "Unsupported media type"
+
+
+class RangeNotSatisfiable(RequestError):
+    """The range that was asked for lies behind the end of the result."""
+
+    code = "range-not-satisfiable"
+    status = 416
+    title = "Range not satisfiable"
 
 
 class QueueFull(RequestError):

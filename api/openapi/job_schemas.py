@@ -85,8 +85,10 @@ JOB: Final = object_of(
         },
         "urls": object_of({"self": STRING, "result": STRING}),
         "result": {
-            "description": "Once it has succeeded: JSON, or {content_type, base64} for bytes."
+            "description": "Once it has succeeded: JSON, or {content_type, base64} for bytes; "
+            "null where it is too long for this, and `urls.result` gives it."
         },
+        "result_size": {**COUNT, "description": "The bytes of a result that is too long."},
         "error": object_of(
             {
                 "type": {**STRING, "description": "The code of a problem type."},
@@ -98,7 +100,9 @@ JOB: Final = object_of(
         "dead_lettered": {"const": True},
         "cancel_requested": {"const": True},
     },
-    optional=("batch_padding", "result", "error", "dead_lettered", "cancel_requested"),
+    optional=(
+        "batch_padding", "result", "result_size", "error", "dead_lettered", "cancel_requested",
+    ),
     examples=[SUCCEEDED_JOB, QUEUED_JOB],
 )
 
@@ -136,6 +140,15 @@ _REQUEST: Final[dict[str, Schema]] = {
     "model": {**MODEL, "examples": ["echo"]},
     "version": {**nullable(STRING), "description": "Only a model of this version."},
     "input": {"description": "Any JSON, or {content_type, base64} for bytes."},
+    "input_ref": {
+        **nullable(STRING),
+        "description": "In place of input: file:/folder/name or s3://bucket/key, a file or object "
+        "of the operator's own.",
+    },
+    "content_type": {
+        **nullable(STRING),
+        "description": "What the file of input_ref is; left out, its name says.",
+    },
     "options": object_of(
         {
             name: schema if name == "priority" else nullable(schema)
@@ -153,8 +166,20 @@ _REQUEST_EXAMPLE: Final = {"model": "echo", "input": {"x": 1}, "options": {"prio
 
 
 def _request(properties: dict[str, Schema], example: dict[str, Any]) -> Schema:
-    optional = tuple(name for name in properties if name not in ("model", "input"))
-    return object_of(properties, optional=optional, additionalProperties=False, examples=[example])
+    optional = tuple(name for name in properties if name != "model")
+    # Either an input, which may be null, or the name of one; a content type only for the latter.
+    named = {"required": ["input_ref"], "properties": {"input_ref": STRING}}
+    given = {
+        "required": ["input"],
+        "properties": {"input_ref": {"type": "null"}, "content_type": {"type": "null"}},
+    }
+    return object_of(
+        properties,
+        optional=optional,
+        additionalProperties=False,
+        examples=[example],
+        oneOf=[given, {**named, "not": {"required": ["input"]}}],
+    )
 
 
 #: By the name of the component.

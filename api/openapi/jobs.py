@@ -22,9 +22,24 @@ from api.openapi.shapes import object_of, ref
 _TAG: Final = "jobs"
 _SUBMIT: Final = (
     "invalid-request", "invalid-id", "model-not-found", "conflict", "payload-too-large",
-    "unsupported-media", "queue-full", "broker-full", *PATH_PROBLEMS, *BROKER_PROBLEMS,
+    "unsupported-media", "queue-full", "broker-full", "store-unavailable", "payload-storage-full",
+    *PATH_PROBLEMS, *BROKER_PROBLEMS,
 )  # fmt: skip
 _READ: Final = ("invalid-request", "job-not-found", *PATH_PROBLEMS, *BROKER_PROBLEMS)
+_RANGE: Final = [
+    {
+        "name": "Range",
+        "in": "header",
+        "schema": {"type": "string"},
+        "description": "One range of bytes, such as bytes=0-99.",
+    },
+    {
+        "name": "If-Range",
+        "in": "header",
+        "schema": {"type": "string"},
+        "description": "The range only of the output that has this ETag.",
+    },
+]
 _ENDED_IN_TIME: Final = "It has ended within the wait."
 
 
@@ -84,7 +99,7 @@ def _submit_json(name: str, summary: str, schema: str, parameters: list[Any]) ->
         summary,
         _TAG,
         job_answers(_ENDED_IN_TIME, headers=SUBMITTED),
-        _SUBMIT,
+        (*_SUBMIT, "input-forbidden"),
         parameters=parameters,
         requestBody={"required": True, "content": {JSON: {"schema": ref(schema)}}},
     )
@@ -107,8 +122,16 @@ def _get_result() -> dict[str, Any]:
             "Content-Security-Policy": {
                 "schema": {"type": "string"},
                 "description": "An output that is a web page runs no script in this origin.",
-            }
+            },
+            "Accept-Ranges": {"schema": {"const": "bytes"}},
+            "ETag": {"schema": {"type": "string"}, "description": "For If-Range."},
         },
+    }
+    content_range = {"schema": {"type": "string", "pattern": "^bytes "}}
+    part = {
+        **output,
+        "description": "The bytes of the output that Range asked for.",
+        "headers": {**output["headers"], "Content-Range": content_range},
     }
     found = operation(
         "get_result",
@@ -116,11 +139,12 @@ def _get_result() -> dict[str, Any]:
         _TAG,
         {
             "200": output,
+            "206": part,
             "202": not_yet,
             "204": {"description": "A Celery client asked for no result (`ignore_result`)."},
         },
-        (*_READ, *JOB_PROBLEMS),
-        parameters=WAIT,
+        (*_READ, "range-not-satisfiable", "store-unavailable", *JOB_PROBLEMS),
+        parameters=[*WAIT, *_RANGE],
     )
     # A handler may fail with a code of its own.
     found["responses"]["500"]["content"]["application/problem+json"]["schema"]["anyOf"].append(

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
 import msgspec
 
-from api.asgi import NO_STORE, Header, Reply, Request
+from api.asgi import NO_STORE, Header, Reply, Request, Stream
 from api.problems import failure_of, job_problem
+from api.results import result_reply
 from api.routes.submit import NOT_YET, end_of
 from api.services import Services
 from api.waits import asked_wait_s, preferred_wait_s
-from api.wire import job_object, raw_result
+from api.wire import job_object
 from headrace.errors import JobNotFound
 from headrace.ids import is_id
 from headrace.jobs import Job, State
 
 _QUERY: Final = frozenset({"wait"})
 _NONE: Final[frozenset[str]] = frozenset()
-#: A handler's output has the API's own origin: a browser is not to guess that it is HTML, and where
-#: it is, neither to run nor to load anything for it.
-_HARMLESS: Final[tuple[Header, ...]] = (
-    (b"x-content-type-options", b"nosniff"),
-    (b"content-security-policy", b"default-src 'none'; style-src 'unsafe-inline'; sandbox"),
-)
-_UNSAFE = re.compile(r"[^\x20-\x7e]")
 
 
 async def get_job(services: Services, request: Request, job_id: str) -> Reply:
@@ -36,7 +29,7 @@ async def get_job(services: Services, request: Request, job_id: str) -> Reply:
     return await _not_yet(services, job, applied)
 
 
-async def get_result(services: Services, request: Request, job_id: str) -> Reply:
+async def get_result(services: Services, request: Request, job_id: str) -> Reply | Stream:
     """The output as the handler gave it; a job that failed is its problem."""
     job, applied = await _look(services, request, job_id)
     if not job.state.final:
@@ -44,13 +37,7 @@ async def get_result(services: Services, request: Request, job_id: str) -> Reply
     failure = failure_of(job)
     if failure is not None:
         return job_problem(job, failure, request.path)
-    output = raw_result(job)
-    headers = (NO_STORE, *_HARMLESS, *applied)
-    if output is None:
-        # A Celery client asked for no result (`ignore_result`).
-        return Reply(204, b"", headers=headers)
-    body, content_type = output
-    return Reply(200, body, _UNSAFE.sub("?", content_type).encode(), headers)
+    return await result_reply(services, request, job, applied)
 
 
 async def cancel_job(services: Services, request: Request, job_id: str) -> Reply:

@@ -11,7 +11,14 @@ from typing import Final, NamedTuple
 import msgspec
 
 from api.asgi import Header, Reply, Request
-from api.asked import Asked, asked_by, identity_of, model_for, read_job_request
+from api.asked import (
+    Asked,
+    asked_by,
+    asked_with,
+    identity_of,
+    model_for,
+    read_job_request,
+)
 from api.bodies import input_of, read_body, require_json
 from api.options import OPTION_NAMES, options_from_query
 from api.problems import problem
@@ -24,9 +31,11 @@ from headrace.errors import (
     HeadraceError,
     InvalidRequest,
     RequestError,
+    StoreError,
 )
 from headrace.ids import check_key
 from headrace.jobs import Job, State
+from headrace.messages import Source
 from headrace.submission import Submission, submission
 
 NOT_YET: Final[Header] = (b"retry-after", b"1")
@@ -55,13 +64,16 @@ async def submit_input(services: Services, request: Request, name: str) -> Reply
         wait_s = asked_wait_s(query.get("wait"), services.settings.max_wait_s)
         identity = identity_of(None, key_of(request))
         body = await read_body(request, services.settings.body_limit_bytes)
-        input_json = input_of(
-            body, request.header(b"content-type"), request.header(b"content-encoding")
+        found = input_of(
+            body,
+            request.header(b"content-type"),
+            request.header(b"content-encoding"),
+            services.settings.inline_limit_bytes,
         )
     except HeadraceError as error:
         services.counters.refused(name, error.code)
         raise
-    asked = Asked(model, input_json, options, identity)
+    asked = asked_with(model, found, options, identity)
     return await _submit(services, request, asked, wait_s)
 
 
@@ -96,7 +108,7 @@ async def _submit_json(services: Services, request: Request, path_id: str | None
     model = model_for(services.catalog, said)
     try:
         identity = identity_of(_one_id(path_id, said.id), key_of(request))
-        asked = asked_by(said, model, identity)
+        asked = asked_by(said, model, identity, services.settings.inline_limit_bytes)
     except RequestError as error:
         services.counters.refused(model.name, error.code)
         raise
@@ -131,7 +143,7 @@ async def _submit(
         services.counters.refused(name, error.code)
         # Redis may have taken the job before it fell silent: the id lets the client find out.
         return problem(error, request.path, job=job_id)
-    except RequestError as error:
+    except (RequestError, StoreError) as error:
         services.counters.refused(name, error.code)
         raise
     if replayed:
@@ -146,7 +158,27 @@ async def _submit(
 
 async def _enqueued(services: Services, asked: Asked, waiter: str = "") -> Enqueued:
     """Enqueue the job, or find the one that an earlier request enqueued."""
-    job = submission_of(services, asked, time.time(), waiter)
+    if not asked.elsewhere:
+        return await _submitted(services, asked, waiter, None)
+    kept = await services.payloads.keep(asked)
+    try:
+        services.payloads.check_age(kept)
+        enqueued = await _submitted(services, asked, waiter, kept.source)
+    except BrokerUnavailable:
+        # Redis may have taken the job; if not, the sweep deletes its payload.
+        raise
+    except HeadraceError:
+        await services.payloads.drop(kept)
+        raise
+    if enqueued.replayed:
+        await services.payloads.drop(kept)
+    return enqueued
+
+
+async def _submitted(
+    services: Services, asked: Asked, waiter: str, source: Source | None
+) -> Enqueued:
+    job = submission_of(services, asked, time.time(), waiter, source)
     while True:
         receipt = await services.queue.submit(job)
         # Where no client can repeat, only a call whose answer was lost did.
@@ -159,7 +191,13 @@ async def _enqueued(services: Services, asked: Asked, waiter: str = "") -> Enque
         # Its record ran out between the two, so that the id is free again.
 
 
-def submission_of(services: Services, asked: Asked, now_s: float, waiter: str = "") -> Submission:
+def submission_of(
+    services: Services,
+    asked: Asked,
+    now_s: float,
+    waiter: str = "",
+    source: Source | None = None,
+) -> Submission:
     """What submit.lua is given for what was asked."""
     return submission(
         asked.identity.job_id,
@@ -170,6 +208,7 @@ def submission_of(services: Services, asked: Asked, now_s: float, waiter: str = 
         result_ttl_s=services.settings.result_ttl_s,
         waiter=waiter,
         request_hash=asked.request_hash,
+        source=source,
     )
 
 

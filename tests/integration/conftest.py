@@ -18,7 +18,9 @@ BODY_LIMIT_BYTES = 256 * 1024
 def _api(_servers: dict[str, RedisServer]) -> Iterator[ApiServer]:
     models = catalog(echo={}, tiny={"max_queue_depth": 100, "version": "2.1"})
     url = _servers["valkey9"].url
-    with api_server(url, models, body_limit_bytes=BODY_LIMIT_BYTES) as server:
+    # The fake workers of these tests know no payloads: tests/integration/test_api_payloads.py.
+    limits = {"body_limit_bytes": BODY_LIMIT_BYTES, "inline_limit_bytes": BODY_LIMIT_BYTES}
+    with api_server(url, models, **limits) as server:
         yield server
 
 

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 def job(
-    value: bytes = b"1", job_id: str = "", options: JobOptions | None = None, **rest: str
+    value: bytes = b"1", job_id: str = "", options: JobOptions | None = None, **rest: Any
 ) -> Submission:
     return submission(
         job_id or new_id(),

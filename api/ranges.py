@@ -1,0 +1,47 @@
+"""Range requests (RFC 9110, section 14): one range of bytes. Knows no job."""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+_ONE_RANGE: Final = re.compile(rb"bytes[ \t]*=[ \t]*(\d{0,19})[ \t]*-[ \t]*(\d{0,19})[ \t]*")
+
+
+class Span(NamedTuple):
+    """The bytes from `start` to before `end`."""
+
+    start: int
+    end: int
+
+
+class Unsatisfiable(Exception):
+    """No byte of what there is lies in the range that was asked for."""
+
+
+def span_of(range_header: bytes, if_range: bytes, etag: bytes, size: int) -> Span | None:
+    """The span that a request asks for; None where it is to have all.
+
+    Several ranges, other units and what cannot be read are passed over, as the RFC allows; and so
+    is a range of what is not what the client has the rest of (If-Range).
+
+    Raises:
+        Unsatisfiable: the range lies behind the end.
+    """
+    if not range_header or (if_range and if_range.strip() != etag):
+        return None
+    found = _ONE_RANGE.fullmatch(range_header.strip())
+    if found is None or not (found[1] or found[2]):
+        return None
+    if not found[1]:
+        length = int(found[2])
+        if not length or not size:
+            raise Unsatisfiable
+        return Span(max(0, size - length), size)
+    start = int(found[1])
+    last = int(found[2]) if found[2] else size - 1
+    if found[2] and last < start:
+        return None
+    if start >= size:
+        raise Unsatisfiable
+    return Span(start, min(last, size - 1) + 1)

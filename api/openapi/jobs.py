@@ -115,7 +115,7 @@ def _cancel_job() -> dict[str, Any]:
 
 def _get_result() -> dict[str, Any]:
     not_yet = job_answers("")["202"]
-    output = {
+    output: dict[str, Any] = {
         "description": "The output, with the content type that its handler gave it.",
         "content": {JSON: {"schema": {}}, "*/*": {"schema": {}}},
         "headers": {

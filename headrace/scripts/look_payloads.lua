@@ -8,11 +8,11 @@ local FINAL = {s = true, f = true, x = true, c = true}
 local NEEDED_US, DELETING_US, SECOND_US = 600000000, 60000000, 1000000
 
 -- Microseconds until an input should be looked at again; nil where nobody needs it. As its message, it is to be had
--- as long as its dead letter.
+-- as long as its dead letter. What has no state yet was requeued, and waits.
 local function input_needed_us(ref, id, model)
   local state, input = unpack(read(id, 's', 'ir'))
-  if state and input ~= ref then return nil end
-  if state and not FINAL[state] then return NEEDED_US end
+  if input and input ~= ref then return nil end
+  if input and not (state and FINAL[state]) then return NEEDED_US end
   return redis.call('EXISTS', 'hr:letter:' .. QUEUE .. model .. ':' .. id) == 1 and NEEDED_US or nil
 end
 

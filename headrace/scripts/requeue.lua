@@ -7,6 +7,9 @@ local FINAL = {s = true, f = true, x = true, c = true}
 -- All that its last life left in the record; the client's own fields stay.
 local LEFT = {'a', 'k', 'x', 't', 'o', 'st', 'en', 'b', 'tm', 'rt', 'e', 'tb', 'dl', 'cr'}
 
+-- How long a requeued job that has no record may wait for its claim before its stored input is let go.
+local UNCLAIMED_S = 30 * 86400
+
 local function requeue(letter)
   local found = redis.pcall('HMGET', prefix .. letter, 'raw', 'id', 'step')
   local raw, id, step = found[1], found[2], found[3]
@@ -28,6 +31,13 @@ local function requeue(letter)
     redis.call('HDEL', JOB .. id, unpack(LEFT))
     redis.call('HSET', JOB .. id, 's', 'q', 'n', ticket, 'j', NOW)
     redis.call('PERSIST', JOB .. id)
+  else
+    -- Its input in the payload store is needed until it has run: the claim's record is to name it.
+    local ref = string.match(raw, '"ref":"(%l[%l%d]*:%x+)"')
+    if ref then
+      redis.call('HSET', JOB .. id, 'ir', ref)
+      redis.call('EXPIRE', JOB .. id, UNCLAIMED_S)
+    end
   end
   return 'queued'
 end

@@ -164,6 +164,27 @@ def test_an_input_lives_as_long_as_its_dead_letter(queue: Queue, store: RedisSto
     assert not there(store, entry)
 
 
+@pytest.mark.parametrize("expired", [False, True])
+def test_an_input_is_there_when_its_letter_is_requeued(
+    queue: Queue, store: RedisStore, expired: bool
+) -> None:
+    entry = put(store, "j")
+    queue.submit_one(id="j", input_ref=entry.ref, source=entry.ref)
+    error = ("e", '{"type":"transient-error","message":"m","retryable":true}')
+    assert queue.settle(queue.claim_one(), state="f", extra=error, retry_us="dead") == [1]
+    if expired:
+        queue.client.delete(keys.job("j"))
+    sweep(queue, store)
+    assert queue.requeue("j") == ["queued"]
+    sweep(queue, store)
+    leased = queue.claim_one()
+    sweep(queue, store)
+    assert there(store, entry)
+    assert queue.settle(leased) == [1]
+    sweep(queue, store)
+    assert not there(store, entry)
+
+
 def test_a_result_waits_for_its_job_and_then_lives_as_its_record(
     queue: Queue, store: RedisStore
 ) -> None:

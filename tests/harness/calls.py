@@ -13,7 +13,7 @@ from redis.exceptions import NoScriptError
 
 from headrace import keys
 from headrace.jobs import new_id
-from headrace.messages import envelope
+from headrace.messages import Source, envelope
 from headrace.scripts import CLAIM_MAX_BYTES, Arg, script
 
 LEASE_US = 60_000_000
@@ -63,6 +63,7 @@ class Job:
     waiter: str = ""
     raw: bytes = b""
     input_ref: str = ""
+    source: str = ""
 
 
 def foreign(**changes: Any) -> bytes:
@@ -105,7 +106,10 @@ class Queue:
         return self.call(name, self.keys, *arguments)
 
     def message(self, job: Job) -> bytes:
-        return job.raw or envelope(job.id, self.model, self.name, job.input_json, timeout_s=60.0)
+        source = Source(ref=job.source) if job.source else None
+        return job.raw or envelope(
+            job.id, self.model, self.name, job.input_json, timeout_s=60.0, source=source
+        )
 
     def arguments(self, job: Job) -> list[Arg]:
         fields: list[Arg] = ["m", self.model, "v", "1.0", "l", job.ttl_s]

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from api.bodies import CONTENT_TYPE_MAX_CHARS
 from api.openapi.shapes import COUNT, MODEL, STRING, TIME, Schema, nullable, object_of
 from headrace.jobs import MAX_WAIT_FOR_START_S, State
+from headrace.store.origin import REFERENCE_MAX_CHARS
 
 JOB_ID: Final = r"^[A-Za-z0-9_.:@-]{1,128}$"
 IDEMPOTENCY_KEY: Final = r"^[!-~]{1,255}$"
+#: A path's parts are not empty, and like a key's neither `.` nor `..`.
+INPUT_REF: Final = (
+    r"^(file:(/(?!\.{1,2}(/|$))[^/\x00-\x1f\x7f]+)+"
+    r"|s3://[A-Za-z0-9][A-Za-z0-9._-]{1,62}(/(?!\.{1,2}(/|$))[^/\x00-\x1f\x7f]+)+)$"
+)
+CONTENT_TYPE: Final = r"^[A-Za-z0-9!#$&^_.+-]+/[A-Za-z0-9!#$&^_.+-]+(;[\x20-\x7e]*)?$"
 
 _MS: Final = {"type": "number"}
 _ID: Final = "0195d0b2-7c4e-7d1a-9f3b-2c5e8a7d6f10"
@@ -101,7 +109,12 @@ JOB: Final = object_of(
         "cancel_requested": {"const": True},
     },
     optional=(
-        "batch_padding", "result", "result_size", "error", "dead_lettered", "cancel_requested",
+        "batch_padding",
+        "result",
+        "result_size",
+        "error",
+        "dead_lettered",
+        "cancel_requested",
     ),
     examples=[SUCCEEDED_JOB, QUEUED_JOB],
 )
@@ -141,12 +154,14 @@ _REQUEST: Final[dict[str, Schema]] = {
     "version": {**nullable(STRING), "description": "Only a model of this version."},
     "input": {"description": "Any JSON, or {content_type, base64} for bytes."},
     "input_ref": {
-        **nullable(STRING),
+        **nullable({"type": "string", "pattern": INPUT_REF, "maxLength": REFERENCE_MAX_CHARS}),
         "description": "In place of input: file:/folder/name or s3://bucket/key, a file or object "
         "of the operator's own.",
     },
     "content_type": {
-        **nullable(STRING),
+        **nullable(
+            {"type": "string", "pattern": CONTENT_TYPE, "maxLength": CONTENT_TYPE_MAX_CHARS}
+        ),
         "description": "What the file of input_ref is; left out, its name says.",
     },
     "options": object_of(

@@ -30,6 +30,10 @@ BODY = bytes(range(256)) * 400
 MISSING = "redis:" + "0" * 32
 
 
+#: Only S3 can be away while Redis is there.
+only_over_s3 = pytest.mark.parametrize("_site", ["s3"], indirect=True)
+
+
 @dataclass
 class Site:
     """A worker over one store, and what its jobs leave there."""
@@ -253,9 +257,9 @@ def test_a_file_of_the_operators_is_read_when_it_runs(redis_site: Site) -> None:
     assert path.exists()
 
 
+@only_over_s3
 def test_an_object_of_the_operators_is_read(site: Site) -> None:
-    if site.s3 is None:
-        pytest.skip("only over S3")
+    assert site.s3 is not None
     site.s3.client.put_object(Bucket="inputs", Key="a/b c.txt", Body=b"text")
     source = Source(origin="s3://inputs/a/b c.txt", type="text/plain", size=4)
     assert site.ours.result(site.ends(submit_source(site.ours, "echo", source)).id) == "text"
@@ -269,9 +273,9 @@ def test_what_stands_inside_an_input_is_data(redis_site: Site) -> None:
         assert redis_site.ours.result(job_id) == value
 
 
+@only_over_s3
 def test_a_store_that_is_away_is_asked_again(site: Site) -> None:
-    if site.s3 is None:
-        pytest.skip("only S3 can be away while Redis is there")
+    assert site.s3 is not None
     job_id = submit_stored(site.ours, site.stores, "echo", BODY)
     (block,) = site.ours.submit("one", 1)
     site.ends(block)

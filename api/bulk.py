@@ -10,11 +10,12 @@ from typing import Final
 
 from api.asked import Asked, asked_by, identity_of, model_for, read_job_request
 from api.lines import Line
+from api.payloads import Kept
 from api.problems import problem, unexpected
 from api.routes.submit import fresh_job, submission_of
 from api.services import Services
 from api.wire import fresh_object, job_object
-from headrace.errors import HeadraceError, PayloadTooLarge
+from headrace.errors import BrokerUnavailable, HeadraceError, PayloadTooLarge
 from headrace.jobs import Job
 from headrace.queue import VIEW_MAX_JOBS
 from headrace.submission import Receipt, Submission
@@ -32,19 +33,22 @@ class Row:
     Attributes:
         asked: what it asks for; None where it cannot be read.
         job: the same for submit.lua.
+        kept: where its input lies, if that does not go in its message.
         outcome: a receipt (queued), a job (of an earlier request), or why there is none.
     """
 
-    __slots__ = ("asked", "job", "number", "outcome")
+    __slots__ = ("asked", "job", "kept", "number", "outcome")
 
     asked: Asked | None
     job: Submission | None
+    kept: Kept | None
     outcome: Receipt | Job | HeadraceError | None
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.asked = None
         self.job = None
+        self.kept = None
         self.outcome = None
 
 
@@ -69,11 +73,16 @@ class BulkSubmitter:
 
     async def submit(self, rows: Sequence[Row]) -> None:
         """Submit what can be; who finds no room, or no Redis, is held back and tried again."""
+        large = [row for row in rows if row.job is None and row.outcome is None]
+        if large:
+            await asyncio.gather(*(self._keep(row) for row in large))
         todo = [row for row in rows if row.job is not None]
         if todo:
             held = await self._try(todo)
             if held:
                 await self._hold(held)
+        if large:
+            await asyncio.gather(*(self._drop(row) for row in large))
         self._count(rows)
 
     async def answers(self, rows: Sequence[Row]) -> bytes:
@@ -94,11 +103,31 @@ class BulkSubmitter:
             said = read_job_request(line.text)
             model = model_for(self._services.catalog, said)
             key = f"{self._key}/{line.number}" if self._key and said.id is None else ""
-            row.asked = asked_by(said, model, identity_of(said.id, key))
-            row.job = submission_of(self._services, row.asked, now_s)
+            limit = self._services.settings.inline_limit_bytes
+            row.asked = asked_by(said, model, identity_of(said.id, key), limit)
+            if not row.asked.elsewhere:
+                row.job = submission_of(self._services, row.asked, now_s)
         except HeadraceError as error:
             row.outcome = error
         return row
+
+    async def _keep(self, row: Row) -> None:
+        """Write the line's input to the payload store, or look at the file that it names."""
+        if row.asked is None:
+            return
+        try:
+            row.kept = await self._services.payloads.keep(row.asked)
+        except HeadraceError as error:
+            row.outcome = error
+            return
+        source = row.kept.source
+        row.job = submission_of(self._services, row.asked, time.time(), source=source)
+
+    async def _drop(self, row: Row) -> None:
+        """Of what was not enqueued the input is not needed; an outcome that is unknown keeps it."""
+        known = isinstance(row.outcome, (Job, HeadraceError))
+        if row.kept is not None and known and not isinstance(row.outcome, BrokerUnavailable):
+            await self._services.payloads.drop(row.kept)
 
     async def _try(self, rows: Sequence[Row]) -> list[Row]:
         """Submit in one call; those that are to be tried again."""

@@ -119,7 +119,7 @@ class Runner:
         """Read the inputs; what cannot be read has its outcome.
 
         Args:
-            items: as in the frame: (id, input JSON), or (id, bytes, content type) if it was fetched.
+            items: as in the frame: (id, input JSON), or (id, bytes, content type) of a payload.
         """
         work = Work([[] for _ in items], {})
         for place, (job_id, raw, *kind) in enumerate(items):

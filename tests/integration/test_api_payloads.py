@@ -586,3 +586,35 @@ def test_many_large_jobs_at_once(site: Site) -> None:
     for thread in threads:
         thread.join(90)
     assert answers == [True] * 40
+
+
+def test_bulk_lines(site: Site) -> None:
+    path = site.roots / "bulk.txt"
+    path.write_bytes(b"named")
+    lines: list[dict[str, Any]] = [
+        {"model": "echo", "input": "small"},
+        {"model": "echo", "input": "L" * 5000, "id": "bulk-large"},
+        {"model": "echo", "input_ref": f"file:{path}"},
+        {"model": "echo", "input_ref": "file:/etc/passwd"},
+        {"model": "echo", "input": "L" * 5000, "id": "bulk-large"},
+        {"model": "echo", "input": "M" * 5000, "id": "bulk-large"},
+        {"model": "echo", "input": 1, "input_ref": f"file:{path}"},
+    ]
+    body = "\n".join(map(json.dumps, lines)).encode()
+    answer = site.api.http.post("/api/v1/jobs/bulk", content=body)
+    found = [json.loads(line) for line in answer.text.splitlines()]
+    codes = [line.get("error", {}).get("type", "").rpartition("/")[2] for line in found]
+    assert codes == ["", "", "", "input-forbidden", "", "conflict", "invalid-request"]
+    assert found[1]["id"] == found[4]["id"] == "bulk-large"
+    ends = [
+        site.api.http.get(f"/api/v1/jobs/{found[n]['id']}", params={"wait": 30}).json()
+        for n in (0, 1, 2)
+    ]
+    assert [job["result"] for job in ends] == ["small", None, "named"]
+    assert site.raw(ends[1]).json() == "L" * 5000
+    assert ends[1]["result_size"] == 5002
+    # What the repeat and the conflict wrote is gone, and so is the input of what has run.
+    wait_until(
+        lambda: not [text for text in noted(site.ours.redis) if text.endswith(" i")],
+        "no input is left",
+    )

@@ -24,6 +24,9 @@ def lines(context: Any, value: Any) -> bytes:
 @schemathesis.hook
 def before_call(context: Any, case: Any, kwargs: Any) -> None:
     """Make a request of what is one only by the schema's letter."""
+    # A part of a JSON text has its content type and is no JSON: test_api_payloads.py has ranges.
+    if case.headers:
+        case.headers.pop("Range", None)
     body = case.body
     if not isinstance(body, dict):
         return

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from headrace.commands.jobs import since
 from headrace.commands.output import advice, span
 from headrace.commands.records import Earlier
 from headrace.commands.tracker import Tracker
+from tests.harness.up import clean_environment
 
 
 @pytest.mark.parametrize(
@@ -95,3 +98,13 @@ def test_the_tracker_puts_aside_what_cannot_be_sent() -> None:
     assert [sent.key for sent, _ in tracker.bad(before=2)] == ["b"]
     assert [sent.key for sent, _ in tracker.bad()] == ["d"]
     assert list(tracker.bad()) == []
+
+
+def test_a_command_loads_only_what_it_needs() -> None:
+    program = "import headrace.cli, sys; print(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True,
+        env=clean_environment(),
+    ).stdout.split()  # fmt: skip
+    assert "headrace.commands.app" in loaded
+    assert not {"httpx2", "redis", "rich", "headrace.client"} & set(loaded)

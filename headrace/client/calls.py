@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final
 from urllib.parse import quote
@@ -172,7 +173,7 @@ def jobs(
     session: Session,
     *,
     model: str | None = None,
-    status: str | None = None,
+    status: str | Sequence[str] | None = None,
     since: datetime | str | None = None,
     limit: int | None = None,
 ) -> Stream[Job]:
@@ -181,7 +182,7 @@ def jobs(
     Args:
         session: the server.
         model: only this model's.
-        status: only those of this status.
+        status: only those of this status, or of these.
         since: only those that were created then or later: a datetime, or RFC 3339.
         limit: so many at the most; None for all that are listed.
     """
@@ -189,7 +190,7 @@ def jobs(
     if model is not None:
         query["model"] = model
     if status is not None:
-        query["status"] = status
+        query["status"] = status if isinstance(status, str) else ",".join(status)
     if since is not None:
         query["since"] = since if isinstance(since, str) else since.astimezone().isoformat()
     left = limit

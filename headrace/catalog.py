@@ -62,6 +62,14 @@ class ModelSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         ),
     ] = "auto"
     replicas: Annotated[int, Meta(ge=1, le=256, description="Model processes in each worker.")] = 1
+    weight: Annotated[
+        float,
+        Meta(
+            ge=0.001,
+            le=1000,
+            description="Its share of the device's time, against the other models that want it.",
+        ),
+    ] = 1.0
     max_batch_size: Annotated[
         int, Meta(ge=1, le=4096, description="The most inputs that run together.")
     ] = 32

@@ -64,6 +64,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         max_retries: retries after a retryable error, where neither the job nor its model says.
         lease_ttl_s: after how long the jobs of a host that was lost are handed out again.
         max_deliveries: crashes of the model process, alone with a job, until the job fails.
+        device_slots: how many batches may run at once on a worker's device; 0: as its models say.
         drain_timeout_s: how long a worker that is asked to stop may finish what it runs.
         inline_limit_bytes: inputs and results that are longer lie in the payload store.
         payload_store: where.
@@ -94,6 +95,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_retries: Annotated[int, Meta(ge=0, le=100)] = 3
     lease_ttl_s: Annotated[float, Meta(ge=1, le=3600)] = 15.0
     max_deliveries: Annotated[int, Meta(ge=1, le=100)] = 3
+    device_slots: Annotated[int, Meta(ge=0, le=256)] = 0
     drain_timeout_s: Annotated[float, Meta(ge=0, le=DAY_S)] = 30.0
     inline_limit_bytes: Annotated[int, Meta(ge=0, le=16 * MIB)] = 16 * 1024
     payload_store: Literal["redis", "file", "s3"] = "redis"

@@ -12,10 +12,12 @@ import os
 import selectors
 import threading
 import time
+from collections.abc import Iterable
 from typing import Any, Final
 
 from redis.exceptions import RedisError
 
+from workers.dispatch import Dispatch
 from workers.guard import Guard
 from workers.items import Batch
 from workers.keeper import Keeper
@@ -47,6 +49,7 @@ class Consumer:
         reporter: publishes events, model states and counters.
         guard: ends what model processes have started when this worker is gone.
         porter: moves payloads to and from their store.
+        dispatch: says which batch is to run next.
     """
 
     def __init__(
@@ -57,12 +60,14 @@ class Consumer:
         reporter: Reporter,
         guard: Guard,
         porter: Porter,
+        dispatch: Dispatch,
     ) -> None:
         self.lanes = lanes
         self._ledger = ledger
         self._wake = wake
         self._reporter = reporter
         self._porter = porter
+        self._devices = dispatch
         self._selector = selectors.DefaultSelector()
         self._keeper = Keeper(self._selector, self._lost, guard)
         self._signal_out, self._signal_in = os.pipe()
@@ -123,9 +128,10 @@ class Consumer:
     def _claim(self, now: float) -> None:
         if self._stopping.is_set():
             return
+        topping_up = now >= self._top_up_at
         for lane in self.lanes:
             room = lane.claimable
-            if room and (lane.idle or not len(lane.batcher) or now >= self._top_up_at):
+            if room and (topping_up or not len(lane.batcher) or self._devices.may_run(lane)):
                 self._top_up_at = now + TOP_UP_S
                 self._ledger.claim(lane, room)
 
@@ -241,16 +247,13 @@ class Consumer:
         lane.backlog = max(lane.backlog, 1)
 
     def _dispatch(self, now: float) -> None:
-        for lane in self.lanes:
-            for replica in lane.replicas:
-                if replica.idle:
-                    batch = lane.next_batch(now, draining=self._stopping.is_set())
-                    if batch is None:
-                        break
-                    self._seq += 1
-                    batch.seq = self._seq
-                    self._reporter.started(batch)
-                    replica.run(batch)
+        draining = self._stopping.is_set()
+        while (dispatched := self._devices.next(now, draining=draining)) is not None:
+            _, replica, batch = dispatched
+            self._seq += 1
+            batch.seq = self._seq
+            self._reporter.started(batch)
+            replica.run(batch)
 
     # Sleep and stop
 
@@ -278,23 +281,26 @@ class Consumer:
             self._moved()
         elif key.fileobj is self._ledger.socket():
             self._ledger.hear(time.monotonic())
-        elif key.fileobj is self._wake.socket() and self._wake.drain():
-            for lane in self.lanes:
-                lane.backlog = max(lane.backlog, 1)
+        elif key.fileobj is self._wake.socket():
+            self._woken(self._wake.drain())
 
     def _arm(self, now: float) -> float:
         """Ask to be woken where that helps; the seconds to sleep at the most."""
         if self._ledger.connected and not self._stopping.is_set():
-            if not self._wake.armed and any(self._wants_wake(lane, now) for lane in self.lanes):
-                lengths = self._wake.arm()
-                per_lane = len(lengths) // len(self.lanes)
-                for index, lane in enumerate(self.lanes):
-                    if any(lengths[index * per_lane : (index + 1) * per_lane]):
-                        lane.backlog = max(lane.backlog, 1)
+            wanted = [
+                index for index in self._wake.unwatched if self._wants_wake(self.lanes[index], now)
+            ]
+            if wanted:
+                self._woken(self._wake.watch(wanted))
             if any(lane.claimable for lane in self.lanes):
                 return self._top_up_at - now
         until = min(self._moments(now))
         return (min(until, now + POLL_S) if self._wake.polls else until) - now
+
+    def _woken(self, indices: Iterable[int]) -> None:
+        for index in indices:
+            lane = self.lanes[index]
+            lane.backlog = max(lane.backlog, 1)
 
     @staticmethod
     def _wants_wake(lane: Lane, now: float) -> bool:
@@ -311,8 +317,9 @@ class Consumer:
         else:
             moments.append(self._ledger.reconnect_at)
         for lane in self.lanes:
-            # A hold is over only for a replica that can take the batch.
-            hold_until = lane.hold_until if lane.idle else None
+            # A hold is over only when the batch can run.
+            held = len(lane.batcher) and self._devices.may_run(lane)
+            hold_until = lane.hold_until if held else None
             moments += [at for at in (hold_until, lane.next_due_at) if at is not None]
             if not self._stopping.is_set():
                 moments += self._keeper.moments(lane)

@@ -30,10 +30,26 @@ def device_of(model: ModelConfig, environ: Mapping[str, str]) -> str:
 
 def threads_per_process(processes: int) -> int:
     """How many threads each of a worker's model processes may use for its arithmetic."""
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
-    return max(1, cores // max(1, processes))
+    return max(1, _cores() // max(1, processes))
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def slots_of(device: str, replicas: int, processes: int) -> int:
+    """How many batches may run at once on a device, where no setting says it.
+
+    Args:
+        device: a torch device.
+        replicas: the most that any of its models has; so many of that one run at once anyway.
+        processes: all model processes of the worker, which share its cores.
+    """
+    if device != "cpu":
+        return replicas
+    return max(replicas, _cores() // threads_per_process(processes))
 
 
 def model_environ(environ: Mapping[str, str], processes: int) -> dict[str, str]:

@@ -107,6 +107,17 @@ class Lane:
         return any(replica.idle for replica in self.replicas)
 
     @property
+    def device(self) -> str:
+        """The torch device that its replicas are on."""
+        device: str = self.replicas[0].init["device"]
+        return "cuda:0" if device == "cuda" else device
+
+    @property
+    def wants_turn(self) -> bool:
+        """Whether a batch could leave for a loaded replica."""
+        return bool(len(self.batcher)) and self.idle
+
+    @property
     def claimable(self) -> int:
         """How many jobs a claim may take now: one prepared batch, if there is anything to take."""
         if self.paused or not self.backlog or not self.serving or self.claiming:

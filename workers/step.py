@@ -31,6 +31,7 @@ from workers.broker_url import celery_url
 from workers.cargo import Cargo
 from workers.consumer import Consumer
 from workers.device import device_of, model_environ, tuned
+from workers.dispatch import Dispatch
 from workers.guard import Guard
 from workers.lane import Lane
 from workers.ledger import Ledger, Limits
@@ -49,7 +50,8 @@ SOFTWARE_ERROR_STATUS: Final = 70
 def build_lanes(catalog: Catalog, settings: Settings, environ: Mapping[str, str]) -> list[Lane]:
     """One lane per model of the catalogue, with its replicas not yet started."""
     models = list(catalog.models.values())
-    child_environ = model_environ(environ, sum(model.replicas for model in models))
+    processes = sum(model.replicas for model in models)
+    child_environ = model_environ(environ, min(settings.device_slots or processes, processes))
     lanes = []
     for model in models:
         device = device_of(model, environ)
@@ -80,14 +82,6 @@ def _init_frame(model: ModelConfig, folder: Path, device: str) -> dict[str, Any]
 def _switch(value: bool | str) -> str:
     # YAML reads a bare `on` as true.
     return value if isinstance(value, str) else ("on" if value else "off")
-
-
-def watched_keys(lanes: list[Lane]) -> list[tuple[str, str]]:
-    """What wakes the worker: the same number of keys per lane, in the lanes' order."""
-    watched = []
-    for lane in lanes:
-        watched += [(key, "LLEN") for key in keys.step_keys(lane.queue)]
-    return watched
 
 
 def event_channel(database: int) -> str:
@@ -125,8 +119,9 @@ def build_consumer(worker: Any, settings: Settings, catalog: Catalog, redis_url:
     # Before the guard, which is a process: a mistake of the settings is told first.
     porter = _porter(settings, redis_url)
     guard = Guard(f"{os.getpid()}:{secrets.token_hex(8)}")
-    wake = Wake(client, watched_keys(lanes))
-    return Consumer(lanes, ledger, wake, reporter, guard, porter)
+    wake = Wake(client, [keys.step_keys(lane.queue) for lane in lanes])
+    dispatch = Dispatch(lanes, settings.device_slots)
+    return Consumer(lanes, ledger, wake, reporter, guard, porter, dispatch)
 
 
 def _porter(settings: Settings, redis_url: str) -> Porter:

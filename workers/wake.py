@@ -1,13 +1,15 @@
 """Knowing at once that a queue has work, without polling and without moving a payload.
 
-One RESP3 connection with CLIENT TRACKING: the lengths of the lists are read in a pipeline, and the
-server then pushes one invalidation when any of them changes, whoever changed it. The push wakes the
-consumer's selector; nothing is read again until the consumer is about to sleep once more.
+One RESP3 connection with CLIENT TRACKING: the lengths of a queue's lists are read in a pipeline,
+and the server then pushes one invalidation when one of them changes, whoever changed it. The push
+names the list and wakes the consumer's selector; only its queue is read again, when the consumer is
+about to sleep and could take more of it.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import redis
@@ -33,21 +35,24 @@ class Wake:
 
     Args:
         client: the connection is taken from this client's pool; it must speak RESP3.
-        keys: the lists and sorted sets to watch, as (key, command that reads its length).
+        lists: what to watch: the lists of each queue.
+
+    Attributes:
+        polls: the server knows no tracking: it pushes nothing, and is to be asked again.
+        unwatched: the queues, by their place in `lists`, of whose next change the server will not
+            tell: one of their lists has changed, or they were never watched.
     """
 
-    def __init__(self, client: redis.Redis, keys: list[tuple[str, str]]) -> None:
+    def __init__(self, client: redis.Redis, lists: Sequence[Sequence[str]]) -> None:
         self._client = client
-        self._commands = [(command, key) for key, command in keys]
+        self._lists = [list(group) for group in lists]
+        self._queue_of = {
+            name.encode(): index for index, group in enumerate(self._lists) for name in group
+        }
         self._connection: Any = None
-        self._armed = False
-        #: The server knows no tracking: nothing is pushed, and the lengths are to be read again.
         self.polls = False
-
-    @property
-    def armed(self) -> bool:
-        """Whether the server will push at the next change."""
-        return self._armed
+        self.unwatched: set[int] = set()
+        self._changed: set[int] = set()
 
     def connect(self) -> None:
         """Connect and ask for tracking.
@@ -64,7 +69,8 @@ class Wake:
             self._client.connection_pool.release(connection)
             raise
         self._connection = connection
-        self._armed = False
+        self.unwatched = set(range(len(self._lists)))
+        self._changed = set()
 
     @staticmethod
     def _track(connection: Any) -> bool:
@@ -85,29 +91,36 @@ class Wake:
             connection, self._connection = self._connection, None
             connection.disconnect()
             self._client.connection_pool.release(connection)
-        self._armed = False
 
     def socket(self) -> Any:
         """The socket, for a selector; readable when a push is there or the connection is gone."""
         return None if self._connection is None else self._connection._sock
 
-    def arm(self) -> list[int]:
-        """Read every length; from here on the next change is pushed.
+    def watch(self, queues: Iterable[int]) -> set[int]:
+        """Read the lengths of these queues; from here on their next change is pushed.
+
+        Returns:
+            Those that have something, or have changed meanwhile: there is no push to wait for.
 
         Raises:
             RedisConnectionError, RedisTimeoutError, OSError: the connection is closed.
         """
+        asked = list(queues)
+        if not self.polls:
+            self.unwatched.difference_update(asked)
+        connection = self._connection
+        commands = [("LLEN", name) for queue in asked for name in self._lists[queue]]
         try:
-            self._armed = not self.polls
-            connection = self._connection
-            connection.send_packed_command(connection.pack_commands(self._commands))
-            lengths = [self._length(connection) for _ in self._commands]
+            connection.send_packed_command(connection.pack_commands(commands))
+            filled = {
+                queue for queue in asked for _ in self._lists[queue] if self._length(connection)
+            }
         except DISCONNECTED:
             self.close()
             raise
         # A push may have been read together with the last reply; no selector would tell of it.
-        self.drain()
-        return lengths
+        changed = self.drain()
+        return filled if self.polls else filled | changed
 
     def _length(self, connection: Any) -> int:
         try:
@@ -115,8 +128,8 @@ class Wake:
         except ResponseError:  # a key of another type: the claim will say so
             return 0
 
-    def drain(self) -> bool:
-        """Take the pushes that are there; whether any key changed since `arm`.
+    def drain(self) -> set[int]:
+        """Take the pushes that are there; the queues that have changed.
 
         Raises:
             RedisConnectionError, RedisTimeoutError, OSError: the connection is closed.
@@ -127,8 +140,19 @@ class Wake:
         except DISCONNECTED:
             self.close()
             raise
-        return not self._armed
+        changed, self._changed = self._changed, set()
+        return changed
 
     def _invalidated(self, message: Any) -> Any:
-        self._armed = False
+        names = message[1]
+        if names is None:  # the server forgot all that it was to watch (FLUSHALL)
+            queues = set(range(len(self._lists)))
+        else:
+            queues = {self._queue_of[name] for name in map(_raw, names) if name in self._queue_of}
+        self._changed |= queues
+        self.unwatched |= queues
         return message
+
+
+def _raw(name: bytes | str) -> bytes:
+    return name if isinstance(name, bytes) else name.encode()

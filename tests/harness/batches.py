@@ -13,11 +13,12 @@ from tests.harness.worker import HANDLERS
 
 
 class Line(msgspec.Struct):
-    """One batch, as the handler saw it."""
+    """A batch that began, as the handler saw it, or one that ended."""
 
     model: str
-    ids: list[str]
-    items: list[Any]
+    ids: list[str] = []
+    items: list[Any] = []
+    ended: bool = False
 
 
 @dataclass
@@ -45,9 +46,20 @@ class BatchLog:
         self.gate.touch()
 
     def lines(self, model: str | None = None) -> list[Line]:
+        """The batches that began."""
+        return [line for line in self.all() if not line.ended and model in (None, line.model)]
+
+    def most_at_once(self) -> int:
+        """The most batches that ran at the same time."""
+        running = most = 0
+        for line in self.all():
+            running += -1 if line.ended else 1
+            most = max(most, running)
+        return most
+
+    def all(self) -> list[Line]:
         if not self.path.exists():
             return []
         text = self.path.read_text()
         whole = text[: text.rfind("\n") + 1].splitlines()
-        lines = [msgspec.convert(json.loads(line), Line) for line in whole]
-        return [line for line in lines if model in (None, line.model)]
+        return [msgspec.convert(json.loads(line), Line) for line in whole]

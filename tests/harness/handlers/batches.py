@@ -1,6 +1,7 @@
 """A handler that writes down its batches: options `log`, `pause_s`, and `gate`, a file to wait for.
 
-A line in the log is JSON: the model, the ids, and the items that `inference` was given.
+A line in the log is JSON: the model, the ids, and the items that `inference` was given; another one
+says that the model's batch has ended.
 """
 
 from __future__ import annotations
@@ -18,10 +19,14 @@ POLL_S = 0.005
 class Batches(Handler):
     def inference(self, items: list[Any]) -> list[Any]:
         options = self.context.options
-        line = {"model": self.context.model_name, "ids": self.context.request_ids, "items": items}
-        with open(options["log"], "a") as log:
-            log.write(json.dumps(line, default=repr) + "\n")
+        self.say(ids=self.context.request_ids, items=items)
         time.sleep(options.get("pause_s", 0))
         while "gate" in options and not Path(options["gate"]).exists():
             time.sleep(POLL_S)
+        self.say(ended=True)
         return items
+
+    def say(self, **told: Any) -> None:
+        line = json.dumps({"model": self.context.model_name, **told}, default=repr)
+        with open(self.context.options["log"], "a") as log:
+            log.write(line + "\n")

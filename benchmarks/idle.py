@@ -1,0 +1,131 @@
+"""What an idle worker costs, and how soon it wakes: `python -m benchmarks.idle`.
+
+One worker with 20 models of four priorities each, on `echo`. Its CPU time is measured while nobody
+sends anything; then lone jobs come, submitted by us or as a stock Celery client pushes them, to a
+model that changes each time. What is told is from before the push until the model process has the
+job, by the record's own times and so without the way back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import quantiles
+from typing import Any
+
+import psutil
+from celery import Celery
+
+from headrace import keys
+from headrace.jobs import new_id
+from tests.harness.redis_servers import RedisServer, redis_server
+from tests.harness.worker import Client, Worker, celery_worker, write_models
+
+MODELS = 20
+PRIORITIES = (0, 3, 6, 9)
+
+
+@dataclass
+class Site:
+    """A worker over an own Redis, and clients of both kinds."""
+
+    server: RedisServer
+    worker: Worker
+    client: Client
+    stock: Celery
+
+
+@contextmanager
+def site(models: int = MODELS) -> Iterator[Site]:
+    names = [f"m{n:02}" for n in range(models)]
+    with tempfile.TemporaryDirectory() as name, redis_server() as server:
+        folder = Path(name)
+        path = write_models(folder, **{name: {"handler": "echo"} for name in names})
+        with (
+            celery_worker(server.url, path, folder, arguments=()) as worker,
+            Client(server.url, path) as client,
+            Celery("stock", broker=server.url, backend=server.url) as stock,
+        ):
+            worker.wait_ready(*names, timeout_s=120)
+            yield Site(server, worker, client, stock)
+
+
+def cpu_s(pid: int) -> float:
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
+
+
+def idle_share(site: Site, seconds: float) -> tuple[float, float, float]:
+    """Shares of a core, in percent: the worker's, all its model processes', and Redis'."""
+    server = site.server.process
+    assert server is not None
+    pids = [[site.worker.pid], site.worker.model_pids(), [server.pid]]
+    before = [sum(map(cpu_s, group)) for group in pids]
+    began = time.perf_counter()
+    time.sleep(seconds)
+    took = time.perf_counter() - began
+    worker, processes, redis = (
+        (sum(map(cpu_s, group)) - spent) / took * 100
+        for group, spent in zip(pids, before, strict=True)
+    )
+    return worker, processes, redis
+
+
+def stock_message(site: Site, model: str) -> tuple[str, bytes]:
+    """A message as a stock client writes it, by its id; taken out of a queue that nobody serves."""
+    job_id, queue = new_id(), "nobody"
+    arguments = {"model": model, "input": 1}
+    site.stock.send_task(keys.TASK_NAME, kwargs=arguments, task_id=job_id, queue=queue)
+    return job_id, site.client.redis.rpop(queue)
+
+
+def woken_ms(site: Site, number: int, *, stock: bool) -> float:
+    """A lone job of one model: how long until its batch was handed over."""
+    models = list(site.client.catalog.models)
+    model, priority = models[number % len(models)], PRIORITIES[number % len(PRIORITIES)]
+    if stock:
+        job_id, raw = stock_message(site, model)
+        pushed_at = time.time()
+        site.client.redis.lpush(keys.step_key(keys.queue_name(model), priority), raw)
+    else:
+        pushed_at = time.time()
+        (job_id,) = site.client.submit(model, number, priority=priority)
+    (job,) = site.client.wait(job_id)
+    assert job.timings_ms is not None
+    return (job.started_us / 1e6 - pushed_at) * 1000 + job.timings_ms["hold"]
+
+
+def told(name: str, found: list[float]) -> str:
+    cut = quantiles(found, n=100)
+    return f"{name:28} p50 {cut[49]:5.2f}  p90 {cut[89]:5.2f}  p99 {cut[98]:5.2f} ms"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--jobs", type=int, default=200)
+    arguments: Any = parser.parse_args()
+    with site() as running:
+        worker, processes, redis = idle_share(running, arguments.seconds)
+        print(f"{MODELS} models, {len(PRIORITIES)} priorities each, {os.cpu_count()} cores")
+        print(f"idle, % of a core: worker {worker:.2f}, its {MODELS} model processes "
+              f"{processes:.2f}, Redis {redis:.2f}")  # fmt: skip
+        for stock, name in ((False, "woken by a submit"), (True, "woken by a stock client")):
+            for number in range(20):
+                woken_ms(running, number, stock=stock)
+            found, spent_s = [], cpu_s(running.worker.pid)
+            for number in range(arguments.jobs):
+                found.append(woken_ms(running, number, stock=stock))
+                time.sleep(0.02)  # lets the worker go idle again
+            spent_s = cpu_s(running.worker.pid) - spent_s
+            print(f"{told(name, found)}, worker {spent_s / arguments.jobs * 1000:.2f} ms CPU each")
+
+
+if __name__ == "__main__":
+    main()

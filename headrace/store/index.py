@@ -15,8 +15,9 @@ from redis.exceptions import NoScriptError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from headrace import keys
-from headrace.errors import StoreFull
+from headrace.errors import BrokerFull, StoreFull
 from headrace.jobs import US_PER_S
+from headrace.keys import PAYLOAD_PREFIX
 from headrace.queue import translate
 from headrace.scripts import Arg, script
 from headrace.store.base import Entry, read_entry
@@ -27,6 +28,8 @@ GRACE_S: Final = 900
 SWEEP_MAX_ENTRIES: Final = 100
 #: max_payload_memory_bytes where neither the setting nor Redis' maxmemory says.
 DEFAULT_MAX_BYTES: Final = 1024 * 1024 * 1024
+#: What is longer is not passed through Lua, which copies it while all others wait.
+SCRIPT_MAX_BYTES: Final = 1024 * 1024
 #: How long Redis' maxmemory is taken to be what it was.
 MAXMEMORY_S: Final = 60.0
 
@@ -46,30 +49,43 @@ class Index:
         self._found_at = float("-inf")
 
     def note(self, entry: Entry, body: bytes | None = None, *, bounded: bool = True) -> None:
-        """Enter a payload; with its body, also write it to Redis, in the same call.
+        """Enter a payload; with its body, also write it to Redis.
 
         Raises:
             StoreFull: more would lie in Redis than max_payload_memory_bytes; nothing was written.
             BrokerError: Redis does not answer, or is full.
         """
         limit = str(self.max_bytes()) if bounded and body is not None else ""
-        arguments: list[Arg] = [entry.text, entry.ref, GRACE_S * US_PER_S, limit]
+        size = 0 if body is None else len(body)
+        arguments: list[Arg] = [entry.text, entry.ref, GRACE_S * US_PER_S, limit, size]
         if body is None:
             self._call("put_payload", *arguments)
             return
-        taken, total = self._call("put_payload", *arguments, body)
-        if taken:
-            return
+        written = arguments if size > SCRIPT_MAX_BYTES else [*arguments, body]
+        taken, total = self._call("put_payload", *written)
         # Results whose time is over are gone from Redis, but stand in the account until a sweep.
-        if self.due()[0]:
-            taken, total = self._call("put_payload", *arguments, body)
-        if not taken:
+        if not taken and self.due()[0]:
+            taken, total = self._call("put_payload", *written)
+        if taken and written is arguments:
+            self._write(entry, body, arguments, bounded=bounded)
+        elif not taken:
             raise StoreFull(
                 f"payloads take {int(total)} bytes of Redis; with {len(body)} more they would "
                 f"exceed {limit}",
                 hint="Wait until queued jobs have ended, raise max_payload_memory_bytes, or set "
                 "payload_store to file or s3.",
             )
+
+    def _write(self, entry: Entry, body: bytes, arguments: list[Arg], *, bounded: bool) -> None:
+        """Write a payload that was entered and counted."""
+        try:
+            self._execute("SET", PAYLOAD_PREFIX + entry.ref.partition(":")[2], body)
+        except BrokerFull:
+            if bounded:
+                self.look(entry)
+                raise
+            # Only a script that begins by removing passes at maxmemory.
+            self._call("put_payload", *arguments, body)
 
     def look(self, *entries: Entry) -> list[Entry]:
         """Have those of these payloads deleted that nobody needs.

@@ -9,7 +9,7 @@ from headrace import keys
 from headrace.errors import BrokerFull, StoreFull
 from headrace.keys import F
 from headrace.store.base import Entry, new_entry
-from headrace.store.index import GRACE_S, Index
+from headrace.store.index import GRACE_S, SCRIPT_MAX_BYTES, Index
 from headrace.store.redis import RedisStore
 from tests.contract.test_scripts_memory import full_memory
 from tests.harness.calls import Queue
@@ -88,6 +88,38 @@ def test_more_than_the_limit_is_refused_and_writes_nothing(queue: Queue, store: 
     make_due(queue.client)
     put(store, "after-a-sweep")
     sweep(queue, store)
+
+
+@pytest.mark.parametrize("kind", ["i", "r"])
+def test_what_is_very_long_is_written_apart(queue: Queue, kind: str) -> None:
+    body = b"v" * (SCRIPT_MAX_BYTES + 1)
+    store = RedisStore(Index(queue.client, 3 * SCRIPT_MAX_BYTES), queue.client)
+    entry = put(store, "one", kind, body)
+    assert store.get(entry.ref) == body
+    assert total(queue.client) == len(body)
+    store.put(entry, body, bounded=kind == "i")
+    assert total(queue.client) == len(body)
+    put(store, "two", kind, body)
+    with pytest.raises(StoreFull):
+        put(store, "three", "i", body)
+    with full_memory(queue):
+        with pytest.raises(BrokerFull):
+            put(RedisStore(Index(queue.client, 10**9), queue.client), "four", "i", body)
+        assert store.get(put(store, "five", "r", body).ref) == body
+    assert total(queue.client) == 3 * len(body)
+    sweep(queue, store)
+    assert (noted(queue.client), total(queue.client)) == ([], 0)
+
+
+def test_no_room_between_entry_and_payload_leaves_nothing(queue: Queue) -> None:
+    body = b"v" * (SCRIPT_MAX_BYTES + 1)
+    index = Index(queue.client, 100 * SCRIPT_MAX_BYTES)
+    entry = new_entry("redis", "one", "m", "i")
+    # The entry still fits, the payload does not any more: as though memory ran out in between.
+    index._call("put_payload", entry.text, entry.ref, 1, "", len(body))
+    with full_memory(queue), pytest.raises(BrokerFull):
+        index._write(entry, body, [], bounded=True)
+    assert (noted(queue.client), total(queue.client)) == ([], 0)
 
 
 def test_the_limit_is_half_of_maxmemory(queue: Queue) -> None:

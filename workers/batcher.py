@@ -124,17 +124,18 @@ class BatchTimeFit:
 
 
 @dataclass(slots=True)
-class Arrivals:
-    """How close upon each other the items of a key come."""
+class Group(Generic[ItemT]):
+    """The items of one key that wait, each with its number, and how close together they come."""
 
+    waiting: deque[tuple[int, ItemT]] = field(default_factory=deque)
     gap_s: float | None = None
     last: float | None = None
 
-    def add(self, at: float) -> None:
+    def came(self, at: float) -> None:
         """One came."""
-        if self.last is not None:
-            gap = max(0.0, at - self.last)
-            old = self.gap_s
+        last, old = self.last, self.gap_s
+        if last is not None:
+            gap = at - last if at > last else 0.0
             self.gap_s = gap if old is None else old + GAP_WEIGHT * (gap - old)
         self.last = at
 
@@ -151,10 +152,10 @@ class Batcher(Generic[ItemT]):
 
     policy: Policy
     fit: BatchTimeFit = field(default_factory=BatchTimeFit)
-    # Each item with its number, in which they came.
-    _groups: dict[str | None, deque[tuple[int, ItemT]]] = field(default_factory=dict)
+    # Those that have somebody who waits, and all that are remembered.
+    _groups: dict[str | None, Group[ItemT]] = field(default_factory=dict)
+    _known: dict[str | None, Group[ItemT]] = field(default_factory=dict)
     _alone: deque[tuple[int, ItemT]] = field(default_factory=deque)
-    _arrivals: dict[str | None, Arrivals] = field(default_factory=dict)
     _came: int = 0
     _length: int = 0
     _cost: int = 0
@@ -177,19 +178,13 @@ class Batcher(Generic[ItemT]):
         self._length += 1
         self._cost += item.cost
         key = item.key
-        arrivals = self._arrivals.get(key)
-        if arrivals is None:
-            if len(self._arrivals) >= KEYS_MAX:
-                del self._arrivals[next(iter(self._arrivals))]
-            arrivals = self._arrivals[key] = Arrivals()
-        arrivals.add(item.enqueued_at)
-        if item.alone:
-            self._alone.append((self._came, item))
-            return
         group = self._groups.get(key)
         if group is None:
-            group = self._groups[key] = deque()
-        group.append((self._came, item))
+            group = self._remembered(key)
+            if not item.alone:
+                self._groups[key] = group
+        group.came(item.enqueued_at)
+        (self._alone if item.alone else group.waiting).append((self._came, item))
 
     def observe(self, size: int, seconds: float) -> None:
         """Learn what a batch of this size took on the device."""
@@ -204,11 +199,13 @@ class Batcher(Generic[ItemT]):
         """
         if self._alone:
             return self._leave(self._alone, 1, "alone")
+        if not self._groups:
+            return None
         until: float | None = None
         for key in self._in_turn():
             decision = self._consider(key, now, draining)
             if isinstance(decision, Leave):
-                if not self._groups[key]:
+                if not self._groups[key].waiting:
                     del self._groups[key]
                 return decision
             until = decision.until if until is None else min(until, decision.until)
@@ -216,33 +213,46 @@ class Batcher(Generic[ItemT]):
 
     def take_all(self) -> list[ItemT]:
         """Empty the batcher, in the order in which the items came: for release and drain."""
-        waiting = [pair for group in (self._alone, *self._groups.values()) for pair in group]
-        self._alone.clear()
+        groups = [self._alone, *(group.waiting for group in self._groups.values())]
+        waiting = [pair for group in groups for pair in group]
+        for group in groups:
+            group.clear()
         self._groups.clear()
         self._length = self._cost = 0
         return [item for _, item in sorted(waiting, key=itemgetter(0))]
+
+    def _remembered(self, key: str | None) -> Group[ItemT]:
+        """The group of a key for which nobody waits."""
+        group = self._known.get(key)
+        if group is None:
+            if len(self._known) >= KEYS_MAX:
+                # Should somebody wait in it, it lives on among those until it is empty.
+                del self._known[next(iter(self._known))]
+            group = self._known[key] = Group()
+        return group
 
     def _in_turn(self) -> list[str | None]:
         """The keys that wait, by their first items."""
         groups = self._groups
         if len(groups) < 2:
             return list(groups)
-        return sorted(groups, key=lambda key: groups[key][0][0])
+        return sorted(groups, key=lambda key: groups[key].waiting[0][0])
 
     def _consider(self, key: str | None, now: float, draining: bool) -> Leave[ItemT] | Hold:
         group = self._groups[key]
-        size, bound = self._fitting(group)
+        waiting = group.waiting
+        size, bound = self._fitting(waiting)
         if bound is not None:
-            return self._leave(group, size, bound)
-        deadline = min(item.enqueued_at for _, item in group) + self.policy.max_batch_delay_s
+            return self._leave(waiting, size, bound)
+        deadline = min(item.enqueued_at for _, item in waiting) + self.policy.max_batch_delay_s
         if now >= deadline:
-            return self._leave(group, size, "deadline")
-        gap = self._arrivals[key].expected_s(now) if key in self._arrivals else None
+            return self._leave(waiting, size, "deadline")
+        gap = group.expected_s(now)
         # Without room nobody can join, however long it is held.
         if gap is None or gap > deadline - now or size * gap >= self.fit.fixed_s or not self.room:
-            return self._leave(group, size, "idle")
+            return self._leave(waiting, size, "idle")
         if draining:
-            return self._leave(group, size, "drain")
+            return self._leave(waiting, size, "drain")
         return Hold(min(deadline, now + max(gap * 2, HOLD_MIN_S)))
 
     def _fitting(self, group: deque[tuple[int, ItemT]]) -> tuple[int, Reason | None]:
@@ -264,5 +274,6 @@ class Batcher(Generic[ItemT]):
     def _leave(self, group: deque[tuple[int, ItemT]], size: int, reason: Reason) -> Leave[ItemT]:
         items = [group.popleft()[1] for _ in range(size)]
         self._length -= size
-        self._cost -= sum(item.cost for item in items)
+        if self._cost:
+            self._cost -= sum(item.cost for item in items)
         return Leave(items, reason)

@@ -47,6 +47,7 @@ def _configuration(model: ModelConfig) -> dict[str, Any]:
         "handler": model.handler,
         "device": model.device,
         "replicas": model.replicas,
+        "weight": model.weight,
         "max_batch_size": model.max_batch_size,
         "max_batch_delay_ms": model.max_batch_delay_ms,
         "allowed_batch_sizes": model.allowed_batch_sizes,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.batcher import Batcher, BatchTimeFit, Hold, Leave, Policy
+from workers.batcher import KEYS_MAX, Batcher, BatchTimeFit, Hold, Leave, Policy
 
 
 @dataclass(eq=False)
@@ -171,6 +171,17 @@ def test_keys_never_mix_and_take_turns_by_their_first_items() -> None:
         [items[3]],
     ]
     assert waiting.decide(1.0) is None
+
+
+def test_of_more_keys_than_are_remembered_every_item_leaves() -> None:
+    items = [Waiting(1.0, key=str(n % (KEYS_MAX + 9))) for n in range(3 * KEYS_MAX)]
+    waiting = filled(batcher(size=8, keyed=True), items)
+    gone = []
+    while isinstance(decision := waiting.decide(1.0), Leave):
+        assert len({item.key for item in decision.items}) == 1
+        gone += decision.items
+    assert sorted(map(id, gone)) == sorted(map(id, items))
+    assert (decision, len(waiting)) == (None, 0)
 
 
 def test_a_held_key_keeps_no_other_back() -> None:

@@ -95,8 +95,8 @@ VIEW_SCHEMAS: Final[dict[str, Schema]] = {
             {
                 **_SUMMARY_EXAMPLE, "handler": "digits", "device": "auto", "replicas": 1,
                 "weight": 1.0, "max_batch_size": 64, "max_batch_delay_ms": 5.0,
-                "allowed_batch_sizes": None, "max_batch_cost": None, "cost": "bytes", "batch_key": None,
-                "max_queue_depth": 10000,
+                "allowed_batch_sizes": None, "max_batch_cost": None, "cost": "bytes",
+                "batch_key": None, "max_queue_depth": 10000,
                 "timeout_s": 60.0, "max_retries": None, "error": None,
                 "workers": [_WORKER_EXAMPLE],
             }

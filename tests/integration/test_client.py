@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -166,6 +167,12 @@ def test_what_the_source_raises_comes_after_what_it_gave(client: Any) -> None:
     assert client.cancel(next(jobs)).outcome == "removed"
     with pytest.raises(OSError, match="the disk is gone"):
         next(jobs)
+
+
+def test_one_client_serves_many_threads(api: ApiServer, worker: FakeWorker) -> None:
+    with client_of("sync", api.url) as client, ThreadPoolExecutor(8) as threads:
+        results = threads.map(lambda n: client.result(client.submit("echo", n)), range(80))
+        assert list(results) == list(range(80))
 
 
 def test_models_and_queues(client: Any) -> None:

@@ -25,6 +25,7 @@ from api.asgi import (
 from api.problems import problem, unexpected
 from api.routes.bulk import submit_bulk
 from api.routes.jobs import cancel_job, get_job, get_result
+from api.routes.lists import list_jobs
 from api.routes.many import cancel_many, read_many
 from api.routes.submit import put_job, submit_input, submit_job
 from api.services import Services
@@ -44,7 +45,7 @@ CANCEL: Final = "/api/v1/jobs/cancel"
 
 HOT_ROUTES: Final[dict[str, Methods]] = {
     MODEL_JOBS: {"POST": submit_input, "PUT": submit_input},
-    JOBS: {"POST": submit_job},
+    JOBS: {"GET": list_jobs, "HEAD": list_jobs, "POST": submit_job},
     JOB: {"GET": get_job, "HEAD": get_job, "PUT": put_job, "DELETE": cancel_job},
     RESULT: {"GET": get_result, "HEAD": get_result},
     BULK: {"POST": submit_bulk},

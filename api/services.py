@@ -66,7 +66,7 @@ def build(settings: Settings, catalog: Catalog) -> Services:
             hint="Set HEADRACE_REDIS_URL, or run `headrace up`, which brings its own.",
         )
     client = connect_async(settings.redis_url)
-    queue = JobQueue(client)
+    queue = JobQueue(client, job_index_max=settings.job_index_max)
     counters = Counters()
     # A name that no other process has or had: a restart must not hear its predecessor's jobs.
     waiters = Waiters(client, os.urandom(6).hex())

@@ -52,7 +52,7 @@ class Bench:
             submission(new_id(), self._model, INPUT, now_s=now_s, result_ttl_s=86400)
             for _ in range(count)
         ]
-        return script("submit").call([], *(a for job in jobs for a in job.arguments))
+        return script("submit").call([], 0, *(a for job in jobs for a in job.arguments))
 
     def claim(self, count: int) -> Command:
         """A call that leases `count` jobs."""

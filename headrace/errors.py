@@ -8,6 +8,7 @@
     │   ├── ModelNotFound      model-not-found      404
     │   ├── PathNotFound       not-found            404  the API has no such path
     │   ├── JobNotFound        job-not-found        404
+    │   ├── ListsOff           lists-off            404  job_index_max is 0
     │   ├── QueueNotFound      queue-not-found      404
     │   ├── LetterNotFound     letter-not-found     404
     │   ├── MethodNotAllowed   method-not-allowed   405
@@ -144,6 +145,14 @@ class LetterNotFound(RequestError):
     code = "letter-not-found"
     status = 404
     title = "Dead letter not found"
+
+
+class ListsOff(RequestError):
+    """Jobs cannot be listed here: the setting job_index_max is 0."""
+
+    code = "lists-off"
+    status = 404
+    title = "Lists are switched off"
 
 
 class MethodNotAllowed(RequestError):

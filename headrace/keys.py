@@ -18,6 +18,8 @@ A queue's own (no TTL; all but the last three are empty when the queue is idle):
     hr:parked:<queue>               hash    id -> raw message while delayed
     hr:tomb:<queue>                 hash    id -> step of a cancelled job that is still listed
     hr:count:<queue>                hash    out<step>: messages ever taken; tomb<step>: in hr:tomb
+    hr:jobs:<model>                 zset    id -> created, the newest job_index_max; INDEX_TTL_S in
+                                            _lib.lua from the last submit
     hr:dead:<queue>                 zset    dead letter -> when it died; the oldest trimmed
     hr:letter:<queue>:<dead letter> hash    reason, raw, at, error, and of a job its id, step,
                                             attempts, created, traceback; 14 days
@@ -158,6 +160,11 @@ def count(queue: str) -> str:
 def tomb(queue: str) -> str:
     """Cancelled jobs of a queue whose messages are still listed."""
     return f"hr:tomb:{queue}"
+
+
+def job_index(model: str) -> str:
+    """A model's newest jobs by when they were created, for lists."""
+    return f"hr:jobs:{model}"
 
 
 def dead(queue: str) -> str:

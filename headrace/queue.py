@@ -102,11 +102,16 @@ class JobQueue:
 
     What is asked at the same time (`submit`, `read`, `cancel_one`) leaves in one call of the
     script, and each is answered on its own.
+
+    Args:
+        client: the connections.
+        job_index_max: how many of a model's newest jobs are indexed, to be listed; 0 for none.
     """
 
-    def __init__(self, client: redis.asyncio.Redis) -> None:
+    def __init__(self, client: redis.asyncio.Redis, *, job_index_max: int = 0) -> None:
         # redis-py types its own replies as unions of all that a command could give.
         self._client: Any = client
+        self._job_index_max = job_index_max
         self._submits = Coalescer[Submission, Receipt](
             self.submit_many,
             max_items=SUBMIT_MAX_JOBS,
@@ -135,7 +140,7 @@ class JobQueue:
         """Enqueue many jobs in one call; an error stands at the place of the job it concerns."""
         arguments = [argument for job in jobs for argument in job.arguments]
         try:
-            answers = await self._call("submit", *arguments)
+            answers = await self._call("submit", self._job_index_max, *arguments)
         except HeadraceError as error:
             return [error for _ in jobs]
         return [read_receipt(job, answer) for job, answer in zip(jobs, answers, strict=True)]
@@ -165,6 +170,14 @@ class JobQueue:
         """Cancel jobs: per id `unknown`, `removed`, `asked` (it was running) or `ended` before."""
         answers = await self._call("cancel", keys.QUEUE_PREFIX, *ids)
         return [answer.decode() for answer in answers]
+
+    async def index(self, *arguments: Arg) -> list[Any]:
+        """A stretch of a model's jobs, as index.lua gives it; see `headrace.listing`.
+
+        Raises:
+            BrokerUnavailable: Redis does not answer.
+        """
+        return await self._call("index", *arguments)
 
     async def pause(self, queue: str, paused: bool) -> None:
         """Let nothing more be claimed from a queue, or let it be claimed again.

@@ -59,6 +59,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         body_limit_bytes: the largest request body that the API takes.
         max_wait_s: the longest that a request may wait for a result.
         bulk_hold_s: how long a line of a bulk request waits for room in its queue.
+        job_index_max: how many of a model's newest jobs can be listed; 0 switches lists off.
         result_ttl_s: how long a job's record and result are kept after its end.
         timeout_s: how long a job may run, where neither it nor its model says.
         max_retries: retries after a retryable error, where neither the job nor its model says.
@@ -90,6 +91,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     body_limit_bytes: Annotated[int, Meta(ge=1, le=1024 * MIB)] = 32 * MIB
     max_wait_s: Annotated[float, Meta(ge=0, le=600)] = 60.0
     bulk_hold_s: Annotated[float, Meta(ge=0, le=600)] = 30.0
+    job_index_max: Annotated[int, Meta(ge=0, le=10_000_000)] = 100_000
     result_ttl_s: Annotated[int, Meta(ge=1, le=30 * DAY_S)] = DAY_S
     timeout_s: Annotated[float, Meta(gt=0, le=DAY_S)] = 60.0
     max_retries: Annotated[int, Meta(ge=0, le=100)] = 3

@@ -48,12 +48,14 @@ class Limits:
         max_deliveries: how many model processes a job may take with it while it runs alone.
         drain_timeout_s: how long a stop waits for running batches.
         result_ttl_s: how long results are kept of jobs that a stock client sent.
+        job_index_max: how many of a model's newest jobs are indexed, to be listed.
     """
 
     lease_ttl_s: float
     max_deliveries: int
     drain_timeout_s: float
     result_ttl_s: int
+    job_index_max: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +171,8 @@ class Ledger:
         lane.claiming += count
         self._say(
             lane, "claim", lane.model.name, lane.model.version, count, CLAIM_MAX_BYTES,
-            self._lease_us, self.owner, keys.TASK_NAME, self.limits.result_ttl_s, handle=claimed,
-            refused=refused,
+            self._lease_us, self.owner, keys.TASK_NAME, self.limits.result_ttl_s,
+            self.limits.job_index_max, handle=claimed, refused=refused,
         )  # fmt: skip
 
     def settle(self, lane: Lane, settlements: list[Settlement]) -> None:

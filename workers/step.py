@@ -114,6 +114,7 @@ def build_consumer(worker: Any, settings: Settings, catalog: Catalog, redis_url:
         settings.max_deliveries,
         settings.drain_timeout_s,
         settings.result_ttl_s,
+        settings.job_index_max,
     )
     ledger = Ledger(owner, Publisher(client), limits, reporter)
     # Before the guard, which is a process: a mistake of the settings is told first.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from api.front import HOT_ROUTES, JOB, JOBS, MODEL_JOBS, RESULT
+from api.openapi.many import list_operation
 from api.openapi.operations import (
     JSON,
     KEY,
@@ -50,7 +51,10 @@ def job_paths() -> dict[str, Any]:
             "parameters": [path_parameter("model")],
             **{method.lower(): _submit_input(method.lower()) for method in HOT_ROUTES[MODEL_JOBS]},
         },
-        JOBS: {"post": _submit_json("submit_job", "Submit a job", "JobRequest", [*WAIT, KEY])},
+        JOBS: {
+            "get": list_operation(),
+            "post": _submit_json("submit_job", "Submit a job", "JobRequest", [*WAIT, KEY]),
+        },
         JOB: {
             "parameters": [path_parameter("job_id")],
             "get": operation(

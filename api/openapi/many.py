@@ -9,8 +9,10 @@ from api.front import BULK, CANCEL, STATUS
 from api.openapi.job_schemas import QUEUED_JOB, SUCCEEDED_JOB
 from api.openapi.operations import JSON, KEY, answer, operation
 from api.openapi.problems import BROKER_PROBLEMS
-from api.openapi.shapes import Schema, array, object_of, ref
+from api.openapi.shapes import MODEL, STRING, TIME, Schema, array, nullable, object_of, ref
+from api.routes.lists import CURSOR, PAGE_DEFAULT, PAGE_MAX, SINCE_MAX_S
 from api.routes.many import IDS_MAX
+from headrace.jobs import State
 
 _TAG: Final = "jobs"
 NDJSON: Final = "application/x-ndjson"
@@ -45,6 +47,14 @@ MANY_SCHEMAS: Final[dict[str, Schema]] = {
         description="In the order of the ids; null where there is no such job.",
         examples=[{"jobs": [SUCCEEDED_JOB, None]}],
     ),
+    "JobList": object_of(
+        {
+            "jobs": array(ref("Job")),
+            "cursor": {**nullable(STRING), "description": "Of the next page; null at the end."},
+        },
+        description="The newest first, without results.",
+        examples=[{"jobs": [QUEUED_JOB], "cursor": "1795256100123456-order-7"}],
+    ),
     "Cancellations": object_of(
         {"jobs": array(_or_null("Cancellation"))},
         description="In the order of the ids; null where there is no such job.",
@@ -57,6 +67,52 @@ _RESULTS: Final = {
     "schema": {"type": "string", "enum": ["0", "1"], "default": "1"},
     "description": "0 leaves the results out.",
 }
+
+
+_LIST: Final[list[dict[str, Any]]] = [
+    {
+        "name": "model", "in": "query", "schema": MODEL, "example": "echo",
+        "description": "Only this model's jobs.",
+    },
+    {
+        "name": "status", "in": "query", "style": "form", "explode": False,
+        "schema": {
+            "type": "array", "minItems": 1, "items": {"enum": [state.status for state in State]},
+        },
+        "example": ["queued", "running"],
+        "description": "Only jobs of these statuses.",
+    },
+    {
+        "name": "since", "in": "query", "example": "2026-11-21T10:15:00Z",
+        "schema": {"anyOf": [TIME, {"type": "number", "minimum": 0, "maximum": SINCE_MAX_S}]},
+        "description": "Only jobs that were created then or later; a number is seconds since 1970.",
+    },
+    {
+        "name": "limit", "in": "query",
+        "schema": {"type": "integer", "minimum": 1, "maximum": PAGE_MAX, "default": PAGE_DEFAULT},
+        "description": "Jobs a page.",
+    },
+    {
+        "name": "cursor", "in": "query", "schema": {"type": "string", "pattern": CURSOR},
+        "description": "The cursor of the page before, as it is.",
+    },
+]  # fmt: skip
+
+
+def list_operation() -> dict[str, Any]:
+    """The list of jobs."""
+    return operation(
+        "list_jobs",
+        "List jobs, newest first",
+        _TAG,
+        {
+            "200": answer(
+                "A page; fewer jobs than its limit are no sign of the end.", ref("JobList")
+            )
+        },
+        ("invalid-request", "model-not-found", "lists-off", *BROKER_PROBLEMS),
+        parameters=_LIST,
+    )
 
 
 def many_paths() -> dict[str, Any]:

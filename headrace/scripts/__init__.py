@@ -44,7 +44,7 @@ _ENDING: Final = frozenset(
 
 NAMES: Final = (
     "submit", "claim", "settle", "renew", "release", "release_owner", "sweep", "cancel", "view",
-    "depth", "purge", "requeue", "purge_letters", "put_payload", "look_payloads",
+    "depth", "index", "purge", "requeue", "purge_letters", "put_payload", "look_payloads",
 )  # fmt: skip
 
 

@@ -8,6 +8,8 @@ local STEP_INDEX = {['0'] = 1, ['3'] = 2, ['6'] = 3, ['9'] = 4}
 local JOB, META, DONE = 'hr:job:', 'celery-task-meta-', 'hr:done:'
 local PAYLOADS, PAYLOAD_SIZES, PAYLOAD = 'hr:payloads', 'hr:payloads:size', 'hr:payload:'
 local DEFAULT_TTL_S = '86400'
+-- A model's jobs by the time of their submit. Without a new one it outlives what may be scheduled, and then kept, longest.
+local INDEX, INDEX_TTL_S = 'hr:jobs:', 62 * 86400
 -- Lua's unpack takes some 8,000 values at most.
 local CHUNK = 1000
 
@@ -43,6 +45,19 @@ local function in_chunks(command, key, args)
   for i = 1, #args, CHUNK do
     redis.call(command, key, unpack(args, i, math.min(i + CHUNK - 1, #args)))
   end
+end
+
+-- Adds {created, id, ...} to a model's index and keeps its newest. It is only a view: where the key is another's
+-- the jobs are what they are without it. `most` may be exceeded by some jobs: single submits trim every 16th time.
+local function index_jobs(model, entries, most)
+  if most <= 0 or #entries == 0 then return end
+  local index = INDEX .. model
+  for i = 1, #entries, CHUNK do
+    local added = redis.pcall('ZADD', index, unpack(entries, i, math.min(i + CHUNK - 1, #entries)))
+    if type(added) == 'table' then return end
+  end
+  redis.call('EXPIRE', index, INDEX_TTL_S)
+  if most < 1000 or NOW_US % 16 < #entries / 2 then redis.call('ZREMRANGEBYRANK', index, 0, -(most + 1)) end
 end
 
 -- Fields of a record; none where the key is no record at all, so that one odd key hinders no neighbour.

@@ -1,6 +1,6 @@
 -- Claim up to N messages of one queue, best priority first, leased in the same call.
 -- KEYS: the queue's (see _lib.lua). ARGV: 1 queue, 2 model, 3 version, 4 max jobs, 5 max bytes, 6 lease in us, 7 owner,
---       8 task name, 9 TTL in s of the result of what is refused, or has no record yet.
+--       8 task name, 9 TTL in s of the result of what is refused, or has no record yet, 10 as submit.lua's first.
 -- Returns {now, left in the lists (-1 where the queue is paused), refused, then per job: raw, id, token, created or '', attempts, alone, ttl}.
 -- Phase 1 only reads. Whatever can be wrong with a message is found there, so that nothing fails after the
 -- first write and no message is popped without being leased, buried or known to be ended.
@@ -135,6 +135,9 @@ end
 for step, n in pairs(tombs_of) do redis.call('HINCRBY', KEYS[7], 'tomb' .. step, -n) end
 in_chunks('HDEL', KEYS[11], tombs)
 
+-- {created, id, ...} of what gets its record here: stock clients' jobs.
+local fresh = {}
+
 local function lease(j, leases, helds)
   local raw, id, r = j[1], j[2], j[4]
   local attempts = (tonumber(r[4] or '0') or 0) + 1
@@ -148,6 +151,8 @@ local function lease(j, leases, helds)
   else
     redis.call('HSET', JOB .. id, 's', 'r', 't', fence, 'o', owner, 'a', attempts, 'st', NOW,
       'm', model, 'v', version, 'c', NOW, 'p', STEPS[j[3]], 'l', ARGV[9])
+    fresh[#fresh + 1] = NOW
+    fresh[#fresh + 1] = id
   end
   local a = #answer
   answer[a + 1], answer[a + 2], answer[a + 3], answer[a + 4] = raw, id, fence, r[3] or ''
@@ -165,8 +170,11 @@ for _, r in ipairs(refused) do
   if id then
     finish_failed(id, ARGV[9], nil, 'InvalidRequest', 'invalid-request', sentence(why),
       {'m', model, 'v', version, 'c', NOW, 'dl', '1'})
+    fresh[#fresh + 1] = NOW
+    fresh[#fresh + 1] = id
   end
 end
+index_jobs(model, fresh, tonumber(ARGV[10] or '0'))
 for s = 1, 4 do
   if consumed[s] > 0 then redis.call('LTRIM', KEYS[s], 0, -(consumed[s] + 1)) end
 end

@@ -1,12 +1,13 @@
 -- Submit M jobs, of any queues, in one call: idempotency, admission, record, push. Answers per job.
 -- KEYS: none beyond what ARGV names (Redis Cluster is refused at start).
--- ARGV: per job 8: id, queue, step, max depth, delay in us (0 = now), request hash or '', raw message,
---       count n, then n record fields and values.
+-- ARGV: 1 how many of a model's newest jobs are indexed (0: none), then per job 8: id, queue, step, max depth,
+--       delay in us (0 = now), request hash or '', raw message, count n, then n record fields and values.
 -- Returns per job: {code, created, ticket or depth}; code 1 queued, 2 known already, 0 queue full, 3 the id is
 -- another request's, 4 a key of the queue is not of its type. A job that cannot be taken does not hinder its
 -- neighbours.
 local HEAD = 8
 local answers, queues = {}, {}
+local index_most = tonumber(ARGV[1])
 
 -- Lengths and counters of a queue, kept up to date by this call; false where a key of it cannot be used.
 local function look(queue)
@@ -17,7 +18,7 @@ local function look(queue)
   local parked = redis.pcall('HLEN', 'hr:parked:' .. queue)
   local unusable = counts.err or type(entombed) == 'table' or type(delayed) == 'table' or type(parked) == 'table'
   if unusable then return false end
-  local q = {depth = delayed, entombed = entombed > 0, lists = {}, tickets = {}}
+  local q = {fresh = {}, depth = delayed, entombed = entombed > 0, lists = {}, tickets = {}}
   for s = 1, 4 do
     local list = list_of(queue, s)
     local length = redis.pcall('LLEN', list)
@@ -29,7 +30,7 @@ local function look(queue)
   return q
 end
 
-local i, n = 1, 0
+local i, n = 2, 0
 while i <= #ARGV do
   local name = ARGV[i + 1]
   if queues[name] == nil then queues[name] = look(name) end
@@ -57,6 +58,10 @@ local function submit(i, last)
   if type(written) == 'table' then return nil, written.err end
   q.depth = q.depth + 1
   if hash ~= '' then redis.call('HSET', job, 'h', hash) end
+  if index_most > 0 then
+    local k = #q.fresh
+    q.fresh[k + 1], q.fresh[k + 2] = NOW, id
+  end
   if delay > 0 then
     redis.call('HSET', 'hr:parked:' .. name, id, raw)
     redis.call('ZADD', 'hr:delayed:' .. name, whole(NOW_US + delay), id)
@@ -67,7 +72,7 @@ local function submit(i, last)
   return {1, NOW, ticket}
 end
 
-i = 1
+i = 2
 while i <= #ARGV do
   local last = i + HEAD - 1 + tonumber(ARGV[i + 7])
   n = n + 1
@@ -80,5 +85,8 @@ while i <= #ARGV do
   end
   answers[n] = answer
   i = last + 1
+end
+for name, q in pairs(queues) do
+  if q then index_jobs(string.sub(name, #'headrace.' + 1), q.fresh, index_most) end
 end
 return answers

@@ -126,7 +126,7 @@ def test_neighbours_fail_apart(queue: Queue) -> None:
         (queue, known, KNOWN),
     ]
     arguments = [argument for where, job, _ in jobs for argument in where.arguments(job)]
-    answers = queue.call("submit", [], *arguments)
+    answers = queue.call("submit", [], 0, *arguments)
     assert [code for code, _, _ in answers] == [code for _, _, code in jobs]
     assert (len(queue.listed()), len(other.listed())) == (2, 1)
 

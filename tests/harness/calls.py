@@ -81,9 +81,14 @@ def foreign(**changes: Any) -> bytes:
 
 
 class Queue:
-    """The scripts on the queue of one model."""
+    """The scripts on the queue of one model.
+
+    Attributes:
+        index_max: how many of its jobs are indexed.
+    """
 
     def __init__(self, client: redis.Redis, model: str = "m") -> None:
+        self.index_max = 0
         self.client = client
         self.model = model
         self.name = keys.queue_name(model)
@@ -122,7 +127,7 @@ class Queue:
 
     def submit(self, *jobs: Job) -> list[tuple[int, int, int]]:
         flat = [argument for job in jobs for argument in self.arguments(job)]
-        answers = self.call("submit", [], *flat)
+        answers = self.call("submit", [], self.index_max, *flat)
         return [(int(code), int(created), int(number)) for code, created, number in answers]
 
     def submit_one(self, **options: Any) -> str:
@@ -147,7 +152,7 @@ class Queue:
     ) -> Claimed:
         now, left, refused, *flat = self._run(
             "claim", self.name, self.model, "1.0", count, max_bytes, lease_us, owner,
-            keys.TASK_NAME, TTL_S,
+            keys.TASK_NAME, TTL_S, self.index_max,
         )  # fmt: skip
         jobs = [
             Leased(

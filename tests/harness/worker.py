@@ -188,7 +188,7 @@ class Client:
         """Enqueue jobs, all of which must be taken."""
         for at in range(0, len(jobs), 200):
             answers = self._call(
-                "submit", *(arg for job in jobs[at : at + 200] for arg in job.arguments)
+                "submit", 0, *(arg for job in jobs[at : at + 200] for arg in job.arguments)
             )
             assert all(answer[0] == 1 for answer in answers), answers
 

@@ -213,7 +213,7 @@ def test_parameters_that_these_routes_do_not_take(api: ApiServer, redis_db: Redi
 def test_methods_that_these_routes_do_not_take(api: ApiServer) -> None:
     for method, path, allowed in (
         ("GET", ECHO_JOBS, "POST, PUT"),
-        ("GET", "/api/v1/jobs", "POST"),
+        ("DELETE", "/api/v1/jobs", "GET, HEAD, POST"),
         ("POST", "/api/v1/jobs/x", "GET, HEAD, PUT, DELETE"),
         ("DELETE", "/api/v1/jobs/x/result", "GET, HEAD"),
     ):

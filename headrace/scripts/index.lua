@@ -1,0 +1,47 @@
+-- Walk a model's jobs from the newest, in the order of (created, id), and say which are in one of some states.
+-- KEYS: none. ARGV: 1 model, 2 created and 3 id before which to begin ('' and '' for the newest), 4 the oldest
+-- created that counts, 5 letters of states ('' for all), 6 the most ids to give, 7 the most to look at.
+-- Returns {whether more may follow (1 or 0), created and id of the last that was looked at, then per job: created, id}.
+-- Ids whose record has run out, or is another model's by now, are taken out of the index.
+local model, before, before_id, since, states = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
+local most, most_looked = tonumber(ARGV[6]), tonumber(ARGV[7])
+local index = INDEX .. model
+local answer, gone, looked, last, last_id = {1, before, before_id}, {}, 0, before, before_id
+
+-- Nothing changes while this runs, so that ranks can be used; those of equal score that were seen are passed over.
+local rank = before == '' and 0 or redis.call('ZCOUNT', index, '(' .. before, '+inf')
+local total = redis.call('ZCARD', index)
+
+local function seen(created, id) return before ~= '' and created == before and id >= before_id end
+
+local function look(created, id)
+  local state, of = unpack(read(id, 's', 'm'))
+  looked = looked + 1
+  last, last_id = created, id
+  if not state or of ~= model then
+    gone[#gone + 1] = id
+  elseif states == '' or string.find(states, state, 1, true) then
+    local n = #answer
+    answer[n + 1], answer[n + 2] = created, id
+  end
+end
+
+-- The answer's head takes three places, each job two.
+local function full() return #answer >= 3 + 2 * most or looked >= most_looked end
+
+local ended = false
+while not ended and not full() do
+  local part = redis.call('ZREVRANGE', index, rank, rank + 99, 'WITHSCORES')
+  ended = #part == 0
+  for i = 1, #part, 2 do
+    local id, created = part[i], whole(tonumber(part[i + 1]))
+    if tonumber(created) < since then ended = true end
+    if ended or full() then break end
+    if not seen(created, id) then look(created, id) end
+    rank = rank + 1
+  end
+end
+if ended or rank >= total then answer[1] = 0 end
+answer[2], answer[3] = last, last_id
+in_chunks('ZREM', index, gone)
+return answer

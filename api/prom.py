@@ -134,12 +134,19 @@ class Snapshot(Collector):
             "Inputs that were added to batches to reach an allowed size.",
             labels=["model"],
         )
+        starved = CounterMetricFamily(
+            "headrace_device_starved_seconds",
+            "Seconds for which the device waited for a batch that was still in preprocess.",
+            labels=["model"],
+        )
         for model, totals in self.totals.items():
+            starved.add_metric([model], totals.starved_s)
             for reason, count in totals.left.items():
                 left.add_metric([model, reason], count)
             padding.add_metric([model], totals.padding)
         yield left
         yield padding
+        yield starved
 
 
 def _gauge(name: str, text: str, values: Iterable[tuple[str, float]]) -> GaugeMetricFamily:

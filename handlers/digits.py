@@ -66,6 +66,9 @@ class DigitsNet(nn.Module):
 class Digits(Handler):
     """Names the digit in an image."""
 
+    overlap = True
+    preprocess_per_item = True
+
     @override
     def initialize(self, context: Context) -> None:
         super().initialize(context)
@@ -73,6 +76,11 @@ class Digits(Handler):
         self.model = DigitsNet()
         load_weights(self.model, context.weights or WEIGHTS)
         self.model.to(context.device).eval()
+
+    @override
+    def initialize_preprocess(self, context: Context) -> None:
+        super().initialize_preprocess(context)
+        self.options = read_options(context, ImageOptions)
 
     @override
     def example_input(self) -> bytes | None:

@@ -70,6 +70,9 @@ class ClassifierOptions(ImageOptions, frozen=True, kw_only=True, forbid_unknown_
 class ImageClassifier(Handler):
     """Names the likeliest classes of an image."""
 
+    overlap = True
+    preprocess_per_item = True
+
     @override
     def initialize(self, context: Context) -> None:
         super().initialize(context)
@@ -92,6 +95,11 @@ class ImageClassifier(Handler):
         )
         self.mean = torch.tensor(options.mean, device=context.device).view(3, 1, 1) * 255
         self.std = torch.tensor(options.std, device=context.device).view(3, 1, 1) * 255
+
+    @override
+    def initialize_preprocess(self, context: Context) -> None:
+        super().initialize_preprocess(context)
+        self.options = read_options(context, ClassifierOptions)
 
     @override
     def example_input(self) -> bytes | None:

@@ -188,6 +188,19 @@ class ModelSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "batches.",
         ),
     ] = True
+    preprocess_threads: Annotated[
+        int,
+        Meta(ge=1, le=64, description="Threads that share a batch's preprocess."),
+    ] = 1
+    preprocess_processes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=64,
+            description="Processes that share a batch's preprocess; 0: it runs in the model "
+            "process, in preprocess_threads.",
+        ),
+    ] = 0
     options: Annotated[
         dict[str, Any],
         Meta(description="Free; given to the handler as context.options."),

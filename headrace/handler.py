@@ -1,9 +1,10 @@
 """The handler: TorchServe's four verbs, list in, list out.
 
-A handler lives in a model process and sees batches. The process calls, in this order and never
-at the same time::
+A handler lives in a model process and sees batches. The process calls, in this order and, unless
+the handler says `overlap = True`, never at the same time::
 
     initialize(context)                    once, before the first batch
+    initialize_preprocess(context)         instead, in a process that preprocesses only
     example_input()                        once; runs through the verbs before the first batch
     preprocess(inputs)  -> items           one item per input, in order
     inference(items)    -> outputs         whatever the model gives for the good items
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 
 @dataclass(slots=True)
@@ -68,10 +69,24 @@ class Handler:
     `bytes`, or a `Response`.
     """
 
+    #: The verbs keep nothing between each other but what they hand on, so that `preprocess` of the
+    #: next batch and `postprocess` of the last may run in other threads while `inference` runs.
+    overlap: ClassVar[bool] = False
+
+    #: `preprocess` sees each input for itself, so that several of it may share a batch.
+    preprocess_per_item: ClassVar[bool] = False
+
     context: Context
 
     def initialize(self, context: Context) -> None:
         """Load the model. Called once; an exception here is a failed load, shown in /ready."""
+        self.context = context
+
+    def initialize_preprocess(self, context: Context) -> None:
+        """Load what `preprocess` needs, without the model.
+
+        Called in place of `initialize` in each of the model's `preprocess_processes`.
+        """
         self.context = context
 
     def example_input(self) -> Any:

@@ -2,8 +2,8 @@
 
 A worker adds what happened since its last sweep to the hash `hr:stats:<model>` with HINCRBYFLOAT,
 so that totals never go backwards when a worker ends. Field names: `ended:<status>`,
-`left:<reason>`, `padding`, and per histogram `<name>:<upper bound>` (not cumulative) and
-`<name>:sum`. The API's processes add theirs: `admitted`, and `rejected:<code>`.
+`left:<reason>`, `padding`, `starved_seconds`, and per histogram `<name>:<upper bound>` (not
+cumulative) and `<name>:sum`. The API's processes add theirs: `admitted`, and `rejected:<code>`.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ REJECTED: Final = "rejected"
 #: Fields that the workers add to, beside `ended` and the histograms.
 LEFT: Final = "left"
 PADDING: Final = "padding"
+STARVED: Final = "starved_seconds"
 
 
 #: Per histogram, the hash's field of each bucket, the last one without a bound, and of the sum.
@@ -58,7 +59,12 @@ class ModelStats:
         self._deltas[f"{LEFT}:{reason}"] += 1
 
     def observe_batch(
-        self, size: int, queue_s: Iterable[float], inference_s: float, padding: int = 0
+        self,
+        size: int,
+        queue_s: Iterable[float],
+        inference_s: float,
+        padding: int = 0,
+        starved_s: float = 0.0,
     ) -> None:
         """A batch ran.
 
@@ -67,7 +73,10 @@ class ModelStats:
             queue_s: how long each of them had waited.
             inference_s: the handler's time for it.
             padding: inputs that were added to reach an allowed size.
+            starved_s: how long the device waited for its `preprocess`.
         """
+        if starved_s:
+            self._deltas[STARVED] += starved_s
         if padding:
             self._deltas[PADDING] += padding
         self._observe("batch_size", float(size))
@@ -104,6 +113,7 @@ class ModelTotals:
         histograms: by name.
         left: batches that left for a model process, by reason.
         padding: inputs that were added to batches to reach an allowed size.
+        starved_s: seconds for which devices waited for a batch that was in `preprocess`.
         admitted: jobs that were enqueued over HTTP.
         rejected: submits that were refused, by the code of the problem.
     """
@@ -112,6 +122,7 @@ class ModelTotals:
     histograms: dict[str, Histogram]
     left: dict[str, float] = field(default_factory=dict)
     padding: float = 0.0
+    starved_s: float = 0.0
     admitted: float = 0.0
     rejected: dict[str, float] = field(default_factory=dict)
 
@@ -119,7 +130,7 @@ class ModelTotals:
     def from_fields(cls, fields: Mapping[bytes, bytes]) -> ModelTotals:
         """Read `hr:stats:<model>`. Bounds that only an older worker knew are kept."""
         by_name: dict[str, dict[str, float]] = {"ended": {}, LEFT: {}, REJECTED: {}}
-        plain = {ADMITTED: 0.0, PADDING: 0.0}
+        plain = {ADMITTED: 0.0, PADDING: 0.0, STARVED: 0.0}
         counts: dict[str, dict[str, float]] = {
             name: {f"{bound:g}": 0.0 for bound in bounds} for name, bounds in HISTOGRAMS.items()
         }
@@ -140,6 +151,7 @@ class ModelTotals:
             histograms,
             by_name[LEFT],
             plain[PADDING],
+            plain[STARVED],
             plain[ADMITTED],
             by_name[REJECTED],
         )

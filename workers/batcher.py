@@ -164,6 +164,11 @@ class Batcher(Generic[ItemT]):
         return self._length
 
     @property
+    def alone(self) -> bool:
+        """Whether an item waits that must run by itself; it is the next to leave."""
+        return bool(self._alone)
+
+    @property
     def room(self) -> int:
         """How many more items it takes: one prepared batch, two where items fall into keys."""
         policy = self.policy

@@ -28,6 +28,7 @@ from workers.porter import Porter
 from workers.publisher import DISCONNECTED
 from workers.replica import Replica
 from workers.reporter import Reporter
+from workers.staging import stage_at, takes_second
 from workers.wake import POLL_S, Wake
 
 logger = logging.getLogger(__name__)
@@ -183,28 +184,35 @@ class Consumer:
     def _time_out(self, lane: Lane, replica: Replica, batch: Batch, now: float) -> None:
         size = len(batch.items)
         logger.error("model %s: a batch of %d ran into its timeout", lane.model.name, size)
-        replica.batch = None
-        if size == 1:
-            self._ledger.settle(lane, [lane.timed_out(batch.items[0], now)])
+        begun, untouched = replica.suspects()
+        self._give_back(lane, untouched, "free")
+        if size == 1 and len(begun) == 1:
+            self._ledger.settle(lane, [lane.timed_out(batch, now)])
+            self._reporter.finished(batch, [])
         else:
             # Which of them hangs is not known: each runs alone next, and none is charged.
-            self._ledger.release(lane, batch.items, "alone")
-        self._reporter.finished(batch, [])
+            self._give_back(lane, begun, "alone")
         self._lost(lane, replica, now)
+
+    def _give_back(self, lane: Lane, batches: list[Batch], mode: str) -> None:
+        # What is given back last stands first in its queue.
+        for batch in reversed(batches):
+            self._ledger.release(lane, batch.items, mode)
+            self._reporter.finished(batch, [])
 
     def _lost(self, lane: Lane, replica: Replica, now: float) -> None:
         """A model process is gone, or is to be: its batch goes back, and it starts again."""
         if replica.frames is not None:
             self._selector.unregister(replica.frames)
-        batch, replica.batch = replica.batch, None
-        if batch is not None:
-            size = len(batch.items)
+        begun, untouched = replica.suspects()
+        if begun:
+            sizes = " and ".join(str(len(batch.items)) for batch in begun)
             logger.error(
-                "model %s: a model process died under a batch of %d\n%s",
-                lane.model.name, size, replica.trace(),
+                "model %s: a model process died under a batch of %s\n%s",
+                lane.model.name, sizes, replica.trace(),
             )  # fmt: skip
-            self._ledger.release(lane, batch.items, "crash")
-            self._reporter.finished(batch, [])
+        self._give_back(lane, untouched, "free")
+        self._give_back(lane, begun, "crash")
         self._keeper.ended(lane, replica, now)
         self._sweep_at = 0.0
 
@@ -220,6 +228,9 @@ class Consumer:
             if kind == "done":
                 self._done(lane, replica, rest, now)
                 continue
+            if kind == "began":
+                replica.began = replica.staged is not None and replica.staged.seq == rest[0]
+                continue
             if replica.asked:
                 continue
             if kind == "phase":
@@ -232,9 +243,9 @@ class Consumer:
             self._sweep_at = 0.0
 
     def _done(self, lane: Lane, replica: Replica, rest: list[Any], now: float) -> None:
-        batch, replica.batch = replica.batch, None
         seq, outcomes, times, padding, fits = rest
-        if batch is None or seq != batch.seq:
+        batch = replica.finished(seq, now)
+        if batch is None:
             return
         replica.jobs += len(batch.items)
         settlements = lane.collect(batch, outcomes, times, padding, fits, now)
@@ -249,11 +260,18 @@ class Consumer:
     def _dispatch(self, now: float) -> None:
         draining = self._stopping.is_set()
         while (dispatched := self._devices.next(now, draining=draining)) is not None:
-            _, replica, batch = dispatched
-            self._seq += 1
-            batch.seq = self._seq
-            self._reporter.started(batch)
-            replica.run(batch)
+            self._run(dispatched.replica, dispatched.batch)
+        for lane in () if draining else self.lanes:
+            second = takes_second(lane, self.lanes, now)
+            staged = lane.next_batch(now) if second is not None else None
+            if second is not None and staged is not None:
+                self._run(second, staged)
+
+    def _run(self, replica: Replica, batch: Batch) -> None:
+        self._seq += 1
+        batch.seq = self._seq
+        self._reporter.started(batch)
+        replica.run(batch)
 
     # Sleep and stop
 
@@ -320,7 +338,8 @@ class Consumer:
             # A hold is over only when the batch can run.
             held = len(lane.batcher) and self._devices.may_run(lane)
             hold_until = lane.hold_until if held else None
-            moments += [at for at in (hold_until, lane.next_due_at) if at is not None]
+            at_times = (hold_until, lane.next_due_at, stage_at(lane, now))
+            moments += [at for at in at_times if at is not None]
             if not self._stopping.is_set():
                 moments += self._keeper.moments(lane)
             for replica in lane.replicas:
@@ -349,10 +368,10 @@ class Consumer:
     def _end(self) -> None:
         """Stop the model processes, then give back what did not end in time, uncharged."""
         for lane in self.lanes:
-            unfinished = [replica.batch for replica in lane.replicas if replica.batch is not None]
             self._keeper.stop(lane, time.monotonic())
-            for batch in unfinished:
-                self._ledger.release(lane, batch.items, "free")
+            for replica in lane.replicas:
+                for batches in replica.suspects():
+                    self._give_back(lane, batches, "free")
             self._ledger.release(lane, list(lane.cargo.moving.values()), "free")
         for lane in self.lanes:
             for replica in lane.replicas:

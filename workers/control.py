@@ -89,10 +89,11 @@ def _running(consumer: Consumer) -> Iterator[tuple[Lane, Item, int | None]]:
     """Running jobs with the pid of their model process; another thread changes them meanwhile."""
     for lane in consumer.lanes:
         for replica in lane.replicas:
-            batch, process = replica.batch, replica.process
-            if batch is not None:
-                pid = process.pid if process is not None else None
-                yield from ((lane, item, pid) for item in batch.items)
+            process = replica.process
+            pid = process.pid if process is not None else None
+            for batch in (replica.batch, replica.staged):
+                if batch is not None:
+                    yield from ((lane, item, pid) for item in batch.items)
 
 
 def _prepared(lane: Lane) -> list[Item]:

@@ -82,9 +82,13 @@ class Dispatch:
         """Give back the slots of batches that no process runs any more, whatever ended them."""
         running = []
         for one in self._running:
-            if one.replica.batch is one.batch:
+            batch, name = one.replica.batch, one.lane.model.name
+            if batch is one.batch:
                 running.append(one)
-            else:
-                name = one.lane.model.name
-                self._of[name].turns.end(name, now - one.batch.started_at)
+                continue
+            self._of[name].turns.end(name, now - one.batch.started_at)
+            if batch is not None:
+                # It was staged behind the one that has ended, and took the slot over.
+                self._of[name].turns.begin(name)
+                running.append(Dispatched(one.lane, one.replica, batch))
         self._running = running

@@ -88,7 +88,7 @@ class Batch:
 
     Attributes:
         reason: why it left, one of `workers.batcher.Reason`.
-        deadline: when the first of their timeouts runs out.
+        deadline: when the first of their timeouts runs out; not before it `runs_from` some time.
         seq: its number on the frame socket.
     """
 
@@ -97,6 +97,11 @@ class Batch:
     started_at: float
     deadline: float
     seq: int = 0
+
+    def runs_from(self, now: float) -> None:
+        """It was handed over behind another batch, and is the one that runs now."""
+        self.deadline += now - self.started_at
+        self.started_at = now
 
 
 class Settlement(NamedTuple):

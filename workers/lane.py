@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -42,6 +42,9 @@ from workers.replica import Replica
 
 logger = logging.getLogger(__name__)
 
+#: Weight of the newest batch in running means.
+NEWEST_WEIGHT: Final = 0.2
+
 
 @dataclass(slots=True)
 class Lane:
@@ -59,6 +62,9 @@ class Lane:
         fitting: how many items its memory has room for together.
         recycled: how many of its processes were recycled.
         last_error: why a load failed last.
+        prepare_s: what `preprocess` takes for one item, of late.
+        starved: which share of the device's time it stood idle, of late, because the batch that it
+            was to run was still in `preprocess`.
     """
 
     model: ModelConfig
@@ -75,6 +81,8 @@ class Lane:
     recycled: int = 0
     last_error: str = ""
     cargo: Cargo = field(default_factory=Cargo)
+    prepare_s: float = 0.0
+    starved: float = 0.0
     fitting: FittingSize = field(init=False)
     batcher: Batcher[Item] = field(init=False)
     measure: Measure = field(init=False)
@@ -232,6 +240,13 @@ class Lane:
                     self.model.name, size, limit,
                 )  # fmt: skip
 
+    def _weigh(self, size: int, prepare: float, infer: float, _: float, starved: float) -> None:
+        """Learn where the time goes, from a batch's stages in ms."""
+        self.prepare_s += NEWEST_WEIGHT * (prepare / 1000 / size - self.prepare_s)
+        busy = infer + starved
+        if busy:
+            self.starved += NEWEST_WEIGHT * (starved / busy - self.starved)
+
     def collect(
         self,
         batch: Batch,
@@ -253,10 +268,11 @@ class Lane:
         """
         size = len(batch.items)
         self.fit(size, fits)
+        self._weigh(size, *times)
         # The device ran the padding too.
         self.batcher.observe(size + padding, now - batch.started_at)
         queued_s = [item.dispatched_at - item.enqueued_at for item in batch.items]
-        self.stats.observe_batch(size, queued_s, sum(times[:3]) / 1000, padding)
+        self.stats.observe_batch(size, queued_s, sum(times[:3]) / 1000, padding, times[3] / 1000)
         told = batch_text(size, padding)
         done, shared = date_done(), stages(times)
         inline_max = self.cargo.inline_limit_bytes
@@ -304,11 +320,12 @@ class Lane:
         self.stats.ended("retried" if settlement.retried else "failed")
         return settlement
 
-    def timed_out(self, item: Item, now: float) -> Settlement:
-        """The end of a job that ran alone for longer than its timeout."""
+    def timed_out(self, batch: Batch, now: float) -> Settlement:
+        """The end of a job that ran alone, as this batch, for longer than its timeout."""
+        item = batch.items[0]
         limit = self._timeout_s(item)
         self.stats.ended("failed")
-        ran = stages([0.0, (now - item.dispatched_at) * 1000, 0.0])
+        ran = stages([0.0, (now - batch.started_at) * 1000, 0.0])
         return failed(
             item, "timeout",
             f"the job ran longer than its timeout of {limit:g} s; its model process was killed",
@@ -345,6 +362,7 @@ class Lane:
             "device": self.replicas[0].init["device"],
             "error": first_error,
             "recycled": self.recycled,
+            "starved": round(self.starved, 3),
             "fits": self.fitting.limit if self.fitting.limit < self.fitting.most else 0,
             "pids": [r.process.pid for r in self.replicas if r.process is not None],
             "since": max(replica.since for replica in self.replicas),

@@ -8,8 +8,6 @@ EOF on the socket ends it wherever that is seen.
 
 from __future__ import annotations
 
-import ctypes
-import importlib
 import logging
 import os
 import queue
@@ -18,31 +16,25 @@ import socket
 import sys
 import threading
 import time
-import traceback
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Final
+from typing import Any
 
-from handlers import loading
-from handlers.loading import load_handler
-from headrace.errors import ConfigError
-from headrace.handler import Context, Handler
+from headrace.handler import Context
 from workers.frames import FrameSocket
 from workers.guard import MARK
 from workers.life import Phase, write_stacks_to
-from workers.runner import Runner, Work
+from workers.loading import context_of, die_with_parent, handler_of, why_not_loaded
+from workers.pipeline import Inbox, Pipeline, done_frame
+from workers.prep_pool import LoadFailed, PrepProcess, install
+from workers.runner import Runner
+from workers.thread_context import ThreadContext, overlaps
 from workers.warm_up import warm_up
 
 logger = logging.getLogger("headrace.model")
 
-PR_SET_PDEATHSIG: Final = 1
-
-Inbox = queue.SimpleQueue[list[Any]]
-
 
 def main() -> None:
     """Load the handler named in the first frame, warm it up, then run batches until stopped."""
-    _die_with_parent()
+    die_with_parent(int(os.environ.get(MARK, "0").partition(":")[0]))
     write_stacks_to(int(sys.argv[2]))
     # Ctrl-C reaches the whole foreground group; the worker decides when this process ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -53,17 +45,27 @@ def main() -> None:
     config = inbox.get()[1]
     started = time.monotonic()
     try:
-        runner = _load(config)
+        runner, helpers = _load(config)
         frames.send(["phase", Phase.WARMING])
         fits = warm_up(runner)
+    except LoadFailed as error:
+        frames.send(["failed", str(error)])
+        return
     except Exception as error:  # noqa: BLE001 - whatever it is, it is shown in /ready
         frames.send(["failed", why_not_loaded(error)])
         return
     seconds = time.monotonic() - started
     device = runner.context.device
-    ready = {"pid": os.getpid(), "device": device, "load_s": seconds, "fits": fits, "helpers": []}
+    overlap = overlaps(runner.handler)
+    ready = {
+        "pid": os.getpid(), "device": device, "load_s": seconds, "fits": fits, "helpers": helpers,
+        "overlap": overlap,
+    }  # fmt: skip
     frames.send(["ready", ready])
-    _serve(frames, inbox, runner)
+    if overlap:
+        Pipeline(runner, inbox, frames.send).run()
+    else:
+        _serve(frames, inbox, runner)
 
 
 def _serve(frames: FrameSocket, inbox: Inbox, runner: Runner) -> None:
@@ -77,11 +79,6 @@ def _serve(frames: FrameSocket, inbox: Inbox, runner: Runner) -> None:
         frames.send(done_frame(seq, work))
 
 
-def done_frame(seq: int, work: Work) -> list[Any]:
-    """What the worker is told of a batch that has ended."""
-    return ["done", seq, work.outcomes, work.times.as_list(), work.times.padding, work.fits]
-
-
 def _read(frames: FrameSocket, inbox: Inbox) -> None:
     """Pass frames on, and end the process when the worker is gone, whatever the handler does."""
     while True:
@@ -93,57 +90,17 @@ def _read(frames: FrameSocket, inbox: Inbox) -> None:
             inbox.put(frame)
 
 
-def _load(config: dict[str, Any]) -> Runner:
-    context = Context(
-        model_name=config["model"],
-        version=config["version"],
-        device=config["device"],
-        model_dir=Path(config["model_dir"]),
-        weights=Path(config["weights"]) if config["weights"] else None,
-        options=config["options"],
-        channels_last=config["channels_last"],
-        max_batch_size=config["max_batch_size"],
-        allowed_batch_sizes=config["allowed_batch_sizes"],
-    )
-    loaded = load_handler(config["handler"], context.model_dir)
-    handler: Handler = loaded() if isinstance(loaded, type) else loaded
+def _load(config: dict[str, Any]) -> tuple[Runner, list[int]]:
+    """The handler, ready to run, and the pids of its preprocess processes."""
+    # Before the handler may initialise CUDA; they load while it does.
+    processes = [PrepProcess.spawn(config) for _ in range(config["preprocess_processes"])]
+    handler = handler_of(config)
+    # Several batches are at hand in a handler whose verbs overlap, one in each thread.
+    context = context_of(config, ThreadContext if overlaps(handler) else Context)
     handler.initialize(context)
-    return Runner(handler, context)
-
-
-def why_not_loaded(error: Exception) -> str:
-    """A failed load in words for the handler's author.
-
-    The frames are those of the author's own code: how Headrace and the import machinery came there
-    is of no help. An error of ours ends with its message and what to do.
-    """
-    own = (error.__cause__ if isinstance(error, ConfigError) else None) or error
-    frames = _their_frames(own.__traceback__)
-    lines: list[str] = []
-    if frames is not None or own is not error:
-        lines.append("".join(traceback.format_exception(own.with_traceback(frames))))
-    if isinstance(error, ConfigError):
-        lines.append("; ".join(filter(None, (error.message, error.hint))) + "\n")
-    return "\n".join(lines)
-
-
-def _their_frames(frames: TracebackType | None) -> TracebackType | None:
-    ours = str(Path(__file__).parent), str(Path(loading.__file__)), "<frozen importlib"
-    importlib_folder = str(Path(importlib.__file__).parent)
-    while frames is not None:
-        if not frames.tb_frame.f_code.co_filename.startswith((*ours, importlib_folder)):
-            return frames
-        frames = frames.tb_next
-    return None
-
-
-def _die_with_parent() -> None:
-    parent = int(os.environ.get(MARK, "0").partition(":")[0])
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    # The worker may have died before the line above.
-    if parent and os.getppid() != parent:
-        os._exit(0)
+    runner = Runner(handler, context)
+    install(runner, processes, config["preprocess_threads"])
+    return runner, [process.process.pid for process in processes]
 
 
 if __name__ == "__main__":

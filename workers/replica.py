@@ -50,6 +50,9 @@ class Replica:
         load_timeout_s: how long it may load and warm up.
 
     Attributes:
+        staged: the batch that was handed over behind the one that runs.
+        began: the process said that it works at the staged one too.
+        overlap: its handler works at two batches at once.
         due_at: when something is to be done about it, though it says nothing: its load has taken
             too long, or its stop.
         jobs: how many jobs it has run in this life.
@@ -71,6 +74,9 @@ class Replica:
     frames: FrameSocket | None = None
     process: subprocess.Popen[bytes] | None = None
     batch: Batch | None = None
+    staged: Batch | None = None
+    began: bool = False
+    overlap: bool = False
     restart_at: float = 0.0
     due_at: float = NEVER
     jobs: int = 0
@@ -122,9 +128,30 @@ class Replica:
             self.frames.send(["init", self.init])
         return self.frames
 
+    @property
+    def takes_second(self) -> bool:
+        """Whether it takes a batch behind the one that runs.
+
+        What was lost with a batch runs alone in the process, so that nobody else is to blame.
+        """
+        running = self.batch
+        return (
+            self.state is Phase.READY
+            and self.overlap
+            and self.staged is None
+            and running is not None
+            and running.reason != "alone"
+        )
+
     def run(self, batch: Batch) -> None:
-        """Hand over a batch; a process that is gone is seen as EOF, with the batch on its name."""
-        self.batch = batch
+        """Hand over a batch; a process that is gone is seen as EOF, with the batch on its name.
+
+        Where one runs already, this one is staged.
+        """
+        if self.batch is None:
+            self.batch = batch
+        else:
+            self.staged, self.began = batch, False
         if self.frames is None:
             raise RuntimeError("a batch was given to a model process that was not started")
         with contextlib.suppress(OSError):
@@ -133,6 +160,32 @@ class Replica:
                 for item in batch.items
             ]
             self.frames.send(["batch", batch.seq, rows])
+
+    def finished(self, seq: int, now: float) -> Batch | None:
+        """The process has answered for a batch; one that is staged is now the one that runs.
+
+        Returns:
+            The batch; None if it is none that it should have.
+        """
+        batch, staged = self.batch, self.staged
+        if batch is not None and batch.seq == seq:
+            self.batch, self.staged = staged, None
+            if staged is not None:
+                staged.runs_from(now)
+            return batch
+        if staged is not None and staged.seq == seq:
+            self.staged = None
+            return staged
+        return None
+
+    def suspects(self) -> tuple[list[Batch], list[Batch]]:
+        """Take the batches out: those that the process worked at, and those it had not begun."""
+        begun = [self.batch] if self.batch is not None else []
+        untouched: list[Batch] = []
+        if self.staged is not None:
+            (begun if self.began else untouched).append(self.staged)
+        self.batch = self.staged = None
+        return begun, untouched
 
     def entered(self, phase: Phase) -> None:
         """The process said that this phase of its life has begun."""
@@ -144,6 +197,7 @@ class Replica:
         self.error = ""
         self.due_at = NEVER
         self.fits, self.helpers = info["fits"], info["helpers"]
+        self.overlap = info["overlap"]
 
     def load_failed(self, traceback: str) -> None:
         """The process said that its handler cannot be loaded; it ends by itself."""

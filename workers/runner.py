@@ -97,21 +97,27 @@ class Runner:
     """Runs batches through one handler.
 
     Attributes:
-        preprocess: the handler's own verb, or what stands for it.
+        preprocess: the handler's own verb on these inputs, or what stands for it.
     """
 
     handler: Handler
     context: Context
-    preprocess: Callable[[list[Any]], Any] = field(init=False)
+    preprocess: Callable[[list[Input]], Any] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.preprocess = self.handler.preprocess
+        self.preprocess = self.own_preprocess
+
+    def own_preprocess(self, inputs: list[Input]) -> Any:
+        """The handler's verb, in this thread."""
+        self._at_hand(inputs)
+        return self.handler.preprocess([value for _, value, _ in inputs])
 
     def run(self, items: Sequence[Sequence[Any]]) -> Work:
         """Run a batch, one verb after the other; one outcome per item."""
         work = self.read(items)
         if work.readable:
             self.attempt(work, list(work.readable))
+        work.times.starved = work.times.preprocess
         return self.close(work)
 
     @staticmethod
@@ -149,7 +155,11 @@ class Runner:
             return
         # The error and its frames are gone by here, and with them what they held in memory.
         del group
-        if work.too_large and work.too_large[-1] is places:
+        self.split(work, places)
+
+    def split(self, work: Work, places: list[int]) -> None:
+        """Run items that raised together in halves; one alone has its outcome."""
+        if work.too_large and work.too_large[-1] == places:
             free_memory()
         if len(places) > 1:
             half = len(places) // 2
@@ -183,10 +193,9 @@ class Runner:
 
     def prepare(self, group: Group) -> None:
         """`preprocess`."""
-        self._at_hand(group)
         started = clock()
         try:
-            items = self.preprocess([value for _, value, _ in group.inputs])
+            items = self.preprocess(group.inputs)
         finally:
             group.times.preprocess += (clock() - started) * 1000
         results = group.results = _checked(items, len(group.inputs), "preprocess")
@@ -203,7 +212,7 @@ class Runner:
         """`inference`, unless every item is an error."""
         if not group.good:
             return
-        self._at_hand(group)
+        self._at_hand(group.inputs)
         started = clock()
         try:
             group.outputs = self.handler.inference(group.items)
@@ -215,7 +224,7 @@ class Runner:
         """`postprocess`, unless every item is an error."""
         if not group.good:
             return
-        self._at_hand(group)
+        self._at_hand(group.inputs)
         started = clock()
         try:
             size = len(group.good) + group.padding
@@ -229,9 +238,9 @@ class Runner:
         allowed = self.context.allowed_batch_sizes if count else ()
         return next((size for size in allowed if size >= count), count) - count
 
-    def _at_hand(self, group: Group) -> None:
-        self.context.request_ids = [job_id for job_id, _, _ in group.inputs]
-        self.context.content_types = [kind for _, _, kind in group.inputs]
+    def _at_hand(self, inputs: list[Input]) -> None:
+        self.context.request_ids = [job_id for job_id, _, _ in inputs]
+        self.context.content_types = [kind for _, _, kind in inputs]
 
 
 def free_memory() -> None:

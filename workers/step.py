@@ -73,6 +73,8 @@ def _init_frame(model: ModelConfig, folder: Path, device: str) -> dict[str, Any]
         "model_dir": str(folder),
         "weights": str(folder / model.weights) if model.weights else "",
         "options": model.options,
+        "preprocess_threads": model.preprocess_threads,
+        "preprocess_processes": model.preprocess_processes,
         "channels_last": _switch(model.channels_last),
         "max_batch_size": model.max_batch_size,
         "allowed_batch_sizes": model.allowed_batch_sizes or [],

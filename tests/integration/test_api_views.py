@@ -112,7 +112,7 @@ def test_metrics(api: ApiServer, redis_db: RedisServer) -> None:
     api.http.post("/api/v1/models/echo/jobs?priority=3", json=1)
     api.http.post("/api/v1/models/echo/jobs?priority=x", json=1)
     stats = ModelStats()
-    stats.observe_batch(5, [0.002, 0.02, 0.02, 700, 0.02], 0.003, padding=3)
+    stats.observe_batch(5, [0.002, 0.02, 0.02, 700, 0.02], 0.003, padding=3, starved_s=0.5)
     stats.left("deadline")
     stats.ended("succeeded", 5)
     stats.ended("failed")
@@ -139,6 +139,7 @@ def test_metrics(api: ApiServer, redis_db: RedisServer) -> None:
         assert samples["headrace_jobs_ended_total", echo, ("status", "failed")] == 1
         assert samples["headrace_batches_total", echo, ("reason", "deadline")] == 1
         assert samples["headrace_batch_padding_total", echo] == 3
+        assert samples["headrace_device_starved_seconds_total", echo] == 0.5
         assert samples["headrace_batch_size_bucket", ("le", "4"), echo] == 0
         assert samples["headrace_batch_size_bucket", ("le", "8"), echo] == 1
         assert samples["headrace_batch_size_sum", echo] == 5

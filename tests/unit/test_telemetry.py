@@ -20,7 +20,7 @@ def test_totals_are_the_sum_of_all_drains() -> None:
     one.observe_batch(1, [0.001], 0.5)
     first = one.drain()
     assert one.drain() == []
-    one.observe_batch(300, [1000.0], 0.5, padding=212)
+    one.observe_batch(300, [1000.0], 0.5, padding=212, starved_s=0.25)
     for reason in ("full", "full", "idle"):
         one.left(reason)
     two.left("idle")
@@ -31,6 +31,7 @@ def test_totals_are_the_sum_of_all_drains() -> None:
     assert totals.ended == {"succeeded": 3, "expired": 1}
     assert totals.left == {"full": 2, "idle": 2}
     assert totals.padding == 212
+    assert totals.starved_s == 0.25
     batch = totals.histograms["batch_size"]
     assert (batch.buckets[0], batch.buckets[-2], batch.buckets[-1]) == (
         ("1", 1),

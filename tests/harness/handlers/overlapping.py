@@ -1,0 +1,62 @@
+"""A handler whose verbs may overlap, and that says in its log what it is at.
+
+An input is an object: `name` stands in the log; `preprocess`, `inference` and `postprocess` name a
+file that the verb waits for; `die` names the verb in which the process dies, `raise` the one in
+which it raises, `hang` the one in which it never ends. Without `overlap` its verbs run in turn.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from headrace.handler import Context, Handler
+
+POLL_S = 0.01
+
+
+class InTurn(Handler):
+    def initialize(self, context: Context) -> None:
+        super().initialize(context)
+        self.log = Path(context.options["log"])
+        self.write = threading.Lock()
+
+    def preprocess(self, inputs: list[Any]) -> list[Any]:
+        return self.at("preprocess", inputs)
+
+    def inference(self, items: Any) -> Any:
+        return self.at("inference", items)
+
+    def postprocess(self, outputs: Any) -> list[Any]:
+        return [
+            {**item, "seen_as": job_id, "pid": os.getpid()}
+            for item, job_id in zip(
+                self.at("postprocess", outputs), self.context.request_ids, strict=True
+            )
+        ]
+
+    def at(self, verb: str, items: list[Any]) -> list[Any]:
+        names = ",".join(str(item["name"]) for item in items)
+        self.say(f"{verb} {names} begins")
+        for item in items:
+            while verb in item and not Path(item[verb]).exists():
+                time.sleep(POLL_S)
+            if item.get("die") == verb:
+                os._exit(3)
+            if item.get("hang") == verb:
+                threading.Event().wait()
+            if item.get("raise") == verb:
+                raise ValueError(f"{verb} of {item['name']}")
+        self.say(f"{verb} {names} ends")
+        return items
+
+    def say(self, text: str) -> None:
+        with self.write, self.log.open("a") as log:
+            log.write(f"{text}\n")
+
+
+class Overlapping(InTurn):
+    overlap = True

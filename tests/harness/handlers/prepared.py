@@ -1,0 +1,73 @@
+"""A handler whose `preprocess` runs elsewhere, and says where.
+
+An input is an object: `die` ends the process that preprocesses it, `raise` raises there, `error`
+gives an error in its place, `odd` gives what cannot cross; `room`: it is too large for more than so
+many at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import numpy as np
+
+from headrace.errors import InputError
+from headrace.handler import Context, Handler
+
+
+class Prepared(Handler):
+    overlap = True
+    preprocess_per_item = True
+
+    def initialize(self, context: Context) -> None:
+        super().initialize(context)
+        self.where = "model"
+
+    def initialize_preprocess(self, context: Context) -> None:
+        super().initialize_preprocess(context)
+        self.where = "preprocess"
+        if context.options.get("load") == "fail":
+            raise RuntimeError("no such vocabulary")
+
+    def preprocess(self, inputs: list[Any]) -> list[Any]:
+        return [self.item(x, len(inputs)) for x in inputs]
+
+    def item(self, value: Any, size: int) -> Any:
+        if value.get("die"):
+            os._exit(9)
+        if value.get("raise"):
+            raise ValueError(f"no such word: {value['raise']}")
+        if value.get("error"):
+            return InputError(value["error"])
+        if value.get("odd"):
+            return object()
+        if size > value.get("room", size):
+            raise MemoryError(f"{size} at once")
+        until = time.perf_counter() + value.get("work_s", 0)
+        while time.perf_counter() < until:
+            pass
+        return {
+            "array": np.full((value.get("n", 1), 64), value.get("n", 1), dtype=np.float32),
+            "where": self.where,
+            "pid": os.getpid(),
+            "size": size,
+            "gpu": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        }
+
+    def inference(self, items: Any) -> Any:
+        return [
+            {**item, "array": float(item["array"].sum()), "model_pid": os.getpid()}
+            for item in items
+        ]
+
+
+class Keeps(Prepared):
+    overlap = False
+
+
+class Heavy(Prepared):
+    """It loads a model in `initialize`, and says not what its preprocess needs of that."""
+
+    initialize_preprocess = Handler.initialize_preprocess

@@ -1,0 +1,213 @@
+"""Two batches at once in a model process: what overlaps, and who pays for whom."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.jobs import Job, State
+from tests.harness.redis_servers import RedisServer
+from tests.harness.wait import wait_until
+from tests.harness.worker import HANDLERS, Client, Worker, celery_worker, write_models
+
+
+@dataclass
+class Bench:
+    """A worker with one model, and what its handler has said."""
+
+    worker: Worker
+    client: Client
+    folder: Path
+
+    def lines(self) -> list[str]:
+        log = self.folder / "verbs.log"
+        return log.read_text().splitlines() if log.exists() else []
+
+    def wait_for(self, *lines: str) -> None:
+        wait_until(lambda: set(lines) <= set(self.lines()), f"{lines} are said")
+
+    def gate(self, name: str) -> str:
+        return str(self.folder / name)
+
+    def open(self, name: str) -> None:
+        (self.folder / name).touch()
+
+    def submit(self, *inputs: dict[str, Any], **options: Any) -> list[str]:
+        return self.client.submit("m", *inputs, **options)
+
+    def job(self, job_id: str) -> Job:
+        (job,) = self.client.wait(job_id)
+        return job
+
+
+@contextmanager
+def bench(
+    redis: RedisServer, folder: Path, handler: str = "Overlapping", **model: Any
+) -> Iterator[Bench]:
+    options = {"log": str(folder / "verbs.log")}
+    spec = f"{HANDLERS / 'overlapping.py'}:{handler}"
+    path = write_models(
+        folder, m={"handler": spec, "options": options, "max_batch_size": 1, **model}
+    )
+    with celery_worker(redis.url, path, folder) as worker, Client(redis.url, path) as client:
+        worker.wait_ready("m")
+        yield Bench(worker, client, folder)
+
+
+def test_the_next_is_preprocessed_and_the_last_postprocessed_while_one_is_on_the_device(
+    redis_db: RedisServer, tmp_path: Path
+) -> None:
+    with bench(redis_db, tmp_path) as at:
+        ids = at.submit({"name": "a", "postprocess": at.gate("a")})
+        at.wait_for("postprocess a begins")
+        ids += at.submit({"name": "b", "inference": at.gate("b")})
+        at.wait_for("inference b begins")
+        at.open("a")
+        first = at.job(ids[0])
+        ids += at.submit({"name": "c"})
+        at.wait_for("preprocess c ends")
+        assert "inference c begins" not in at.lines()
+        at.open("b")
+        jobs = at.client.wait(*ids)
+        assert {job.state for job in (first, *jobs)} == {State.SUCCEEDED}
+        # Each verb sees the ids of its own batch.
+        assert [at.client.result(job_id)["seen_as"] for job_id in ids] == ids
+
+
+def test_a_handler_that_does_not_say_so_is_run_in_turn(
+    redis_db: RedisServer, tmp_path: Path
+) -> None:
+    with bench(redis_db, tmp_path, "InTurn") as at:
+        ids = at.submit({"name": "a", "inference": at.gate("a")}, {"name": "b"})
+        at.wait_for("inference a begins")
+        wait_until(
+            lambda: at.worker.states()["m"]["ready"] == 1 and at.client.job(ids[1]).attempts == 1,
+            "the second is claimed",
+        )
+        at.open("a")
+        at.client.wait(*ids)
+        verbs = [line for line in at.lines() if line.endswith("begins")]
+        assert verbs == [
+            f"{verb} {name} begins"
+            for name in "ab"
+            for verb in ("preprocess", "inference", "postprocess")
+        ]
+
+
+@pytest.mark.parametrize("verb", ["preprocess", "inference", "postprocess"])
+def test_what_raises_is_split_though_another_batch_is_under_way(
+    redis_db: RedisServer, tmp_path: Path, verb: str
+) -> None:
+    with bench(redis_db, tmp_path, max_batch_size=4) as at:
+        ids = at.submit({"name": "first", "inference": at.gate("first")})
+        at.wait_for("inference first begins")
+        batch: list[dict[str, Any]] = [{"name": n} for n in range(4)]
+        batch[2]["raise"] = verb
+        ids += at.submit(*batch)
+        at.wait_for("preprocess 0,1,2,3 begins")
+        ids += at.submit(*({"name": f"later{n}"} for n in range(4)))
+        at.open("first")
+        jobs = at.client.wait(*ids)
+        states = [job.state for job in jobs]
+        assert states.count(State.SUCCEEDED) == 8
+        assert jobs[3].state is State.FAILED
+        assert json.loads(jobs[3].error_json)["message"] == f"ValueError: {verb} of 2"
+        assert all(job.attempts == 1 for job in jobs)
+
+
+def test_a_batch_that_had_not_begun_goes_back_uncharged_and_runs_as_it_was(
+    redis_db: RedisServer, tmp_path: Path
+) -> None:
+    with bench(redis_db, tmp_path, max_batch_size=2) as at:
+        blocker = {"name": "x", "preprocess": at.gate("x"), "die": "preprocess"}
+        first = at.submit(blocker, {"name": "y"})
+        at.wait_for("preprocess x,y begins")
+        second = at.submit({"name": "a"}, {"name": "b"})
+        running = {State.RUNNING}
+        wait_until(lambda: {at.client.job(job_id).state for job_id in second} == running, "claimed")
+        wait_until(lambda: len(at.worker.states()["m"]["pids"]) == 1, "it is told")
+        staged(at, second)
+        at.open("x")
+        jobs = at.client.wait(*first, *second)
+        assert [job.state for job in jobs] == [State.FAILED] + [State.SUCCEEDED] * 3
+        assert json.loads(jobs[0].error_json)["type"] == "replica-lost"
+        # They never left the queue's account: what was not begun is not counted as handed out.
+        assert [job.attempts for job in jobs[2:]] == [1, 1]
+        assert [job.batch_size for job in jobs[2:]] == [2, 2]
+
+
+def staged(at: Bench, ids: list[str]) -> None:
+    """Wait until these are handed over to the model process."""
+    from celery import Celery
+
+    with Celery("t", broker=at.worker.redis_url, set_as_current=False) as app:
+
+        def active() -> set[str]:
+            told = app.control.inspect(timeout=1).active() or {}
+            return {job["id"] for jobs in told.values() for job in jobs}
+
+        wait_until(lambda: set(ids) <= active(), "they are handed over", timeout_s=30)
+
+
+@pytest.mark.parametrize("how", ["die", "hang"])
+def test_of_two_that_were_under_way_only_the_one_to_blame_ends_badly(
+    redis_db: RedisServer, tmp_path: Path, how: str
+) -> None:
+    with bench(redis_db, tmp_path) as at:
+        bad = {"name": "bad", "inference": at.gate("bad"), how: "postprocess"}
+        first = at.submit(bad, timeout=3)
+        at.wait_for("inference bad begins")
+        second = at.submit({"name": "good", "inference": at.gate("good")}, timeout=60)
+        at.wait_for("preprocess good ends")
+        at.open("bad")
+        at.wait_for("postprocess bad begins")
+        wait_until(lambda: at.lines().count("postprocess bad begins") > 1, "it runs alone", 60)
+        at.open("good")
+        jobs = at.client.wait(*first, *second)
+        assert [job.state for job in jobs] == [State.FAILED, State.SUCCEEDED]
+        error = json.loads(jobs[0].error_json)["type"]
+        assert error == {"die": "replica-lost", "hang": "timeout"}[how]
+
+
+def test_the_time_of_a_staged_batch_counts_from_when_its_turn_comes(
+    redis_db: RedisServer, tmp_path: Path
+) -> None:
+    with bench(redis_db, tmp_path) as at:
+        first = at.submit({"name": "a", "inference": at.gate("a")}, timeout=60)
+        at.wait_for("inference a begins")
+        second = at.submit({"name": "b"}, timeout=0.5)
+        at.wait_for("preprocess b ends")
+        done_at = at.client.redis.time()[0] + 2
+        wait_until(lambda: at.client.redis.time()[0] >= done_at, "its timeout would be over")
+        at.open("a")
+        assert {job.state for job in at.client.wait(*first, *second)} == {State.SUCCEEDED}
+
+
+def test_a_stop_finishes_both(redis_db: RedisServer, tmp_path: Path) -> None:
+    with bench(redis_db, tmp_path) as at:
+        ids = at.submit({"name": "a", "inference": at.gate("a")})
+        at.wait_for("inference a begins")
+        ids += at.submit({"name": "b"})
+        at.wait_for("preprocess b ends")
+        assert at.worker.process is not None
+        at.worker.process.terminate()
+        at.open("a")
+        assert at.worker.stop() == 0
+        assert {job.state for job in at.client.wait(*ids)} == {State.SUCCEEDED}
+
+
+def test_it_is_told_how_much_the_device_waits_for_preprocess(
+    redis_db: RedisServer, tmp_path: Path
+) -> None:
+    with bench(redis_db, tmp_path) as at:
+        ids = at.submit({"name": "a", "preprocess": at.gate("a")})
+        at.wait_for("preprocess a begins")
+        at.open("a")
+        at.client.wait(*ids)
+        wait_until(lambda: 0 < at.worker.states()["m"]["starved"] <= 1, "it is told")

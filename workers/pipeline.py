@@ -1,0 +1,157 @@
+"""The verbs of several batches at once, each in a thread of its own. Runs in the model process.
+
+While one batch is on the device the next is preprocessed and the last is postprocessed and sent.
+That is for handlers that say `overlap = True`: a verb is then called while another one runs, but
+never twice at the same time, and always in the same thread. `inference` has the main thread: the
+allocator of glibc keeps what is large mapped for that one alone.
+
+A batch that raises is split in the main thread, strictly in turn.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from workers.runner import Group, Runner, Work, clock
+
+logger = logging.getLogger("headrace.model")
+
+#: EX_SOFTWARE of sysexits.h: a thread of ours has ended, which is as bad as a crash.
+SOFTWARE_ERROR_STATUS: Final = 70
+
+Send = Callable[[list[Any]], None]
+Inbox = queue.SimpleQueue[list[Any]]
+
+
+@dataclass(slots=True)
+class Passage:
+    """One batch on its way.
+
+    Attributes:
+        group: all of its readable items; None once they no longer go together.
+        split: they raised together, and are to be run in halves.
+        arrived_at: when its preprocessing began.
+    """
+
+    seq: int
+    work: Work
+    group: Group | None = None
+    split: bool = False
+    arrived_at: float = field(default_factory=clock)
+
+    @property
+    def places(self) -> list[int]:
+        """The items that can run."""
+        return list(self.work.readable)
+
+    def raised(self, error: Exception) -> None:
+        """A verb raised on all of them."""
+        Runner.raised(self.work, self.places, error)
+        self.group, self.split = None, True
+
+
+class Pipeline:
+    """Takes batches from an inbox and sends what became of them, until told to stop.
+
+    Args:
+        runner: the handler and its verbs.
+        inbox: frames from the worker.
+        send: sends a frame to it; called by one thread at a time.
+    """
+
+    def __init__(self, runner: Runner, inbox: Inbox, send: Send) -> None:
+        self._runner = runner
+        self._inbox = inbox
+        self._send = send
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._prepared: queue.SimpleQueue[Passage | None] = queue.SimpleQueue()
+        self._inferred: queue.SimpleQueue[Passage | None] = queue.SimpleQueue()
+
+    def run(self) -> None:
+        """Serve until `stop`, by when the worker has nothing in here any more."""
+        threads = [
+            threading.Thread(target=_whole, args=(body,), name=name, daemon=True)
+            for body, name in ((self._prepare, "preprocess"), (self._finish, "postprocess"))
+        ]
+        for thread in threads:
+            thread.start()
+        _whole(self._infer)
+        for thread in threads:
+            thread.join()
+
+    def _prepare(self) -> None:
+        while (frame := self._inbox.get())[0] != "stop":
+            _, seq, items = frame
+            with self._lock:
+                self._inside += 1
+                if self._inside > 1:
+                    # The worker may take it back uncharged for as long as this is not said.
+                    self._send(["began", seq])
+            passage = Passage(seq, self._runner.read(items))
+            if passage.work.readable:
+                passage.group = Group(list(passage.work.readable.values()), passage.work.times)
+                try:
+                    self._runner.prepare(passage.group)
+                except Exception as error:  # noqa: BLE001 - whatever a handler raises becomes that job's error
+                    passage.raised(error)
+            self._prepared.put(passage)
+        self._prepared.put(None)
+
+    def _infer(self) -> None:
+        while True:
+            idle_since = clock()
+            passage = self._prepared.get()
+            if passage is None:
+                self._inferred.put(None)
+                return
+            if not passage.split:
+                waited_s = clock() - max(idle_since, passage.arrived_at)
+                passage.work.times.starved += max(0.0, waited_s * 1000)
+            self._on_device(passage)
+            self._inferred.put(passage)
+
+    def _on_device(self, passage: Passage) -> None:
+        if passage.group is not None:
+            try:
+                self._runner.infer(passage.group)
+            except Exception as error:  # noqa: BLE001 - as above
+                passage.raised(error)
+        if passage.split:
+            self._runner.split(passage.work, passage.places)
+
+    def _finish(self) -> None:
+        while (passage := self._inferred.get()) is not None:
+            if passage.group is not None:
+                try:
+                    self._runner.finish(passage.group)
+                except Exception as error:  # noqa: BLE001 - as above
+                    passage.raised(error)
+                    # Back to the thread that owns the device.
+                    self._prepared.put(passage)
+                    continue
+                self._runner.settle(passage.work, passage.places, passage.group)
+            work = self._runner.close(passage.work)
+            with self._lock:
+                self._inside -= 1
+                self._send(done_frame(passage.seq, work))
+
+
+def done_frame(seq: int, work: Work) -> list[Any]:
+    """What the worker is told of a batch that has ended."""
+    return ["done", seq, work.outcomes, work.times.as_list(), work.times.padding, work.fits]
+
+
+def _whole(body: Callable[[], None]) -> None:
+    """Run a thread's body; without it the process could only hang, so it ends with it."""
+    try:
+        body()
+    except BaseException:
+        logger.critical("a thread of the model process ended by an error", exc_info=True)
+        os._exit(SOFTWARE_ERROR_STATUS)

@@ -1,0 +1,86 @@
+"""One preprocess process, seen from inside: it runs the handler's `preprocess` and nothing else.
+
+Started by `workers.prep_pool` as `python -m workers.prep_process FD FD PARENT`, with a socket for
+frames and one for the files of shared memory. It never sees a GPU. It is in the process group of
+its model process, and the kernel kills it when that one is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import sys
+from typing import Any
+
+from headrace.errors import ConfigError
+from headrace.handler import Context, Handler
+from workers.crossing import Packer, Slab
+from workers.frames import FrameSocket
+from workers.loading import context_of, die_with_parent, handler_of, why_not_loaded
+from workers.outcomes import failure
+from workers.runner import Input, Runner
+
+
+def main() -> None:
+    """Initialise the handler for `preprocess`, then serve until EOF."""
+    die_with_parent(int(sys.argv[3]))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    frames = FrameSocket(socket.socket(fileno=int(sys.argv[1])))
+    files = socket.socket(fileno=int(sys.argv[2]))
+    received: list[list[Any]] = []
+    while not received:
+        received = frames.receive()
+    try:
+        runner = _load(received[0][1])
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is shown in /ready
+        frames.send(["failed", why_not_loaded(error)])
+        return
+    frames.send(["ready"])
+    slabs: list[Slab] = []
+    while True:
+        try:
+            received = frames.receive()
+        except (EOFError, OSError):
+            return
+        for _, number, rows in received:
+            frames.send(_serve(files, slabs, number, runner, rows))
+
+
+def _load(config: dict[str, Any]) -> Runner:
+    context: Context = context_of({**config, "device": "cpu"}, Context)
+    handler = handler_of(config)
+    initialize = getattr(handler, "initialize_preprocess", None)
+    own = getattr(type(handler), "initialize_preprocess", None) is not Handler.initialize_preprocess
+    plain = getattr(type(handler), "initialize", None) is Handler.initialize
+    if initialize is None or not (own or plain):
+        raise ConfigError(
+            f"model {context.model_name}: preprocess_processes is set, and its handler has an "
+            "`initialize` of its own, but no `initialize_preprocess`",
+            hint="write initialize_preprocess(context): what preprocess needs, without the model",
+        )
+    initialize(context)
+    return Runner(handler, context)
+
+
+def _serve(
+    files: socket.socket, slabs: list[Slab], number: int, runner: Runner, rows: list[list[Any]]
+) -> list[Any]:
+    """Run `preprocess`, and put its arrays into the slab of that number; the answer."""
+    inputs: list[Input] = [(job_id, value, kind) for job_id, value, kind in rows]
+    packer = Packer()
+    try:
+        packed = packer.pack(runner.own_preprocess(inputs))
+        if number == len(slabs):
+            slabs.append(Slab.new())
+            # It is there before the frame that speaks of it.
+            socket.send_fds(files, [b"\0"], [slabs[number].fd])
+        slabs[number].fill(packer.arrays, packer.size)
+    except Exception as error:  # noqa: BLE001 - whatever a handler raises becomes that job's error
+        return ["raised", failure(error), len(slabs)]
+    return ["prepared", packer.size, packed]
+
+
+if __name__ == "__main__":
+    main()

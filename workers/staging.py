@@ -1,0 +1,59 @@
+"""When a second batch goes to a model process behind the one that runs.
+
+Only where the handler works at both, so that the device need not wait for `preprocess`. As late as
+that allows, for a batch that is handed over takes in nobody any more and yields to nobody: when the
+running one is expected to end within the time that preparing it takes, or, where no other model
+shares the device, when it is full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from workers.lane import Lane
+from workers.replica import Replica
+
+
+def takes_second(lane: Lane, lanes: Iterable[Lane], now: float) -> Replica | None:
+    """The process of the lane that is to get a second batch now, if one is.
+
+    Args:
+        lane: the model.
+        lanes: all models of the worker; where another one waits for the device, it is next.
+        now: the time.
+    """
+    waiting = len(lane.batcher)
+    if not waiting or lane.idle or lane.batcher.alone:
+        return None
+    replica = _behind(lane)
+    if replica is None:
+        return None
+    others = [other for other in lanes if other is not lane and other.device == lane.device]
+    full = not others and waiting >= lane.batcher.policy.max_batch_size
+    if not full and lane.batch_ends_in_s(now) > lead_s(lane):
+        return None
+    return None if any(other.wants_turn for other in others) else replica
+
+
+def lead_s(lane: Lane) -> float:
+    """How long it takes to prepare what waits."""
+    size = min(len(lane.batcher), lane.batcher.policy.max_batch_size)
+    return lane.prepare_s * size
+
+
+def stage_at(lane: Lane, now: float) -> float | None:
+    """When what waits is to be staged at the latest; None if that is not known, or is over."""
+    if not len(lane.batcher) or _behind(lane) is None:
+        return None
+    in_s = lane.batch_ends_in_s(now) - lead_s(lane)
+    return now + in_s if 0 < in_s < float("inf") else None
+
+
+def _behind(lane: Lane) -> Replica | None:
+    """The process that takes a second batch and has begun its first one first."""
+    ready = [replica for replica in lane.replicas if replica.takes_second]
+    return min(ready, key=_started_at, default=None)
+
+
+def _started_at(replica: Replica) -> float:
+    return replica.batch.started_at if replica.batch is not None else 0.0

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 RANDOM_WEIGHTS_SEED: Final = 0
 #: The size of batch on which the order of activations is tried at load.
-TRIAL_BATCH: Final = 8
+TRIAL_BATCH: Final = 4
 _ROUNDED: Final = 6
 
 _Side = Annotated[int, Meta(ge=1, le=4096)]

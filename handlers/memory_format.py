@@ -18,6 +18,8 @@ logger = logging.getLogger(__name__)
 
 #: Rounds of both orders in turn; the fastest of each counts, which others' load disturbs least.
 ROUNDS: Final = 3
+#: A round that differs by more than this settles it.
+CLEAR: Final = 1.2
 #: So much slower may it be and still count as no slower: what two equal runs differ by.
 SLACK: Final = 1.03
 #: How far answers may lie apart, as a share of the largest.
@@ -90,6 +92,8 @@ def _compare(module: nn.Module, example: Tensor) -> tuple[float, float, float]:
             # The first round of each pays for what is done once.
             if round_number:
                 best[last] = min(best[last], time.perf_counter() - started)
+        if round_number and max(best.values()) > min(best.values()) * CLEAR:
+            break
     scale = max(float(answers[False].abs().max()), 1e-12)
     apart = float((answers[True] - answers[False]).abs().max()) / scale
     return best[True], best[False], apart

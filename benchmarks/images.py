@@ -1,0 +1,220 @@
+"""Real JPEGs through `image_classifier`, against bare loops: `python -m benchmarks.images`.
+
+The bare loops run the same handler in one process without a queue: the same decoding, model, batch,
+settings and cores. One runs its verbs in turn, one decodes the next batch in a thread meanwhile.
+They are measured in turn with the worker, so that all meet the same machine.
+
+`python -m benchmarks.images python` measures a handler with 10 ms of pure Python an item, by how
+many processes share its `preprocess`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import contextlib
+import io
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from headrace import keys
+from headrace.handler import Context
+from headrace.jobs import State
+from tests.harness.redis_servers import redis_server
+from tests.harness.worker import HANDLERS, Client, celery_worker, write_models
+from workers.device import model_environ, tuned
+
+BATCH = 32
+#: Half the width of a 95 % interval, in standard errors, by the number of pairs (Student's t).
+T95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
+CROP_PX = (500, 375)
+
+
+def jpegs(count: int) -> list[bytes]:
+    """Crops of the two photographs that scikit-learn brings, no two alike."""
+    from PIL import Image
+    from sklearn.datasets import load_sample_images
+
+    photographs = [Image.fromarray(pixels) for pixels in load_sample_images().images]
+    width, height = CROP_PX
+    made = []
+    for n in range(count):
+        image = photographs[n % len(photographs)]
+        left = n * 13 % (image.width - width)
+        top = n * 7 % (image.height - height)
+        file = io.BytesIO()
+        image.crop((left, top, left + width, top + height)).save(file, "JPEG", quality=90)
+        made.append(file.getvalue())
+    return made
+
+
+def as_input(jpeg: bytes) -> dict[str, str]:
+    return {"content_type": "image/jpeg", "base64": base64.b64encode(jpeg).decode()}
+
+
+class Bare:
+    """The handler in a process of its own, without a queue; each line on stdin is one run."""
+
+    def __init__(self, images: int) -> None:
+        command = [sys.executable, "-m", "benchmarks.images", "bare", "--images", str(images)]
+        environ = tuned(model_environ(os.environ, 1), "cpu")
+        self._process = subprocess.Popen(
+            command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self._ask("warm")
+
+    def run(self, how: str) -> float:
+        """Images a second, by `turn` or `ahead`."""
+        return float(self._ask(how))
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+    def _ask(self, line: str) -> str:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{line}\n")
+        self._process.stdin.flush()
+        return self._process.stdout.readline()
+
+
+def bare(count: int) -> None:
+    """The body of `Bare`'s process."""
+    from handlers.image_classifier import ImageClassifier
+
+    handler = ImageClassifier()
+    handler.initialize(Context("bare", "1.0", "cpu", Path(), max_batch_size=BATCH))
+    made = jpegs(count)
+    batches = [made[at : at + BATCH] for at in range(0, count, BATCH)]
+
+    def in_turn() -> None:
+        for batch in batches:
+            handler.postprocess(handler.inference(handler.preprocess(batch)))
+
+    def ahead() -> None:
+        with ThreadPoolExecutor(1) as pool:
+            following = pool.submit(handler.preprocess, batches[0])
+            for batch in [*batches[1:], None]:
+                items = following.result()
+                if batch is not None:
+                    following = pool.submit(handler.preprocess, batch)
+                handler.postprocess(handler.inference(items))
+
+    loops = {"turn": in_turn, "ahead": ahead}
+    handler.postprocess(handler.inference(handler.preprocess(batches[0])))
+    for line in sys.stdin:
+        started = time.perf_counter()
+        loops.get(line.strip(), lambda: None)()
+        print(count / (time.perf_counter() - started), flush=True)
+
+
+class Queue:
+    """A worker with one model over Redis."""
+
+    def __init__(self, model: dict[str, Any], stack: ExitStack) -> None:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        redis = stack.enter_context(redis_server())
+        path = write_models(folder, m=model)
+        self.worker = stack.enter_context(celery_worker(redis.url, path, folder, arguments=()))
+        self.client = stack.enter_context(Client(redis.url, path))
+        self.worker.wait_ready("m", timeout_s=300)
+
+    def run(self, inputs: list[Any]) -> float:
+        """Inputs a second, from when the first is claimed until the last has ended."""
+        queue = keys.queue_name("m")
+        self.client.redis.sadd(keys.PAUSED, queue)
+        time.sleep(1.2)  # each sweep looks whether the queue is paused
+        ids = self.client.submit("m", *inputs)
+        self.client.redis.srem(keys.PAUSED, queue)
+        jobs = self.client.wait(*ids, timeout_s=600)
+        assert all(job.state is State.SUCCEEDED for job in jobs), jobs[0]
+        first = min(job.started_us for job in jobs)
+        last = max(job.ended_us for job in jobs)
+        sizes = [job.batch_size for job in jobs]
+        print(f"    batches of {mean(sizes):.1f}; {told(jobs[len(jobs) // 2].timings_ms)}")
+        return len(jobs) / ((last - first) / 1e6)
+
+
+def told(timings: Any) -> str:
+    return " ".join(f"{name} {value:.0f}" for name, value in (timings or {}).items())
+
+
+def interval(ratios: list[float]) -> str:
+    """The mean and its 95 % interval."""
+    half = T95.get(len(ratios), 2.0) * stdev(ratios) / math.sqrt(len(ratios))
+    return f"{mean(ratios):.3f} ± {half:.3f}"
+
+
+@contextlib.contextmanager
+def closing_bare(images: int) -> Iterator[Bare]:
+    process = Bare(images)
+    try:
+        yield process
+    finally:
+        process.close()
+
+
+def against_bare(images: int, pairs: int, **model: Any) -> None:
+    inputs = [as_input(jpeg) for jpeg in jpegs(images)]
+    settings = {"handler": "image_classifier", "max_batch_size": BATCH, "timeout_s": 600, **model}
+    ratios: dict[str, list[float]] = {"turn": [], "ahead": []}
+    with ExitStack() as stack:
+        loop = stack.enter_context(closing_bare(images))
+        queue = Queue(settings, stack)
+        queue.run(inputs[: 2 * BATCH])
+        for pair in range(pairs):
+            order = ("turn", "queue", "ahead") if pair % 2 else ("ahead", "queue", "turn")
+            rates = {
+                what: queue.run(inputs) if what == "queue" else loop.run(what) for what in order
+            }
+            for how, found in ratios.items():
+                found.append(rates["queue"] / rates[how])
+            print(json.dumps({name: round(rate, 2) for name, rate in rates.items()}), flush=True)
+    for how, found in ratios.items():
+        print(f"worker / bare loop ({how}), {pairs} pairs: {interval(found)}")
+
+
+def pure_python(items: int, rounds: int) -> None:
+    model = {"handler": f"{HANDLERS / 'prepared.py'}:Prepared", "max_batch_size": BATCH}
+    inputs = [{"n": 1, "work_s": 0.01}] * items
+    with ExitStack() as stack:
+        queues = {
+            name: Queue({**model, "preprocess_processes": processes}, stack)
+            for name, processes in (("in the model process", 0), ("1 process", 1), ("2", 2))
+        }
+        for _ in range(rounds):
+            for name, queue in queues.items():
+                print(f"{name}: {queue.run(inputs):.0f} items a second", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", nargs="?", default="images", choices=("images", "python", "bare"))
+    parser.add_argument("--images", type=int, default=320)
+    parser.add_argument("--pairs", type=int, default=7)
+    parser.add_argument("--preprocess-threads", type=int, default=1)
+    options = parser.parse_args()
+    if options.what == "bare":
+        bare(options.images)
+    elif options.what == "python":
+        pure_python(options.images, 3)
+    else:
+        threads = options.preprocess_threads
+        against_bare(options.images, options.pairs, preprocess_threads=threads)
+
+
+if __name__ == "__main__":
+    main()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from headrace import keys
 from headrace.jobs import Job, State
 from tests.harness.redis_servers import RedisServer
 from tests.harness.wait import wait_until
@@ -137,9 +138,11 @@ def test_a_batch_that_had_not_begun_goes_back_uncharged_and_runs_as_it_was(
         jobs = at.client.wait(*first, *second)
         assert [job.state for job in jobs] == [State.FAILED] + [State.SUCCEEDED] * 3
         assert json.loads(jobs[0].error_json)["type"] == "replica-lost"
-        # They never left the queue's account: what was not begun is not counted as handed out.
+        # They never left the queue's account: what was not begun is not counted as handed out,
+        # and need not run alone, as the one beside the blocker must.
         assert [job.attempts for job in jobs[2:]] == [1, 1]
-        assert [job.batch_size for job in jobs[2:]] == [2, 2]
+        marks = [at.client.redis.hget(keys.job(job.id), keys.F.ALONE) for job in jobs[1:]]
+        assert marks == [b"1", None, None]
 
 
 def staged(at: Bench, ids: list[str]) -> None:

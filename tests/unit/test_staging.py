@@ -1,0 +1,136 @@
+"""When a second batch is handed over, and whose slot of the device it takes."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from headrace.catalog import ModelConfig
+from workers.dispatch import Dispatch
+from workers.items import Batch, Item
+from workers.lane import Lane
+from workers.life import Phase
+from workers.replica import Replica
+from workers.staging import stage_at, takes_second
+
+NOW = 1000.0
+numbers = itertools.count(1)
+
+
+def item(*, alone: bool = False) -> Item:
+    job_id = f"job-{next(numbers)}"
+    return Item(
+        id=job_id, token="1", message=None, created_us=0, enqueued_at=NOW, claimed_at=NOW,
+        attempts=1, alone=alone,
+    )  # fmt: skip
+
+
+def batch(reason: str = "idle", started_at: float = NOW) -> Batch:
+    return Batch([item()], reason, started_at, started_at + 60, seq=next(numbers))
+
+
+def lane(name: str = "m", *, overlap: bool = True, **model: Any) -> Lane:
+    """A lane with one loaded process."""
+    config = ModelConfig(name=name, handler="echo", max_batch_size=4, **model)
+    replica = Replica({"device": "cpu"}, {}, state=Phase.READY, overlap=overlap)
+    return Lane(config, 0, [replica])
+
+
+def busy(running: Lane, waiting: int, *, ends_in_s: float = 1.0, prepare_s: float = 0.01) -> Lane:
+    """The lane with a batch that runs, so many items waiting, and what is known of its times."""
+    running.batcher.fit.add(1, ends_in_s)
+    running.prepare_s = prepare_s
+    running.replicas[0].batch = batch()
+    for _ in range(waiting):
+        running.batcher.add(item())
+    return running
+
+
+def staged(running: Lane, *others: Lane, now: float = NOW) -> bool:
+    return takes_second(running, [running, *others], now) is not None
+
+
+def test_a_full_batch_is_staged_at_once_and_a_smaller_one_as_late_as_it_may() -> None:
+    assert staged(busy(lane(), 4))
+    late = busy(lane(), 2)
+    assert not staged(late)
+    at = stage_at(late, NOW)
+    assert at == pytest.approx(NOW + 1 - 2 * 0.01)
+    assert staged(late, now=NOW + 0.981)
+    assert stage_at(late, NOW + 0.981) is None
+
+
+def test_what_waits_longest_for_its_preparation_is_staged_first_of_all() -> None:
+    assert staged(busy(lane(), 1, prepare_s=2.0))
+
+
+def test_nothing_is_staged_behind_what_must_run_alone_nor_that_behind_others() -> None:
+    first = busy(lane(), 4)
+    first.replicas[0].batch = batch("alone")
+    assert not staged(first)
+    second = busy(lane(), 4)
+    second.batcher.add(item(alone=True))
+    assert not staged(second)
+
+
+def test_a_handler_that_runs_in_turn_gets_one_batch_at_a_time() -> None:
+    assert not staged(busy(lane(overlap=False), 4))
+
+
+def test_there_is_room_for_one() -> None:
+    full = busy(lane(), 4)
+    full.replicas[0].staged = batch()
+    assert not staged(full)
+
+
+def test_where_models_share_the_device_a_batch_is_not_staged_early_nor_before_one_that_waits() -> (
+    None
+):
+    other = lane("other")
+    assert not staged(busy(lane(), 4), other)
+    assert staged(busy(lane(), 4, ends_in_s=0.01), other)
+    other.batcher.add(item())
+    assert not staged(busy(lane(), 4, ends_in_s=0.01), other)
+
+
+def test_a_staged_batch_takes_over_the_slot_of_the_one_before_it() -> None:
+    first, other = lane(), lane("other")
+    for one in (first, other):
+        one.batcher.add(item())
+    devices = Dispatch([first, other], slots=1)
+    running = devices.next(NOW)
+    assert running is not None
+    replica = running.replica
+    replica.batch = running.batch
+    replica.staged = behind = batch()
+    assert devices.next(NOW) is None
+    assert replica.finished(running.batch.seq, NOW + 1) is running.batch
+    assert replica.batch is behind
+    # It runs now, so that the other model still waits for the device.
+    assert devices.next(NOW + 1) is None
+    assert replica.finished(behind.seq, NOW + 2) is behind
+    following = devices.next(NOW + 2)
+    assert following is not None
+    assert following.lane is not running.lane
+
+
+def test_the_time_of_a_staged_batch_begins_when_the_one_before_it_has_ended() -> None:
+    replica = Replica({}, {}, batch=batch(), staged=batch())
+    ran, behind = replica.batch, replica.staged
+    assert ran is not None
+    assert behind is not None
+    assert replica.finished(ran.seq, NOW + 30) is ran
+    assert (behind.started_at, behind.deadline) == (NOW + 30, NOW + 90)
+    assert replica.finished(12345, NOW) is None
+
+
+@pytest.mark.parametrize("began", [False, True])
+def test_who_is_suspect_when_the_process_dies(began: bool) -> None:
+    replica = Replica({}, {}, batch=batch(), staged=batch(), began=began)
+    ran, behind = replica.batch, replica.staged
+    begun, untouched = replica.suspects()
+    assert begun == ([ran, behind] if began else [ran])
+    assert untouched == ([] if began else [behind])
+    assert replica.suspects() == ([], [])

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from headrace import Client, errors
-from headrace.client import Job
+from headrace.client import Job, calls
 from headrace.jobs import State, new_id
 from headrace.keys import F
 from headrace.messages import Message, decode_input
@@ -167,6 +167,31 @@ def test_what_the_source_raises_comes_after_what_it_gave(client: Any) -> None:
     assert client.cancel(next(jobs)).outcome == "removed"
     with pytest.raises(OSError, match="the disk is gone"):
         next(jobs)
+
+
+@pytest.mark.leaves_keys
+def test_jobs_are_listed_newest_first_over_pages(
+    client: Any, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "PAGE", 10)
+    done = [job.id for job in client.submit_many("echo", range(25))]
+    waiting = [client.submit("tiny", n, countdown=60).id for n in range(2)]
+    assert client.wait(done[0]).succeeded
+    listed = list(client.jobs())
+    assert {job.id for job in listed} == {*done, *waiting}
+    times = [job.created_at for job in listed]
+    assert times == sorted(times, reverse=True)
+    assert [job.id for job in client.jobs(model="tiny")] == waiting[::-1]
+    assert [job.id for job in client.jobs(limit=2)] == waiting[::-1]
+    assert len(list(client.jobs(limit=12))) == 12
+    assert len(list(client.jobs(status=["succeeded", "scheduled"]))) == 27
+    assert len(list(client.jobs(status="scheduled"))) == 2
+    since = client.status(waiting[0]).created_at
+    assert [job.id for job in client.jobs(since=since)] == waiting[::-1]
+    for nothing in ({"model": "ecko"}, {"status": "asleep"}, {"since": "long ago"}):
+        with pytest.raises(errors.RequestError):
+            list(client.jobs(**nothing))
+    client.cancel(waiting)
 
 
 def test_one_client_serves_many_threads(api: ApiServer, worker: FakeWorker) -> None:

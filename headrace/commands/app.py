@@ -238,7 +238,9 @@ def jobs(
             "--model", metavar="MODEL", help="Of this model only.", autocompletion=complete_model
         ),
     ] = None,
-    status: Annotated[Status | None, typer.Option("--status", help="Of this status only.")] = None,
+    status: Annotated[
+        list[Status] | None, typer.Option("--status", help="Of this status only; repeatable.")
+    ] = None,
     after: Annotated[
         datetime | None,
         typer.Option(
@@ -268,7 +270,7 @@ def jobs(
         if model or status or after:
             raise typer.BadParameter("ids are given: leave out --model, --status and --since")
         raise typer.Exit(show_jobs(url, ids, as_json=as_json))
-    list_jobs(url, model=model, status=status, since=after, limit=limit, as_json=as_json)
+    list_jobs(url, model=model, statuses=status or (), since=after, limit=limit, as_json=as_json)
 
 
 def cancel(ids: IdsArgument, as_json: JsonOption = False, url: UrlOption = None) -> None:

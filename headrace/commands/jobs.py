@@ -59,7 +59,7 @@ def list_jobs(
     url: str | None,
     *,
     model: str | None,
-    status: Status | None,
+    statuses: Sequence[Status],
     since: datetime | None,
     limit: int,
     as_json: bool,
@@ -67,9 +67,9 @@ def list_jobs(
     """Show the newest jobs."""
     from headrace import Client
 
-    word = status.value if status else None
+    words = [status.value for status in statuses] or None
     with Client(url) as client:
-        jobs = client.jobs(model=model, status=word, since=since, limit=limit or None)
+        jobs = client.jobs(model=model, status=words, since=since, limit=limit or None)
         _show(islice(jobs, limit or None), as_json=as_json)
 
 

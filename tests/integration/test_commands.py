@@ -247,6 +247,20 @@ def test_ctrl_c_leaves_a_file_that_resume_goes_on_with(cli: Commands, gate: Path
     wait_until(lambda: len(cli.json("jobs", *under_way.values())) == 3, "all are known")
 
 
+def test_jobs_are_listed_newest_first_and_chosen(cli: Commands) -> None:
+    ids = [cli.lines("submit", "echo", "--text", text)[0] for text in "abc"]
+    wait_until(lambda: all(j["status"] == "succeeded" for j in cli.json("jobs", *ids)), "they end")
+    assert [job["id"] for job in cli.json("jobs", "--model", "echo", "--limit", "3")] == ids[::-1]
+    assert cli.json("jobs", "--status", "queued", "--model", "echo") == []
+    both = ("--status", "queued", "--status", "succeeded", "--limit", "1")
+    assert [job["id"] for job in cli.json("jobs", *both)] == [ids[2]]
+    assert ids[2] in {job["id"] for job in cli.json("jobs", "--since", "10m", "--limit", "0")}
+    assert cli.json("jobs", "--since", "2100-01-01") == []
+    head, row = cli.lines("jobs", ids[0])
+    assert head.split() == ["ID", "MODEL", "STATUS", "CREATED", "TOOK"]
+    assert row.startswith(f"{ids[0]}  echo   succeeded")
+
+
 def test_sigterm_is_143_and_leaves_the_file_as_ctrl_c_does(cli: Commands, gate: Path) -> None:
     value = json.dumps({"until": str(gate)})
     process = cli.start("submit", "gated", "--json-input", value, "-o", "out.jsonl")

@@ -48,6 +48,11 @@ class Commands:
         """The values of a command's `--json`."""
         return [json.loads(line) for line in self.lines(*arguments, "--json", stdin=stdin, rc=rc)]
 
+    def under_way(self, model: str) -> int:
+        """How many jobs of a model have not ended."""
+        (queue,) = (queue for queue in self.json("queues") if queue["model"] == model)
+        return int(sum(queue["depth"].values())) + int(queue["in_flight"])
+
     def complaint(self, *arguments: str, rc: int, stdin: bytes = b"") -> str:
         """What a command that fails so says on standard error."""
         ended = self.run(*arguments, stdin=stdin)
@@ -95,3 +100,8 @@ def interrupted(process: subprocess.Popen[bytes]) -> tuple[int, str, str]:
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=TIMEOUT_S)
     return process.returncode, out.decode(), err.decode()
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    """The lines of a file that `-o` wrote."""
+    return [json.loads(line) for line in path.read_text().splitlines()]

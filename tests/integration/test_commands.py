@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from headrace.jobs import new_id
 from headrace.ports import free_port
-from tests.harness.commands import Commands, interrupted
+from tests.harness.commands import Commands, interrupted, records
 from tests.harness.up import RunningUp, clean_environment, running_up, write_models
 from tests.harness.wait import wait_until
 from tests.harness.worker import HANDLERS
@@ -60,20 +57,10 @@ def files(cli: Commands) -> list[str]:
     return [f"in/{number}.json" for number in range(3)]
 
 
-def records(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 def submitted(cli: Commands, gate: Path, count: int) -> list[str]:
     """Ids of jobs that end once the gate is there."""
     values = [json.dumps({"until": str(gate), "n": number}) for number in range(count)]
     return cli.lines("submit", "gated", *(part for v in values for part in ("--json-input", v)))
-
-
-def jobs_under_way(cli: Commands) -> int:
-    """How many jobs of the model `gated` have not ended."""
-    (queue,) = (queue for queue in cli.json("queues") if queue["model"] == "gated")
-    return int(sum(queue["depth"].values())) + int(queue["in_flight"])
 
 
 def test_submit_prints_ids_in_order_and_result_takes_them(cli: Commands, files: list[str]) -> None:
@@ -230,7 +217,7 @@ def test_ctrl_c_leaves_a_file_that_resume_goes_on_with(cli: Commands, gate: Path
     command = ("submit", "gated", "in", "-o", "out.jsonl", "--in-flight", "3")
     process = cli.start(*command)
     wait_until(lambda: out.exists() and len(records(out)) == 2, "two have ended", 30)
-    wait_until(lambda: jobs_under_way(cli) == 3, "the other three are submitted", 30)
+    wait_until(lambda: cli.under_way("gated") == 3, "the other three are submitted", 30)
     code, _, err = interrupted(process)
     assert code == 130
     assert "the same command with --resume" in err
@@ -264,7 +251,7 @@ def test_jobs_are_listed_newest_first_and_chosen(cli: Commands) -> None:
 def test_sigterm_is_143_and_leaves_the_file_as_ctrl_c_does(cli: Commands, gate: Path) -> None:
     value = json.dumps({"until": str(gate)})
     process = cli.start("submit", "gated", "--json-input", value, "-o", "out.jsonl")
-    wait_until(lambda: jobs_under_way(cli) == 1, "it is submitted")
+    wait_until(lambda: cli.under_way("gated") == 1, "it is submitted")
     process.terminate()
     _, err = process.communicate(timeout=60)
     assert process.returncode == 143
@@ -375,32 +362,3 @@ def test_a_terminal_gets_no_bytes(cli: Commands) -> None:
     code, shown = cli.on_terminal("submit", "echo", "a.png", "--wait")
     assert code == 2
     assert "264 bytes; write them to a file" in shown
-
-
-def test_a_server_that_stays_away_is_3_and_the_file_says_what_goes_on(tmp_path: Path) -> None:
-    gated = {"handler": f"{HANDLERS / 'gated.py'}:Gated"}
-    with running_up(tmp_path, models=write_models(tmp_path, {"gated": gated})) as up:
-        cli = Commands(f"http://127.0.0.1:{up.port}", tmp_path)
-        value = json.dumps({"until": str(tmp_path / "gate")})
-        process = cli.start(
-            "submit", "gated", "--json-input", value, "-o", "out.jsonl", "--retry", "0.5"
-        )
-        wait_until(lambda: jobs_under_way(cli) == 1, "it is submitted", 30)
-        os.kill(up.process.pid, signal.SIGSTOP)  # so that it starts no other
-        try:
-            os.kill(up.record()["pids"]["api"], signal.SIGKILL)
-            _, err = process.communicate(timeout=60)
-        finally:
-            os.kill(up.process.pid, signal.SIGCONT)
-        assert process.returncode == 3, err
-        assert b"does not answer" in err
-        assert b"the same command with --resume" in err
-        (left,) = records(tmp_path / "out.jsonl")
-        assert left["status"] == "submitted"
-        (tmp_path / "gate").touch()
-        up.wait_for("api      |")
-        wait_until(lambda: up.request("GET", "/live")[0] == 200, "the API is back", 60)
-        command = ("submit", "gated", "--json-input", value, "-o", "out.jsonl", "--resume")
-        assert cli.lines(*command) == []
-        assert records(tmp_path / "out.jsonl")[-1]["id"] == left["id"]
-        assert records(tmp_path / "out.jsonl")[-1]["status"] == "succeeded"

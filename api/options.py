@@ -29,6 +29,12 @@ def options_from_query(given: Mapping[str, str]) -> JobOptions:
     values: dict[str, Any] = {name: text for name, text in given.items() if name in OPTION_NAMES}
     if not values:
         return DEFAULT_OPTIONS
+    for name, text in values.items():
+        # Which would count as not given, where somebody's variable was empty.
+        if text.lower() == "null":
+            raise InvalidRequest(
+                f"query parameter {name}: null is no value", hint="Leave it out for the default."
+            )
     if "metadata" in values:
         try:
             values["metadata"] = msgspec.json.decode(values["metadata"])

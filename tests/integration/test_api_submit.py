@@ -228,6 +228,8 @@ def test_a_countdown_schedules(api: ApiServer) -> None:
         ("expires=0", "expires"),
         ("expires=nan", "expires"),
         ("timeout=inf", "timeout"),
+        ("timeout=null", "timeout: null is no value"),
+        ("metadata=NULL", "metadata: null is no value"),
         ("countdown=-1", "countdown"),
         ("result_ttl=0", "result_ttl"),
         ("max_retries=1.5", "max_retries"),

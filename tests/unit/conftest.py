@@ -13,4 +13,6 @@ def imports_are_undone() -> Iterator[None]:
     yield
     sys.path[:] = path
     for name in set(sys.modules) - modules:
-        del sys.modules[name]
+        # numpy's extension cannot be loaded twice by one process; installed packages may stay.
+        if "site-packages" not in (getattr(sys.modules[name], "__file__", None) or ""):
+            del sys.modules[name]

@@ -19,6 +19,8 @@ from headrace.errors import (
     HeadraceError,
     QueueFull,
     ServerUnreachable,
+    StoreFull,
+    StoreUnavailable,
 )
 
 #: The ceiling of the first pause, and of the longest, in seconds.
@@ -29,7 +31,7 @@ FIRST_CONTACT_S: Final = 1.0
 #: What a proxy answers while its server is away, or when it holds back, without a problem of ours.
 AWAY: Final = frozenset({429, 502, 503, 504})
 #: Problems that pass by themselves.
-PASSING: Final = (BrokerFull, BrokerUnavailable, QueueFull)
+PASSING: Final = (BrokerFull, BrokerUnavailable, QueueFull, StoreFull, StoreUnavailable)
 
 
 @dataclass(slots=True)
@@ -39,7 +41,7 @@ class Session:
     Attributes:
         url: the server's address, for messages.
         retry_s: how long a request that fails is repeated.
-        met: the server has answered before.
+        met: the server has answered before, or has taken a request and died of it.
     """
 
     url: str
@@ -73,7 +75,7 @@ def exchange(session: Session, request: Request, *, until: float | None = None) 
         HeadraceError: the answer is that error.
         ServerUnreachable: there was no answer.
     """
-    started = time.monotonic()
+    failing_since: float | None = None
     pauses = Pauses()
     while True:
         outcome: Answer | Broken = yield request
@@ -83,11 +85,15 @@ def exchange(session: Session, request: Request, *, until: float | None = None) 
             return outcome
         error, passes, least_s = failure
         bearable_s = session.retry_s if session.met else min(FIRST_CONTACT_S, session.retry_s)
-        deadline = started + bearable_s
+        now = time.monotonic()
+        if failing_since is None:
+            # Not from when it was sent: a long poll may take half a minute to fail.
+            failing_since = now
+        deadline = failing_since + bearable_s
         if until is not None:
             deadline = min(deadline, until)
         pause = pauses.next(least_s)
-        if not passes or time.monotonic() + pause.seconds > deadline:
+        if not passes or now + pause.seconds > deadline:
             raise error
         yield pause
 
@@ -95,6 +101,8 @@ def exchange(session: Session, request: Request, *, until: float | None = None) 
 def _judge(session: Session, outcome: Answer | Broken) -> tuple[HeadraceError, bool, float] | None:
     """The error, whether it can pass, and after how many seconds at the least; None for success."""
     if isinstance(outcome, Broken):
+        # Who was connected has met a server, which may have taken what it did not answer.
+        session.met = session.met or not outcome.refused
         return unreachable(session, outcome), True, 0
     problem = problem_of(outcome)
     if problem is not None or outcome.status < 400:

@@ -12,7 +12,16 @@ local answer, gone, looked, last, last_id = {1, before, before_id}, {}, 0, befor
 local rank = before == '' and 0 or redis.call('ZCOUNT', index, '(' .. before, '+inf')
 local total = redis.call('ZCARD', index)
 
-local function seen(created, id) return before ~= '' and created == before and id >= before_id end
+-- By bytes, as Redis orders members of equal score; Lua's own comparison follows the server's locale.
+local function below(a, b)
+  for i = 1, math.min(#a, #b) do
+    local x, y = string.byte(a, i), string.byte(b, i)
+    if x ~= y then return x < y end
+  end
+  return #a < #b
+end
+
+local function seen(created, id) return before ~= '' and created == before and not below(id, before_id) end
 
 local function look(created, id)
   local state, of = unpack(read(id, 's', 'm'))

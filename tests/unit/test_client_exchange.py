@@ -118,6 +118,32 @@ def test_a_server_that_never_answered_is_given_up_soon() -> None:
     assert all(pause <= FIRST_CONTACT_S for pause in paused)
 
 
+def test_who_was_connected_has_met_a_server() -> None:
+    new = session(met=False)
+    broke = Broken("reset by peer", refused=False)
+    found, pauses = result(exchange(new, REQUEST), broke, GONE, OK)
+    assert (found, len(pauses), new.met) == (OK, 2, True)
+
+
+def test_retries_count_from_the_first_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("headrace.client.exchange.time.monotonic", lambda: now)
+    plan = exchange(session(retry_s=5), REQUEST)
+    assert isinstance(next(plan), Request)
+    now += 30  # a long poll that broke at its end
+    assert isinstance(plan.send(Broken("reset by peer", refused=False)), Pause)
+    now += 4
+    assert isinstance(plan.send(None), Request)
+    now += 1
+    with pytest.raises(errors.ServerUnreachable):
+        plan.send(GONE)
+
+
+@pytest.mark.parametrize("code", ["payload-storage-full", "store-unavailable"])
+def test_a_store_that_has_no_room_or_is_away_passes(code: str) -> None:
+    assert len(result(exchange(session(), REQUEST), answer(507, code), OK)[1]) == 1
+
+
 def test_pauses_grow_and_are_spread() -> None:
     drawn = [[pauses.next().seconds for _ in range(10)] for pauses in (Pauses(), Pauses())]
     assert drawn[0] != drawn[1]

@@ -186,7 +186,7 @@ def test_a_sweep_promotes_what_is_due_and_says_when_the_next_is(queue: Queue) ->
 
 
 def test_delayed_jobs_join_in_the_order_in_which_they_are_due(queue: Queue) -> None:
-    late = queue.submit_one(delay_us=900)
+    late = queue.submit_one(delay_us=500_000)
     early = queue.submit_one(delay_us=1)
     waiting = queue.submit_one()
     while len(queue.parked()):

@@ -72,8 +72,9 @@ class Index:
             raise StoreFull(
                 f"payloads take {int(total)} bytes of Redis; with {len(body)} more they would "
                 f"exceed {limit}",
-                hint="Wait until queued jobs have ended, raise max_payload_memory_bytes, or set "
-                "payload_store to file or s3.",
+                hint="Inputs count until their jobs have ended, results until their result_ttl. "
+                "Try again later, raise max_payload_memory_bytes, or set payload_store to "
+                "file or s3.",
             )
 
     def _write(self, entry: Entry, body: bytes, arguments: list[Arg], *, bounded: bool) -> None:

@@ -162,7 +162,7 @@ def send(session: Session, pack: list[Entry], *, patient: bool = False) -> Plan[
     """
     outcomes: list[Outcome | None] = [entry.error for entry in pack]
     open_ = [at for at, outcome in enumerate(outcomes) if outcome is None]
-    pauses, progress = Pauses(), None
+    pauses, progress = Pauses(), time.monotonic()
     while open_:
         body = b"\n".join([pack[at].line for at in open_]) + b"\n"
         request = Request("POST", f"{JOBS}/bulk", body=body, headers=NDJSON_HEADERS, wait_s=HOLD_S)
@@ -170,7 +170,7 @@ def send(session: Session, pack: list[Entry], *, patient: bool = False) -> Plan[
         for at, outcome in zip(open_, _outcomes(answer), strict=False):
             outcomes[at] = outcome
         left = [at for at in open_ if outcomes[at] is None or isinstance(outcomes[at], PASSING)]
-        if progress is None or len(left) < len(open_):
+        if len(left) < len(open_):
             pauses, progress = Pauses(), time.monotonic()
         open_ = left
         pause = pauses.next()

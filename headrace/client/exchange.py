@@ -75,7 +75,7 @@ def exchange(session: Session, request: Request, *, until: float | None = None) 
         HeadraceError: the answer is that error.
         ServerUnreachable: there was no answer.
     """
-    failing_since: float | None = None
+    started = time.monotonic()
     pauses = Pauses()
     while True:
         outcome: Answer | Broken = yield request
@@ -85,15 +85,11 @@ def exchange(session: Session, request: Request, *, until: float | None = None) 
             return outcome
         error, passes, least_s = failure
         bearable_s = session.retry_s if session.met else min(FIRST_CONTACT_S, session.retry_s)
-        now = time.monotonic()
-        if failing_since is None:
-            # Not from when it was sent: a long poll may take half a minute to fail.
-            failing_since = now
-        deadline = failing_since + bearable_s
+        deadline = started + bearable_s
         if until is not None:
             deadline = min(deadline, until)
         pause = pauses.next(least_s)
-        if not passes or now + pause.seconds > deadline:
+        if not passes or time.monotonic() + pause.seconds > deadline:
             raise error
         yield pause
 

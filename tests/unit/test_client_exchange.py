@@ -125,20 +125,6 @@ def test_who_was_connected_has_met_a_server() -> None:
     assert (found, len(pauses), new.met) == (OK, 2, True)
 
 
-def test_retries_count_from_the_first_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 100.0
-    monkeypatch.setattr("headrace.client.exchange.time.monotonic", lambda: now)
-    plan = exchange(session(retry_s=5), REQUEST)
-    assert isinstance(next(plan), Request)
-    now += 30  # a long poll that broke at its end
-    assert isinstance(plan.send(Broken("reset by peer", refused=False)), Pause)
-    now += 4
-    assert isinstance(plan.send(None), Request)
-    now += 1
-    with pytest.raises(errors.ServerUnreachable):
-        plan.send(GONE)
-
-
 @pytest.mark.parametrize("code", ["payload-storage-full", "store-unavailable"])
 def test_a_store_that_has_no_room_or_is_away_passes(code: str) -> None:
     assert len(result(exchange(session(), REQUEST), answer(507, code), OK)[1]) == 1

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from moto.server import ThreadedMotoServer
@@ -23,20 +24,28 @@ CREDENTIALS = {
 
 @dataclass
 class S3Server:
-    """A server that may be stopped and started again; its buckets live in this process."""
+    """A server that may be stopped and started again.
+
+    All servers of a process have one memory, which is moto's and outlives them. So the buckets of
+    each have names of their own, whichever tests ran before or run beside it.
+    """
 
     url: str
     server: ThreadedMotoServer
+    mark: str = field(default_factory=lambda: secrets.token_hex(4))
 
     @property
     def client(self) -> Any:
         return s3_client(self.url, 4)
 
     def bucket(self, name: str) -> str:
-        self.client.create_bucket(Bucket=name)
-        return name
+        """A new, empty bucket; its whole name, which is this server's alone."""
+        whole = f"{name}-{self.mark}"
+        self.client.create_bucket(Bucket=whole)
+        return whole
 
     def keys(self, bucket: str) -> list[str]:
+        """What lies in the bucket of this whole name."""
         found = self.client.list_objects_v2(Bucket=bucket).get("Contents", [])
         return [item["Key"] for item in found]
 

@@ -43,6 +43,7 @@ class Site:
     ours: Client
     roots: Path
     s3: S3Server
+    bucket: str
 
     def post(self, body: bytes, kind: str = "", **options: Any) -> httpx2.Response:
         headers = {"content-type": kind} if kind else {}
@@ -67,10 +68,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     with ExitStack() as stack:
         redis = stack.enter_context(redis_server())
         s3 = stack.enter_context(s3_server())
+        bucket = s3.bucket("inputs")
         settings = {
             "inline_limit_bytes": LIMIT,
             "input_roots": (roots,),
-            "input_buckets": (s3.bucket("inputs"),),
+            "input_buckets": (bucket,),
             "payload_endpoint_url": s3.url,
             "body_limit_bytes": 4 * 1024 * 1024,
         }
@@ -84,7 +86,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         api = stack.enter_context(api_server(redis.url, catalog(echo={}), **settings))
         ours = stack.enter_context(Client(redis.url, models))
         worker.wait_ready("echo")
-        yield Site(api, ours, roots, s3)
+        yield Site(api, ours, roots, s3, bucket)
         wait_until(lambda: not leaked_keys(ours.redis), "no key without a TTL is left")
 
 
@@ -301,8 +303,8 @@ def test_the_type_of_a_named_file(site: Site) -> None:
 
 
 def test_an_object_of_the_operators(site: Site) -> None:
-    site.s3.client.put_object(Bucket="inputs", Key="x/é %.txt", Body=b"from afar")
-    assert ended(site.named("s3://inputs/x/é %.txt"))["result"] == "from afar"
+    site.s3.client.put_object(Bucket=site.bucket, Key="x/é %.txt", Body=b"from afar")
+    assert ended(site.named(f"s3://{site.bucket}/x/é %.txt"))["result"] == "from afar"
 
 
 def test_a_named_input_by_put(site: Site) -> None:
@@ -335,9 +337,9 @@ def test_a_named_input_by_put(site: Site) -> None:
         ("file:{roots}/large", 413, "the limit is 4194304"),
         ("http://127.0.0.1/", 400, "neither file:/ nor s3://"),
         ("s3://private/x", 403, "input_buckets"),
-        ("s3://inputs/../private/x", 400, "`..`"),
-        ("s3://inputs/nothing", 400, "is not there"),
-        ("s3://inputs/large", 413, "the limit is 4194304"),
+        ("s3://{bucket}/../private/x", 400, "`..`"),
+        ("s3://{bucket}/nothing", 400, "is not there"),
+        ("s3://{bucket}/large", 413, "the limit is 4194304"),
     ],
 )
 def test_what_may_not_be_named(site: Site, reference: str, status: int, says: str) -> None:
@@ -348,8 +350,8 @@ def test_what_may_not_be_named(site: Site, reference: str, status: int, says: st
         (site.roots / "folder").symlink_to("..")
         with (site.roots / "large").open("wb") as large:
             large.truncate(4 * 1024 * 1024 + 1)
-        site.s3.client.put_object(Bucket="inputs", Key="large", Body=bytes(4 * 1024 * 1024 + 1))
-    answer = site.named(reference.format(roots=site.roots))
+        site.s3.client.put_object(Bucket=site.bucket, Key="large", Body=bytes(4 * 1024 * 1024 + 1))
+    answer = site.named(reference.format(roots=site.roots, bucket=site.bucket))
     assert (answer.status_code, says in answer.json()["detail"]) == (status, True), answer.text
 
 
@@ -467,9 +469,10 @@ def _sweep(api: ApiServer, redis_db: RedisServer, *, cancel: bool = False) -> No
 
 def test_a_store_that_is_away_takes_no_submit(redis_db: RedisServer) -> None:
     with s3_server() as server:
+        bucket = server.bucket("payloads")
         settings = {
             "payload_store": "s3",
-            "payload_bucket": server.bucket("payloads"),
+            "payload_bucket": bucket,
             "payload_endpoint_url": server.url,
         }
         with api_server(redis_db.url, catalog(echo={}), **settings) as api:
@@ -485,7 +488,7 @@ def test_a_store_that_is_away_takes_no_submit(redis_db: RedisServer) -> None:
             assert api.http.post(path, content=b"1").status_code == 202
             server.start_again()
             _sweep(api, redis_db, cancel=True)
-            assert server.keys("payloads") == []
+            assert server.keys(bucket) == []
 
 
 def test_a_missing_bucket_stops_the_api_with_a_sentence(redis_db: RedisServer) -> None:

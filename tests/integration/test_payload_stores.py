@@ -25,8 +25,12 @@ BODY = bytes(range(256)) * 300
 @pytest.fixture(scope="module")
 def s3() -> Iterator[S3Server]:
     with s3_server() as server:
-        server.bucket("payloads")
         yield server
+
+
+@pytest.fixture(scope="module")
+def bucket(s3: S3Server) -> str:
+    return s3.bucket("payloads")
 
 
 @dataclass
@@ -38,6 +42,7 @@ class Site:
     redis: RedisServer
     folder: Path
     s3: S3Server | None
+    bucket: str
 
     def entry(self, job_id: str = "j") -> Entry:
         return self.stores.new_entry(job_id, "m", "i")
@@ -46,7 +51,7 @@ class Site:
         if self.kind == "file":
             return sum(path.is_file() for path in self.folder.rglob("*"))
         if self.s3 is not None:
-            return len(self.s3.keys("payloads"))
+            return len(self.s3.keys(self.bucket))
         with self.redis.client() as client:
             return sum(1 for _ in client.scan_iter("hr:payload:*"))
 
@@ -63,16 +68,17 @@ class Site:
 @pytest.fixture(params=["redis", "file", "s3"])
 def site(request: pytest.FixtureRequest, redis_db: RedisServer, tmp_path: Path) -> Iterator[Site]:
     server = request.getfixturevalue("s3") if request.param == "s3" else None
+    bucket = request.getfixturevalue("bucket") if server else ""
     folder = tmp_path / "payloads"
     settings = Settings(
         payload_store=request.param,
         payload_dir=folder if request.param == "file" else None,
-        payload_bucket="payloads" if server else None,
+        payload_bucket=bucket or None,
         payload_endpoint_url=server.url if server else None,
     )
     stores = build_stores(settings, redis_db.url)
     stores.check()
-    running = Site(stores, request.param, redis_db, folder, server)
+    running = Site(stores, request.param, redis_db, folder, server, bucket)
     yield running
     while running.sweep():
         pass
@@ -265,17 +271,17 @@ def test_a_server_that_is_away_is_no_mistake(
         stores.of(entry.ref).size(entry.ref)
 
 
-def test_objects_lie_under_the_prefix(redis_db: RedisServer, s3: S3Server) -> None:
+def test_objects_lie_under_the_prefix(redis_db: RedisServer, s3: S3Server, bucket: str) -> None:
     settings = Settings(
-        payload_store="s3", payload_bucket="payloads", payload_endpoint_url=s3.url,
+        payload_store="s3", payload_bucket=bucket, payload_endpoint_url=s3.url,
         payload_prefix="mine/",
     )  # fmt: skip
     stores = build_stores(settings, redis_db.url)
     entry = stores.new_entry("j", "m", "i")
     stores.put(entry, BODY)
-    assert s3.keys("payloads") == ["mine/" + entry.ref.partition(":")[2]]
+    assert s3.keys(bucket) == ["mine/" + entry.ref.partition(":")[2]]
     stores.drop(entry)
-    assert s3.keys("payloads") == []
+    assert s3.keys(bucket) == []
 
 
 def test_the_old_store_is_still_read_and_swept(redis_db: RedisServer, tmp_path: Path) -> None:

@@ -47,12 +47,14 @@ class Site:
     ours: Client
     stores: Stores
     s3: S3Server | None
+    bucket: str
+    input_bucket: str
 
     def lying(self) -> list[str]:
         if self.kind == "file":
             return [path.name for path in (self.folder / "p").rglob("*") if path.is_file()]
         if self.s3 is not None:
-            return [key.removeprefix("headrace/") for key in self.s3.keys("payloads")]
+            return [key.removeprefix("headrace/") for key in self.s3.keys(self.bucket)]
         return [key.removeprefix(keys.PAYLOAD_PREFIX) for key in payload_keys(self.ours.redis)]
 
     def ends(self, job_id: str) -> Job:
@@ -86,27 +88,30 @@ def site_over(kind: str, folder: Path) -> Iterator[Site]:
             "HEADRACE_PAYLOAD_STORE": kind,
             "HEADRACE_INPUT_ROOTS": f"{folder / 'inputs'}",
         }
-        s3 = None
+        s3, bucket, input_bucket = None, "", ""
         if kind == "file":
             environ["HEADRACE_PAYLOAD_DIR"] = str(folder / "p")
         if kind == "s3":
             s3 = stack.enter_context(s3_server())
-            environ["HEADRACE_PAYLOAD_BUCKET"] = s3.bucket("payloads")
+            bucket, input_bucket = s3.bucket("payloads"), s3.bucket("inputs")
+            environ["HEADRACE_PAYLOAD_BUCKET"] = bucket
             environ["HEADRACE_PAYLOAD_ENDPOINT_URL"] = s3.url
-            environ["HEADRACE_INPUT_BUCKETS"] = s3.bucket("inputs")
+            environ["HEADRACE_INPUT_BUCKETS"] = input_bucket
         (folder / "inputs").mkdir()
         worker = stack.enter_context(celery_worker(redis.url, models, folder, environ=environ))
         ours = stack.enter_context(Client(redis.url, models))
         settings = Settings(
             payload_store=kind,  # type: ignore[arg-type] # one of the three
             payload_dir=folder / "p" if kind == "file" else None,
-            payload_bucket="payloads" if s3 else None,
+            payload_bucket=bucket or None,
             payload_endpoint_url=s3.url if s3 else None,
         )
         stores = build_stores(settings, redis.url)
         stack.callback(stores.close)
         worker.wait_ready("echo", "one")
-        yield Site(kind, redis.url, folder, models, environ, worker, ours, stores, s3)
+        yield Site(
+            kind, redis.url, folder, models, environ, worker, ours, stores, s3, bucket, input_bucket
+        )
         wait_until(lambda: not leaked_keys(ours.redis), "no key without a TTL is left")
 
 
@@ -260,10 +265,10 @@ def test_a_file_of_the_operators_is_read_when_it_runs(redis_site: Site) -> None:
 @only_over_s3
 def test_an_object_of_the_operators_is_read(site: Site) -> None:
     assert site.s3 is not None
-    site.s3.client.put_object(Bucket="inputs", Key="a/b c.txt", Body=b"text")
-    source = Source(origin="s3://inputs/a/b c.txt", type="text/plain", size=4)
+    site.s3.client.put_object(Bucket=site.input_bucket, Key="a/b c.txt", Body=b"text")
+    source = Source(origin=f"s3://{site.input_bucket}/a/b c.txt", type="text/plain", size=4)
     assert site.ours.result(site.ends(submit_source(site.ours, "echo", source)).id) == "text"
-    assert site.s3.keys("inputs") == ["a/b c.txt"]
+    assert site.s3.keys(site.input_bucket) == ["a/b c.txt"]
 
 
 def test_what_stands_inside_an_input_is_data(redis_site: Site) -> None:

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 from headrace.handler import Context, Handler, Response
 
 __version__ = "0.1.0"
-__all__ = ["AsyncClient", "Client", "Context", "Handler", "Response", "__version__"]
+__all__ = ["AsyncClient", "Client", "Context", "Handler", "InputRef", "Response", "__version__"]
 
 if TYPE_CHECKING:
-    from headrace.client import AsyncClient, Client
+    from headrace.client import AsyncClient, Client, InputRef
 else:
 
     def __getattr__(name: str) -> object:
         # The clients bring httpx2, which servers and model processes need not wait for.
-        if name in ("AsyncClient", "Client"):
+        if name in ("AsyncClient", "Client", "InputRef"):
             from headrace import client
 
             return getattr(client, name)

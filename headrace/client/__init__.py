@@ -10,7 +10,17 @@ One core without I/O (calls.py, exchange.py and what they use) is driven by two 
 """
 
 from headrace.client.aio import AsyncClient
-from headrace.client.job import Cancelled, Failure, Job, Model, Queue, Result
+from headrace.client.inputs import InputRef
+from headrace.client.job import (
+    Cancelled,
+    DeadLetter,
+    Failure,
+    Job,
+    Model,
+    Queue,
+    Requeued,
+    Result,
+)
 from headrace.client.requests import Options
 from headrace.client.sync import Client
 
@@ -18,10 +28,13 @@ __all__ = [
     "AsyncClient",
     "Cancelled",
     "Client",
+    "DeadLetter",
     "Failure",
+    "InputRef",
     "Job",
     "Model",
     "Options",
     "Queue",
+    "Requeued",
     "Result",
 ]

@@ -12,7 +12,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, overload
 import httpx2
 from typing_extensions import override
 
-from headrace.client import bulk, calls, mapping
+from headrace.client import bulk, calls, control, mapping
 from headrace.client.exchange import Session
 from headrace.client.job import Cancelled, Job
 from headrace.client.shell import Shell, answer_of, broken_by
@@ -89,6 +89,13 @@ class AsyncClient(Shell):
     models = _awaiting(calls.models)
     model = _awaiting(calls.model)
     queues = _awaiting(calls.queues)
+    pause_queue = _awaiting(control.pause_queue)
+    resume_queue = _awaiting(control.resume_queue)
+    purge_queue = _awaiting(control.purge_queue)
+    dead_letters = _iterating(control.dead_letters)
+    dead_letter = _awaiting(control.dead_letter)
+    requeue_dead_letters = _awaiting(control.requeue_dead_letters)
+    purge_dead_letters = _awaiting(control.purge_dead_letters)
     ready = _awaiting(calls.ready)
 
     @overload

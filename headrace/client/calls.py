@@ -12,17 +12,13 @@ import msgspec
 from typing_extensions import Unpack
 
 from headrace.client.exchange import Session, exchange
+from headrace.client.inputs import InputRef
 from headrace.client.job import Cancelled, Job, Model, Queue, decode_output
+from headrace.client.pages import Page, listed
 from headrace.client.problems import decoded, job_error
 from headrace.client.requests import JOBS, JSON_HEADERS, Options, job_line, job_request
-from headrace.client.steps import (
-    Emit,
-    Pause,
-    Plan,
-    Request,
-    Stream,
-)
-from headrace.errors import WaitTimeout
+from headrace.client.steps import Answer, Pause, Plan, Request, Stream
+from headrace.errors import InvalidRequest, WaitTimeout
 from headrace.jobs import new_id
 
 MODELS: Final = "/api/v1/models"
@@ -30,7 +26,6 @@ MODELS: Final = "/api/v1/models"
 POLL_S: Final = 30.0
 #: A "not yet" that came sooner than this was no wait: the server is stopping, say.
 TOO_SOON_S: Final = 0.5
-PAGE: Final = 1000
 
 
 class _Page(msgspec.Struct):
@@ -49,8 +44,9 @@ class _Queues(msgspec.Struct):
 def submit(
     session: Session,
     model: str,
-    input: Any,
+    input: Any = msgspec.UNSET,
     *,
+    input_ref: str | None = None,
     id: str | None = None,
     idempotency_key: str | None = None,
     content_type: str | None = None,
@@ -62,10 +58,12 @@ def submit(
     Args:
         session: the server.
         model: the model's name.
-        input: JSON, str, bytes, a pathlib.Path, a Pillow image or a numpy array.
+        input: JSON, str, bytes, a pathlib.Path, a Pillow image, a numpy array, or an `InputRef`.
+        input_ref: in its place a file or object that the server is to read: `file:/folder/name` or
+            `s3://bucket/key`. The operator says which folders and buckets clients may name.
         id: the job's id; by default a new one.
         idempotency_key: the same key gives the same job, instead of an id.
-        content_type: what the input is, where its kind does not say so.
+        content_type: what the input is, where its kind or its name does not say so.
         version: only for this version of the model.
         options: priority, expires, countdown, timeout, result_ttl, max_retries, metadata.
 
@@ -83,7 +81,10 @@ def submit(
     elif id is None:
         # The server may have taken the job when its answer is lost: the repeat names the same one.
         id = new_id()
-    body = job_line(model, input, content_type, version, options, id)
+    if (input is msgspec.UNSET) == (input_ref is None):
+        raise InvalidRequest("give an input or an input_ref, and not both")
+    value = input if input_ref is None else InputRef(input_ref)
+    body = job_line(model, value, content_type, version, options, id)
     answer = yield from exchange(session, Request("POST", JOBS, body=body, headers=headers))
     return decoded(answer, Job)
 
@@ -186,23 +187,19 @@ def jobs(
         since: only those that were created then or later: a datetime, or RFC 3339.
         limit: so many at the most; None for all that are listed.
     """
-    query = {"limit": str(PAGE if limit is None else min(PAGE, limit))}
+    query: dict[str, str] = {}
     if model is not None:
         query["model"] = model
     if status is not None:
         query["status"] = status if isinstance(status, str) else ",".join(status)
     if since is not None:
         query["since"] = since if isinstance(since, str) else since.astimezone().isoformat()
-    left = limit
-    while left is None or left > 0:
-        answer = yield from exchange(session, Request("GET", JOBS, dict(query)))
+
+    def read(answer: Answer) -> Page[Job]:
         page = decoded(answer, _Page)
-        yield Emit(page.jobs if left is None else page.jobs[:left])
-        if left is not None:
-            left -= len(page.jobs)
-        if not page.cursor:
-            return
-        query["cursor"] = page.cursor
+        return page.jobs, page.cursor
+
+    return listed(session, JOBS, read, limit=limit, query=query)
 
 
 def models(session: Session) -> Plan[list[Model]]:

@@ -8,6 +8,7 @@
 | a numpy array | nested lists; the `.npy` form under `application/x-npy` |
 | `str` | a JSON string; text of that type under `text/...` |
 | everything else that JSON can say | JSON |
+| an `InputRef` | not the input, but where it is: requests.py |
 
 Pillow and numpy are known by the modules that the caller has imported; nothing here imports them.
 """
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+from typing_extensions import override
 
 from headrace.errors import InvalidRequest
 from headrace.media import BINARY_TYPE, image_type, is_json
@@ -34,6 +36,37 @@ _WHAT_CAN_BE_SENT: Final = (
     "Send JSON, str, bytes, a pathlib.Path, a Pillow image or a numpy array; "
     "of an open file send what read() gives."
 )
+
+
+class InputRef:
+    """Where an input is that the server is to read by itself: it goes through no request.
+
+    Stands wherever an input may: `submit("digits", InputRef("s3://scans/1.png"))`. Not a
+    dataclass, which would be sent as JSON from within another input.
+
+    Args:
+        ref: `file:/folder/name` on the server's machines, or `s3://bucket/key`.
+        content_type: what it is; by default its name says.
+
+    Raises:
+        InvalidRequest: the reference is no text.
+    """
+
+    __slots__ = ("content_type", "ref")
+
+    def __init__(self, ref: str, content_type: str | None = None) -> None:
+        if not isinstance(ref, str):
+            raise InvalidRequest(
+                f"a reference is text, not {_named(ref)}",
+                hint="Give one such as file:/folder/name or s3://bucket/key.",
+            )
+        self.ref = ref
+        self.content_type = content_type
+
+    @override
+    def __repr__(self) -> str:
+        kind = "" if self.content_type is None else f", {self.content_type!r}"
+        return f"InputRef({self.ref!r}{kind})"
 
 
 def encode_input(value: Any, content_type: str | None = None) -> bytes:

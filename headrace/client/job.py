@@ -1,4 +1,7 @@
-"""What the API tells of jobs, models and queues, typed. A newer server's fields pass by."""
+"""What the API tells of jobs, models, queues and dead letters, typed.
+
+A newer server's fields pass by.
+"""
 
 from __future__ import annotations
 
@@ -158,6 +161,59 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
     oldest_age_s: float | None = None
 
 
+class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
+    """What could not run, kept until it is put back or removed, for 14 days at the most.
+
+    Attributes:
+        id: its name: the job's id; of what is no job, a name of its own.
+        model: whose queue it is from.
+        job_id: the job that it was; None where the message could not be read.
+        reason: the code of an error, or why the message is no job.
+        error: the same in a sentence.
+        attempts: how often it was handed out.
+        created_at: when it was submitted.
+        died_at: when it came here.
+        requeueable: whether it can be put back.
+        traceback: the handler's, where it raised. None in a list.
+        message: the task message, as `text` or `base64`. None in a list; `raw` has it decoded.
+    """
+
+    id: str
+    model: str = ""
+    job_id: str | None = None
+    reason: str
+    error: str
+    attempts: int
+    created_at: datetime
+    died_at: datetime
+    requeueable: bool
+    traceback: str | None = None
+    message: dict[str, str] | None = None
+
+    @property
+    def raw(self) -> bytes:
+        """The task message, byte for byte.
+
+        Raises:
+            UnexpectedAnswer: it says that it is base64, and is not.
+        """
+        message = self.message or {}
+        return message["text"].encode() if "text" in message else _unpack(message.get("base64", ""))
+
+
+class Requeued(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of dead letters that were to be put back.
+
+    Attributes:
+        requeued: how many were.
+        left: which were not, and why: `unknown`, `unreadable` (no job that could run) or `alive`
+            (a job of its id waits or runs).
+    """
+
+    requeued: int
+    left: dict[str, str] = {}
+
+
 def decode_result(result: Any) -> Any:
     """A result as the API shows it in a job, decoded.
 
@@ -169,11 +225,7 @@ def decode_result(result: Any) -> Any:
     kind, text = result["content_type"], result["base64"]
     if not isinstance(kind, str) or not isinstance(text, str):
         return result
-    try:
-        body = base64.b64decode(text, validate=True)
-    except binascii.Error as error:
-        raise UnexpectedAnswer(f"the base64 of a result cannot be read: {error}") from None
-    return decode_output(body, kind)
+    return decode_output(_unpack(text), kind)
 
 
 def decode_output(body: bytes, content_type: str) -> Any:
@@ -189,3 +241,10 @@ def decode_output(body: bytes, content_type: str) -> Any:
         return body.decode() if kind.startswith("text/") else body
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UnexpectedAnswer(f"a result says that it is {kind}, and is not: {error}") from None
+
+
+def _unpack(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except binascii.Error as error:
+        raise UnexpectedAnswer(f"the base64 of an answer cannot be read: {error}") from None

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from headrace.client.inputs import encode_input
+from headrace.client.inputs import InputRef, encode_input
 from headrace.client.job import Job
 from headrace.client.steps import Request
 from headrace.errors import InvalidRequest
@@ -31,7 +31,9 @@ class Options(TypedDict, total=False):
 
 class _Line(msgspec.Struct, omit_defaults=True):
     model: str
-    input: msgspec.Raw
+    input: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    input_ref: str | None = None
+    content_type: str | None = None
     id: str | None = None
     version: str | None = None
     options: dict[str, Any] | None = None
@@ -57,8 +59,11 @@ def job_line(
         raise InvalidRequest(
             f"unknown option: {names}", hint=f"Options: {', '.join(Options.__annotations__)}."
         )
-    raw = msgspec.Raw(encode_input(value, content_type))
-    line = _Line(model=model, input=raw, id=job_id, version=version, options=said or None)
+    line = _Line(model=model, id=job_id, version=version, options=said or None)
+    if isinstance(value, InputRef):
+        line.input_ref, line.content_type = value.ref, value.content_type or content_type
+    else:
+        line.input = msgspec.Raw(encode_input(value, content_type))
     try:
         return msgspec.json.encode(line)
     except (TypeError, ValueError, RecursionError) as error:

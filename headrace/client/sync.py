@@ -11,7 +11,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, overload
 import httpx2
 from typing_extensions import override
 
-from headrace.client import bulk, calls, mapping
+from headrace.client import bulk, calls, control, mapping
 from headrace.client.exchange import Session
 from headrace.client.job import Cancelled, Job
 from headrace.client.shell import Shell, answer_of, broken_by
@@ -89,6 +89,13 @@ class Client(Shell):
     models = _blocking(calls.models)
     model = _blocking(calls.model)
     queues = _blocking(calls.queues)
+    pause_queue = _blocking(control.pause_queue)
+    resume_queue = _blocking(control.resume_queue)
+    purge_queue = _blocking(control.purge_queue)
+    dead_letters = _iterating(control.dead_letters)
+    dead_letter = _blocking(control.dead_letter)
+    requeue_dead_letters = _blocking(control.requeue_dead_letters)
+    purge_dead_letters = _blocking(control.purge_dead_letters)
     ready = _blocking(calls.ready)
 
     @overload

@@ -115,7 +115,7 @@ def test_the_clients_document_runs_from_beginning_to_end(up: RunningUp) -> None:
     for expected in (
         "3\n", "{'batch': 7}", "7\n[[1.0, 0.0], [0.0, 1.0]]", "succeeded [1, 2]", "3_0705.png 3",
         "0 {'words': 2}\n1 send text\n2 {'words': 3}", "removed cancelled", "('words', 'ready')",
-        "{'x': 1}\n0\n1\n2\n", "input-error ",
+        "1 cancelled\n0 {}\n", "{'x': 1}\n0\n1\n2\n", "input-error ",
     ):  # fmt: skip
         assert expected in printed, printed
 

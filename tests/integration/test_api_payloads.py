@@ -20,9 +20,10 @@ import pytest
 from celery import Celery
 from celery.result import AsyncResult
 
-from headrace import keys
+from headrace import InputRef, errors, keys
 from tests.harness.api_server import ApiServer, api_server, catalog
 from tests.harness.celery_client import GET_TIMEOUT_S, stock_client
+from tests.harness.clients import SHELLS, client_of
 from tests.harness.fake_worker import FakeWorker
 from tests.harness.payloads import make_due, noted, payload_keys
 from tests.harness.redis_servers import RedisServer, free_port, leaked_keys, redis_server
@@ -305,6 +306,35 @@ def test_the_type_of_a_named_file(site: Site) -> None:
 def test_an_object_of_the_operators(site: Site) -> None:
     site.s3.client.put_object(Bucket=site.bucket, Key="x/é %.txt", Body=b"from afar")
     assert ended(site.named(f"s3://{site.bucket}/x/é %.txt"))["result"] == "from afar"
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_client_names_inputs(site: Site, shell: str) -> None:
+    names = [site.roots / f"{shell}{number}.txt" for number in range(3)]
+    for path in names:
+        path.write_text(path.name)
+    site.s3.client.put_object(Bucket="inputs", Key="s.txt", Body=b"from afar")
+    refs = [f"file:{path}" for path in names]
+    with client_of(shell, site.api.url) as client:
+        assert client.result(client.submit("echo", input_ref=refs[0])) == names[0].name
+        as_bytes = client.submit("echo", input_ref=refs[0], content_type="application/x-mine")
+        assert client.result(as_bytes) == names[0].name.encode()
+        assert client.result(client.submit("echo", InputRef("s3://inputs/s.txt"))) == "from afar"
+        mixed = [InputRef(refs[1], "application/x-mine"), "as it is", *map(InputRef, refs[1:])]
+        found = list(client.map("echo", mixed))
+        assert [one.input for one in found] == mixed
+        assert [one.value for one in found] == [
+            names[1].name.encode(),
+            "as it is",
+            names[1].name,
+            names[2].name,
+        ]
+        outside = f"file:{site.roots.parent}/secret"
+        good, bad = client.submit_many("echo", [InputRef(refs[2]), InputRef(outside)])
+        assert client.result(good) == names[2].name
+        assert isinstance(bad, errors.InputForbidden)
+        with pytest.raises(errors.InputForbidden):
+            client.submit("echo", input_ref=outside)
 
 
 def test_a_named_input_by_put(site: Site) -> None:

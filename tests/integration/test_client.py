@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from headrace import Client, errors
-from headrace.client import Job, calls
+from headrace.client import Job, pages
 from headrace.jobs import State, new_id
 from headrace.keys import F
 from headrace.messages import Message, decode_input
@@ -173,7 +173,7 @@ def test_what_the_source_raises_comes_after_what_it_gave(client: Any) -> None:
 def test_jobs_are_listed_newest_first_over_pages(
     client: Any, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calls, "PAGE", 10)
+    monkeypatch.setattr(pages, "PAGE", 10)
     done = [job.id for job in client.submit_many("echo", range(25))]
     waiting = [client.submit("tiny", n, countdown=60).id for n in range(2)]
     assert client.wait(done[0]).succeeded

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
-from headrace import keys
+from headrace import Client, errors, keys
 from headrace.catalog import load_catalog
 from tests.harness.api_server import ApiServer, api_server
+from tests.harness.clients import SHELLS, client_of
 from tests.harness.redis_servers import RedisServer, redis_server
 from tests.harness.wait import wait_until
 from tests.harness.worker import HANDLERS, celery_worker, write_models
@@ -156,3 +158,89 @@ def test_bad_requests(
 def test_letters_of_no_model(api: ApiServer) -> None:
     response = api.http.get("/api/v1/models/trickx/dead-letters")
     assert (response.status_code, response.json()["type"]) == (404, "/problems/model-not-found")
+
+
+def dead(client: Any, count: int, **fields: Any) -> list[str]:
+    """Ids of so many jobs whose retries are used up, in the order of their deaths."""
+    ids = []
+    for number in range(count):
+        value = {"do": "transient", "n": number, **fields}
+        job = client.wait(client.submit("tricky", value, max_retries=0))
+        assert job.dead_lettered
+        ids.append(job.id)
+    return ids
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_client_lists_them_over_pages_and_shows_one(
+    api: ApiServer, server: RedisServer, shell: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.client.pages.PAGE", 2)
+    with client_of(shell, api.url) as client:
+        ids = dead(client, 5)[::-1]
+        assert [letter.id for letter in client.dead_letters("tricky")] == ids
+        assert [letter.id for letter in client.dead_letters("tricky", limit=3)] == ids[:3]
+        assert list(client.dead_letters("tricky", limit=0)) == []
+        first = next(iter(client.dead_letters("tricky")))
+        assert (first.model, first.job_id, first.requeueable) == ("tricky", ids[0], True)
+        assert (first.reason, first.error, first.attempts) == ("transient-error", "try again", 1)
+        assert first.created_at < first.died_at
+        assert (first.traceback, first.message) == (None, None)
+        whole = client.dead_letter("tricky", ids[0])
+        assert 'raise TransientError("try again")' in whole.traceback
+        headers = msgspec.json.decode(whole.raw)["headers"]
+        assert headers["id"] == ids[0]
+        with server.client() as redis:
+            redis.lpush("headrace.tricky", b"\xff\xfe no job")
+        wait_until(lambda: len(listed(api)["dead_letters"]) == 6, "the message was refused")
+        refused = client.dead_letter("tricky", next(iter(client.dead_letters("tricky"))).id)
+        assert (refused.raw, refused.job_id, refused.requeueable) == (
+            b"\xff\xfe no job",
+            None,
+            False,
+        )
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_client_puts_back_and_removes_one_some_or_all(
+    api: ApiServer, shell: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.client.control.LETTERS_AT_ONCE", 2)
+    with client_of(shell, api.url) as client:
+        ids = dead(client, 4)
+        before = {letter.id: letter.died_at for letter in client.dead_letters("tricky")}
+        one = client.dead_letter("tricky", ids[0])
+        done = client.requeue_dead_letters("tricky", [one, *ids[:3], "nobody"])
+        assert (done.requeued, done.left) == (3, {"nobody": "unknown"})
+
+        def again(*chosen: str) -> bool:
+            found = {letter.id: letter.died_at for letter in client.dead_letters("tricky")}
+            return all(found.get(job_id, before[job_id]) > before[job_id] for job_id in chosen)
+
+        wait_until(lambda: again(*ids[:3]), "they ran and died again")
+        assert client.dead_letter("tricky", ids[3]).died_at == before[ids[3]]
+        assert client.requeue_dead_letters("tricky", ids[3]).requeued == 1
+        wait_until(lambda: again(*ids), "the last one did too")
+        assert client.requeue_dead_letters("tricky", all=True).requeued == 4
+        wait_until(lambda: len(list(client.dead_letters("tricky"))) == 4, "all did")
+        assert client.purge_dead_letters("tricky", [*ids[:3], "nobody"]) == 3
+        assert [letter.id for letter in client.dead_letters("tricky")] == ids[3:]
+        assert client.purge_dead_letters("tricky", all=True) == 1
+        assert client.purge_dead_letters("tricky", all=True) == 0
+        assert client.status(ids[0]).status == "failed"
+
+
+def test_what_the_client_cannot_do_with_them(api: ApiServer) -> None:
+    with Client(api.url) as client:
+        for call in (client.requeue_dead_letters, client.purge_dead_letters):
+            with pytest.raises(errors.InvalidRequest, match="no letters are given"):
+                call("tricky")
+            with pytest.raises(errors.InvalidRequest, match="both letters and all"):
+                call("tricky", ["a"], all=True)
+            with pytest.raises(errors.ModelNotFound):
+                call("trickx", "x")
+        assert client.requeue_dead_letters("tricky", []).requeued == 0
+        with pytest.raises(errors.ModelNotFound):
+            next(client.dead_letters("a b"))
+        with pytest.raises(errors.LetterNotFound, match="no dead letter 'a b/c'"):
+            client.dead_letter("tricky", "a b/c")

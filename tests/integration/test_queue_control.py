@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from headrace import keys
+from headrace import errors, keys
 from headrace.catalog import load_catalog
 from tests.harness.api_server import ApiServer, api_server
+from tests.harness.clients import SHELLS, client_of
 from tests.harness.redis_servers import RedisServer, redis_server
 from tests.harness.wait import wait_until
 from tests.harness.worker import Worker, celery_worker, write_models
@@ -93,3 +94,22 @@ def test_a_queue_that_is_none_of_ours(api: ApiServer, verb: str) -> None:
     response = api.http.post(f"/api/v1/queues/headrace.ecko/{verb}")
     assert (response.status_code, response.json()["type"]) == (404, "/problems/queue-not-found")
     assert "did you mean headrace.echo?" in response.json()["detail"]
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_client_pauses_resumes_and_purges(api: ApiServer, shell: str) -> None:
+    with client_of(shell, api.url) as client:
+        client.pause_queue("echo")
+        queue, other = client.queues()
+        assert (queue.name, queue.paused, other.paused) == ("headrace.echo", True, False)
+        jobs = [client.submit("echo", 1), client.submit("echo", 1, countdown=600)]
+        assert client.purge_queue(queue) == 2
+        assert [client.wait(job).status for job in jobs] == ["cancelled", "cancelled"]
+        assert client.purge_queue("echo") == 0
+        later = client.submit("echo", 2)
+        client.resume_queue(queue)
+        assert not client.queues()[0].paused
+        assert client.result(later) == 2
+        for call in (client.pause_queue, client.resume_queue, client.purge_queue):
+            with pytest.raises(errors.QueueNotFound, match=r"did you mean headrace\.echo"):
+                call("ecko")

@@ -14,7 +14,10 @@ import pytest
 import torch
 from PIL import Image
 
-from headrace.client.inputs import NPY_TYPE, encode_input
+from headrace.client import calls
+from headrace.client.exchange import Session
+from headrace.client.inputs import NPY_TYPE, InputRef, encode_input
+from headrace.client.requests import job_line
 from headrace.errors import InvalidRequest
 from headrace.messages import decode_input
 
@@ -135,3 +138,30 @@ def test_a_type_that_does_not_fit_is_refused() -> None:
     with pytest.raises(InvalidRequest):
         encode_input(deep)
     assert msgspec.json.decode(encode_input(float("nan"))) is None
+
+
+def test_a_reference_is_told_as_one_and_only_in_the_place_of_an_input() -> None:
+    ref = InputRef("s3://scans/1.png")
+    line = msgspec.json.decode(job_line("m", ref, "image/png", None, {"priority": 3}, "a"))
+    assert line == {
+        "model": "m", "input_ref": "s3://scans/1.png", "content_type": "image/png", "id": "a",
+        "options": {"priority": 3},
+    }  # fmt: skip
+    own = InputRef("file:/a.txt", "text/plain")
+    assert msgspec.json.decode(job_line("m", own, "image/png", None, {}))["content_type"] == (
+        "text/plain"
+    )
+    assert b"content_type" not in job_line("m", ref, None, None, {})
+    assert repr(own) == "InputRef('file:/a.txt', 'text/plain')"
+    with pytest.raises(InvalidRequest, match="InputRef is nothing that JSON can say"):
+        job_line("m", {"x": ref}, None, None, {})
+    with pytest.raises(InvalidRequest, match=r"text, not a value of type pathlib\."):
+        InputRef(Path("/a.txt"))  # type: ignore[arg-type]
+
+
+def test_a_submit_has_one_input() -> None:
+    session = Session("http://nowhere", 0)
+    with pytest.raises(InvalidRequest, match="an input or an input_ref, and not both"):
+        next(calls.submit(session, "m"))
+    with pytest.raises(InvalidRequest, match="an input or an input_ref, and not both"):
+        next(calls.submit(session, "m", None, input_ref="file:/a"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar
@@ -10,7 +9,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 import msgspec
 from typing_extensions import Unpack
 
-from headrace.client.exchange import PASSING, Pauses, Session, exchange
+from headrace.client.exchange import PASSING, Patience, Session, exchange
 from headrace.client.job import Cancelled, Job
 from headrace.client.problems import Problem, decoded, problem_error
 from headrace.client.requests import JOBS, JSON_HEADERS, NDJSON_HEADERS, Options, job_line
@@ -162,7 +161,7 @@ def send(session: Session, pack: list[Entry], *, patient: bool = False) -> Plan[
     """
     outcomes: list[Outcome | None] = [entry.error for entry in pack]
     open_ = [at for at, outcome in enumerate(outcomes) if outcome is None]
-    pauses, progress = Pauses(), time.monotonic()
+    patience = Patience(session)
     while open_:
         body = b"\n".join([pack[at].line for at in open_]) + b"\n"
         request = Request("POST", f"{JOBS}/bulk", body=body, headers=NDJSON_HEADERS, wait_s=HOLD_S)
@@ -171,14 +170,13 @@ def send(session: Session, pack: list[Entry], *, patient: bool = False) -> Plan[
             outcomes[at] = outcome
         left = [at for at in open_ if outcomes[at] is None or isinstance(outcomes[at], PASSING)]
         if len(left) < len(open_):
-            pauses, progress = Pauses(), time.monotonic()
+            patience = Patience(session)
         open_ = left
-        pause = pauses.next()
         hopeful = patient and all(isinstance(outcomes[at], QueueFull) for at in open_)
-        if not hopeful and time.monotonic() + pause.seconds > progress + session.retry_s:
+        pause = patience.pause(endless=hopeful) if open_ else None
+        if pause is None:
             break
-        if open_:
-            yield pause
+        yield pause
     for entry in pack:
         entry.line = b""
     return [outcome or _unanswered() for outcome in outcomes]

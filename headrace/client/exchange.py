@@ -2,6 +2,14 @@
 
 A request is repeated where a repeat can help and does no harm: jobs are submitted under ids of the
 client's own, so that a submit whose answer was lost may be said again.
+
+A server that is gone may refuse, or take the connection and never answer: a supervisor keeps the
+socket while it starts the next API process. A repeat would then hang for the whole time that the
+request may take. So whoever got no answer first asks what any living server answers at once
+(`/live`), with a short time limit, until it is answered; only then the request is sent again, with
+all the time that it may take. So a server that is slow, or waits on purpose, is not given up.
+`retry_s` counts from the first failure: how long the request had been under way by then does not
+matter.
 """
 
 from __future__ import annotations
@@ -28,6 +36,9 @@ PAUSE_S: Final = 0.1
 MAX_PAUSE_S: Final = 5.0
 #: A server that has never answered is not waited for longer: it was probably never started.
 FIRST_CONTACT_S: Final = 1.0
+#: What a living server answers at once, whatever it is busy with; and how long it may take to.
+LIVE: Final = "/live"
+LIVE_S: Final = 5.0
 #: What a proxy answers while its server is away, or when it holds back, without a problem of ours.
 AWAY: Final = frozenset({429, 502, 503, 504})
 #: Problems that pass by themselves.
@@ -62,6 +73,40 @@ class Pauses:
         return Pause(max(least_s, drawn_s))
 
 
+class Patience:
+    """How long failures are borne: `retry_s` from the first of them, with pauses between.
+
+    Args:
+        session: the server.
+        until: the time (`time.monotonic`) after which nothing is borne; None for no such time.
+    """
+
+    def __init__(self, session: Session, until: float | None = None) -> None:
+        self._session = session
+        self._until = until
+        self._pauses = Pauses()
+        self._failed: float | None = None
+
+    def left_s(self) -> float:
+        """Seconds that are left, from the first call of this or of `pause`."""
+        now = time.monotonic()
+        if self._failed is None:
+            self._failed = now
+        retry_s = self._session.retry_s
+        deadline = self._failed + (retry_s if self._session.met else min(FIRST_CONTACT_S, retry_s))
+        return (deadline if self._until is None else min(deadline, self._until)) - now
+
+    def pause(self, least_s: float = 0, *, endless: bool = False) -> Pause | None:
+        """The pause after a failure; None where no time is left for it.
+
+        Args:
+            least_s: it is no shorter.
+            endless: there is always time.
+        """
+        pause = self._pauses.next(least_s)
+        return pause if endless or pause.seconds <= self.left_s() else None
+
+
 def exchange(session: Session, request: Request, *, until: float | None = None) -> Plan[Answer]:
     """Send a request until it is answered; whatever is below 400 is given back.
 
@@ -75,31 +120,67 @@ def exchange(session: Session, request: Request, *, until: float | None = None) 
         HeadraceError: the answer is that error.
         ServerUnreachable: there was no answer.
     """
-    started = time.monotonic()
-    pauses = Pauses()
+    patience = Patience(session, until)
     while True:
         outcome: Answer | Broken = yield request
         failure = _judge(session, outcome)
         if failure is None:
             assert isinstance(outcome, Answer)  # noqa: S101 - what is broken is a failure
             return outcome
-        error, passes, least_s = failure
-        bearable_s = session.retry_s if session.met else min(FIRST_CONTACT_S, session.retry_s)
-        deadline = started + bearable_s
-        if until is not None:
-            deadline = min(deadline, until)
-        pause = pauses.next(least_s)
-        if not passes or time.monotonic() + pause.seconds > deadline:
-            raise error
-        yield pause
+        yield from _bear(patience, failure)
+        if isinstance(outcome, Broken):
+            yield from _until_alive(session, patience)
 
 
-def _judge(session: Session, outcome: Answer | Broken) -> tuple[HeadraceError, bool, float] | None:
-    """The error, whether it can pass, and after how many seconds at the least; None for success."""
+def _until_alive(session: Session, patience: Patience) -> Plan[None]:
+    """Ask whether a server is there until one answers.
+
+    Raises:
+        ServerUnreachable: none did in the time that is left.
+        UnexpectedAnswer: a proxy answered in its place.
+    """
+    while True:
+        within_s = min(LIVE_S, max(patience.left_s(), 0))
+        outcome: Answer | Broken = yield Request("GET", LIVE, within_s=within_s)
+        if isinstance(outcome, Broken):
+            # Who takes connections and says nothing may be anything: no server was met by that.
+            failure = _Failure(unreachable(session, outcome))
+        elif outcome.status in AWAY:
+            failure = _Failure(error_of(outcome, problem_of(outcome)))
+        else:
+            return
+        yield from _bear(patience, failure)
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """Why a request has not succeeded.
+
+    Attributes:
+        error: what is raised where it is not borne.
+        passes: whether it can pass by itself.
+        least_s: the least pause before the next try.
+    """
+
+    error: HeadraceError
+    passes: bool = True
+    least_s: float = 0
+
+
+def _bear(patience: Patience, failure: _Failure) -> Plan[None]:
+    """Let a pause pass, or raise what does not pass or may not be borne any longer."""
+    pause = patience.pause(failure.least_s) if failure.passes else None
+    if pause is None:
+        raise failure.error
+    yield pause
+
+
+def _judge(session: Session, outcome: Answer | Broken) -> _Failure | None:
+    """What is wrong with an outcome; None where it is success."""
     if isinstance(outcome, Broken):
         # Who was connected has met a server, which may have taken what it did not answer.
         session.met = session.met or not outcome.refused
-        return unreachable(session, outcome), True, 0
+        return _Failure(unreachable(session, outcome))
     problem = problem_of(outcome)
     if problem is not None or outcome.status < 400:
         session.met = True
@@ -107,7 +188,7 @@ def _judge(session: Session, outcome: Answer | Broken) -> tuple[HeadraceError, b
         return None
     error = error_of(outcome, problem)
     passes = isinstance(error, PASSING) or (problem is None and outcome.status in AWAY)
-    return error, passes, retry_after_s(outcome) or 0
+    return _Failure(error, passes, retry_after_s(outcome) or 0)
 
 
 def unreachable(session: Session, broken: Broken) -> ServerUnreachable:

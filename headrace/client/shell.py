@@ -26,7 +26,8 @@ class Shell:
         url: the API's address; by default HEADRACE_URL, else http://127.0.0.1:8080.
         timeout_s: how long the server may take to answer one request, not counting what it is
             asked to wait.
-        retry_s: how long a request is repeated while the server is away or full.
+        retry_s: how long a request is repeated while the server is away or full, counted from its
+            first failure.
         headers: sent with every request.
 
     Raises:
@@ -88,6 +89,8 @@ def _no_address(given: str, why: str) -> InvalidRequest:
 
 def timeout_of(timeout_s: float, request: Request) -> httpx2.Timeout:
     """A request's timeouts: what the server waits on purpose is not counted."""
+    if request.within_s is not None:
+        return httpx2.Timeout(request.within_s)
     return httpx2.Timeout(
         timeout_s, connect=min(timeout_s, CONNECT_TIMEOUT_S), read=timeout_s + request.wait_s
     )

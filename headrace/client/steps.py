@@ -28,6 +28,7 @@ class Request:
         body: the body; None for none.
         headers: beside those that every request has.
         wait_s: seconds that the server may take on purpose (`?wait=`), before its timeout counts.
+        within_s: seconds that the answer may take, in place of the client's timeout; None for that.
     """
 
     method: str
@@ -36,6 +37,7 @@ class Request:
     body: bytes | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     wait_s: float = 0
+    within_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,8 @@ import struct
 import subprocess
 import sys
 import termios
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -59,12 +61,17 @@ class Commands:
         assert ended.returncode == rc, (ended.returncode, ended.stdout, ended.stderr)
         return ended.stderr.decode()
 
-    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
-        """Start a command that the test is to end."""
-        return subprocess.Popen(
+    @contextmanager
+    def started(self, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+        """A command while the context lasts: killed at its end, and its pipes closed."""
+        with subprocess.Popen(
             self._command(*arguments), cwd=self.folder, env=self._environment(),
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+        ) as process:  # fmt: skip
+            try:
+                yield process
+            finally:
+                process.kill()
 
     def on_terminal(self, *arguments: str, columns: int = 80) -> tuple[int, str]:
         """Run a command on a terminal of its own: its exit code, and all that appeared there."""
@@ -76,23 +83,32 @@ class Commands:
             stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
         )  # fmt: skip
         os.close(theirs)
-        shown = b""
-        with os.fdopen(ours, "rb", buffering=0) as terminal:
-            while True:
-                try:
-                    part = terminal.read(65_536)
-                except OSError:  # EIO: the last of them has closed it
-                    break
-                if not part:
-                    break
-                shown += part
-        return process.wait(TIMEOUT_S), shown.decode()
+        try:
+            shown = _all_of(ours)
+            return process.wait(TIMEOUT_S), shown.decode()
+        finally:
+            process.kill()
+            process.wait()
 
     def _command(self, *arguments: str) -> list[str]:
         return [sys.executable, "-P", "-m", "headrace", *arguments]
 
     def _environment(self) -> dict[str, str]:
         return clean_environment(HEADRACE_URL=self.url)
+
+
+def _all_of(terminal: int) -> bytes:
+    """All that appears on a terminal until nobody has it open."""
+    shown = b""
+    with os.fdopen(terminal, "rb", buffering=0) as ours:
+        while True:
+            try:
+                part = ours.read(65_536)
+            except OSError:  # EIO: the last of them has closed it
+                return shown
+            if not part:
+                return shown
+            shown += part
 
 
 def interrupted(process: subprocess.Popen[bytes]) -> tuple[int, str, str]:

@@ -22,6 +22,7 @@ from headrace.jobs import US_PER_S, State
 from headrace.keys import F
 from headrace.messages import Message, read_envelope
 from headrace.scripts import CLAIM_MAX_BYTES, Arg, script
+from tests.harness.wait import wait_until
 
 BATCH = 32
 LEASE_US = 15 * US_PER_S
@@ -115,6 +116,9 @@ class FakeWorker:
         url: Redis.
         model: the model.
         answer: makes the answer to one job.
+
+    Attributes:
+        served: the ids of the jobs that it has settled, a moment after their results are out.
     """
 
     def __init__(self, url: str, model: str, answer: Callable[[Message], Answer] = echo) -> None:
@@ -133,6 +137,11 @@ class FakeWorker:
         self._stop.set()
         self._thread.join(10)
         self._client.close()
+
+    def ran(self, count: int) -> list[str]:
+        """The jobs that it has settled, once there are as many: their results are out before."""
+        wait_until(lambda: len(self.served) >= count, f"{count} jobs are settled", 30)
+        return self.served
 
     def serve(self) -> None:
         """Claim, answer and settle until the end; through outages of Redis too."""

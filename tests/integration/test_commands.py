@@ -194,10 +194,10 @@ def test_what_has_not_ended_in_time_is_5_and_goes_on(cli: Commands, gate: Path) 
 def test_ctrl_c_is_130_and_names_what_goes_on(cli: Commands, gate: Path) -> None:
     inputs = [json.dumps({"n": 0}), *(json.dumps({"until": str(gate), "n": n}) for n in (1, 2))]
     options = [part for value in inputs for part in ("--json-input", value)]
-    process = cli.start("submit", "gated", *options, "--wait")
-    assert process.stdout is not None
-    assert process.stdout.readline() == b'json-input:1: {"n":0}\n'
-    code, _, err = interrupted(process)
+    with cli.started("submit", "gated", *options, "--wait") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b'json-input:1: {"n":0}\n'
+        code, _, err = interrupted(process)
     assert code == 130
     assert "done: 1, under way: 2" in err
     command = re.search(r"headrace (result --wait .*)", err)
@@ -215,10 +215,10 @@ def test_ctrl_c_leaves_a_file_that_resume_goes_on_with(cli: Commands, gate: Path
         (cli.folder / f"in/{number}.json").write_text(json.dumps(value))
     (cli.folder / "in/4.json").write_text('{"do": "raise", "n": 4}')
     command = ("submit", "gated", "in", "-o", "out.jsonl", "--in-flight", "3")
-    process = cli.start(*command)
-    wait_until(lambda: out.exists() and len(records(out)) == 2, "two have ended", 30)
-    wait_until(lambda: cli.under_way("gated") == 3, "the other three are submitted", 30)
-    code, _, err = interrupted(process)
+    with cli.started(*command) as process:
+        wait_until(lambda: out.exists() and len(records(out)) == 2, "two have ended", 30)
+        wait_until(lambda: cli.under_way("gated") == 3, "the other three are submitted", 30)
+        code, _, err = interrupted(process)
     assert code == 130
     assert "the same command with --resume" in err
     under_way = {one["key"]: one["id"] for one in records(out) if one["status"] == "submitted"}
@@ -250,10 +250,10 @@ def test_jobs_are_listed_newest_first_and_chosen(cli: Commands) -> None:
 
 def test_sigterm_is_143_and_leaves_the_file_as_ctrl_c_does(cli: Commands, gate: Path) -> None:
     value = json.dumps({"until": str(gate)})
-    process = cli.start("submit", "gated", "--json-input", value, "-o", "out.jsonl")
-    wait_until(lambda: cli.under_way("gated") == 1, "it is submitted")
-    process.terminate()
-    _, err = process.communicate(timeout=60)
+    with cli.started("submit", "gated", "--json-input", value, "-o", "out.jsonl") as process:
+        wait_until(lambda: cli.under_way("gated") == 1, "it is submitted", 30)
+        process.terminate()
+        _, err = process.communicate(timeout=60)
     assert process.returncode == 143
     assert b"ended by SIGTERM" in err
     assert [one["status"] for one in records(cli.folder / "out.jsonl")] == ["submitted"]

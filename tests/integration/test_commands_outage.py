@@ -18,16 +18,15 @@ def test_a_server_that_stays_away_is_3_and_the_file_says_what_goes_on(tmp_path: 
     with running_up(tmp_path, models=write_models(tmp_path, {"gated": gated})) as up:
         cli = Commands(f"http://127.0.0.1:{up.port}", tmp_path)
         value = json.dumps({"until": str(tmp_path / "gate")})
-        process = cli.start(
-            "submit", "gated", "--json-input", value, "-o", "out.jsonl", "--retry", "0.5"
-        )
-        wait_until(lambda: cli.under_way("gated") == 1, "it is submitted", 30)
-        os.kill(up.process.pid, signal.SIGSTOP)  # so that it starts no other
-        try:
-            os.kill(up.record()["pids"]["api"], signal.SIGKILL)
-            _, err = process.communicate(timeout=60)
-        finally:
-            os.kill(up.process.pid, signal.SIGCONT)
+        command = ("submit", "gated", "--json-input", value, "-o", "out.jsonl")
+        with cli.started(*command, "--retry", "0.5") as process:
+            wait_until(lambda: cli.under_way("gated") == 1, "it is submitted", 60)
+            os.kill(up.process.pid, signal.SIGSTOP)  # it starts no other, and keeps the socket
+            try:
+                os.kill(up.record()["pids"]["api"], signal.SIGKILL)
+                _, err = process.communicate(timeout=60)
+            finally:
+                os.kill(up.process.pid, signal.SIGCONT)
         assert process.returncode == 3, err
         assert b"does not answer" in err
         assert b"the same command with --resume" in err
@@ -36,7 +35,6 @@ def test_a_server_that_stays_away_is_3_and_the_file_says_what_goes_on(tmp_path: 
         (tmp_path / "gate").touch()
         up.wait_for("api      |")
         wait_until(lambda: up.request("GET", "/live")[0] == 200, "the API is back", 60)
-        command = ("submit", "gated", "--json-input", value, "-o", "out.jsonl", "--resume")
-        assert cli.lines(*command) == []
+        assert cli.lines(*command, "--resume") == []
         assert records(tmp_path / "out.jsonl")[-1]["id"] == left["id"]
         assert records(tmp_path / "out.jsonl")[-1]["status"] == "succeeded"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -9,7 +11,7 @@ import pytest
 
 from headrace import errors
 from headrace.client import calls
-from headrace.client.exchange import FIRST_CONTACT_S, Pauses, Session, exchange
+from headrace.client.exchange import FIRST_CONTACT_S, LIVE_S, MAX_PAUSE_S, Pauses, Session, exchange
 from headrace.client.job import Job, decode_result
 from headrace.client.problems import PROBLEM_TYPE, error_of, job_error, problem_of
 from headrace.client.steps import Answer, Broken, Pause, Plan, Request
@@ -17,6 +19,9 @@ from headrace.client.steps import Answer, Broken, Pause, Plan, Request
 REQUEST = Request("POST", "/api/v1/jobs", body=b"{}")
 OK = Answer(200, {"content-type": "application/json"}, b"{}")
 GONE = Broken("Connection refused", refused=True)
+RESET = Broken("reset by peer", refused=False)
+SILENT = Broken("timed out (ReadTimeout)", refused=False)
+ALIVE = Answer(200, {"content-type": "application/json"}, b'{"status":"live"}')
 
 
 def answer(status: int, code: str = "", **members: Any) -> Answer:
@@ -52,8 +57,6 @@ def result(plan: Plan[Any], *outcomes: Answer | Broken) -> tuple[Any, list[float
 @pytest.mark.parametrize(
     "bad",
     [
-        GONE,
-        Broken("reset", refused=False),
         answer(502),
         answer(503),
         answer(504),
@@ -118,11 +121,99 @@ def test_a_server_that_never_answered_is_given_up_soon() -> None:
     assert all(pause <= FIRST_CONTACT_S for pause in paused)
 
 
+class Clock:
+    """A time that passes when a plan pauses, or waits in vain for an answer."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+
+    def run(
+        self, plan: Plan[Any], respond: Callable[[Request], Answer | Broken], limit_s: float = 90
+    ) -> tuple[Any, list[str]]:
+        """What a plan gives, and what it asked for; `SILENT` takes all the time there is."""
+        asked: list[str] = []
+        came: object = None
+        while True:
+            try:
+                step = plan.send(came)
+            except StopIteration as ended:
+                return ended.value, asked
+            if isinstance(step, Pause):
+                self.now += step.seconds
+                came = None
+                continue
+            assert isinstance(step, Request)
+            asked.append(step.path)
+            came = respond(step)
+            if came is SILENT:
+                self.now += limit_s if step.within_s is None else step.within_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+@pytest.mark.parametrize("broken", [GONE, RESET, SILENT])
+def test_after_a_broken_request_a_living_server_is_looked_for_first(
+    clock: Clock, broken: Broken
+) -> None:
+    comes: Iterator[Answer | Broken] = iter([broken, GONE, RESET, SILENT, answer(502), ALIVE, OK])
+    found, asked = clock.run(exchange(session(), REQUEST), lambda _: next(comes))
+    assert found is OK
+    assert asked == [REQUEST.path, *["/live"] * 5, REQUEST.path]
+
+
+@pytest.mark.parametrize("away", [GONE, RESET, SILENT])
+@pytest.mark.parametrize("retry_s", [0.5, 60])
+def test_retries_end_in_time_whether_a_server_refuses_or_says_nothing(
+    clock: Clock, away: Broken, retry_s: float
+) -> None:
+    clock_at_failure: list[float] = []
+
+    def respond(request: Request) -> Broken:
+        if request.path == REQUEST.path:
+            clock.now += 30  # such as a long poll, which had been under way for so long
+            clock_at_failure.append(clock.now)
+            return RESET
+        assert request.within_s is not None
+        assert request.within_s <= min(LIVE_S, retry_s)
+        return away
+
+    with pytest.raises(errors.ServerUnreachable):
+        clock.run(exchange(session(retry_s=retry_s), REQUEST), respond)
+    (failed,) = clock_at_failure
+    assert retry_s - MAX_PAUSE_S < clock.now - failed <= retry_s + 0.001
+
+
+def test_a_server_that_lives_is_given_the_whole_time_again(clock: Clock) -> None:
+    slow: Iterator[Answer | Broken] = iter([SILENT, OK])
+    asked: list[Request] = []
+
+    def respond(request: Request) -> Answer | Broken:
+        asked.append(request)
+        return ALIVE if request.path == "/live" else next(slow)
+
+    assert clock.run(exchange(session(retry_s=0.5), REQUEST), respond)[0] is OK
+    assert asked[0] == asked[-1] == REQUEST
+    assert asked[-1].within_s is None
+
+
 def test_who_was_connected_has_met_a_server() -> None:
     new = session(met=False)
-    broke = Broken("reset by peer", refused=False)
-    found, pauses = result(exchange(new, REQUEST), broke, GONE, OK)
+    found, pauses = result(exchange(new, REQUEST), RESET, GONE, ALIVE, OK)
     assert (found, len(pauses), new.met) == (OK, 2, True)
+
+
+def test_what_takes_connections_and_is_silent_is_no_server_that_was_met() -> None:
+    new = session(met=False, retry_s=3600)
+    plan = exchange(new, REQUEST)
+    next(plan)
+    assert isinstance(plan.send(GONE), Pause)
+    assert isinstance(plan.send(None), Request)
+    assert isinstance(plan.send(SILENT), Pause)
+    assert not new.met
 
 
 @pytest.mark.parametrize("code", ["payload-storage-full", "store-unavailable"])
@@ -146,8 +237,9 @@ def test_the_repeat_of_a_submit_names_the_same_job() -> None:
     for _ in range(3):
         assert isinstance(step, Request)
         bodies.append(msgspec.json.decode(step.body or b""))
-        assert isinstance(plan.send(GONE), Pause)
-        step = plan.send(None)
+        assert isinstance(plan.send(RESET), Pause)
+        assert plan.send(None) == Request("GET", "/live", within_s=LIVE_S)
+        step = plan.send(ALIVE)
     assert bodies[0]["id"]
     assert bodies[0] == bodies[1] == bodies[2]
     other = next(calls.submit(session(), "echo", 1))

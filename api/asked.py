@@ -98,7 +98,7 @@ def identity_of(given_id: str | None, key: str) -> Identity:
     """
     if given_id is None:
         if key:
-            return Identity(id_of_key(check_key(key)), chosen=True)
+            return identity_under(check_key(key))
         return Identity(new_id(), chosen=False)
     if key:
         raise InvalidRequest(
@@ -106,6 +106,11 @@ def identity_of(given_id: str | None, key: str) -> Identity:
             hint="Give one of them: either makes a repeat harmless.",
         )
     return Identity(check_id(given_id), chosen=True)
+
+
+def identity_under(key: str) -> Identity:
+    """The id by a key that was made here, out of one that was checked; it may be longer."""
+    return Identity(id_of_key(key), chosen=True)
 
 
 def read_job_request(body: bytes) -> JobRequest:

@@ -8,23 +8,34 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-from api.asked import Asked, asked_by, identity_of, model_for, read_job_request
+from api.asked import (
+    Asked,
+    Identity,
+    asked_by,
+    identity_of,
+    identity_under,
+    model_for,
+    read_job_request,
+)
 from api.lines import Line
 from api.payloads import Kept
 from api.problems import problem, unexpected
 from api.routes.submit import fresh_job, submission_of
 from api.services import Services
 from api.wire import fresh_object, job_object
-from headrace.errors import BrokerUnavailable, HeadraceError, PayloadTooLarge
+from headrace.errors import BrokerUnavailable, HeadraceError, PayloadTooLarge, StoreUnavailable
 from headrace.jobs import Job
 from headrace.queue import VIEW_MAX_JOBS
-from headrace.submission import Receipt, Submission
+from headrace.store.stores import THREADS
+from headrace.submission import Receipt, Submission, repeat_of
 
 #: Between two tries of lines that are held back, in seconds; doubled while nothing moves.
 HOLD_MIN_S: Final = 0.02
 HOLD_MAX_S: Final = 0.5
 #: A try while lines are held back takes so many of them first, and more while there is room.
 PROBE: Final = 16
+#: After so many seconds a try begins to keep no more inputs: of a store that hangs each would wait.
+KEEP_MAX_S: Final = 10.0
 
 
 class Row:
@@ -32,7 +43,7 @@ class Row:
 
     Attributes:
         asked: what it asks for; None where it cannot be read.
-        job: the same for submit.lua.
+        job: the same for submit.lua; None also until its input is kept.
         kept: where its input lies, if that does not go in its message.
         outcome: a receipt (queued), a job (of an earlier request), or why there is none.
     """
@@ -72,17 +83,15 @@ class BulkSubmitter:
         return [self._read(line, now_s) for line in lines]
 
     async def submit(self, rows: Sequence[Row]) -> None:
-        """Submit what can be; who finds no room, or no Redis, is held back and tried again."""
-        large = [row for row in rows if row.job is None and row.outcome is None]
-        if large:
-            await asyncio.gather(*(self._keep(row) for row in large))
-        todo = [row for row in rows if row.job is not None]
+        """Submit what can be; what finds no room, or no answer, is held back and tried again."""
+        todo = [row for row in rows if row.outcome is None]
         if todo:
             held = await self._try(todo)
             if held:
                 await self._hold(held)
+        large = [(row, row.kept) for row in todo if row.kept is not None]
         if large:
-            await asyncio.gather(*(self._drop(row) for row in large))
+            await asyncio.gather(*(self._drop(row, kept) for row, kept in large))
         self._count(rows)
 
     async def answers(self, rows: Sequence[Row]) -> bytes:
@@ -102,36 +111,61 @@ class BulkSubmitter:
                 )
             said = read_job_request(line.text)
             model = model_for(self._services.catalog, said)
-            key = f"{self._key}/{line.number}" if self._key and said.id is None else ""
             limit = self._services.settings.inline_limit_bytes
-            row.asked = asked_by(said, model, identity_of(said.id, key), limit)
+            row.asked = asked_by(said, model, self._identity(said.id, line.number), limit)
             if not row.asked.elsewhere:
                 row.job = submission_of(self._services, row.asked, now_s)
         except HeadraceError as error:
             row.outcome = error
         return row
 
-    async def _keep(self, row: Row) -> None:
-        """Write the line's input to the payload store, or look at the file that it names."""
-        if row.asked is None:
-            return
-        try:
-            row.kept = await self._services.payloads.keep(row.asked)
-        except HeadraceError as error:
-            row.outcome = error
-            return
-        source = row.kept.source
-        row.job = submission_of(self._services, row.asked, time.time(), source=source)
+    def _identity(self, given_id: str | None, number: int) -> Identity:
+        if given_id is None and self._key:
+            # The key was checked as it came; of its longest ones this is longer than a key may be.
+            return identity_under(f"{self._key}/{number}")
+        return identity_of(given_id, "")
 
-    async def _drop(self, row: Row) -> None:
+    async def _keep(self, row: Row, asked: Asked, turns: asyncio.Semaphore, until: float) -> None:
+        """Write the line's input to the payload store, or look at the file that it names."""
+        async with turns:
+            if asyncio.get_running_loop().time() >= until:
+                row.outcome = row.outcome or StoreUnavailable(
+                    "other inputs have kept the payload store busy for too long",
+                    hint="Try again later.",
+                )
+                return
+            try:
+                row.kept = await self._services.payloads.keep(asked)
+            except HeadraceError as error:
+                row.outcome = error
+                return
+        source = row.kept.source
+        row.job = submission_of(self._services, asked, time.time(), source=source)
+
+    async def _drop(self, row: Row, kept: Kept) -> None:
         """Of what was not enqueued the input is not needed; an outcome that is unknown keeps it."""
         known = isinstance(row.outcome, (Job, HeadraceError))
-        if row.kept is not None and known and not isinstance(row.outcome, BrokerUnavailable):
-            await self._services.payloads.drop(row.kept)
+        if known and not isinstance(row.outcome, BrokerUnavailable):
+            await self._services.payloads.drop(kept)
 
     async def _try(self, rows: Sequence[Row]) -> list[Row]:
         """Submit in one call; those that are to be tried again."""
+        unkept = [(row, row.asked) for row in rows if row.job is None and row.asked is not None]
+        if unkept:
+            turns = asyncio.Semaphore(THREADS)
+            until = asyncio.get_running_loop().time() + KEEP_MAX_S
+            await asyncio.gather(*(self._keep(*row, turns, until) for row in unkept))
+        await self._enqueue([row for row in rows if row.job is not None] if unkept else rows)
+        # After their neighbours, which may be the earlier request.
+        refused = [row for row in unkept if row[0].job is None and row[1].identity.chosen]
+        for at in range(0, len(refused), VIEW_MAX_JOBS):
+            await self._look_up_refused(refused[at : at + VIEW_MAX_JOBS])
+        return [row for row in rows if _again(row)]
+
+    async def _enqueue(self, rows: Sequence[Row]) -> None:
         jobs = [row.job for row in rows if row.job is not None]
+        if not jobs:
+            return
         answers = await self._services.queue.submit_many(jobs)
         known = []
         for row, answer in zip(rows, answers, strict=True):
@@ -141,7 +175,6 @@ class BulkSubmitter:
                 known.append(row)
         for at in range(0, len(known), VIEW_MAX_JOBS):
             await self._look_up(known[at : at + VIEW_MAX_JOBS])
-        return [row for row in rows if _again(row)]
 
     async def _look_up(self, rows: Sequence[Row]) -> None:
         """Find the jobs of earlier requests, as they are now; None where a record just ran out."""
@@ -153,6 +186,18 @@ class BulkSubmitter:
             found = [error for _ in ids]
         for row, job in zip(rows, found, strict=True):
             row.outcome = job
+
+    async def _look_up_refused(self, refused: Sequence[tuple[Row, Asked]]) -> None:
+        """Find the jobs of earlier requests, of which the repeats' inputs cannot be kept again."""
+        try:
+            found = await self._services.queue.view([asked.identity.job_id for _, asked in refused])
+        except HeadraceError as error:
+            for row, _ in refused:
+                row.outcome = error
+            return
+        for (row, asked), job in zip(refused, found, strict=True):
+            if job is not None:
+                row.outcome = repeat_of(job, asked.request_hash)
 
     async def _hold(self, held: list[Row]) -> None:
         """Try again until the time is up; meanwhile nothing more is read from the client."""

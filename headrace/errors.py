@@ -180,7 +180,7 @@ class InputForbidden(RequestError):
 
 
 class PayloadTooLarge(RequestError):
-    """The body is larger than body_limit_bytes."""
+    """The body is larger than body_limit_bytes, or the input than the payload store ever takes."""
 
     code = "payload-too-large"
     status = 413

@@ -141,6 +141,7 @@ class Job:
     metadata_json: str = ""
     dead_lettered: bool = False
     cancel_asked: bool = False
+    request_hash: str = ""
     stored: StoredResult | None = None
     meta: str = field(default="", repr=False)
 
@@ -208,6 +209,7 @@ def job_from_record(job_id: str, record: dict[str, str], meta: str = "", place: 
         metadata_json=get(F.METADATA, ""),
         dead_lettered=F.DEAD in record,
         cancel_asked=F.CANCEL in record,
+        request_hash=get(F.REQUEST_HASH, ""),
         stored=stored_result(get(F.RESULT_REF, "")),
         meta=meta,
     )

@@ -58,7 +58,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         flower_port: its port.
         body_limit_bytes: the largest request body that the API takes.
         max_wait_s: the longest that a request may wait for a result.
-        bulk_hold_s: how long a line of a bulk request waits for room in its queue.
+        bulk_hold_s: how long a line of a bulk request waits for room in its queue or in the store.
         job_index_max: how many of a model's newest jobs can be listed; 0 switches lists off.
         result_ttl_s: how long a job's record and result are kept after its end.
         timeout_s: how long a job may run, where neither it nor its model says.

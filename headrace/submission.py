@@ -12,7 +12,7 @@ import msgspec
 from headrace import keys
 from headrace.catalog import ModelConfig
 from headrace.errors import BrokerUnavailable, Conflict, HeadraceError, QueueFull
-from headrace.jobs import DEFAULT_OPTIONS, US_PER_S, JobOptions, iso
+from headrace.jobs import DEFAULT_OPTIONS, US_PER_S, Job, JobOptions, iso
 from headrace.keys import F
 from headrace.messages import Source, envelope
 from headrace.scripts import Arg
@@ -128,11 +128,23 @@ def read_receipt(job: Submission, answer: Sequence[Any]) -> Receipt | HeadraceEr
             hint="Try again after Retry-After, or raise max_queue_depth in the models file.",
         )
     if code == 3:
-        return Conflict(
-            f"the id {job.id} was used before for another request",
-            hint="Use a new id or key for a new request; repeat a request just as it was.",
-        )
+        return _conflict(job.id)
     return BrokerUnavailable(
         f"the queue of model {job.model} cannot be used: its key in Redis is not a list",
         hint="Remove the key, or give Headrace a Redis database of its own.",
+    )
+
+
+def repeat_of(job: Job, request_hash: str) -> Job | Conflict:
+    """What a request under the id of a known job is answered with, as submit.lua has it.
+
+    For a request that submit.lua cannot be given, as its input cannot be kept again.
+    """
+    return job if job.request_hash == request_hash else _conflict(job.id)
+
+
+def _conflict(job_id: str) -> Conflict:
+    return Conflict(
+        f"the id {job_id} was used before for another request",
+        hint="Use a new id or key for a new request; repeat a request just as it was.",
     )

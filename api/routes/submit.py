@@ -36,7 +36,7 @@ from headrace.errors import (
 from headrace.ids import check_key
 from headrace.jobs import Job, State
 from headrace.messages import Source
-from headrace.submission import Submission, submission
+from headrace.submission import Submission, repeat_of, submission
 
 NOT_YET: Final[Header] = (b"retry-after", b"1")
 REPLAYED: Final[Header] = (b"idempotency-replayed", b"true")
@@ -160,7 +160,12 @@ async def _enqueued(services: Services, asked: Asked, waiter: str = "") -> Enque
     """Enqueue the job, or find the one that an earlier request enqueued."""
     if not asked.elsewhere:
         return await _submitted(services, asked, waiter, None)
-    kept = await services.payloads.keep(asked)
+    try:
+        kept = await services.payloads.keep(asked)
+    except BrokerUnavailable:
+        raise
+    except HeadraceError as error:
+        return await _known(services, asked, error)
     try:
         services.payloads.check_age(kept)
         enqueued = await _submitted(services, asked, waiter, kept.source)
@@ -173,6 +178,23 @@ async def _enqueued(services: Services, asked: Asked, waiter: str = "") -> Enque
     if enqueued.replayed:
         await services.payloads.drop(kept)
     return enqueued
+
+
+async def _known(services: Services, asked: Asked, error: HeadraceError) -> Enqueued:
+    """The job of an earlier request, of which a repeat's input cannot be kept again.
+
+    Raises:
+        HeadraceError: the error that this was, where there is no such job.
+        Conflict: it is that of another request.
+        BrokerUnavailable: Redis does not answer, so that nobody knows.
+    """
+    job = await services.queue.read(asked.identity.job_id) if asked.identity.chosen else None
+    if job is None:
+        raise error
+    found = repeat_of(job, asked.request_hash)
+    if isinstance(found, HeadraceError):
+        raise found from None
+    return Enqueued(found, replayed=True)
 
 
 async def _submitted(

@@ -15,7 +15,7 @@ from redis.exceptions import NoScriptError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from headrace import keys
-from headrace.errors import BrokerFull, StoreFull
+from headrace.errors import BrokerFull, PayloadTooLarge, StoreFull
 from headrace.jobs import US_PER_S
 from headrace.keys import PAYLOAD_PREFIX
 from headrace.queue import translate
@@ -53,10 +53,11 @@ class Index:
 
         Raises:
             StoreFull: more would lie in Redis than max_payload_memory_bytes; nothing was written.
+            PayloadTooLarge: it alone is more than that.
             BrokerError: Redis does not answer, or is full.
         """
-        limit = str(self.max_bytes()) if bounded and body is not None else ""
         size = 0 if body is None else len(body)
+        limit = str(self._fitting(size)) if bounded and body is not None else ""
         arguments: list[Arg] = [entry.text, entry.ref, GRACE_S * US_PER_S, limit, size]
         if body is None:
             self._call("put_payload", *arguments)
@@ -76,6 +77,18 @@ class Index:
                 "Try again later, raise max_payload_memory_bytes, or set payload_store to "
                 "file or s3.",
             )
+
+    def _fitting(self, size: int) -> int:
+        """How many bytes may lie in Redis; a payload that is larger will never have room."""
+        limit = self.max_bytes()
+        if size > limit:
+            raise PayloadTooLarge(
+                f"the input has {size} bytes; all payloads in Redis together may have {limit} "
+                "(max_payload_memory_bytes)",
+                hint="Send a smaller input, raise max_payload_memory_bytes "
+                "(HEADRACE_MAX_PAYLOAD_MEMORY_BYTES), or set payload_store to file or s3.",
+            )
+        return limit
 
     def _write(self, entry: Entry, body: bytes, arguments: list[Arg], *, bounded: bool) -> None:
         """Write a payload that was entered and counted."""

@@ -31,7 +31,14 @@ from headrace.store.s3 import Bucket, s3_client
 
 #: The longest `input_ref`.
 REFERENCE_MAX_CHARS: Final = 4096
-_FORMS: Final = "Give file:/folder/name or s3://bucket/key, as in docs/payloads.md."
+_FORMS: Final = (
+    "Give file:/folder/name in a folder of input_roots, or s3://bucket/key in a bucket of "
+    "input_buckets, as in docs/payloads.md."
+)
+_AS_IT_STANDS: Final = (
+    "Correct input_ref. Its name is taken as it stands, without any decoding, and looked for in "
+    "input_roots or input_buckets alone."
+)
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 _BUCKET: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,62}")
 _FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -94,7 +101,7 @@ class Origins:
             with self._opened(target, reference) as handle:
                 return self._fitting(os.fstat(handle).st_size, reference)
         except InputUnavailable as error:
-            raise InvalidRequest(error.message, hint="Correct input_ref.") from None
+            raise InvalidRequest(error.message, hint=_AS_IT_STANDS) from None
 
     def read(self, reference: str) -> bytes:
         """What a client named.
@@ -107,7 +114,8 @@ class Origins:
         target = self._target(reference)
         if isinstance(target, _Object):
             self._fitting(self._object(target, reference, "size"), reference)
-            body: bytes = self._object(target, reference, "read")
+            # Another may have taken its place since.
+            body: bytes = self._object(target, reference, "read", 0, self._limit_bytes + 1)
         else:
             with self._opened(target, reference) as handle, open(handle, "rb", closefd=False) as it:
                 self._fitting(os.fstat(handle).st_size, reference)
@@ -138,10 +146,16 @@ class Origins:
         if not path.startswith("/"):
             raise _unreadable(reference, "the path is not absolute")
         if path.startswith("//"):
-            raise _unreadable(reference, "no host can be named: write file:/folder/name")
+            raise _unreadable(
+                reference,
+                "it names a host; input_roots are folders of the server: write file:/folder/name",
+            )
         parts = tuple(path[1:].split("/"))
         if any(part in ("", ".", "..") for part in parts):
-            raise _unreadable(reference, "the path holds an empty part, `.` or `..`")
+            raise _unreadable(
+                reference,
+                "the path holds an empty part, `.` or `..`: name it by its own path in input_roots",
+            )
         for root in self._roots:
             inside = root.parts[1:]
             if parts[: len(inside)] == inside and len(parts) > len(inside):
@@ -156,7 +170,10 @@ class Origins:
         if not _BUCKET.fullmatch(bucket) or not key:
             raise _unreadable(reference, "it names no bucket and key")
         if any(part in (".", "..") for part in key.split("/")):
-            raise _unreadable(reference, "the key holds `.` or `..`")
+            raise _unreadable(
+                reference,
+                "the key holds `.` or `..`: name it by its own key in input_buckets",
+            )
         if bucket not in self._buckets:
             raise InputForbidden(
                 f"{_shown(reference)} lies in none of the buckets that input_buckets names",
@@ -164,9 +181,9 @@ class Origins:
             )
         return _Object(bucket, key)
 
-    def _object(self, target: _Object, reference: str, what: str) -> Any:
+    def _object(self, target: _Object, reference: str, what: str, *more: int) -> Any:
         try:
-            return getattr(self._buckets[target.bucket], what)(target.key)
+            return getattr(self._buckets[target.bucket], what)(target.key, *more)
         except PayloadMissing:
             raise InputUnavailable(f"{_shown(reference)} is not there") from None
 

@@ -12,6 +12,10 @@ from headrace.jobs import JobOptions, new_id
 from headrace.messages import Source
 from headrace.store.stores import Stores
 from headrace.submission import submission
+from tests.harness.api_server import ApiServer
+from tests.harness.fake_worker import FakeWorker
+from tests.harness.redis_servers import RedisServer
+from tests.harness.wait import wait_until
 from tests.harness.worker import Client
 
 
@@ -58,3 +62,18 @@ def submit_source(
     )  # fmt: skip
     ours.send(job)
     return job.id
+
+
+def sweep_all(api: ApiServer, server: RedisServer, *, cancel: bool = False) -> None:
+    """Claim away what is left of cancelled jobs, and sweep, as a worker would."""
+    stores = api.services.payloads._stores
+    with server.client() as client:
+        if cancel:
+            ids = [key.decode().removeprefix("hr:job:") for key in client.scan_iter("hr:job:*")]
+            for job_id in ids:
+                api.http.delete(f"/api/v1/jobs/{job_id}")
+        make_due(client)
+        while stores.sweep():
+            pass
+        with FakeWorker(server.url, "echo"):
+            wait_until(lambda: not client.llen("headrace.echo"), "what was cancelled is dropped")

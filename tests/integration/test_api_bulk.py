@@ -237,6 +237,19 @@ def test_a_key_makes_every_line_repeatable(api: ApiServer, redis_db: RedisServer
     assert inputs(redis_db) == [5]
 
 
+def test_the_longest_key_makes_every_line_repeatable_too(
+    api: ApiServer, redis_db: RedisServer
+) -> None:
+    lines = [job(n) for n in range(12)]
+    longest = {**NDJSON, "Idempotency-Key": "k" * 255}
+    first, again = (bulk(api, *lines, headers=longest) for _ in range(2))
+    assert [answer["id"] for answer in first] == [answer["id"] for answer in again]
+    assert first[11]["id"] == id_of_key("k" * 255 + "/12")
+    assert inputs(redis_db) == list(range(12))
+    longer = {**NDJSON, "Idempotency-Key": "k" * 256}
+    assert api.http.post(BULK, content=ndjson(lines), headers=longer).status_code == 422
+
+
 def test_of_a_client_that_hangs_up_whole_lines_count(api: ApiServer, redis_db: RedisServer) -> None:
     with BulkSocket(api.port) as talk:
         talk.send(ndjson([job(n) for n in range(10)]) + b'{"model":"echo","input":"half"}')

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from headrace.errors import ConfigError, InputUnavailable, StoreFull, StoreUnavailable
+from headrace.errors import (
+    ConfigError,
+    InputUnavailable,
+    PayloadTooLarge,
+    StoreFull,
+    StoreUnavailable,
+)
 from headrace.settings import Settings
 from headrace.store import file as file_store
 from headrace.store.base import Entry, PayloadMissing
+from headrace.store.origin import Origins
 from headrace.store.stores import Stores, build_stores
 from tests.harness.payloads import make_due, noted
 from tests.harness.redis_servers import RedisServer, free_port
@@ -294,3 +305,78 @@ def test_the_old_store_is_still_read_and_swept(redis_db: RedisServer, tmp_path: 
         make_due(client)
         assert new.sweep() == 1
         assert noted(client) == []
+
+
+# Objects of the operator's own
+
+
+def origins_at(url: str, bucket: str) -> Origins:
+    settings = Settings(input_buckets=(bucket,), payload_endpoint_url=url, body_limit_bytes=1000)
+    return Origins(settings, 1)
+
+
+def test_an_object_that_is_exchanged_for_a_larger_one_is_not_read_whole(
+    s3: S3Server, bucket: str
+) -> None:
+    own = origins_at(s3.url, bucket)
+    for size in (0, 1, 1000):
+        s3.client.put_object(Bucket=bucket, Key="exchanged", Body=bytes(size))
+        assert own.read(f"s3://{bucket}/exchanged") == bytes(size)
+    sent: list[int] = []
+
+    def exchange(**_: Any) -> None:
+        s3.client.put_object(Bucket=bucket, Key="exchanged", Body=bytes(1_000_000))
+
+    events = own._buckets[bucket]._client.meta.events
+    events.register("before-call.s3.GetObject", exchange)
+    events.register(
+        "after-call.s3.GetObject", lambda parsed, **_: sent.append(parsed["ContentLength"])
+    )
+    with pytest.raises(PayloadTooLarge, match="the limit is 1000"):
+        own.read(f"s3://{bucket}/exchanged")
+    assert sent == [1001]
+    s3.client.delete_object(Bucket=bucket, Key="exchanged")
+
+
+class Endless(BaseHTTPRequestHandler):
+    """Says that each object is small, and sends without end, whatever range was asked for."""
+
+    def do_HEAD(self) -> None:
+        self._begin(4)
+
+    def do_GET(self) -> None:
+        self._begin(1 << 50)
+        try:
+            while True:
+                self.wfile.write(bytes(65536))
+        except OSError:
+            self.server.cut.set()  # type: ignore[attr-defined] # see endless_server
+
+    def log_message(self, *_: object) -> None:
+        """Says nothing."""
+
+    def _begin(self, size: int) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(size))
+        self.end_headers()
+
+
+@contextmanager
+def endless_server() -> Iterator[tuple[str, threading.Event]]:
+    """Its address, and what is set once a reader has hung up."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Endless) as server:
+        server.cut = threading.Event()  # type: ignore[attr-defined] # read by its handlers
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", server.cut  # type: ignore[attr-defined]
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_server_that_knows_no_ranges_is_not_read_without_end(s3: S3Server) -> None:
+    with endless_server() as (url, cut):
+        with pytest.raises(PayloadTooLarge, match="the limit is 1000"):
+            origins_at(url, "bucket").read("s3://bucket/key")
+        assert cut.wait(30)

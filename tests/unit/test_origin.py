@@ -103,6 +103,22 @@ def test_what_is_no_reference_is_told(root: Path, reference: str) -> None:
     error = refused(origins(root, buckets=()), reference.format(root=root))
     assert isinstance(error, InvalidRequest)
     assert "input_ref" in error.message
+    assert "input_roots" in error.hint
+    assert "input_buckets" in error.hint
+
+
+@pytest.mark.parametrize(
+    ("reference", "setting"),
+    [
+        ("file:{root}/../secret", "input_roots"), ("file:{root}/deep/..", "input_roots"),
+        ("file://{root}/a.png", "input_roots"), ("file://host/share/a.png", "input_roots"),
+        ("s3://bucket/../k", "input_buckets"),
+    ],
+)  # fmt: skip
+def test_a_way_out_is_refused_with_the_name_of_the_setting(
+    root: Path, reference: str, setting: str
+) -> None:
+    assert setting in refused(origins(root), reference.format(root=root)).message
 
 
 @pytest.mark.parametrize(
@@ -112,6 +128,8 @@ def test_nothing_is_decoded(root: Path, encoded: str) -> None:
     error = refused(origins(root), f"file:{root}/{encoded}")
     assert isinstance(error, InvalidRequest)
     assert "is not there" in error.message
+    assert "as it stands" in error.hint
+    assert "input_roots" in error.hint
     assert "is not there" in str(refused(origins(root), f"file:{root}/deep/{encoded}"))
 
 

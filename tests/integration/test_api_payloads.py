@@ -312,13 +312,16 @@ def test_the_client_names_inputs(site: Site, shell: str) -> None:
     names = [site.roots / f"{shell}{number}.txt" for number in range(3)]
     for path in names:
         path.write_text(path.name)
-    site.s3.client.put_object(Bucket="inputs", Key="s.txt", Body=b"from afar")
+    site.s3.client.put_object(Bucket=site.bucket, Key="s.txt", Body=b"from afar")
     refs = [f"file:{path}" for path in names]
     with client_of(shell, site.api.url) as client:
         assert client.result(client.submit("echo", input_ref=refs[0])) == names[0].name
         as_bytes = client.submit("echo", input_ref=refs[0], content_type="application/x-mine")
         assert client.result(as_bytes) == names[0].name.encode()
-        assert client.result(client.submit("echo", InputRef("s3://inputs/s.txt"))) == "from afar"
+        assert (
+            client.result(client.submit("echo", InputRef(f"s3://{site.bucket}/s.txt")))
+            == "from afar"
+        )
         mixed = [InputRef(refs[1], "application/x-mine"), "as it is", *map(InputRef, refs[1:])]
         found = list(client.map("echo", mixed))
         assert [one.input for one in found] == mixed

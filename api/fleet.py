@@ -45,7 +45,7 @@ class ModelStatus:
 
     @property
     def error(self) -> str:
-        """The traceback of a load that failed, of the first worker that has one; else ""."""
+        """Why it does not serve, of the first worker that says so, with a traceback; else ""."""
         return next((served.state.error for served in self.workers if served.state.error), "")
 
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta
@@ -16,195 +16,15 @@ from msgspec import Meta
 from headrace import keys
 from headrace.errors import ConfigError, ModelNotFound
 from headrace.handler_spec import HandlerKind, parse_handler
+from headrace.model_section import DEFAULT_TIMEOUT_S, ModelSection
 from headrace.suggest import did_you_mean, listing
 from headrace.yamlconf import Document, load_yaml, read_fields, shown
 
-DEFAULT_TIMEOUT_S: Final = 60.0
 #: A leading dot or dash is refused: `..` is a path to an HTTP client, `-x` an option to a shell.
 MODEL_NAME_PATTERN: Final = "^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$"
 SCHEMA_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
 _MODEL_NAME = re.compile(MODEL_NAME_PATTERN)
-
-
-class ModelSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One model of the models file."""
-
-    handler: Annotated[
-        str,
-        Meta(
-            min_length=1,
-            description="What serves the model: a built-in (echo, digits, image_classifier), "
-            "path/to/file.py, path/to/file.py:Class or package.module:Class. "
-            "A relative path is taken from this file's folder.",
-        ),
-    ]
-    weights: (
-        Annotated[
-            str,
-            Meta(
-                min_length=1,
-                description="Weights file for the handler; a relative path is taken from this "
-                "file's folder. Left out: what the handler brings, if anything.",
-            ),
-        ]
-        | None
-    ) = None
-    version: Annotated[
-        str,
-        Meta(min_length=1, max_length=64, description="Shown with each job; write it in quotes."),
-    ] = "1.0"
-    device: Annotated[
-        str,
-        Meta(
-            pattern="^(auto|cpu|cuda(:[0-9]+)?)$",
-            description="auto: the worker's GPU if it has one, else the CPU. cpu, cuda or cuda:N.",
-        ),
-    ] = "auto"
-    replicas: Annotated[int, Meta(ge=1, le=256, description="Model processes in each worker.")] = 1
-    weight: Annotated[
-        float,
-        Meta(
-            ge=0.001,
-            le=1000,
-            description="Its share of the device's time, against the other models that want it.",
-        ),
-    ] = 1.0
-    max_batch_size: Annotated[
-        int, Meta(ge=1, le=4096, description="The most inputs that run together.")
-    ] = 32
-    max_batch_delay_ms: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=60_000,
-            description="The longest that the oldest input is held for company, in milliseconds.",
-        ),
-    ] = 5.0
-    allowed_batch_sizes: (
-        Annotated[
-            list[Annotated[int, Meta(ge=1, le=4096)]],
-            Meta(
-                min_length=1,
-                max_length=256,
-                description="The sizes that the model is run with: a batch is filled up to the "
-                "next one by copies of its last input. The largest is max_batch_size.",
-            ),
-        ]
-        | None
-    ) = None
-    max_batch_cost: (
-        Annotated[
-            int,
-            Meta(
-                ge=1,
-                le=1_000_000_000_000,
-                description="The most that the inputs of a batch may cost together, in the unit "
-                "of cost; an input that is above it by itself runs alone.",
-            ),
-        ]
-        | None
-    ) = None
-    cost: Annotated[
-        Literal["bytes", "pixels", "tokens"],
-        Meta(
-            description="What an input costs: its bytes; the pixels that its image's header "
-            "names; or its tokens, taken as a quarter of its bytes."
-        ),
-    ] = "bytes"
-    batch_key: (
-        Annotated[
-            str,
-            Meta(
-                pattern="^(content_type|(/[^/]*)+)$",
-                max_length=256,
-                description="Only inputs that are alike in this run together: content_type, or "
-                "a JSON pointer into the input, such as /language.",
-            ),
-        ]
-        | None
-    ) = None
-    max_queue_depth: Annotated[
-        int,
-        Meta(ge=1, le=100_000_000, description="Jobs that may wait; one more is answered 429."),
-    ] = 10_000
-    timeout_s: Annotated[
-        float,
-        Meta(gt=0, le=86_400, description="Seconds that a job may run; a job's own wins."),
-    ] = DEFAULT_TIMEOUT_S
-    max_retries: (
-        Annotated[
-            int,
-            Meta(ge=0, le=100, description="Retries after a retryable error; a job's own wins."),
-        ]
-        | None
-    ) = None
-    load_timeout_s: Annotated[
-        float,
-        Meta(
-            gt=0,
-            le=86_400,
-            description="Seconds that a model process may load and warm up; then it is killed.",
-        ),
-    ] = 600.0
-    max_jobs: (
-        Annotated[
-            int,
-            Meta(ge=1, le=1_000_000_000, description="A model process is recycled after so many."),
-        ]
-        | None
-    ) = None
-    max_memory_mb: (
-        Annotated[
-            int,
-            Meta(
-                ge=1,
-                le=100_000_000,
-                description="A model process that takes more, in MiB, is recycled.",
-            ),
-        ]
-        | None
-    ) = None
-    recycle_overlap: Annotated[
-        bool,
-        Meta(
-            description="A recycled process serves until the next is loaded; false: it ends first.",
-        ),
-    ] = True
-    channels_last: (
-        Annotated[
-            bool,
-            Meta(
-                description="Whether image_classifier keeps activations with their channels last; "
-                "auto: on a CPU, where it gives the same answers and is not slower.",
-            ),
-        ]
-        | Literal["auto"]
-    ) = "auto"
-    malloc_tuning: Annotated[
-        bool,
-        Meta(
-            description="On a CPU under glibc, keep the memory of activations mapped between "
-            "batches.",
-        ),
-    ] = True
-    preprocess_threads: Annotated[
-        int,
-        Meta(ge=1, le=64, description="Threads that share a batch's preprocess."),
-    ] = 1
-    preprocess_processes: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=64,
-            description="Processes that share a batch's preprocess; 0: it runs in the model "
-            "process, in preprocess_threads.",
-        ),
-    ] = 0
-    options: Annotated[
-        dict[str, Any],
-        Meta(description="Free; given to the handler as context.options."),
-    ] = msgspec.field(default_factory=dict)
 
 
 class ModelConfig(ModelSection, frozen=True, kw_only=True, forbid_unknown_fields=True):

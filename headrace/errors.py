@@ -27,7 +27,7 @@
     │   ├── ReplicaLost        replica-lost         500  its process died each time it ran alone
     │   ├── InputUnavailable   input-unavailable    502  its input could not be fetched
     │   ├── ResultNotStored    result-not-stored    502, retry
-    │   ├── JobExpired         expired              410  not started in time
+    │   ├── JobExpired         expired              410  not started: it was or would be too late
     │   └── JobCancelled       cancelled            410
     ├── StoreError                                  the payload store
     │   ├── StoreUnavailable   store-unavailable    503, retry
@@ -50,7 +50,7 @@ classes for what the API answers and for how a job ended.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
 
 
 class HeadraceError(Exception):
@@ -295,8 +295,12 @@ class ResultNotStored(JobError):
     title = "Result not stored"
 
 
+#: What a job says that was not started in time.
+NOT_STARTED: Final = "the job was not started before its `expires`"
+
+
 class JobExpired(JobError):
-    """The job was not started before its `expires`."""
+    """The job was not started before its `expires`, or could not have ended within its timeout."""
 
     code = "expired"
     status = 410

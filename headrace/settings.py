@@ -28,7 +28,14 @@ ENV_REDIS_URL: Final = "REDIS_URL"
 
 #: HEADRACE_ variables that are no settings; each is read by the part that it is for.
 OTHER_VARIABLES: Final = frozenset(
-    {ENV_CONFIG, "HEADRACE_INCARNATION", "HEADRACE_MODEL_PARENT", "HEADRACE_NODE", "HEADRACE_URL"}
+    {
+        ENV_CONFIG,
+        "HEADRACE_INCARNATION",
+        "HEADRACE_MODEL_LIFE",
+        "HEADRACE_MODEL_PARENT",
+        "HEADRACE_NODE",
+        "HEADRACE_URL",
+    }
 )
 
 #: Looked for in the working directory, else beside the servers' code, as in a wheel.

@@ -174,7 +174,7 @@ class ModelState(msgspec.Struct, frozen=True):
         replicas: model processes that it is to have.
         ready: those that are loaded.
         device: where they run.
-        error: the traceback of a failed load, or "".
+        error: the traceback of a failed load, or why lost processes wait; or "".
         node: the worker's Celery node name.
         pids: the model processes.
     """

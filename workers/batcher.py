@@ -216,6 +216,20 @@ class Batcher(Generic[ItemT]):
             until = decision.until if until is None else min(until, decision.until)
         return None if until is None else Hold(until)
 
+    def remove(self, item: ItemT) -> bool:
+        """Take one item out, wherever it waits; False where it does not."""
+        group = self._groups.get(item.key)
+        for waiting in (self._alone, group.waiting if group is not None else deque()):
+            for pair in waiting:
+                if pair[1] is item:
+                    waiting.remove(pair)
+                    self._length -= 1
+                    self._cost -= item.cost
+                    if group is not None and not group.waiting:
+                        del self._groups[item.key]
+                    return True
+        return False
+
     def take_all(self) -> list[ItemT]:
         """Empty the batcher, in the order in which the items came: for release and drain."""
         groups = [self._alone, *(group.waiting for group in self._groups.values())]

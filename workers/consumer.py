@@ -20,10 +20,10 @@ from redis.exceptions import RedisError
 from workers.dispatch import Dispatch
 from workers.guard import Guard
 from workers.items import Batch
-from workers.keeper import Keeper
 from workers.lane import Lane
 from workers.ledger import Ledger
 from workers.life import Phase
+from workers.losses import Losses
 from workers.porter import Porter
 from workers.publisher import DISCONNECTED
 from workers.replica import Replica
@@ -70,7 +70,8 @@ class Consumer:
         self._porter = porter
         self._devices = dispatch
         self._selector = selectors.DefaultSelector()
-        self._keeper = Keeper(self._selector, self._lost, guard)
+        self._losses = Losses(self._selector, ledger, reporter, guard)
+        self._keeper = self._losses.keeper
         self._signal_out, self._signal_in = os.pipe()
         self._stopping = threading.Event()
         self._drain_until = float("inf")
@@ -102,7 +103,7 @@ class Consumer:
         self._dispatch(now)
         if self._stopping.is_set():
             for lane in self.lanes:
-                self._ledger.release(lane, lane.batcher.take_all(), "free")
+                self._ledger.release(lane, lane.take_all(), "free")
         for lane in self.lanes:
             if lane.cargo.waiting:
                 self._porter.take(lane)
@@ -142,7 +143,8 @@ class Consumer:
             for lane in self.lanes:
                 self._ledger.renew(lane)
         due = any(lane.next_due_at is not None and now >= lane.next_due_at for lane in self.lanes)
-        if now >= self._sweep_at or due:
+        if now >= self._sweep_at or due or self._losses.new:
+            self._losses.new = False
             self._sweep_at = now + SWEEP_S
             for lane in self.lanes:
                 self._ledger.sweep(lane, now)
@@ -178,43 +180,9 @@ class Consumer:
         for lane in self.lanes:
             for replica in list(lane.replicas):
                 batch = replica.batch
-                if batch is not None and now >= batch.deadline:
-                    self._time_out(lane, replica, batch, now)
-
-    def _time_out(self, lane: Lane, replica: Replica, batch: Batch, now: float) -> None:
-        size = len(batch.items)
-        logger.error("model %s: a batch of %d ran into its timeout", lane.model.name, size)
-        begun, untouched = replica.suspects()
-        self._give_back(lane, untouched, "free")
-        if size == 1 and len(begun) == 1:
-            self._ledger.settle(lane, [lane.timed_out(batch, now)])
-            self._reporter.finished(batch, [])
-        else:
-            # Which of them hangs is not known: each runs alone next, and none is charged.
-            self._give_back(lane, begun, "alone")
-        self._lost(lane, replica, now)
-
-    def _give_back(self, lane: Lane, batches: list[Batch], mode: str) -> None:
-        # What is given back last stands first in its queue.
-        for batch in reversed(batches):
-            self._ledger.release(lane, batch.items, mode)
-            self._reporter.finished(batch, [])
-
-    def _lost(self, lane: Lane, replica: Replica, now: float) -> None:
-        """A model process is gone, or is to be: its batch goes back, and it starts again."""
-        if replica.frames is not None:
-            self._selector.unregister(replica.frames)
-        begun, untouched = replica.suspects()
-        if begun:
-            sizes = " and ".join(str(len(batch.items)) for batch in begun)
-            logger.error(
-                "model %s: a model process died under a batch of %s\n%s",
-                lane.model.name, sizes, replica.trace(),
-            )  # fmt: skip
-        self._give_back(lane, untouched, "free")
-        self._give_back(lane, begun, "crash")
-        self._keeper.ended(lane, replica, now)
-        self._sweep_at = 0.0
+                if batch is not None and now >= batch.deadline and replica.hangs(batch, now):
+                    self._losses.timed_out(lane, replica, batch, now)
+            lane.deadlines.expire(lane.batcher, now)
 
     def _hear(self, lane: Lane, replica: Replica, now: float) -> None:
         if replica.frames is None:
@@ -222,16 +190,16 @@ class Consumer:
         try:
             frames = replica.frames.receive()
         except (EOFError, OSError):
-            self._lost(lane, replica, now)
+            self._losses.lost(lane, replica, now)
             return
         for kind, *rest in frames:
+            if replica.asked:
+                continue
             if kind == "done":
                 self._done(lane, replica, rest, now)
                 continue
             if kind == "began":
                 replica.began = replica.staged is not None and replica.staged.seq == rest[0]
-                continue
-            if replica.asked:
                 continue
             if kind == "phase":
                 replica.entered(Phase(rest[0]))
@@ -266,6 +234,10 @@ class Consumer:
             staged = lane.next_batch(now) if second is not None else None
             if second is not None and staged is not None:
                 self._run(second, staged)
+        for lane in self.lanes:
+            if lane.deadlines.ended:
+                self._ledger.settle(lane, lane.deadlines.ended)
+                lane.deadlines.ended = []
 
     def _run(self, replica: Replica, batch: Batch) -> None:
         self._seq += 1
@@ -338,7 +310,7 @@ class Consumer:
             # A hold is over only when the batch can run.
             held = len(lane.batcher) and self._devices.may_run(lane)
             hold_until = lane.hold_until if held else None
-            at_times = (hold_until, lane.next_due_at, stage_at(lane, now))
+            at_times = (hold_until, lane.next_due_at, stage_at(lane, now), lane.deadlines.next_at)
             moments += [at for at in at_times if at is not None]
             if not self._stopping.is_set():
                 moments += self._keeper.moments(lane)
@@ -371,7 +343,7 @@ class Consumer:
             self._keeper.stop(lane, time.monotonic())
             for replica in lane.replicas:
                 for batches in replica.suspects():
-                    self._give_back(lane, batches, "free")
+                    self._losses.give_back(lane, batches, "free")
             self._ledger.release(lane, list(lane.cargo.moving.values()), "free")
         for lane in self.lanes:
             for replica in lane.replicas:

@@ -19,6 +19,8 @@ from typing import Final
 
 #: Stands in the environment of every model process and, unless it is taken out, of what it starts.
 MARK: Final = "HEADRACE_MODEL_PARENT"
+#: As `MARK`, for one model process and what that one starts.
+LIFE: Final = "HEADRACE_MODEL_LIFE"
 
 
 class Guard:
@@ -83,14 +85,19 @@ def main() -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)
     # Those that went into a session of their own are known by what they inherited.
-    for pid in marked(sys.argv[1]):
+    end_marked(MARK, sys.argv[1])
+
+
+def end_marked(name: str, mark: str) -> None:
+    """Kill the processes that have this mark in their environment."""
+    for pid in marked(name, mark):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
 
 
-def marked(mark: str) -> list[int]:
+def marked(name: str, mark: str) -> list[int]:
     """The processes that have this mark in their environment, as far as /proc shows it."""
-    wanted, found = f"{MARK}={mark}".encode(), []
+    wanted, found = f"{name}={mark}".encode(), []
     with contextlib.suppress(OSError):
         for entry in Path("/proc").iterdir():
             if not entry.name.isdecimal() or int(entry.name) == os.getpid():

@@ -41,6 +41,7 @@ class Item:
         cost: its share of `max_batch_cost`.
         key: only items of one key run together.
         kind: content type of an input that was fetched and is not JSON.
+        expires_at: until when it must have begun.
     """
 
     id: str
@@ -56,6 +57,12 @@ class Item:
     cost: int = 0
     key: str | None = None
     kind: str = ""
+    expires_at: float = float("inf")
+
+    @property
+    def expires_s(self) -> float | None:
+        """Until when it must have begun, in seconds since 1970; None where that is not said."""
+        return self.message.expires_s if self.message is not None else None
 
     @property
     def input(self) -> bytes:

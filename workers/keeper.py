@@ -53,7 +53,7 @@ class Keeper:
             for replica in list(lane.replicas):
                 if replica.process is None:
                     if now >= replica.restart_at:
-                        self._start(lane, replica, now)
+                        self._restart(lane, replica, now)
                 elif replica.overdue(now):
                     if replica.state in STARTING:
                         self.load_failed(lane, replica, replica.error)
@@ -94,8 +94,11 @@ class Keeper:
             if old.successor is replica:
                 old.drain()
 
-    def ended(self, lane: Lane, replica: Replica, now: float) -> None:
-        """A process is gone, for whatever reason; its socket is not watched any more."""
+    def ended(self, lane: Lane, replica: Replica, now: float, why: str) -> None:
+        """A process is gone, for whatever reason (`why`); its socket is not watched any more."""
+        if replica.loaded:
+            trace = replica.trace()
+            lane.restarts.add(now, f"{why}\n{trace}" if trace else why)
         if replica.process is not None:
             self._guard.forget(replica.process.pid)
         replica.ended(now)
@@ -115,7 +118,16 @@ class Keeper:
         """End the guard, when all processes have ended."""
         self._guard.close()
 
+    def _restart(self, lane: Lane, replica: Replica, now: float) -> None:
+        replica.restart_at = lane.restarts.earliest(now)
+        if replica.restart_at <= now:
+            self._start(lane, replica, now)
+        else:
+            told = lane.restarts.told(now).partition("\n")[0]
+            logger.error("model %s: %s", lane.model.name, told)
+
     def _start(self, lane: Lane, replica: Replica, now: float) -> None:
+        lane.deadlines.least.forget()
         frames = replica.start(now, self._guard.mark)
         if replica.process is not None:
             self._guard.watch(replica.process.pid)

@@ -15,13 +15,14 @@ import msgspec
 
 from headrace.catalog import ModelConfig
 from headrace.errors import HeadraceError, InvalidRequest
-from headrace.jobs import US_PER_S, batch_text
+from headrace.jobs import US_PER_S, State, batch_text
 from headrace.media import is_json
 from headrace.messages import read_envelope
 from headrace.store.base import new_entry
 from headrace.telemetry import ModelStats
 from workers.batcher import Batcher, Hold, Leave, Policy
 from workers.cargo import Cargo, Load
+from workers.deadlines import Deadlines
 from workers.fitting import FittingSize
 from workers.items import (
     Batch,
@@ -39,6 +40,7 @@ from workers.items import (
 from workers.life import BEST_FIRST, Phase
 from workers.measure import Measure
 from workers.replica import Replica
+from workers.restarts import Restarts
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +63,8 @@ class Lane:
         revoked: ids that a Celery client has revoked before they had a record.
         fitting: how many items its memory has room for together.
         recycled: how many of its processes were recycled.
+        restarts: which of them were lost, and when the next may be started.
+        deadlines: until when its jobs must have begun, and have ended.
         last_error: why a load failed last.
         prepare_s: what `preprocess` takes for one item, of late.
         starved: which share of the device's time it stood idle, of late, because the batch that it
@@ -83,12 +87,16 @@ class Lane:
     cargo: Cargo = field(default_factory=Cargo)
     prepare_s: float = 0.0
     starved: float = 0.0
+    deadlines: Deadlines = field(init=False)
+    restarts: Restarts = field(init=False)
     fitting: FittingSize = field(init=False)
     batcher: Batcher[Item] = field(init=False)
     measure: Measure = field(init=False)
 
     def __post_init__(self) -> None:
         model = self.model
+        self.deadlines = Deadlines(model, self.stats)
+        self.restarts = Restarts(model.max_restarts_per_minute)
         self.fitting = FittingSize(model.max_batch_size, tuple(model.allowed_batch_sizes or ()))
         policy = Policy(
             max_batch_size=model.max_batch_size,
@@ -176,6 +184,7 @@ class Lane:
             item.cost = self.measure.cost(item.input, item.kind)
             item.key = self.measure.key(item.input, item.kind)
         self.batcher.add(item)
+        self.deadlines.watch(item)
 
     def _read(self, item: Item, raw: bytes) -> Settlement | None:
         """Read the message; the settlement of a job that is not to run now, else None."""
@@ -195,11 +204,16 @@ class Lane:
                 f"the queue {self.queue} serves the model {self.model.name}, not {message.model!r}",
             )
         if message.expires_s is not None and wall >= message.expires_s:
-            self.stats.ended("expired")
-            return failed(item, "expired", "the job was not started before its `expires`")
+            return self.deadlines.expired(item)
         if message.eta_s is not None and wall < message.eta_s:
             return put_off(item, message.eta_s - wall)
         return None
+
+    def take_all(self) -> list[Item]:
+        """The prepared jobs, for their release."""
+        items = self.batcher.take_all()
+        self.deadlines.left(items)
+        return items
 
     def _fail(self, item: Item, code: str, message: str) -> Settlement:
         self.stats.ended("failed")
@@ -211,23 +225,23 @@ class Lane:
         self.hold_until = decision.until if isinstance(decision, Hold) else None
         if not isinstance(decision, Leave):
             return None
-        limits = [self._timeout_s(item) for item in decision.items]
+        self.deadlines.left(decision.items)
+        items = self.deadlines.in_time(decision.items, now)
+        if not items:
+            return self.next_batch(now, draining=draining)
+        limits = [self.deadlines.timeout_s(item) for item in items]
         epoch = time.time()
-        for item in decision.items:
+        for item in items:
             item.dispatched_at = now
             item.dispatched_epoch_s = epoch
         self.stats.left(decision.reason)
         logger.debug(
             "model %s: a batch of %d left: %s",
             self.model.name,
-            len(decision.items),
+            len(items),
             decision.reason,
         )
-        return Batch(decision.items, decision.reason, now, now + min(limits))
-
-    def _timeout_s(self, item: Item) -> float:
-        asked = item.message.timeout_s if item.message is not None else None
-        return asked if asked is not None else self.model.timeout_s
+        return Batch(items, decision.reason, now, now + min(limits))
 
     def fit(self, size: int, fits: int) -> None:
         """Learn how much memory has room for: a batch of `size` ran, or only `fits` at once."""
@@ -271,6 +285,7 @@ class Lane:
         self._weigh(size, *times)
         # The device ran the padding too.
         self.batcher.observe(size + padding, now - batch.started_at)
+        self.deadlines.least.add(now - batch.started_at, now)
         queued_s = [item.dispatched_at - item.enqueued_at for item in batch.items]
         self.stats.observe_batch(size, queued_s, sum(times[:3]) / 1000, padding, times[3] / 1000)
         told = batch_text(size, padding)
@@ -290,7 +305,7 @@ class Lane:
                     item, code, message, retryable=retryable, traceback=traceback,
                     batch=told, timings=took, max_retries=self._retries(item),
                 )  # fmt: skip
-                self.stats.ended("retried" if settlement.retried else "failed")
+                self.stats.ended(_word(settlement))
                 settled.append(settlement)
         kept = len(self.cargo.loads)
         self.stats.ended("succeeded", sum(1 for outcome in outcomes if outcome[0]) - kept)
@@ -320,18 +335,6 @@ class Lane:
         self.stats.ended("retried" if settlement.retried else "failed")
         return settlement
 
-    def timed_out(self, batch: Batch, now: float) -> Settlement:
-        """The end of a job that ran alone, as this batch, for longer than its timeout."""
-        item = batch.items[0]
-        limit = self._timeout_s(item)
-        self.stats.ended("failed")
-        ran = stages([0.0, (now - batch.started_at) * 1000, 0.0])
-        return failed(
-            item, "timeout",
-            f"the job ran longer than its timeout of {limit:g} s; its model process was killed",
-            batch=1, timings=timings(item, ran),
-        )  # fmt: skip
-
     def _retries(self, item: Item) -> int:
         asked = item.message.max_retries if item.message is not None else None
         return asked if asked is not None else self.max_retries
@@ -355,6 +358,8 @@ class Lane:
         """What `/ready` and `inspect stats` show of the model."""
         states = [replica.state for replica in self.replicas]
         first_error = next((replica.error for replica in self.replicas if replica.error), "")
+        if any(replica.process is None for replica in self.replicas):
+            first_error = first_error or self.restarts.told(time.monotonic())
         return {
             "state": min(states, key=BEST_FIRST.index),
             "replicas": self.model.replicas,
@@ -362,8 +367,16 @@ class Lane:
             "device": self.replicas[0].init["device"],
             "error": first_error,
             "recycled": self.recycled,
+            "lost": self.restarts.lost,
             "starved": round(self.starved, 3),
             "fits": self.fitting.limit if self.fitting.limit < self.fitting.most else 0,
             "pids": [r.process.pid for r in self.replicas if r.process is not None],
             "since": max(replica.since for replica in self.replicas),
         }
+
+
+def _word(settlement: Settlement) -> str:
+    """What the counters call the end of a job that gave no result."""
+    if settlement.retried:
+        return "retried"
+    return "expired" if settlement.state is State.EXPIRED else "failed"

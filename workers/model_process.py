@@ -93,7 +93,8 @@ def _read(frames: FrameSocket, inbox: Inbox) -> None:
 def _load(config: dict[str, Any]) -> tuple[Runner, list[int]]:
     """The handler, ready to run, and the pids of its preprocess processes."""
     # Before the handler may initialise CUDA; they load while it does.
-    processes = [PrepProcess.spawn(config) for _ in range(config["preprocess_processes"])]
+    count = config["preprocess_processes"]
+    processes = [PrepProcess.spawn(config, int(sys.argv[2])) for _ in range(count)]
     handler = handler_of(config)
     # Several batches are at hand in a handler whose verbs overlap, one in each thread.
     context = context_of(config, ThreadContext if overlaps(handler) else Context)

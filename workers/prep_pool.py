@@ -59,12 +59,17 @@ class PrepProcess:
     free: list[int] = field(default_factory=list)
 
     @classmethod
-    def spawn(cls, config: dict[str, Any]) -> PrepProcess:
-        """Start one; it loads meanwhile. From the main thread, since it dies with its starter."""
+    def spawn(cls, config: dict[str, Any], stacks: int) -> PrepProcess:
+        """Start one; it loads meanwhile. From the main thread, since it dies with its starter.
+
+        Args:
+            config: the init frame.
+            stacks: the descriptor that it writes its threads' stacks to.
+        """
         ours, theirs = socket.socketpair()
         files, their_files = socket.socketpair()
         with theirs, their_files:
-            passed = (theirs.fileno(), their_files.fileno())
+            passed = (theirs.fileno(), their_files.fileno(), stacks)
             arguments = [*map(str, passed), str(os.getpid())]
             process = subprocess.Popen(
                 [sys.executable, "-m", "workers.prep_process", *arguments],

@@ -1,8 +1,9 @@
 """One preprocess process, seen from inside: it runs the handler's `preprocess` and nothing else.
 
-Started by `workers.prep_pool` as `python -m workers.prep_process FD FD PARENT`, with a socket for
-frames and one for the files of shared memory. It never sees a GPU. It is in the process group of
-its model process, and the kernel kills it when that one is gone.
+Started by `workers.prep_pool` as `python -m workers.prep_process FD FD FD PARENT`, with a socket
+for frames, one for the files of shared memory, and the file for its threads' stacks. It never sees
+a GPU. It is in the process group of its model process, and the kernel kills it when that one is
+gone.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from headrace.errors import ConfigError
 from headrace.handler import Context, Handler
 from workers.crossing import Packer, Slab
 from workers.frames import FrameSocket
+from workers.life import write_stacks_to
 from workers.loading import context_of, die_with_parent, handler_of, why_not_loaded
 from workers.outcomes import failure
 from workers.runner import Input, Runner
@@ -24,7 +26,8 @@ from workers.runner import Input, Runner
 
 def main() -> None:
     """Initialise the handler for `preprocess`, then serve until EOF."""
-    die_with_parent(int(sys.argv[3]))
+    die_with_parent(int(sys.argv[4]))
+    write_stacks_to(int(sys.argv[3]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     frames = FrameSocket(socket.socket(fileno=int(sys.argv[1])))

@@ -5,21 +5,22 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import secrets
 import signal
 import socket
 import struct
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import dataclass, field
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
 from workers.frames import FrameSocket
-from workers.guard import MARK
+from workers.guard import LIFE, MARK, end_marked
 from workers.life import STARTING, TRACE_SIGNAL, Phase
+from workers.stacks import LOOK_S, TELL_S, Stacks
 
 if TYPE_CHECKING:
     from workers.items import Batch
@@ -28,14 +29,9 @@ logger = logging.getLogger(__name__)
 
 RESTART_MIN_S: Final = 0.5
 RESTART_MAX_S: Final = 60.0
-#: A process that served this long starts again without delay.
-STABLE_S: Final = 30.0
 STOP_S: Final = 5.0
 #: How long a process may leave a frame unread, in whole seconds.
 SEND_S: Final = 2
-#: How long a process that hangs in loading is given to say where.
-TELL_S: Final = 0.5
-TRACE_MAX_BYTES: Final = 16_000
 NEVER: Final = float("inf")
 MIB: Final = 1024 * 1024
 
@@ -60,8 +56,8 @@ class Replica:
         helpers: pids of processes that belong to it.
         successor: the replica that takes its place when it is recycled.
         recycling: why this life is to end in order; empty while it is not.
-        asked: its load took too long, so that it was asked where it stands; nothing that it says
-            after that counts, since the signal itself may have woken it.
+        asked: its load or its batch took too long, so that it was asked where it stands; nothing
+            that it says after that counts, since the signal itself may have woken it.
         outgrown: it took more memory than it may before it had run anything.
     """
 
@@ -87,8 +83,13 @@ class Replica:
     outgrown: bool = False
     asked: bool = False
     _failures: int = 0
-    _started_at: float = 0.0
-    _trace: IO[bytes] | None = None
+    _life: str = ""
+    _stacks: Stacks | None = None
+
+    @property
+    def loaded(self) -> bool:
+        """Whether its handler is loaded and it has not been told to stop."""
+        return self.state in (Phase.READY, Phase.DRAINING)
 
     @property
     def idle(self) -> bool:
@@ -108,19 +109,19 @@ class Replica:
         # A process that reads nothing (stopped, say) must not stop the worker with it; the
         # batch's timeout then ends the process.
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", SEND_S, 0))
-        self._trace = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process lives
+        self._stacks = Stacks()
+        self._life = f"{mark}:{secrets.token_hex(8)}"
         with theirs:
-            passed = (theirs.fileno(), self._trace.fileno())
+            passed = (theirs.fileno(), self._stacks.fileno())
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "workers.model_process", *map(str, passed)],
                 pass_fds=passed,
-                env={**self.environ, MARK: mark},
+                env={**self.environ, MARK: mark, LIFE: self._life},
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
         self.frames = FrameSocket(ours)
         self._set(Phase.LOADING)
-        self._started_at = now
         self.due_at = now + self.load_timeout_s
         self.jobs, self.fits, self.helpers = 0, 0, []
         self.recycling, self.outgrown, self.asked = "", False, False
@@ -155,10 +156,18 @@ class Replica:
         if self.frames is None:
             raise RuntimeError("a batch was given to a model process that was not started")
         with contextlib.suppress(OSError):
-            rows = [
+            rows: list[tuple[Any, ...]] = [
                 (item.id, item.input, item.kind) if item.kind else (item.id, item.input)
                 for item in batch.items
             ]
+            if batch is self.staged:
+                # It may expire before it begins, which only the process can see.
+                rows = [
+                    row
+                    if item.expires_s is None
+                    else (item.id, item.input, item.kind, item.expires_s)
+                    for row, item in zip(rows, batch.items, strict=True)
+                ]
             self.frames.send(["batch", batch.seq, rows])
 
     def finished(self, seq: int, now: float) -> Batch | None:
@@ -224,11 +233,28 @@ class Replica:
         self.error = f"{limit}, and was here:\n{trace}" if trace else self.error
         return True
 
+    def hangs(self, batch: Batch, now: float) -> bool:
+        """See to a batch that takes too long: the process, and what prepares for it, tell where.
+
+        Returns:
+            Whether the process is to be given up now; else the batch's deadline is a little later.
+        """
+        if self._stacks is None or self.process is None:
+            return True
+        if not self.asked:
+            self.asked = True
+            self._stacks.asked(now)
+            for pid in (self.process.pid, *self.helpers):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, TRACE_SIGNAL)
+        elif self._stacks.answered(now):
+            return True
+        batch.deadline = now + LOOK_S
+        return False
+
     def trace(self) -> str:
         """What the process' C code has written of its threads' stacks, at a crash or when asked."""
-        if self._trace is None:
-            return ""
-        return os.pread(self._trace.fileno(), TRACE_MAX_BYTES, 0).decode("utf-8", "replace")
+        return self._stacks.text() if self._stacks is not None else ""
 
     def memory_mib(self) -> float:
         """The resident memory of the process and of what belongs to it."""
@@ -259,8 +285,12 @@ class Replica:
             self.restart_at = now
             self._set(Phase.RESTARTING)
             return
-        if now - self._started_at > STABLE_S and self.state in (Phase.READY, Phase.DRAINING):
+        if self.loaded:
+            # How often a loaded one may be lost is for the lane to say.
             self._failures = 0
+            self.restart_at = now
+            self._set(Phase.RESTARTING)
+            return
         delay = 0.0 if not self._failures and not self.error else RESTART_MIN_S * 2**self._failures
         self._failures = min(self._failures + 1, 10)
         self.restart_at = now + min(delay, RESTART_MAX_S)
@@ -273,12 +303,15 @@ class Replica:
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
             self.process = None
+            if self.state is not Phase.STOPPED:
+                # What left the group goes too; after an orderly end there is nothing to look for.
+                end_marked(LIFE, self._life)
         if self.frames is not None:
             self.frames.close()
             self.frames = None
-        if self._trace is not None:
-            self._trace.close()
-            self._trace = None
+        if self._stacks is not None:
+            self._stacks.close()
+            self._stacks = None
 
     def stop(self) -> None:
         """End the process in order, if it has been told to: it frees the device and exits."""

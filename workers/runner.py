@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace.errors import HandlerError, InputError, InvalidRequest
+from headrace.errors import NOT_STARTED, HandlerError, InputError, InvalidRequest, JobExpired
 from headrace.handler import Context, Handler
 from headrace.messages import decode_input, decode_payload
 from workers.outcomes import Outcome, failure, out_of_memory, outcome_of
@@ -125,12 +125,16 @@ class Runner:
         """Read the inputs; what cannot be read has its outcome.
 
         Args:
-            items: as in the frame: (id, input JSON), or (id, bytes, content type) of a payload.
+            items: as in the frame: (id, input JSON), or (id, bytes, content type) of a payload;
+                of what may expire before it is read also until when, in seconds since 1970.
         """
         work = Work([[] for _ in items], {})
-        for place, (job_id, raw, *kind) in enumerate(items):
+        for place, (job_id, raw, *more) in enumerate(items):
+            if len(more) > 1 and time.time() >= more[1]:
+                work.outcomes[place] = failure(JobExpired(NOT_STARTED))
+                continue
             try:
-                decoded = decode_payload(raw, kind[0]) if kind else decode_input(raw)
+                decoded = decode_payload(raw, more[0]) if more and more[0] else decode_input(raw)
                 work.readable[place] = (job_id, *decoded)
             except InvalidRequest as error:
                 work.outcomes[place] = failure(InputError(error.message))

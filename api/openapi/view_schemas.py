@@ -9,7 +9,10 @@ from api.openapi.shapes import COUNT, MODEL, STRING, Schema, array, nullable, ob
 from headrace import keys
 
 _MODEL_STATE: Final = {"enum": [*BEST_FIRST, NO_WORKER]}
-_ERROR: Final = {"type": ["string", "null"], "description": "The traceback of a failed load."}
+_ERROR: Final = {
+    "type": ["string", "null"],
+    "description": "The traceback of a failed load, or why processes that were lost wait.",
+}
 _SUMMARY: Final[dict[str, Schema]] = {
     "name": MODEL,
     "version": STRING,
@@ -87,6 +90,8 @@ VIEW_SCHEMAS: Final[dict[str, Schema]] = {
             "batch_key": nullable(STRING),
             "max_queue_depth": COUNT,
             "timeout_s": {"type": ["number", "null"]},
+            "min_timeout_s": {"type": "number", "minimum": 0},
+            "max_restarts_per_minute": COUNT,
             "max_retries": {"type": ["integer", "null"]},
             "error": _ERROR,
             "workers": array(_WORKER),
@@ -97,7 +102,8 @@ VIEW_SCHEMAS: Final[dict[str, Schema]] = {
                 "weight": 1.0, "max_batch_size": 64, "max_batch_delay_ms": 5.0,
                 "allowed_batch_sizes": None, "max_batch_cost": None, "cost": "bytes",
                 "batch_key": None, "max_queue_depth": 10000,
-                "timeout_s": 60.0, "max_retries": None, "error": None,
+                "timeout_s": 60.0, "min_timeout_s": 0.1, "max_restarts_per_minute": 10,
+                "max_retries": None, "error": None,
                 "workers": [_WORKER_EXAMPLE],
             }
         ],

@@ -56,6 +56,8 @@ def _configuration(model: ModelConfig) -> dict[str, Any]:
         "batch_key": model.batch_key,
         "max_queue_depth": model.max_queue_depth,
         "timeout_s": model.timeout_s,
+        "min_timeout_s": model.min_timeout_s,
+        "max_restarts_per_minute": model.max_restarts_per_minute,
         "max_retries": model.max_retries,
     }
 

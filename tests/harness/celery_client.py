@@ -36,6 +36,17 @@ def stock_client(url: str) -> Iterator[Celery]:
         app.close()
 
 
+def wait_until_handed_over(url: str, *ids: str) -> None:
+    """Wait until model processes have these jobs, whether or not they have begun them."""
+    with Celery("t", broker=url, set_as_current=False) as app:
+
+        def active() -> set[str]:
+            told = app.control.inspect(timeout=1).active() or {}
+            return {job["id"] for jobs in told.values() for job in jobs}
+
+        wait_until(lambda: set(ids) <= active(), "they are handed over", timeout_s=60)
+
+
 def send(app: Celery, model: str, value: Any = None, **options: Any) -> AsyncResult[Any]:
     """What the documentation tells a Celery client to do."""
     options.setdefault("kwargs", {"model": model, "input": value})

@@ -13,6 +13,7 @@ import pytest
 
 from headrace import keys
 from headrace.jobs import Job, State
+from tests.harness.celery_client import wait_until_handed_over
 from tests.harness.redis_servers import RedisServer
 from tests.harness.wait import wait_until
 from tests.harness.worker import HANDLERS, Client, Worker, celery_worker, write_models
@@ -133,7 +134,7 @@ def test_a_batch_that_had_not_begun_goes_back_uncharged_and_runs_as_it_was(
         running = {State.RUNNING}
         wait_until(lambda: {at.client.job(job_id).state for job_id in second} == running, "claimed")
         wait_until(lambda: len(at.worker.states()["m"]["pids"]) == 1, "it is told")
-        staged(at, second)
+        wait_until_handed_over(at.worker.redis_url, *second)
         at.open("x")
         jobs = at.client.wait(*first, *second)
         assert [job.state for job in jobs] == [State.FAILED] + [State.SUCCEEDED] * 3
@@ -143,19 +144,6 @@ def test_a_batch_that_had_not_begun_goes_back_uncharged_and_runs_as_it_was(
         assert [job.attempts for job in jobs[2:]] == [1, 1]
         marks = [at.client.redis.hget(keys.job(job.id), keys.F.ALONE) for job in jobs[1:]]
         assert marks == [b"1", None, None]
-
-
-def staged(at: Bench, ids: list[str]) -> None:
-    """Wait until these are handed over to the model process."""
-    from celery import Celery
-
-    with Celery("t", broker=at.worker.redis_url, set_as_current=False) as app:
-
-        def active() -> set[str]:
-            told = app.control.inspect(timeout=1).active() or {}
-            return {job["id"] for jobs in told.values() for job in jobs}
-
-        wait_until(lambda: set(ids) <= active(), "they are handed over", timeout_s=30)
 
 
 @pytest.mark.parametrize("how", ["die", "hang"])
@@ -190,6 +178,23 @@ def test_the_time_of_a_staged_batch_counts_from_when_its_turn_comes(
         wait_until(lambda: at.client.redis.time()[0] >= done_at, "its timeout would be over")
         at.open("a")
         assert {job.state for job in at.client.wait(*first, *second)} == {State.SUCCEEDED}
+
+
+def test_what_expires_while_it_is_staged_does_not_run(
+    redis_db: RedisServer, tmp_path: Path
+) -> None:
+    with bench(redis_db, tmp_path) as at:
+        first = at.submit({"name": "a", "preprocess": at.gate("a")})
+        at.wait_for("preprocess a begins")
+        late = at.submit({"name": "b"}, expires=5)
+        wait_until_handed_over(at.worker.redis_url, *late)
+        over_at = at.client.job(late[0]).created_us / 1_000_000 + 5
+        wait_until(lambda: at.client.redis.time()[0] > over_at, "it expires", timeout_s=60)
+        at.open("a")
+        job = at.job(late[0])
+        assert (job.state, job.attempts, job.started_us) == (State.EXPIRED, 0, 0)
+        assert at.job(first[0]).state is State.SUCCEEDED
+        assert "preprocess b begins" not in at.lines()
 
 
 def test_a_stop_finishes_both(redis_db: RedisServer, tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace.catalog import ModelSection, check_config
+from headrace.catalog import check_config
+from headrace.model_section import ModelSection
 from headrace.settings import ENV_PREFIX, OTHER_VARIABLES, Settings, load_settings
 
 ROOT = Path(__file__).parents[2]

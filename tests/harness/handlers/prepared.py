@@ -1,13 +1,14 @@
 """A handler whose `preprocess` runs elsewhere, and says where.
 
 An input is an object: `die` ends the process that preprocesses it, `raise` raises there, `error`
-gives an error in its place, `odd` gives what cannot cross; `room`: it is too large for more than so
-many at a time.
+gives an error in its place, `odd` gives what cannot cross, `hang` never ends; `room`: it is too
+large for more than so many at a time.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 import time
 from typing import Any
 
@@ -15,6 +16,10 @@ import numpy as np
 
 from headrace.errors import InputError
 from headrace.handler import Context, Handler
+
+
+def never_ends() -> None:
+    threading.Event().wait()
 
 
 class Prepared(Handler):
@@ -41,6 +46,8 @@ class Prepared(Handler):
             raise ValueError(f"no such word: {value['raise']}")
         if value.get("error"):
             return InputError(value["error"])
+        if value.get("hang"):
+            never_ends()
         if value.get("odd"):
             return object()
         if size > value.get("room", size):

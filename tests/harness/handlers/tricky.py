@@ -1,6 +1,7 @@
 """Handlers that misbehave on request: each input says what to do.
 
-`{"do": …}`: raise, transient, sleep (seconds in `s`), hang (holds the GIL), exit, segfault.
+`{"do": …}`: raise, transient, sleep (seconds in `s`), hang (holds the GIL), child (waits for one in
+a session of its own, whose pid is written to the file `pid`), exit, segfault.
 Everything else is given back. Where `log` is an option, each run of an input is a line there.
 """
 
@@ -8,11 +9,21 @@ from __future__ import annotations
 
 import ctypes
 import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from headrace.errors import TransientError
 from headrace.handler import Context, Handler
+
+
+def wait_for_a_child(told: Path) -> None:
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+    with subprocess.Popen(command, start_new_session=True) as child:
+        told.write_text(str(child.pid))
+        child.wait()
 
 
 class Tricky(Handler):
@@ -42,6 +53,8 @@ class Tricky(Handler):
             time.sleep(item["s"])
         if do == "hang":
             ctypes.PyDLL(None).sleep(600)  # PyDLL keeps the GIL
+        if do == "child":
+            wait_for_a_child(Path(item["pid"]))
         if do == "exit":
             os._exit(3)
         if do == "segfault":

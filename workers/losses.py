@@ -1,0 +1,97 @@
+"""What becomes of a model process that hangs or has died, and of the jobs that it had.
+
+A timeout is hard: the process tells where it hangs, and is killed with all that it has started. Who
+is to blame for a lost batch is not known, so that each of its jobs runs alone next; none is charged
+for its neighbours.
+"""
+
+from __future__ import annotations
+
+import logging
+import selectors
+
+from workers.guard import Guard
+from workers.items import Batch
+from workers.keeper import Keeper
+from workers.lane import Lane
+from workers.ledger import Ledger
+from workers.replica import Replica
+from workers.reporter import Reporter
+
+logger = logging.getLogger(__name__)
+
+
+class Losses:
+    """Gives up the model processes of one worker, and gives their jobs back.
+
+    Args:
+        selector: the sockets of the processes are registered there.
+        ledger: the account with Redis.
+        reporter: is told which batches have ended.
+        guard: as of `Keeper`.
+
+    Attributes:
+        keeper: starts the processes anew.
+        new: one was lost since somebody has last looked: there is something to be told.
+    """
+
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        ledger: Ledger,
+        reporter: Reporter,
+        guard: Guard,
+    ) -> None:
+        self.keeper = Keeper(selector, self.lost, guard)
+        self.new = False
+        self._selector = selector
+        self._ledger = ledger
+        self._reporter = reporter
+
+    def timed_out(self, lane: Lane, replica: Replica, batch: Batch, now: float) -> None:
+        """A batch has run for too long, and its process has told where it is."""
+        size = len(batch.items)
+        logger.error("model %s: a batch of %d ran into its timeout", lane.model.name, size)
+        begun, untouched = replica.suspects()
+        self.give_back(lane, untouched, "free")
+        if size == 1 and len(begun) == 1:
+            settlement = lane.deadlines.timed_out(batch, now, replica.trace())
+            self._ledger.settle(lane, [settlement])
+            self._reporter.finished(batch, [])
+        else:
+            # Which of them hangs is not known: each runs alone next, and none is charged.
+            self.give_back(lane, begun, "alone")
+        self._give_up(lane, replica, now, "a job ran longer than its timeout")
+
+    def lost(self, lane: Lane, replica: Replica, now: float) -> None:
+        """A process is gone, or is to be: its batches go back, and it starts again."""
+        if replica.asked and replica.batch is not None:
+            # It hung, and the question where has ended it.
+            self.timed_out(lane, replica, replica.batch, now)
+            return
+        begun, untouched = replica.suspects()
+        if begun:
+            sizes = " and ".join(str(len(batch.items)) for batch in begun)
+            logger.error(
+                "model %s: a model process died under a batch of %s\n%s",
+                lane.model.name, sizes, replica.trace(),
+            )  # fmt: skip
+        self.give_back(lane, untouched, "free")
+        self.give_back(lane, begun, "crash")
+        self._give_up(lane, replica, now, "it died")
+
+    def give_back(self, lane: Lane, batches: list[Batch], mode: str) -> None:
+        """Put the jobs of these batches back into their queue; modes as in release.lua."""
+        # What is given back last stands first in its queue.
+        for batch in reversed(batches):
+            self._ledger.release(lane, batch.items, mode)
+            self._reporter.finished(batch, [])
+
+    def _give_up(self, lane: Lane, replica: Replica, now: float, why: str) -> None:
+        if replica.frames is not None:
+            self._selector.unregister(replica.frames)
+        self.keeper.ended(lane, replica, now, why)
+        self.new = True
+        if not lane.serving and lane.restarts.earliest(now) > now:
+            # Another worker may run meanwhile what this one cannot for a while.
+            self._ledger.release(lane, lane.take_all(), "free")

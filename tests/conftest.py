@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from tests.harness.redis_servers import FLAVOURS, RedisServer, leaked_keys, redis_server
+
+# How long an example takes is for the machine to say, and it may be busy.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")

@@ -51,7 +51,7 @@ contracts: $(DEV_STAMP)  ## Check who imports whom
 	$(BIN)/lint-imports
 
 test: $(DEV_STAMP)  ## Run the tests
-	$(PY) -m pytest -n $(TEST_PROCESSES) $(ARGS)
+	$(PY) -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: lint types contracts test  ## lint, types, contracts and test
 

@@ -15,47 +15,35 @@ import msgspec
 import typer
 
 from headrace.commands.completion import complete_model
+from headrace.commands.groups import dead_group, queues_group
 from headrace.commands.inputs import STDIN, Sources, StdinAs
 from headrace.commands.jobs import Status, since
+from headrace.commands.options import (
+    LIMIT,
+    IdsArgument,
+    JsonOption,
+    LimitOption,
+    ModelArgument,
+    TimeoutOption,
+    UrlOption,
+    WaitOption,
+)
 
 IN_FLIGHT: Final = 1000
 IN_FLIGHT_MAX: Final = 100_000
-LIMIT: Final = 20
 RETRY_S: Final = 60
-
-UrlOption = Annotated[
-    str | None,
-    typer.Option(
-        "--url", envvar="HEADRACE_URL", show_envvar=False, metavar="URL",
-        help="The server; HEADRACE_URL names it too [http://127.0.0.1:8080].",
-    ),
-]  # fmt: skip
-JsonOption = Annotated[
-    bool, typer.Option("--json", help="Print JSON, one value a line, and nothing else.")
-]
-WaitOption = Annotated[bool, typer.Option("--wait", "-w", help="Wait until the jobs have ended.")]
-TimeoutOption = Annotated[
-    float | None,
-    typer.Option(
-        "--timeout", min=0, metavar="SECONDS",
-        help="Wait for so long in all, and no longer; implies --wait [without end].",
-    ),
-]  # fmt: skip
-IdsArgument = Annotated[
-    list[str], typer.Argument(metavar="ID", help="The jobs; - reads ids from standard input.")
-]
 
 
 def register(app: typer.Typer) -> None:
     """Add the client commands."""
-    for command in (submit, result, jobs, cancel, models, queues):
+    for command in (submit, result, jobs, cancel, models):
         app.command()(command)
+    app.add_typer(queues_group, name="queues")
+    app.add_typer(dead_group, name="dead")
 
 
 def submit(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="The model.", autocompletion=complete_model)
-    ],
+    model: ModelArgument,
     inputs: Annotated[
         list[str] | None,
         typer.Argument(
@@ -70,6 +58,15 @@ def submit(
     text: Annotated[
         list[str] | None,
         typer.Option("--text", metavar="TEXT", help="A text as an input; repeatable."),
+    ] = None,
+    input_ref: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input-ref",
+            metavar="REF",
+            help="What the server is to read itself: file:/folder/name or s3://bucket/key; "
+            "repeatable.",
+        ),
     ] = None,
     stdin_as: Annotated[
         StdinAs,
@@ -176,7 +173,7 @@ def submit(
     given = inputs or []
     sources = Sources(
         given, json_input or (), text or (),
-        sys.stdin.buffer if STDIN in given else None, stdin_as,
+        sys.stdin.buffer if STDIN in given else None, stdin_as, input_ref or (),
     )  # fmt: skip
     if resume and output is None:
         raise typer.BadParameter("go on with which file? Name it with -o", param_hint="--resume")
@@ -250,16 +247,7 @@ def jobs(
             help="Created since then: 2026-11-21T08:00:00Z, or 90s, 15m, 2h, 3d ago.",
         ),
     ] = None,
-    limit: Annotated[
-        int,
-        typer.Option(
-            "--limit",
-            min=0,
-            metavar="N",
-            show_default=False,
-            help=f"So many at the most; 0 for all that are listed [{LIMIT}].",
-        ),
-    ] = LIMIT,
+    limit: LimitOption = LIMIT,
     as_json: JsonOption = False,
     url: UrlOption = None,
 ) -> None:
@@ -295,13 +283,6 @@ def models(
         list_models(url, as_json=as_json)
     else:
         show_model(url, model, as_json=as_json)
-
-
-def queues(as_json: JsonOption = False, url: UrlOption = None) -> None:
-    """Show of every queue what waits, what runs, and how much room there is."""
-    from headrace.commands.models import list_queues
-
-    list_queues(url, as_json=as_json)
 
 
 def _json_object(text: str | None) -> dict[str, Any] | None:

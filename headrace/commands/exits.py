@@ -24,6 +24,7 @@ class ExitCode(IntEnum):
 _BY_CLASS: Final[tuple[tuple[type[errors.HeadraceError], ExitCode], ...]] = (
     (errors.ConfigError, ExitCode.USAGE),
     (errors.JobNotFound, ExitCode.UNKNOWN_ID),
+    (errors.LetterNotFound, ExitCode.UNKNOWN_ID),
     (errors.RequestError, ExitCode.USAGE),
     (errors.BrokerError, ExitCode.UNREACHABLE),
     (errors.ServerUnreachable, ExitCode.UNREACHABLE),

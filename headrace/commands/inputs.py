@@ -35,6 +35,7 @@ class StdinAs(StrEnum):
     PATHS = "paths"
     JSON = "json"
     TEXT = "text"
+    REFS = "refs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,8 @@ class Input:
     """One input.
 
     Attributes:
-        key: what the user knows it by: the path, or `stdin:<line>`.
-        value: a path, a JSON value, or why there is none.
+        key: what the user knows it by: the path or reference, or `stdin:<line>`.
+        value: a path, a JSON value, a reference, or why there is none.
     """
 
     key: str
@@ -60,6 +61,7 @@ class Sources:
         texts: inputs that are text.
         stdin: where lines come from.
         stdin_as: what they are.
+        refs: files and objects that the server is to read.
     """
 
     arguments: Sequence[str]
@@ -67,6 +69,7 @@ class Sources:
     texts: Sequence[str] = ()
     stdin: BinaryIO | None = None
     stdin_as: StdinAs = StdinAs.AUTO
+    refs: Sequence[str] = ()
     _json_values: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -76,7 +79,7 @@ class Sources:
             typer.BadParameter: nothing is named, a file does not exist, a pattern or folder holds
                 no file, a JSON value is none.
         """
-        if not (self.arguments or self.json_inputs or self.texts):
+        if not (self.arguments or self._beside):
             raise _bad("name a file, a folder, a pattern, or - for standard input")
         if self.arguments.count(STDIN) > 1:
             raise _bad("- stands twice; standard input can be read once")
@@ -94,7 +97,7 @@ class Sources:
     @property
     def single(self) -> bool:
         """Whether exactly one input is named, and by itself."""
-        named = len(self.arguments) + len(self.json_inputs) + len(self.texts)
+        named = len(self.arguments) + self._beside
         return named == 1 and all(_is_file(argument) for argument in self.arguments)
 
     def __iter__(self) -> Iterator[Input]:
@@ -107,10 +110,12 @@ class Sources:
             yield Input(f"json-input:{number}", value)
         for number, text in enumerate(self.texts, 1):
             yield Input(f"text:{number}", text)
+        for ref in self.refs:
+            yield _referred(ref)
 
     def count(self) -> int | None:
         """How many inputs there will be; None where only reading them can tell."""
-        total = len(self.json_inputs) + len(self.texts)
+        total = self._beside
         for argument in self.arguments:
             if argument == STDIN:
                 lines = _lines_ahead(self.stdin)
@@ -120,6 +125,11 @@ class Sources:
             else:
                 total += sum(1 for _ in _files(argument))
         return total
+
+    @property
+    def _beside(self) -> int:
+        """How many inputs are named by options."""
+        return len(self.json_inputs) + len(self.texts) + len(self.refs)
 
     def _lines(self) -> Iterator[Input]:
         lines = ((number, line.strip(b"\r\n")) for number, line in enumerate(self.stdin or (), 1))
@@ -131,7 +141,7 @@ class Sources:
         if kind is StdinAs.AUTO:
             is_json = first[1].lstrip().startswith(_JSON_STARTS)
             kind = StdinAs.JSON if is_json else StdinAs.PATHS
-        read = {StdinAs.JSON: _from_json, StdinAs.TEXT: _from_text}.get(kind, _from_path)
+        read = _READERS[kind]
         for number, line in chain([first], filled):
             yield read(number, line)
 
@@ -156,6 +166,18 @@ def _from_path(number: int, line: bytes) -> Input:
     return Input(shown(path), InvalidRequest(f"standard input, line {number}: {problem}"))
 
 
+def _referred(ref: str) -> Input:
+    # Imported here: it brings the client.
+    from headrace.client.inputs import InputRef
+
+    return Input(ref, InputRef(ref))
+
+
+def _from_ref(number: int, line: bytes) -> Input:
+    read = _from_text(number, line)
+    return _referred(read.value.strip()) if isinstance(read.value, str) else read
+
+
 def _from_json(number: int, line: bytes) -> Input:
     key = f"stdin:{number}"
     try:
@@ -170,6 +192,14 @@ def _from_text(number: int, line: bytes) -> Input:
         return Input(key, line.decode())
     except UnicodeDecodeError as error:
         return Input(key, InvalidRequest(f"standard input, line {number}: not UTF-8: {error}"))
+
+
+_READERS: Final = {
+    StdinAs.PATHS: _from_path,
+    StdinAs.JSON: _from_json,
+    StdinAs.TEXT: _from_text,
+    StdinAs.REFS: _from_ref,
+}
 
 
 def _files(argument: str) -> Iterator[Path | OSError]:
@@ -220,6 +250,8 @@ def _why_nothing(argument: str) -> str:
         return f"{argument}: no file matches"
     if argument.lstrip().startswith(("{", "[", '"')):
         return f"{argument}: no such file; for a JSON value: --json-input '{argument}'"
+    if argument.startswith(("file:/", "s3://")):
+        return f"{argument}: no such file here; for the server to read it: --input-ref '{argument}'"
     return f"{argument}: no such file or folder; for text: --text {argument!r}"
 
 

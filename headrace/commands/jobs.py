@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 #: Ids that are asked for in one request.
 IDS_AT_ONCE: Final = 500
 _UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-_SHOWN_ERROR_CHARS: Final = 200
 
 
 class Status(StrEnum):
@@ -136,15 +135,13 @@ def _show(jobs: Iterable[Job], *, as_json: bool) -> None:
 
 
 def _row(job: Job) -> tuple[str, ...]:
-    created = f"{output.span((datetime.now(UTC) - job.created_at).total_seconds())} ago"
     took = output.milliseconds(job.timings.get("total") if job.timings else None)
-    return (job.id, job.model, job.status, created, took, _remark(job))
+    return (job.id, job.model, job.status, output.ago(job.created_at), took, _remark(job))
 
 
 def _remark(job: Job) -> str:
     if job.error is not None:
-        text = " ".join(f"{job.error.type}: {job.error.message}".split())
-        return text if len(text) <= _SHOWN_ERROR_CHARS else text[:_SHOWN_ERROR_CHARS] + "…"
+        return output.short_line(f"{job.error.type}: {job.error.message}")
     if job.waiting_for:
         return f"no {job.waiting_for} of the model is loaded"
     return f"place {job.queue_position:,}" if job.queue_position else ""

@@ -1,4 +1,4 @@
-"""`headrace models` and `headrace queues`."""
+"""`headrace models`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from headrace.commands import output
 
 if TYPE_CHECKING:
-    from headrace.client.job import Model, Queue
+    from headrace.client.job import Model
 
 _SUMMARY: Final = ("name", "version", "queue", "state", "ready_replicas")
 
@@ -43,22 +43,6 @@ def show_model(url: str | None, name: str, *, as_json: bool) -> None:
         output.line(model.error.rstrip())
 
 
-def list_queues(url: str | None, *, as_json: bool) -> None:
-    """Show what waits and what runs."""
-    from headrace import Client
-
-    with Client(url) as client:
-        queues = list(client.queues())
-    if as_json:
-        for queue in queues:
-            output.json_line(queue)
-        return
-    output.table(
-        ("QUEUE", ">WAITING", ">OLDEST", ">RUNNING", ">SCHEDULED", ">DEAD", ">ROOM FOR", ""),
-        [_queue_row(queue) for queue in queues],
-    )
-
-
 def _facts(model: Model) -> list[tuple[str, str]]:
     hidden = ("workers", "error")
     facts = [
@@ -71,12 +55,3 @@ def _facts(model: Model) -> list[tuple[str, str]]:
         for worker in model.workers or ()
     ]
     return facts
-
-
-def _queue_row(queue: Queue) -> tuple[str, ...]:
-    waiting = sum(queue.depth.values())
-    oldest = "" if queue.oldest_age_s is None else output.span(queue.oldest_age_s)
-    room = max(queue.max_queue_depth - waiting, 0)
-    counts = (queue.in_flight, queue.scheduled, queue.dead_letters, room)
-    numbers = (f"{count:,}" for count in counts)
-    return (queue.name, f"{waiting:,}", oldest, *numbers, "paused" if queue.paused else "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from io import StringIO
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,11 +13,13 @@ import msgspec
 import typer
 
 from headrace import errors
+from headrace.commands.exits import ExitCode
 
 if TYPE_CHECKING:
     from headrace.client.job import Job
 
 _WIDE: Final = 10_000
+_SHORT_CHARS: Final = 200
 _UNITS: Final = (("d", 86_400), ("h", 3600), ("min", 60))
 
 
@@ -99,6 +102,32 @@ def why(job: Job) -> str:
     return " ".join(f"{job.status}: {job.error.message} ({job.error.type})".split())
 
 
+def printable(text: str) -> str:
+    """A text of strangers as a terminal can show it: lines stay, control characters are spelt."""
+    return "".join(
+        char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode()
+        for char in text
+    )
+
+
+def short_line(text: str) -> str:
+    """A text of strangers on one line, cut where it is long."""
+    line_ = printable(" ".join(text.split()))
+    return line_ if len(line_) <= _SHORT_CHARS else line_[:_SHORT_CHARS] + "…"
+
+
+def raw(data: bytes, name: str) -> None:
+    """Bytes on standard output as they are.
+
+    Raises:
+        typer.Exit: standard output is a terminal.
+    """
+    if sys.stdout.isatty():
+        say(f"{name} is {count(len(data), 'byte')}; write them to a file: > FILE")
+        raise typer.Exit(ExitCode.USAGE)
+    write_bytes(data)
+
+
 def short(result: object, value: object) -> str:
     """A result on one line: JSON, or what a binary one is."""
     if isinstance(value, bytes):
@@ -113,6 +142,16 @@ def span(seconds: float) -> str:
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
     return f"{max(seconds, 0):.0f} s"
+
+
+def ago(moment: datetime) -> str:
+    """How long ago a moment was: `3 min ago`."""
+    return f"{span((datetime.now(UTC) - moment).total_seconds())} ago"
+
+
+def count(number: int, noun: str) -> str:
+    """So many of them: `1 job`, `2,000 jobs`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def milliseconds(value: float | None) -> str:

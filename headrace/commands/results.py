@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mimetypes
 import os
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -109,10 +108,7 @@ def print_result(value: object) -> None:
         typer.Exit: it is binary, and standard output is a terminal.
     """
     if isinstance(value, bytes):
-        if sys.stdout.isatty():
-            output.say(f"the result is {len(value):,} bytes; write them to a file: > FILE")
-            raise typer.Exit(ExitCode.USAGE)
-        output.write_bytes(value)
+        output.raw(value, "the result")
     elif isinstance(value, str):
         output.line(value)
     else:

@@ -6,16 +6,22 @@ import fcntl
 import json
 import os
 import pty
+import select
 import signal
 import struct
 import subprocess
 import sys
 import termios
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+from typing_extensions import override
+
+from headrace.cli import main
 from tests.harness.up import clean_environment
 
 TIMEOUT_S = 60
@@ -73,8 +79,11 @@ class Commands:
             finally:
                 process.kill()
 
-    def on_terminal(self, *arguments: str, columns: int = 80) -> tuple[int, str]:
-        """Run a command on a terminal of its own: its exit code, and all that appeared there."""
+    def on_terminal(self, *arguments: str, columns: int = 80, typed: str = "") -> tuple[int, str]:
+        """Run a command on a terminal of its own: its exit code, and all that appeared there.
+
+        What is typed waits in the terminal until the command reads it.
+        """
         ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         environ = {**self._environment(), "TERM": "xterm"}
@@ -84,6 +93,7 @@ class Commands:
         )  # fmt: skip
         os.close(theirs)
         try:
+            os.write(ours, typed.encode())
             shown = _all_of(ours)
             return process.wait(TIMEOUT_S), shown.decode()
         finally:
@@ -98,10 +108,10 @@ class Commands:
 
 
 def _all_of(terminal: int) -> bytes:
-    """All that appears on a terminal until nobody has it open."""
+    """All that appears on a terminal until nobody has it open, or waits for what was not typed."""
     shown = b""
     with os.fdopen(terminal, "rb", buffering=0) as ours:
-        while True:
+        while select.select([ours], [], [], TIMEOUT_S)[0]:
             try:
                 part = ours.read(65_536)
             except OSError:  # EIO: the last of them has closed it
@@ -109,6 +119,38 @@ def _all_of(terminal: int) -> bytes:
             if not part:
                 return shown
             shown += part
+    return shown
+
+
+class CommandsWithin(Commands):
+    """The same commands within this process, for tests of many: a process costs a second.
+
+    What runs on a terminal, or is started, is a process here too.
+    """
+
+    @override
+    def run(self, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+        out, err = BytesIO(), BytesIO()
+        streams: dict[str, Any] = {
+            "argv": ["headrace", *arguments],
+            "stdin": TextIOWrapper(BytesIO(stdin), "utf-8"),
+            "stdout": TextIOWrapper(out, "utf-8"),
+            "stderr": TextIOWrapper(err, "utf-8", write_through=True),
+        }
+        with (
+            patch.multiple(sys, **streams),
+            patch.dict(os.environ, HEADRACE_URL=self.url),
+            chdir(self.folder),
+        ):
+            try:
+                main()
+                code: Any = 0
+            except SystemExit as ended:
+                code = ended.code
+            sys.stdout.flush()
+        return subprocess.CompletedProcess(
+            arguments, int(code or 0), out.getvalue(), err.getvalue()
+        )
 
 
 def interrupted(process: subprocess.Popen[bytes]) -> tuple[int, str, str]:
@@ -121,3 +163,15 @@ def interrupted(process: subprocess.Popen[bytes]) -> tuple[int, str, str]:
 def records(path: Path) -> list[dict[str, Any]]:
     """The lines of a file that `-o` wrote."""
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def completed(url: str, *words: str) -> list[str]:
+    """What bash is offered for the last of these words."""
+    program = "import sys; from headrace.cli import main; sys.argv[0] = 'headrace'; main()"
+    asked = {"COMP_WORDS": " ".join(["headrace", *words]), "COMP_CWORD": str(len(words))}
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True,
+        env=clean_environment(HEADRACE_URL=url, _HEADRACE_COMPLETE="complete_bash", **asked),
+    )  # fmt: skip
+    assert ended.stderr == ""
+    return ended.stdout.split()

@@ -14,7 +14,7 @@ import pytest
 
 from headrace.jobs import new_id
 from headrace.ports import free_port
-from tests.harness.commands import Commands, interrupted, records
+from tests.harness.commands import Commands, completed, interrupted, records
 from tests.harness.up import RunningUp, clean_environment, running_up, write_models
 from tests.harness.wait import wait_until
 from tests.harness.worker import HANDLERS
@@ -313,18 +313,6 @@ def test_a_paused_queue_says_so(cli: Commands, up: RunningUp) -> None:
     finally:
         up.request("POST", "/api/v1/queues/headrace.echo/resume", b"")
     assert [line.endswith("paused") for line in shown] == [True, False]
-
-
-def completed(url: str, *words: str) -> list[str]:
-    """What bash is offered for the last of these words."""
-    program = "import sys; from headrace.cli import main; sys.argv[0] = 'headrace'; main()"
-    asked = {"COMP_WORDS": " ".join(["headrace", *words]), "COMP_CWORD": str(len(words))}
-    ended = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True,
-        env=clean_environment(HEADRACE_URL=url, _HEADRACE_COMPLETE="complete_bash", **asked),
-    )  # fmt: skip
-    assert ended.stderr == ""
-    return ended.stdout.split()
 
 
 def test_the_shell_completes_models_of_the_server(cli: Commands) -> None:

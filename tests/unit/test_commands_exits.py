@@ -14,7 +14,7 @@ from headrace import errors
 from headrace.commands.exits import ExitCode, exit_code
 from headrace.commands.inputs import Input
 from headrace.commands.jobs import since
-from headrace.commands.output import advice, span
+from headrace.commands.output import advice, printable, short_line, span
 from headrace.commands.records import Earlier
 from headrace.commands.tracker import Tracker
 from tests.harness.up import clean_environment
@@ -29,7 +29,9 @@ from tests.harness.up import clean_environment
         (errors.BrokerUnavailable("x"), 3),
         (errors.ServerUnreachable("x"), 3),
         (errors.UnexpectedAnswer("x"), 3),
+        (errors.QueueNotFound("x"), 2),
         (errors.JobNotFound("x"), 4),
+        (errors.LetterNotFound("x"), 4),
         (errors.WaitTimeout("x"), 5),
         (errors.InputError("x"), 1),
         (errors.HandlerError("x"), 1),
@@ -75,6 +77,12 @@ def test_or_nothing_that_is_known(text: str) -> None:
 )
 def test_a_span_has_one_unit(seconds: float, text: str) -> None:
     assert span(seconds) == text
+
+
+def test_what_strangers_wrote_moves_no_cursor() -> None:
+    assert printable("a\x1b[2Jb\tc\nd\x07\u202eé") == "a\\x1b[2Jb\tc\nd\\x07\\u202eé"
+    assert short_line(" a\r\n  b\x1bc ") == "a b\\x1bc"
+    assert short_line("x" * 201) == "x" * 200 + "…"
 
 
 def test_the_tracker_knows_what_has_not_come_back() -> None:

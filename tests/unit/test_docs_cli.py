@@ -17,7 +17,13 @@ from headrace.commands.jobs import Status
 
 TEXT = (Path(__file__).parents[2] / "docs/cli.md").read_text("utf-8")
 COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-CLIENTS = ("submit", "result", "jobs", "cancel", "models", "queues")
+GROUPS = {
+    name: command.commands for name, command in COMMANDS.items() if hasattr(command, "commands")
+}
+CLIENTS = (
+    "submit", "result", "jobs", "cancel", "models", "queues",
+    *(f"{group} {name}" for group, commands in GROUPS.items() for name in commands),
+)  # fmt: skip
 
 
 def section(title: str) -> str:
@@ -33,9 +39,17 @@ def documented(command: str) -> dict[str, tuple[str, str]]:
 
 
 def helped(command: str) -> str:
-    shown = CliRunner().invoke(app, [command, "--help"])
+    shown = CliRunner().invoke(app, [*command.split(), "--help"])
     assert shown.exit_code == 0
     return shown.output
+
+
+def params(words: list[str]) -> list[Any]:
+    """What the command that a line begins with takes."""
+    command = COMMANDS[words[0]]
+    if words[0] in GROUPS and len(words) > 1 and words[1] in GROUPS[words[0]]:
+        command = GROUPS[words[0]][words[1]]
+    return list(command.params)
 
 
 @pytest.mark.parametrize("command", CLIENTS)
@@ -48,7 +62,7 @@ def test_every_option_of_the_help_is_documented_and_none_is_invented(command: st
 @pytest.mark.parametrize("command", CLIENTS)
 def test_short_names_and_defaults_are_those_of_the_help(command: str) -> None:
     table = documented(command)
-    for option in COMMANDS[command].params:
+    for option in params(command.split()):
         cell, default = table.get(option.opts[0], (None, ""))
         if cell is None:  # an argument
             continue
@@ -61,7 +75,8 @@ def test_short_names_and_defaults_are_those_of_the_help(command: str) -> None:
 def test_every_command_is_in_the_table() -> None:
     named = set(re.findall(r"^\| `headrace [^|]*", TEXT, re.MULTILINE))
     words = set(re.findall(r"[a-z-]+", " ".join(named)))
-    assert words - {"headrace"} == set(COMMANDS)
+    inner = {name for commands in GROUPS.values() for name in commands}
+    assert words - {"headrace"} == set(COMMANDS) | inner
 
 
 def test_the_exit_codes_are_these() -> None:
@@ -78,5 +93,5 @@ def test_the_words_that_options_take_are_all_named() -> None:
 def test_the_readme_shows_only_options_that_exist() -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
     for command, rest in re.findall(r"^\$ .*?headrace (\w+)(.*)$", TEXT + readme, re.MULTILINE):
-        known = {name for option in COMMANDS[command].params for name in option.opts}
+        known = {name for option in params([command, *rest.split()]) for name in option.opts}
         assert set(re.findall(r"(?<=\s)--?[a-z][\w-]*", rest.partition("|")[0])) <= known, rest

@@ -35,6 +35,9 @@ Shared::
     hr:stats:<model>                hash    no TTL; counters for /metrics, see headrace/telemetry.py
     hr:api:<api>                    string  API_TTL_S; requests that wait in one API process
     hr:done:<api>                   channel the ended jobs that one API process waits for
+    hr:cancel:<owner>               channel model, id and token of jobs that one worker holds and
+                                            that were cancelled
+    hr:revoked                      zset    REVOKED_TTL_S; id -> until when no message of it runs
 
 Payloads, of the inputs and results that are too long for a message (headrace/store)::
 
@@ -56,12 +59,15 @@ STEPS: Final = (0, 3, 6, 9)
 STEP_SEPARATOR: Final = "\x06\x16"
 WORKER_TTL_S: Final = 15
 API_TTL_S: Final = 15
+#: How long a worker's `revoke` of an id without a record is remembered.
+REVOKED_TTL_S: Final = 86_400
 
 JOB_PREFIX: Final = "hr:job:"
 META_PREFIX: Final = "celery-task-meta-"
 TOKEN: Final = "hr:token"  # noqa: S105 - a fence, no secret
 WORKERS: Final = "hr:workers"
 PAUSED: Final = "hr:paused"
+REVOKED: Final = "hr:revoked"
 PAYLOADS: Final = "hr:payloads"
 PAYLOAD_SIZES: Final = "hr:payloads:size"
 PAYLOAD_PREFIX: Final = "hr:payload:"
@@ -195,6 +201,11 @@ def api(api_id: str) -> str:
 def done_channel(api: str) -> str:
     """Channel on which the ended jobs of one API process' waiters are published."""
     return f"hr:done:{api}"
+
+
+def cancel_channel(owner: str) -> str:
+    """Channel on which one worker is told that jobs which it holds were cancelled."""
+    return f"hr:cancel:{owner}"
 
 
 def queue_keys(queue: str) -> list[str]:

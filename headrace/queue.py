@@ -168,7 +168,7 @@ class JobQueue:
 
     async def cancel(self, ids: Sequence[str]) -> list[str]:
         """Cancel jobs: per id `unknown`, `removed`, `asked` (it was running) or `ended` before."""
-        answers = await self._call("cancel", keys.QUEUE_PREFIX, *ids)
+        answers = await self._call("cancel", keys.QUEUE_PREFIX, 0, *ids)
         return [answer.decode() for answer in answers]
 
     async def index(self, *arguments: Arg) -> list[Any]:

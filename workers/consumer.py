@@ -18,6 +18,7 @@ from typing import Any, Final
 from redis.exceptions import RedisError
 
 from workers.dispatch import Dispatch
+from workers.dropping import Dropping
 from workers.guard import Guard
 from workers.items import Batch
 from workers.lane import Lane
@@ -69,6 +70,7 @@ class Consumer:
         self._reporter = reporter
         self._porter = porter
         self._devices = dispatch
+        self._dropping = Dropping(lanes, ledger)
         self._selector = selectors.DefaultSelector()
         self._losses = Losses(self._selector, ledger, reporter, guard)
         self._keeper = self._losses.keeper
@@ -100,7 +102,8 @@ class Consumer:
         if not self._ledger.connected and now >= self._ledger.reconnect_at:
             self._connect(now)
         self._tend(now)
-        self._dispatch(now)
+        if not self._dropping.in_doubt(now):
+            self._dispatch(now)
         if self._stopping.is_set():
             for lane in self.lanes:
                 self._ledger.release(lane, lane.take_all(), "free")
@@ -141,7 +144,7 @@ class Consumer:
         if now >= self._renew_at:
             self._renew_at = now + self._ledger.limits.lease_ttl_s / 3
             for lane in self.lanes:
-                self._ledger.renew(lane)
+                self._dropping.renew(lane)
         due = any(lane.next_due_at is not None and now >= lane.next_due_at for lane in self.lanes)
         if now >= self._sweep_at or due or self._losses.new:
             self._losses.new = False
@@ -162,12 +165,14 @@ class Consumer:
             if lane.held.get(item.id) is not item:
                 # Another's by now, or held under a newer claim: this one is over.
                 lane.cargo.settled([item.token])
+            elif item.dropped and load is None:
+                continue  # settled meanwhile
             elif error is not None:
                 logger.warning("job %s: %s", item.id, error.message)
                 settlement = lane.unmoved(item, error, retryable=retryable)
                 self._ledger.settle(lane, [settlement])
             elif load is not None:
-                lane.stats.ended("succeeded")
+                lane.stats.ended("succeeded" if not item.dropped else "cancelled")
                 self._ledger.settle(lane, [load.settlement])
             elif body is not None:
                 lane.arrived(item, body)
@@ -273,6 +278,7 @@ class Consumer:
             self._ledger.hear(time.monotonic())
         elif key.fileobj is self._wake.socket():
             self._woken(self._wake.drain())
+            self._dropping.heard(self._wake.heard())
 
     def _arm(self, now: float) -> float:
         """Ask to be woken where that helps; the seconds to sleep at the most."""
@@ -282,6 +288,8 @@ class Consumer:
             ]
             if wanted:
                 self._woken(self._wake.watch(wanted))
+                if self._dropping.heard(self._wake.heard()):
+                    return 0.0
             if any(lane.claimable for lane in self.lanes):
                 return self._top_up_at - now
         until = min(self._moments(now))

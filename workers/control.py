@@ -165,8 +165,8 @@ def _revoke_command(redis_url: str) -> Command:
             answers = _cancelled(redis_url, ids)
         except (RedisError, OSError) as error:
             return {"error": f"not revoked, Redis does not answer: {error}"}
-        # What has no record may stand in a queue as a stock client's message: workers that hear of
-        # it now refuse it when they claim it, as Celery has it.
+        # What has no record may stand in a queue as a stock client's message, or come as one: the
+        # script has noted it for the claim. This is for `inspect revoked`.
         celery_state.revoked.update(
             [job_id for job_id, answer in answers.items() if answer == "unknown"]
         )
@@ -189,7 +189,7 @@ def _cancelled(redis_url: str, ids: list[str]) -> dict[str, str]:
     with connect(redis_url) as client:
         for start in range(0, len(ids), CANCEL_MAX_JOBS):
             some = ids[start : start + CANCEL_MAX_JOBS]
-            call = cancel.call([], keys.QUEUE_PREFIX, *some)
+            call = cancel.call([], keys.QUEUE_PREFIX, keys.REVOKED_TTL_S, *some)
             try:
                 said = client.execute_command(*call)
             except NoScriptError:

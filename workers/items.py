@@ -42,6 +42,8 @@ class Item:
         key: only items of one key run together.
         kind: content type of an input that was fetched and is not JSON.
         expires_at: until when it must have begun.
+        dropped: why nothing is to come of it here any more: "cancelled", or "lost" to another
+            worker.
     """
 
     id: str
@@ -57,6 +59,7 @@ class Item:
     cost: int = 0
     key: str | None = None
     kind: str = ""
+    dropped: str = ""
     expires_at: float = float("inf")
 
     @property

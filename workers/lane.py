@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import msgspec
 
 from headrace.catalog import ModelConfig
-from headrace.errors import HeadraceError, InvalidRequest
+from headrace.errors import HeadraceError, InvalidRequest, JobCancelled
 from headrace.jobs import US_PER_S, State, batch_text
 from headrace.media import is_json
 from headrace.messages import read_envelope
@@ -60,7 +60,7 @@ class Lane:
         paused: somebody has paused the queue; each sweep looks whether it still is.
         claiming: how many jobs a claim that is not yet answered may bring.
         cargo: its payloads on their way.
-        revoked: ids that a Celery client has revoked before they had a record.
+        foretold: tokens of jobs that were cancelled before the answer to their claim was here.
         fitting: how many items its memory has room for together.
         recycled: how many of its processes were recycled.
         restarts: which of them were lost, and when the next may be started.
@@ -75,7 +75,7 @@ class Lane:
     max_retries: int
     replicas: list[Replica]
     stats: ModelStats = field(default_factory=ModelStats)
-    revoked: Container[str] = frozenset()
+    foretold: set[str] = field(default_factory=set)
     held: dict[str, Item] = field(default_factory=dict)
     backlog: int = 0
     paused: bool = False
@@ -193,9 +193,8 @@ class Lane:
         except InvalidRequest as error:
             return self._fail(item, error.code, error.message)
         item.message = message
-        if item.id in self.revoked:
-            self.stats.ended("cancelled")
-            return cancelled(item)
+        if item.token in self.foretold:
+            return self.cancel(item)
         wall = time.time()
         if message.model != self.model.name:
             return self._fail(
@@ -214,6 +213,12 @@ class Lane:
         items = self.batcher.take_all()
         self.deadlines.left(items)
         return items
+
+    def cancel(self, item: Item) -> Settlement:
+        """The end of a job that was not handed over yet."""
+        item.dropped = "cancelled"
+        self.stats.ended("cancelled")
+        return cancelled(item)
 
     def _fail(self, item: Item, code: str, message: str) -> Settlement:
         self.stats.ended("failed")
@@ -294,7 +299,9 @@ class Lane:
         settled = []
         for item, outcome in zip(batch.items, outcomes, strict=True):
             took = timings(item, shared)
-            if outcome[0]:
+            if item.dropped:
+                settled.append(self._discarded(item, told, took))
+            elif outcome[0]:
                 if len(outcome[1]) > inline_max and self.cargo.keeps(item, outcome[1]):
                     self._load(item, outcome, told, took, done)
                 else:
@@ -307,9 +314,15 @@ class Lane:
                 )  # fmt: skip
                 self.stats.ended(_word(settlement))
                 settled.append(settlement)
-        kept = len(self.cargo.loads)
-        self.stats.ended("succeeded", sum(1 for outcome in outcomes if outcome[0]) - kept)
+        self.stats.ended("succeeded", sum(end.state == State.SUCCEEDED for end in settled))
         return settled
+
+    def _discarded(self, item: Item, batch: int | str, took: str) -> Settlement:
+        """What a job ends with that was handed over and that nobody wants any more from here."""
+        if item.dropped == "cancelled":
+            self.stats.ended("cancelled")
+        # Not as `cancelled`, which takes the attempt back. Redis knows of the cancel.
+        return failed(item, JobCancelled.code, "the job was cancelled", batch=batch, timings=took)
 
     def _load(self, item: Item, outcome: Any, batch: int | str, took: str, done: str) -> None:
         entry = new_entry(self.cargo.store, item.id, self.model.name, "r")

@@ -35,6 +35,9 @@ SWEEP_MAX_JOBS: Final = 500
 FENCED: Final = 0
 CANCELLED: Final = 3
 PUT_OFF: Final = 4
+#: What renew.lua answers, beside FENCED: it is ours, it was cancelled meanwhile.
+RENEWED: Final = 1
+ASKED: Final = 2
 
 Handle = Callable[[Any, float], None]
 
@@ -163,6 +166,8 @@ class Ledger:
         def claimed(reply: Any, now: float) -> None:
             lane.claiming -= count
             self.settle(lane, lane.accept(reply, now))
+            if not lane.claiming:
+                lane.foretold.clear()
 
         def refused() -> None:
             lane.claiming -= count
@@ -235,12 +240,22 @@ class Ledger:
             again=True,
         )
 
-    def renew(self, lane: Lane) -> None:
-        """Renew the leases of all that the lane holds."""
-        pairs = [value for item in lane.held.values() for value in (item.id, item.token)]
-        if pairs:
+    def renew(self, lane: Lane, answered: Callable[[list[Item], list[Any]], None]) -> None:
+        """Renew the leases of all that the lane holds.
+
+        Args:
+            lane: the model whose jobs they are.
+            answered: called with the jobs and, for each, RENEWED, ASKED or FENCED.
+        """
+        items = list(lane.held.values())
+
+        def renewed(reply: Any, _now: float) -> None:
+            answered(items, reply)
+
+        if items:
+            pairs = [value for item in items for value in (item.id, item.token)]
             call = script("renew").call(keys.queue_keys(lane.queue), self._lease_us, *pairs)
-            self.say(call)
+            self._outbox.append(_Call(call, renewed, lambda: answered([], []), again=False))
 
     def sweep(self, lane: Lane, now: float) -> None:
         """Promote what is due and reap what has run out."""

@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 import time
-from typing import Any
+from typing import Any, Final
 
 from headrace.handler import Context
 from workers.frames import FrameSocket
@@ -30,6 +30,9 @@ from workers.thread_context import ThreadContext, overlaps
 from workers.warm_up import warm_up
 
 logger = logging.getLogger("headrace.model")
+
+#: More batches than the worker ever has in here at once.
+BATCHES_MAX: Final = 8
 
 
 def main() -> None:
@@ -74,19 +77,31 @@ def _serve(frames: FrameSocket, inbox: Inbox, runner: Runner) -> None:
         frame = inbox.get()
         if frame[0] == "stop":
             return
-        _, seq, items = frame
-        work = runner.run(items)
+        _, seq, items, dropped = frame
+        work = runner.run(items, dropped)
         frames.send(done_frame(seq, work))
 
 
 def _read(frames: FrameSocket, inbox: Inbox) -> None:
-    """Pass frames on, and end the process when the worker is gone, whatever the handler does."""
+    """Pass frames on, and end the process when the worker is gone, whatever the handler does.
+
+    With a batch goes a set that the places of its items are put into which are dropped meanwhile.
+    """
+    dropped: dict[int, set[int]] = {}
     while True:
         try:
             received = frames.receive()
         except (EOFError, OSError):
             os._exit(0)
         for frame in received:
+            if frame[0] == "drop":
+                _, seq, places = frame
+                dropped.get(seq, set()).update(places)
+                continue
+            if frame[0] == "batch":
+                frame.append(dropped.setdefault(frame[1], set()))
+                if len(dropped) > BATCHES_MAX:
+                    del dropped[next(iter(dropped))]
             inbox.put(frame)
 
 

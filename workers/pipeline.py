@@ -88,15 +88,15 @@ class Pipeline:
 
     def _prepare(self) -> None:
         while (frame := self._inbox.get())[0] != "stop":
-            _, seq, items = frame
+            _, seq, items, dropped = frame
             with self._lock:
                 self._inside += 1
                 if self._inside > 1:
                     # The worker may take it back uncharged for as long as this is not said.
                     self._send(["began", seq])
-            passage = Passage(seq, self._runner.read(items))
+            passage = Passage(seq, self._runner.read(items, dropped))
             if passage.work.readable:
-                passage.group = Group(list(passage.work.readable.values()), passage.work.times)
+                passage.group = passage.work.group(passage.places)
                 try:
                     self._runner.prepare(passage.group)
                 except Exception as error:  # noqa: BLE001 - whatever a handler raises becomes that job's error

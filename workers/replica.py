@@ -23,7 +23,7 @@ from workers.life import STARTING, TRACE_SIGNAL, Phase
 from workers.stacks import LOOK_S, TELL_S, Stacks
 
 if TYPE_CHECKING:
-    from workers.items import Batch
+    from workers.items import Batch, Item
 
 logger = logging.getLogger(__name__)
 
@@ -169,6 +169,13 @@ class Replica:
                     for row, item in zip(rows, batch.items, strict=True)
                 ]
             self.frames.send(["batch", batch.seq, rows])
+
+    def drop(self, item: Item) -> None:
+        """Tell the process that an item of a batch which it was given is not wanted any more."""
+        for batch in (self.batch, self.staged):
+            if batch is not None and item in batch.items and self.frames is not None:
+                with contextlib.suppress(OSError):
+                    self.frames.send(["drop", batch.seq, [batch.items.index(item)]])
 
     def finished(self, seq: int, now: float) -> Batch | None:
         """The process has answered for a batch; one that is staged is now the one that runs.

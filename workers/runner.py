@@ -2,6 +2,10 @@
 
 When a verb raises, nobody fails at first: the batch is split and its halves run again, until the
 inputs that make it raise stand alone and fail with their own error. Knows no queue and no sockets.
+
+Items that are dropped meanwhile, as their jobs were cancelled, are left out where the handler's
+contract allows: before `preprocess`; before `inference` where the verbs overlap, since a handler
+that runs in turn may have kept something for each item; and before any verb where nobody is left.
 """
 
 from __future__ import annotations
@@ -9,18 +13,28 @@ from __future__ import annotations
 import gc
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
-from headrace.errors import NOT_STARTED, HandlerError, InputError, InvalidRequest, JobExpired
+from headrace.errors import (
+    NOT_STARTED,
+    HandlerError,
+    InputError,
+    InvalidRequest,
+    JobCancelled,
+    JobExpired,
+)
 from headrace.handler import Context, Handler
 from headrace.messages import decode_input, decode_payload
 from workers.outcomes import Outcome, failure, out_of_memory, outcome_of
+from workers.thread_context import overlaps
 
 #: A job's id, its input as the handler gets it, and its content type.
 Input = tuple[str, Any, str]
 clock = time.perf_counter
+#: The outcome of an item that was dropped before its verbs; the worker knows of the cancel.
+CANCELLED: Final[Outcome] = failure(JobCancelled("the job was cancelled"))
 
 
 @dataclass(slots=True)
@@ -52,15 +66,32 @@ class Group:
         results: one per input; an error that `preprocess` gave stands there from then on.
         good: the places of the inputs that are no errors.
         padding: how often the last of them stands in `items` once more.
+        places: their places in the batch.
+        dropped: the places that are not wanted any more.
+        left_out: which of the inputs took no further verb for that.
     """
 
     inputs: list[Input]
     times: StageTimes
+    places: Sequence[int] = ()
+    dropped: Collection[int] = ()
+    left_out: frozenset[int] = frozenset()
     results: list[Any] = field(default_factory=list)
     good: list[int] = field(default_factory=list)
     items: Any = None
     padding: int = 0
     outputs: Any = None
+
+    @property
+    def at_hand(self) -> list[Input]:
+        """The inputs without those that were left out."""
+        if not self.left_out:
+            return self.inputs
+        return [one for n, one in enumerate(self.inputs) if n not in self.left_out]
+
+    def gone(self) -> list[int]:
+        """Which of the good ones were dropped."""
+        return [n for n in self.good if self.places[n] in self.dropped] if self.dropped else []
 
 
 @dataclass(slots=True)
@@ -72,6 +103,7 @@ class Work:
         readable: the places of the items whose input could be read.
         ran: the largest group of them that went through all verbs.
         too_large: groups that ran out of memory, and those items that did so alone.
+        dropped: the places of items that are not wanted any more; another thread adds to them.
     """
 
     outcomes: list[Outcome]
@@ -79,6 +111,12 @@ class Work:
     times: StageTimes = field(default_factory=StageTimes)
     ran: int = 0
     too_large: list[list[int]] = field(default_factory=list)
+    dropped: set[int] = field(default_factory=set)
+
+    def group(self, places: list[int]) -> Group:
+        """These items, to go through the verbs together."""
+        inputs = [self.readable[place] for place in places]
+        return Group(inputs, self.times, places, self.dropped)
 
     @property
     def fits(self) -> int:
@@ -112,24 +150,28 @@ class Runner:
         self._at_hand(inputs)
         return self.handler.preprocess([value for _, value, _ in inputs])
 
-    def run(self, items: Sequence[Sequence[Any]]) -> Work:
+    def run(self, items: Sequence[Sequence[Any]], dropped: set[int] | None = None) -> Work:
         """Run a batch, one verb after the other; one outcome per item."""
-        work = self.read(items)
+        work = self.read(items, dropped)
         if work.readable:
             self.attempt(work, list(work.readable))
         work.times.starved = work.times.preprocess
         return self.close(work)
 
     @staticmethod
-    def read(items: Sequence[Sequence[Any]]) -> Work:
+    def read(items: Sequence[Sequence[Any]], dropped: set[int] | None = None) -> Work:
         """Read the inputs; what cannot be read has its outcome.
 
         Args:
             items: as in the frame: (id, input JSON), or (id, bytes, content type) of a payload;
                 of what may expire before it is read also until when, in seconds since 1970.
+            dropped: the places of items that are not wanted any more, now and from now on.
         """
-        work = Work([[] for _ in items], {})
+        work = Work([[] for _ in items], {}, dropped=set() if dropped is None else dropped)
         for place, (job_id, raw, *more) in enumerate(items):
+            if place in work.dropped:
+                work.outcomes[place] = CANCELLED
+                continue
             if len(more) > 1 and time.time() >= more[1]:
                 work.outcomes[place] = failure(JobExpired(NOT_STARTED))
                 continue
@@ -149,7 +191,11 @@ class Runner:
 
     def attempt(self, work: Work, places: list[int]) -> None:
         """Run these items together, and where that raises, run them in halves."""
-        group = Group([work.readable[place] for place in places], work.times)
+        if work.dropped:
+            places = self._wanted(work, places)
+            if not places:
+                return
+        group = work.group(places)
         try:
             self.verbs(group)
         except Exception as error:  # noqa: BLE001 - whatever a handler raises becomes that job's error
@@ -160,6 +206,13 @@ class Runner:
         # The error and its frames are gone by here, and with them what they held in memory.
         del group
         self.split(work, places)
+
+    @staticmethod
+    def _wanted(work: Work, places: list[int]) -> list[int]:
+        wanted = [place for place in places if place not in work.dropped]
+        for place in set(places).difference(wanted):
+            work.outcomes[place] = CANCELLED
+        return wanted
 
     def split(self, work: Work, places: list[int]) -> None:
         """Run items that raised together in halves; one alone has its outcome."""
@@ -207,16 +260,14 @@ class Runner:
         # A handler may return a tensor; it is passed on whole unless an item dropped out.
         whole = len(group.good) == len(results)
         group.items = items if whole else [results[n] for n in group.good]
-        group.padding = self._padding(len(group.good))
-        if group.padding:
-            group.items = _padded(group.items, len(group.good), group.padding)
-            group.times.padding += group.padding
+        self._pad(group)
 
     def infer(self, group: Group) -> None:
-        """`inference`, unless every item is an error."""
+        """`inference`, unless every item is an error or dropped."""
+        self._leave_out(group)
         if not group.good:
             return
-        self._at_hand(group.inputs)
+        self._at_hand(group.at_hand)
         started = clock()
         try:
             group.outputs = self.handler.inference(group.items)
@@ -225,10 +276,12 @@ class Runner:
         group.items = None
 
     def finish(self, group: Group) -> None:
-        """`postprocess`, unless every item is an error."""
+        """`postprocess`, unless every item is an error or dropped."""
+        if len(gone := group.gone()) == len(group.good):
+            self._drop(group, gone)
         if not group.good:
             return
-        self._at_hand(group.inputs)
+        self._at_hand(group.at_hand)
         started = clock()
         try:
             size = len(group.good) + group.padding
@@ -237,6 +290,35 @@ class Runner:
             group.times.postprocess += (clock() - started) * 1000
         for n, result in zip(group.good, final[: len(group.good)], strict=True):
             group.results[n] = result
+
+    def _leave_out(self, group: Group) -> None:
+        """Let those go that were dropped since `preprocess`, if the handler bears it."""
+        gone = group.gone()
+        if not gone:
+            return
+        if len(gone) == len(group.good):
+            self._drop(group, gone)
+        elif overlaps(self.handler):
+            rows = [row for row, n in enumerate(group.good) if n not in gone]
+            kept = _rows(group.items, rows)
+            if kept is not None:
+                self._drop(group, gone)
+                group.items = kept
+                self._pad(group)
+
+    @staticmethod
+    def _drop(group: Group, gone: list[int]) -> None:
+        for n in gone:
+            group.results[n] = JobCancelled("the job was cancelled")
+        group.good = [n for n in group.good if n not in gone]
+        group.left_out = group.left_out.union(gone)
+
+    def _pad(self, group: Group) -> None:
+        group.times.padding -= group.padding
+        group.padding = self._padding(len(group.good))
+        if group.padding:
+            group.items = _padded(group.items, len(group.good), group.padding)
+            group.times.padding += group.padding
 
     def _padding(self, count: int) -> int:
         allowed = self.context.allowed_batch_sizes if count else ()
@@ -253,6 +335,13 @@ def free_memory() -> None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.empty_cache()
+
+
+def _rows(items: Any, rows: list[int]) -> Any:
+    """These rows of a batch; None where it is of a kind that cannot be taken apart."""
+    if hasattr(items, "shape"):
+        return items[rows]
+    return [items[row] for row in rows] if isinstance(items, (list, tuple)) else None
 
 
 def _padded(items: Any, count: int, padding: int) -> Any:

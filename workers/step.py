@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from celery import bootsteps
-from celery.worker import state as celery_state
 from typing_extensions import override
 
 from headrace import keys
@@ -60,7 +59,7 @@ def build_lanes(catalog: Catalog, settings: Settings, environ: Mapping[str, str]
         replicas = [Replica(init, own_environ, model.load_timeout_s) for _ in range(model.replicas)]
         retries = model.max_retries if model.max_retries is not None else settings.max_retries
         cargo = Cargo(settings.payload_store, settings.inline_limit_bytes)
-        lanes.append(Lane(model, retries, replicas, revoked=celery_state.revoked, cargo=cargo))
+        lanes.append(Lane(model, retries, replicas, cargo=cargo))
     return lanes
 
 
@@ -122,7 +121,8 @@ def build_consumer(worker: Any, settings: Settings, catalog: Catalog, redis_url:
     # Before the guard, which is a process: a mistake of the settings is told first.
     porter = _porter(settings, redis_url)
     guard = Guard(f"{os.getpid()}:{secrets.token_hex(8)}")
-    wake = Wake(client, [keys.step_keys(lane.queue) for lane in lanes])
+    lists = [keys.step_keys(lane.queue) for lane in lanes]
+    wake = Wake(client, lists, keys.cancel_channel(owner))
     dispatch = Dispatch(lanes, settings.device_slots)
     return Consumer(lanes, ledger, wake, reporter, guard, porter, dispatch)
 

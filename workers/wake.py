@@ -1,5 +1,7 @@
 """Knowing at once that a queue has work, without polling and without moving a payload.
 
+The same connection hears which jobs were cancelled while this worker holds them.
+
 One RESP3 connection with CLIENT TRACKING: the lengths of a queue's lists are read in a pipeline,
 and the server then pushes one invalidation when one of them changes, whoever changed it. The push
 names the list and wakes the consumer's selector; only its queue is read again, when the consumer is
@@ -36,6 +38,7 @@ class Wake:
     Args:
         client: the connection is taken from this client's pool; it must speak RESP3.
         lists: what to watch: the lists of each queue.
+        channel: what to listen to; "" for none.
 
     Attributes:
         polls: the server knows no tracking: it pushes nothing, and is to be asked again.
@@ -43,8 +46,12 @@ class Wake:
             tell: one of their lists has changed, or they were never watched.
     """
 
-    def __init__(self, client: redis.Redis, lists: Sequence[Sequence[str]]) -> None:
+    def __init__(
+        self, client: redis.Redis, lists: Sequence[Sequence[str]], channel: str = ""
+    ) -> None:
         self._client = client
+        self._channel = channel
+        self._heard: list[bytes] = []
         self._lists = [list(group) for group in lists]
         self._queue_of = {
             name.encode(): index for index, group in enumerate(self._lists) for name in group
@@ -63,7 +70,10 @@ class Wake:
         connection: Any = self._client.connection_pool.get_connection()
         try:
             connection._parser.set_invalidation_push_handler(self._invalidated)
+            connection._parser.set_pubsub_push_handler(self._published)
             self.polls = not self._track(connection)
+            if self._channel:
+                self._listen(connection)
         except BaseException:
             connection.disconnect()
             self._client.connection_pool.release(connection)
@@ -84,6 +94,18 @@ class Wake:
             )  # fmt: skip
             return False
         return True
+
+    def _listen(self, connection: Any) -> None:
+        connection.send_command("SUBSCRIBE", self._channel)
+        try:
+            # The confirmation is a push too; so that it is here, something is read behind it.
+            connection.send_command("PING")
+            connection.read_response()
+        except ResponseError as error:
+            logger.warning(
+                "Redis refuses SUBSCRIBE, so a cancel is seen when leases are renewed: %s", error
+            )
+            connection.read_response()
 
     def close(self) -> None:
         """Drop the connection."""
@@ -128,6 +150,11 @@ class Wake:
         except ResponseError:  # a key of another type: the claim will say so
             return 0
 
+    def heard(self) -> list[bytes]:
+        """What was published on the channel, as far as it was read by `watch` and `drain`."""
+        heard, self._heard = self._heard, []
+        return heard
+
     def drain(self) -> set[int]:
         """Take the pushes that are there; the queues that have changed.
 
@@ -142,6 +169,11 @@ class Wake:
             raise
         changed, self._changed = self._changed, set()
         return changed
+
+    def _published(self, message: Any) -> Any:
+        if _raw(message[0]) == b"message":
+            self._heard.append(message[2])
+        return message
 
     def _invalidated(self, message: Any) -> Any:
         names = message[1]

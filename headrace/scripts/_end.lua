@@ -50,6 +50,14 @@ local function finish_cancelled(id, ttl, waiter)
   finish(id, ttl or DEFAULT_TTL_S, waiter, meta_json(id, 'REVOKED', REVOKED), {'s', 'c', 'en', NOW})
 end
 
+-- A leased job turns out not to be run: its start and its attempt are taken back. Returns its attempts.
+local function not_run(id, attempts)
+  local before = whole(math.max(0, (tonumber(attempts or '0') or 0) - 1))
+  redis.call('HDEL', JOB .. id, 'st')
+  redis.call('HSET', JOB .. id, 'a', before)
+  return before
+end
+
 -- Dead letters are kept for so long, and so many of a queue, oldest dropped first.
 local LETTER_TTL_S, LETTERS_MAX = 1209600, 100000
 
@@ -94,6 +102,7 @@ local function give_back(id, mode, max_crashes, queue)
   redis.call('HDEL', KEYS[6], id)
   if state and state ~= 'r' then return 'gone' end
   if cancel then
+    if mode == 'free' then not_run(id, attempts) end
     finish_cancelled(id, ttl, waiter)
     return 'cancelled'
   end

@@ -6,6 +6,7 @@
 local STEPS = {'0', '3', '6', '9'}
 local STEP_INDEX = {['0'] = 1, ['3'] = 2, ['6'] = 3, ['9'] = 4}
 local JOB, META, DONE = 'hr:job:', 'celery-task-meta-', 'hr:done:'
+local CANCELLED, REVOKED_IDS = 'hr:cancel:', 'hr:revoked'
 local PAYLOADS, PAYLOAD_SIZES, PAYLOAD = 'hr:payloads', 'hr:payloads:size', 'hr:payload:'
 local DEFAULT_TTL_S = '86400'
 -- A model's jobs by the time of their submit. Without a new one it outlives what may be scheduled, and then kept, longest.

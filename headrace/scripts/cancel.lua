@@ -1,8 +1,10 @@
--- Cancel jobs, whatever their state, and say truly what that did. KEYS: none. ARGV: 1 queue prefix, then ids.
--- Returns per id: unknown, removed (it will not run), asked (it runs; its result will be discarded), or ended.
+-- Cancel jobs, whatever their state, and say truly what that did. KEYS: none. ARGV: 1 queue prefix, 2 for how many
+-- seconds to remember ids that have no record (0: not at all), so that a message of theirs is not run; then ids.
+-- Returns per id: unknown, removed (it will not run), asked (a worker holds it, and is told), or ended.
 -- What was cancelled is cleared out of a list when there is so much of it, and more than of what waits.
 local COMPACT_MIN = 10000
-local touched = {}
+local REMEMBERED_MAX = 50000
+local touched, told, unknown = {}, {}, {}
 
 -- Clears the message of a waiting job where its ticket says that it is; false where another stands there, as after
 -- neighbours were put back or cleared out.
@@ -17,11 +19,19 @@ end
 local function waits(state) return state == 'q' or state == 'd' end
 
 local function cancel(id)
-  local state, model, step, ttl, waiter, ticket = unpack(read(id, 's', 'm', 'p', 'l', 'w', 'n'))
-  if not state then return 'unknown' end
+  local state, model, step, ttl, waiter, ticket, owner, token = unpack(read(id, 's', 'm', 'p', 'l', 'w', 'n', 'o', 't'))
+  if not state then
+    unknown[#unknown + 1] = id
+    return 'unknown'
+  end
   if state == 'r' then
     redis.call('HDEL', JOB .. id, 'cr')
     redis.call('HSET', JOB .. id, 'cr', '1')
+    if model and owner and token then
+      local t = told[owner] or {}
+      told[owner] = t
+      t[#t + 1], t[#t + 2], t[#t + 3] = model, id, token
+    end
     return 'asked'
   end
   if not waits(state) then return 'ended' end
@@ -42,7 +52,8 @@ local function cancel(id)
   return 'removed'
 end
 
-for i = 2, #ARGV do
+redis.call('ZCARD', REVOKED_IDS)
+for i = 3, #ARGV do
   local state, model = unpack(read(ARGV[i], 's', 'm'))
   if waits(state) then
     local queue = ARGV[1] .. model
@@ -52,7 +63,15 @@ for i = 2, #ARGV do
   end
 end
 local answer = {}
-for i = 2, #ARGV do answer[i - 1] = cancel(ARGV[i]) end
+for i = 3, #ARGV do answer[i - 2] = cancel(ARGV[i]) end
+for owner, jobs in pairs(told) do redis.call('PUBLISH', CANCELLED .. owner, cmsgpack.pack(jobs)) end
+if ARGV[2] ~= '0' and #unknown > 0 then
+  pass_at_maxmemory(REVOKED_IDS)
+  for _, id in ipairs(unknown) do redis.call('ZADD', REVOKED_IDS, whole(NOW_US + tonumber(ARGV[2]) * 1e6), id) end
+  redis.call('EXPIRE', REVOKED_IDS, ARGV[2])
+  redis.call('ZREMRANGEBYSCORE', REVOKED_IDS, '-inf', NOW)
+  redis.call('ZREMRANGEBYRANK', REVOKED_IDS, 0, -(REMEMBERED_MAX + 1))
+end
 for list, t in pairs(touched) do
   local tombs = tonumber(redis.call('HGET', 'hr:count:' .. t[1], 'tomb' .. t[2]))
   if tombs >= COMPACT_MIN and tombs > redis.call('LLEN', list) / 2 then

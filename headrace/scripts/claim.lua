@@ -17,6 +17,7 @@ local TAIL = '","content-encoding":"utf-8","content-type":"application/json"}'
 local jobs, refused = {}, {}
 local consumed, tombs, tombs_of, entombed = {0, 0, 0, 0}, {}, {}, {}
 local seen, bytes, dropped_bytes, scanned, full = {}, 0, 0, 0, false
+local revoked = {}
 
 -- Ids stand in key names and in JSON: printable ASCII without quotes and backslashes.
 local function valid_id(id)
@@ -65,6 +66,12 @@ local function known(id, state)
   return FINAL[state]
 end
 
+-- Whether a Celery client has revoked what has no record yet: another client's message, of which nobody knew.
+local function is_revoked(id)
+  local until_us = redis.pcall('ZSCORE', REVOKED_IDS, id)
+  return type(until_us) == 'string' and tonumber(until_us) > NOW_US
+end
+
 -- Finds out what becomes of a message: a job, a refusal, or nothing where it is dropped.
 local function look(raw, s)
   if raw == GONE then
@@ -88,6 +95,10 @@ local function look(raw, s)
     elseif r[1] and r[2] ~= model then
       why, id = 'id-in-another-queue', nil
     elseif known(id, r[1]) then
+      return
+    elseif not r[1] and is_revoked(id) then
+      seen[id] = true
+      revoked[#revoked + 1] = {id, s}
       return
     else
       seen[id] = true
@@ -173,6 +184,12 @@ for _, r in ipairs(refused) do
     fresh[#fresh + 1] = NOW
     fresh[#fresh + 1] = id
   end
+end
+for _, r in ipairs(revoked) do
+  redis.call('HSET', JOB .. r[1], 'm', model, 'v', version, 'c', NOW, 'p', STEPS[r[2]], 'l', ARGV[9])
+  finish_cancelled(r[1], ARGV[9])
+  fresh[#fresh + 1] = NOW
+  fresh[#fresh + 1] = r[1]
 end
 index_jobs(model, fresh, tonumber(ARGV[10] or '0'))
 for s = 1, 4 do

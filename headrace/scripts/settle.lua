@@ -58,6 +58,9 @@ local function bury_failed(i, id, attempts)
   redis.call('HSET', JOB .. id, 'dl', '1')
 end
 
+-- States in which a job ends that was claimed, but never started.
+local NOT_RUN = {x = true, c = true}
+
 local function settle(i, id, r)
   local ttl = (ARGV[i + 8] ~= '' and ARGV[i + 8]) or r[5] or DEFAULT_TTL_S
   local job, state, meta, field, value = JOB .. id, ARGV[i + 2], ARGV[i + 3], ARGV[i + 6], ARGV[i + 7]
@@ -67,12 +70,7 @@ local function settle(i, id, r)
   else
     redis.call('HSET', job, 's', state, 'en', NOW, 'b', ARGV[i + 4], 'tm', ARGV[i + 5])
   end
-  if state == 'x' then
-    -- It was claimed, but never started.
-    redis.call('HDEL', job, 'st')
-    redis.call('HSET', job, 'a', math.max(0, (tonumber(r[7] or '0') or 0) - 1))
-    r[6], r[7] = '', whole(math.max(0, (tonumber(r[7] or '0') or 0) - 1))
-  end
+  if NOT_RUN[state] then r[6], r[7] = '', not_run(id, r[7]) end
   redis.call('EXPIRE', job, ttl)
   if meta ~= '' then
     redis.call('SET', META .. id, meta, 'EX', ttl)
@@ -97,6 +95,7 @@ in_chunks('ZREM', KEYS[5], ids)
 for _, o in ipairs(ours) do
   local i, n, r, id = o[1], o[2], o[3], o[4]
   if r[4] then
+    if NOT_RUN[ARGV[i + 2]] then not_run(id, r[7]) end
     finish_cancelled(id, (ARGV[i + 8] ~= '' and ARGV[i + 8]) or r[5], r[3])
     answer[n] = 3
   elseif ARGV[i + 9] ~= '' and ARGV[i + 9] ~= 'dead' then

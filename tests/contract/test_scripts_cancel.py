@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from kombu import Connection
 from redis.exceptions import ResponseError
 
 from headrace import keys
-from tests.harness.calls import Job, Queue
+from tests.harness.calls import TTL_S, Job, Leased, Queue, foreign
 from tests.harness.wait import wait_until
 
 
@@ -130,11 +131,107 @@ def test_a_running_job_is_asked_and_its_result_discarded(queue: Queue, outcome: 
     leased = queue.claim_one()
     assert queue.cancel(job_id, job_id) == ["asked", "asked"]
     assert queue.record(job_id)["s"] == "r"
-    assert queue.renew(leased) == [1], "it still runs"
+    assert queue.renew(leased) == [2], "it still runs, and its worker is told"
     assert queue.settle(leased, state=outcome) == [3]
     assert _cancelled(queue, job_id)
     assert queue.settle(leased) == [2]
     assert queue.held() == {}
+
+
+@pytest.mark.parametrize(("outcome", "ran"), [("s", True), ("f", True), ("c", False), ("x", False)])
+def test_a_cancelled_job_that_was_held_and_not_run_counts_no_attempt(
+    queue: Queue, outcome: str, ran: bool
+) -> None:
+    job_id = queue.submit_one()
+    leased = queue.claim_one()
+    queue.cancel(job_id)
+    assert queue.settle(leased, state=outcome) == [3]
+    record = queue.record(job_id)
+    assert (record["a"], "st" in record) == (("1", True) if ran else ("0", False))
+
+
+@pytest.mark.parametrize("mode", ["free", "crash"])
+def test_a_cancelled_job_that_is_given_back_ends(queue: Queue, mode: str) -> None:
+    job_id = queue.submit_one()
+    leased = queue.claim_one()
+    queue.cancel(job_id)
+    assert queue.release(leased, mode=mode) == ["cancelled"]
+    assert _cancelled(queue, job_id)
+    assert ("st" in queue.record(job_id)) == (mode == "crash")
+    assert (queue.listed(), queue.held()) == ([], {})
+
+
+def test_who_holds_a_job_is_told_of_its_cancel(queue: Queue) -> None:
+    other = Queue(queue.client, "other")
+    for one in (queue, queue, other):
+        one.submit_one()
+    first, second = queue.claim().jobs
+    third = other.claim_one(owner="w2")
+    waiting = queue.submit_one()
+    client: Any = queue.client
+    with client.pubsub() as channels:
+        channels.subscribe(keys.cancel_channel("w1"), keys.cancel_channel("w2"))
+        for _ in range(2):
+            assert channels.get_message(timeout=5)
+        ids = (first.id, waiting, "nobody", third.id, second.id)
+        assert queue.cancel(*ids) == ["asked", "removed", "unknown", "asked", "asked"]
+        told = {}
+        for _ in range(2):
+            message = channels.get_message(timeout=5)
+            assert message is not None, "one publication for each worker"
+            told[message["channel"].decode()] = msgspec.msgpack.decode(message["data"])
+        assert told == {
+            "hr:cancel:w1": ["m", *_named(first), "m", *_named(second)],
+            "hr:cancel:w2": ["other", *_named(third)],
+        }
+        queue.settle(first, second)
+        other.settle(third)
+        assert queue.cancel(first.id) == ["ended"]
+        assert channels.get_message(timeout=0) is None, "who holds nothing is told nothing"
+    assert queue.claim().jobs == []
+
+
+def _named(leased: Leased) -> list[str]:
+    return [leased.id, leased.token]
+
+
+def test_a_revoked_message_without_a_record_does_not_run_though_nobody_remembers_it(
+    queue: Queue,
+) -> None:
+    listed, later, kept = (foreign(headers={"id": name}) for name in ("listed", "later", "kept"))
+    queue.push(listed)
+    assert queue.cancel("listed", "later", remember_s=60) == ["unknown", "unknown"]
+    queue.push(later, kept)
+    claimed = queue.claim()
+    assert (claimed.ids, claimed.refused) == (["kept"], 0)
+    for job_id in ("listed", "later"):
+        assert _cancelled(queue, job_id)
+        record = queue.record(job_id)
+        assert (record["m"], record["p"]) == ("m", "0")
+        assert 0 < queue.client.ttl(keys.job(job_id)) <= TTL_S
+    queue.push(listed)
+    assert queue.claim().jobs == [], "a repeat is dropped"
+    assert 0 < queue.client.ttl(keys.REVOKED) <= 60
+    queue.settle(*claimed.jobs)
+
+
+def test_a_cancel_by_the_api_is_not_remembered_and_a_revoke_not_for_ever(queue: Queue) -> None:
+    assert queue.cancel("soon") == ["unknown"]
+    assert queue.client.exists(keys.REVOKED) == 0
+    queue.cancel("old", remember_s=60)
+    queue.client.zadd(keys.REVOKED, {"old": 1})
+    queue.push(*(foreign(headers={"id": name}) for name in ("soon", "old")))
+    claimed = queue.claim()
+    assert claimed.ids == ["soon", "old"]
+    queue.cancel("next", remember_s=60)
+    assert queue.client.zrange(keys.REVOKED, 0, -1) == [b"next"]
+    queue.settle(*claimed.jobs)
+
+
+def test_a_submitted_job_is_not_what_was_revoked_under_its_id_before(queue: Queue) -> None:
+    queue.cancel("named", remember_s=60)
+    queue.submit_one(id="named")
+    assert queue.settle(queue.claim_one()) == [1]
 
 
 def test_a_running_job_that_would_be_retried_ends_cancelled(queue: Queue) -> None:
@@ -209,7 +306,7 @@ def test_a_purged_list_takes_its_tombstones_along(queue: Queue) -> None:
 def test_a_key_of_the_wrong_type_errs_before_anything_is_written(queue: Queue) -> None:
     other = Queue(queue.client, "other")
     ids = [queue.submit_one(), other.submit_one(delay_us=1)]
-    for wrong in (keys.tomb(other.name), keys.count(queue.name)):
+    for wrong in (keys.tomb(other.name), keys.count(queue.name), keys.REVOKED):
         kept = queue.client.dump(wrong)
         queue.client.set(wrong, "another application's")
         with pytest.raises(ResponseError, match="WRONGTYPE"):

@@ -160,7 +160,7 @@ def test_a_server_that_knows_no_script_is_told(queue: Queue, name: str) -> None:
     queue.client.script_flush()
     arguments: dict[str, list[Arg]] = {
         "submit": [0], "index": ["m", "", "", 0, "", 1, 1],
-        "view": [keys.QUEUE_PREFIX, 1], "cancel": [keys.QUEUE_PREFIX], "depth": [],
+        "view": [keys.QUEUE_PREFIX, 1], "cancel": [keys.QUEUE_PREFIX, 0], "depth": [],
         "claim": [queue.name, "m", "1", 1, 1, 1, "w", "t", 1], "sweep": [queue.name, 1, 3, 10],
         "settle": [queue.name], "renew": [1], "release": [queue.name, "free", 3],
         "release_owner": [queue.name, "free", 3, "w"], "requeue": [queue.name, "x"],

@@ -216,8 +216,9 @@ class Queue:
     def purge_letters(self, *names: str) -> int:
         return int(self._run("purge_letters", self.name, *names))
 
-    def cancel(self, *ids: str) -> list[str]:
-        return [fate.decode() for fate in self.call("cancel", [], keys.QUEUE_PREFIX, *ids)]
+    def cancel(self, *ids: str, remember_s: int = 0) -> list[str]:
+        answer = self.call("cancel", [], keys.QUEUE_PREFIX, remember_s, *ids)
+        return [fate.decode() for fate in answer]
 
     def entomb(self, *ids: str) -> list[str]:
         """Cancel jobs whose messages stand elsewhere than their tickets say."""

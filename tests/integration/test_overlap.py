@@ -3,63 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headrace import keys
-from headrace.jobs import Job, State
+from headrace.jobs import State
 from tests.harness.celery_client import wait_until_handed_over
 from tests.harness.redis_servers import RedisServer
+from tests.harness.verbs import bench
 from tests.harness.wait import wait_until
-from tests.harness.worker import HANDLERS, Client, Worker, celery_worker, write_models
-
-
-@dataclass
-class Bench:
-    """A worker with one model, and what its handler has said."""
-
-    worker: Worker
-    client: Client
-    folder: Path
-
-    def lines(self) -> list[str]:
-        log = self.folder / "verbs.log"
-        return log.read_text().splitlines() if log.exists() else []
-
-    def wait_for(self, *lines: str) -> None:
-        wait_until(lambda: set(lines) <= set(self.lines()), f"{lines} are said")
-
-    def gate(self, name: str) -> str:
-        return str(self.folder / name)
-
-    def open(self, name: str) -> None:
-        (self.folder / name).touch()
-
-    def submit(self, *inputs: dict[str, Any], **options: Any) -> list[str]:
-        return self.client.submit("m", *inputs, **options)
-
-    def job(self, job_id: str) -> Job:
-        (job,) = self.client.wait(job_id)
-        return job
-
-
-@contextmanager
-def bench(
-    redis: RedisServer, folder: Path, handler: str = "Overlapping", **model: Any
-) -> Iterator[Bench]:
-    options = {"log": str(folder / "verbs.log")}
-    spec = f"{HANDLERS / 'overlapping.py'}:{handler}"
-    path = write_models(
-        folder, m={"handler": spec, "options": options, "max_batch_size": 1, **model}
-    )
-    with celery_worker(redis.url, path, folder) as worker, Client(redis.url, path) as client:
-        worker.wait_ready("m")
-        yield Bench(worker, client, folder)
 
 
 def test_the_next_is_preprocessed_and_the_last_postprocessed_while_one_is_on_the_device(

@@ -149,14 +149,14 @@ def test_a_cancelled_job_does_not_run_and_a_running_one_is_discarded(
     blocker, waiting = client.submit("tricky", {"do": "sleep", "s": 1.5}), []
     wait_until(lambda: client.job(blocker[0]).state is State.RUNNING, "the blocker runs")
     waiting = client.submit("tricky", *range(20))
-    assert client._call("cancel", keys.QUEUE_PREFIX, waiting[19], blocker[0], "nobody") == [
+    assert client._call("cancel", keys.QUEUE_PREFIX, 0, waiting[19], blocker[0], "nobody") == [
         b"removed", b"asked", b"unknown",
     ]  # fmt: skip
     client.wait(*blocker, *waiting)
     assert client.job(blocker[0]).state is State.CANCELLED
     assert client.job(waiting[19]).state is State.CANCELLED
     assert waiting[19] not in runs(tmp_path)
-    assert client._call("cancel", keys.QUEUE_PREFIX, waiting[0]) == [b"ended"]
+    assert client._call("cancel", keys.QUEUE_PREFIX, 0, waiting[0]) == [b"ended"]
 
 
 def test_a_model_process_killed_under_its_batch_loses_nothing(
@@ -293,7 +293,7 @@ def test_a_model_that_cannot_be_loaded_leaves_the_rest_serving_and_says_why(
         client.wait(job_id)
         (stuck,) = client.submit("tricky", 1)
         assert client.job(stuck).state is State.QUEUED
-        client._call("cancel", keys.QUEUE_PREFIX, stuck)
+        client._call("cancel", keys.QUEUE_PREFIX, 0, stuck)
         client.redis.delete(keys.queue_name("tricky"), keys.job(stuck))
         client.redis.delete(keys.tomb(keys.queue_name("tricky")))
 

@@ -309,7 +309,7 @@ def test_a_cancelled_job_leaves_nothing(site: Site) -> None:
     blockers = site.ours.submit("one", *({"until": str(gate)} for _ in range(2)))
     waiting = submit_stored(site.ours, site.stores, "one", BODY)
     assert len(site.lying()) == 1
-    assert site.ours._call("cancel", keys.QUEUE_PREFIX, waiting) == [b"removed"]
+    assert site.ours._call("cancel", keys.QUEUE_PREFIX, 0, waiting) == [b"removed"]
     wait_until(lambda: not site.lying(), "the input is swept")
     gate.touch()
     site.ours.wait(*blockers)

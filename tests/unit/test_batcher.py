@@ -335,3 +335,21 @@ def check_batch(leave: Leave[Waiting], there: list[Waiting], size: int, limit: i
         assert limit is not None
         more = alike[len(batch)].cost if len(alike) > len(batch) else 0
         assert sum(item.cost for item in batch) + more >= limit
+
+
+def test_who_is_taken_out_was_never_there() -> None:
+    waiting = batcher(cost=10, keyed=True)
+    items = [
+        Waiting(0.0, cost=4, key="a"),
+        Waiting(0.0, cost=4, key="b"),
+        Waiting(0.0, cost=4, alone=True),
+    ]
+    filled(waiting, items)
+    assert not waiting.remove(Waiting(0.0, cost=4, key="a"))
+    assert waiting.remove(items[0])
+    assert waiting.remove(items[2])
+    assert not waiting.remove(items[0])
+    assert (len(waiting), waiting.alone) == (1, False)
+    assert left(waiting.decide(0.0)).items == [items[1]]
+    assert waiting.decide(0.0) is None
+    assert waiting.room == 8

@@ -2,20 +2,34 @@
 
 An input is an object: `name` stands in the log; `preprocess`, `inference` and `postprocess` name a
 file that the verb waits for; `die` names the verb in which the process dies, `raise` the one in
-which it raises, `hang` the one in which it never ends. Without `overlap` its verbs run in turn.
+which it raises, `hang` the one in which it never ends, `drops` the one that waits until `count`
+items of batches in the process were dropped. Without `overlap` its verbs run in turn.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from headrace.handler import Context, Handler
 
 POLL_S = 0.01
+
+
+def dropped() -> int:
+    """How many items this process has been told to drop, as the thread that hears it knows."""
+    for frame in sys._current_frames().values():
+        at: FrameType | None = frame
+        while at is not None and at.f_code.co_name != "_read":
+            at = at.f_back
+        if at is not None:
+            return sum(len(places) for places in at.f_locals["dropped"].values())
+    raise RuntimeError("no thread reads frames in here")
 
 
 class InTurn(Handler):
@@ -43,6 +57,8 @@ class InTurn(Handler):
         self.say(f"{verb} {names} begins")
         for item in items:
             while verb in item and not Path(item[verb]).exists():
+                time.sleep(POLL_S)
+            while item.get("drops") == verb and dropped() < item["count"]:
                 time.sleep(POLL_S)
             if item.get("die") == verb:
                 os._exit(3)

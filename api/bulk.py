@@ -70,12 +70,14 @@ class BulkSubmitter:
         services: what the routes share.
         path: of the request, for problems.
         key: its idempotency key; "" for none.
+        hold_s: how long lines that find no room are held back.
     """
 
-    def __init__(self, services: Services, path: str, key: str) -> None:
+    def __init__(self, services: Services, path: str, key: str, hold_s: float) -> None:
         self._services = services
         self._path = path
         self._key = key
+        self._hold_s = hold_s
 
     def read(self, lines: Sequence[Line]) -> list[Row]:
         """What lines ask for; a bad one hinders no other."""
@@ -202,7 +204,7 @@ class BulkSubmitter:
     async def _hold(self, held: list[Row]) -> None:
         """Try again until the time is up; meanwhile nothing more is read from the client."""
         clock, stopping = asyncio.get_running_loop().time, self._services.waiters.dismissed
-        until = clock() + self._services.settings.bulk_hold_s
+        until = clock() + self._hold_s
         pause_s, probe = HOLD_MIN_S, PROBE
         while held and clock() < until and not stopping.is_set():
             try:

@@ -30,8 +30,8 @@ def preferred_wait_s(prefer: bytes, max_wait_s: float) -> float | None:
     return min(float(found.group(1)), max_wait_s) if found else None
 
 
-def asked_wait_s(text: str | None, max_wait_s: float) -> float | None:
-    """The wait of `?wait=`, capped; None where there is none.
+def asked_wait_s(text: str | None, max_wait_s: float, name: str = "wait") -> float | None:
+    """The seconds of `?wait=`, or of the parameter of that name, capped; None where it is absent.
 
     Raises:
         InvalidRequest: it is no number of seconds.
@@ -44,7 +44,7 @@ def asked_wait_s(text: str | None, max_wait_s: float) -> float | None:
         seconds = math.nan
     if not 0 <= seconds < math.inf:
         raise InvalidRequest(
-            f"query parameter wait: {text[:32]!r} is no number of seconds",
+            f"query parameter {name}: {text[:32]!r} is no number of seconds",
             hint=f"Give 0 to {max_wait_s:g}.",
         )
     return min(seconds, max_wait_s)

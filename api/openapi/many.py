@@ -61,6 +61,14 @@ MANY_SCHEMAS: Final[dict[str, Schema]] = {
         examples=[{"jobs": [_CANCELLED, None]}],
     ),
 }
+_HOLD: Final = {
+    "name": "hold",
+    "in": "query",
+    "schema": {"type": "number", "minimum": 0},
+    "description": "Seconds that a line without room in its queue is held back, capped at "
+    "`bulk_hold_s`, which is the default.",
+    "example": 0.5,
+}
 _RESULTS: Final = {
     "name": "results",
     "in": "query",
@@ -156,7 +164,7 @@ def _bulk() -> dict[str, Any]:
             }
         },
         ("invalid-request", "invalid-id", "unsupported-media"),
-        parameters=[KEY],
+        parameters=[_HOLD, KEY],
         requestBody={
             "required": False,
             "description": "Each line is a JobRequest. Of no lines there are no answers.",

@@ -17,6 +17,7 @@ from api.lines import LineSplitter, batches
 from api.outbox import Outbox
 from api.routes.submit import key_of
 from api.services import Services
+from api.waits import asked_wait_s
 from headrace.ids import check_key
 
 NDJSON: Final = b"application/x-ndjson"
@@ -27,7 +28,7 @@ TYPES: Final = frozenset(
 CALL_MAX_LINES: Final = 256
 #: ... and so many bytes of them, unless the first alone is longer.
 CALL_MAX_BYTES: Final = 1024 * 1024
-_NONE: Final[frozenset[str]] = frozenset()
+_QUERY: Final = frozenset({"hold"})
 #: A proxy that gathers an answer before it passes it on would undo the streaming.
 _UNBUFFERED: Final = (b"x-accel-buffering", b"no")
 
@@ -36,14 +37,17 @@ Rows = list[Row]
 
 async def submit_bulk(services: Services, request: Request, _: str) -> Reply | Stream:
     """Submit each line of the body as `POST /api/v1/jobs` does."""
-    request.query(_NONE)
+    most_s = services.settings.bulk_hold_s
+    asked_s = asked_wait_s(request.query(_QUERY).get("hold"), most_s, "hold")
     require_type(request, lambda kind: kind in TYPES, "Send application/x-ndjson, a job a line.")
     key = key_of(request)
     if key:
         check_key(key)
     # Before the answer begins, or a client that waits for `100 Continue` would never get it.
     first = await request.receive()
-    exchange = _Exchange(services, request, BulkSubmitter(services, request.path, key), first)
+    hold_s = most_s if asked_s is None else asked_s
+    submitter = BulkSubmitter(services, request.path, key, hold_s)
+    exchange = _Exchange(services, request, submitter, first)
     return Stream(200, exchange.run, NDJSON, (NO_STORE, _UNBUFFERED))
 
 

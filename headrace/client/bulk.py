@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar
@@ -14,7 +15,7 @@ from headrace.client.job import Cancelled, Job
 from headrace.client.problems import Problem, decoded, problem_error
 from headrace.client.requests import JOBS, JSON_HEADERS, NDJSON_HEADERS, Options, job_line
 from headrace.client.steps import Answer, Emit, Plan, Request, Stream, Take, Taken, source_of
-from headrace.errors import HeadraceError, InvalidRequest, QueueFull, RequestError, UnexpectedAnswer
+from headrace.errors import HeadraceError, InvalidRequest, RequestError, UnexpectedAnswer
 from headrace.jobs import new_id
 
 #: So many jobs go in one request at the most, and so many bytes, unless one is larger by itself.
@@ -55,7 +56,7 @@ class Entry:
         index: its place among the inputs.
         input: as the caller gave it.
         job_id: the id that its job has, however often it is said.
-        line: its line, while it is being sent.
+        line: its line, until the server has it.
         error: why it cannot be sent.
         lost: how often the server did not know the job that it had accepted.
     """
@@ -103,8 +104,9 @@ def submit_many(
     source, name = source_of(inputs), namer(ids)
     while True:
         taken: Taken = yield Take(source, CHUNK_JOBS, GATHER_S)
-        for pack in packs((Entry(0, value, name(value)) for value in taken.inputs), line):
-            yield Emit((yield from send(session, pack)))
+        waiting = deque(Entry(0, value, name(value)) for value in taken.inputs)
+        while waiting:
+            yield Emit((yield from send(session, next_pack(waiting, line))))
         if taken.error is not None:
             raise taken.error
         if taken.ended:
@@ -130,31 +132,41 @@ def namer(ids: Ids[In]) -> Callable[[In], str]:
     return following
 
 
-def packs(entries: Iterable[Entry], line: Callable[[Entry], bytes]) -> Iterator[list[Entry]]:
-    """The entries with their lines, in packs of the size of one request."""
+def next_pack(
+    waiting: deque[Entry], line: Callable[[Entry], bytes], most: int = CHUNK_JOBS
+) -> list[Entry]:
+    """Take as many from the left as go in one request, with their lines."""
     pack: list[Entry] = []
     size = 0
-    for entry in entries:
-        try:
-            entry.line = line(entry)
-        except RequestError as error:
-            entry.error = error
-        if pack and (size + len(entry.line) > CHUNK_BYTES or len(pack) == CHUNK_JOBS):
-            yield pack
-            pack, size = [], 0
-        pack.append(entry)
+    while waiting and len(pack) < most:
+        entry = waiting[0]
+        if not entry.line:
+            try:
+                entry.line = line(entry)
+            except RequestError as error:
+                entry.error = error
         size += len(entry.line)
-    if pack:
-        yield pack
+        if pack and size > CHUNK_BYTES:
+            break
+        pack.append(waiting.popleft())
+    return pack
 
 
-def send(session: Session, pack: list[Entry], *, patient: bool = False) -> Plan[list[Outcome]]:
+def send(
+    session: Session,
+    pack: list[Entry],
+    *,
+    hold_s: float | None = None,
+    passing: tuple[type[HeadraceError], ...] = PASSING,
+) -> Plan[list[Outcome]]:
     """Submit a pack; what fails for a reason that passes is said again, under the same ids.
 
     Args:
         session: the server.
-        pack: entries with their lines, which are dropped at the end.
-        patient: a full queue is waited for without end, and not for `retry_s`.
+        pack: entries with their lines.
+        hold_s: how long a full queue may hold the pack back; None for as long as the server likes.
+        passing: what is said again, until nothing has moved for `retry_s`; every other problem is
+            an outcome.
 
     Raises:
         ServerUnreachable: the server was away for longer than `retry_s`.
@@ -163,23 +175,29 @@ def send(session: Session, pack: list[Entry], *, patient: bool = False) -> Plan[
     open_ = [at for at, outcome in enumerate(outcomes) if outcome is None]
     patience = Patience(session)
     while open_:
-        body = b"\n".join([pack[at].line for at in open_]) + b"\n"
-        request = Request("POST", f"{JOBS}/bulk", body=body, headers=NDJSON_HEADERS, wait_s=HOLD_S)
-        answer = yield from exchange(session, request)
+        answer = yield from exchange(session, _bulk([pack[at].line for at in open_], hold_s))
         for at, outcome in zip(open_, _outcomes(answer), strict=False):
             outcomes[at] = outcome
-        left = [at for at in open_ if outcomes[at] is None or isinstance(outcomes[at], PASSING)]
+        left = [at for at in open_ if outcomes[at] is None or isinstance(outcomes[at], passing)]
         if len(left) < len(open_):
             patience = Patience(session)
         open_ = left
-        hopeful = patient and all(isinstance(outcomes[at], QueueFull) for at in open_)
-        pause = patience.pause(endless=hopeful) if open_ else None
+        pause = patience.pause() if open_ else None
         if pause is None:
             break
         yield pause
-    for entry in pack:
-        entry.line = b""
     return [outcome or _unanswered() for outcome in outcomes]
+
+
+def _bulk(lines: list[bytes], hold_s: float | None) -> Request:
+    return Request(
+        "POST",
+        f"{JOBS}/bulk",
+        {} if hold_s is None else {"hold": f"{hold_s:g}"},
+        b"\n".join([*lines, b""]),
+        NDJSON_HEADERS,
+        wait_s=HOLD_S if hold_s is None else hold_s,
+    )
 
 
 def _outcomes(answer: Answer) -> Iterator[Outcome]:

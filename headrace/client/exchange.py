@@ -96,15 +96,10 @@ class Patience:
         deadline = self._failed + (retry_s if self._session.met else min(FIRST_CONTACT_S, retry_s))
         return (deadline if self._until is None else min(deadline, self._until)) - now
 
-    def pause(self, least_s: float = 0, *, endless: bool = False) -> Pause | None:
-        """The pause after a failure; None where no time is left for it.
-
-        Args:
-            least_s: it is no shorter.
-            endless: there is always time.
-        """
+    def pause(self, least_s: float = 0) -> Pause | None:
+        """The pause after a failure, of so long at the least; None where no time is left for it."""
         pause = self._pauses.next(least_s)
-        return pause if endless or pause.seconds <= self.left_s() else None
+        return pause if pause.seconds <= self.left_s() else None
 
 
 def exchange(session: Session, request: Request, *, until: float | None = None) -> Plan[Answer]:

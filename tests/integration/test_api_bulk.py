@@ -23,9 +23,11 @@ NDJSON = {"Content-Type": "application/x-ndjson"}
 DEEP = {"max_queue_depth": 1_000_000}
 
 
-def bulk(at: ApiServer, *lines: Any, headers: dict[str, str] | None = None) -> list[Any]:
+def bulk(
+    at: ApiServer, *lines: Any, headers: dict[str, str] | None = None, query: str = ""
+) -> list[Any]:
     """The answers to a whole request."""
-    response = at.http.post(BULK, content=ndjson(lines), headers=headers or NDJSON)
+    response = at.http.post(f"{BULK}{query}", content=ndjson(lines), headers=headers or NDJSON)
     assert response.status_code == 200, response.text
     assert response.headers["content-type"] == "application/x-ndjson"
     return [json.loads(line) for line in response.text.splitlines()]
@@ -214,6 +216,23 @@ def test_what_finds_no_room_in_time_is_refused(redis_db: RedisServer) -> None:
         assert api.http.get(f"/api/v1/jobs/{known}").json()["status"] == "queued"
     assert inputs(redis_db, "tiny") == list(range(10))
     assert inputs(redis_db) == list(range(30))
+
+
+def test_a_client_may_ask_not_to_be_held_back(redis_db: RedisServer) -> None:
+    models = catalog(tiny={"max_queue_depth": 100})
+    # Else the request would time out at the client.
+    with api_server(redis_db.url, models, bulk_hold_s=600.0) as api:
+        refuses_at_once(api)
+    assert inputs(redis_db, "tiny") == list(range(100))
+
+
+def refuses_at_once(api: ApiServer) -> None:
+    answers = bulk(api, *(job(n, "tiny") for n in range(110)), query="?hold=0")
+    assert what(answers) == ["queued"] * 100 + ["queue-full"] * 10
+    for wrong in ("?hold=soon", "?hold=-1", "?hold=inf", "?hald=1"):
+        refused = api.http.post(f"{BULK}{wrong}", content=b"", headers=NDJSON)
+        assert (refused.status_code, refused.json()["type"]) == (400, "/problems/invalid-request")
+        assert "hold" in refused.text
 
 
 def test_a_key_makes_every_line_repeatable(api: ApiServer, redis_db: RedisServer) -> None:

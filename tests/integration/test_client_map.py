@@ -180,6 +180,42 @@ def test_a_slow_job_holds_back_what_comes_after_it_where_order_does(
         assert first + [result.index for result in results] == list(range(12))
 
 
+class InTwoSteps(FakeWorker):
+    """Serves one claim; then it waits to be told to go on.
+
+    Attributes:
+        go_on: set it to tell.
+        told: it was told, and did not just lose its patience.
+    """
+
+    def __init__(self, url: str, model: str) -> None:
+        super().__init__(url, model, squared)
+        self.go_on = threading.Event()
+        self.told = False
+
+    def serve(self) -> None:
+        while not self._stop.is_set():
+            if claimed := claim(self._client, self._model):
+                answers = [self._answer(message) for message, _ in claimed]
+                settle(self._client, self._model, claimed, answers)
+                break
+            self._stop.wait(0.001)
+        self.told = self.go_on.wait(60)
+        super().serve()
+
+
+def test_results_come_while_a_full_queue_holds_the_rest_back(
+    client: Any, redis_db: RedisServer
+) -> None:
+    with InTwoSteps(redis_db.url, "tiny") as worker:
+        results = client.map("tiny", range(300), return_errors=True)
+        # The queue takes 100 of the first 250, and 20 of those that are served make room for more.
+        first = [next(results).index for _ in range(20)]
+        worker.go_on.set()
+        assert first + [result.index for result in results] == list(range(300))
+        assert worker.told
+
+
 def test_a_full_queue_is_waited_for(client: Any, redis_db: RedisServer, api: ApiServer) -> None:
     with client_of("sync", api.url) as other:
         assert len([job.id for job in other.submit_many("tiny", range(100))]) == 100

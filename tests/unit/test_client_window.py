@@ -1,0 +1,127 @@
+"""`map` without I/O, against a server that is played: when it submits, looks, and gives out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+from typing_extensions import override
+
+from headrace.client import Client, Result
+from headrace.client.steps import Answer, Request, Take, Taken
+
+OK = {"content-type": "application/json"}
+
+
+class Played:
+    """A server with one queue. Jobs end when they are looked at, so many at a time.
+
+    Attributes:
+        bulks: of every bulk request, how many lines it had and what it was asked to hold.
+        most_lines: the most that a client had to keep for one request, in bytes.
+    """
+
+    def __init__(self, *, room: int, pace: int) -> None:
+        self.bulks: list[tuple[int, str | None]] = []
+        self.most_lines = 0
+        self._room = room
+        self._pace = pace
+        self._queued: dict[str, Any] = {}
+        self._ended: dict[str, Any] = {}
+
+    def answer(self, request: Request) -> Answer:
+        body = request.body or b""
+        if request.path.endswith("/bulk"):
+            lines = [msgspec.json.decode(line) for line in body.splitlines()]
+            self.bulks.append((len(lines), request.query.get("hold")))
+            self.most_lines = max(self.most_lines, len(body))
+            return Answer(200, OK, b"\n".join(map(self._submitted, lines)))
+        for job_id in list(self._queued)[: self._pace]:
+            self._ended[job_id] = self._queued.pop(job_id)
+        if request.path.endswith("/status"):
+            jobs = [self._job(job_id) for job_id in msgspec.json.decode(body)["ids"]]
+            return Answer(200, OK, msgspec.json.encode({"jobs": jobs}))
+        return Answer(200, OK, msgspec.json.encode(self._job(request.path.rpartition("/")[2])))
+
+    def _submitted(self, line: Any) -> bytes:
+        if len(self._queued) >= self._room:
+            return b'{"error":{"type":"/problems/queue-full","status":429}}'
+        self._queued[line["id"]] = line["input"]
+        return msgspec.json.encode(self._job(line["id"]))
+
+    def _job(self, job_id: str) -> dict[str, Any]:
+        made = {"id": job_id, "model": "m", "version": "1", "created_at": "2026-01-02T03:04:05Z"}
+        if job_id in self._ended:
+            return {**made, "status": "succeeded", "result": len(self._ended[job_id])}
+        return {**made, "status": "queued"}
+
+
+class PlayedClient(Client):
+    """A client of a played server, whose sources give no more than `at_a_time` at a time."""
+
+    def __init__(self, server: Played, at_a_time: int) -> None:
+        super().__init__("http://played")
+        self._server = server
+        self._at_a_time = at_a_time
+
+    @override
+    def _send(self, request: Request) -> Answer:
+        return self._server.answer(request)
+
+    @override
+    def _take(self, step: Take) -> Taken:
+        return super()._take(replace(step, count=min(step.count, self._at_a_time)))
+
+
+def mapped(
+    server: Played, inputs: Iterator[str], *, at_a_time: int = 1000, **options: Any
+) -> Iterator[Result[str]]:
+    """The results of `map` on a played server."""
+    with PlayedClient(server, at_a_time) as client:
+        yield from client.map("m", inputs, **options)
+
+
+class Source:
+    """Inputs that are counted as they are taken."""
+
+    def __init__(self, count: int, size: int = 1) -> None:
+        self.taken = 0
+        self._count = count
+        self._size = size
+
+    def __iter__(self) -> Iterator[str]:
+        while self.taken < self._count:
+            self.taken += 1
+            yield "x" * self._size
+
+
+def test_a_slow_source_holds_no_result_back() -> None:
+    source = Source(2000)
+    results = mapped(Played(room=10_000, pace=5), iter(source), at_a_time=5)
+    assert next(results).value == 1
+    assert source.taken == 5
+    assert sum(1 for _ in results) == 1999
+
+
+def test_a_full_queue_is_asked_for_what_it_has_room_for() -> None:
+    source, server = Source(5000), Played(room=20, pace=10)
+    given = 0
+    for result in mapped(server, iter(source), in_flight=400):
+        given += 1
+        assert result.index == given - 1
+        assert source.taken - given <= 400
+    assert given == 5000
+    # After the first, which cannot know, a line is said about twice and not 250 times.
+    said = sum(lines for lines, _ in server.bulks)
+    assert said < 3 * 5000
+    assert {hold for _, hold in server.bulks} <= {"0.5", None}
+
+
+def test_long_inputs_that_wait_are_not_all_kept_as_lines() -> None:
+    mib = 1024 * 1024
+    server = Played(room=3, pace=3)
+    results = list(mapped(server, iter(Source(60, mib)), in_flight=60))
+    assert [result.value for result in results] == [mib] * 60
+    assert server.most_lines < 4 * mib

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Mapping
 from typing import NoReturn
 
-from headrace import parts
+from headrace import parts, state_dir
 from headrace.api_processes import api_children, api_command, listen_for_api
 from headrace.broker_check import check_broker
 from headrace.catalog import load_catalog
@@ -117,13 +117,7 @@ def run_flower(
     change = "choose another with HEADRACE_FLOWER_PORT"
     require_free("Flower", settings.flower_host, settings.flower_port, change=change)
     check_broker(url)
-    try:
-        settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"state directory {settings.state_dir}: {error.strerror}",
-            hint="choose another with HEADRACE_STATE_DIR",
-        ) from error
+    state_dir.make(settings.state_dir, change="choose another with HEADRACE_STATE_DIR")
     child = parts.flower_child(settings, parts.environment(settings, url, environ))
     os.execve(child.command[0], list(child.command), child.environment())  # noqa: S606
 

@@ -212,9 +212,8 @@ class JobQueue:
             BrokerError: Redis does not answer; what was cancelled before stays so.
         """
         (depth,) = await self.depths([queue])
-        still = sum(depth.waiting.values()) + depth.scheduled
         cancelled, left = 0, 1
-        while left and cancelled < still:
+        while left and cancelled < depth.total:
             ended, removed, left = map(int, await self.on_queue("purge", queue, PURGE_MAX_JOBS))
             cancelled += ended
             if not removed:

@@ -41,13 +41,9 @@ def locked(path: Path, *, leftover_timeout_s: float = LEFTOVER_TIMEOUT_S) -> Ite
     Raises:
         ConfigError: another instance runs on it, or it cannot be written.
     """
-    try:
+    with _usable(path, "choose another with --state-dir"):
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _PRIVATE_MODE)
-    except OSError as error:
-        raise ConfigError(
-            f"state directory {path}: {error.strerror}", hint="choose another with --state-dir"
-        ) from error
     try:
         _acquire(lock, path, leftover_timeout_s)
         os.ftruncate(lock, 0)
@@ -56,6 +52,28 @@ def locked(path: Path, *, leftover_timeout_s: float = LEFTOVER_TIMEOUT_S) -> Ite
     finally:
         # Not unlocked: the lock ends with the last process that holds the descriptor.
         os.close(lock)
+
+
+def make(path: Path, change: str) -> None:
+    """Make the directory if need be, for a part that shares it with others.
+
+    Args:
+        path: the state directory.
+        change: how another one is chosen.
+
+    Raises:
+        ConfigError: it cannot be made.
+    """
+    with _usable(path, change):
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+@contextmanager
+def _usable(path: Path, change: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"state directory {path}: {error.strerror}", hint=change) from error
 
 
 def write_private(path: Path, text: str) -> None:

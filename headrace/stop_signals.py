@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 import time
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Final, Self
 
 #: A terminal and a wrapper may both pass on the same Ctrl-C; that is one request, not two.
@@ -50,12 +50,7 @@ class StopSignals:
         self._old_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         signal.set_wakeup_fd(self._old_fd)
         # Not restored: who asks for the third time, while the process tidies up and ends, must not
         # get a traceback for it.

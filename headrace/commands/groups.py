@@ -53,20 +53,20 @@ def queues(ctx: typer.Context, as_json: JsonOption = False, url: UrlOption = Non
             raise typer.BadParameter(f"it goes behind {ctx.invoked_subcommand}", param_hint=option)
 
 
-@queues_group.command("pause")
-def pause(models: ModelsArgument, as_json: JsonOption = False, url: UrlOption = None) -> None:
-    """Let no worker claim from queues; submits are taken as ever, and jobs that run go on."""
-    from headrace.commands.queues import pause_queues
+def _holding(verb: str, summary: str, *, paused: bool) -> None:
+    @queues_group.command(verb, help=summary)
+    def command(models: ModelsArgument, as_json: JsonOption = False, url: UrlOption = None) -> None:
+        from headrace.commands.queues import pause_queues
 
-    pause_queues(url, models, paused=True, as_json=as_json)
+        pause_queues(url, models, paused=paused, as_json=as_json)
 
 
-@queues_group.command("resume")
-def resume(models: ModelsArgument, as_json: JsonOption = False, url: UrlOption = None) -> None:
-    """Let workers claim from queues again."""
-    from headrace.commands.queues import pause_queues
-
-    pause_queues(url, models, paused=False, as_json=as_json)
+_holding(
+    "pause",
+    "Let no worker claim from queues; submits are taken as ever, and jobs that run go on.",
+    paused=True,
+)
+_holding("resume", "Let workers claim from queues again.", paused=False)
 
 
 @queues_group.command("purge")
@@ -118,31 +118,23 @@ def show_letters(
     raise typer.Exit(show_raw(url, model, ids[0]))
 
 
-@dead_group.command("requeue")
-def requeue_letters(
-    model: ModelArgument,
-    ids: SomeLettersArgument = None,
-    every: AllOption = False,
-    yes: YesOption = False,
-    as_json: JsonOption = False,
-    url: UrlOption = None,
-) -> None:
-    """Put dead letters back into their queue: each job keeps its id and its input."""
-    from headrace.commands.letters import Chosen, requeue
+def _on_letters(verb: str, summary: str) -> None:
+    @dead_group.command(verb, help=summary)
+    def command(
+        model: ModelArgument,
+        ids: SomeLettersArgument = None,
+        every: AllOption = False,
+        yes: YesOption = False,
+        as_json: JsonOption = False,
+        url: UrlOption = None,
+    ) -> None:
+        from headrace.commands import letters
 
-    raise typer.Exit(requeue(url, Chosen(model, ids or [], every, yes), as_json=as_json))
+        act = letters.requeue if verb == "requeue" else letters.purge
+        raise typer.Exit(act(url, letters.Chosen(model, ids or [], every, yes), as_json=as_json))
 
 
-@dead_group.command("purge")
-def purge_letters(
-    model: ModelArgument,
-    ids: SomeLettersArgument = None,
-    every: AllOption = False,
-    yes: YesOption = False,
-    as_json: JsonOption = False,
-    url: UrlOption = None,
-) -> None:
-    """Remove dead letters for good; their jobs stay failed."""
-    from headrace.commands.letters import Chosen, purge
-
-    raise typer.Exit(purge(url, Chosen(model, ids or [], every, yes), as_json=as_json))
+_on_letters(
+    "requeue", "Put dead letters back into their queue: each job keeps its id and its input."
+)
+_on_letters("purge", "Remove dead letters for good; their jobs stay failed.")

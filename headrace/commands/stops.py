@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Final, Self
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
@@ -61,12 +61,7 @@ class Stops:
             signal.setitimer(signal.ITIMER_REAL, max(self._timeout_s, _SOON_S))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._timeout_s is not None:
             signal.setitimer(signal.ITIMER_REAL, 0)
         for number, before in self._before.items():

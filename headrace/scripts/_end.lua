@@ -1,6 +1,11 @@
 -- Ending a job and giving one back: put after _lib.lua for the scripts that do either.
 local REVOKED = '{"exc_type": "TaskRevokedError", "exc_message": ["cancelled"], "exc_module": "celery.exceptions"}'
 
+-- Ids stand in key names and in JSON: printable ASCII without quotes and backslashes.
+local function valid_id(id)
+  return type(id) == 'string' and #id > 0 and #id <= 128 and not string.find(id, '[^%w%-_%.:@/]')
+end
+
 local function iso_now()
   -- civil date from days since 1970-01-01 (proleptic Gregorian, H. Hinnant's days algorithm)
   local s = tonumber(time[1])

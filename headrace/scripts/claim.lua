@@ -10,7 +10,6 @@ local lease_end = whole(NOW_US + tonumber(ARGV[6]))
 -- What is dropped is bounded too, so that a row of tombstones holds Redis no longer than a batch does.
 local SCAN_MAX, DROPPED_MAX_BYTES = max_jobs + 512, 8 * max_bytes
 
-local FINAL = {s = true, f = true, x = true, c = true}
 -- Head and tail of the messages that headrace.messages.envelope writes, and nobody else does by chance.
 local HEAD = '^{"headers":{"id":"([%w%-_%.:@/]+)","task":"' .. string.gsub(task, '%p', '%%%0') .. '",'
 local TAIL = '","content-encoding":"utf-8","content-type":"application/json"}'
@@ -18,11 +17,6 @@ local jobs, refused = {}, {}
 local consumed, tombs, tombs_of, entombed = {0, 0, 0, 0}, {}, {}, {}
 local seen, bytes, dropped_bytes, scanned, full = {}, 0, 0, 0, false
 local revoked = {}
-
--- Ids stand in key names and in JSON: printable ASCII without quotes and backslashes.
-local function valid_id(id)
-  return type(id) == 'string' and #id > 0 and #id <= 128 and not string.find(id, '[^%w%-_%.:@/]')
-end
 
 local function sentence(why)
   return ({

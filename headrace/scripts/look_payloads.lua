@@ -3,7 +3,6 @@
 -- ARGV: 1 how many of those that are due to look at (0 = only those named), then entries to look at whether due or not.
 -- Returns {how many were looked at, the entries to delete...}.
 local QUEUE = 'headrace.'
-local FINAL = {s = true, f = true, x = true, c = true}
 -- How long a payload that is needed is left alone, and how long a caller has to delete one that is not.
 local NEEDED_US, DELETING_US, SECOND_US = 600000000, 60000000, 1000000
 

@@ -8,7 +8,7 @@ local function id_in(raw)
   local ok, m = pcall(cjson.decode, raw)
   local headers = ok and type(m) == 'table' and m['headers']
   local id = type(headers) == 'table' and headers['id']
-  return type(id) == 'string' and #id > 0 and #id <= 128 and not string.find(id, '[^%w%-_%.:@/]') and id or nil
+  return valid_id(id) and id or nil
 end
 
 -- Ends a job that waits; one without a record is a stock client's, which waits for its result all the same.

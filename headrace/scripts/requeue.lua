@@ -3,7 +3,6 @@
 -- waits or runs).
 check_types(true)
 local prefix = 'hr:letter:' .. ARGV[1] .. ':'
-local FINAL = {s = true, f = true, x = true, c = true}
 -- All that its last life left in the record; the client's own fields stay.
 local LEFT = {'a', 'k', 'x', 't', 'o', 'st', 'en', 'b', 'tm', 'rt', 'e', 'tb', 'dl', 'cr'}
 

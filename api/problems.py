@@ -70,8 +70,8 @@ _ENDINGS: Final = {
 
 
 def failure_of(job: Job) -> JobFailure | None:
-    """The error of a job that ended without success; None for every other job."""
-    if not job.state.final or job.state is State.SUCCEEDED:
+    """The error of a job that ended without success, or of its last try; None where none is."""
+    if job.state is State.SUCCEEDED:
         return None
     if job.error_json:
         try:
@@ -80,6 +80,8 @@ def failure_of(job: Job) -> JobFailure | None:
             logger.warning("the error in the record of job %s cannot be read", job.id)
         else:
             return JobFailure(error.type, error.message, error.retryable)
+    if not job.state.final:
+        return None
     return _ENDINGS.get(job.state, JobFailure("error", "the job failed", retryable=False))
 
 

@@ -46,6 +46,7 @@ class _JobObject(msgspec.Struct):
     cancel_requested: bool | msgspec.UnsetType = msgspec.UNSET
     result: Any = msgspec.UNSET
     result_size: int | msgspec.UnsetType = msgspec.UNSET
+    due_at: str | msgspec.UnsetType = msgspec.UNSET
     error: _Error | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -101,7 +102,9 @@ def job_object(job: Job, *, has_replica: bool = True, with_result: bool = True) 
             view.result = _result(job)
         if job.stored is not None:
             view.result_size = job.stored.size
-    elif state.final:
+    else:
+        if job.due_us:
+            view.due_at = _time(job.due_us)
         failure = failure_of(job)
         if failure is not None:
             view.error = _Error(failure.type, failure.message, failure.retryable)

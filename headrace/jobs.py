@@ -56,6 +56,8 @@ CELERY_STATES: Final = {
     State.CANCELLED: "REVOKED",
 }
 
+#: Seconds between tries.
+Backoff = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
 _Seconds = Annotated[float, msgspec.Meta(gt=0, le=MAX_WAIT_FOR_START_S)]
 
 
@@ -69,6 +71,8 @@ class JobOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         timeout: seconds that it may run, from its hand-over to the model process.
         result_ttl: seconds that record and result are kept after the end.
         max_retries: how often a retryable error is tried again.
+        retry_backoff: the longest wait before the first retry, in seconds; each more doubles it.
+        retry_backoff_max: the longest wait before any.
         metadata: the client's own, given back with the job; at most 4 KiB as JSON.
     """
 
@@ -78,6 +82,8 @@ class JobOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     timeout: _Seconds | None = None
     result_ttl: Annotated[int, msgspec.Meta(ge=1, le=MAX_WAIT_FOR_START_S)] | None = None
     max_retries: Annotated[int, msgspec.Meta(ge=0, le=100)] | None = None
+    retry_backoff: Backoff | None = None
+    retry_backoff_max: Backoff | None = None
     metadata: dict[str, Any] | None = None
 
 
@@ -122,7 +128,12 @@ def stored_result(value: str) -> StoredResult | None:
 
 @dataclass(slots=True)
 class Job:
-    """A job as the record tells it. Times are microseconds of Redis' clock; 0 = not yet."""
+    """A job as the record tells it. Times are microseconds of Redis' clock; 0 = not yet.
+
+    Attributes:
+        place: its place in the queue; 0 where it does not wait there, or that is not known.
+        due_us: when it joins its queue, while it is scheduled; 0 where that is not known.
+    """
 
     id: str
     model: str
@@ -133,6 +144,7 @@ class Job:
     ended_us: int = 0
     attempts: int = 0
     place: int = 0
+    due_us: int = 0
     batch_size: int = 0
     batch_padding: int = 0
     timings: str = ""
@@ -188,19 +200,29 @@ def read_batch(text: str) -> tuple[int, int]:
 
 
 def job_from_record(job_id: str, record: dict[str, str], meta: str = "", place: int = 0) -> Job:
-    """Read a record (HGETALL's fields)."""
+    """Read a record (HGETALL's fields).
+
+    Args:
+        job_id: the job.
+        record: its fields.
+        meta: its Celery result.
+        place: what view.lua says beside: a place, or when a scheduled job is due.
+    """
     get = record.get
+    state = State(record[F.STATE])
+    scheduled = state is State.SCHEDULED
     batch_size, batch_padding = read_batch(get(F.BATCH, ""))
     return Job(
         id=job_id,
         model=get(F.MODEL, ""),
         version=get(F.VERSION, ""),
-        state=State(record[F.STATE]),
+        state=state,
         created_us=int(get(F.CREATED, 0)),
         started_us=int(get(F.STARTED, 0)),
         ended_us=int(get(F.ENDED, 0)),
         attempts=int(get(F.ATTEMPTS, 0)),
-        place=place,
+        place=0 if scheduled else place,
+        due_us=place if scheduled else 0,
         batch_size=batch_size,
         batch_padding=batch_padding,
         timings=get(F.TIMINGS, ""),

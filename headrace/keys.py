@@ -99,6 +99,8 @@ class F:
     TIMINGS: Final = "tm"  # queued,hold,preprocess,inference,postprocess in ms
     RESULT_TYPE: Final = "rt"  # content type of a result that is not JSON
     ERROR: Final = "e"  # JSON {type, message, retryable}
+    RETRIES: Final = "rn"  # how often it was tried again after such an error
+    BACKOFF: Final = "rb"  # its own backoff, base and most in us, where it asked for one
     METADATA: Final = "md"
     REQUEST_HASH: Final = "h"
     DEAD: Final = "dl"

@@ -17,7 +17,7 @@ import msgspec
 
 from headrace import compression
 from headrace.errors import InvalidRequest
-from headrace.jobs import DEFAULT_OPTIONS, JobOptions
+from headrace.jobs import DEFAULT_OPTIONS, Backoff, JobOptions
 from headrace.keys import TASK_NAME
 from headrace.media import BINARY_TYPE, JSON_TYPE, is_json
 from headrace.store.base import REFERENCE
@@ -208,6 +208,10 @@ def envelope(
     own: dict[str, Any] = {}
     if options.max_retries is not None:
         own["max_retries"] = options.max_retries
+    if options.retry_backoff is not None:
+        own["retry_backoff"] = options.retry_backoff
+    if options.retry_backoff_max is not None:
+        own["retry_backoff_max"] = options.retry_backoff_max
     if source is not None:
         own |= _source_header(source)
     headers = (
@@ -243,6 +247,8 @@ class _Own(msgspec.Struct, frozen=True):
     """Our own header; only the API writes it, but any client can."""
 
     max_retries: int | None = None
+    retry_backoff: Backoff | None = None
+    retry_backoff_max: Backoff | None = None
     ref: str = ""
     origin: str = msgspec.field(default="", name="from")
     type: str = ""
@@ -328,6 +334,8 @@ class Message(msgspec.Struct, frozen=True):
     timeout_s: float | None
     ignore_result: bool
     max_retries: int | None
+    retry_backoff_s: float | None
+    retry_backoff_max_s: float | None
     retries: int
     root_id: str
     parent_id: str | None
@@ -362,6 +370,8 @@ def read_envelope(raw: bytes) -> Message:
         timeout_s=hard or soft,
         ignore_result=bool(headers.ignore_result),
         max_retries=own.max_retries,
+        retry_backoff_s=own.retry_backoff,
+        retry_backoff_max_s=own.retry_backoff_max,
         retries=headers.retries or 0,
         root_id=headers.root_id or headers.id,
         parent_id=headers.parent_id,

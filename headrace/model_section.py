@@ -8,6 +8,8 @@ import msgspec
 from msgspec import Meta
 
 DEFAULT_TIMEOUT_S: Final = 60.0
+RETRY_BACKOFF_S: Final = 1.0
+RETRY_BACKOFF_MAX_S: Final = 60.0
 
 
 class ModelSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -139,6 +141,19 @@ class ModelSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         ]
         | None
     ) = None
+    retry_backoff_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=86_400,
+            description="A first retry comes after 0 to so many seconds, by chance; each one more "
+            "doubles the bound. A job's own wins.",
+        ),
+    ] = RETRY_BACKOFF_S
+    retry_backoff_max_s: Annotated[
+        float,
+        Meta(ge=0, le=86_400, description="The bound is never more than this; a job's own wins."),
+    ] = RETRY_BACKOFF_MAX_S
     load_timeout_s: Annotated[
         float,
         Meta(

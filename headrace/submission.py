@@ -88,6 +88,8 @@ def submission(
         fields += (F.WAITER, waiter)
     if source is not None and source.ref:
         fields += (F.INPUT_REF, source.ref)
+    if options.retry_backoff is not None or options.retry_backoff_max is not None:
+        fields += (F.BACKOFF, _backoff(options, model))
     if options.metadata is not None:
         fields += (F.METADATA, msgspec.json.encode(options.metadata))
     step = _STEPS[options.priority]
@@ -95,6 +97,14 @@ def submission(
     head = (job_id, queue, step, model.max_queue_depth, delay_us)
     arguments = (*head, request_hash, message, len(fields), *fields)
     return Submission(job_id, model.name, arguments, len(message))
+
+
+def _backoff(options: JobOptions, model: ModelConfig) -> str:
+    """The record's `rb`: for the scripts, which do not read messages."""
+    asked = (options.retry_backoff, options.retry_backoff_max)
+    usual = (model.retry_backoff_s, model.retry_backoff_max_s)
+    both = (mine if own is None else own for own, mine in zip(asked, usual, strict=True))
+    return " ".join(str(int(seconds * US_PER_S)) for seconds in both)
 
 
 def hash_request(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
@@ -15,11 +14,9 @@ from headrace.keys import TASK_NAME, F
 from headrace.media import JSON_TYPE
 from headrace.messages import Message, arguments_repr
 from headrace.scripts import Arg
+from workers.retries import DEAD, RetryPolicy
 
-RETRY_BASE_S: Final = 1.0
-RETRY_MAX_S: Final = 60.0
-#: In place of a retry's delay: the retries are used up, and the message goes to the dead letters.
-DEAD: Final = "dead"
+NO_RETRIES: Final = RetryPolicy()
 #: What stands around the base64 of a result that is not JSON (workers/runner.py).
 BINARY_RESULT: Final = b'{"__type__": "base64", "__value__": ""}'
 _encode: Final = msgspec.json.encode
@@ -44,6 +41,7 @@ class Item:
         expires_at: until when it must have begun.
         dropped: why nothing is to come of it here any more: "cancelled", or "lost" to another
             worker.
+        retries: how often it was tried again after an error.
     """
 
     id: str
@@ -61,6 +59,7 @@ class Item:
     kind: str = ""
     dropped: str = ""
     expires_at: float = float("inf")
+    retries: int = 0
 
     @property
     def expires_s(self) -> float | None:
@@ -195,14 +194,13 @@ def failed(
     traceback: str = "",
     batch: Arg = 0,
     timings: str = "",
-    max_retries: int = 0,
+    retries: RetryPolicy = NO_RETRIES,
 ) -> Settlement:
     """The job ends with this error, or is put off for a retry if that can help and is allowed."""
     error = _encode({"type": code, "message": message, "retryable": retryable})
     retry_us = ""
     if retryable:
-        again = item.attempts <= max_retries
-        retry_us = str(int(backoff_s(item.attempts) * US_PER_S)) if again else DEAD
+        retry_us = retries.of(item.message).retry_us(item.retries)
     cls = BY_CODE.get(code, HeadraceError)
     result = _encode(
         {"exc_type": cls.__name__, "exc_message": [message], "exc_module": cls.__module__}
@@ -225,11 +223,6 @@ def put_off(item: Item, delay_s: float) -> Settlement:
     return Settlement(
         item.id, item.token, State.SCHEDULED, b"", 0, "", "", "", "", str(int(delay_s * US_PER_S))
     )
-
-
-def backoff_s(attempt: int) -> float:
-    """Exponential backoff with full jitter (AWS architecture blog, 2015), in seconds."""
-    return random.uniform(0, min(RETRY_MAX_S, RETRY_BASE_S * 2.0**attempt))  # noqa: S311 - jitter
 
 
 def stages(times: list[float]) -> str:

@@ -41,6 +41,7 @@ from workers.life import BEST_FIRST, Phase
 from workers.measure import Measure
 from workers.replica import Replica
 from workers.restarts import Restarts
+from workers.retries import RetryPolicy
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +65,7 @@ class Lane:
         fitting: how many items its memory has room for together.
         recycled: how many of its processes were recycled.
         restarts: which of them were lost, and when the next may be started.
+        policy: how often and when its jobs are tried again, unless they say.
         deadlines: until when its jobs must have begun, and have ended.
         last_error: why a load failed last.
         prepare_s: what `preprocess` takes for one item, of late.
@@ -89,6 +91,7 @@ class Lane:
     starved: float = 0.0
     deadlines: Deadlines = field(init=False)
     restarts: Restarts = field(init=False)
+    policy: RetryPolicy = field(init=False)
     fitting: FittingSize = field(init=False)
     batcher: Batcher[Item] = field(init=False)
     measure: Measure = field(init=False)
@@ -96,6 +99,9 @@ class Lane:
     def __post_init__(self) -> None:
         model = self.model
         self.deadlines = Deadlines(model, self.stats)
+        self.policy = RetryPolicy(
+            self.max_retries, model.retry_backoff_s, model.retry_backoff_max_s
+        )
         self.restarts = Restarts(model.max_restarts_per_minute)
         self.fitting = FittingSize(model.max_batch_size, tuple(model.allowed_batch_sizes or ()))
         policy = Policy(
@@ -140,6 +146,10 @@ class Lane:
             return 0
         return self.room
 
+    def due(self, at: float) -> None:
+        """Learn that a delayed job joins its queue then."""
+        self.next_due_at = at if self.next_due_at is None else min(self.next_due_at, at)
+
     def saw(self, left: int) -> None:
         """Learn how many messages wait; -1 says that the queue is paused."""
         self.paused = left < 0
@@ -156,7 +166,7 @@ class Lane:
         self.saw(int(reply[1]))
         ended = []
         for at in range(3, len(reply), 7):
-            raw, job_id, token, created, attempts, alone, _ttl = reply[at : at + 7]
+            raw, job_id, token, created, attempts, alone, retries = reply[at : at + 7]
             created_us = int(created) if created else now_us
             item = Item(
                 id=job_id.decode(),
@@ -167,6 +177,7 @@ class Lane:
                 claimed_at=now,
                 attempts=int(attempts),
                 alone=bool(alone),
+                retries=int(retries or 0),
             )
             self.held[item.id] = item
             settlement = self._read(item, raw)
@@ -240,13 +251,9 @@ class Lane:
             item.dispatched_at = now
             item.dispatched_epoch_s = epoch
         self.stats.left(decision.reason)
-        logger.debug(
-            "model %s: a batch of %d left: %s",
-            self.model.name,
-            len(items),
-            decision.reason,
-        )
-        return Batch(items, decision.reason, now, now + min(limits))
+        name, reason = self.model.name, decision.reason
+        logger.debug("model %s: a batch of %d left: %s", name, len(items), reason)
+        return Batch(items, reason, now, now + min(limits))
 
     def fit(self, size: int, fits: int) -> None:
         """Learn how much memory has room for: a batch of `size` ran, or only `fits` at once."""
@@ -310,7 +317,7 @@ class Lane:
                 _, code, message, retryable, traceback = outcome
                 settlement = failed(
                     item, code, message, retryable=retryable, traceback=traceback,
-                    batch=told, timings=took, max_retries=self._retries(item),
+                    batch=told, timings=took, retries=self.policy,
                 )  # fmt: skip
                 self.stats.ended(_word(settlement))
                 settled.append(settlement)
@@ -343,14 +350,10 @@ class Lane:
     def unmoved(self, item: Item, error: HeadraceError, *, retryable: bool) -> Settlement:
         """The end, or another try, of a job whose payload could not be moved."""
         settlement = failed(
-            item, error.code, error.message, retryable=retryable, max_retries=self._retries(item)
+            item, error.code, error.message, retryable=retryable, retries=self.policy
         )
         self.stats.ended("retried" if settlement.retried else "failed")
         return settlement
-
-    def _retries(self, item: Item) -> int:
-        asked = item.message.max_retries if item.message is not None else None
-        return asked if asked is not None else self.max_retries
 
     def forget(self, job_id: str, token: str) -> None:
         """The job is no longer this worker's under that token; it may hold it under a newer one."""

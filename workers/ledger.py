@@ -138,9 +138,7 @@ class Ledger:
             for lane in lanes:
                 lane.claiming = 0
                 known = [item.token for item in lane.held.values()]
-                self._say(
-                    lane, "release_owner", "free", self.limits.max_deliveries, self.owner, *known
-                )
+                self._say(lane, "release_owner", "free", self._losses(lane), self.owner, *known)
         self._claim_lost = False
         return True
 
@@ -185,13 +183,15 @@ class Ledger:
         if not settlements:
             return
 
-        def settled(reply: Any, _now: float) -> None:
+        def settled(reply: Any, now: float) -> None:
             self._observer.settled(lane, settlements, reply)
             for settlement, code in zip(settlements, reply, strict=True):
                 if int(code) == FENCED:
                     logger.warning(
                         "job %s is another's by now; this answer is dropped", settlement.id
                     )
+                if int(code) == PUT_OFF:
+                    lane.due(now + int(settlement.retry_us) / US_PER_S)
                 lane.forget(settlement.id, settlement.token)
             lane.cargo.settled(settlement.token for settlement in settlements)
 
@@ -233,7 +233,7 @@ class Ledger:
             lane,
             "release",
             mode,
-            self.limits.max_deliveries,
+            self._losses(lane),
             *pairs,
             handle=released,
             refused=refused,
@@ -267,7 +267,7 @@ class Ledger:
         # Told anew by the answer; left as it is, it would ask again in each turn until then.
         lane.next_due_at = None
         reap = int(now >= self._reap_after)
-        self._say(lane, "sweep", reap, self.limits.max_deliveries, SWEEP_MAX_JOBS, handle=swept)
+        self._say(lane, "sweep", reap, self._losses(lane), SWEEP_MAX_JOBS, handle=swept)
 
     def say(self, command: Command) -> None:
         """Send a command with the rest; its answer is not looked at, and it is not said again."""
@@ -320,6 +320,9 @@ class Ledger:
                 self._refused(call, reply)
             else:
                 call.handle(reply, now)
+
+    def _losses(self, lane: Lane) -> str:
+        return lane.policy.for_losses(self.limits.max_deliveries)
 
     @property
     def _lease_us(self) -> int:

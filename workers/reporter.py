@@ -134,6 +134,9 @@ class Reporter:
             head = self._log.head(item.id, time.time())
             if told is not None and outcome == b"cancelled":
                 self._log.events.append(Revoked(*head, terminated=True))
+            elif told is not None and outcome == b"delayed":
+                lost = "ReplicaLost('its model process died while it ran alone')"
+                self._log.events.append(Retried(*head, lost, None))
             elif told is not None and outcome == b"dead":
                 lost = "ReplicaLost('its model process died each time that it ran alone')"
                 self._log.events.append(Failed(*head, lost, None))

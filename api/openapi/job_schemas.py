@@ -103,8 +103,12 @@ JOB: Final = object_of(
                 "message": STRING,
                 "retryable": {"type": "boolean"},
             },
-            description="Once it has ended without success.",
+            description="Once it has ended without success; before, of its last try.",
         ),
+        "due_at": {
+            **TIME,
+            "description": "While it is scheduled: when it joins its queue, at first or again.",
+        },
         "dead_lettered": {"const": True},
         "cancel_requested": {"const": True},
     },
@@ -113,6 +117,7 @@ JOB: Final = object_of(
         "result",
         "result_size",
         "error",
+        "due_at",
         "dead_lettered",
         "cancel_requested",
     ),
@@ -120,6 +125,7 @@ JOB: Final = object_of(
 )
 
 _SECONDS: Final = {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_WAIT_FOR_START_S}
+_BACKOFF: Final = {"type": "number", "minimum": 0, "maximum": 86_400}
 #: A job's options, as `headrace.jobs.JobOptions` has them.
 OPTIONS: Final[dict[str, Schema]] = {
     "priority": {
@@ -143,6 +149,11 @@ OPTIONS: Final[dict[str, Schema]] = {
         "type": "integer", "minimum": 0, "maximum": 100,
         "description": "How often an error that can pass is tried again.",
     },
+    "retry_backoff": {
+        **_BACKOFF,
+        "description": "Seconds: the longest wait before the first retry; each more doubles it.",
+    },
+    "retry_backoff_max": {**_BACKOFF, "description": "Seconds: the longest wait of all."},
     "metadata": {
         "type": "object",
         "description": "The client's own, given back with the job; at most 4 KiB as JSON.",

@@ -93,6 +93,8 @@ VIEW_SCHEMAS: Final[dict[str, Schema]] = {
             "min_timeout_s": {"type": "number", "minimum": 0},
             "max_restarts_per_minute": COUNT,
             "max_retries": {"type": ["integer", "null"]},
+            "retry_backoff_s": {"type": "number", "minimum": 0},
+            "retry_backoff_max_s": {"type": "number", "minimum": 0},
             "error": _ERROR,
             "workers": array(_WORKER),
         },
@@ -103,7 +105,8 @@ VIEW_SCHEMAS: Final[dict[str, Schema]] = {
                 "allowed_batch_sizes": None, "max_batch_cost": None, "cost": "bytes",
                 "batch_key": None, "max_queue_depth": 10000,
                 "timeout_s": 60.0, "min_timeout_s": 0.1, "max_restarts_per_minute": 10,
-                "max_retries": None, "error": None,
+                "max_retries": None, "retry_backoff_s": 1.0, "retry_backoff_max_s": 60.0,
+                "error": None,
                 "workers": [_WORKER_EXAMPLE],
             }
         ],

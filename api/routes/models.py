@@ -59,6 +59,8 @@ def _configuration(model: ModelConfig) -> dict[str, Any]:
         "min_timeout_s": model.min_timeout_s,
         "max_restarts_per_minute": model.max_restarts_per_minute,
         "max_retries": model.max_retries,
+        "retry_backoff_s": model.retry_backoff_s,
+        "retry_backoff_max_s": model.retry_backoff_max_s,
     }
 
 

@@ -65,7 +65,8 @@ def submit(
         idempotency_key: the same key gives the same job, instead of an id.
         content_type: what the input is, where its kind or its name does not say so.
         version: only for this version of the model.
-        options: priority, expires, countdown, timeout, result_ttl, max_retries, metadata.
+        options: priority, expires, countdown, timeout, result_ttl, max_retries,
+            retry_backoff, retry_backoff_max, metadata.
 
     Returns:
         The job as it was enqueued; where its id or key was known, as it is now.

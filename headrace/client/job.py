@@ -43,7 +43,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         result: the result as the API shows it: JSON, or `{"content_type", "base64"}`; None before
             the end, and where it is too long to be shown. `value` has it decoded.
         result_size: its bytes, where it is too long to be shown; `client.result` fetches it.
-        error: how it ended, where it did not succeed.
+        due_at: when it joins its queue, while it is scheduled: at first, or for another try.
+        error: how it ended, where it did not succeed; before the end, how its last try did.
     """
 
     id: str
@@ -65,6 +66,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     cancel_requested: bool = False
     result: Any = None
     result_size: int | None = None
+    due_at: datetime | None = None
     error: Failure | None = None
 
     @property

@@ -26,6 +26,8 @@ class Options(TypedDict, total=False):
     timeout: float | None
     result_ttl: int | None
     max_retries: int | None
+    retry_backoff: float | None
+    retry_backoff_max: float | None
     metadata: dict[str, Any] | None
 
 

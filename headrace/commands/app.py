@@ -146,6 +146,20 @@ def submit(
         int | None,
         typer.Option("--max-retries", metavar="N", help="After errors that pass [the model's]."),
     ] = None,
+    retry_backoff: Annotated[
+        float | None,
+        typer.Option(
+            "--retry-backoff",
+            metavar="SECONDS",
+            help="The first retry's longest wait [the model's].",
+        ),
+    ] = None,
+    retry_backoff_max: Annotated[
+        float | None,
+        typer.Option(
+            "--retry-backoff-max", metavar="SECONDS", help="Any retry's longest wait [the model's]."
+        ),
+    ] = None,
     metadata: Annotated[
         str | None,
         typer.Option("--metadata", metavar="JSON", help="An object, given back with the job."),
@@ -188,6 +202,8 @@ def submit(
         "timeout": job_timeout,
         "result_ttl": result_ttl,
         "max_retries": max_retries,
+        "retry_backoff": retry_backoff,
+        "retry_backoff_max": retry_backoff_max,
         "metadata": _json_object(metadata),
     }
     what = Submission(

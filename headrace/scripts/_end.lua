@@ -94,15 +94,39 @@ local function charged_to_death(id, raw, max_crashes, queue, r)
   return true
 end
 
+-- How long a job waits that was lost alone: full jitter, as workers/retries.py has it. Lua's own random numbers are the
+-- same in each call of a script.
+local function loss_delay_us(id, token, crashes, base_us, most_us)
+  local chance = tonumber(string.sub(redis.sha1hex(id .. ' ' .. (token or '') .. ' ' .. NOW), 1, 12), 16) / 2^48
+  return math.floor(chance * math.min(most_us, base_us * 2^(crashes - 1)))
+end
+
+-- A job that was lost alone and charged waits among the delayed ones; false where it need not wait.
+local function put_off_lost(id, raw, losses, r)
+  local base_us, most_us = string.match(r.backoff or '', '^(%d+) (%d+)$')
+  if not base_us then base_us, most_us = string.match(losses, '^%d+ (%d+) (%d+)$') end
+  if not base_us then return false end
+  local crashes = (tonumber(r.crashes or '0') or 0) + 1
+  local delay = loss_delay_us(id, r.token, crashes, tonumber(base_us), tonumber(most_us))
+  if delay < 1 then return false end
+  redis.call('HSET', KEYS[9], id, raw)
+  redis.call('ZADD', KEYS[8], whole(NOW_US + delay), id)
+  redis.call('HSET', JOB .. id, 's', 'd', 'x', '1', 'e', '{"type":"replica-lost","message":"the model process died while it'
+    .. ' ran this input alone, ' .. crashes .. ' time(s) so far","retryable":true}')
+  redis.call('HDEL', JOB .. id, 't', 'st')
+  return true
+end
+
 -- Puts a leased job back at the head of its list. mode: 'free' takes the attempt back (an orderly release);
--- 'alone' marks it to run alone, charging nothing; 'crash' also charges it if it did run alone.
--- The caller has tested the token and the types. Returns what became of the job.
-local function give_back(id, mode, max_crashes, queue)
+-- 'alone' marks it to run alone, charging nothing; 'crash' also charges it if it did run alone, and then lets it wait.
+-- losses: how often it may be lost alone and, with spaces between, base and bound in us of the wait in between (none: it
+-- does not wait). The caller has tested the token and the types. Returns what became of the job.
+local function give_back(id, mode, losses, queue)
   local raw = redis.call('HGET', KEYS[6], id)
-  local state, step, alone, crashes, cancel, ttl, waiter, attempts, token, created =
-    unpack(read(id, 's', 'p', 'x', 'k', 'cr', 'l', 'w', 'a', 't', 'c'))
+  local state, step, alone, crashes, cancel, ttl, waiter, attempts, token, created, backoff =
+    unpack(read(id, 's', 'p', 'x', 'k', 'cr', 'l', 'w', 'a', 't', 'c', 'rb'))
   local r = {id = id, step = step, crashes = crashes, ttl = ttl, waiter = waiter, token = token,
-    attempts = attempts, created = created}
+    attempts = attempts, created = created, backoff = backoff}
   redis.call('ZREM', KEYS[5], id)
   redis.call('HDEL', KEYS[6], id)
   if state and state ~= 'r' then return 'gone' end
@@ -119,7 +143,10 @@ local function give_back(id, mode, max_crashes, queue)
     end
     return 'gone'
   end
-  if state and mode == 'crash' and alone and charged_to_death(id, raw, max_crashes, queue, r) then return 'dead' end
+  if state and mode == 'crash' and alone then
+    if charged_to_death(id, raw, tonumber(string.match(losses, '^%d+')), queue, r) then return 'dead' end
+    if put_off_lost(id, raw, losses, r) then return 'delayed' end
+  end
   local s = STEP_INDEX[step or '0'] or 1
   redis.call('RPUSH', KEYS[s], raw)
   redis.call('HINCRBY', KEYS[7], 'out' .. STEPS[s], -1)

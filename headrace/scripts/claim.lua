@@ -1,7 +1,7 @@
 -- Claim up to N messages of one queue, best priority first, leased in the same call.
 -- KEYS: the queue's (see _lib.lua). ARGV: 1 queue, 2 model, 3 version, 4 max jobs, 5 max bytes, 6 lease in us, 7 owner,
 --       8 task name, 9 TTL in s of the result of what is refused, or has no record yet, 10 as submit.lua's first.
--- Returns {now, left in the lists (-1 where the queue is paused), refused, then per job: raw, id, token, created or '', attempts, alone, ttl}.
+-- Returns {now, left in the lists (-1 where the queue is paused), refused, then per job: raw, id, token, created or '', attempts, alone, retries}.
 -- Phase 1 only reads. Whatever can be wrong with a message is found there, so that nothing fails after the
 -- first write and no message is popped without being leased, buried or known to be ended.
 local queue, model, version = ARGV[1], ARGV[2], ARGV[3]
@@ -83,7 +83,7 @@ local function look(raw, s)
         return
       end
     end
-    local r = redis.pcall('HMGET', JOB .. id, 's', 'm', 'c', 'a', 'x', 'l')
+    local r = redis.pcall('HMGET', JOB .. id, 's', 'm', 'c', 'a', 'x', 'rn')
     if r.err then
       why, id = 'record-of-another-type', nil
     elseif r[1] and r[2] ~= model then

@@ -35,6 +35,7 @@ local function put_off(i, id, attempts)
   -- Put off for its eta, it was not run: no error, and the attempt is taken back.
   if ARGV[i + 7] ~= '' then
     redis.call('HSET', JOB .. id, 's', 'd', 'e', ARGV[i + 7])
+    redis.call('HINCRBY', JOB .. id, 'rn', 1)
   else
     redis.call('HSET', JOB .. id, 's', 'd', 'a', math.max(0, (tonumber(attempts or '0') or 0) - 1))
   end

@@ -1,5 +1,5 @@
 -- What stands behind the wake-up: delayed jobs that are due join their lists, and leases that ran out are reaped.
--- KEYS: the queue's. ARGV: 1 queue, 2 reap (1, or 0 while it is too early after an outage), 3 max crashes, 4 limit.
+-- KEYS: the queue's. ARGV: 1 queue, 2 reap (1, or 0 while it is too early after an outage), 3 losses as in give_back, 4 limit.
 -- Returns {promoted, reaped, us until the next delayed job or -1, jobs in the lists (-1 where the queue is paused)}.
 check_types(true)
 local limit = tonumber(ARGV[4])
@@ -25,7 +25,7 @@ if ARGV[2] == '1' then
   for i, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[5], '-inf', NOW, 'LIMIT', 0, limit)) do
     expired[i] = {id = id, token = tonumber(read(id, 't')[1] or '0') or 0}
   end
-  for _, c in ipairs(latest_first(expired)) do give_back(c.id, 'crash', tonumber(ARGV[3]), ARGV[1]) end
+  for _, c in ipairs(latest_first(expired)) do give_back(c.id, 'crash', ARGV[3], ARGV[1]) end
   reaped = #expired
 end
 

@@ -1,4 +1,5 @@
--- Read jobs: per id {record as a flat list, Celery result or '', place in the queue or 0}, or 0 where unknown.
+-- Read jobs: per id {record as a flat list, Celery result or '', place in the queue or 0; of a scheduled job when it
+-- is due, in us}, or 0 where unknown.
 -- KEYS: none. ARGV: 1 queue prefix, 2 with results (1 or 0), then ids. The place is approximate: what was put back
 -- to the head after this job was queued is counted, cancelled neighbours behind it are not subtracted.
 local function place_of(f)
@@ -21,6 +22,9 @@ for i = 3, #ARGV do
     local place, meta = 0, ''
     if f['s'] == 'q' and f['n'] and f['m'] then
       place = place_of(f)
+    elseif f['s'] == 'd' and f['m'] then
+      local due = redis.pcall('ZSCORE', 'hr:delayed:' .. ARGV[1] .. f['m'], id)
+      place = type(due) == 'string' and tonumber(due) or 0
     elseif ARGV[2] == '1' and (f['s'] == 's' or f['s'] == 'f') then
       meta = redis.call('GET', META .. id) or ''
     end

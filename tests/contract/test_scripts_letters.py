@@ -57,7 +57,7 @@ def test_a_letter_goes_back_as_the_job_that_it_was(queue: Queue) -> None:
     assert queue.client.ttl(keys.job(job_id)) == -1
     assert (queue.place(waiting), queue.place(job_id)) == (1, 2)
     first, second = queue.claim().jobs
-    assert (first.id, second.id, second.attempts, second.ttl) == (waiting, job_id, 1, "77")
+    assert (first.id, second.id, second.attempts, second.retries) == (waiting, job_id, 1, "")
     assert queue.settle(first, second) == [1, 1]
     assert queue.record(job_id)["s"] == "s"
 

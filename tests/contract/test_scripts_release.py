@@ -82,6 +82,58 @@ def test_what_crashes_alone_too_often_is_a_dead_letter(queue: Queue) -> None:
     assert queue.record(good)["s"] == "s"
 
 
+def test_what_was_lost_alone_waits_with_jitter_below_a_bound_that_doubles(queue: Queue) -> None:
+    ids = [queue.submit_one() for _ in range(40)]
+    queue.release(*queue.claim().jobs, mode="crash")
+    for crashes, bound_us in ((1, 10_000_000), (2, 20_000_000)):
+        leased = queue.claim().jobs
+        now_us = queue.claim().now_us
+        assert (
+            queue.release(*leased, mode="crash", losses="9 10000000 20000000") == ["delayed"] * 40
+        )
+        waits = [int(queue.view(job_id)[0][2]) - now_us for job_id in ids]
+        took_us = queue.claim().now_us - now_us
+        assert all(0 <= wait <= bound_us + took_us for wait in waits)
+        # Drawn evenly from 0 on: that none of 40 is in one of these halves does not happen.
+        assert min(waits) < bound_us / 2 < max(waits)
+        assert len(set(waits)) > 30
+        assert queue.parked().keys() == set(ids)
+        assert (queue.listed(), queue.held()) == ([], {})
+        record = queue.record(ids[0])
+        assert (record["s"], record["x"], record["k"]) == ("d", "1", str(crashes))
+        error = json.loads(record["e"])
+        assert (error["type"], error["retryable"]) == ("replica-lost", True)
+        for job_id in ids:
+            queue.client.zadd(keys.delayed(queue.name), {job_id: 0})
+        assert queue.sweep()[0] == 40
+    queue.settle_all()
+
+
+def test_a_job_that_asked_for_its_own_wait_gets_it(queue: Queue) -> None:
+    job_id = queue.submit_one()
+    queue.client.hset(keys.job(job_id), "rb", "0 0")
+    queue.release(queue.claim_one(), mode="crash")
+    assert queue.release(queue.claim_one(), mode="crash", losses="9 10000000 10000000") == [
+        "queued"
+    ]
+    queue.settle_all()
+
+
+def test_retries_are_counted_apart_from_attempts(queue: Queue) -> None:
+    job_id = queue.submit_one()
+    queue.release(queue.claim_one(), mode="crash")
+    for retries in ("", "1", "2"):
+        leased = queue.claim_one()
+        assert leased.retries == retries
+        assert queue.settle(leased, extra=("e", '{"type":"t"}'), retry_us="5000000") == [4]
+        due_us = int(queue.view(job_id)[0][2])
+        assert due_us == int(queue.client.zscore(keys.delayed(queue.name), job_id) or 0) > 0
+        queue.client.zadd(keys.delayed(queue.name), {job_id: 0})
+        queue.sweep()
+    assert queue.record(job_id)["a"] == "4"
+    queue.settle_all()
+
+
 def test_a_second_letter_of_one_id_keeps_the_first(queue: Queue) -> None:
     job_id = queue.submit_one()
     for _ in range(2):

@@ -32,7 +32,7 @@ class Leased:
     created: str
     attempts: int
     alone: bool
-    ttl: str
+    retries: str
 
 
 @dataclass(frozen=True)
@@ -157,9 +157,9 @@ class Queue:
         jobs = [
             Leased(
                 raw, job_id.decode(), token.decode(), created.decode(),
-                int(attempts), alone == b"1", ttl.decode(),
+                int(attempts), alone == b"1", retries.decode(),
             )
-            for raw, job_id, token, created, attempts, alone, ttl in (
+            for raw, job_id, token, created, attempts, alone, retries in (
                 flat[at : at + 7] for at in range(0, len(flat), 7)
             )
         ]  # fmt: skip
@@ -193,8 +193,8 @@ class Queue:
     def renew(self, *jobs: Leased, lease_us: int = LEASE_US) -> list[int]:
         return [int(code) for code in self._run("renew", lease_us, *_pairs(jobs))]
 
-    def release(self, *jobs: Leased, mode: str = "free") -> list[str]:
-        answer = self._run("release", self.name, mode, MAX_CRASHES, *_pairs(jobs))
+    def release(self, *jobs: Leased, mode: str = "free", losses: Arg = MAX_CRASHES) -> list[str]:
+        answer = self._run("release", self.name, mode, losses, *_pairs(jobs))
         return [fate.decode() for fate in answer]
 
     def release_owner(self, owner: str, *keep: str, mode: str = "free") -> int:

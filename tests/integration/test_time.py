@@ -159,9 +159,13 @@ def test_a_model_that_loses_its_processes_too_often_waits_and_says_so(site: Site
     )
     assert "a job ran longer than its timeout" in state["error"]
     assert "in one" in state["error"]
-    assert "restarting too often" in site.worker.log
-    queued = [job for job in site.client.view(*waiting) if job is not None]
-    assert {(job.state, job.attempts) for job in queued} == {(State.QUEUED, 0)}
+    wait_until(lambda: "restarting too often" in site.worker.log, "it is logged")
+
+    def given_back() -> bool:
+        queued = [site.client.job(job_id) for job_id in waiting]
+        return {(job.state, job.attempts) for job in queued} == {(State.QUEUED, 0)}
+
+    wait_until(given_back, "its jobs are back in their queue, uncharged")
     # Its jobs wait for whoever can run them.
     with celery_worker(
         site.worker.redis_url, site.worker.models, site.folder, node="cpu1@test"

@@ -82,6 +82,8 @@ def test_states_have_the_words_of_the_api_and_of_celery() -> None:
         {"result_ttl": 1.5},
         {"max_retries": -1},
         {"max_retries": 101},
+        {"retry_backoff": -1},
+        {"retry_backoff_max": 86_401},
         {"metadata": []},
         {"unknown": 1},
     ],
@@ -95,7 +97,7 @@ def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
 def test_options_within_range_are_taken() -> None:
     given_options = {
         "priority": 9, "expires": 0.5, "countdown": 0, "timeout": 1, "result_ttl": 1,
-        "max_retries": 0, "metadata": {"a": [1]},
+        "max_retries": 0, "retry_backoff": 0, "retry_backoff_max": 86_400, "metadata": {"a": [1]},
     }  # fmt: skip
     options = msgspec.convert(given_options, JobOptions)
     assert msgspec.to_builtins(options) == given_options

@@ -46,6 +46,8 @@ OPTIONS = st.builds(
     JobOptions,
     priority=st.integers(0, 9),
     max_retries=st.none() | st.integers(0, 100),
+    retry_backoff=st.none() | st.floats(0, 86_400),
+    retry_backoff_max=st.none() | st.floats(0, 86_400),
 )
 TIMEOUTS = st.none() | st.floats(1e-3, 3e6)
 EXPIRES = st.none() | st.just("2026-11-21T10:00:00.000001+00:00")
@@ -94,6 +96,8 @@ def test_what_is_written_is_read_back(
     assert message.input == text.strip(), "not a byte of the input is written anew"
     assert message.timeout_s == timeout_s
     assert message.max_retries == options.max_retries
+    assert message.retry_backoff_s == options.retry_backoff
+    assert message.retry_backoff_max_s == options.retry_backoff_max
     assert (message.expires_s is None) == (expires_at is None)
     assert (message.eta_s, message.ignore_result, message.retries) == (None, False, 0)
     assert (message.parent_id, message.group) == (None, None)

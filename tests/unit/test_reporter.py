@@ -26,6 +26,7 @@ from workers.lane import Lane
 from workers.ledger import CANCELLED, FENCED, PUT_OFF
 from workers.outcomes import encode_result
 from workers.reporter import EVENTS_MAX, EVENTS_S, Reporter
+from workers.retries import RetryPolicy
 from workers.step import event_channel, take_ticks
 
 SETTLED, REPEATED = 1, 2
@@ -158,8 +159,16 @@ def test_each_event_has_the_next_tick_of_celerys_clock(desk: Desk) -> None:
         (success, REPEATED, ["succeeded"]),
         (success, CANCELLED, ["revoked"]),
         (success, FENCED, []),
-        (lambda item: failure(item, TransientError("t"), max_retries=3), PUT_OFF, ["retried"]),
-        (lambda item: failure(item, TransientError("t"), max_retries=3), CANCELLED, ["revoked"]),
+        (
+            lambda item: failure(item, TransientError("t"), retries=RetryPolicy(3)),
+            PUT_OFF,
+            ["retried"],
+        ),
+        (
+            lambda item: failure(item, TransientError("t"), retries=RetryPolicy(3)),
+            CANCELLED,
+            ["revoked"],
+        ),
     ],
     ids=["settled", "repeated", "cancelled", "fenced", "retried", "cancelled instead"],
 )

@@ -212,6 +212,7 @@ BROKEN: dict[str, dict[str, Any]] = {
     "timelimit": {"headers": {"timelimit": "soon"}},
     "retries": {"headers": {"retries": "many"}},
     "own": {"headers": {"headrace": {"max_retries": "x"}}},
+    "own-backoff": {"headers": {"headrace": {"retry_backoff": -1}}},
 }
 
 

@@ -1,7 +1,8 @@
 """Handlers that misbehave on request: each input says what to do.
 
-`{"do": …}`: raise, transient, sleep (seconds in `s`), hang (holds the GIL), child (waits for one in
-a session of its own, whose pid is written to the file `pid`), exit, segfault.
+`{"do": …}`: raise, transient (as long as there is no file `until`), sleep (seconds in `s`), hang
+(holds the GIL), child (waits for one in a session of its own, whose pid is written to the file
+`pid`), exit, segfault.
 Everything else is given back. Where `log` is an option, each run of an input is a line there.
 """
 
@@ -47,7 +48,7 @@ class Tricky(Handler):
         do = item.get("do") if isinstance(item, dict) else None
         if do == "raise":
             raise ValueError(f"cannot do {item.get('n')}")
-        if do == "transient":
+        if do == "transient" and not Path(item.get("until", "/nowhere")).exists():
             raise TransientError("try again")
         if do == "sleep":
             time.sleep(item["s"])

@@ -1,0 +1,67 @@
+"""When a job is tried again: exponential backoff with full jitter.
+
+The n-th retry comes after a time drawn evenly from 0 to `base * 2^(n-1)`, at the most `most`, so
+that jobs which failed together do not come back together (AWS architecture blog, 2015). The waiting
+itself is Redis'. For jobs that were lost with their process, `_end.lua` draws by the same rule.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Final
+
+from headrace.jobs import US_PER_S
+from headrace.messages import Message
+from headrace.model_section import RETRY_BACKOFF_MAX_S, RETRY_BACKOFF_S
+
+#: In place of a retry's delay: the retries are used up, and the message goes to the dead letters.
+DEAD: Final = "dead"
+_CHANCE: Final = random.Random()  # noqa: S311 - jitter
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How often and when a job is tried again.
+
+    Attributes:
+        max_retries: how often after an error that says that another try can help.
+        base_s: the bound of the first wait.
+        most_s: the bound of all.
+    """
+
+    max_retries: int = 0
+    base_s: float = RETRY_BACKOFF_S
+    most_s: float = RETRY_BACKOFF_MAX_S
+
+    def of(self, message: Message | None) -> RetryPolicy:
+        """The policy of a job, whose own wishes win."""
+        if message is None:
+            return self
+        asked = (message.max_retries, message.retry_backoff_s, message.retry_backoff_max_s)
+        if asked == (None, None, None):
+            return self
+        own = (self.max_retries, self.base_s, self.most_s)
+        retries, base_s, most_s = (
+            mine if theirs is None else theirs for theirs, mine in zip(asked, own, strict=True)
+        )
+        return RetryPolicy(int(retries), base_s, most_s)
+
+    def bound_s(self, retries: int) -> float:
+        """The longest wait of a job that was tried again so often before."""
+        return min(self.most_s, self.base_s * 2.0**retries)
+
+    def retry_us(self, retries: int, chance: random.Random = _CHANCE) -> str:
+        """What settle.lua is told: the wait in microseconds, or DEAD.
+
+        Args:
+            retries: how often the job was tried again before.
+            chance: where the jitter comes from.
+        """
+        if retries >= self.max_retries:
+            return DEAD
+        return str(int(chance.uniform(0, self.bound_s(retries)) * US_PER_S))
+
+    def for_losses(self, max_deliveries: int) -> str:
+        """What the scripts are told that give lost jobs back; see `give_back` in _end.lua."""
+        return f"{max_deliveries} {int(self.base_s * US_PER_S)} {int(self.most_s * US_PER_S)}"

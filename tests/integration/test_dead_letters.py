@@ -12,6 +12,7 @@ from headrace import Client, errors, keys
 from headrace.catalog import load_catalog
 from tests.harness.api_server import ApiServer, api_server
 from tests.harness.clients import SHELLS, client_of
+from tests.harness.proxy import proxy
 from tests.harness.redis_servers import RedisServer, redis_server
 from tests.harness.wait import wait_until
 from tests.harness.worker import HANDLERS, celery_worker, write_models
@@ -41,6 +42,7 @@ def tricky(server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Ite
 @pytest.fixture
 def api(tricky: ApiServer) -> Iterator[ApiServer]:
     yield tricky
+    tricky.http.post("/api/v1/queues/headrace.tricky/resume").raise_for_status()
     tricky.http.post(f"{LETTERS}/purge", json={"all": True}).raise_for_status()
 
 
@@ -228,6 +230,27 @@ def test_the_client_puts_back_and_removes_one_some_or_all(
         assert client.purge_dead_letters("tricky", all=True) == 1
         assert client.purge_dead_letters("tricky", all=True) == 0
         assert client.status(ids[0]).status == "failed"
+
+
+def test_of_an_answer_that_was_lost_the_repeat_finds_nothing_left_to_do(api: ApiServer) -> None:
+    with proxy(int(api.url.rpartition(":")[2])) as carrier, Client(api.url) as direct:
+        first, second = dead(direct, 2)
+        direct.pause_queue("tricky")
+        with Client(f"http://127.0.0.1:{carrier.port}") as client:
+            carrier.lose_answer_to(b"/dead-letters/requeue")
+            done = client.requeue_dead_letters("tricky", first)
+            assert (done.requeued, done.left) == (0, {first: "unknown"})
+            assert client.status(first).status == "queued"
+            carrier.lose_answer_to(b"/dead-letters/purge")
+            assert client.purge_dead_letters("tricky", second) == 0
+            assert list(client.dead_letters("tricky")) == []
+            carrier.lose_answer_to(b"/queues/headrace.tricky/purge")
+            assert client.purge_queue("tricky") == 0
+            assert client.status(first).status == "cancelled"
+            carrier.lose_answer_to(b"/queues/headrace.tricky/resume")
+            client.resume_queue("tricky")
+        assert carrier.lost == 4
+        assert not direct.queues()[0].paused
 
 
 def test_what_the_client_cannot_do_with_them(api: ApiServer) -> None:

@@ -224,25 +224,6 @@ def alive(pid: int) -> bool:
         return False
 
 
-def test_a_worker_paused_past_its_lease_cannot_settle_what_another_holds(
-    redis_db: RedisServer, client: Client, worker: Worker, tmp_path: Path
-) -> None:
-    ids = client.submit("tricky", *({"do": "sleep", "s": 0.4, "n": n} for n in range(3)))
-    wait_until(lambda: len(runs(tmp_path)) == 3, "the batch runs")
-    os.kill(worker.pid, signal.SIGSTOP)
-    with celery_worker(
-        redis_db.url, worker.models, tmp_path, node="cpu1@test", environ=FAST_LEASE
-    ) as second:
-        second.wait_ready("tricky")
-        wait_until(lambda: max(runs(tmp_path).values()) == 2, "the second worker runs one of them")
-        os.kill(worker.pid, signal.SIGCONT)
-        jobs = client.wait(*ids)
-        wait_until(lambda: "another's by now" in worker.log, "the first worker is fenced")
-        assert {job.state for job in jobs} == {State.SUCCEEDED}
-        assert {job.attempts for job in jobs} == {2}
-        assert [client.result(job_id)["n"] for job_id in ids] == [0, 1, 2]
-
-
 def test_redis_is_killed_under_load_and_nothing_is_lost(
     tmp_path: Path, any_flavour: RedisServer
 ) -> None:

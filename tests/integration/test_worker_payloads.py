@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import signal
+import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from celery import Celery
@@ -336,6 +340,38 @@ def test_a_worker_that_stops_gives_back_what_it_fetches(redis_site: Site) -> Non
         redis_site.worker.stop()
     redis_site.worker.start()
     redis_site.worker.wait_ready("echo", "one")
+
+
+@only_over_s3
+def test_a_worker_stopped_while_it_fetches_cannot_settle_what_another_has_run(site: Site) -> None:
+    assert site.s3 is not None
+    redis, lease, port = site.ours.redis, keys.lease("headrace.echo"), urlsplit(site.s3.url).port
+    redis.sadd(keys.PAUSED, "headrace.echo")
+    job_id = submit_stored(site.ours, site.stores, "echo", BODY)
+    folder = site.folder / "beside"
+    folder.mkdir()
+    site.s3.stop()
+    try:
+        with socket.create_server(("127.0.0.1", port or 0)):  # it never answers
+            redis.srem(keys.PAUSED, "headrace.echo")
+            wait_until(lambda: redis.zcard(lease) == 1, "it is claimed, and fetched")
+            os.kill(site.worker.pid, signal.SIGSTOP)
+        site.s3.start_again()
+        # As though its lease had run out.
+        redis.zadd(lease, {job_id: 1}, xx=True)
+        with celery_worker(
+            site.url, site.models, folder, node="cpu1@test",
+            environ={**site.environ, "HEADRACE_LEASE_TTL_S": "1"},
+        ):  # fmt: skip
+            job = site.ends(job_id)
+            assert (job.state, job.attempts) == (State.SUCCEEDED, 2)
+            assert site.result(job) == BODY
+            before = redis.hgetall(keys.job(job_id))
+            os.kill(site.worker.pid, signal.SIGCONT)
+            wait_until(lambda: f"job {job_id} is another's by now" in site.worker.log, "it is told")
+            assert redis.hgetall(keys.job(job_id)) == before
+    finally:
+        os.kill(site.worker.pid, signal.SIGCONT)
 
 
 @pytest.mark.parametrize("kind", ["redis", "file"])

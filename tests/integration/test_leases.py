@@ -1,0 +1,215 @@
+"""Who holds a job and for how long; where it goes when its holder is gone, stopped or slow."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+from headrace import keys
+from headrace.jobs import State
+from headrace.recovery import release_incarnation
+from tests.harness.redis_servers import RedisServer
+from tests.harness.verbs import Bench, bench
+from tests.harness.wait import wait_until
+from tests.harness.worker import celery_worker
+
+QUEUE = "headrace.m"
+#: Far longer than anything here waits: who has its jobs back did not get them by the lease's end.
+LONG = {"HEADRACE_LEASE_TTL_S": "3600", "HEADRACE_INCARNATION": "first"}
+SHORT = {"HEADRACE_LEASE_TTL_S": "1"}
+SOON = {"HEADRACE_LEASE_TTL_S": "2"}
+
+
+def listed(at: Bench) -> list[str]:
+    """The ids in the list, whoever is next first."""
+    raws = at.client.redis.lrange(QUEUE, 0, -1)
+    return [json.loads(raw)["headers"]["id"] for raw in reversed(raws)]
+
+
+def leased(at: Bench) -> set[str]:
+    return {job_id.decode() for job_id in at.client.redis.zrange(keys.lease(QUEUE), 0, -1)}
+
+
+def busy(at: Bench) -> list[str]:
+    """Six jobs: two run, gated by `open`, two are prepared, two are listed; no more are taken."""
+    ids = at.submit(*({"name": n, "inference": at.gate("open")} for n in range(2)))
+    at.wait_for("inference 0,1 begins")
+    ids += at.submit(*({"name": n} for n in range(2, 6)))
+    wait_until(lambda: leased(at) == set(ids[:4]), "two are prepared")
+    at.client.redis.sadd(keys.PAUSED, QUEUE)
+    return ids
+
+
+def resume(at: Bench, ids: list[str]) -> None:
+    """Let all run, and see that each ended once."""
+    at.client.redis.srem(keys.PAUSED, QUEUE)
+    at.open("open")
+    jobs = at.client.wait(*ids)
+    assert {job.state for job in jobs} == {State.SUCCEEDED}
+    assert leased(at) == set()
+    assert at.client.redis.hlen(keys.held(QUEUE)) == 0
+
+
+def test_jobs_of_a_killed_model_process_are_first_again_long_before_the_lease_ends(
+    redis_db: RedisServer, tmp_path: Path
+) -> None:
+    with bench(redis_db, tmp_path, "InTurn", LONG, max_batch_size=2) as at:
+        ids = busy(at)
+        (pid,) = at.worker.states()["m"]["pids"]
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: listed(at)[:2] == ids[:2], "they are first, in their order")
+        assert [job_id for job_id in listed(at) if job_id in ids[4:]] == ids[4:]
+        resume(at, ids)
+
+
+def test_jobs_of_a_killed_worker_are_first_again_when_its_supervisor_says_so(
+    redis_db: RedisServer, tmp_path: Path
+) -> None:
+    with bench(redis_db, tmp_path, "InTurn", LONG, max_batch_size=2) as at:
+        ids = busy(at)
+        at.worker.kill()
+        assert leased(at) == set(ids[:4])
+        # As `headrace worker` does as soon as its worker is gone (headrace/parts.py).
+        assert release_incarnation(redis_db.url, "first") == 4
+        assert listed(at) == ids
+        with celery_worker(redis_db.url, at.worker.models, tmp_path, node="cpu1@test"):
+            resume(at, ids)
+
+
+def test_an_orderly_stop_gives_back_at_once_and_in_order(
+    redis_db: RedisServer, tmp_path: Path
+) -> None:
+    with bench(redis_db, tmp_path, "InTurn", LONG, max_batch_size=2) as at:
+        ids = busy(at)
+        assert at.worker.process is not None
+        at.worker.process.terminate()
+        wait_until(lambda: listed(at) == ids[2:], "what was prepared is first, while the rest runs")
+        assert leased(at) == set(ids[:2])
+        at.open("open")
+        assert at.worker.stop() == 0
+        assert [at.client.job(job_id).attempts for job_id in ids] == [1, 1, 0, 0, 0, 0]
+        with celery_worker(redis_db.url, at.worker.models, tmp_path, node="cpu1@test"):
+            resume(at, ids)
+
+
+def test_jobs_of_a_lost_host_are_handed_out_again_when_their_leases_end_and_not_before(
+    redis_db: RedisServer, tmp_path: Path
+) -> None:
+    with bench(redis_db, tmp_path, "InTurn", SHORT, max_batch_size=2) as at:
+        ids = busy(at)
+        at.client.redis.srem(keys.PAUSED, QUEUE)
+        at.worker.kill()  # and nobody is left who could release anything
+        at.open("open")
+        ends_us = {
+            job_id.decode(): int(end)
+            for job_id, end in at.client.redis.zrange(keys.lease(QUEUE), 0, -1, withscores=True)
+        }
+        assert set(ends_us) == set(ids[:4])
+        with celery_worker(
+            redis_db.url, at.worker.models, tmp_path, node="cpu1@test", environ=SHORT
+        ):
+            jobs = {job.id: job for job in at.client.wait(*ids)}
+            assert {job.state for job in jobs.values()} == {State.SUCCEEDED}
+            assert all(jobs[one].started_us >= end_us for one, end_us in ends_us.items())
+            assert [jobs[one].attempts for one in ids] == [2, 2, 2, 2, 1, 1]
+
+
+def test_a_job_of_ten_times_the_lease_runs_once_though_another_worker_waits_for_it(
+    redis_db: RedisServer, tmp_path: Path
+) -> None:
+    with (
+        bench(redis_db, tmp_path, "InTurn", SHORT) as at,
+        celery_worker(
+            redis_db.url, at.worker.models, tmp_path, node="cpu1@test", environ=SHORT
+        ) as second,
+    ):
+        second.wait_ready("m")
+        ids = at.submit({"name": "long", "inference": at.gate("open")})
+        at.wait_for("inference long begins")
+        until_us = at.client.job(ids[0]).started_us + 10_000_000
+
+        def over() -> bool:
+            seconds, micros = at.client.redis.time()
+            return bool(seconds * 1_000_000 + micros > until_us)
+
+        wait_until(over, "ten leases are over")
+        at.open("open")
+        assert at.job(*ids).attempts == 1
+        assert at.lines().count("inference long begins") == 1
+
+
+def test_a_stopped_worker_can_do_nothing_to_what_another_holds(
+    redis_db: RedisServer, tmp_path: Path
+) -> None:
+    """It holds jobs in each phase: a result that waits, one in preprocess, one that is prepared."""
+    with bench(redis_db, tmp_path, environ=SOON) as at:
+        (ready,) = at.submit({"name": "ready", "inference": at.gate("ready")})
+        at.wait_for("inference ready begins")
+        (inside,) = at.submit({"name": "inside", "preprocess": at.gate("inside")})
+        at.wait_for("preprocess inside begins")
+        (prepared,) = at.submit({"name": "prepared"})
+        ids = [ready, inside, prepared]
+        wait_until(lambda: leased(at) == set(ids), "all are held")
+        os.kill(at.worker.pid, signal.SIGSTOP)
+        try:
+            at.open("ready")
+            at.wait_for("postprocess ready ends")
+            with celery_worker(
+                redis_db.url, at.worker.models, tmp_path, node="cpu1@test", environ=SOON
+            ) as second:
+                wait_until(
+                    lambda: at.lines().count("preprocess inside begins") == 2, "it has them", 60
+                )
+                (theirs,) = second.model_pids()
+                os.kill(at.worker.pid, signal.SIGCONT)
+                for job_id in ids:
+                    wait_until(
+                        lambda one=job_id: f"job {one} is another's by now" in at.worker.log,  # type: ignore[misc]
+                        "it hears that it is another's",
+                    )
+                assert at.client.job(inside).state is State.RUNNING
+                assert {job_id.decode() for job_id in at.client.redis.hkeys(keys.held(QUEUE))} >= {
+                    inside
+                }
+                at.open("inside")
+                jobs = at.client.wait(*ids)
+                assert {job.state for job in jobs} == {State.SUCCEEDED}
+                assert {job.attempts for job in jobs} == {2}
+                assert {at.client.result(job_id)["pid"] for job_id in ids} == {theirs}
+        finally:
+            os.kill(at.worker.pid, signal.SIGCONT)
+        # What it had not begun with it has not run; what it had begun it has left.
+        begun = [line for line in at.lines() if line.endswith("begins")]
+        assert begun.count("preprocess prepared begins") == 1
+        assert begun.count("inference inside begins") == 1
+
+
+def test_a_stopped_worker_whose_batch_runs_on_can_neither_renew_nor_settle_it(
+    redis_db: RedisServer, tmp_path: Path
+) -> None:
+    with bench(redis_db, tmp_path, "InTurn", SOON) as at:
+        (job_id,) = at.submit({"name": "slow", "inference": at.gate("open")})
+        at.wait_for("inference slow begins")
+        os.kill(at.worker.pid, signal.SIGSTOP)
+        try:
+            with celery_worker(
+                redis_db.url, at.worker.models, tmp_path, node="cpu1@test", environ=SOON
+            ) as second:
+                wait_until(lambda: at.lines().count("inference slow begins") == 2, "it has it", 60)
+                token = at.client.redis.hget(keys.job(job_id), keys.F.TOKEN)
+                os.kill(at.worker.pid, signal.SIGCONT)
+                wait_until(lambda: "lets go of it" in at.worker.log, "its renewal is refused")
+                record = at.client.redis.hmget(keys.job(job_id), keys.F.TOKEN, keys.F.STATE)
+                assert record == [token, b"r"]
+                (theirs,) = second.model_pids()
+                at.open("open")
+                assert at.job(job_id).attempts == 2
+                assert at.client.result(job_id)["pid"] == theirs
+                wait_until(
+                    lambda: "this answer is dropped" in at.worker.log, "its answer is refused"
+                )
+                assert at.client.result(job_id)["pid"] == theirs
+        finally:
+            os.kill(at.worker.pid, signal.SIGCONT)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -42,7 +42,7 @@ _MEMBERS: Final = frozenset(JobRequest.__struct_fields__)
 _JOB_REQUEST: Final = msgspec.json.Decoder(JobRequest)
 
 
-class Identity(NamedTuple):
+class Identity(msgspec.Struct, frozen=True, gc=False):
     """The id of a job to be.
 
     Attributes:
@@ -53,7 +53,7 @@ class Identity(NamedTuple):
     chosen: bool
 
 
-class Asked(NamedTuple):
+class Asked(msgspec.Struct, frozen=True, gc=False):
     """One job that is asked for, checked.
 
     Attributes:
@@ -89,8 +89,13 @@ class Asked(NamedTuple):
         return hash_request(self.model.name, said, self.options, self.version)
 
 
-def identity_of(given_id: str | None, key: str) -> Identity:
+def identity_of(given_id: str | None, key: str, fresh_id: str = "") -> Identity:
     """The id by what the client gave: an id, an idempotency key, or neither.
+
+    Args:
+        given_id: the id, or None.
+        key: the idempotency key, or "".
+        fresh_id: what it is called where the client gave neither; "" to make one up.
 
     Raises:
         InvalidId: a job cannot have it.
@@ -99,7 +104,7 @@ def identity_of(given_id: str | None, key: str) -> Identity:
     if given_id is None:
         if key:
             return identity_under(check_key(key))
-        return Identity(new_id(), chosen=False)
+        return Identity(fresh_id or new_id(), chosen=False)
     if key:
         raise InvalidRequest(
             "the request has both an id and an Idempotency-Key",
@@ -156,7 +161,9 @@ def asked_by(
     Raises:
         InvalidRequest: an option does not fit, or there is not one input.
     """
-    options = checked(request.options)
+    options = request.options
+    if options is not DEFAULT_OPTIONS:
+        checked(options)
     text = bytes(request.input)
     if not text or request.input_ref is not None or request.content_type is not None:
         source = _named_input(request, text)

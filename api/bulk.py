@@ -6,7 +6,10 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Sequence
+from itertools import repeat
 from typing import Final
+
+import msgspec
 
 from api.asked import (
     Asked,
@@ -20,11 +23,11 @@ from api.asked import (
 from api.lines import Line
 from api.payloads import Kept
 from api.problems import problem, unexpected
-from api.routes.submit import fresh_job, submission_of
+from api.routes.submit import fresh_job, fresh_state, submission_of
 from api.services import Services
-from api.wire import fresh_object, job_object
+from api.wire import fresh_line, job_object
 from headrace.errors import BrokerUnavailable, HeadraceError, PayloadTooLarge, StoreUnavailable
-from headrace.jobs import Job
+from headrace.jobs import Job, new_ids
 from headrace.queue import VIEW_MAX_JOBS
 from headrace.store.stores import THREADS
 from headrace.submission import Receipt, Submission, repeat_of
@@ -38,7 +41,7 @@ PROBE: Final = 16
 KEEP_MAX_S: Final = 10.0
 
 
-class Row:
+class Row(msgspec.Struct, gc=False):
     """One line and what has become of it.
 
     Attributes:
@@ -48,19 +51,11 @@ class Row:
         outcome: a receipt (queued), a job (of an earlier request), or why there is none.
     """
 
-    __slots__ = ("asked", "job", "kept", "number", "outcome")
-
-    asked: Asked | None
-    job: Submission | None
-    kept: Kept | None
-    outcome: Receipt | Job | HeadraceError | None
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.asked = None
-        self.job = None
-        self.kept = None
-        self.outcome = None
+    number: int
+    asked: Asked | None = None
+    job: Submission | None = None
+    kept: Kept | None = None
+    outcome: Receipt | Job | HeadraceError | None = None
 
 
 class BulkSubmitter:
@@ -82,7 +77,8 @@ class BulkSubmitter:
     def read(self, lines: Sequence[Line]) -> list[Row]:
         """What lines ask for; a bad one hinders no other."""
         now_s = time.time()
-        return [self._read(line, now_s) for line in lines]
+        fresh = repeat("") if self._key else new_ids(len(lines))
+        return [self._read(line, job_id, now_s) for line, job_id in zip(lines, fresh, strict=False)]
 
     async def submit(self, rows: Sequence[Row]) -> None:
         """Submit what can be; what finds no room, or no answer, is held back and tried again."""
@@ -102,30 +98,30 @@ class BulkSubmitter:
         ready = {name: await self._services.fleet.has_ready(name) for name in names}
         return b"\n".join([*(self._answer(row, ready) for row in rows), b""])
 
-    def _read(self, line: Line, now_s: float) -> Row:
-        row = Row(line.number)
+    def _read(self, line: Line, fresh_id: str, now_s: float) -> Row:
+        services, row = self._services, Row(line.number)
         try:
             if line.text is None:
-                limit = self._services.settings.body_limit_bytes
+                limit = services.settings.body_limit_bytes
                 raise PayloadTooLarge(
                     f"the line has more than {limit} bytes",
                     hint="Send a smaller input, or raise body_limit_bytes.",
                 )
             said = read_job_request(line.text)
-            model = model_for(self._services.catalog, said)
-            limit = self._services.settings.inline_limit_bytes
-            row.asked = asked_by(said, model, self._identity(said.id, line.number), limit)
+            model = model_for(services.catalog, said)
+            identity = self._identity(said.id, line.number, fresh_id)
+            row.asked = asked_by(said, model, identity, services.settings.inline_limit_bytes)
             if not row.asked.elsewhere:
-                row.job = submission_of(self._services, row.asked, now_s)
+                row.job = submission_of(services, row.asked, now_s)
         except HeadraceError as error:
             row.outcome = error
         return row
 
-    def _identity(self, given_id: str | None, number: int) -> Identity:
+    def _identity(self, given_id: str | None, number: int, fresh_id: str) -> Identity:
         if given_id is None and self._key:
             # The key was checked as it came; of its longest ones this is longer than a key may be.
             return identity_under(f"{self._key}/{number}")
-        return identity_of(given_id, "")
+        return identity_of(given_id, "", fresh_id)
 
     async def _keep(self, row: Row, asked: Asked, turns: asyncio.Semaphore, until: float) -> None:
         """Write the line's input to the payload store, or look at the file that it names."""
@@ -223,9 +219,11 @@ class BulkSubmitter:
     def _count(self, rows: Sequence[Row]) -> None:
         admitted: Counter[str] = Counter()
         for row in rows:
-            if row.asked is not None and isinstance(row.outcome, Receipt):
+            if row.asked is None:
+                continue
+            if isinstance(row.outcome, Receipt):
                 admitted[row.asked.model.name] += 1
-            elif row.asked is not None and isinstance(row.outcome, HeadraceError):
+            elif isinstance(row.outcome, HeadraceError):
                 self._services.counters.refused(row.asked.model.name, row.outcome.code)
         for name, count in admitted.items():
             self._services.counters.admitted(name, count)
@@ -234,7 +232,7 @@ class BulkSubmitter:
         outcome = row.outcome
         if isinstance(outcome, Receipt) and row.asked is not None:
             has_replica = ready[row.asked.model.name]
-            return fresh_object(fresh_job(row.asked, outcome.created_us), has_replica=has_replica)
+            return _fresh(row.asked, outcome.created_us, has_replica)
         if isinstance(outcome, Job):
             has_replica = ready.get(outcome.model, True)
             return job_object(outcome, has_replica=has_replica)
@@ -244,6 +242,15 @@ class BulkSubmitter:
         else:
             said = unexpected(RuntimeError(f"line {row.number} has no outcome"), self._path)
         return b'{"error":%s}' % said.body
+
+
+def _fresh(asked: Asked, created_us: int, has_replica: bool) -> bytes:
+    if asked.options.metadata is not None:
+        return job_object(fresh_job(asked, created_us), has_replica=has_replica)
+    model, state = asked.model, fresh_state(asked.options)
+    return fresh_line(
+        asked.identity.job_id, model.name, model.version, state, created_us, has_replica
+    )
 
 
 def _chosen(row: Row) -> bool:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Final
+
+import msgspec
 
 _LF: Final = b"\n"
 
 
-class Line(NamedTuple):
+class Line(msgspec.Struct, frozen=True, gc=False):
     """One line.
 
     Attributes:
@@ -37,9 +39,18 @@ class LineSplitter:
         """The lines that this piece ends; lines of nothing but space are left out."""
         *ended, rest = piece.split(_LF)
         lines: list[Line] = []
-        for text in ended:
-            self._begin(text)
+        if ended:
+            self._begin(ended[0])
             lines += self._end()
+            # The others are whole: nothing is begun.
+            limit_bytes, number = self._limit_bytes, self._number
+            for text in ended[1:]:
+                number += 1
+                if len(text) > limit_bytes:
+                    lines.append(Line(number, None))
+                elif text and not text.isspace():
+                    lines.append(Line(number, text))
+            self._number = number
         self._begin(rest)
         return lines
 

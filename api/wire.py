@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import re
 from functools import lru_cache
 from typing import Any, Final
 
@@ -57,9 +56,9 @@ class _Binary(msgspec.Struct):
 
 
 _STATUS: Final = {state: state.status for state in State}
-#: In place of an id, where it stands three times, and a time once.
+#: In place of an id, and how often it stands in an object.
 _BLANK: Final = "\x7f"
-_FRESH_PIECES: Final = 5
+_IDS: Final = 3
 _NULL: Final = msgspec.Raw(b"null")
 _ENCODER: Final = msgspec.json.Encoder()
 _BINARY: Final = msgspec.json.Decoder(_Binary)
@@ -111,24 +110,27 @@ def job_object(job: Job, *, has_replica: bool = True, with_result: bool = True) 
     return _ENCODER.encode(view)
 
 
-def fresh_object(job: Job, *, has_replica: bool = True) -> bytes:
-    """The job object of a job that was just enqueued; the fields that all such jobs share stand."""
-    pieces = _fresh_pieces(job.model, job.version, job.state, has_replica)
-    if job.metadata_json or len(pieces) != _FRESH_PIECES:
+def fresh_line(
+    job_id: str, model: str, version: str, state: State, created_us: int, has_replica: bool
+) -> bytes:
+    """The job object of a job without metadata that was just enqueued, made faster."""
+    blank = _fresh_blank(model, version, state, created_us, has_replica)
+    if not blank:
+        job = Job(job_id, model, version, state, created_us)
         return job_object(job, has_replica=has_replica)
-    job_id, created_at = job.id.encode(), _time(job.created_us).encode()
-    begin, to_created, to_self, to_result, end = pieces
-    return b"".join(
-        (begin, job_id, to_created, created_at, to_self, job_id, to_result, job_id, end)
-    )
+    name = job_id.encode()
+    return blank % (name, name, name)
 
 
 @lru_cache(maxsize=256)
-def _fresh_pieces(model: str, version: str, state: State, has_replica: bool) -> list[bytes]:
-    """What stands around the id, the time and the two URLs' ids."""
-    blank = Job(id=_BLANK, model=model, version=version, state=state, created_us=0)
-    text = job_object(blank, has_replica=has_replica)
-    return re.split(b"%s|%s" % (_BLANK.encode(), re.escape(_time(0).encode())), text)
+def _fresh_blank(
+    model: str, version: str, state: State, created_us: int, has_replica: bool
+) -> bytes:
+    """The object of such jobs with a `%s` for each of its ids; b"" where that cannot be told."""
+    job = Job(id=_BLANK, model=model, version=version, state=state, created_us=created_us)
+    text = job_object(job, has_replica=has_replica)
+    slot = _BLANK.encode()
+    return text.replace(b"%", b"%%").replace(slot, b"%s") if text.count(slot) == _IDS else b""
 
 
 def _time(us: int) -> str:

@@ -20,7 +20,7 @@ from headrace import keys
 from headrace.catalog import ModelConfig
 from headrace.jobs import new_id
 from headrace.scripts import script
-from headrace.submission import submission
+from headrace.submission import submission, submit_arguments
 from tests.harness.api_server import api_server, catalog
 from tests.harness.redis_servers import redis_server
 
@@ -44,8 +44,7 @@ class Pages(NamedTuple):
 def submit(client: Any, jobs: int, index_max: int) -> None:
     """Enqueue so many jobs in one call."""
     made = [submission(new_id(), MODEL, INPUT, now_s=0, result_ttl_s=86400) for _ in range(jobs)]
-    arguments = [argument for job in made for argument in job.arguments]
-    client.execute_command(*script("submit").call([], index_max, *arguments))
+    client.execute_command(*script("submit").call([], index_max, *submit_arguments(made)))
 
 
 def spent_us(client: Any) -> int:

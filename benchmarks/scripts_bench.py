@@ -17,7 +17,7 @@ from headrace import keys
 from headrace.catalog import ModelConfig
 from headrace.jobs import new_id
 from headrace.scripts import CLAIM_MAX_BYTES, Arg, Command, script
-from headrace.submission import submission
+from headrace.submission import submission, submit_arguments
 from tests.harness.redis_servers import FLAVOURS, redis_server
 
 INPUT: Final = b'{"x":1}'
@@ -52,7 +52,7 @@ class Bench:
             submission(new_id(), self._model, INPUT, now_s=now_s, result_ttl_s=86400)
             for _ in range(count)
         ]
-        return script("submit").call([], 0, *(a for job in jobs for a in job.arguments))
+        return script("submit").call([], 0, *submit_arguments(jobs))
 
     def claim(self, count: int) -> Command:
         """A call that leases `count` jobs."""

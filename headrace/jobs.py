@@ -88,15 +88,26 @@ class JobOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 DEFAULT_OPTIONS: Final = JobOptions()
+#: The variant of RFC 9562 and two random bits, by a random hexadecimal digit.
+_VARIANT: Final = dict(zip("0123456789abcdef", "89ab" * 4, strict=True))
 
 
 def new_id() -> str:
     """A uuid7 (RFC 9562, section 5.7): sorts by the millisecond in which it was made."""
-    value = (time.time_ns() // 1_000_000) << 80 | int.from_bytes(os.urandom(10), "big")
-    value = value & ~(0xF << 76) | 0x7 << 76
-    value = value & ~(0x3 << 62) | 0x2 << 62
-    digits = f"{value:032x}"
-    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+    return new_ids(1)[0]
+
+
+def new_ids(count: int) -> list[str]:
+    """So many new ids at once, which is cheaper."""
+    time_ms = f"{time.time_ns() // 1_000_000:012x}"
+    begin = f"{time_ms[:8]}-{time_ms[8:]}-7"
+    # Of 20 digits an id takes 19: two bits of the fourth are the variant, and one is left over.
+    digits = os.urandom(10 * count).hex()
+    return [
+        f"{begin}{digits[at : at + 3]}-{_VARIANT[digits[at + 3]]}{digits[at + 4 : at + 7]}"
+        f"-{digits[at + 7 : at + 19]}"
+        for at in range(0, 20 * count, 20)
+    ]
 
 
 def iso(us: int) -> str:

@@ -11,6 +11,7 @@ import binascii
 import json
 import re
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -32,6 +33,10 @@ _BINARY_HEAD: Final = re.compile(
 )
 # claim.lua knows our own messages by their ends: `{"headers":{"id":"…","task":"…",` and this.
 _TAIL: Final = b'"content-encoding":"utf-8","content-type":"application/json"'
+#: The options that stand in our own header.
+_OWN_OPTIONS: Final = ("max_retries", "retry_backoff", "retry_backoff_max")
+#: Where the jobs of a model differ; no name has it, and JSON leaves it as it is.
+_SLOT: Final = "\x7f"
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,8 +160,18 @@ def binary_head(raw: bytes, max_base64_bytes: int) -> tuple[str, bytes] | None:
 def describe_input(raw: bytes) -> str:
     """Type and size of an input for logs, Flower and `inspect`: never its content."""
     found = _BINARY_HEAD.match(raw)
+    return f"<json, {len(raw)} bytes>" if found is None else _described_binary(raw, found)
+
+
+def _described(raw: bytes) -> bytes:
+    """The same within JSON."""
+    found = _BINARY_HEAD.match(raw)
     if found is None:
-        return f"<json, {len(raw)} bytes>"
+        return b"<json, %d bytes>" % len(raw)
+    return _encode(_described_binary(raw, found))[1:-1]
+
+
+def _described_binary(raw: bytes, found: re.Match[bytes]) -> str:
     kind = found["kind"] or b"bytes"
     return f"<{kind.decode('utf-8', 'replace')}, {_binary_bytes(raw, found)} bytes>"
 
@@ -177,6 +192,10 @@ def _binary_bytes(raw: bytes, found: re.Match[bytes]) -> int:
 def arguments_repr(model: str, input_json: bytes, source: Source | None = None) -> str:
     """The arguments as Flower and `inspect` show them."""
     described = describe_input(input_json) if source is None else source.described
+    return _arguments_repr(model, described)
+
+
+def _arguments_repr(model: str, described: str) -> str:
     return f"{{'model': {model[:SHOWN_MAX_CHARS]!r}, 'input': '{described}'}}"
 
 
@@ -201,46 +220,51 @@ def envelope(
         InvalidRequest: the input is not UTF-8.
     """
     try:
-        text = input_json.decode()
+        # The body is JSON within JSON: escaped char by char, so that it can be put together after.
+        text = _encode(input_json.decode())[1:-1]
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"the input is not UTF-8, as JSON must be: {error}") from None
-    body = f'[[],{{"model":"{model}","input":{text}}},{{}}]'
-    own: dict[str, Any] = {}
-    if options.max_retries is not None:
-        own["max_retries"] = options.max_retries
-    if options.retry_backoff is not None:
-        own["retry_backoff"] = options.retry_backoff
-    if options.retry_backoff_max is not None:
-        own["retry_backoff_max"] = options.retry_backoff_max
-    if source is not None:
-        own |= _source_header(source)
+    described = _described(input_json) if source is None else _encode(source.described)[1:-1]
+    usual = options is DEFAULT_OPTIONS and source is None
+    own = b"{}" if usual else _own_header(options, source)
+    expires = b"null" if expires_at is None else b'"%s"' % expires_at.encode()
+    name = job_id.encode()
+    blank = _blank(model, queue, timeout_s, options.priority)
+    return blank % (name, name, expires, described, own, name, name, text)
+
+
+@lru_cache(maxsize=256)
+def _blank(model: str, queue: str, timeout_s: float | None, priority: int) -> bytes:
+    """The envelope of such jobs with a `%s` for each thing in which they differ."""
     headers = (
-        f'{{"id":"{job_id}","task":"{TASK_NAME}","lang":"py","root_id":"{job_id}","parent_id":null,'
-        f'"group":null,"retries":0,"eta":null,"expires":{_quoted(expires_at)},'
+        f'{{"id":"{_SLOT}","task":"{TASK_NAME}","lang":"py","root_id":"{_SLOT}","parent_id":null,'
+        f'"group":null,"retries":0,"eta":null,"expires":{_SLOT},'
         f'"timelimit":[{"null" if timeout_s is None else repr(timeout_s)},null],"argsrepr":"()",'
-        f'"kwargsrepr":{_encode(arguments_repr(model, input_json, source)).decode()},'
-        f'"origin":"headrace","ignore_result":false,"headrace":{_encode(own).decode()}}}'
+        f'"kwargsrepr":{_encode(_arguments_repr(model, _SLOT)).decode()},'
+        f'"origin":"headrace","ignore_result":false,"headrace":{_SLOT}}}'
     )
     properties = (
-        f'{{"correlation_id":"{job_id}","reply_to":"","delivery_mode":2,"delivery_info":'
-        f'{{"exchange":"","routing_key":"{queue}"}},"priority":{options.priority},'
-        f'"body_encoding":"utf-8","delivery_tag":"{job_id}"}}'
+        f'{{"correlation_id":"{_SLOT}","reply_to":"","delivery_mode":2,"delivery_info":'
+        f'{{"exchange":"","routing_key":"{queue}"}},"priority":{priority},'
+        f'"body_encoding":"utf-8","delivery_tag":"{_SLOT}"}}'
     )
-    return b'{"headers":%s,"properties":%s,"body":%s,%s}' % (
-        headers.encode(),
-        properties.encode(),
-        _encode(body),
-        _TAIL,
-    )
+    body = _encode(f'[[],{{"model":"{model}","input":{_SLOT}}},{{}}]').decode()
+    text = f'{{"headers":{headers},"properties":{properties},"body":{body},{_TAIL.decode()}}}'
+    return text.replace("%", "%%").replace(_SLOT, "%s").encode()
+
+
+def _own_header(options: JobOptions, source: Source | None) -> bytes:
+    own: dict[str, Any] = {
+        name: value for name in _OWN_OPTIONS if (value := getattr(options, name)) is not None
+    }
+    if source is not None:
+        own |= _source_header(source)
+    return _encode(own)
 
 
 def _source_header(source: Source) -> dict[str, Any]:
     named = {"ref": source.ref} if source.ref else {"from": source.origin}
     return {**named, "type": source.type, "size": source.size}
-
-
-def _quoted(text: str | None) -> str:
-    return "null" if text is None else f'"{text}"'
 
 
 class _Own(msgspec.Struct, frozen=True):

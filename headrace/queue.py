@@ -29,7 +29,14 @@ from headrace.coalesce import Coalescer
 from headrace.errors import BrokerFull, BrokerUnavailable, HeadraceError
 from headrace.jobs import US_PER_S, Job, job_from_record
 from headrace.scripts import Arg, Command, script
-from headrace.submission import Receipt, Submission, hash_request, read_receipt, submission
+from headrace.submission import (
+    Receipt,
+    Submission,
+    hash_request,
+    read_receipts,
+    submission,
+    submit_arguments,
+)
 from headrace.telemetry import ModelTotals, WorkerReport, read_report
 
 __all__ = ["Depth", "JobQueue", "Receipt", "Submission", "hash_request", "submission", "translate"]
@@ -138,12 +145,11 @@ class JobQueue:
 
     async def submit_many(self, jobs: Sequence[Submission]) -> list[Receipt | HeadraceError]:
         """Enqueue many jobs in one call; an error stands at the place of the job it concerns."""
-        arguments = [argument for job in jobs for argument in job.arguments]
         try:
-            answers = await self._call("submit", self._job_index_max, *arguments)
+            answer = await self._call("submit", self._job_index_max, *submit_arguments(jobs))
         except HeadraceError as error:
             return [error for _ in jobs]
-        return [read_receipt(job, answer) for job, answer in zip(jobs, answers, strict=True)]
+        return read_receipts(jobs, answer)
 
     async def read(self, job_id: str) -> Job | None:
         """Read one job with its result, together with whoever reads at the same time.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from itertools import chain, groupby
+from operator import attrgetter
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -18,30 +20,34 @@ from headrace.messages import Source, envelope
 from headrace.scripts import Arg
 
 _STEPS: Final = tuple(str(keys.step_of(priority)) for priority in range(10))
+#: Of a job that was not queued submit.lua tells so many values.
+_TOLD: Final = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Submission:
-    """One job on its way into a queue: the arguments of submit.lua."""
+class Submission(msgspec.Struct, frozen=True, gc=False):
+    """One job on its way into a queue.
+
+    Attributes:
+        shared: how a run of submit.lua begins in which this job can be.
+        own: this job's part of it: id, message, and the request's hash where it has one.
+    """
 
     id: str
     model: str
-    arguments: tuple[Arg, ...]
+    shared: tuple[Arg, ...]
+    own: tuple[Arg, ...]
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Receipt:
+class Receipt(NamedTuple):
     """What submit.lua said of one job.
 
     Attributes:
         created_us: when it was (first) submitted, by Redis' clock.
-        ticket: its number in its list; 0 where it is delayed or known already.
         repeated: the id was known already; nothing was enqueued.
     """
 
     created_us: int
-    ticket: int
     repeated: bool
 
 
@@ -82,21 +88,55 @@ def submission(
         expires_at=expires,
         source=source,
     )
-    ttl_s = options.result_ttl or result_ttl_s
-    fields: list[Arg] = [F.MODEL, model.name, F.VERSION, model.version, F.TTL, ttl_s]
+    own = (job_id, message, request_hash) if request_hash else (job_id, message)
+    rare: tuple[Arg, ...] = ()
+    if options is not DEFAULT_OPTIONS or source is not None:
+        rare = _rare_fields(options, model, source)
+    shared = _shared(
+        model.name,
+        model.version,
+        queue,
+        _STEPS[options.priority],
+        model.max_queue_depth,
+        int((options.countdown or 0) * US_PER_S),
+        len(own),
+        options.result_ttl or result_ttl_s,
+        waiter,
+        rare,
+    )
+    return Submission(job_id, model.name, shared, own, len(message))
+
+
+@lru_cache(maxsize=256)
+def _shared(
+    model: str,
+    version: str,
+    queue: str,
+    step: str,
+    max_depth: int,
+    delay_us: int,
+    width: int,
+    ttl_s: int,
+    waiter: str,
+    rare: tuple[Arg, ...],
+) -> tuple[Arg, ...]:
+    """How a run of such jobs begins: one object for many, so that runs are found by identity."""
+    fields: list[Arg] = [F.MODEL, model, F.VERSION, version, F.TTL, ttl_s]
     if waiter:
         fields += (F.WAITER, waiter)
+    fields += rare
+    return (queue, step, max_depth, delay_us, width, len(fields), *fields)
+
+
+def _rare_fields(options: JobOptions, model: ModelConfig, source: Source | None) -> tuple[Arg, ...]:
+    fields: list[Arg] = []
     if source is not None and source.ref:
         fields += (F.INPUT_REF, source.ref)
     if options.retry_backoff is not None or options.retry_backoff_max is not None:
         fields += (F.BACKOFF, _backoff(options, model))
     if options.metadata is not None:
         fields += (F.METADATA, msgspec.json.encode(options.metadata))
-    step = _STEPS[options.priority]
-    delay_us = int((options.countdown or 0) * US_PER_S)
-    head = (job_id, queue, step, model.max_queue_depth, delay_us)
-    arguments = (*head, request_hash, message, len(fields), *fields)
-    return Submission(job_id, model.name, arguments, len(message))
+    return tuple(fields)
 
 
 def _backoff(options: JobOptions, model: ModelConfig) -> str:
@@ -127,14 +167,35 @@ def hash_request(
     return digest.hexdigest()
 
 
-def read_receipt(job: Submission, answer: Sequence[Any]) -> Receipt | HeadraceError:
-    """What submit.lua answered for this job; an error is returned, not raised."""
-    code, created, number = int(answer[0]), int(answer[1]), int(answer[2])
-    if code in (1, 2):
-        return Receipt(created, number, repeated=code == 2)
+def submit_arguments(jobs: Iterable[Submission]) -> list[Arg]:
+    """What submit.lua is given for jobs: their runs, in their order."""
+    arguments: list[Arg] = []
+    for shared, run in groupby(jobs, attrgetter("shared")):
+        own = [job.own for job in run]
+        arguments += shared
+        arguments.append(len(own))
+        arguments += chain.from_iterable(own)
+    return arguments
+
+
+def read_receipts(
+    jobs: Sequence[Submission], answer: Sequence[Any]
+) -> list[Receipt | HeadraceError]:
+    """What submit.lua answered, job by job; an error is returned, not raised."""
+    queued = Receipt(int(answer[0]), repeated=False)
+    found: list[Receipt | HeadraceError] = [queued] * len(jobs)
+    for at in range(1, len(answer), _TOLD):
+        place, code, created, depth = map(int, answer[at : at + _TOLD])
+        found[place - 1] = _not_queued(jobs[place - 1], code, created, depth)
+    return found
+
+
+def _not_queued(job: Submission, code: int, created: int, depth: int) -> Receipt | HeadraceError:
+    if code == 2:
+        return Receipt(created, repeated=True)
     if code == 0:
         return QueueFull(
-            f"the queue of model {job.model} holds {number} jobs, its max_queue_depth",
+            f"the queue of model {job.model} holds {depth} jobs, its max_queue_depth",
             hint="Try again after Retry-After, or raise max_queue_depth in the models file.",
         )
     if code == 3:

@@ -34,7 +34,7 @@ from headrace.errors import (
     StoreError,
 )
 from headrace.ids import check_key
-from headrace.jobs import Job, State
+from headrace.jobs import Job, JobOptions, State
 from headrace.messages import Source
 from headrace.submission import Submission, repeat_of, submission
 
@@ -236,15 +236,20 @@ def submission_of(
 
 def fresh_job(asked: Asked, created_us: int) -> Job:
     """What there is to say of a job until it is claimed."""
-    options, metadata = asked.options, asked.options.metadata
+    metadata = asked.options.metadata
     return Job(
         id=asked.identity.job_id,
         model=asked.model.name,
         version=asked.model.version,
-        state=State.SCHEDULED if options.countdown else State.QUEUED,
+        state=fresh_state(asked.options),
         created_us=created_us,
         metadata_json="" if metadata is None else msgspec.json.encode(metadata).decode(),
     )
+
+
+def fresh_state(options: JobOptions) -> State:
+    """The state of a job that was just enqueued."""
+    return State.SCHEDULED if options.countdown else State.QUEUED
 
 
 async def _ended(services: Services, request: Request, asked: Asked, wait_s: float) -> Enqueued:

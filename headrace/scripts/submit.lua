@@ -1,92 +1,149 @@
--- Submit M jobs, of any queues, in one call: idempotency, admission, record, push. Answers per job.
+-- Submit M jobs, of any queues, in one call: idempotency, admission, record, push.
 -- KEYS: none beyond what ARGV names (Redis Cluster is refused at start).
--- ARGV: 1 how many of a model's newest jobs are indexed (0: none), then per job 8: id, queue, step, max depth,
---       delay in us (0 = now), request hash or '', raw message, count n, then n record fields and values.
--- Returns per job: {code, created, ticket or depth}; code 1 queued, 2 known already, 0 queue full, 3 the id is
--- another request's, 4 a key of the queue is not of its type. A job that cannot be taken does not hinder its
--- neighbours.
-local HEAD = 8
-local answers, queues = {}, {}
+-- ARGV: 1 how many of a model's newest jobs are indexed (0: none), then runs of neighbours that have all but their ids,
+--       messages and request hashes in common: queue, step, max depth, delay in us (0 = now), values of a job w (2, or 3
+--       where they have hashes), count n, then n record fields and values, count of jobs, then per job w: id, raw
+--       message, request hash.
+-- Returns {now, then 4 for each job that was not queued: its place from 1, code, created, depth}; code 2 known already,
+-- 0 queue full, 3 the id is another request's, 4 a key of the queue is not of its type. A job that cannot be taken does
+-- not hinder its neighbours.
+local HEAD = 6
 local index_most = tonumber(ARGV[1])
+local answer, queues, records = {NOW}, {}, {}
 
--- Lengths and counters of a queue, kept up to date by this call; false where a key of it cannot be used.
+-- Whether keys that most queues are without exist at all: one question in place of six.
+local function plain(queue)
+  return redis.call('EXISTS', 'hr:delayed:' .. queue, 'hr:parked:' .. queue, 'hr:tomb:' .. queue,
+    list_of(queue, 2), list_of(queue, 3), list_of(queue, 4)) == 0
+end
+
+-- Lengths and counters of a queue, kept up to date by this call, and what it gathers to be written together; false
+-- where a key of it cannot be used.
 local function look(queue)
   local counts = redis.pcall('HMGET', 'hr:count:' .. queue,
     'out0', 'out3', 'out6', 'out9', 'tomb0', 'tomb3', 'tomb6', 'tomb9')
-  local entombed = redis.pcall('HLEN', 'hr:tomb:' .. queue)
-  local delayed = redis.pcall('ZCARD', 'hr:delayed:' .. queue)
-  local parked = redis.pcall('HLEN', 'hr:parked:' .. queue)
+  local entombed, delayed, parked, lists = 0, 0, 0, 1
+  if not plain(queue) then
+    entombed = redis.pcall('HLEN', 'hr:tomb:' .. queue)
+    delayed = redis.pcall('ZCARD', 'hr:delayed:' .. queue)
+    parked = redis.pcall('HLEN', 'hr:parked:' .. queue)
+    lists = 4
+  end
   local unusable = counts.err or type(entombed) == 'table' or type(delayed) == 'table' or type(parked) == 'table'
   if unusable then return false end
-  local q = {fresh = {}, depth = delayed, entombed = entombed > 0, lists = {}, tickets = {}}
+  local tickets, depth = {}, delayed
   for s = 1, 4 do
-    local list = list_of(queue, s)
-    local length = redis.pcall('LLEN', list)
+    local length = s <= lists and redis.pcall('LLEN', list_of(queue, s)) or 0
     if type(length) == 'table' then return false end
-    q.lists[STEPS[s]] = list
-    q.tickets[STEPS[s]] = length + (tonumber(counts[s] or '0') or 0)
-    q.depth = q.depth + length - (tonumber(counts[4 + s] or '0') or 0)
+    tickets[s] = length + (tonumber(counts[s] or '0') or 0)
+    depth = depth + length - (tonumber(counts[4 + s] or '0') or 0)
   end
-  return q
+  return {depth = depth, entombed = entombed > 0, tickets = tickets, fresh = {}, pushed = {}, parked = false, due = false}
 end
 
 local i, n = 2, 0
 while i <= #ARGV do
-  local name = ARGV[i + 1]
+  local name, width = ARGV[i], tonumber(ARGV[i + 4])
   if queues[name] == nil then queues[name] = look(name) end
-  i = i + HEAD + tonumber(ARGV[i + 7])
+  local first = i + HEAD + tonumber(ARGV[i + 5]) + 1
+  i = first + width * tonumber(ARGV[first - 1])
+  for at = first, i - 1, width do
+    n = n + 1
+    records[n] = JOB .. ARGV[at]
+  end
 end
 
-local function submit(i, last)
-  local id, name, step, max_depth, delay, hash, raw = unpack(ARGV, i, i + 6)
-  delay = tonumber(delay)
-  local job, q = JOB .. id, queues[name]
-  local known = redis.pcall('HMGET', job, 'c', 'h')
-  if known.err then return {3, NOW, 0} end
-  if known[1] then return {(known[2] or '') == hash and 2 or 3, known[1], 0} end
-  if not q then return {4, NOW, 0} end
+-- One question for all: where no id is known, none is asked for by itself but those that this call has written.
+local known_count, written = 0, {}
+for at = 1, n, CHUNK do
+  known_count = known_count + redis.call('EXISTS', unpack(records, at, math.min(at + CHUNK - 1, n)))
+end
+
+-- Why a job is not to be enqueued, as code, created and depth; nothing where it is.
+local function refusal(name, max_depth, id, record, hash)
+  if known_count > 0 or written[record] then
+    local known = redis.pcall('HMGET', record, 'c', 'h')
+    if known.err then return 3, NOW, 0 end
+    if known[1] then return (known[2] or '') == hash and 2 or 3, known[1], 0 end
+  end
+  local q = queues[name]
+  if not q then return 4, NOW, 0 end
   -- A cancelled job whose record is gone but whose message is still listed: its tombstone would drop this one.
-  if q.entombed and redis.call('HEXISTS', 'hr:tomb:' .. name, id) == 1 then return {3, NOW, 0} end
-  if q.depth >= tonumber(max_depth) then return {0, NOW, q.depth} end
-  local ticket = q.tickets[step] + 1
-  local written
-  if delay > 0 then
-    written = redis.pcall('HSET', job, 's', 'd', 'c', NOW, 'p', step, unpack(ARGV, i + HEAD, last))
-  else
-    written = redis.pcall('HSET', job, 's', 'q', 'c', NOW, 'p', step, 'n', ticket, unpack(ARGV, i + HEAD, last))
-  end
-  if type(written) == 'table' then return nil, written.err end
+  if q.entombed and redis.call('HEXISTS', 'hr:tomb:' .. name, id) == 1 then return 3, NOW, 0 end
+  if q.depth >= max_depth then return 0, NOW, q.depth end
+end
+
+-- What a job's message joins, once all records are written.
+local function gather(q, step, delay, id, raw)
+  local k = #q.fresh
+  q.fresh[k + 1], q.fresh[k + 2] = NOW, id
   q.depth = q.depth + 1
-  if hash ~= '' then redis.call('HSET', job, 'h', hash) end
-  if index_most > 0 then
-    local k = #q.fresh
-    q.fresh[k + 1], q.fresh[k + 2] = NOW, id
-  end
   if delay > 0 then
-    redis.call('HSET', 'hr:parked:' .. name, id, raw)
-    redis.call('ZADD', 'hr:delayed:' .. name, whole(NOW_US + delay), id)
-    return {1, NOW, 0}
+    q.due, q.parked = q.due or {}, q.parked or {}
+    k = #q.due
+    q.due[k + 1], q.due[k + 2] = whole(NOW_US + delay), id
+    q.parked[k + 1], q.parked[k + 2] = id, raw
+    return
   end
-  redis.call('LPUSH', q.lists[step], raw)
-  q.tickets[step] = ticket
-  return {1, NOW, ticket}
+  q.tickets[step] = q.tickets[step] + 1
+  local pushed = q.pushed[step] or {}
+  q.pushed[step] = pushed
+  pushed[#pushed + 1] = raw
+end
+
+local place = 0
+
+-- Takes the jobs of the run that begins at `from`; where the next begins, or why Redis refuses to write.
+local function take(from)
+  local name, step, delay, width = ARGV[from], ARGV[from + 1], tonumber(ARGV[from + 3]), tonumber(ARGV[from + 4])
+  local max_depth, q, s = tonumber(ARGV[from + 2]), queues[name], STEP_INDEX[step]
+  local first = from + HEAD + tonumber(ARGV[from + 5]) + 1
+  local after = first + width * tonumber(ARGV[first - 1])
+  -- The arguments of HSET; those in which its jobs differ are filled in for each.
+  local set = {'', 's', delay > 0 and 'd' or 'q', 'c', NOW, 'p', step, unpack(ARGV, from + HEAD, first - 2)}
+  local ticket_at = #set + 2
+  if delay == 0 then set[ticket_at - 1], set[ticket_at] = 'n', '' end
+  local hash_at = #set + 2
+  if width == 3 then set[hash_at - 1], set[hash_at] = 'h', '' end
+  for at = first, after - 1, width do
+    place = place + 1
+    local id, record, hash = ARGV[at], records[place], width == 3 and ARGV[at + 2] or ''
+    local code, created, depth = refusal(name, max_depth, id, record, hash)
+    if code then
+      local k = #answer
+      answer[k + 1], answer[k + 2], answer[k + 3], answer[k + 4] = place, code, created, depth
+    else
+      set[1] = record
+      if delay == 0 then set[ticket_at] = q.tickets[s] + 1 end
+      if width == 3 then set[hash_at] = hash end
+      local result = redis.pcall('HSET', unpack(set))
+      if type(result) == 'table' then return nil, result.err end
+      written[record] = true
+      gather(q, s, delay, id, ARGV[at + 1])
+    end
+  end
+  return after
 end
 
 i = 2
 while i <= #ARGV do
-  local last = i + HEAD - 1 + tonumber(ARGV[i + 7])
-  n = n + 1
-  local answer, err = submit(i, last)
+  local after, err = take(i)
   if err then
     -- Refused before anything was written: Redis looks at its memory at a script's first write only. Redis 6.2 hides
     -- the reason behind the line of the script; clients know it by how it begins.
     if string.find(err, 'OOM', 1, true) then err = "OOM command not allowed when used memory > 'maxmemory'." end
     return redis.error_reply(err)
   end
-  answers[n] = answer
-  i = last + 1
+  i = after
 end
 for name, q in pairs(queues) do
-  if q then index_jobs(string.sub(name, #'headrace.' + 1), q.fresh, index_most) end
+  if q then
+    for s, raws in pairs(q.pushed) do in_chunks('LPUSH', list_of(name, s), raws) end
+    if q.due then
+      in_chunks('HSET', 'hr:parked:' .. name, q.parked)
+      in_chunks('ZADD', 'hr:delayed:' .. name, q.due)
+    end
+    index_jobs(string.sub(name, #'headrace.' + 1), q.fresh, index_most)
+  end
 end
-return answers
+return answer

@@ -125,10 +125,73 @@ def test_neighbours_fail_apart(queue: Queue) -> None:
         (other, Job(), QUEUED),
         (queue, known, KNOWN),
     ]
-    arguments = [argument for where, job, _ in jobs for argument in where.arguments(job)]
-    answers = queue.call("submit", [], 0, *arguments)
+    arguments = [argument for where, job, _ in jobs for argument in where.run(job)]
+    answer = queue.call("submit", [], 0, *arguments)
+    answers = queue.read_submit([job for _, job, _ in jobs], answer)
     assert [code for code, _, _ in answers] == [code for _, _, code in jobs]
     assert (len(queue.listed()), len(other.listed())) == (2, 1)
+
+
+def test_the_jobs_of_a_run_fail_apart(queue: Queue) -> None:
+    known, entombed, odd = Job(request_hash="1", max_depth=4), new_id(), new_id()
+    queue.submit(known, Job(id=entombed))
+    queue.entomb(entombed)
+    queue.client.delete(keys.job(entombed))
+    queue.client.set(keys.job(odd), "no record")
+    new = [Job(request_hash="1", max_depth=4) for _ in range(4)]
+    run = [
+        (new[0], QUEUED),
+        (known, KNOWN),
+        (Job(id=known.id, request_hash="2"), CONFLICT),
+        (Job(id=entombed, request_hash="1"), CONFLICT),
+        (new[1], QUEUED),
+        (new[0], KNOWN),
+        (Job(id=odd, request_hash="1"), CONFLICT),
+        (new[2], QUEUED),
+        (new[3], FULL),
+        (new[2], KNOWN),
+    ]
+    answers = queue.submit_runs([job for job, _ in run])
+    assert [code for code, _, _ in answers] == [code for _, code in run]
+    assert answers[8][2] == 4, "the depth that it was refused for"
+    assert queue.claim().ids == [known.id, *(job.id for job in new[:3])]
+    assert queue.record(new[2].id)["h"] == "1"
+    assert queue.record(new[3].id) == {}
+
+
+@pytest.mark.parametrize("delay_us", [0, 60_000_000])
+def test_a_run_of_any_length_is_queued_whole_and_in_order(queue: Queue, delay_us: int) -> None:
+    queue.index_max = 10_000
+    run = [Job(delay_us=delay_us, raw=b"%d" % at) for at in range(2500)]
+    answers = queue.submit_runs(run)
+    assert {code for code, _, _ in answers} == {QUEUED}
+    assert queue.client.zcard(keys.job_index(queue.model)) == len(run)
+    if delay_us:
+        assert queue.parked() == {job.id: job.raw for job in run}
+        assert queue.client.zcard(keys.delayed(queue.name)) == len(run)
+        assert {number for _, _, number in answers} == {0}
+    else:
+        assert queue.listed() == [job.raw for job in run]
+        assert [number for _, _, number in answers] == list(range(1, len(run) + 1))
+
+
+def test_runs_of_one_queue_differ_in_step_delay_and_fields(queue: Queue) -> None:
+    runs = [
+        [Job(), Job()],
+        [Job(step=9, waiter="api-1")],
+        [Job(delay_us=10**9, ttl_s=7, request_hash="x"), Job(delay_us=10**9, request_hash="y")],
+        [Job(), Job()],
+    ]
+    answers = queue.submit_runs(*runs)
+    assert [number for _, _, number in answers] == [1, 2, 1, 0, 0, 3, 4]
+    records = [[queue.record(job.id) for job in run] for run in runs]
+    assert [record["p"] for run in records for record in run] == list("0090000")
+    assert [record["s"] for run in records for record in run] == list("qqqddqq")
+    assert records[1][0]["w"] == "api-1"
+    assert [record.get("h") for record in records[2]] == ["x", "y"]
+    assert [record["l"] for record in records[2]] == ["7", "7"], "a run has its fields in common"
+    expected = [queue.message(job) for run in (runs[0], runs[3]) for job in run]
+    assert queue.client.lrange(queue.name, 0, -1) == expected[::-1]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -116,19 +116,41 @@ class Queue:
             job.id, self.model, self.name, job.input_json, timeout_s=60.0, source=source
         )
 
-    def arguments(self, job: Job) -> list[Arg]:
+    def run(self, *jobs: Job) -> list[Arg]:
+        """A run of submit.lua, of jobs that differ in what neighbours of a run may differ in."""
+        job = jobs[0]
         fields: list[Arg] = ["m", self.model, "v", "1.0", "l", job.ttl_s]
         if job.waiter:
             fields += ["w", job.waiter]
         if job.input_ref:
             fields += ["ir", job.input_ref]
-        head: list[Arg] = [job.id, self.name, str(job.step), job.max_depth, job.delay_us]
-        return [*head, job.request_hash, self.message(job), len(fields), *fields]
+        own: list[list[Arg]] = [
+            [one.id, self.message(one), *([one.request_hash] if one.request_hash else [])]
+            for one in jobs
+        ]
+        head: list[Arg] = [self.name, str(job.step), job.max_depth, job.delay_us, len(own[0])]
+        return [*head, len(fields), *fields, len(own), *(value for one in own for value in one)]
 
     def submit(self, *jobs: Job) -> list[tuple[int, int, int]]:
-        flat = [argument for job in jobs for argument in self.arguments(job)]
-        answers = self.call("submit", [], self.index_max, *flat)
-        return [(int(code), int(created), int(number)) for code, created, number in answers]
+        """Submit each as a run of its own."""
+        return self.submit_runs(*([job] for job in jobs))
+
+    def submit_runs(self, *runs: list[Job]) -> list[tuple[int, int, int]]:
+        """Per job: code, created, and its ticket, or the depth that it was refused for."""
+        flat = [argument for run in runs for argument in self.run(*run)]
+        jobs = [job for run in runs for job in run]
+        return self.read_submit(jobs, self.call("submit", [], self.index_max, *flat))
+
+    def read_submit(self, jobs: Sequence[Job], answer: list[Any]) -> list[tuple[int, int, int]]:
+        """An answer of submit.lua, per job; the tickets are those of the records."""
+        now, *told = map(int, answer)
+        others = {
+            told[at]: (told[at + 1], told[at + 2], told[at + 3]) for at in range(0, len(told), 4)
+        }
+        return [
+            others.get(place) or (1, now, int(self.record(job.id).get("n", 0)))
+            for place, job in enumerate(jobs, 1)
+        ]
 
     def submit_one(self, **options: Any) -> str:
         """Submit a job that must be taken; its id."""

@@ -21,8 +21,8 @@ import yaml
 from headrace import keys
 from headrace.catalog import Catalog, load_catalog
 from headrace.jobs import Job, JobOptions, job_from_record, new_id
-from headrace.queue import Submission, submission
 from headrace.scripts import script
+from headrace.submission import Submission, submission, submit_arguments
 from tests.harness.wait import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -187,10 +187,8 @@ class Client:
     def send(self, *jobs: Submission) -> None:
         """Enqueue jobs, all of which must be taken."""
         for at in range(0, len(jobs), 200):
-            answers = self._call(
-                "submit", 0, *(arg for job in jobs[at : at + 200] for arg in job.arguments)
-            )
-            assert all(answer[0] == 1 for answer in answers), answers
+            answer = self._call("submit", 0, *submit_arguments(jobs[at : at + 200]))
+            assert len(answer) == 1, answer
 
     def view(self, *ids: str) -> list[Job | None]:
         seen: list[Job | None] = []

@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.jobs import JobOptions, State, batch_text, iso, job_from_record, new_id
+from headrace.jobs import JobOptions, State, batch_text, iso, job_from_record, new_id, new_ids
 from headrace.keys import F
 
 
 def test_an_id_is_a_uuid7_of_this_millisecond(monkeypatch: pytest.MonkeyPatch) -> None:
     now_ms = 1_763_700_000_123
     monkeypatch.setattr("headrace.jobs.time.time_ns", lambda: now_ms * 1_000_000 + 999_999)
-    ids = {new_id() for _ in range(1000)}
-    assert len(ids) == 1000
+    ids = {*(new_id() for _ in range(1000)), *new_ids(1000)}
+    assert len(ids) == 2000
     for text in ids:
         value = uuid.UUID(text)
         assert str(value) == text
@@ -37,7 +37,7 @@ def test_ids_sort_by_their_millisecond(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_all_bits_of_an_id_but_version_and_variant_vary() -> None:
-    ids = [uuid.UUID(new_id()).int for _ in range(400)]
+    ids = [uuid.UUID(text).int for text in new_ids(400)]
     ever_one = 0
     ever_zero = 0
     for value in ids:

@@ -1,12 +1,15 @@
-"""The job object of a job that waits."""
+"""The job object of a job that waits, and of a fresh job, made faster."""
 
 from __future__ import annotations
 
 import json
+from itertools import product
 from typing import Any
 
-from api.wire import job_object
-from headrace.jobs import job_from_record
+import pytest
+
+from api.wire import fresh_line, job_object
+from headrace.jobs import Job, State, job_from_record, new_ids
 from headrace.keys import F
 
 ERROR = {"type": "transient-error", "message": "try again", "retryable": True}
@@ -41,3 +44,14 @@ def test_a_job_that_is_queued_or_runs_again_keeps_the_error_of_its_last_try() ->
 
 def test_a_job_that_was_never_tried_has_no_error() -> None:
     assert "error" not in shown("d", DUE_US, **{F.ERROR: ""})
+
+
+@pytest.mark.parametrize("version", ["1.0", "100%s%", "\x7f", 'ä"\n'])
+def test_a_fresh_line_is_the_job_object(version: str) -> None:
+    ids = [*new_ids(2), "mine:1@x.y_z"]
+    times = (1_763_700_000_000_000, 1_763_700_000_000_001, 1_763_700_059_999_999)
+    states = (State.QUEUED, State.SCHEDULED)
+    for job_id, created_us, state, has_replica in product(ids, times, states, (True, False)):
+        plain = Job(job_id, "m", version, state, created_us)
+        line = fresh_line(job_id, "m", version, state, created_us, has_replica)
+        assert line == job_object(plain, has_replica=has_replica)

@@ -1,0 +1,95 @@
+"""Jobs as runs of submit.lua's arguments, and its answer read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headrace.catalog import ModelConfig
+from headrace.errors import BrokerUnavailable, Conflict, QueueFull
+from headrace.jobs import JobOptions, new_ids
+from headrace.messages import Source
+from headrace.scripts import Arg
+from headrace.submission import (
+    Receipt,
+    Submission,
+    read_receipts,
+    submission,
+    submit_arguments,
+)
+
+MODELS = [ModelConfig(name=name, handler="echo", max_queue_depth=5) for name in ("a", "b")]
+
+
+def job(job_id: str, model: ModelConfig = MODELS[0], **given: Any) -> Submission:
+    options = JobOptions(**given.pop("options", {}))
+    return submission(job_id, model, b"1", options, now_s=0, result_ttl_s=60, **given)
+
+
+def runs(arguments: list[Arg]) -> list[tuple[list[Arg], list[str]]]:
+    """Per run its head with its fields, and the ids of its jobs."""
+    found, at = [], 0
+    while at < len(arguments):
+        width, count = arguments[at + 4], arguments[at + 5]
+        assert isinstance(width, int)
+        assert isinstance(count, int)
+        first = at + 6 + count + 1
+        jobs = arguments[first - 1]
+        assert isinstance(jobs, int)
+        end = first + width * jobs
+        found.append((arguments[at : first - 1], list(map(str, arguments[first:end:width]))))
+        at = end
+    return found
+
+
+def test_neighbours_of_one_kind_are_one_run() -> None:
+    ids = new_ids(9)
+    jobs = [
+        job(ids[0]),
+        job(ids[1], options={"timeout": 3.0}),
+        job(ids[2], options={"max_retries": 1}),
+        job(ids[3], MODELS[1]),
+        job(ids[4]),
+        job(ids[5], request_hash="x"),
+        job(ids[6], request_hash="y"),
+        job(ids[7], options={"metadata": {"a": 1}}),
+        job(ids[8], source=Source(ref="redis:1")),
+    ]
+    found = runs(submit_arguments(jobs))
+    parts = [ids[:3], ids[3:4], ids[4:5], ids[5:7], ids[7:8], ids[8:9]]
+    assert [of for _, of in found] == parts
+    fields: list[Arg] = ["m", "a", "v", MODELS[0].version, "l", 60]
+    assert found[0][0] == ["headrace.a", "0", 5, 0, 2, 6, *fields]
+    assert found[3][0] == ["headrace.a", "0", 5, 0, 3, 6, *fields]
+    assert found[4][0] == ["headrace.a", "0", 5, 0, 2, 8, *fields, "md", b'{"a":1}']
+    assert found[5][0] == ["headrace.a", "0", 5, 0, 2, 8, *fields, "ir", "redis:1"]
+
+
+def test_options_that_the_queue_acts_on_part_runs() -> None:
+    ids = new_ids(4)
+    jobs = [
+        job(ids[0], options={"priority": 4, "countdown": 1.5}),
+        job(ids[1], options={"priority": 3, "countdown": 1.5}),
+        job(ids[2], options={"priority": 3, "result_ttl": 7}),
+        job(ids[3], options={"priority": 3, "result_ttl": 7}, waiter="api"),
+    ]
+    heads = [head for head, _ in runs(submit_arguments(jobs))]
+    assert [head[:4] for head in heads] == [
+        ["headrace.a", "3", 5, 1_500_000],
+        ["headrace.a", "3", 5, 0],
+        ["headrace.a", "3", 5, 0],
+    ]
+    assert [head[10:] for head in heads] == [["l", 60], ["l", 7], ["l", 7, "w", "api"]]
+
+
+def test_an_answer_is_read_at_the_place_of_its_job() -> None:
+    jobs = [job(job_id) for job_id in new_ids(6)]
+    answer = [b"17", 2, 2, b"9", 0, 3, 3, b"8", 0, 5, 0, b"17", 5, 6, 4, b"17", 0]
+    first, known, conflict, fourth, full, broken = read_receipts(jobs, answer)
+    assert first == fourth == Receipt(17, repeated=False)
+    assert known == Receipt(9, repeated=True)
+    assert isinstance(conflict, Conflict)
+    assert jobs[2].id in conflict.message
+    assert isinstance(full, QueueFull)
+    assert "holds 5 jobs" in full.message
+    assert isinstance(broken, BrokerUnavailable)
+    assert read_receipts(jobs[:1], [b"17"]) == [Receipt(17, repeated=False)]

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from headrace.jobs import Job
+from headrace.keys import queue_name
 from tests.harness.api_server import ApiServer, api_server, catalog
 from tests.harness.fake_worker import Answer, FakeWorker, claim, failure, settle
 from tests.harness.redis_servers import RedisServer, redis_server
@@ -30,8 +31,9 @@ def waiting(api: ApiServer, count: int) -> None:
 
 
 def answer_all(redis_db: RedisServer, answer: Answer, model: str = "echo") -> None:
-    """Claim and settle whatever waits."""
+    """Claim and settle whatever waits, once something does."""
     with redis_db.client() as client:
+        wait_until(lambda: client.llen(queue_name(model)) > 0, "a job is queued")
         claimed = claim(client, model)
         settle(client, model, claimed, [answer] * len(claimed))
 
@@ -123,6 +125,7 @@ def test_a_job_of_another_process_wakes_too(
         own = pool.submit(other.http.post, f"{ECHO_JOBS}?wait=30", json=1)
         waiting(other, 1)
         with redis_db.client() as client:
+            wait_until(lambda: client.llen(queue_name("echo")) == 1, "the job is queued")
             claimed = claim(client, "echo")
         foreign = pool.submit(api.http.get, f"/api/v1/jobs/{claimed[0][0].id}?wait=30")
         waiting(api, 1)

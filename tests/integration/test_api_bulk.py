@@ -66,6 +66,7 @@ def test_a_line_is_answered_as_a_submit_is(api: ApiServer, redis_db: RedisServer
     assert [answer["model"] for answer in answers] == ["echo", "tiny", "echo"]
     for answer in answers:
         stored = api.http.get(answer["urls"]["self"]).json()
+        assert (stored.pop("due_at", None) is not None) == (answer["status"] == "scheduled")
         assert {**stored, "queue_position": None} == answer
         api.http.delete(answer["urls"]["self"])
     assert answers[1]["id"] == "mine"

@@ -1,15 +1,15 @@
 """Until when the jobs of one model must have begun, and must have ended.
 
 Decides, and knows no Redis. A job whose `expires` passes while it is prepared ends there and then,
-and one whose timeout is shorter than any batch of late is not run, as it would only cost a model
-process.
+or as soon as what runs now is sure to end later; and one whose timeout is shorter than any batch of
+late is not run, as it would only cost a model process.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from headrace.catalog import ModelConfig
@@ -17,6 +17,7 @@ from headrace.errors import NOT_STARTED
 from headrace.telemetry import ModelStats
 from workers.batcher import Batcher
 from workers.items import Batch, Item, Settlement, failed, stages, timings
+from workers.replica import Replica
 
 NEVER: Final = float("inf")
 #: So many of the latest batches are looked at, none of them older than LEAST_AGE_S. With fewer,
@@ -112,13 +113,34 @@ class Deadlines:
         """When a prepared job has to be looked at, though nothing happens."""
         return self._expiring.next_at
 
-    def watch(self, item: Item) -> None:
-        """The item waits for its batch."""
+    def hopeless(self, item: Item, replicas: Sequence[Replica]) -> bool:
+        """Whether an item that comes now expires before it can begin; it then ends here.
+
+        Else it is watched from now on, where it can expire at all.
+
+        Args:
+            item: the item.
+            replicas: the model's processes.
+        """
         expires_s = item.expires_s
-        if expires_s is not None:
-            # By the clock of whoever submitted it; from here on by one that nobody sets.
-            item.expires_at = time.monotonic() + expires_s - time.time()
-            self._expiring.add(item)
+        if expires_s is None:
+            return False
+        # By the clock of whoever submitted it; from here on by one that nobody sets.
+        now = time.monotonic()
+        item.expires_at = now + expires_s - time.time()
+        if item.expires_at < self._free_at(replicas, now):
+            why = f"{NOT_STARTED}: what runs now cannot have ended by then"
+            self.ended.append(self.expired(item, why))
+            return True
+        self._expiring.add(item)
+        return False
+
+    def _free_at(self, replicas: Sequence[Replica], now: float) -> float:
+        """When a process can take the next batch at the soonest, as far as is known; 0 is now."""
+        least_s = self.least.at(now)
+        started = [replica.batch.started_at for replica in replicas if replica.batch is not None]
+        busy = least_s and started and len(started) == len(replicas)
+        return min(started) + least_s if busy else 0.0
 
     def left(self, items: Iterable[Item]) -> None:
         """These wait no longer."""
@@ -135,11 +157,8 @@ class Deadlines:
         self._stats.ended("expired")
         return failed(item, "expired", why)
 
-    def in_time(self, items: list[Item], now: float) -> list[Item]:
-        """Those that can end within their timeouts, as far as is known; the rest ends here."""
-        least_s = self.least.at(now)
-        if not least_s:
-            return items
+    def in_time(self, items: list[Item], least_s: float) -> list[Item]:
+        """Those whose timeouts are not below what a batch takes; the rest ends here."""
         kept = []
         for item in items:
             limit = self.timeout_s(item)

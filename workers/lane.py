@@ -99,9 +99,8 @@ class Lane:
     def __post_init__(self) -> None:
         model = self.model
         self.deadlines = Deadlines(model, self.stats)
-        self.policy = RetryPolicy(
-            self.max_retries, model.retry_backoff_s, model.retry_backoff_max_s
-        )
+        bounds = (model.retry_backoff_s, model.retry_backoff_max_s)
+        self.policy = RetryPolicy(self.max_retries, *bounds)
         self.restarts = Restarts(model.max_restarts_per_minute)
         self.fitting = FittingSize(model.max_batch_size, tuple(model.allowed_batch_sizes or ()))
         policy = Policy(
@@ -194,8 +193,9 @@ class Lane:
         if self.measure.needed:
             item.cost = self.measure.cost(item.input, item.kind)
             item.key = self.measure.key(item.input, item.kind)
+        if item.expires_s is not None and self.deadlines.hopeless(item, self.replicas):
+            return
         self.batcher.add(item)
-        self.deadlines.watch(item)
 
     def _read(self, item: Item, raw: bytes) -> Settlement | None:
         """Read the message; the settlement of a job that is not to run now, else None."""
@@ -241,18 +241,20 @@ class Lane:
         self.hold_until = decision.until if isinstance(decision, Hold) else None
         if not isinstance(decision, Leave):
             return None
-        self.deadlines.left(decision.items)
-        items = self.deadlines.in_time(decision.items, now)
-        if not items:
-            return self.next_batch(now, draining=draining)
+        items, reason = decision.items, decision.reason
+        self.deadlines.left(items)
         limits = [self.deadlines.timeout_s(item) for item in items]
+        least_s = self.deadlines.least.at(now)
+        if min(limits) < least_s:
+            items = self.deadlines.in_time(items, least_s)
+            limits = [limit for limit in limits if limit >= least_s]
+            if not items:
+                return self.next_batch(now, draining=draining)
         epoch = time.time()
         for item in items:
-            item.dispatched_at = now
-            item.dispatched_epoch_s = epoch
-        self.stats.left(decision.reason)
-        name, reason = self.model.name, decision.reason
-        logger.debug("model %s: a batch of %d left: %s", name, len(items), reason)
+            item.dispatched_at, item.dispatched_epoch_s = now, epoch
+        self.stats.left(reason)
+        logger.debug("model %s: a batch of %d left: %s", self.model.name, len(items), reason)
         return Batch(items, reason, now, now + min(limits))
 
     def fit(self, size: int, fits: int) -> None:

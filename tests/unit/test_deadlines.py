@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import time
 from collections import deque
 
+import msgspec
+
 from headrace.catalog import ModelConfig
+from headrace.messages import envelope, read_envelope
 from headrace.telemetry import ModelStats
 from workers.batcher import Batcher, Policy
 from workers.deadlines import (
@@ -15,7 +20,10 @@ from workers.deadlines import (
     Expiring,
     LeastTime,
 )
-from workers.items import Item
+from workers.items import Batch, Item
+from workers.lane import Lane
+from workers.life import Phase
+from workers.replica import Replica
 from workers.restarts import WINDOW_S, Restarts
 
 
@@ -24,6 +32,11 @@ def item(name: str, expires_at: float = NEVER) -> Item:
         id=name, token=name, message=None, created_us=0, enqueued_at=0, claimed_at=0, attempts=1,
         alone=False, expires_at=expires_at,
     )  # fmt: skip
+
+
+def sent(name: str, **given: float) -> Item:
+    message = read_envelope(envelope(name, "m", "headrace.m", b"1"))
+    return dataclasses.replace(item(name), message=msgspec.structs.replace(message, **given))
 
 
 def seen(batches: int, seconds: float = 1.0, at: float = 0.0) -> LeastTime:
@@ -81,15 +94,60 @@ def test_only_what_still_waits_ends_as_expired() -> None:
     assert batcher.take_all() == [later]
 
 
+def lane_of(*inputs: tuple[str, float]) -> Lane:
+    """A lane with an idle process and these jobs, each with its timeout."""
+    model = ModelConfig(name="m", handler="echo", timeout_s=9, min_timeout_s=0.2)
+    lane = Lane(model, 0, [Replica({"device": "cpu"}, {}, state=Phase.READY)])
+    for name, timeout_s in inputs:
+        lane.join(sent(name, timeout_s=timeout_s))
+    return lane
+
+
 def test_without_an_estimate_every_timeout_is_tried() -> None:
-    model = ModelConfig(name="m", handler="echo", timeout_s=0.3, min_timeout_s=0.2)
-    deadlines = Deadlines(model, ModelStats())
-    jobs = [item("a"), item("b")]
-    assert deadlines.in_time(jobs, 0) == jobs
-    for seconds, kept in ((0.6, 2), (0.62, 0)):
-        deadlines.least = seen(LEAST_BATCHES, seconds)
-        assert len(deadlines.in_time(jobs, 0)) == kept
-    assert [settlement.state for settlement in deadlines.ended] == ["x", "x"]
+    batch = lane_of(("a", 0.3), ("b", 9)).next_batch(100)
+    assert batch is not None
+    assert [one.id for one in batch.items] == ["a", "b"]
+    assert batch.deadline == 100.3
+
+
+def test_who_cannot_make_it_is_left_out_of_the_batch_and_of_its_deadline() -> None:
+    lane = lane_of(("a", 0.3), ("b", 9), ("c", 0.31), ("d", 0.01))
+    lane.deadlines.least = seen(LEAST_BATCHES, 0.62, at=99)
+    batch = lane.next_batch(100)
+    assert batch is not None
+    assert [one.id for one in batch.items] == ["b", "c"]
+    assert batch.deadline == 100.31
+    # The model's own floor is what the last one would have been given.
+    messages = [str(end.value) for end in lane.deadlines.ended]
+    assert [(end.id, end.state) for end in lane.deadlines.ended] == [("a", "x"), ("d", "x")]
+    assert "its timeout of 0.2 s" in messages[1]
+
+
+def test_a_lane_of_which_nobody_can_make_it_has_no_batch() -> None:
+    lane = lane_of(("a", 0.3), ("b", 0.3))
+    lane.deadlines.least = seen(LEAST_BATCHES, 5, at=99)
+    assert lane.next_batch(100) is None
+    assert [end.id for end in lane.deadlines.ended] == ["a", "b"]
+
+
+def test_what_must_begin_before_a_process_can_be_free_ends_at_once() -> None:
+    now = time.monotonic()
+    for estimate_s, processes, hopeless in (
+        (20.0, [now], True),  # it is busy for 10 s at the least
+        (20.0, [now, now - 7], False),  # another may be free in 3 s
+        (20.0, [now, None], False),
+        (0.0, [now], False),  # nothing is known
+    ):
+        deadlines = Deadlines(ModelConfig(name="m", handler="echo"), ModelStats())
+        if estimate_s:
+            deadlines.least = seen(LEAST_BATCHES, estimate_s, at=now)
+        running = [Replica({}, {}) for _ in processes]
+        for replica, at in zip(running, processes, strict=True):
+            replica.batch = None if at is None else Batch([], "idle", at, at + 60)
+        late = sent("late", expires_s=time.time() + 6)
+        assert deadlines.hopeless(late, running) is hopeless
+        assert [end.id for end in deadlines.ended] == (["late"] if hopeless else [])
+        assert (deadlines.next_at == NEVER) is hopeless
 
 
 def test_restarts_are_bounded_in_any_window() -> None:

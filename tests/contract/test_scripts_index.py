@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headrace import keys
 from tests.harness.calls import Job, Queue, foreign
-from tests.harness.redis_servers import RedisServer
+from tests.harness.locales import backwards
+from tests.harness.redis_servers import FLAVOURS, RedisServer, redis_server
 
 pytestmark = pytest.mark.leaves_keys
 
@@ -117,6 +119,23 @@ def test_pages_follow_each_other_also_among_jobs_of_one_moment(queue: Queue) -> 
     rest, _, _ = walk(queue, at)
     assert found + rest == expected, "what comes meanwhile shifts nothing"
     assert walk(queue)[0][:5] == late[::-1]
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_the_locale_of_the_server_loses_no_job(flavour: str, tmp_path: Path) -> None:
+    """Lua's own comparison follows it; the order of members in Redis does not."""
+    with redis_server(flavour, environ=backwards(tmp_path)) as server, server.client() as client:
+        script: Any = client.eval("return tostring('a' < 'b')", 0)
+        assert script == b"false", "the server has taken the locale"
+        queue = Queue(client)
+        queue.index_max = 1000
+        queue.submit(*(Job(id=f"{letter}-{n}") for letter in "abcXYZ_" for n in range(9)))
+        found: list[str] = []
+        at, more = NEWEST, True
+        while more:
+            part, at, more = walk(queue, at, most=5)
+            found += part
+        assert found == newest_first(queue)
 
 
 def test_a_stretch_is_bounded_by_what_it_looks_at(queue: Queue) -> None:

@@ -6,6 +6,7 @@ Its arguments are file descriptors that it inherits from whoever supervises it.
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import os
 import socket
@@ -97,6 +98,8 @@ def _serve(settings: Settings, inherited: argparse.Namespace) -> None:
     app = create_app(settings, catalog)
     server = server_for(app, settings.host, settings.port, settings.log_level)
     server.ready_fd = inherited.ready
+    # What was imported stays: a full collection that walks it all halts every request meanwhile.
+    gc.freeze()
     listeners = [socket.socket(fileno=descriptor) for descriptor in inherited.socket]
     server.run(sockets=listeners or None)
 

@@ -35,6 +35,7 @@ Shared::
     hr:stats:<model>                hash    no TTL; counters for /metrics, see headrace/telemetry.py
     hr:api:<api>                    string  API_TTL_S; requests that wait in one API process
     hr:done:<api>                   channel the ended jobs that one API process waits for
+    hr:ended:<id>                   channel how a job has ended, for whoever else waits for it
     hr:cancel:<owner>               channel model, id and token of jobs that one worker holds and
                                             that were cancelled
     hr:revoked                      zset    REVOKED_TTL_S; id -> until when no message of it runs
@@ -64,6 +65,7 @@ REVOKED_TTL_S: Final = 86_400
 
 JOB_PREFIX: Final = "hr:job:"
 META_PREFIX: Final = "celery-task-meta-"
+ENDED_PREFIX: Final = "hr:ended:"
 TOKEN: Final = "hr:token"  # noqa: S105 - a fence, no secret
 WORKERS: Final = "hr:workers"
 PAUSED: Final = "hr:paused"
@@ -138,6 +140,11 @@ def job(job_id: str) -> str:
 def meta(job_id: str) -> str:
     """The Celery result of a job, and the channel on which its end is published."""
     return META_PREFIX + job_id
+
+
+def ended(job_id: str) -> str:
+    """Channel on which the end of a job is published to API processes that did not submit it."""
+    return ENDED_PREFIX + job_id
 
 
 def lease(queue: str) -> str:

@@ -1,9 +1,10 @@
 """Waiting for jobs to end without polling: one subscription connection per API process.
 
 Jobs that this process submitted with a wait are heard of on its own channel, a batch at a time,
-with all that the answer needs. Any other job is heard of on its Celery result's channel. A
-publication can be lost with its connection; after a reconnect every waiter is told to look at the
-record again.
+with all that the answer needs. Any other job is heard of on its Celery result's channel, which says
+that it has ended, and right behind it on a channel of ours, which says how; where that is not said,
+the record is read. A publication can be lost with its connection; after a reconnect every waiter is
+told to look at the record again.
 """
 
 from __future__ import annotations
@@ -36,13 +37,14 @@ SUBSCRIBE_MAX_S: Final = 1.0
 class Wait:
     """One request that waits for one job. As a context it is known to its `Waiters`."""
 
-    __slots__ = ("_future", "_loop", "_table", "job_id")
+    __slots__ = ("_ended", "_future", "_loop", "_table", "job_id")
 
     def __init__(self, job_id: str, table: dict[str, list[Wait]] | None = None) -> None:
         self.job_id = job_id
         self._table = table
         self._loop = asyncio.get_running_loop()
-        self._future: asyncio.Future[Ended | None] = self._loop.create_future()
+        self._future: asyncio.Future[None] = self._loop.create_future()
+        self._ended: Ended | None = None
 
     def __enter__(self) -> Self:
         if self._table is not None:
@@ -59,19 +61,26 @@ class Wait:
 
     def wake(self, ended: Ended | None = None) -> None:
         """Tell the waiter how the job ended, or (None) to look at the record."""
+        if ended is not None:
+            self._ended = ended
         if not self._future.done():
-            self._future.set_result(ended)
+            self._future.set_result(None)
 
     async def woken(self) -> Ended | None:
-        """Wait for the next `wake`."""
-        ended = await self._future
+        """Wait for the next `wake`; what is known of the end by then."""
+        await self._future
         self._future = self._loop.create_future()
-        return ended
+        return self._ended
 
 
 async def _as_it_is(push: Any) -> Any:
     """In place of redis-py's own handler, which writes out every push for a log that is off."""
     return push
+
+
+def _channels(job_id: str) -> tuple[str, str]:
+    """Those of a job; once the last is confirmed, so is the first."""
+    return keys.ended(job_id), keys.meta(job_id)
 
 
 class _Topic:
@@ -102,6 +111,7 @@ class Waiters:
         # How many confirmations are due per channel: one that left and came back has an older one.
         self._unconfirmed: defaultdict[str, int] = defaultdict(int)
         self._pubsub: PubSub | None = None
+        self._leaving: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -131,6 +141,8 @@ class Waiters:
     async def stop(self) -> None:
         """End every wait and close the connection."""
         self.dismiss()
+        for task in self._leaving:
+            task.cancel()
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -163,23 +175,29 @@ class Waiters:
             topic.waits.discard(wait)
             if not topic.waits and self._topics.get(job_id) is topic:
                 del self._topics[job_id]
-                await self._say("unsubscribe", keys.meta(job_id))
+                # Behind the answer, which the caller now has all for.
+                leaving = asyncio.create_task(self._leave(job_id))
+                self._leaving.add(leaving)
+                leaving.add_done_callback(self._leaving.discard)
+
+    async def _leave(self, job_id: str) -> None:
+        if job_id not in self._topics:
+            await self._say("unsubscribe", *_channels(job_id))
 
     async def _subscribe(self, job_id: str, topic: _Topic) -> None:
         if self._pubsub is None:
             # _listen subscribes to all and wakes all when it is back.
             topic.subscribed.set()
             return
-        channel = keys.meta(job_id)
-        self._unconfirmed[channel] += 1
-        await self._say("subscribe", channel)
+        self._unconfirmed[keys.meta(job_id)] += 1
+        await self._say("subscribe", *_channels(job_id))
 
-    async def _say(self, verb: str, channel: str) -> None:
+    async def _say(self, verb: str, *channels: str) -> None:
         if self._pubsub is None:
             return
         # A connection that breaks here breaks for _listen too, which begins anew.
         with contextlib.suppress(RedisError, OSError):
-            await getattr(self._pubsub, verb)(channel)
+            await getattr(self._pubsub, verb)(*channels)
 
     async def _listen(self) -> None:
         delay_s = RECONNECT_MIN_S
@@ -202,7 +220,7 @@ class Waiters:
     async def _begin(self, pubsub: PubSub) -> None:
         """Subscribe to what is waited for; once Redis has confirmed, all look at their records."""
         own = keys.done_channel(self.api_id)
-        channels = {own, *map(keys.meta, self._topics)}
+        channels = {own, *(channel for job_id in self._topics for channel in _channels(job_id))}
         await pubsub.subscribe(*channels)
         confirmed = 0
         while confirmed < len(channels):
@@ -239,9 +257,11 @@ class Waiters:
                 for wait in topic.waits if topic is not None else ():
                     wait.wake()
             else:
-                self._hear_own(message["data"])
+                self._hear_ends(message["data"])
         elif kind == "subscribe":
-            self._confirm(message["channel"].decode())
+            channel = message["channel"].decode()
+            if channel.startswith(keys.META_PREFIX):
+                self._confirm(channel)
 
     def _confirm(self, channel: str) -> None:
         self._unconfirmed[channel] -= 1
@@ -251,7 +271,7 @@ class Waiters:
             if topic is not None:
                 topic.subscribed.set()
 
-    def _hear_own(self, data: bytes) -> None:
+    def _hear_ends(self, data: bytes) -> None:
         try:
             rows = read_ended(data)
         except msgspec.MsgspecError as error:
@@ -261,7 +281,8 @@ class Waiters:
             self._wake_all()
             return
         for row in rows:
-            for wait in self._own.get(row.id, ()):
+            topic = self._topics.get(row.id)
+            for wait in (*self._own.get(row.id, ()), *(topic.waits if topic is not None else ())):
                 wait.wake(row if row.state else None)
 
     def _wake_all(self) -> None:

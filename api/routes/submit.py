@@ -25,6 +25,7 @@ from api.problems import problem
 from api.services import Services
 from api.waits import Vigil, asked_wait_s, preferred_wait_s, until_ended
 from api.wire import JOBS_PATH, job_object
+from headrace.ended import Ended
 from headrace.errors import (
     BrokerError,
     BrokerUnavailable,
@@ -265,7 +266,7 @@ async def _ended(services: Services, request: Request, asked: Asked, wait_s: flo
                 except BrokerError:
                     return enqueued
             if not isinstance(found, Job):
-                found = found.job(job.model, job.version, job.created_us, job.metadata_json)
+                found = _as_ended(job, found)
             return Enqueued(found, replayed=False)
     # Whoever submitted it is told of its end; so is whoever listens for its Celery result.
     if enqueued.job.state.final:
@@ -285,4 +286,8 @@ async def end_of(services: Services, request: Request, job: Job, wait_s: float) 
             # It may have ended before the subscription stood.
             wait.wake()
             found = await until_ended(wait, vigil, waiters, services.queue.read)
-    return found if isinstance(found, Job) else job
+    return found if isinstance(found, Job) else _as_ended(job, found)
+
+
+def _as_ended(job: Job, ended: Ended) -> Job:
+    return ended.job(job.model, job.version, job.created_us, job.metadata_json)

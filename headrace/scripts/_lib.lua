@@ -5,7 +5,7 @@
 -- message may lack is asked for. The pass_at_maxmemory of a script stands before its other writes.
 local STEPS = {'0', '3', '6', '9'}
 local STEP_INDEX = {['0'] = 1, ['3'] = 2, ['6'] = 3, ['9'] = 4}
-local JOB, META, DONE = 'hr:job:', 'celery-task-meta-', 'hr:done:'
+local JOB, META, DONE, ENDED = 'hr:job:', 'celery-task-meta-', 'hr:done:', 'hr:ended:'
 local CANCELLED, REVOKED_IDS = 'hr:cancel:', 'hr:revoked'
 local PAYLOADS, PAYLOAD_SIZES, PAYLOAD = 'hr:payloads', 'hr:payloads:size', 'hr:payload:'
 -- The states of a record that has ended: succeeded, failed, expired, cancelled.

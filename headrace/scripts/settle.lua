@@ -4,6 +4,8 @@
 --       'dead' = its message goes to the dead letters, where the value is the error's JSON).
 -- Returns per job: 1 settled, 2 settled before by this token, 3 ended as cancelled, 4 put off for a retry, 0 another's.
 local PER_JOB = 10
+-- Who listens is told of results up to this length; of a longer one the record is read, and Redis copies nothing.
+local TOLD_MAX_BYTES = 65536
 local answer, ours, passed, waiting = {}, {}, {}, {}
 
 -- A settled or put off record keeps its token, so that a repeat is known; one that went back to its list does not.
@@ -73,18 +75,23 @@ local function settle(i, id, r)
   end
   if NOT_RUN[state] then r[6], r[7] = '', not_run(id, r[7]) end
   redis.call('EXPIRE', job, ttl)
+  local heard
   if meta ~= '' then
     redis.call('SET', META .. id, meta, 'EX', ttl)
-    redis.call('PUBLISH', META .. id, meta)
+    heard = redis.call('PUBLISH', META .. id, meta)
   else
     -- No result is kept (ignore_result). Who waits looks at the record; Celery passes this state over.
-    redis.call('PUBLISH', META .. id, '{"status": "IGNORED", "task_id": "' .. id .. '"}')
+    heard = redis.call('PUBLISH', META .. id, '{"status": "IGNORED", "task_id": "' .. id .. '"}')
   end
+  if not r[3] and heard == 0 then return 1 end
+  local ended = {id, state, r[6], NOW, r[7], ARGV[i + 4], ARGV[i + 5], field, value, meta,
+    ARGV[i + 9] == 'dead' and '1' or ''}
+  -- An API process may be among those who listen: this saves it the way back for the record.
+  if heard > 0 and #meta <= TOLD_MAX_BYTES then redis.call('PUBLISH', ENDED .. id, cmsgpack.pack({ended})) end
   if r[3] then
     local w = waiting[r[3]]
     if not w then w = {}; waiting[r[3]] = w end
-    w[#w + 1] = {id, state, r[6], NOW, r[7], ARGV[i + 4], ARGV[i + 5], field, value, meta,
-      ARGV[i + 9] == 'dead' and '1' or ''}
+    w[#w + 1] = ended
   end
   return 1
 end

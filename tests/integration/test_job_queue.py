@@ -245,6 +245,32 @@ def test_waiters_are_told_all_that_an_answer_needs(any_redis: RedisServer) -> No
     asyncio.run(work())
 
 
+@pytest.mark.parametrize(("size", "told"), [(1, True), (60_000, True), (70_000, False)])
+def test_who_waits_elsewhere_is_told_as_much_or_looks(
+    any_redis: RedisServer, size: int, told: bool
+) -> None:
+    async def work(queue: JobQueue) -> None:
+        client = connect_async(any_redis.url)
+        waiters = Waiters(client, "api-2")
+        await waiters.start()
+        asked = job(b'"%s"' % (b"x" * size), options=JobOptions(metadata={"n": 1}))
+        try:
+            receipt = await queue.submit(asked)
+            async with asyncio.timeout(20), waiters.foreign(asked.id) as wait:
+                with FakeWorker(any_redis.url, "echo"):
+                    ended, read = await wait.woken(), await queue.read(asked.id)
+                    # A new connection wakes all, and two publications may come in two pieces.
+                    while read is None or not read.state.final or (told and ended is None):
+                        ended, read = await wait.woken(), await queue.read(asked.id)
+        finally:
+            await waiters.stop()
+            await client.aclose()
+        as_told = ended and ended.job("echo", "1.0", receipt.created_us, '{"n":1}')
+        assert as_told == (read if told else None)
+
+    with_queue(any_redis, work)
+
+
 def test_a_publication_that_cannot_be_read_costs_a_look(any_redis: RedisServer) -> None:
     async def work() -> None:
         client = connect_async(any_redis.url)

@@ -184,7 +184,7 @@ def test_bytes_in_json(api: ApiServer, redis_db: RedisServer) -> None:
 def test_every_option_arrives(api: ApiServer, redis_db: RedisServer) -> None:
     options = {
         "priority": 4, "expires": 100, "timeout": 7.5, "result_ttl": 321, "max_retries": 2,
-        "metadata": {"batch": "é", "n": [1.5]},
+        "retry_backoff": 0.5, "retry_backoff_max": 12, "metadata": {"batch": "é", "n": [1.5]},
     }  # fmt: skip
     assert options.keys() | {"countdown"} == set(JobOptions.__struct_fields__)
     query = "&".join(
@@ -203,6 +203,7 @@ def test_every_option_arrives(api: ApiServer, redis_db: RedisServer) -> None:
         message = taken(redis_db)
         assert message.timeout_s == 7.5
         assert message.max_retries == 2
+        assert (message.retry_backoff_s, message.retry_backoff_max_s) == (0.5, 12)
         assert message.expires_s is not None
         with redis_db.client() as client:
             created_s = int(client.hget(keys.job(job["id"]), keys.F.CREATED) or 0) / 1e6

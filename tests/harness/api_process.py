@@ -44,7 +44,7 @@ class ApiProcess:
         """Start it, and wait until it serves."""
         self._process = subprocess.Popen([sys.executable, "-m", "api"], env=self._environ)
         with httpx2.Client(base_url=self.url, timeout=5) as http:
-            wait_until(lambda: answers(http, "/ready"), "the API is ready", 30)
+            wait_until(lambda: answers(http, "/ready"), "the API is ready", 60)
 
     def kill(self) -> None:
         """kill -9, if it runs."""
@@ -58,8 +58,8 @@ class ApiProcess:
 def api_process(redis_url: str, models: Path, **settings: str) -> Iterator[ApiProcess]:
     """A running one, gone afterwards."""
     process = ApiProcess(redis_url, models, **settings)
-    process.start()
     try:
+        process.start()
         yield process
     finally:
         process.kill()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 
 class Proxy:
@@ -21,15 +21,21 @@ class Proxy:
         self._to_port = to_port
         self._needle = b""
         self._times = 0
+        self._then: Callable[[], None] | None = None
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
         self._open: set[socket.socket] = set()
         self._thread = threading.Thread(target=self._accept, daemon=True)
         self._thread.start()
 
-    def lose_answer_to(self, needle: bytes, times: int = 1) -> None:
-        """Pass on the next requests that hold these bytes; cut their connections at the answer."""
-        self._needle, self._times = needle, times
+    def lose_answer_to(
+        self, needle: bytes, times: int = 1, then: Callable[[], None] | None = None
+    ) -> None:
+        """Pass on the next requests that hold these bytes; cut their connections at the answer.
+
+        `then` is called before the cut, in another thread.
+        """
+        self._needle, self._times, self._then = needle, times, then
 
     def close(self) -> None:
         self._listener.close()
@@ -42,7 +48,11 @@ class Proxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
-            server = socket.create_connection(("127.0.0.1", self._to_port))
+            try:
+                server = socket.create_connection(("127.0.0.1", self._to_port))
+            except OSError:
+                client.close()
+                continue
             self._open |= {client, server}
             cut = threading.Event()
             for pump in (self._requests, self._answers):
@@ -62,6 +72,8 @@ class Proxy:
             while data := server.recv(65536):
                 if cut.is_set():
                     self.lost += 1
+                    if self._then is not None:
+                        self._then()
                     break
                 client.sendall(data)
         self._end(client, server)

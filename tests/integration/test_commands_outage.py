@@ -7,7 +7,11 @@ import os
 import signal
 from pathlib import Path
 
+from tests.harness.api_process import api_process
 from tests.harness.commands import Commands, records
+from tests.harness.fake_worker import FakeWorker
+from tests.harness.proxy import proxy
+from tests.harness.redis_servers import RedisServer
 from tests.harness.up import running_up, write_models
 from tests.harness.wait import wait_until
 from tests.harness.worker import HANDLERS
@@ -38,3 +42,36 @@ def test_a_server_that_stays_away_is_3_and_the_file_says_what_goes_on(tmp_path: 
         assert cli.lines(*command, "--resume") == []
         assert records(tmp_path / "out.jsonl")[-1]["id"] == left["id"]
         assert records(tmp_path / "out.jsonl")[-1]["status"] == "succeeded"
+
+
+def test_an_api_that_dies_at_the_first_request_has_no_input_run_twice(
+    tmp_path: Path, redis_db: RedisServer
+) -> None:
+    models = write_models(tmp_path, {"echo": {"handler": "echo"}})
+    count = 300  # more than go in one request, so that some were never sent
+    inputs = "".join(f"[{number}]\n" for number in range(count)).encode()
+    with (
+        redis_db.client() as redis,
+        api_process(redis_db.url, models) as api,
+        proxy(api.port) as carrier,
+    ):
+
+        def kill() -> None:
+            wait_until(lambda: redis.llen("headrace.echo") == 250, "the request is worked on", 30)
+            api.kill()
+
+        cli = Commands(f"http://127.0.0.1:{carrier.port}", tmp_path)
+        carrier.lose_answer_to(b"/jobs/bulk", then=kill)
+        command = ("submit", "echo", "-", "-o", "out.jsonl", "--quiet")
+        err = cli.complaint(*command, "--retry", "0.5", stdin=inputs, rc=3)
+        assert "the same command with --resume" in err
+        assert carrier.lost == 1
+        left = {one["id"] for one in records(tmp_path / "out.jsonl")}
+        api.start()
+        with FakeWorker(redis_db.url, "echo") as worker:
+            assert cli.lines(*command, "--resume", stdin=inputs) == []
+            assert len(worker.ran(count)) == len(set(worker.served)) == count
+        assert len(left) >= 250
+        assert left <= set(worker.served)
+    last = {one["key"]: one for one in records(tmp_path / "out.jsonl")}
+    assert [last[f"stdin:{n + 1}"]["result"] for n in range(count)] == [[n] for n in range(count)]

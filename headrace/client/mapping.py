@@ -60,6 +60,8 @@ def map_inputs(
         JobError: without `return_errors`, a job did not succeed.
         RequestError: without `return_errors`, an input was refused.
         ServerUnreachable: the server was away for longer than `retry_s`. Its jobs go on.
+        BrokerError: its Redis was away, or full, for longer than `retry_s`. Its jobs go on.
+        StoreUnavailable: its payload store was away for longer than `retry_s`. Its jobs go on.
     """
     if in_flight < 1:
         raise InvalidRequest(f"in_flight is {in_flight}", hint="Give 1 or more.")

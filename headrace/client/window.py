@@ -27,7 +27,14 @@ from headrace.client.job import Job, Result
 from headrace.client.problems import job_error
 from headrace.client.requests import job_request
 from headrace.client.steps import Plan
-from headrace.errors import HeadraceError, JobNotFound, QueueFull
+from headrace.errors import (
+    BrokerError,
+    HeadraceError,
+    JobNotFound,
+    QueueFull,
+    ServerUnreachable,
+    StoreUnavailable,
+)
 
 In = TypeVar("In")
 
@@ -42,6 +49,8 @@ HOLD_S: Final = 0.5
 RESUBMITS: Final = 1
 #: A full queue is waited for here, between two looks at what has ended.
 _PASSING: Final = tuple(kind for kind in PASSING if kind is not QueueFull)
+#: What says nothing of a job, and would meet every other too.
+_OUTAGES: Final = (BrokerError, ServerUnreachable, StoreUnavailable)
 
 
 class Window(Generic[In]):
@@ -102,6 +111,8 @@ class Window(Generic[In]):
         slow = time.monotonic() - started > QUICK_S
         refused = []
         for entry, outcome in zip(pack, outcomes, strict=True):
+            if isinstance(outcome, _OUTAGES):
+                raise outcome  # whether there is a job is not known
             if isinstance(outcome, QueueFull):
                 refused.append(entry)
             elif isinstance(outcome, HeadraceError):
@@ -179,6 +190,8 @@ class Window(Generic[In]):
         try:
             long = job.result is None and job.result_size is not None
             value = (yield from output(self._session, job)) if long else job.value
+        except _OUTAGES:
+            raise  # its result is there, and a later run finds it
         except HeadraceError as error:
             self._end(entry, job, error=error)
         else:

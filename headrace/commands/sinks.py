@@ -44,7 +44,8 @@ class Outcome:
     def status(self) -> str:
         """The job's status, `rejected`, `unknown`, or `submitted`."""
         if self.job is not None:
-            return self.job.status
+            # Whoever goes on with the file must not take it for done.
+            return UNKNOWN if self.job.succeeded and self.error is not None else self.job.status
         if self.error is None:
             return SUBMITTED
         return UNKNOWN if isinstance(self.error, errors.JobNotFound) else REJECTED

@@ -169,6 +169,8 @@ class _Run:
         outcome, number = taken
         if isinstance(outcome.error, errors.ModelNotFound):
             raise outcome.error  # as it will be for every other input
+        if isinstance(outcome.error, errors.BrokerError):
+            raise outcome.error  # the same, and whether there is a job is not known
         self._sink.take(outcome)
         if number is not None:
             self._tracker.came_back(number)

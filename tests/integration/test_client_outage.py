@@ -149,6 +149,9 @@ def test_while_redis_is_away_a_submit_waits_for_it(models: Path, shell: str) -> 
             assert away.value.retryable
             refused = list(hasty.submit_many("echo", [1]))
             assert [type(one) for one in refused] == [errors.BrokerUnavailable]
+            # Of these it is not known whether they were taken: no result of theirs says so.
+            with pytest.raises(errors.BrokerUnavailable):
+                list(hasty.map("echo", range(3), return_errors=True))
         submitted = thread.submit(lambda: client.submit("echo", 2))
         server.start()
         with FakeWorker(server.url, "echo", doubled):

@@ -11,7 +11,7 @@ from tests.harness.api_process import api_process
 from tests.harness.commands import Commands, records
 from tests.harness.fake_worker import FakeWorker
 from tests.harness.proxy import proxy
-from tests.harness.redis_servers import RedisServer
+from tests.harness.redis_servers import RedisServer, redis_server
 from tests.harness.up import running_up, write_models
 from tests.harness.wait import wait_until
 from tests.harness.worker import HANDLERS
@@ -75,3 +75,25 @@ def test_an_api_that_dies_at_the_first_request_has_no_input_run_twice(
         assert left <= set(worker.served)
     last = {one["key"]: one for one in records(tmp_path / "out.jsonl")}
     assert [last[f"stdin:{n + 1}"]["result"] for n in range(count)] == [[n] for n in range(count)]
+
+
+def test_while_redis_is_away_nothing_is_said_to_be_refused(tmp_path: Path) -> None:
+    models = write_models(tmp_path, {"echo": {"handler": "echo"}})
+    with (
+        redis_server("valkey9", "--appendonly", "yes") as server,
+        api_process(server.url, models, bulk_hold_s="0.2") as api,
+    ):
+        cli = Commands(api.url, tmp_path)
+        command = ("submit", "echo", "--text", "a", "--text", "b", "--retry", "0.2")
+        server.stop()
+        err = cli.complaint(*command, "-o", "out.jsonl", rc=3)
+        assert "the same command with --resume" in err
+        left = records(tmp_path / "out.jsonl")
+        assert [one["status"] for one in left] == ["submitted"] * 2
+        assert "under way: 2. What is under way goes on; to pick it up:" in cli.complaint(
+            *command, rc=3
+        )
+        server.start()
+        with FakeWorker(server.url, "echo") as worker:
+            cli.lines(*command, "-o", "out.jsonl", "--resume")
+            assert set(worker.ran(2)) == {one["id"] for one in left}

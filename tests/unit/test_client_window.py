@@ -7,9 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
+import pytest
 from typing_extensions import override
 
+from headrace import errors
 from headrace.client import Client, Result
+from headrace.client.problems import PROBLEM_TYPE
 from headrace.client.steps import Answer, Request, Take, Taken
 
 OK = {"content-type": "application/json"}
@@ -21,7 +24,10 @@ class Played:
     Attributes:
         bulks: of every bulk request, how many lines it had and what it was asked to hold.
         most_lines: the most that a client had to keep for one request, in bytes.
+        failure: the problem that a request for a result is answered with; results are long then.
     """
+
+    failure: tuple[int, str] | None = None
 
     def __init__(self, *, room: int, pace: int) -> None:
         self.bulks: list[tuple[int, str | None]] = []
@@ -38,6 +44,10 @@ class Played:
             self.bulks.append((len(lines), request.query.get("hold")))
             self.most_lines = max(self.most_lines, len(body))
             return Answer(200, OK, b"\n".join(map(self._submitted, lines)))
+        if self.failure is not None and request.path.endswith("/result"):
+            status, code = self.failure
+            problem = {"type": f"/problems/{code}", "status": status}
+            return Answer(status, {"content-type": PROBLEM_TYPE}, msgspec.json.encode(problem))
         for job_id in list(self._queued)[: self._pace]:
             self._ended[job_id] = self._queued.pop(job_id)
         if request.path.endswith("/status"):
@@ -53,6 +63,8 @@ class Played:
 
     def _job(self, job_id: str) -> dict[str, Any]:
         made = {"id": job_id, "model": "m", "version": "1", "created_at": "2026-01-02T03:04:05Z"}
+        if job_id in self._ended and self.failure is not None:
+            return {**made, "status": "succeeded", "result_size": 100_000}
         if job_id in self._ended:
             return {**made, "status": "succeeded", "result": len(self._ended[job_id])}
         return {**made, "status": "queued"}
@@ -62,7 +74,7 @@ class PlayedClient(Client):
     """A client of a played server, whose sources give no more than `at_a_time` at a time."""
 
     def __init__(self, server: Played, at_a_time: int) -> None:
-        super().__init__("http://played")
+        super().__init__("http://played", retry_s=0)
         self._server = server
         self._at_a_time = at_a_time
 
@@ -125,3 +137,20 @@ def test_long_inputs_that_wait_are_not_all_kept_as_lines() -> None:
     results = list(mapped(server, iter(Source(60, mib)), in_flight=60))
     assert [result.value for result in results] == [mib] * 60
     assert server.most_lines < 4 * mib
+
+
+@pytest.mark.parametrize("code", ["broker-unavailable", "store-unavailable"])
+def test_a_result_that_cannot_be_fetched_now_is_not_given_out_as_failed(code: str) -> None:
+    server = Played(room=10, pace=10)
+    server.failure = (503, code)
+    with pytest.raises(errors.HeadraceError) as raised:
+        list(mapped(server, iter(Source(3)), return_errors=True))
+    assert raised.value.code == code
+
+
+def test_a_result_that_is_gone_is_the_error_of_its_input() -> None:
+    server = Played(room=10, pace=10)
+    server.failure = (404, "job-not-found")
+    results = list(mapped(server, iter(Source(3)), return_errors=True))
+    assert [type(result.error) for result in results] == [errors.JobNotFound] * 3
+    assert all(result.job.succeeded for result in results if result.job is not None)

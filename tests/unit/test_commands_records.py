@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 
+from headrace import errors
+from headrace.client import Job
 from headrace.commands.records import SUBMITTED, RecordFile
+from headrace.commands.sinks import Outcome, record
 
 
 @pytest.fixture
@@ -82,3 +86,13 @@ def test_a_full_disk_is_an_error_and_not_a_line_less() -> None:
         RecordFile(Path("/dev/full"), resume=False) as file,
     ):
         file.write({"key": "a"})
+
+
+def test_a_job_whose_result_could_not_be_read_is_not_done(path: Path) -> None:
+    job = Job(id="1", model="m", version="1", status="succeeded", created_at=datetime.now(UTC))
+    line = record(Outcome("a", "1", job, error=errors.JobNotFound("its record is gone")))
+    assert (line["status"], line["error"]["type"]) == ("unknown", "job-not-found")
+    with RecordFile(path, resume=False) as file:
+        file.write(line)
+    with RecordFile(path, resume=True) as file:
+        assert not file.earlier.is_done("a")

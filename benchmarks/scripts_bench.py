@@ -16,7 +16,7 @@ from typing import Any, Final
 from headrace import keys
 from headrace.catalog import ModelConfig
 from headrace.jobs import new_id
-from headrace.scripts import CLAIM_MAX_BYTES, Arg, Command, script
+from headrace.scripts import CLAIM_HEAD, CLAIM_MAX_BYTES, CLAIM_ROW, Arg, Command, script
 from headrace.submission import submission, submit_arguments
 from tests.harness.redis_servers import FLAVOURS, redis_server
 
@@ -64,9 +64,9 @@ class Bench:
     def settle(self, claimed: list[Any]) -> Command:
         """A call that ends what a claim gave."""
         arguments: list[Arg] = [QUEUE]
-        for at in range(3, len(claimed), 7):
+        for at in range(CLAIM_HEAD, len(claimed), CLAIM_ROW):
             job_id, token = claimed[at + 1].decode(), claimed[at + 2]
-            arguments += [job_id, token, "s", META % job_id, len(claimed) // 7]
+            arguments += [job_id, token, "s", META % job_id, len(claimed) // CLAIM_ROW]
             arguments += ["0.123,0.456,0.012,0.345,0.010", "", "", "", ""]
         return script("settle").call(QUEUE_KEYS, *arguments)
 

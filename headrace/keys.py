@@ -17,7 +17,9 @@ A queue's own (no TTL; all but the last three are empty when the queue is idle):
     hr:delayed:<queue>              zset    id -> when it is due
     hr:parked:<queue>               hash    id -> raw message while delayed
     hr:tomb:<queue>                 hash    id -> step of a cancelled job that is still listed
-    hr:count:<queue>                hash    out<step>: messages ever taken; tomb<step>: in hr:tomb
+    hr:count:<queue>                hash    out<step>: messages ever taken; tomb<step>: in hr:tomb;
+                                            passed<step>: "<out> <time>" since when better ones went
+                                            before its oldest, where that has no time of its own
     hr:jobs:<model>                 zset    id -> created, the newest job_index_max; INDEX_TTL_S in
                                             _lib.lua from the last submit
     hr:dead:<queue>                 zset    dead letter -> when it died; the oldest trimmed
@@ -57,6 +59,7 @@ TASK_NAME: Final = "headrace.predict"
 QUEUE_PREFIX: Final = "headrace."
 #: kombu's priority steps; 0 is served first, 9 is the class `offline`.
 STEPS: Final = (0, 3, 6, 9)
+OFFLINE_STEP: Final = STEPS[-1]
 STEP_SEPARATOR: Final = "\x06\x16"
 WORKER_TTL_S: Final = 15
 API_TTL_S: Final = 15

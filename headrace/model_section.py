@@ -109,6 +109,15 @@ class ModelSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         ]
         | None
     ) = None
+    max_yield_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=2_592_000,
+            description="Seconds that a waiting job yields to those of better priorities; then it "
+            "is served before them, one such job in ten. 0: it yields for ever.",
+        ),
+    ] = 600.0
     max_queue_depth: Annotated[
         int,
         Meta(ge=1, le=100_000_000, description="Jobs that may wait; one more is answered 429."),

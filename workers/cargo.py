@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from headrace.messages import Source
 from headrace.store.base import Entry
+from workers.batcher import STEP_PLACE
 from workers.items import Item, Settlement
 
 #: A stock client's results stay in its Celery result, as Celery users expect, up to this size.
@@ -79,6 +80,14 @@ class Cargo:
         self._note(load.item.token, load.entry)
         self.moving[load.item.token] = load.item
         self.loads.append(load)
+
+    def leaves(self, rooms: list[int]) -> list[int]:
+        """What is left of the room for each step when all that is under way has come."""
+        left = list(rooms)
+        for item in self.moving.values():
+            for place in range(STEP_PLACE[item.step], len(left)):
+                left[place] = max(0, left[place] - 1)
+        return left
 
     def moved(self, item: Item) -> None:
         """The item's input is here, or its result is there, or neither will be."""

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from redis.exceptions import RedisError
 
+from headrace.keys import STEPS
 from workers.dispatch import Dispatch
 from workers.dropping import Dropping
 from workers.guard import Guard
@@ -29,7 +30,7 @@ from workers.porter import Porter
 from workers.publisher import DISCONNECTED
 from workers.replica import Replica
 from workers.reporter import Reporter
-from workers.staging import stage_at, takes_second
+from workers.staging import ends_in_s, stage_at, takes_second
 from workers.wake import POLL_S, Wake
 
 logger = logging.getLogger(__name__)
@@ -65,6 +66,7 @@ class Consumer:
         dispatch: Dispatch,
     ) -> None:
         self.lanes = lanes
+        self._first_list = {lane.model.name: n * len(STEPS) for n, lane in enumerate(lanes)}
         self._ledger = ledger
         self._wake = wake
         self._reporter = reporter
@@ -128,17 +130,17 @@ class Consumer:
             return
         self._renew_at = self._sweep_at = now
         for lane in self.lanes:
-            lane.backlog = max(lane.backlog, 1)
+            lane.backlog.look()
 
     def _claim(self, now: float) -> None:
         if self._stopping.is_set():
             return
         topping_up = now >= self._top_up_at
         for lane in self.lanes:
-            room = lane.claimable
-            if room and (topping_up or not len(lane.batcher) or self._devices.may_run(lane)):
+            rooms = lane.claimable
+            if rooms and (topping_up or lane.in_need or self._devices.may_run(lane)):
                 self._top_up_at = now + TOP_UP_S
-                self._ledger.claim(lane, room)
+                self._ledger.claim(lane, rooms)
 
     def _upkeep(self, now: float) -> None:
         if now >= self._renew_at:
@@ -210,7 +212,7 @@ class Consumer:
                 replica.entered(Phase(rest[0]))
             elif kind == "ready":
                 self._keeper.ready(lane, replica, rest[0])
-                lane.backlog = max(lane.backlog, 1)
+                lane.backlog.look()
             else:
                 self._keeper.load_failed(lane, replica, rest[0])
             self._sweep_at = 0.0
@@ -227,12 +229,17 @@ class Consumer:
         if lane.cargo.loads:
             self._reporter.finished(batch, [load.settlement for load in lane.cargo.loads])
             self._porter.take(lane)
-        # Whatever arrived while it ran is asked for together with its settlement.
-        lane.backlog = max(lane.backlog, 1)
+        # Whatever arrived while it ran is asked for together with its settlement; the lists that
+        # are watched have told.
+        first = self._first_list[lane.model.name]
+        lane.backlog.look(
+            place for place in range(len(STEPS)) if first + place in self._wake.unwatched
+        )
 
     def _dispatch(self, now: float) -> None:
         draining = self._stopping.is_set()
-        while (dispatched := self._devices.next(now, draining=draining)) is not None:
+        claims = self._ledger.connected and not draining
+        while (dispatched := self._devices.next(now, draining, claims)) is not None:
             self._run(dispatched.replica, dispatched.batch)
         for lane in () if draining else self.lanes:
             second = takes_second(lane, self.lanes, now)
@@ -283,9 +290,7 @@ class Consumer:
     def _arm(self, now: float) -> float:
         """Ask to be woken where that helps; the seconds to sleep at the most."""
         if self._ledger.connected and not self._stopping.is_set():
-            wanted = [
-                index for index in self._wake.unwatched if self._wants_wake(self.lanes[index], now)
-            ]
+            wanted = [index for index in self._wake.unwatched if self._wants_wake(index, now)]
             if wanted:
                 self._woken(self._wake.watch(wanted))
                 if self._dropping.heard(self._wake.heard()):
@@ -297,14 +302,19 @@ class Consumer:
 
     def _woken(self, indices: Iterable[int]) -> None:
         for index in indices:
-            lane = self.lanes[index]
-            lane.backlog = max(lane.backlog, 1)
+            lane, place = divmod(index, len(STEPS))
+            self.lanes[lane].backlog.look([place])
 
-    @staticmethod
-    def _wants_wake(lane: Lane, now: float) -> bool:
-        if not lane.serving or lane.paused or not lane.room or lane.backlog:
+    def _wants_wake(self, index: int, now: float) -> bool:
+        """Whether to be told of the next change of a list, one of each step of each lane."""
+        number, place = divmod(index, len(STEPS))
+        lane = self.lanes[number]
+        known = lane.backlog
+        if known.waiting[place] or known.paused or not lane.serving or not lane.rooms[place]:
             return False
-        return lane.idle or lane.batch_ends_in_s(now) > SHORT_BATCH_S
+        # What is better than all that is here must not wait for a batch that is not running yet.
+        offline_next = place < len(STEPS) - 1 and len(lane.batcher) and not lane.batcher.online
+        return lane.idle or offline_next or ends_in_s(lane, now) > SHORT_BATCH_S
 
     def _moments(self, now: float) -> list[float]:
         """The times at which something is to be done."""

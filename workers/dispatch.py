@@ -1,14 +1,17 @@
 """The devices of a worker: which batch goes to which model process next.
 
-A batch leaves its lane only when it has a slot of the device, and lanes get slots in turns. Knows
-no Redis and starts nothing; the consumer hands the batch over.
+A batch leaves its lane only when it has a slot of the device, and lanes get slots in turns. Lanes
+that have only offline jobs get one when no other lane wants it and no online job is known to come;
+should one of theirs have waited too long, they take turns with the others, with a small share. What
+offline batches use is charged to a share of its own, so that it costs a model none of its online
+time. Knows no Redis and starts nothing; the consumer hands the batch over.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from workers.device import slots_of
 from workers.items import Batch
@@ -16,13 +19,22 @@ from workers.lane import Lane
 from workers.replica import Replica
 from workers.turns import Turns
 
+#: The share of the device's time that overdue offline jobs of a model get, against its online ones.
+OVERDUE_SHARE: Final = 0.1
+
 
 class Dispatched(NamedTuple):
-    """A batch that is to run now."""
+    """A batch that is to run now, and whose turn that is."""
 
     lane: Lane
     replica: Replica
     batch: Batch
+    turn: str
+
+
+def offline_turn(model: str) -> str:
+    """Under which name a model's offline batches take their turns; no model is called so."""
+    return f"{model} offline"
 
 
 @dataclass(slots=True)
@@ -31,6 +43,24 @@ class _Device:
 
     lanes: dict[str, Lane]
     turns: Turns
+
+    def wanting(self, now: float, claims: bool) -> dict[str, Lane]:
+        """The lanes that may run a batch next, by the name of their turn."""
+        online, overdue, offline = {}, {}, {}
+        for name, lane in self.lanes.items():
+            if not lane.wants_turn:
+                continue
+            if lane.batcher.online:
+                online[name] = lane
+            elif lane.batcher.overdue(now):
+                overdue[offline_turn(name)] = lane
+            else:
+                offline[offline_turn(name)] = lane
+        if online or not (overdue or offline):
+            return online | overdue
+        if claims and any(lane.expects_online for lane in self.lanes.values()):
+            return overdue
+        return overdue | offline
 
 
 class Dispatch:
@@ -51,6 +81,7 @@ class Dispatch:
         for name, shared in by_device.items():
             largest = max(lane.model.replicas for lane in shared.values())
             weights = {model: lane.model.weight for model, lane in shared.items()}
+            weights |= {offline_turn(model): w * OVERDUE_SHARE for model, w in weights.items()}
             device = _Device(shared, Turns(weights, slots or slots_of(name, largest, processes)))
             self._devices.append(device)
             self._of.update(dict.fromkeys(shared, device))
@@ -60,21 +91,28 @@ class Dispatch:
         """Whether a batch of the lane could run now: a process waits for it, and a slot is free."""
         return lane.idle and self._of[lane.model.name].turns.free
 
-    def next(self, now: float, *, draining: bool = False) -> Dispatched | None:
-        """The next batch to run now; the caller hands it over before it asks again."""
+    def next(self, now: float, draining: bool = False, claims: bool = False) -> Dispatched | None:
+        """The next batch to run now; the caller hands it over before it asks again.
+
+        Args:
+            now: the time.
+            draining: nothing is held any more.
+            claims: what waits in Redis can be claimed; offline batches then let online jobs that
+                are known to come go first.
+        """
         self._take_back(now)
         for device in self._devices:
             if not device.turns.free:
                 continue
-            wanting = [name for name, lane in device.lanes.items() if lane.wants_turn]
-            for name in device.turns.order(wanting) if len(wanting) > 1 else wanting:
-                lane = device.lanes[name]
+            wanting = device.wanting(now, claims)
+            for turn in device.turns.order(wanting) if len(wanting) > 1 else wanting:
+                lane = wanting[turn]
                 batch = lane.next_batch(now, draining=draining)
                 if batch is None:  # held for company: the turn passes on
                     continue
-                device.turns.begin(name)
+                device.turns.begin(turn)
                 replica = next(replica for replica in lane.replicas if replica.idle)
-                self._running.append(Dispatched(lane, replica, batch))
+                self._running.append(Dispatched(lane, replica, batch, turn))
                 return self._running[-1]
         return None
 
@@ -82,13 +120,15 @@ class Dispatch:
         """Give back the slots of batches that no process runs any more, whatever ended them."""
         running = []
         for one in self._running:
-            batch, name = one.replica.batch, one.lane.model.name
+            batch, turns = one.replica.batch, self._of[one.lane.model.name].turns
             if batch is one.batch:
                 running.append(one)
                 continue
-            self._of[name].turns.end(name, now - one.batch.started_at)
+            turns.end(one.turn, now - one.batch.started_at)
             if batch is not None:
                 # It was staged behind the one that has ended, and took the slot over.
-                self._of[name].turns.begin(name)
-                running.append(Dispatched(one.lane, one.replica, batch))
+                name = one.lane.model.name
+                turn = offline_turn(name) if batch.offline else name
+                turns.begin(turn)
+                running.append(Dispatched(one.lane, one.replica, batch, turn))
         self._running = running

@@ -85,7 +85,7 @@ class Dropping:
                 continue
             item = lane.held.get(job_id)
             if item is None or item.token != token:
-                if lane.claiming:
+                if lane.backlog.claiming:
                     lane.foretold.add(token)
             elif not item.dropped:
                 self._cancel(lane, item)

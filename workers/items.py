@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
@@ -10,13 +11,16 @@ import msgspec
 
 from headrace.errors import BY_CODE, HeadraceError
 from headrace.jobs import US_PER_S, State
-from headrace.keys import TASK_NAME, F
+from headrace.keys import OFFLINE_STEP, TASK_NAME, F
 from headrace.media import JSON_TYPE
 from headrace.messages import Message, arguments_repr
 from headrace.scripts import Arg
 from workers.retries import DEAD, RetryPolicy
 
 NO_RETRIES: Final = RetryPolicy()
+NEVER: Final = float("inf")
+#: The step that yields to none, as a claim's answer names it.
+BEST_STEP: Final = b"0"
 #: What stands around the base64 of a result that is not JSON (workers/runner.py).
 BINARY_RESULT: Final = b'{"__type__": "base64", "__value__": ""}'
 _encode: Final = msgspec.json.encode
@@ -37,6 +41,8 @@ class Item:
         attempts: how often it was handed out, this time included.
         cost: its share of `max_batch_cost`.
         key: only items of one key run together.
+        step: its priority, one of `headrace.keys.STEPS`.
+        overdue_at: from then on it no longer yields to better priorities.
         kind: content type of an input that was fetched and is not JSON.
         expires_at: until when it must have begun.
         dropped: why nothing is to come of it here any more: "cancelled", or "lost" to another
@@ -56,6 +62,8 @@ class Item:
     dispatched_epoch_s: float = 0.0
     cost: int = 0
     key: str | None = None
+    step: int = 0
+    overdue_at: float = NEVER
     kind: str = ""
     dropped: str = ""
     expires_at: float = float("inf")
@@ -91,6 +99,36 @@ class Item:
         }
 
 
+def claimed_item(row: Sequence[Any], now: float, now_us: int, yield_s: float) -> Item:
+    """A job as claim.lua gave it, still without its message.
+
+    Args:
+        row: its answer for the job, after the raw message.
+        now: the time.
+        now_us: the time by Redis' clock.
+        yield_s: how long jobs of the model yield to better ones.
+    """
+    job_id, token, created, attempts, alone, retries, step, since = row
+    created_us = int(created) if created else now_us
+    enqueued_at = now - (now_us - created_us) / US_PER_S
+    overdue_at = NEVER
+    if step != BEST_STEP:
+        overdue_at = yield_s + (now - (now_us - int(since)) / US_PER_S if since else enqueued_at)
+    return Item(
+        id=job_id.decode(),
+        token=token.decode(),
+        message=None,
+        created_us=created_us,
+        enqueued_at=enqueued_at,
+        claimed_at=now,
+        attempts=int(attempts),
+        alone=bool(alone),
+        retries=int(retries or 0),
+        step=int(step),
+        overdue_at=overdue_at,
+    )
+
+
 @dataclass(slots=True)
 class Batch:
     """Items that run together on one replica.
@@ -106,6 +144,11 @@ class Batch:
     started_at: float
     deadline: float
     seq: int = 0
+
+    @property
+    def offline(self) -> bool:
+        """Whether nobody waits for it: all of its jobs are offline."""
+        return all(item.step == OFFLINE_STEP for item in self.items)
 
     def runs_from(self, now: float) -> None:
         """It was handed over behind another batch, and is the one that runs now."""

@@ -18,17 +18,21 @@ from headrace.errors import HeadraceError, InvalidRequest, JobCancelled
 from headrace.jobs import US_PER_S, State, batch_text
 from headrace.media import is_json
 from headrace.messages import read_envelope
+from headrace.scripts import CLAIM_HEAD, CLAIM_ROW
 from headrace.store.base import new_entry
 from headrace.telemetry import ModelStats
+from workers.backlog import Backlog
 from workers.batcher import Batcher, Hold, Leave, Policy
 from workers.cargo import Cargo, Load
 from workers.deadlines import Deadlines
 from workers.fitting import FittingSize
 from workers.items import (
+    NEVER,
     Batch,
     Item,
     Settlement,
     cancelled,
+    claimed_item,
     date_done,
     failed,
     put_off,
@@ -57,9 +61,7 @@ class Lane:
         model: its configuration.
         replicas: its model processes.
         held: every job that this worker has leased for the model, by id.
-        backlog: how many messages the last claim or look saw in the lists.
-        paused: somebody has paused the queue; each sweep looks whether it still is.
-        claiming: how many jobs a claim that is not yet answered may bring.
+        backlog: what waits in Redis.
         cargo: its payloads on their way.
         foretold: tokens of jobs that were cancelled before the answer to their claim was here.
         fitting: how many items its memory has room for together.
@@ -79,9 +81,7 @@ class Lane:
     stats: ModelStats = field(default_factory=ModelStats)
     foretold: set[str] = field(default_factory=set)
     held: dict[str, Item] = field(default_factory=dict)
-    backlog: int = 0
-    paused: bool = False
-    claiming: int = 0
+    backlog: Backlog = field(default_factory=Backlog)
     next_due_at: float | None = None
     hold_until: float | None = None
     recycled: int = 0
@@ -108,6 +108,7 @@ class Lane:
             max_batch_delay_s=model.max_batch_delay_ms / 1000,
             max_batch_cost=model.max_batch_cost,
             keyed=model.batch_key is not None,
+            sizes=tuple(model.allowed_batch_sizes or ()),
         )
         self.batcher = Batcher(policy)
         self.measure = Measure(model)
@@ -139,45 +140,55 @@ class Lane:
         return bool(len(self.batcher)) and self.idle
 
     @property
-    def claimable(self) -> int:
-        """How many jobs a claim may take now: one prepared batch, if there is anything to take."""
-        if self.paused or not self.backlog or not self.serving or self.claiming:
-            return 0
-        return self.room
+    def claimable(self) -> list[int]:
+        """How many jobs there may be when those of each step are claimed; empty: no claim now.
+
+        One prepared batch, if there is anything to take.
+        """
+        if not self.backlog.askable or not self.serving:
+            return []
+        rooms = self.rooms
+        return rooms if self.backlog.brings(rooms) else []
 
     def due(self, at: float) -> None:
         """Learn that a delayed job joins its queue then."""
         self.next_due_at = at if self.next_due_at is None else min(self.next_due_at, at)
 
-    def saw(self, left: int) -> None:
-        """Learn how many messages wait; -1 says that the queue is paused."""
-        self.paused = left < 0
-        self.backlog = max(0, left)
+    @property
+    def in_need(self) -> bool:
+        """Whether a claim would bring better jobs than all that are here."""
+        return not self.batcher.online and (not len(self.batcher) or self.backlog.online)
 
     @property
-    def room(self) -> int:
-        """How many more jobs fit, with those whose payloads are on their way."""
-        return max(0, self.batcher.room - len(self.cargo.moving))
+    def expects_online(self) -> bool:
+        """Whether online jobs are known to come, that an idle process could run at once."""
+        if not self.idle:
+            return False
+        if self.backlog.claiming:
+            return self.backlog.awaited
+        return self.backlog.online and any(self.claimable[:-1])
+
+    @property
+    def yield_us(self) -> int:
+        """After how long a wait a claim takes a job before better ones; 0: it takes none so."""
+        if self.batcher.overdue(time.monotonic()):
+            return 0  # one is here already
+        return int(self.model.max_yield_s * US_PER_S)
+
+    @property
+    def rooms(self) -> list[int]:
+        """How many more jobs fit of each step, with those whose payloads are on their way."""
+        rooms = self.batcher.rooms
+        return self.cargo.leaves(rooms) if self.cargo.moving else rooms
 
     def accept(self, reply: Sequence[Any], now: float) -> list[Settlement]:
         """Take in what a claim gave; settle at once what will not run."""
         now_us = int(reply[0])
-        self.saw(int(reply[1]))
+        self.backlog.saw([int(left) for left in reply[1 : CLAIM_HEAD - 1]])
         ended = []
-        for at in range(3, len(reply), 7):
-            raw, job_id, token, created, attempts, alone, retries = reply[at : at + 7]
-            created_us = int(created) if created else now_us
-            item = Item(
-                id=job_id.decode(),
-                token=token.decode(),
-                message=None,
-                created_us=created_us,
-                enqueued_at=now - (now_us - created_us) / US_PER_S,
-                claimed_at=now,
-                attempts=int(attempts),
-                alone=bool(alone),
-                retries=int(retries or 0),
-            )
+        for at in range(CLAIM_HEAD, len(reply), CLAIM_ROW):
+            raw, *row = reply[at : at + CLAIM_ROW]
+            item = claimed_item(row, now, now_us, self.model.max_yield_s or NEVER)
             self.held[item.id] = item
             settlement = self._read(item, raw)
             if settlement is not None:
@@ -362,15 +373,6 @@ class Lane:
         item = self.held.get(job_id)
         if item is not None and item.token == token:
             del self.held[job_id]
-
-    def batch_ends_in_s(self, now: float) -> float:
-        """When the first of the running batches is expected to end, by the batches before."""
-        fit = self.batcher.fit
-        usual_s = fit.time / fit.weight if fit.weight else float("inf")
-        running = [
-            replica.batch.started_at for replica in self.replicas if replica.batch is not None
-        ]
-        return min((started + usual_s - now for started in running), default=0.0)
 
     def report(self) -> dict[str, Any]:
         """What `/ready` and `inspect stats` show of the model."""

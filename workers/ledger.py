@@ -18,6 +18,7 @@ from redis.exceptions import RedisError, ResponseError
 from headrace import keys
 from headrace.jobs import US_PER_S
 from headrace.scripts import CLAIM_MAX_BYTES, Arg, Command, script
+from workers.batcher import STEP_PLACE
 from workers.items import Item, Settlement
 from workers.lane import Lane
 from workers.publisher import DISCONNECTED, Publisher
@@ -136,7 +137,7 @@ class Ledger:
         logger.info("connected to Redis")
         if self._claim_lost:
             for lane in lanes:
-                lane.claiming = 0
+                lane.backlog.end_claim()
                 known = [item.token for item in lane.held.values()]
                 self._say(lane, "release_owner", "free", self._losses(lane), self.owner, *known)
         self._claim_lost = False
@@ -158,24 +159,20 @@ class Ledger:
         """Drop the connection."""
         self._publisher.close()
 
-    def claim(self, lane: Lane, count: int) -> None:
-        """Ask for up to `count` jobs; what will not run is settled at once."""
+    def claim(self, lane: Lane, rooms: Sequence[int]) -> None:
+        """Ask for jobs, as `lane.claimable` says; what will not run is settled at once."""
 
         def claimed(reply: Any, now: float) -> None:
-            lane.claiming -= count
+            lane.backlog.end_claim()
             self.settle(lane, lane.accept(reply, now))
-            if not lane.claiming:
-                lane.foretold.clear()
+            lane.foretold.clear()
 
-        def refused() -> None:
-            lane.claiming -= count
-
-        lane.backlog = 0
-        lane.claiming += count
+        lane.backlog.begin_claim()
         self._say(
-            lane, "claim", lane.model.name, lane.model.version, count, CLAIM_MAX_BYTES,
+            lane, "claim", lane.model.name, lane.model.version, rooms[0], CLAIM_MAX_BYTES,
             self._lease_us, self.owner, keys.TASK_NAME, self.limits.result_ttl_s,
-            self.limits.job_index_max, handle=claimed, refused=refused,
+            self.limits.job_index_max, *rooms[1:], lane.yield_us,
+            handle=claimed, refused=lane.backlog.end_claim,
         )  # fmt: skip
 
     def settle(self, lane: Lane, settlements: list[Settlement]) -> None:
@@ -222,7 +219,8 @@ class Ledger:
             for item in items:
                 lane.forget(item.id, item.token)
             lane.cargo.settled(item.token for item in items)
-            lane.backlog += len(items)
+            for item in items:
+                lane.backlog.waiting[STEP_PLACE[item.step]] += 1
 
         def refused() -> None:
             for item in items:
@@ -262,7 +260,7 @@ class Ledger:
 
         def swept(reply: Any, at: float) -> None:
             lane.next_due_at = at + int(reply[2]) / US_PER_S if int(reply[2]) >= 0 else None
-            lane.saw(max(lane.backlog, int(reply[3])) if int(reply[3]) >= 0 else -1)
+            lane.backlog.saw_at_least([int(left) for left in reply[3:]])
 
         # Told anew by the answer; left as it is, it would ask again in each turn until then.
         lane.next_due_at = None

@@ -3,7 +3,8 @@
 Only where the handler works at both, so that the device need not wait for `preprocess`. As late as
 that allows, for a batch that is handed over takes in nobody any more and yields to nobody: when the
 running one is expected to end within the time that preparing it takes, or, where no other model
-shares the device, when it is full.
+shares the device, when it is full. A batch of offline jobs alone is never handed over so: it would
+stand before an online job that comes meanwhile.
 """
 
 from __future__ import annotations
@@ -23,16 +24,25 @@ def takes_second(lane: Lane, lanes: Iterable[Lane], now: float) -> Replica | Non
         now: the time.
     """
     waiting = len(lane.batcher)
-    if not waiting or lane.idle or lane.batcher.alone:
+    if not lane.batcher.online or lane.idle or lane.batcher.alone:
         return None
     replica = _behind(lane)
     if replica is None:
         return None
     others = [other for other in lanes if other is not lane and other.device == lane.device]
     full = not others and waiting >= lane.batcher.policy.max_batch_size
-    if not full and lane.batch_ends_in_s(now) > lead_s(lane):
+    if not full and ends_in_s(lane, now) > lead_s(lane):
         return None
-    return None if any(other.wants_turn for other in others) else replica
+    wanted = any(other.wants_turn and other.batcher.online for other in others)
+    return None if wanted else replica
+
+
+def ends_in_s(lane: Lane, now: float) -> float:
+    """When the first of the running batches is expected to end, by the batches before."""
+    fit = lane.batcher.fit
+    usual_s = fit.time / fit.weight if fit.weight else float("inf")
+    running = [replica.batch.started_at for replica in lane.replicas if replica.batch is not None]
+    return min((started + usual_s - now for started in running), default=0.0)
 
 
 def lead_s(lane: Lane) -> float:
@@ -43,9 +53,9 @@ def lead_s(lane: Lane) -> float:
 
 def stage_at(lane: Lane, now: float) -> float | None:
     """When what waits is to be staged at the latest; None if that is not known, or is over."""
-    if not len(lane.batcher) or _behind(lane) is None:
+    if not lane.batcher.online or _behind(lane) is None:
         return None
-    in_s = lane.batch_ends_in_s(now) - lead_s(lane)
+    in_s = ends_in_s(lane, now) - lead_s(lane)
     return now + in_s if 0 < in_s < float("inf") else None
 
 

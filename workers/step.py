@@ -121,7 +121,7 @@ def build_consumer(worker: Any, settings: Settings, catalog: Catalog, redis_url:
     # Before the guard, which is a process: a mistake of the settings is told first.
     porter = _porter(settings, redis_url)
     guard = Guard(f"{os.getpid()}:{secrets.token_hex(8)}")
-    lists = [keys.step_keys(lane.queue) for lane in lanes]
+    lists = [[name] for lane in lanes for name in keys.step_keys(lane.queue)]
     wake = Wake(client, lists, keys.cancel_channel(owner))
     dispatch = Dispatch(lanes, settings.device_slots)
     return Consumer(lanes, ledger, wake, reporter, guard, porter, dispatch)

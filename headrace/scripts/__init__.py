@@ -18,6 +18,9 @@ Command = tuple[Arg, ...]
 
 #: The most bytes of messages that one claim takes, unless its first message alone is larger.
 CLAIM_MAX_BYTES: Final = 1024 * 1024
+#: A claim's answer: so much of the queue, then so much per job; claim.lua says what.
+CLAIM_HEAD: Final = 6
+CLAIM_ROW: Final = 9
 
 
 @dataclass(frozen=True, slots=True)

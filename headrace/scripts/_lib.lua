@@ -21,6 +21,9 @@ local CHUNK = 1000
 local GONE = '{"headers":{},"properties":{"delivery_tag":"gone","delivery_info":{"exchange":"","routing_key":""}},'
   .. '"body":"","content-encoding":"utf-8","content-type":"application/x-headrace-cancelled"}'
 
+-- The oldest job of a list is looked for among so many messages of its end.
+local HEADS = 64
+
 local time = redis.call('TIME')
 local NOW = time[1] .. string.format('%06d', time[2])
 local NOW_US = tonumber(NOW)

@@ -1,11 +1,16 @@
 -- Claim up to N messages of one queue, best priority first, leased in the same call.
 -- KEYS: the queue's (see _lib.lua). ARGV: 1 queue, 2 model, 3 version, 4 max jobs, 5 max bytes, 6 lease in us, 7 owner,
---       8 task name, 9 TTL in s of the result of what is refused, or has no record yet, 10 as submit.lua's first.
--- Returns {now, left in the lists (-1 where the queue is paused), refused, then per job: raw, id, token, created or '', attempts, alone, retries}.
+--       8 task name, 9 TTL in s of the result of what is refused, or has no record yet, 10 as submit.lua's first,
+--       11 to 13 the most jobs there may be when those of step 3, 6 and 9 are taken (else as 4), 14 after how many us of
+--       waiting a job is taken though better ones leave no room (0: never); it is then one more than the most.
+-- Returns {now, left in the list of each step (the first is -1 where the queue is paused), refused, then per job: raw, id, token,
+-- created or '', attempts, alone, retries, step, since when it waits in its list where that is not `created`, or ''}.
 -- Phase 1 only reads. Whatever can be wrong with a message is found there, so that nothing fails after the
 -- first write and no message is popped without being leased, buried or known to be ended.
 local queue, model, version = ARGV[1], ARGV[2], ARGV[3]
 local max_jobs, max_bytes, owner, task = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[7], ARGV[8]
+local most, yield_us = {max_jobs}, tonumber(ARGV[14] or '0')
+for s = 2, 4 do most[s] = tonumber(ARGV[9 + s] or '') or max_jobs end
 local lease_end = whole(NOW_US + tonumber(ARGV[6]))
 -- What is dropped is bounded too, so that a row of tombstones holds Redis no longer than a batch does.
 local SCAN_MAX, DROPPED_MAX_BYTES = max_jobs + 512, 8 * max_bytes
@@ -48,8 +53,10 @@ local function refusal(raw)
   return nil, h['id']
 end
 
-if redis.call('SISMEMBER', 'hr:paused', queue) == 1 then return {NOW, -1, 0} end
+if redis.call('SISMEMBER', 'hr:paused', queue) == 1 then return {NOW, -1, 0, 0, 0, 0} end
 check_types(false)
+local lengths = {}
+for s = 1, 4 do lengths[s] = redis.call('LLEN', KEYS[s]) end
 local any_tombs = redis.call('HLEN', KEYS[11]) > 0
 
 -- Whether a readable message is not to run: cancelled, leased already, ended, or a repeat.
@@ -83,7 +90,7 @@ local function look(raw, s)
         return
       end
     end
-    local r = redis.pcall('HMGET', JOB .. id, 's', 'm', 'c', 'a', 'x', 'rn')
+    local r = redis.pcall('HMGET', JOB .. id, 's', 'm', 'c', 'a', 'x', 'rn', 'j')
     if r.err then
       why, id = 'record-of-another-type', nil
     elseif r[1] and r[2] ~= model then
@@ -105,8 +112,8 @@ local function look(raw, s)
 end
 
 -- One LINDEX a message: no more bytes are read than are taken, and Redis 6.2 walks to LRANGE's start from the left.
-local function look_at_list(s)
-  while not full and #jobs < max_jobs and scanned < SCAN_MAX do
+local function look_at_list(s, enough)
+  while not full and #jobs < enough and scanned < SCAN_MAX do
     local raw = redis.call('LINDEX', KEYS[s], -1 - consumed[s])
     if not raw then return end
     full = #jobs > 0 and bytes + #raw > max_bytes
@@ -120,10 +127,59 @@ local function look_at_list(s)
   end
 end
 
-for s = 1, 4 do look_at_list(s) end
-local left = 0
-for s = 1, 4 do left = left + redis.call('LLEN', KEYS[s]) - consumed[s] end
-if scanned == 0 then return {NOW, left, 0} end
+-- A stock client's message has no time of its own: it counts from when better jobs went before it first, as the
+-- oldest of its list. That is noted, with how many had been taken from the list by then: {field, note, ...}.
+local notes = {}
+
+local function passed_over(s)
+  local field = 'passed' .. STEPS[s]
+  local out, note = unpack(redis.call('HMGET', KEYS[7], 'out' .. STEPS[s], field))
+  local taken, at = string.match(note or '', '^(%d+) (%d+)$')
+  out = out or '0'
+  if taken == out then return at end
+  notes[#notes + 1] = field
+  notes[#notes + 1] = out .. ' ' .. NOW
+end
+
+-- Since when the oldest job of a list waits there; nil where that is not known, or none is among its first messages.
+local function waits_since(s)
+  for i = 1, HEADS do
+    local raw = redis.call('LINDEX', KEYS[s], -i)
+    if not raw then return nil end
+    local why, id
+    if raw ~= GONE then why, id = refusal(raw) end
+    if id and not why then
+      local state, joined, created = unpack(read(id, 's', 'j', 'c'))
+      if state == 'q' then return joined or created end
+      if not state then return passed_over(s) end
+    end
+  end
+end
+
+-- The list whose oldest job has waited longest beyond its time, behind better ones that leave no room for it.
+local function overdue_list()
+  local found, since = nil, whole(NOW_US - yield_us)
+  local better = lengths[1]
+  for s = 2, 4 do
+    if better > 0 and better >= most[s] and lengths[s] > 0 then
+      local at = waits_since(s)
+      if at and tonumber(at) <= tonumber(since) then found, since = s, at end
+    end
+    better = better + lengths[s]
+  end
+  return found, since
+end
+
+local extra, overdue, overdue_since = 0, nil, nil
+if yield_us > 0 then overdue, overdue_since = overdue_list() end
+if overdue then
+  look_at_list(overdue, 1)
+  extra = #jobs
+end
+for s = 1, 4 do look_at_list(s, most[s] + extra) end
+local left = {}
+for s = 1, 4 do left[s] = lengths[s] - consumed[s] end
+if scanned == 0 then return {NOW, left[1], left[2], left[3], left[4], 0} end
 -- What was refused under a readable id has a client that waits for it: tell it, unless the id has a record or a result.
 for _, r in ipairs(refused) do
   local id = r[3]
@@ -132,7 +188,8 @@ for _, r in ipairs(refused) do
 end
 
 pass_at_maxmemory(KEYS[5])
-local answer = {NOW, left, #refused}
+if #notes > 0 then redis.call('HSET', KEYS[7], unpack(notes)) end
+local answer = {NOW, left[1], left[2], left[3], left[4], #refused}
 local token = redis.call('INCRBY', 'hr:token', #jobs + #refused) - #jobs - #refused
 for s = 1, 4 do
   if consumed[s] > 0 then redis.call('HINCRBY', KEYS[7], 'out' .. STEPS[s], consumed[s]) end
@@ -162,9 +219,11 @@ local function lease(j, leases, helds)
   local a = #answer
   answer[a + 1], answer[a + 2], answer[a + 3], answer[a + 4] = raw, id, fence, r[3] or ''
   answer[a + 5], answer[a + 6], answer[a + 7] = attempts, r[5] or '', r[6] or ''
+  answer[a + 8], answer[a + 9] = STEPS[j[3]], r[7] or ''
 end
 
 local leases, helds = {}, {}
+if extra > 0 and not jobs[1][4][1] then jobs[1][4][7] = overdue_since end
 for _, j in ipairs(jobs) do lease(j, leases, helds) end
 in_chunks('ZADD', KEYS[5], leases)
 in_chunks('HSET', KEYS[6], helds)

@@ -2,8 +2,6 @@
 -- Returns {now, then per queue {waiting at steps 0, 3, 6, 9, delayed, leased, dead, created of the oldest or ''}}.
 -- The oldest is looked for at the heads of the lists; a stock client's message has no time of its own, and a job that
 -- was delayed counts from when it joined its list.
-local HEADS = 64
-
 local function id_in(raw)
   local at = string.find(raw, '"id"', 1, true)
   return at and string.match(raw, '^"id": ?"([^"\\]+)"', at)

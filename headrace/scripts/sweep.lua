@@ -1,6 +1,7 @@
 -- What stands behind the wake-up: delayed jobs that are due join their lists, and leases that ran out are reaped.
 -- KEYS: the queue's. ARGV: 1 queue, 2 reap (1, or 0 while it is too early after an outage), 3 losses as in give_back, 4 limit.
--- Returns {promoted, reaped, us until the next delayed job or -1, jobs in the lists (-1 where the queue is paused)}.
+-- Returns {promoted, reaped, us until the next delayed job or -1, then jobs in the list of each step (the first is -1 where the
+-- queue is paused)}.
 check_types(true)
 local limit = tonumber(ARGV[4])
 local promoted, reaped = 0, 0
@@ -30,14 +31,15 @@ if ARGV[2] == '1' then
 end
 
 -- Tombstones of messages that somebody else removed (celery purge, DEL) would make a queue look shorter for ever.
-local left, entombed = 0, redis.call('HLEN', KEYS[11]) > 0
+local left, total, entombed = {}, 0, redis.call('HLEN', KEYS[11]) > 0
 local tombs = redis.call('HMGET', KEYS[7], 'tomb0', 'tomb3', 'tomb6', 'tomb9')
 for s = 1, 4 do
   local length = redis.call('LLEN', KEYS[s])
-  left = left + length
+  left[s], total = length, total + length
   if length == 0 and tombs[s] and tombs[s] ~= '0' then redis.call('HDEL', KEYS[7], 'tomb' .. STEPS[s]) end
 end
-if entombed and left == 0 then redis.call('UNLINK', KEYS[11]) end
-if redis.call('SISMEMBER', 'hr:paused', ARGV[1]) == 1 then left = -1 end
+if entombed and total == 0 then redis.call('UNLINK', KEYS[11]) end
+if redis.call('SISMEMBER', 'hr:paused', ARGV[1]) == 1 then left[1] = -1 end
 local due = redis.call('ZRANGE', KEYS[8], 0, 0, 'WITHSCORES')
-return {promoted, reaped, due[2] and math.max(0, tonumber(due[2]) - NOW_US) or -1, left}
+return {promoted, reaped, due[2] and math.max(0, tonumber(due[2]) - NOW_US) or -1,
+  left[1], left[2], left[3], left[4]}

@@ -43,6 +43,7 @@ def test_a_claim_leases_and_says_what_a_worker_needs(queue: Queue) -> None:
     assert leased.raw == queue.message(job)
     assert (leased.id, leased.created, leased.attempts) == (job.id, str(created), 1)
     assert (leased.alone, leased.retries) == (False, "")
+    assert (leased.step, leased.since) == (0, "")
     assert queue.held() == {job.id: leased.raw}
     record = queue.record(job.id)
     assert (record["s"], record["t"], record["o"]) == ("r", leased.token, "worker-1")
@@ -55,6 +56,7 @@ def test_a_stock_clients_message_gets_a_record_and_no_time(queue: Queue) -> None
     leased = queue.claim_one()
     assert leased.raw == raw
     assert (leased.created, leased.retries, leased.attempts) == ("", "", 1)
+    assert (leased.step, leased.since) == (3, "")
     record = queue.record(leased.id)
     assert (record["m"], record["v"], record["p"], record["s"]) == ("m", "1.0", "3", "r")
 

@@ -35,9 +35,11 @@ class BatchLog:
     def gate(self) -> Path:
         return self.folder / "gate"
 
-    def model(self, *, gated: bool = False, pause_s: float = 0.0, **keys: Any) -> dict[str, Any]:
+    def model(
+        self, *, gated: bool = False, pause_s: float = 0.0, item_s: float = 0.0, **keys: Any
+    ) -> dict[str, Any]:
         """A model for `write_models`; a gated one runs nothing to its end until `open_gate`."""
-        options: dict[str, Any] = {"log": str(self.path), "pause_s": pause_s}
+        options: dict[str, Any] = {"log": str(self.path), "pause_s": pause_s, "item_s": item_s}
         if gated:
             options["gate"] = str(self.gate)
         return {"handler": f"{HANDLERS / 'batches.py'}:Batches", "options": options, **keys}

@@ -14,7 +14,7 @@ from redis.exceptions import NoScriptError
 from headrace import keys
 from headrace.jobs import new_id
 from headrace.messages import Source, envelope
-from headrace.scripts import CLAIM_MAX_BYTES, Arg, script
+from headrace.scripts import CLAIM_HEAD, CLAIM_MAX_BYTES, CLAIM_ROW, Arg, script
 
 LEASE_US = 60_000_000
 MAX_CRASHES = 3
@@ -33,6 +33,8 @@ class Leased:
     attempts: int
     alone: bool
     retries: str
+    step: int = 0
+    since: str = ""
 
 
 @dataclass(frozen=True)
@@ -40,9 +42,13 @@ class Claimed:
     """A claim's answer."""
 
     now_us: int
-    left: int
+    lefts: tuple[int, ...]
     refused: int
     jobs: list[Leased]
+
+    @property
+    def left(self) -> int:
+        return sum(self.lefts)
 
     @property
     def ids(self) -> list[str]:
@@ -171,21 +177,26 @@ class Queue:
         owner: str = "w1",
         lease_us: int = LEASE_US,
         max_bytes: int = CLAIM_MAX_BYTES,
+        most: tuple[int, int, int] | None = None,
+        yield_us: int = 0,
     ) -> Claimed:
-        now, left, refused, *flat = self._run(
+        """Claim; `most` jobs there may be when those of steps 3, 6 and 9 are taken."""
+        now, *head = self._run(
             "claim", self.name, self.model, "1.0", count, max_bytes, lease_us, owner,
-            keys.TASK_NAME, TTL_S, self.index_max,
+            keys.TASK_NAME, TTL_S, self.index_max, *(most or (count,) * 3), yield_us,
         )  # fmt: skip
+        *lefts, refused = map(int, head[: CLAIM_HEAD - 1])
+        flat = head[CLAIM_HEAD - 1 :]
         jobs = [
             Leased(
                 raw, job_id.decode(), token.decode(), created.decode(),
-                int(attempts), alone == b"1", retries.decode(),
+                int(attempts), alone == b"1", retries.decode(), int(step), since.decode(),
             )
-            for raw, job_id, token, created, attempts, alone, retries in (
-                flat[at : at + 7] for at in range(0, len(flat), 7)
+            for raw, job_id, token, created, attempts, alone, retries, step, since in (
+                flat[at : at + CLAIM_ROW] for at in range(0, len(flat), CLAIM_ROW)
             )
         ]  # fmt: skip
-        return Claimed(int(now), int(left), int(refused), jobs)
+        return Claimed(int(now), tuple(lefts), refused, jobs)
 
     def claim_one(self, *, owner: str = "w1", lease_us: int = LEASE_US) -> Leased:
         (job,) = self.claim(1, owner=owner, lease_us=lease_us).jobs
@@ -224,8 +235,8 @@ class Queue:
 
     def sweep(self, *, reap: bool = True, limit: int = 500) -> tuple[int, int, int, int]:
         answer = self._run("sweep", self.name, int(reap), MAX_CRASHES, limit)
-        promoted, reaped, due_us, left = map(int, answer)
-        return promoted, reaped, due_us, left
+        promoted, reaped, due_us, *left = map(int, answer)
+        return promoted, reaped, due_us, sum(left)
 
     def purge(self, limit: int = 500) -> tuple[int, int, int]:
         """Jobs cancelled, messages removed, messages left."""

@@ -21,7 +21,7 @@ from headrace.connections import connect
 from headrace.jobs import US_PER_S, State
 from headrace.keys import F
 from headrace.messages import Message, read_envelope
-from headrace.scripts import CLAIM_MAX_BYTES, Arg, script
+from headrace.scripts import CLAIM_HEAD, CLAIM_MAX_BYTES, CLAIM_ROW, Arg, script
 from tests.harness.wait import wait_until
 
 BATCH = 32
@@ -69,7 +69,8 @@ def claim(
     queue = keys.queue_name(model)
     arguments = (model, "1.0", count, CLAIM_MAX_BYTES, LEASE_US, owner, keys.TASK_NAME, 86400)
     reply = call(client, "claim", queue, *arguments)
-    return [(read_envelope(reply[at]), reply[at + 2].decode()) for at in range(3, len(reply), 7)]
+    rows = range(CLAIM_HEAD, len(reply), CLAIM_ROW)
+    return [(read_envelope(reply[at]), reply[at + 2].decode()) for at in rows]
 
 
 def settle(

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.batcher import KEYS_MAX, Batcher, BatchTimeFit, Hold, Leave, Policy
+from workers.batch_time import BatchTimeFit
+from workers.batcher import KEYS_MAX, Batcher, Hold, Leave, Policy
 
 
 @dataclass(eq=False)
@@ -16,6 +17,8 @@ class Waiting:
     cost: int = 0
     key: str | None = None
     came_at: float = 0.0
+    step: int = 0
+    overdue_at: float = float("inf")
 
 
 def batcher(
@@ -61,7 +64,7 @@ def test_a_full_batch_leaves_in_order_and_the_rest_stays() -> None:
     assert decision.reason == "full"
     assert decision.items == items[:3]
     assert len(waiting) == 2
-    assert waiting.room == 1
+    assert waiting.rooms[0] == 1
 
 
 def test_a_hold_that_pays_is_made_and_ends_at_the_deadline_of_the_oldest() -> None:
@@ -154,11 +157,11 @@ def test_a_lone_item_above_the_cost_runs_alone() -> None:
 def test_no_more_is_taken_than_the_cost_of_one_batch() -> None:
     waiting = batcher(size=8, cost=10)
     waiting.add(Waiting(1.0, cost=9))
-    assert waiting.room == 7
+    assert waiting.rooms[0] == 7
     waiting.add(Waiting(1.0, cost=1))
-    assert waiting.room == 0
+    assert waiting.rooms[0] == 0
     left(waiting.decide(1.0))
-    assert waiting.room == 8
+    assert waiting.rooms[0] == 8
 
 
 def test_keys_never_mix_and_take_turns_by_their_first_items() -> None:
@@ -203,7 +206,7 @@ def test_nothing_is_held_when_no_company_can_be_taken_in() -> None:
         waiting.add(Waiting(10.0 + n * 0.01, key="abc"[n % 3]))
     assert isinstance(waiting.decide(10.1), Hold)
     waiting.add(Waiting(10.08, key="b"))
-    assert waiting.room == 0
+    assert waiting.rooms[0] == 0
     assert left(waiting.decide(10.1)).reason == "idle"
 
 
@@ -301,7 +304,7 @@ def test_the_rules_of_size_cost_keys_delay_and_work(
         else:
             # Held, though the device is free: never beyond the delay, and only for who can come.
             assert now < decision.until <= min(i.enqueued_at for i in there) + delay_s
-            assert waiting.room > 0
+            assert waiting.rooms[0] > 0
     assert len(waiting) == len(there)
     end = max(item.came_at for item in items) + 100.0
     order = []
@@ -352,4 +355,4 @@ def test_who_is_taken_out_was_never_there() -> None:
     assert (len(waiting), waiting.alone) == (1, False)
     assert left(waiting.decide(0.0)).items == [items[1]]
     assert waiting.decide(0.0) is None
-    assert waiting.room == 8
+    assert waiting.rooms[0] == 8

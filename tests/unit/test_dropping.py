@@ -62,8 +62,8 @@ def claim(lane: Lane, *ids: str) -> list[Settlement]:
     flat: list[bytes] = []
     for job_id in ids:
         raw = envelope(job_id, "m", "headrace.m", b"1", timeout_s=60.0)
-        flat += [raw, job_id.encode(), f"token-{job_id}".encode(), b"", b"1", b"", b"60"]
-    return lane.accept([b"1", b"0", 0, *flat], NOW)
+        flat += [raw, job_id.encode(), f"token-{job_id}".encode(), b"", b"1", b"", b"", b"0", b""]
+    return lane.accept([b"1", *[b"0"] * 4, 0, *flat], NOW)
 
 
 def told(*ids: str, model: str = "m") -> list[bytes]:
@@ -73,7 +73,7 @@ def told(*ids: str, model: str = "m") -> list[bytes]:
 def test_a_cancel_that_is_heard_before_the_claim_is_answered_is_not_lost(
     lane: Lane, desk: Desk, dropping: Dropping
 ) -> None:
-    lane.claiming = 4
+    lane.backlog.claiming = True
     assert dropping.heard(told("b"))
     ended = claim(lane, "a", "b")
     assert [(end.id, end.state) for end in ended] == [("b", "c")]

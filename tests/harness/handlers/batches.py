@@ -1,5 +1,6 @@
-"""A handler that writes down its batches: options `log`, `pause_s`, and `gate`, a file to wait for.
+"""A handler that writes down its batches.
 
+Options: `log`, `pause_s` a batch and `item_s` an item, and `gate`, a file to wait for.
 A line in the log is JSON: the model, the ids, and the items that `inference` was given; another one
 says that the model's batch has ended.
 """
@@ -20,7 +21,7 @@ class Batches(Handler):
     def inference(self, items: list[Any]) -> list[Any]:
         options = self.context.options
         self.say(ids=self.context.request_ids, items=items)
-        time.sleep(options.get("pause_s", 0))
+        time.sleep(options.get("pause_s", 0) + options.get("item_s", 0) * len(items))
         while "gate" in options and not Path(options["gate"]).exists():
             time.sleep(POLL_S)
         self.say(ended=True)

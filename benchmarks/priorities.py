@@ -1,0 +1,115 @@
+"""Online jobs beside a flood of offline ones: `python -m benchmarks.priorities`.
+
+One worker, one device. Online jobs come one by one, at random moments, and fill a fifth of what the
+model can do; then the same again while offline jobs wait all the time, first of the same model,
+then of another one on the device. Told is from submit to end, by the record's own times. The model
+sleeps for what a batch would take, so that nothing but the order is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import quantiles
+
+from headrace.keys import OFFLINE_STEP
+from tests.harness.batches import BatchLog
+from tests.harness.redis_servers import redis_server
+from tests.harness.wait import wait_until
+from tests.harness.worker import Client, celery_worker, write_models
+
+FIXED_S = 0.010
+ITEM_S = 0.0005
+SIZE = 16
+LOAD = 0.2
+
+
+@dataclass
+class Site:
+    """A worker of two models on one device, its client, and what its batches were."""
+
+    client: Client
+    log: BatchLog
+
+
+@contextmanager
+def site() -> Iterator[Site]:
+    with tempfile.TemporaryDirectory() as name, redis_server() as server:
+        folder = Path(name)
+        log = BatchLog(folder)
+        model = log.model(
+            pause_s=FIXED_S, item_s=ITEM_S, max_batch_size=SIZE, max_queue_depth=1_000_000
+        )
+        path = write_models(folder, online=model, other=model)
+        environ = {"HEADRACE_DEVICE_SLOTS": "1"}
+        with (
+            celery_worker(server.url, path, folder, environ=environ, arguments=()) as worker,
+            Client(server.url, path) as client,
+        ):
+            worker.wait_ready("online", "other")
+            yield Site(client, log)
+
+
+@dataclass(frozen=True)
+class Found:
+    """Milliseconds from submit to end of each online job, and offline jobs a second beside them."""
+
+    online_ms: list[float]
+    offline_per_s: float
+
+    def percentile(self, percent: int) -> float:
+        return quantiles(self.online_ms, n=100)[percent - 1]
+
+
+def measure(site: Site, jobs: int, flooded: str = "") -> Found:
+    """Online jobs at random moments, beside a flood of offline ones of the model that is named."""
+    client, rng = site.client, random.Random(7)
+    gap_s = (FIXED_S + ITEM_S) / LOAD
+    flood: list[str] = []
+    if flooded:
+        # More than the device can do meanwhile.
+        count = int(2 * jobs * gap_s / (FIXED_S / SIZE + ITEM_S)) + SIZE
+        flood = client.submit(flooded, *range(count), priority=OFFLINE_STEP)
+        wait_until(lambda: client.job(flood[0]).state.final, "the flood runs")
+    began, before = time.perf_counter(), len(ran(site))
+    ids = []
+    for number in range(jobs):
+        ids += client.submit("online", number)
+        time.sleep(rng.expovariate(1 / gap_s))
+    online = client.wait(*ids)
+    took_s, offline = time.perf_counter() - began, len(ran(site)) - before - jobs
+    client.wait(*flood, timeout_s=600)
+    return Found([(job.ended_us - job.created_us) / 1000 for job in online], offline / took_s)
+
+
+def ran(site: Site) -> list[str]:
+    """The jobs that have begun."""
+    return [job_id for line in site.log.lines() for job_id in line.ids]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--jobs", type=int, default=400, help="online jobs in each run")
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    print(f"a batch of n takes {FIXED_S * 1000:g} + {ITEM_S * 1000:g} n ms, {SIZE} at most")
+    print(f"{'offline flood':16} {'p50':>7} {'p99':>7}  {'ratio':>11}  {'offline/s':>9}")
+    with site() as running:
+        for _ in range(options.rounds):
+            calm = measure(running, options.jobs)
+            rows = {"none": calm, "same model": measure(running, options.jobs, "online")}
+            rows["another model"] = measure(running, options.jobs, "other")
+            for name, found in rows.items():
+                p50, p99 = found.percentile(50), found.percentile(99)
+                ratios = f"{p50 / calm.percentile(50):5.2f} {p99 / calm.percentile(99):5.2f}"
+                print(f"{name:16} {p50:7.1f} {p99:7.1f}  {ratios}  {found.offline_per_s:9.0f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""What waits in Redis for one model, as far as its worker knows. Knows no Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from headrace.keys import STEPS
+
+
+@dataclass(slots=True)
+class Backlog:
+    """What waits, and the claim that is under way.
+
+    Attributes:
+        waiting: how many messages the last claim or look saw in the list of each step.
+        paused: somebody has paused the queue; each sweep looks whether it still is.
+        claiming: a claim is not yet answered.
+        awaited: ... and better jobs than offline ones were known to wait when it was sent.
+    """
+
+    waiting: list[int] = field(default_factory=lambda: [0] * len(STEPS))
+    paused: bool = False
+    claiming: bool = False
+    awaited: bool = False
+
+    @property
+    def online(self) -> bool:
+        """Whether jobs wait that are not offline."""
+        return any(self.waiting[:-1])
+
+    @property
+    def askable(self) -> bool:
+        """Whether a claim could bring something now."""
+        return not self.paused and not self.claiming and any(self.waiting)
+
+    def brings(self, rooms: Sequence[int]) -> bool:
+        """Whether something waits at one of these steps for which there is room."""
+        return any(room and left for room, left in zip(rooms, self.waiting, strict=False))
+
+    def begin_claim(self) -> None:
+        """A claim is sent; what it leaves it will say."""
+        self.claiming, self.awaited = True, self.online
+        self.waiting = [0] * len(STEPS)
+
+    def end_claim(self) -> None:
+        """A claim was answered, or never will be."""
+        self.claiming = self.awaited = False
+
+    def saw(self, lefts: Sequence[int]) -> None:
+        """Learn how many messages wait at each step; -1 says that the queue is paused."""
+        self.paused = lefts[0] < 0
+        self.waiting = [max(0, left) for left in lefts]
+
+    def saw_at_least(self, lefts: Sequence[int]) -> None:
+        """As `saw`, but something else may have been seen since."""
+        self.saw(lefts if lefts[0] < 0 else list(map(max, self.waiting, lefts)))
+
+    def look(self, places: Iterable[int] = range(len(STEPS))) -> None:
+        """Something may wait at these steps: the next claim tells."""
+        for place in places:
+            self.waiting[place] = max(1, self.waiting[place])

@@ -106,11 +106,12 @@ def _since_us(text: str | None) -> int:
 
 
 def _instant_s(text: str) -> float:
-    """Seconds since 1970; NaN for what is no time. Without a zone it is UTC."""
+    """Seconds since 1970, 0 for what was before; NaN for no time. Without a zone it is UTC."""
     try:
         # An unescaped + in a query is a space.
         when = datetime.fromisoformat(text.replace(" ", "+") if "T" in text else text)
-        return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
+        # No job is older than 1970, whatever is asked for.
+        return max(0.0, (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp())
     except (ValueError, OverflowError):
         return math.nan
 

@@ -119,6 +119,7 @@ def test_status_and_time_select(api: ApiServer, redis_db: RedisServer) -> None:
         assert set(ids(pages(api, since=text))) == {*new, *later}, text
     assert api.http.get(f"{JOBS}?since={created}").json()["jobs"], "a + that is not escaped"
     assert ids(pages(api, since="9999-01-01")) == []
+    assert ids(pages(api, since="1852-05-09T13:37:44+02:28")) == ids(pages(api))
     api.http.delete(f"{JOBS}/{later[0]}")
     end(redis_db)
 

@@ -112,10 +112,16 @@ class Hold:
 
 @dataclass(slots=True)
 class Batcher(Generic[ItemT]):
-    """The waiting items of one model, and when they leave."""
+    """The waiting items of one model, and when they leave.
+
+    Attributes:
+        fit: what batches take.
+        online_at: when the latest item that is not offline was enqueued.
+    """
 
     policy: Policy
     fit: BatchTimeFit = field(default_factory=BatchTimeFit)
+    online_at: float = float("-inf")
     # Those that have somebody who waits, and all that are remembered.
     _groups: dict[str | None, Group[ItemT]] = field(default_factory=dict)
     _known: dict[str | None, Group[ItemT]] = field(default_factory=dict)
@@ -183,6 +189,8 @@ class Batcher(Generic[ItemT]):
             group = self._remembered(key)
             if not item.alone:
                 self._groups[key] = group
+        if item.step != OFFLINE_STEP:
+            self.online_at = max(self.online_at, item.enqueued_at)
         group.arrivals(item.step == OFFLINE_STEP).came(item.enqueued_at)
         put(self._alone if item.alone else group.waiting, (item.step, self._came), item)
 

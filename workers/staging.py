@@ -3,16 +3,21 @@
 Only where the handler works at both, so that the device need not wait for `preprocess`. As late as
 that allows, for a batch that is handed over takes in nobody any more and yields to nobody: when the
 running one is expected to end within the time that preparing it takes, or, where no other model
-shares the device, when it is full. A batch of offline jobs alone is never handed over so: it would
-stand before an online job that comes meanwhile.
+shares the device, when it is full. A batch of offline jobs alone would stand before an online job
+that comes meanwhile, so that it is handed over as late as can be, and only where no online job has
+come for a while.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 from workers.lane import Lane
 from workers.replica import Replica
+
+#: Where no online job came for so many seconds, none is expected in the next moment.
+QUIET_S: Final = 10.0
 
 
 def takes_second(lane: Lane, lanes: Iterable[Lane], now: float) -> Replica | None:
@@ -24,17 +29,26 @@ def takes_second(lane: Lane, lanes: Iterable[Lane], now: float) -> Replica | Non
         now: the time.
     """
     waiting = len(lane.batcher)
-    if not lane.batcher.online or lane.idle or lane.batcher.alone:
+    if not waiting or lane.idle or lane.batcher.alone:
         return None
     replica = _behind(lane)
     if replica is None:
         return None
     others = [other for other in lanes if other is not lane and other.device == lane.device]
-    full = not others and waiting >= lane.batcher.policy.max_batch_size
+    online = lane.batcher.online
+    full = online and not others and waiting >= lane.batcher.policy.max_batch_size
     if not full and ends_in_s(lane, now) > lead_s(lane):
+        return None
+    if not online and not all(_quiet(one, now) for one in (lane, *others)):
         return None
     wanted = any(other.wants_turn and other.batcher.online for other in others)
     return None if wanted else replica
+
+
+def _quiet(lane: Lane, now: float) -> bool:
+    """Whether no online job has come of late, or is known to come."""
+    known = lane.backlog.online or lane.backlog.awaited
+    return not known and now - lane.batcher.online_at > QUIET_S
 
 
 def ends_in_s(lane: Lane, now: float) -> float:
@@ -53,7 +67,7 @@ def lead_s(lane: Lane) -> float:
 
 def stage_at(lane: Lane, now: float) -> float | None:
     """When what waits is to be staged at the latest; None if that is not known, or is over."""
-    if not lane.batcher.online or _behind(lane) is None:
+    if not len(lane.batcher) or _behind(lane) is None:
         return None
     in_s = ends_in_s(lane, now) - lead_s(lane)
     return now + in_s if 0 < in_s < float("inf") else None

@@ -9,6 +9,7 @@ import pytest
 
 from headrace import keys
 from headrace.jobs import State
+from headrace.scripts import CLAIM_MAX_BYTES
 from tests.harness.batches import BatchLog
 from tests.harness.redis_servers import leaked_keys, redis_server
 from tests.harness.wait import wait_until
@@ -185,3 +186,15 @@ def test_offline_jobs_fill_the_places_that_an_online_batch_leaves_empty(
         [*online, *offline[:5]],
         offline[5:],
     ]
+
+
+def test_a_batch_of_large_inputs_is_filled_by_several_claims_while_the_device_is_busy(
+    client: Client, log: BatchLog
+) -> None:
+    client.submit("eights", 0)
+    wait_until(lambda: bool(log.lines()), "a batch runs")
+    large = client.submit("eights", *("x" * (CLAIM_MAX_BYTES // 3) for _ in range(8)))
+    wait_until(lambda: held(client, *large), "all of them are prepared")
+    log.open_gate()
+    client.wait(*large)
+    assert log.lines()[1].ids == large

@@ -13,17 +13,17 @@ from workers.items import Batch, Item
 from workers.lane import Lane
 from workers.life import Phase
 from workers.replica import Replica
-from workers.staging import stage_at, takes_second
+from workers.staging import QUIET_S, stage_at, takes_second
 
 NOW = 1000.0
 numbers = itertools.count(1)
 
 
-def item(*, alone: bool = False) -> Item:
+def item(*, alone: bool = False, step: int = 0) -> Item:
     job_id = f"job-{next(numbers)}"
     return Item(
         id=job_id, token="1", message=None, created_us=0, enqueued_at=NOW, claimed_at=NOW,
-        attempts=1, alone=alone,
+        attempts=1, alone=alone, step=step,
     )  # fmt: skip
 
 
@@ -134,3 +134,34 @@ def test_who_is_suspect_when_the_process_dies(began: bool) -> None:
     assert begun == ([ran, behind] if began else [ran])
     assert untouched == ([] if began else [behind])
     assert replica.suspects() == ([], [])
+
+
+def offline_flood(running: Lane) -> Lane:
+    """The lane with a batch that runs, and offline jobs that wait."""
+    busy(running, 0)
+    for _ in range(4):
+        running.batcher.add(item(step=9))
+    return running
+
+
+def test_offline_work_is_staged_as_late_as_it_may_and_only_where_it_is_quiet() -> None:
+    quiet = offline_flood(lane())
+    assert not staged(quiet), "not early, though it is full"
+    assert staged(quiet, now=NOW + 0.99)
+    assert stage_at(quiet, NOW) == pytest.approx(NOW + 1 - 4 * 0.01)
+    other = lane("other")
+    assert staged(quiet, other, now=NOW + 0.99)
+    other.backlog.look([1])
+    assert not staged(quiet, other, now=NOW + 0.99), "something online is known to come"
+    served = lane("served")
+    served.batcher.add(item())
+    served.batcher.take_all()
+    assert not staged(quiet, served, now=NOW + 0.99), "an online job came a moment ago"
+    assert staged(quiet, served, now=NOW + 0.99 + QUIET_S)
+
+
+def test_an_online_batch_is_staged_before_the_offline_work_of_another_model() -> None:
+    online = busy(lane(), 4, ends_in_s=0.01)
+    other = lane("other")
+    other.batcher.add(item(step=9))
+    assert staged(online, other)

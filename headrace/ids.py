@@ -54,7 +54,16 @@ def check_key(text: str) -> str:
 
 def id_of_key(key: str) -> str:
     """The id of the job that was submitted under a key: a UUID of version 8 (RFC 9562, 5.8)."""
-    digest = hashlib.blake2b(key.encode(), digest_size=16, person=b"headrace-key").digest()
+    return _uuid8(key, b"headrace-key")
+
+
+def id_of_sequel(job_id: str, place: str) -> str:
+    """The id of a task that follows a job and was given none: always the same for its place."""
+    return _uuid8(f"{job_id}/{place}", b"headrace-sequel")
+
+
+def _uuid8(text: str, purpose: bytes) -> str:
+    digest = hashlib.blake2b(text.encode(), digest_size=16, person=purpose).digest()
     value = int.from_bytes(digest, "big")
     value = value & ~(0xF << 76) | 0x8 << 76
     value = value & ~(0x3 << 62) | 0x2 << 62

@@ -26,6 +26,10 @@ A queue's own (no TTL; all but the last three are empty when the queue is idle):
     hr:letter:<queue>:<dead letter> hash    reason, raw, at, error, and of a job its id, step,
                                             attempts, created, traceback; 14 days
 
+    hr:untold:<queue>               zset    31 days; job that a script has ended -> when what
+                                            follows it is to be told
+    hr:ends:<queue>                 hash    31 days; the same job -> its Celery result and message
+
 Celery's own consumer listens on `headrace:control` alone, which no model's queue can be called.
 
 Shared::
@@ -112,6 +116,7 @@ class F:
     CANCEL: Final = "cr"  # asked to stop while running
     TRACEBACK: Final = "tb"
     INPUT_REF: Final = "ir"  # reference of an input that lies in the payload store
+    FOLLOWED: Final = "fw"  # the token under which what follows it is told of its end
     RESULT_REF: Final = "rr"  # "reference bytes content-type" of a result that lies there
 
 
@@ -193,6 +198,16 @@ def dead(queue: str) -> str:
 def letter(queue: str, letter_id: str) -> str:
     """One dead letter."""
     return f"hr:letter:{queue}:{letter_id}"
+
+
+def untold(queue: str) -> str:
+    """Jobs of a queue that a script has ended, and when to tell what follows them."""
+    return f"hr:untold:{queue}"
+
+
+def untold_ends(queue: str) -> str:
+    """Of those jobs the Celery results and messages."""
+    return f"hr:ends:{queue}"
 
 
 def worker(owner: str) -> str:

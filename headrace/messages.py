@@ -321,11 +321,18 @@ class _Envelope(msgspec.Struct, frozen=True):
     encoding: str | None = msgspec.field(default=None, name="content-encoding")
 
 
-class _Embed(msgspec.Struct, frozen=True):
+class Embed(msgspec.Struct, frozen=True):
+    """What follows the task, in the signatures of Celery's canvas."""
+
     callbacks: Any = None
     errbacks: Any = None
     chain: Any = None
     chord: Any = None
+
+    @property
+    def any(self) -> bool:
+        """Whether anything does."""
+        return bool(self.callbacks or self.errbacks or self.chain or self.chord)
 
 
 _ENVELOPE: Final = msgspec.json.Decoder(_Envelope)
@@ -337,8 +344,8 @@ class _Kwargs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 #: The usual body, decoded in one pass; whatever does not fit is read by `_BODY`, which can say why.
-_USUAL_BODY: Final = msgspec.json.Decoder(tuple[tuple[()], _Kwargs, _Embed | None])
-_BODY: Final = msgspec.json.Decoder(tuple[list[msgspec.Raw], dict[str, msgspec.Raw], _Embed | None])
+_USUAL_BODY: Final = msgspec.json.Decoder(tuple[tuple[()], _Kwargs, Embed | None])
+_BODY: Final = msgspec.json.Decoder(tuple[list[msgspec.Raw], dict[str, msgspec.Raw], Embed | None])
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -348,6 +355,7 @@ class Message(msgspec.Struct, frozen=True):
         input: the input's JSON text; once it was fetched from its `source`, what lay there.
         ours: the API wrote it, and not a Celery client.
         source: where the input lies; None where it is in the message.
+        followed: other tasks follow its end, as headrace.canvas reads them.
     """
 
     id: str
@@ -366,6 +374,7 @@ class Message(msgspec.Struct, frozen=True):
     source: Source | None = None
     retry_backoff_s: float | None = None
     retry_backoff_max_s: float | None = None
+    followed: bool = False
 
 
 def read_envelope(raw: bytes) -> Message:
@@ -381,8 +390,6 @@ def read_envelope(raw: bytes) -> Message:
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise InvalidRequest(f"the task message cannot be read: {error}") from None
     headers = envelope_.headers
-    if embed is not None and any((embed.callbacks, embed.errbacks, embed.chain, embed.chord)):
-        raise InvalidRequest("links, chains and chords are not served; send the task alone")
     hard, soft = headers.timelimit or (None, None)
     own = headers.headrace
     message = Message(
@@ -401,6 +408,8 @@ def read_envelope(raw: bytes) -> Message:
         ours=own is not _STOCK,
         source=own.source() if own.ref or own.origin else None,
     )
+    if embed is not None and embed.any:
+        message = msgspec.structs.replace(message, followed=True)
     first, most = own.retry_backoff, own.retry_backoff_max
     if first is None and most is None:
         return message
@@ -409,29 +418,55 @@ def read_envelope(raw: bytes) -> Message:
 
 
 def _body_text(envelope_: _Envelope) -> bytes:
-    body = envelope_.body.encode()
-    if envelope_.properties.body_encoding == "base64":
+    return body_text(
+        envelope_.body,
+        envelope_.properties.body_encoding,
+        envelope_.headers.compression,
+        envelope_.encoding,
+    )
+
+
+def body_text(text: str, coding: str | None, compressed: str | None, encoding: str | None) -> bytes:
+    """The JSON text of a message's body, in UTF-8.
+
+    Args:
+        text: the body as it stands in the message.
+        coding: its `body_encoding`.
+        compressed: its header `compression`.
+        encoding: its `content-encoding`.
+
+    Raises:
+        ValueError, LookupError: it cannot be read.
+        InvalidRequest: as for `compression.decompress`.
+    """
+    body = text.encode()
+    if coding == "base64":
         body = base64.b64decode(body, validate=True)
-    if envelope_.headers.compression:
-        body = compression.decompress(body, envelope_.headers.compression)
-    encoding = (envelope_.encoding or "utf-8").lower()
+    if compressed:
+        body = compression.decompress(body, compressed)
+    encoding = (encoding or "utf-8").lower()
     if encoding in ("utf-8", "utf8", "us-ascii", "binary"):
         return body
     return body.decode(encoding).encode()
 
 
-def _decode_body(body: bytes) -> tuple[str, bytes, _Embed | None]:
+def _decode_body(body: bytes) -> tuple[str, bytes, Embed | None]:
     try:
         _, usual, embed = _USUAL_BODY.decode(body)
     except msgspec.DecodeError:
-        args, kwargs, embed = _decode_any_body(body)
+        args, kwargs, embed = decode_body(body)
         return (*_arguments(args, kwargs), embed)
     return usual.model, bytes(usual.input), embed
 
 
-def _decode_any_body(
+def decode_body(
     body: bytes,
-) -> tuple[list[msgspec.Raw], dict[str, msgspec.Raw], _Embed | None]:
+) -> tuple[list[msgspec.Raw], dict[str, msgspec.Raw], Embed | None]:
+    """Arguments by position, arguments by name, and what follows the task.
+
+    Raises:
+        ValueError, TypeError: it is no task's body.
+    """
     try:
         return _BODY.decode(body)
     except msgspec.DecodeError:
@@ -441,23 +476,25 @@ def _decode_any_body(
         return (
             [msgspec.Raw(dumps(value).encode()) for value in args],
             {name: msgspec.Raw(dumps(value).encode()) for name, value in kwargs.items()},
-            msgspec.convert(embed, _Embed | None),
+            msgspec.convert(embed, Embed | None),
         )
 
 
 def _arguments(args: list[msgspec.Raw], kwargs: dict[str, msgspec.Raw]) -> tuple[str, bytes]:
-    names = ("model", "input")
+    # In a chain, what the task before gave stands in front: then the model is given by name.
+    names = ("input",) if "model" in kwargs else ("model", "input")
     if len(args) > len(names):
-        raise InvalidRequest(f"{TASK_NAME} takes model and input, not {len(args)} arguments")
+        count = len(args) + len(kwargs)
+        raise InvalidRequest(f"{TASK_NAME} takes model and input, not {count} arguments")
     given = dict(zip(names, args, strict=False))
     twice = given.keys() & kwargs.keys()
-    unknown = kwargs.keys() - set(names)
+    unknown = kwargs.keys() - {"model", "input"}
     if twice or unknown:
         wrong = "given twice" if twice else "unknown"
         which = ", ".join(sorted(twice or unknown))
         raise InvalidRequest(f"{TASK_NAME} takes model and input; {wrong}: {which[:128]}")
     given.update(kwargs)
-    missing = [name for name in names if name not in given]
+    missing = [name for name in ("model", "input") if name not in given]
     if missing:
         raise InvalidRequest(f"{TASK_NAME} wants {' and '.join(missing)}")
     model = loads(given["model"])

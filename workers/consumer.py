@@ -21,6 +21,7 @@ from headrace.keys import STEPS
 from workers.dispatch import Dispatch
 from workers.dropping import Dropping
 from workers.guard import Guard
+from workers.herald import Herald
 from workers.items import Batch
 from workers.lane import Lane
 from workers.ledger import Ledger
@@ -53,6 +54,7 @@ class Consumer:
         guard: ends what model processes have started when this worker is gone.
         porter: moves payloads to and from their store.
         dispatch: says which batch is to run next.
+        herald: tells what follows a job of its end.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Consumer:
         guard: Guard,
         porter: Porter,
         dispatch: Dispatch,
+        herald: Herald,
     ) -> None:
         self.lanes = lanes
         self._first_list = {lane.model.name: n * len(STEPS) for n, lane in enumerate(lanes)}
@@ -73,6 +76,7 @@ class Consumer:
         self._porter = porter
         self._devices = dispatch
         self._dropping = Dropping(lanes, ledger)
+        self._herald = herald
         self._selector = selectors.DefaultSelector()
         self._losses = Losses(self._selector, ledger, reporter, guard)
         self._keeper = self._losses.keeper
@@ -93,6 +97,7 @@ class Consumer:
         """Serve until `stop`, then drain. Model processes are children of this very thread."""
         self._selector.register(self._signal_out, selectors.EVENT_READ)
         self._selector.register(self._porter, selectors.EVENT_READ)
+        self._selector.register(self._herald, selectors.EVENT_READ)
         try:
             while not (self._stopping.is_set() and self._drained(time.monotonic())):
                 self._turn()
@@ -112,6 +117,8 @@ class Consumer:
         for lane in self.lanes:
             if lane.cargo.waiting:
                 self._porter.take(lane)
+            if lane.sequels.waiting:
+                self._herald.take(lane)
         if self._ledger.connected:
             self._claim(now)
             self._upkeep(now)
@@ -178,6 +185,17 @@ class Consumer:
                 self._ledger.settle(lane, [load.settlement])
             elif body is not None:
                 lane.arrived(item, body)
+
+    # What follows a job
+
+    def _heard(self) -> None:
+        for lane, item, settlement in self._herald.told():
+            if item is None or settlement is None:
+                lane.sequels.untold_waiting -= 1
+                continue
+            lane.sequels.told(item)
+            if lane.held.get(item.id) is item:
+                self._ledger.settle(lane, [settlement])
 
     # Model processes
 
@@ -281,6 +299,8 @@ class Consumer:
             os.read(self._signal_out, 64)
         elif key.fileobj is self._porter:
             self._moved()
+        elif key.fileobj is self._herald:
+            self._heard()
         elif key.fileobj is self._ledger.socket():
             self._ledger.hear(time.monotonic())
         elif key.fileobj is self._wake.socket():
@@ -352,7 +372,9 @@ class Consumer:
         if now >= self._drain_until:
             return True
         running = any(replica.batch for lane in self.lanes for replica in lane.replicas)
-        waiting = any(len(lane.batcher) or lane.cargo.moving for lane in self.lanes)
+        waiting = any(
+            len(lane.batcher) or lane.cargo.moving or lane.sequels.telling for lane in self.lanes
+        )
         return not (running or waiting or self._ledger.busy)
 
     def _end(self) -> None:
@@ -362,7 +384,8 @@ class Consumer:
             for replica in lane.replicas:
                 for batches in replica.suspects():
                     self._losses.give_back(lane, batches, "free")
-            self._ledger.release(lane, list(lane.cargo.moving.values()), "free")
+            unfinished = [*lane.cargo.moving.values(), *lane.sequels.telling.values()]
+            self._ledger.release(lane, unfinished, "free")
         for lane in self.lanes:
             for replica in lane.replicas:
                 replica.stop()
@@ -375,6 +398,7 @@ class Consumer:
         for lane in self.lanes:
             self._porter.take(lane)
         self._porter.close()
+        self._herald.close()
         self._wake.close()
         self._ledger.close()
         self._selector.close()

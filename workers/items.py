@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from headrace.canvas import Canvas
 from headrace.errors import BY_CODE, HeadraceError
 from headrace.jobs import US_PER_S, State
 from headrace.keys import OFFLINE_STEP, TASK_NAME, F
@@ -23,9 +24,10 @@ NEVER: Final = float("inf")
 BEST_STEP: Final = b"0"
 #: What stands around the base64 of a result that is not JSON (workers/runner.py).
 BINARY_RESULT: Final = b'{"__type__": "base64", "__value__": ""}'
+_NO_CHILDREN: Final = b', "children": [], '
 _encode: Final = msgspec.json.encode
 #: As the scripts write it for jobs that they cancel themselves.
-_REVOKED: Final = (
+REVOKED_JSON: Final = (
     b'{"exc_type": "TaskRevokedError", "exc_message": ["cancelled"],'
     b' "exc_module": "celery.exceptions"}'
 )
@@ -48,6 +50,8 @@ class Item:
         dropped: why nothing is to come of it here any more: "cancelled", or "lost" to another
             worker.
         retries: how often it was tried again after an error.
+        canvas: what follows it; None for most jobs.
+        result: what it gave, as JSON text, where something follows.
     """
 
     id: str
@@ -65,6 +69,8 @@ class Item:
     step: int = 0
     overdue_at: float = NEVER
     kind: str = ""
+    canvas: Canvas | None = None
+    result: bytes = b"null"
     dropped: str = ""
     expires_at: float = float("inf")
     retries: int = 0
@@ -192,7 +198,16 @@ def _meta(item: Item, status: bytes, result: bytes, traceback: bytes, done: str)
         family += b', "parent_id": ' + _encode(message.parent_id)
     head = b'{"status": "%s", "result": %s, "traceback": %s' % (status, result, traceback)
     tail = b'"date_done": "%s", "task_id": %s%s}' % (done.encode(), _encode(item.id), family)
-    return head + b', "children": [], ' + tail
+    return head + _NO_CHILDREN + tail
+
+
+def with_children(settlement: Settlement, children: bytes) -> Settlement:
+    """The settlement, with what was sent for its result as Celery lists it, in JSON."""
+    # The last of them: a result may hold these words too, what stands behind it cannot.
+    head, found, tail = settlement.meta.rpartition(_NO_CHILDREN)
+    if not found:
+        return settlement
+    return settlement._replace(meta=head + b', "children": ' + children + b", " + tail)
 
 
 def succeeded(
@@ -257,7 +272,7 @@ def failed(
 
 def cancelled(item: Item) -> Settlement:
     """The job ends as cancelled, without having run."""
-    meta = _meta(item, b"REVOKED", _REVOKED, b"null", date_done())
+    meta = _meta(item, b"REVOKED", REVOKED_JSON, b"null", date_done())
     return Settlement(item.id, item.token, State.CANCELLED, meta, 0, "", "", "", "", "")
 
 

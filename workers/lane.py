@@ -46,6 +46,7 @@ from workers.measure import Measure
 from workers.replica import Replica
 from workers.restarts import Restarts
 from workers.retries import RetryPolicy
+from workers.sequels import Sequels
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +65,7 @@ class Lane:
         backlog: what waits in Redis.
         cargo: its payloads on their way.
         foretold: tokens of jobs that were cancelled before the answer to their claim was here.
+        sequels: its jobs that others follow, and what is to be told to these.
         fitting: how many items its memory has room for together.
         recycled: how many of its processes were recycled.
         restarts: which of them were lost, and when the next may be started.
@@ -87,6 +89,7 @@ class Lane:
     recycled: int = 0
     last_error: str = ""
     cargo: Cargo = field(default_factory=Cargo)
+    sequels: Sequels = field(default_factory=Sequels)
     prepare_s: float = 0.0
     starved: float = 0.0
     deadlines: Deadlines = field(init=False)
@@ -179,6 +182,8 @@ class Lane:
     def rooms(self) -> list[int]:
         """How many more jobs fit of each step, with those whose payloads are on their way."""
         rooms = self.batcher.rooms
+        if self.sequels.full:
+            return [0] * len(rooms)
         return self.cargo.leaves(rooms) if self.cargo.moving else rooms
 
     def accept(self, reply: Sequence[Any], now: float) -> list[Settlement]:
@@ -213,8 +218,12 @@ class Lane:
         try:
             message = read_envelope(raw)
         except InvalidRequest as error:
+            self.sequels.link(item, raw)
             return self._fail(item, error.code, error.message)
         item.message = message
+        if message.followed and not self.sequels.link(item, raw):
+            unreadable = "the signatures of what follows the job cannot be read"
+            return self._fail(item, InvalidRequest.code, unreadable)
         if item.token in self.foretold:
             return self.cancel(item)
         wall = time.time()
@@ -317,6 +326,8 @@ class Lane:
         done, shared = date_done(), stages(times)
         inline_max = self.cargo.inline_limit_bytes
         settled = []
+        if self.sequels.linked:
+            self.sequels.note(batch.items, outcomes)
         for item, outcome in zip(batch.items, outcomes, strict=True):
             took = timings(item, shared)
             if item.dropped:
@@ -373,6 +384,8 @@ class Lane:
         item = self.held.get(job_id)
         if item is not None and item.token == token:
             del self.held[job_id]
+            if self.sequels.linked:
+                self.sequels.linked.pop(token, None)
 
     def report(self) -> dict[str, Any]:
         """What `/ready` and `inspect stats` show of the model."""

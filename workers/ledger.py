@@ -176,7 +176,12 @@ class Ledger:
         )  # fmt: skip
 
     def settle(self, lane: Lane, settlements: list[Settlement]) -> None:
-        """End jobs; they stay held (and renewed) until Redis has said that it knows."""
+        """End jobs; they stay held (and renewed) until Redis has said that it knows.
+
+        Those that others follow are kept back in the lane's sequels, until these were told.
+        """
+        if lane.sequels.linked:
+            settlements = lane.sequels.sift(settlements)
         if not settlements:
             return
 
@@ -260,12 +265,15 @@ class Ledger:
 
         def swept(reply: Any, at: float) -> None:
             lane.next_due_at = at + int(reply[2]) / US_PER_S if int(reply[2]) >= 0 else None
-            lane.backlog.saw_at_least([int(left) for left in reply[3:]])
+            lane.backlog.saw_at_least([int(left) for left in reply[3:7]])
+            if len(reply) > 7:
+                lane.sequels.left(lane.queue, reply[7:])
 
         # Told anew by the answer; left as it is, it would ask again in each turn until then.
         lane.next_due_at = None
         reap = int(now >= self._reap_after)
-        self._say(lane, "sweep", reap, self._losses(lane), SWEEP_MAX_JOBS, handle=swept)
+        untold = lane.sequels.untold_room
+        self._say(lane, "sweep", reap, self._losses(lane), SWEEP_MAX_JOBS, untold, handle=swept)
 
     def say(self, command: Command) -> None:
         """Send a command with the rest; its answer is not looked at, and it is not said again."""

@@ -27,11 +27,13 @@ from headrace.store.origin import Origins
 from headrace.store.stores import THREADS, build_stores
 from workers import control
 from workers.broker_url import celery_url
+from workers.canvas import Sender
 from workers.cargo import Cargo
 from workers.consumer import Consumer
 from workers.device import device_of, model_environ, tuned
 from workers.dispatch import Dispatch
 from workers.guard import Guard
+from workers.herald import Herald
 from workers.lane import Lane
 from workers.ledger import Ledger, Limits
 from workers.porter import Porter
@@ -124,7 +126,8 @@ def build_consumer(worker: Any, settings: Settings, catalog: Catalog, redis_url:
     lists = [[name] for lane in lanes for name in keys.step_keys(lane.queue)]
     wake = Wake(client, lists, keys.cancel_channel(owner))
     dispatch = Dispatch(lanes, settings.device_slots)
-    return Consumer(lanes, ledger, wake, reporter, guard, porter, dispatch)
+    herald = Herald(partial(Sender, redis_url, settings.result_ttl_s))
+    return Consumer(lanes, ledger, wake, reporter, guard, porter, dispatch, herald)
 
 
 def _porter(settings: Settings, redis_url: str) -> Porter:

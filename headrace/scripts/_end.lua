@@ -30,8 +30,27 @@ local function meta_json(id, status, result)
     .. ', "traceback": null, "children": [], "date_done": "' .. iso_now() .. '", "task_id": "' .. id .. '"}'
 end
 
--- Ends a job: record, result, both on their TTL, and both publications. `fields` is a flat list for HSET.
-local function finish(id, ttl, waiter, meta, fields)
+-- How the messages begin and end that headrace.messages.envelope writes, and nobody else does by chance.
+local OWN_HEAD = '{"headers":{"id":"'
+local OWN_TAIL = '","content-encoding":"utf-8","content-type":"application/json"}'
+-- How long it is kept in mind that the end of a job is still to be told.
+local UNTOLD_TTL_S = 31 * 86400
+
+-- What follows a job (a chain, a chord, links) is told of its end by a worker, since only that can read it in the
+-- message and can send it. A script that ends a job by itself leaves both to the sweeps; after our own messages
+-- nothing follows. Another type under these keys hinders no script.
+local function leave_untold(queue, id, raw, meta)
+  if string.sub(raw, 1, #OWN_HEAD) == OWN_HEAD and string.sub(raw, -#OWN_TAIL) == OWN_TAIL then return end
+  local untold, ends = 'hr:untold:' .. queue, 'hr:ends:' .. queue
+  if type(redis.pcall('HSET', ends, id, #meta .. ':' .. meta .. raw)) == 'table' then return end
+  if type(redis.pcall('ZADD', untold, NOW, id)) == 'table' then return end
+  redis.call('EXPIRE', ends, UNTOLD_TTL_S)
+  redis.call('EXPIRE', untold, UNTOLD_TTL_S)
+end
+
+-- Ends a job: record, result, both on their TTL, and both publications. `fields` is a flat list for HSET; `raw` is its
+-- message, where that is still there.
+local function finish(id, ttl, waiter, meta, fields, queue, raw)
   local job = JOB .. id
   redis.call('HSET', job, unpack(fields))
   redis.call('EXPIRE', job, ttl)
@@ -41,18 +60,23 @@ local function finish(id, ttl, waiter, meta, fields)
   -- An input in the payload store is looked at by the next sweep; no worker may have known of it.
   local input, model = unpack(redis.call('HMGET', job, 'ir', 'm'))
   if input and model then redis.pcall('ZADD', PAYLOADS, 'XX', NOW, input .. ' ' .. id .. ' ' .. model .. ' i') end
+  if raw then leave_untold(queue, id, raw, meta) end
 end
 
 -- `class` is a class of headrace.errors, `code` its code; `message` needs no escaping in JSON.
-local function finish_failed(id, ttl, waiter, class, code, message, fields)
-  local all = {'s', 'f', 'en', NOW, 'e', '{"type":"' .. code .. '","message":"' .. message .. '","retryable":false}'}
-  for i = 1, #fields do all[6 + i] = fields[i] end
-  finish(id, ttl, waiter, meta_json(id, 'FAILURE',
-    '{"exc_type": "' .. class .. '", "exc_message": ["' .. message .. '"], "exc_module": "headrace.errors"}'), all)
+local function failed_json(id, class, message)
+  return meta_json(id, 'FAILURE',
+    '{"exc_type": "' .. class .. '", "exc_message": ["' .. message .. '"], "exc_module": "headrace.errors"}')
 end
 
-local function finish_cancelled(id, ttl, waiter)
-  finish(id, ttl or DEFAULT_TTL_S, waiter, meta_json(id, 'REVOKED', REVOKED), {'s', 'c', 'en', NOW})
+local function finish_failed(id, ttl, waiter, class, code, message, fields, queue, raw)
+  local all = {'s', 'f', 'en', NOW, 'e', '{"type":"' .. code .. '","message":"' .. message .. '","retryable":false}'}
+  for i = 1, #fields do all[6 + i] = fields[i] end
+  finish(id, ttl, waiter, failed_json(id, class, message), all, queue, raw)
+end
+
+local function finish_cancelled(id, ttl, waiter, queue, raw)
+  finish(id, ttl or DEFAULT_TTL_S, waiter, meta_json(id, 'REVOKED', REVOKED), {'s', 'c', 'en', NOW}, queue, raw)
 end
 
 -- A leased job turns out not to be run: its start and its attempt are taken back. Returns its attempts.
@@ -90,7 +114,8 @@ local function charged_to_death(id, raw, max_crashes, queue, r)
   if crashes < max_crashes then return false end
   local message = 'the model process died each of the ' .. crashes .. ' times that it ran this input alone'
   bury(queue, id, r.token, 'replica-lost', raw, message, r)
-  finish_failed(id, r.ttl or DEFAULT_TTL_S, r.waiter, 'ReplicaLost', 'replica-lost', message, {'dl', '1'})
+  finish_failed(id, r.ttl or DEFAULT_TTL_S, r.waiter, 'ReplicaLost', 'replica-lost', message, {'dl', '1'}, queue,
+    raw)
   return true
 end
 
@@ -132,7 +157,7 @@ local function give_back(id, mode, losses, queue)
   if state and state ~= 'r' then return 'gone' end
   if cancel then
     if mode == 'free' then not_run(id, attempts) end
-    finish_cancelled(id, ttl, waiter)
+    finish_cancelled(id, ttl, waiter, queue, raw)
     return 'cancelled'
   end
   if not raw then

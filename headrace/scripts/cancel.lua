@@ -6,24 +6,28 @@ local COMPACT_MIN = 10000
 local REMEMBERED_MAX = 50000
 local touched, told, unknown = {}, {}, {}
 
--- Clears the message of a waiting job where its ticket says that it is; false where another stands there, as after
--- neighbours were put back or cleared out.
+-- Clears the message of a waiting job where its ticket says that it is, and gives it; false where another stands there,
+-- as after neighbours were put back or cleared out.
 local function cleared(list, step, id, ticket, out)
   local at = tonumber(ticket or '0') - (tonumber(out or '0') or 0)
   local raw = at > 0 and redis.call('LINDEX', list, -at)
-  if not raw or not string.find(raw, '"id":"' .. id .. '"', 1, true) then return false end
+  local ours = raw and string.find(raw, '"id":"' .. id .. '"', 1, true)
+  if not ours and not (raw and string.find(raw, '"id": "' .. id .. '"', 1, true)) then return false end
   redis.call('LSET', list, -at, GONE)
-  return true
+  return raw
 end
 
 local function waits(state) return state == 'q' or state == 'd' end
 
 local function cancel(id)
-  local state, model, step, ttl, waiter, ticket, owner, token = unpack(read(id, 's', 'm', 'p', 'l', 'w', 'n', 'o', 't'))
+  local state, model, step, ttl, waiter, ticket, owner, token, telling =
+    unpack(read(id, 's', 'm', 'p', 'l', 'w', 'n', 'o', 't', 'fw'))
   if not state then
     unknown[#unknown + 1] = id
     return 'unknown'
   end
+  -- What follows it is being told of its end.
+  if state == 'r' and telling and telling == token then return 'ended' end
   if state == 'r' then
     redis.call('HDEL', JOB .. id, 'cr')
     redis.call('HSET', JOB .. id, 'cr', '1')
@@ -37,18 +41,20 @@ local function cancel(id)
   if not waits(state) then return 'ended' end
   local queue = ARGV[1] .. model
   redis.call('ZREM', 'hr:delayed:' .. queue, id)
+  local raw = redis.call('HGET', 'hr:parked:' .. queue, id)
   redis.call('HDEL', 'hr:parked:' .. queue, id)
   if state == 'q' then
     local list = list_of(queue, STEP_INDEX[step] or 1)
     local out = redis.call('HGET', 'hr:count:' .. queue, 'out' .. step)
-    if not cleared(list, step, id, ticket, out) then
+    raw = cleared(list, step, id, ticket, out)
+    if not raw then
       -- The message stays listed; its tombstone outlives the record, so that a claim drops it however late.
       redis.call('HSET', 'hr:tomb:' .. queue, id, step)
     end
     redis.call('HINCRBY', 'hr:count:' .. queue, 'tomb' .. step, 1)
     touched[list] = {queue, step}
   end
-  finish_cancelled(id, ttl, waiter)
+  finish_cancelled(id, ttl, waiter, queue, raw)
   return 'removed'
 end
 

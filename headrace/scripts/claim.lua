@@ -15,11 +15,12 @@ local lease_end = whole(NOW_US + tonumber(ARGV[6]))
 -- What is dropped is bounded too, so that a row of tombstones holds Redis no longer than a batch does.
 local SCAN_MAX, DROPPED_MAX_BYTES = max_jobs + 512, 8 * max_bytes
 
--- Head and tail of the messages that headrace.messages.envelope writes, and nobody else does by chance.
+-- Head of our own messages, with the id.
 local HEAD = '^{"headers":{"id":"([%w%-_%.:@/]+)","task":"' .. string.gsub(task, '%p', '%%%0') .. '",'
-local TAIL = '","content-encoding":"utf-8","content-type":"application/json"}'
 local jobs, refused = {}, {}
 local consumed, tombs, tombs_of, entombed = {0, 0, 0, 0}, {}, {}, {}
+-- {id, message} of cancelled jobs whose message stood here.
+local dropped = {}
 local seen, bytes, dropped_bytes, scanned, full = {}, 0, 0, 0, false
 local revoked = {}
 
@@ -41,7 +42,7 @@ end
 -- parses it all, fails it under its id.
 local function refusal(raw)
   local own = string.match(raw, HEAD)
-  if own and #own <= 128 and string.sub(raw, -#TAIL) == TAIL then return nil, own end
+  if own and #own <= 128 and string.sub(raw, -#OWN_TAIL) == OWN_TAIL then return nil, own end
   local ok, m = pcall(cjson.decode, raw)
   if not ok or type(m) ~= 'table' then return 'not-json' end
   local h = m['headers']
@@ -86,6 +87,7 @@ local function look(raw, s)
       if step then
         entombed[id] = true
         tombs[#tombs + 1] = id
+        dropped[#dropped + 1] = {id, raw}
         tombs_of[step] = (tombs_of[step] or 0) + 1
         return
       end
@@ -99,7 +101,7 @@ local function look(raw, s)
       return
     elseif not r[1] and is_revoked(id) then
       seen[id] = true
-      revoked[#revoked + 1] = {id, s}
+      revoked[#revoked + 1] = {id, s, raw}
       return
     else
       seen[id] = true
@@ -196,6 +198,7 @@ for s = 1, 4 do
 end
 for step, n in pairs(tombs_of) do redis.call('HINCRBY', KEYS[7], 'tomb' .. step, -n) end
 in_chunks('HDEL', KEYS[11], tombs)
+for _, d in ipairs(dropped) do leave_untold(queue, d[1], d[2], meta_json(d[1], 'REVOKED', REVOKED)) end
 
 -- {created, id, ...} of what gets its record here: stock clients' jobs.
 local fresh = {}
@@ -233,14 +236,17 @@ for _, r in ipairs(refused) do
   bury(queue, id or ('raw-' .. fence), fence, why, raw, sentence(why), {})
   if id then
     finish_failed(id, ARGV[9], nil, 'InvalidRequest', 'invalid-request', sentence(why),
-      {'m', model, 'v', version, 'c', NOW, 'dl', '1'})
+      {'m', model, 'v', version, 'c', NOW, 'dl', '1'}, queue, raw)
     fresh[#fresh + 1] = NOW
     fresh[#fresh + 1] = id
+  elseif why == 'no-id' then
+    -- It ends as no job, but a chord may count on it.
+    leave_untold(queue, 'raw-' .. fence, raw, failed_json('raw-' .. fence, 'InvalidRequest', sentence(why)))
   end
 end
 for _, r in ipairs(revoked) do
   redis.call('HSET', JOB .. r[1], 'm', model, 'v', version, 'c', NOW, 'p', STEPS[r[2]], 'l', ARGV[9])
-  finish_cancelled(r[1], ARGV[9])
+  finish_cancelled(r[1], ARGV[9], nil, queue, r[3])
   fresh[#fresh + 1] = NOW
   fresh[#fresh + 1] = r[1]
 end

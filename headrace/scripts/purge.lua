@@ -12,10 +12,10 @@ local function id_in(raw)
 end
 
 -- Ends a job that waits; one without a record is a stock client's, which waits for its result all the same.
-local function cancel(id)
+local function cancel(id, raw)
   local state, ttl, waiter = unpack(read(id, 's', 'l', 'w'))
   if state and state ~= 'q' and state ~= 'd' then return end
-  finish_cancelled(id, ttl, waiter)
+  finish_cancelled(id, ttl, waiter, ARGV[1], raw)
   cancelled = cancelled + 1
 end
 
@@ -32,8 +32,9 @@ local function purge_list(s)
     elseif step then
       redis.call('HDEL', KEYS[11], id)
       redis.call('HINCRBY', KEYS[7], 'tomb' .. step, -1)
+      leave_untold(ARGV[1], id, raws[k], meta_json(id, 'REVOKED', REVOKED))
     elseif id then
-      cancel(id)
+      cancel(id, raws[k])
     end
   end
   removed = removed + #raws
@@ -45,9 +46,10 @@ for s = 1, 4 do
 end
 if removed < limit then
   for _, id in ipairs(redis.call('ZRANGE', KEYS[8], 0, limit - removed - 1)) do
+    local raw = redis.call('HGET', KEYS[9], id)
     redis.call('ZREM', KEYS[8], id)
     redis.call('HDEL', KEYS[9], id)
-    cancel(id)
+    cancel(id, raw)
     removed = removed + 1
   end
 end

@@ -104,7 +104,7 @@ for _, o in ipairs(ours) do
   local i, n, r, id = o[1], o[2], o[3], o[4]
   if r[4] then
     if NOT_RUN[ARGV[i + 2]] then not_run(id, r[7]) end
-    finish_cancelled(id, (ARGV[i + 8] ~= '' and ARGV[i + 8]) or r[5], r[3])
+    finish_cancelled(id, (ARGV[i + 8] ~= '' and ARGV[i + 8]) or r[5], r[3], ARGV[1], redis.call('HGET', KEYS[6], id))
     answer[n] = 3
   elseif ARGV[i + 9] ~= '' and ARGV[i + 9] ~= 'dead' then
     answer[n] = put_off(i, id, r[7])

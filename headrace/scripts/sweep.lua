@@ -1,7 +1,8 @@
 -- What stands behind the wake-up: delayed jobs that are due join their lists, and leases that ran out are reaped.
--- KEYS: the queue's. ARGV: 1 queue, 2 reap (1, or 0 while it is too early after an outage), 3 losses as in give_back, 4 limit.
+-- KEYS: the queue's. ARGV: 1 queue, 2 reap (1, or 0 while it is too early after an outage), 3 losses as in give_back,
+--       4 limit, 5 how many ends of jobs, of which nobody has told what follows them, are handed out.
 -- Returns {promoted, reaped, us until the next delayed job or -1, then jobs in the list of each step (the first is -1 where the
--- queue is paused)}.
+-- queue is paused), then per such end: its name, and the Celery result's length, ':', the Celery result and the message}.
 check_types(true)
 local limit = tonumber(ARGV[4])
 local promoted, reaped = 0, 0
@@ -41,5 +42,28 @@ end
 if entombed and total == 0 then redis.call('UNLINK', KEYS[11]) end
 if redis.call('SISMEMBER', 'hr:paused', ARGV[1]) == 1 then left[1] = -1 end
 local due = redis.call('ZRANGE', KEYS[8], 0, 0, 'WITHSCORES')
-return {promoted, reaped, due[2] and math.max(0, tonumber(due[2]) - NOW_US) or -1,
+local answer = {promoted, reaped, due[2] and math.max(0, tonumber(due[2]) - NOW_US) or -1,
   left[1], left[2], left[3], left[4]}
+
+-- Ends that scripts left (see leave_untold in _end.lua). Whoever has told one removes it; else it comes up again.
+local UNTOLD_MAX_BYTES, TELLING_US = 1048576, 60000000
+local function hand_out(most)
+  local untold, ends, bytes = 'hr:untold:' .. ARGV[1], 'hr:ends:' .. ARGV[1], 0
+  local names = most > 0 and redis.pcall('ZRANGEBYSCORE', untold, '-inf', NOW, 'LIMIT', 0, most) or {}
+  if names.err or #names == 0 then return end
+  pass_at_maxmemory(untold)
+  for _, name in ipairs(names) do
+    if bytes >= UNTOLD_MAX_BYTES then return end
+    local told = redis.pcall('HGET', ends, name)
+    if type(told) == 'string' then
+      redis.call('ZADD', untold, whole(NOW_US + TELLING_US), name)
+      answer[#answer + 1] = name
+      answer[#answer + 1] = told
+      bytes = bytes + #told
+    else
+      redis.call('ZREM', untold, name)
+    end
+  end
+end
+hand_out(tonumber(ARGV[5] or '0'))
+return answer

@@ -165,7 +165,7 @@ def test_a_server_that_knows_no_script_is_told(queue: Queue, name: str) -> None:
         "settle": [queue.name], "renew": [1], "release": [queue.name, "free", 3],
         "release_owner": [queue.name, "free", 3, "w"], "requeue": [queue.name, "x"],
         "purge_letters": [queue.name, "x"], "purge": [queue.name, 10], "look_payloads": [1],
-        "put_payload": ["e", "r", 1, 0, 17, "more than nothing"],
+        "put_payload": ["e", "r", 1, 0, 17, "more than nothing"], "follow": ["x", 1],
     }  # fmt: skip
     command = known.call(queue.keys, *arguments[name])
     with pytest.raises(NoScriptError):

@@ -238,6 +238,18 @@ class Queue:
         promoted, reaped, due_us, *left = map(int, answer)
         return promoted, reaped, due_us, sum(left)
 
+    def untold(self, most: int = 100) -> dict[str, tuple[dict[str, Any], bytes]]:
+        """The ends that a sweep hands out to be told: by name, Celery result and message."""
+        flat = self._run("sweep", self.name, 0, MAX_CRASHES, 500, most)[7:]
+        told = {}
+        for name, entry in zip(flat[::2], flat[1::2], strict=True):
+            length, _, rest = entry.partition(b":")
+            told[name.decode()] = (json.loads(rest[: int(length)]), rest[int(length) :])
+        return told
+
+    def follow(self, leased: Leased) -> int:
+        return int(self.call("follow", [], leased.id, leased.token))
+
     def purge(self, limit: int = 500) -> tuple[int, int, int]:
         """Jobs cancelled, messages removed, messages left."""
         cancelled, removed, left = map(int, self._run("purge", self.name, limit))

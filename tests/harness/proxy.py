@@ -14,10 +14,13 @@ class Proxy:
     Attributes:
         port: where it listens.
         lost: how many answers it has lost.
+        swallowed: how many requests it has kept to itself.
     """
 
     def __init__(self, to_port: int) -> None:
         self.lost = 0
+        self.swallowed = 0
+        self._unwanted = b""
         self._to_port = to_port
         self._needle = b""
         self._times = 0
@@ -36,6 +39,10 @@ class Proxy:
         `then` is called before the cut, in another thread.
         """
         self._needle, self._times, self._then = needle, times, then
+
+    def swallow(self, needle: bytes) -> None:
+        """Pass on no request that holds these bytes, nor what comes behind it on its connection."""
+        self._unwanted = needle
 
     def close(self) -> None:
         self._listener.close()
@@ -61,6 +68,9 @@ class Proxy:
     def _requests(self, client: socket.socket, server: socket.socket, cut: threading.Event) -> None:
         with contextlib.suppress(OSError):
             while data := client.recv(65536):
+                if self._unwanted and self._unwanted in data:
+                    self.swallowed += 1
+                    return
                 if self._times and self._needle in data:
                     self._times -= 1
                     cut.set()

@@ -150,7 +150,11 @@ def test_a_large_input_and_result(site: Site) -> None:
     # The input is gone at once, the result stays as long as the record.
     name = job.stored.ref.partition(":")[2]
     wait_until(lambda: site.lying() == [name], "the input is dropped")
-    assert [text.partition(" ")[0] for text in noted(site.ours.redis)] == [job.stored.ref]
+    ref = job.stored.ref
+    wait_until(
+        lambda: [text.partition(" ")[0] for text in noted(site.ours.redis)] == [ref],
+        "and then its entry",
+    )
     if site.kind == "redis":
         ttl_s = int(site.ours.redis.ttl(keys.PAYLOAD_PREFIX + name))
         assert 0 < ttl_s <= 600

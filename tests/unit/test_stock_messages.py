@@ -160,7 +160,7 @@ def test_user_json_is_taken_over_as_it_was_written(client: Client) -> None:
 
 
 @pytest.mark.parametrize("kind", ["link", "error", "chain", "chord"])
-def test_what_follows_a_task_is_refused_with_a_sentence(client: Client, kind: str) -> None:
+def test_what_follows_a_task_is_seen(client: Client, kind: str) -> None:
     follow = signature("other", app=client.app)
     follows: dict[str, dict[str, Any]] = {
         "link": {"link": follow},
@@ -168,8 +168,13 @@ def test_what_follows_a_task_is_refused_with_a_sentence(client: Client, kind: st
         "chain": {"chain": chain(follow, follow, app=client.app).tasks},
         "chord": {"chord": chord([follow], follow, app=client.app).body},
     }
-    with pytest.raises(InvalidRequest, match="links, chains and chords are not served"):
-        read_envelope(client.send(**follows[kind]))
+    assert read_envelope(client.send(**follows[kind])).followed
+    assert not read_envelope(client.send()).followed
+
+
+def test_the_input_is_what_the_task_before_gave(client: Client) -> None:
+    message = read_envelope(client.send(args=([1, 2],), kwargs={"model": "m"}))
+    assert (message.model, message.input) == ("m", b"[1, 2]")
 
 
 @pytest.mark.parametrize(
@@ -178,11 +183,12 @@ def test_what_follows_a_task_is_refused_with_a_sentence(client: Client, kind: st
         ({"kwargs": {}}, "wants model and input"),
         ({"kwargs": {"model": "m"}}, "wants input"),
         ({"args": ("m", 1, 2), "kwargs": {}}, "not 3 arguments"),
-        ({"args": ("m",), "kwargs": {"model": "m", "input": 1}}, "given twice: model"),
+        ({"args": ("m",), "kwargs": {"model": "m", "input": 1}}, "given twice: input"),
+        ({"args": ("m", 1), "kwargs": {"model": "m"}}, "not 3 arguments"),
         ({"kwargs": {"model": "m", "input": 1, "b": 1, "a": 2}}, "unknown: a, b"),
         ({"kwargs": {"model": 5, "input": 1}}, "model is to be a string, not int"),
     ],
-    ids=["nothing", "no-input", "three", "twice", "unknown", "model"],
+    ids=["nothing", "no-input", "three", "twice", "too many", "unknown", "model"],
 )
 def test_wrong_arguments_say_what_is_wrong(
     client: Client, options: dict[str, Any], sentence: str

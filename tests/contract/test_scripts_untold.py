@@ -1,0 +1,184 @@
+"""Ends that scripts leave to be told to what follows, and follow.lua."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from headrace import keys
+from headrace.jobs import new_id
+from tests.harness.calls import Queue, foreign
+
+LATER_US = "1000000000"
+#: Each gets a queue in which a stock client's message of this id waits, and ends the job.
+ENDS: dict[str, Callable[[Queue, str], object]] = {}
+
+
+def _end(run: Callable[[Queue, str], object]) -> Callable[[Queue, str], object]:
+    ENDS[run.__name__.strip("_")] = run
+    return run
+
+
+@_end
+def _cancelled_while_it_waits(queue: Queue, job_id: str) -> None:
+    assert queue.settle(queue.claim_one(), retry_us="0") == [4]
+    assert queue.sweep()[0] == 1
+    assert queue.cancel(job_id) == ["removed"]
+
+
+@_end
+def _cancelled_where_its_message_is_not_found(queue: Queue, job_id: str) -> None:
+    queue.release(queue.claim_one())
+    assert queue.cancel(job_id) == ["removed"]
+    assert not queue.untold(), "its message is still listed"
+    assert not queue.claim().jobs
+
+
+@_end
+def _purged_where_its_message_was_not_found(queue: Queue, job_id: str) -> None:
+    queue.release(queue.claim_one())
+    assert queue.cancel(job_id) == ["removed"]
+    assert queue.purge() == (0, 1, 0)
+
+
+@_end
+def _revoked_before_it_was_known(queue: Queue, job_id: str) -> None:
+    assert queue.cancel(job_id, remember_s=60) == ["unknown"]
+    assert not queue.claim().jobs
+
+
+@_end
+def _cancelled_while_it_is_delayed(queue: Queue, job_id: str) -> None:
+    assert queue.settle(queue.claim_one(), retry_us=LATER_US) == [4]
+    assert queue.cancel(job_id) == ["removed"]
+
+
+@_end
+def _cancelled_while_it_runs_and_is_put_off(queue: Queue, job_id: str) -> None:
+    leased = queue.claim_one()
+    assert queue.cancel(job_id) == ["asked"]
+    assert queue.settle(leased, retry_us=LATER_US) == [3]
+
+
+@_end
+def _cancelled_while_it_runs_and_is_given_back(queue: Queue, job_id: str) -> None:
+    leased = queue.claim_one()
+    assert queue.cancel(job_id) == ["asked"]
+    assert queue.release(leased) == ["cancelled"]
+
+
+@_end
+def _lost_with_its_process(queue: Queue, job_id: str) -> None:
+    queue.release(queue.claim_one(), mode="alone")
+    for _ in range(2):
+        assert queue.release(queue.claim_one(), mode="crash") == ["queued"]
+    assert queue.release(queue.claim_one(), mode="crash") == ["dead"]
+
+
+@_end
+def _purged(queue: Queue, _: str) -> None:
+    assert queue.purge() == (1, 1, 0)
+
+
+@_end
+def _purged_while_it_is_delayed(queue: Queue, _: str) -> None:
+    queue.settle(queue.claim_one(), retry_us=LATER_US)
+    assert queue.purge() == (1, 1, 0)
+
+
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+def test_the_end_of_a_stock_clients_job_is_left_to_be_told(
+    queue: Queue, end: Callable[[Queue, str], object]
+) -> None:
+    job_id = new_id()
+    raw = foreign(headers={"id": job_id})
+    queue.push(raw)
+    end(queue, job_id)
+    meta = json.loads(queue.meta(job_id) or b"{}")
+    told = queue.untold()
+    assert told.keys() == {job_id}
+    assert told[job_id][1] == raw
+    assert told[job_id][0]["status"] == meta["status"] != "SUCCESS"
+    assert told[job_id][0]["result"] == meta["result"]
+    assert not queue.untold(), "one sweep has it for a while"
+    assert queue.client.ttl(keys.untold(queue.name)) > 0
+    assert queue.client.ttl(keys.untold_ends(queue.name)) > 0
+    assert not queue.claim().jobs, "it is told once"
+    assert not queue.untold()
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [({"content-type": "application/x-yaml"}, True), ({"headers": {"id": "ü"}}, False)],
+    ids=["unread", "no-id"],
+)
+def test_the_end_of_a_refused_message_is_left_too(
+    queue: Queue, changes: dict[str, object], named: bool
+) -> None:
+    raw = foreign(**changes)
+    queue.push(raw)
+    assert queue.claim().refused == 1
+    ((name, (meta, left)),) = queue.untold().items()
+    assert (name == json.loads(raw)["headers"]["id"]) == named
+    assert (meta["status"], left) == ("FAILURE", raw)
+
+
+def test_after_our_own_messages_nothing_follows(queue: Queue) -> None:
+    queue.cancel(queue.submit_one())
+    queue.submit_one(delay_us=10**9)
+    queue.submit_one()
+    queue.purge()
+    assert not queue.untold()
+    assert not queue.client.exists(keys.untold(queue.name), keys.untold_ends(queue.name))
+
+
+def test_so_many_are_handed_out_and_come_up_again(queue: Queue) -> None:
+    ids = [new_id() for _ in range(5)]
+    queue.push(*(foreign(headers={"id": job_id}) for job_id in ids))
+    queue.purge()
+    assert not queue.untold(0)
+    first = queue.untold(2)
+    second = queue.untold(100)
+    assert (len(first), first.keys() | second.keys()) == (2, set(ids))
+    for job_id in second:
+        queue.client.hdel(keys.untold_ends(queue.name), job_id)
+    for job_id in ids:
+        queue.client.zadd(keys.untold(queue.name), {job_id: 1})
+    assert queue.untold() == first
+    assert set(queue.client.zrange(keys.untold(queue.name), 0, -1)) == {
+        job_id.encode() for job_id in first
+    }
+
+
+@pytest.mark.parametrize("key", [keys.untold, keys.untold_ends])
+@pytest.mark.leaves_keys
+def test_keys_of_another_type_hinder_no_end_and_no_sweep(
+    queue: Queue, key: Callable[[str], str]
+) -> None:
+    queue.client.set(key(queue.name), "theirs", ex=60)
+    job_id = new_id()
+    queue.push(foreign(headers={"id": job_id}))
+    assert queue.purge() == (1, 1, 0)
+    assert json.loads(queue.meta(job_id) or b"{}")["status"] == "REVOKED"
+    assert not queue.untold()
+
+
+def test_what_follows_is_told_by_the_holder_and_then_no_cancel_helps(queue: Queue) -> None:
+    job_id = queue.submit_one()
+    first = queue.claim_one()
+    assert queue.follow(first) == 1
+    assert queue.follow(first) == 1
+    assert queue.cancel(job_id) == ["ended"]
+    queue.release(first)
+    assert queue.follow(first) == 0
+    second = queue.claim_one()
+    assert queue.follow(first) == 0
+    # Of the second claim nobody has told anything yet.
+    assert queue.cancel(job_id) == ["asked"]
+    assert queue.follow(second) == 3
+    assert queue.settle(second) == [3]
+    assert queue.follow(second) == 0
+    queue.client.delete(keys.job(job_id))
+    assert queue.follow(second) == 0

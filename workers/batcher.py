@@ -22,7 +22,7 @@ is no more than a tenth. An item that has waited beyond its
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, Generic, Literal, Protocol, TypeVar
@@ -127,6 +127,7 @@ class Batcher(Generic[ItemT]):
     _known: dict[str | None, Group[ItemT]] = field(default_factory=dict)
     _alone: Row[ItemT] = field(default_factory=deque)
     _came: int = 0
+    _back: int = 0
     _length: int = 0
     # Of each step, how many wait and what they cost together.
     _counts: list[int] = field(default_factory=lambda: [0] * len(STEPS))
@@ -235,6 +236,22 @@ class Batcher(Generic[ItemT]):
                         del self._groups[item.key]
                     return True
         return False
+
+    def put_back(self, items: Sequence[ItemT]) -> None:
+        """Take items in front of those of their step: they had left, and were not run."""
+        for item in reversed(items):
+            self._back -= 1
+            row = self._alone
+            if not item.alone:
+                group = self._groups.get(item.key) or self._remembered(item.key)
+                self._groups[item.key] = group
+                row = group.waiting
+            place = STEP_PLACE[item.step]
+            self._length += 1
+            self._counts[place] += 1
+            self._costs[place] += item.cost
+            self._overdue_at = min(self._overdue_at, item.overdue_at)
+            put(row, (item.step, self._back), item)
 
     def take_all(self) -> list[ItemT]:
         """Empty the batcher, in the order in which the items came: for release and drain."""

@@ -31,7 +31,7 @@ from workers.porter import Porter
 from workers.publisher import DISCONNECTED
 from workers.replica import Replica
 from workers.reporter import Reporter
-from workers.staging import ends_in_s, stage_at, takes_second
+from workers.staging import ends_in_s, gave_way, stage_at, takes_second
 from workers.wake import POLL_S, Wake
 
 logger = logging.getLogger(__name__)
@@ -223,6 +223,9 @@ class Consumer:
             if kind == "done":
                 self._done(lane, replica, rest, now)
                 continue
+            if kind == "yielded":
+                self._gave_way(lane, replica, rest[0], now)
+                continue
             if kind == "began":
                 replica.began = replica.staged is not None and replica.staged.seq == rest[0]
                 continue
@@ -254,12 +257,22 @@ class Consumer:
             place for place in range(len(STEPS)) if first + place in self._wake.unwatched
         )
 
+    def _gave_way(self, lane: Lane, replica: Replica, seq: int, now: float) -> None:
+        batch = replica.finished(seq, now)
+        if batch is not None:
+            self._reporter.finished(batch, [])
+            self._ledger.settle(lane, gave_way(lane, batch))
+
     def _dispatch(self, now: float) -> None:
         draining = self._stopping.is_set()
         claims = self._ledger.connected and not draining
         while (dispatched := self._devices.next(now, draining, claims)) is not None:
             self._run(dispatched.replica, dispatched.batch)
         for lane in () if draining else self.lanes:
+            for replica in lane.replicas:
+                staged = replica.staged
+                if staged is not None and self._devices.yields(lane, staged, now):
+                    replica.take_back()
             second = takes_second(lane, self.lanes, now)
             staged = lane.next_batch(now) if second is not None else None
             if second is not None and staged is not None:

@@ -91,6 +91,27 @@ class Dispatch:
         """Whether a batch of the lane could run now: a process waits for it, and a slot is free."""
         return lane.idle and self._of[lane.model.name].turns.free
 
+    def yields(self, lane: Lane, staged: Batch, now: float) -> bool:
+        """Whether a batch that is staged behind the one that runs is to make way.
+
+        So it is for another model that waits for the device with an online job and is next by what
+        each has used; one of offline jobs makes way for each online job, also of its own model.
+        """
+        if staged.offline and lane.batcher.online and not lane.idle:
+            return True
+        device = self._of[lane.model.name]
+        if device.turns.free:
+            return False
+        name = lane.model.name
+        used_s = sum(now - one.batch.started_at for one in self._running if one.lane is lane)
+        return any(
+            other.wants_turn
+            and other.batcher.online
+            and (staged.offline or device.turns.behind(name, other.model.name, used_s))
+            for other in device.lanes.values()
+            if other is not lane
+        )
+
     def next(self, now: float, draining: bool = False, claims: bool = False) -> Dispatched | None:
         """The next batch to run now; the caller hands it over before it asks again.
 

@@ -23,7 +23,7 @@ from workers.frames import FrameSocket
 from workers.guard import MARK
 from workers.life import Phase, write_stacks_to
 from workers.loading import context_of, die_with_parent, handler_of, why_not_loaded
-from workers.pipeline import Inbox, Pipeline, done_frame
+from workers.pipeline import YIELDED, Inbox, Pipeline, done_frame
 from workers.prep_pool import LoadFailed, PrepProcess, install
 from workers.runner import Runner
 from workers.thread_context import ThreadContext, overlaps
@@ -85,7 +85,8 @@ def _serve(frames: FrameSocket, inbox: Inbox, runner: Runner) -> None:
 def _read(frames: FrameSocket, inbox: Inbox) -> None:
     """Pass frames on, and end the process when the worker is gone, whatever the handler does.
 
-    With a batch goes a set that the places of its items are put into which are dropped meanwhile.
+    With a batch goes a set that the places of its items are put into which are dropped meanwhile,
+    and YIELDED where all of it is to be given back.
     """
     dropped: dict[int, set[int]] = {}
     while True:
@@ -97,6 +98,9 @@ def _read(frames: FrameSocket, inbox: Inbox) -> None:
             if frame[0] == "drop":
                 _, seq, places = frame
                 dropped.get(seq, set()).update(places)
+                continue
+            if frame[0] == "yield":
+                dropped.get(frame[1], set()).add(YIELDED)
                 continue
             if frame[0] == "batch":
                 frame.append(dropped.setdefault(frame[1], set()))

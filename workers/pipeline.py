@@ -26,6 +26,9 @@ logger = logging.getLogger("headrace.model")
 SOFTWARE_ERROR_STATUS: Final = 70
 
 Send = Callable[[list[Any]], None]
+#: Stands among the places of a batch that are dropped where another model is to have the device
+#: first: the batch is given back if its `inference` has not begun.
+YIELDED: Final = -1
 Inbox = queue.SimpleQueue[list[Any]]
 
 
@@ -37,6 +40,7 @@ class Passage:
         group: all of its readable items; None once they no longer go together.
         split: they raised together, and are to be run in halves.
         arrived_at: when its preprocessing began.
+        begun: its inference has begun.
     """
 
     seq: int
@@ -44,6 +48,12 @@ class Passage:
     group: Group | None = None
     split: bool = False
     arrived_at: float = field(default_factory=clock)
+    begun: bool = False
+
+    @property
+    def yields(self) -> bool:
+        """Whether it is to be given back: it may run later, and is asked for in time."""
+        return not self.begun and not self.split and YIELDED in self.work.dropped
 
     @property
     def places(self) -> list[int]:
@@ -95,7 +105,7 @@ class Pipeline:
                     # The worker may take it back uncharged for as long as this is not said.
                     self._send(["began", seq])
             passage = Passage(seq, self._runner.read(items, dropped))
-            if passage.work.readable:
+            if passage.work.readable and not passage.yields:
                 passage.group = passage.work.group(passage.places)
                 try:
                     self._runner.prepare(passage.group)
@@ -111,6 +121,12 @@ class Pipeline:
             if passage is None:
                 self._inferred.put(None)
                 return
+            if passage.yields:
+                with self._lock:
+                    self._inside -= 1
+                    self._send(["yielded", passage.seq])
+                continue
+            passage.begun = True
             if not passage.split:
                 waited_s = clock() - max(idle_since, passage.arrived_at)
                 passage.work.times.starved += max(0.0, waited_s * 1000)

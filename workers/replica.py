@@ -48,6 +48,7 @@ class Replica:
     Attributes:
         staged: the batch that was handed over behind the one that runs.
         began: the process said that it works at the staged one too.
+        yielding: it was told to give the staged one back, if `inference` has not begun.
         overlap: its handler works at two batches at once.
         due_at: when something is to be done about it, though it says nothing: its load has taken
             too long, or its stop.
@@ -72,6 +73,7 @@ class Replica:
     batch: Batch | None = None
     staged: Batch | None = None
     began: bool = False
+    yielding: bool = False
     overlap: bool = False
     restart_at: float = 0.0
     due_at: float = NEVER
@@ -152,7 +154,7 @@ class Replica:
         if self.batch is None:
             self.batch = batch
         else:
-            self.staged, self.began = batch, False
+            self.staged, self.began, self.yielding = batch, False, False
         if self.frames is None:
             raise RuntimeError("a batch was given to a model process that was not started")
         with contextlib.suppress(OSError):
@@ -169,6 +171,13 @@ class Replica:
                     for row, item in zip(rows, batch.items, strict=True)
                 ]
             self.frames.send(["batch", batch.seq, rows])
+
+    def take_back(self) -> None:
+        """Ask for the staged batch, as another model is to have the device first."""
+        if self.staged is not None and self.frames is not None and not self.yielding:
+            self.yielding = True
+            with contextlib.suppress(OSError):
+                self.frames.send(["yield", self.staged.seq])
 
     def drop(self, item: Item) -> None:
         """Tell the process that an item of a batch which it was given is not wanted any more."""

@@ -1,11 +1,14 @@
 """When a second batch goes to a model process behind the one that runs.
 
 Only where the handler works at both, so that the device need not wait for `preprocess`. As late as
-that allows, for a batch that is handed over takes in nobody any more and yields to nobody: when the
+that allows, for a batch that is handed over takes in nobody any more: when the
 running one is expected to end within the time that preparing it takes, or, where no other model
 shares the device, when it is full. A batch of offline jobs alone would stand before an online job
 that comes meanwhile, so that it is handed over as late as can be, and only where no online job has
 come for a while.
+
+Where another model then comes to wait for the device, and is next, the staged batch is asked back:
+it is given back if its `inference` has not begun, and is the next of its own model.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from workers.items import Batch, Settlement
 from workers.lane import Lane
 from workers.replica import Replica
 
@@ -57,6 +61,26 @@ def ends_in_s(lane: Lane, now: float) -> float:
     usual_s = fit.time / fit.weight if fit.weight else float("inf")
     running = [replica.batch.started_at for replica in lane.replicas if replica.batch is not None]
     return min((started + usual_s - now for started in running), default=0.0)
+
+
+def gave_way(lane: Lane, batch: Batch) -> list[Settlement]:
+    """Let the items of a batch that was given back wait again, in front.
+
+    Returns:
+        The ends of those that were cancelled meanwhile.
+    """
+    ended, waiting = [], []
+    for item in batch.items:
+        item.dispatched_at = 0.0
+        if item.dropped == "cancelled":
+            ended.append(lane.cancel(item))
+        elif item.dropped:
+            lane.forget(item.id, item.token)
+            lane.cargo.settled([item.token])
+        elif item.expires_s is None or not lane.deadlines.hopeless(item, lane.replicas):
+            waiting.append(item)
+    lane.batcher.put_back(waiting)
+    return ended
 
 
 def lead_s(lane: Lane) -> float:

@@ -42,6 +42,11 @@ class Turns:
         """
         return sorted(wanting, key=lambda name: (self._start(name), self._began.get(name, 0)))
 
+    def behind(self, name: str, other: str, seconds: float) -> bool:
+        """Whether the other's turn is next, once this one is charged for so many seconds more."""
+        used = self._start(name) + seconds / self.weights[name]
+        return self._start(other) < used
+
     def begin(self, name: str) -> None:
         """It takes its turn, and a slot."""
         self._turn += 1

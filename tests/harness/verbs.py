@@ -49,16 +49,16 @@ def bench(
     folder: Path,
     handler: str = "Overlapping",
     environ: dict[str, str] | None = None,
+    beside: tuple[str, ...] = (),
     **model: Any,
 ) -> Iterator[Bench]:
     options = {"log": str(folder / "verbs.log")}
     spec = f"{HANDLERS / 'overlapping.py'}:{handler}"
-    path = write_models(
-        folder, m={"handler": spec, "options": options, "max_batch_size": 1, **model}
-    )
+    same = {"handler": spec, "options": options, "max_batch_size": 1, **model}
+    path = write_models(folder, **dict.fromkeys(("m", *beside), same))
     with (
         celery_worker(redis.url, path, folder, environ=environ or {}) as worker,
         Client(redis.url, path) as client,
     ):
-        worker.wait_ready("m")
+        worker.wait_ready("m", *beside)
         yield Bench(worker, client, folder)

@@ -15,6 +15,7 @@ from headrace import keys
 from headrace.jobs import State
 from tests.harness.batches import BatchLog
 from tests.harness.redis_servers import RedisServer
+from tests.harness.verbs import bench
 from tests.harness.wait import wait_until
 from tests.harness.worker import Client, Worker, celery_worker, write_models
 
@@ -119,3 +120,27 @@ def test_a_device_of_two_slots_runs_two_batches_and_no_more(
         # Both may end at once, and the answer to the claim may still have been on its way then;
         # but neither of the others runs to its end before the third has had a turn.
         assert {line.model for line in log.lines()[:6]} == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_a_batch_that_is_only_prepared_makes_way_for_another_model(
+    redis_db: RedisServer, tmp_path: Path, cancelled: bool
+) -> None:
+    with bench(redis_db, tmp_path, environ=ONE_AT_A_TIME, beside=("lone",)) as at:
+        # What a batch takes is known, so that one that takes longer is expected to end at once.
+        at.client.wait(*at.submit({"name": "quick"}))
+        running = at.submit({"name": "x", "drops": "inference", "count": 2 if cancelled else 1})
+        at.wait_for("inference x begins")
+        (staged,) = at.submit({"name": "staged"})
+        at.wait_for("preprocess staged ends")
+        if cancelled:
+            at.client._call("cancel", keys.QUEUE_PREFIX, 0, staged)
+        lone = at.client.submit("lone", {"name": "lone"})
+        jobs = at.client.wait(*running, staged, *lone)
+        ended = State.CANCELLED if cancelled else State.SUCCEEDED
+        assert [job.state for job in jobs] == [State.SUCCEEDED, ended, State.SUCCEEDED]
+        began = [line for line in at.lines() if line.startswith("inference") and "begins" in line]
+        names = ["quick", "x", "lone", *([] if cancelled else ["staged"])]
+        assert began == [f"inference {name} begins" for name in names]
+        assert jobs[1].attempts == (0 if cancelled else 1)
+        assert at.client.redis.hlen(keys.held("headrace.m")) == 0

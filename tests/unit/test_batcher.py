@@ -356,3 +356,19 @@ def test_who_is_taken_out_was_never_there() -> None:
     assert left(waiting.decide(0.0)).items == [items[1]]
     assert waiting.decide(0.0) is None
     assert waiting.rooms[0] == 8
+
+
+def test_what_comes_back_is_the_next_in_its_order() -> None:
+    waiting = batcher(size=2, cost=10, keyed=True)
+    items = [Waiting(0.0, cost=2, key=key) for key in "aab"]
+    filled(waiting, items)
+    back = left(waiting.decide(0.0)).items
+    waiting.add(Waiting(1.0, cost=2, key="a"))
+    waiting.put_back(back)
+    alone = Waiting(0.0, cost=2, alone=True)
+    waiting.put_back([alone])
+    assert (len(waiting), waiting.alone) == (5, True)
+    assert left(waiting.decide(1.0)).items == [alone]
+    assert left(waiting.decide(1.0)).items == back == items[:2]
+    assert waiting.take_all()[0] is items[2]
+    assert waiting.rooms[0] == 4

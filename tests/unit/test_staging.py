@@ -13,7 +13,7 @@ from workers.items import Batch, Item
 from workers.lane import Lane
 from workers.life import Phase
 from workers.replica import Replica
-from workers.staging import QUIET_S, stage_at, takes_second
+from workers.staging import QUIET_S, gave_way, stage_at, takes_second
 
 NOW = 1000.0
 numbers = itertools.count(1)
@@ -165,3 +165,41 @@ def test_an_online_batch_is_staged_before_the_offline_work_of_another_model() ->
     other = lane("other")
     other.batcher.add(item(step=9))
     assert staged(online, other)
+
+
+def test_a_staged_batch_makes_way_for_who_is_next_and_for_nobody_else() -> None:
+    flooded, other = busy(lane(), 0), lane("other")
+    flooded.replicas[0].batch = None
+    flooded.batcher.add(item())
+    dispatch = Dispatch([flooded, other], 1)
+    dispatched = dispatch.next(NOW)
+    assert dispatched is not None
+    dispatched.replica.batch = dispatched.batch
+    assert not dispatch.yields(flooded, batch(), NOW + 1), "nobody waits"
+    other.batcher.add(item())
+    assert dispatch.yields(flooded, batch(), NOW + 1)
+    assert not dispatch.yields(flooded, batch(), NOW), "its own turn is not over"
+    offline = Batch([item(step=9)], "full", NOW, NOW + 60)
+    assert dispatch.yields(flooded, offline, NOW)
+    other.batcher.take_all()
+    assert not dispatch.yields(flooded, offline, NOW)
+    flooded.batcher.add(item())
+    assert dispatch.yields(flooded, offline, NOW), "its own online job goes first"
+    other.batcher.add(item())
+    free = Dispatch([flooded, other], 2)
+    assert not free.yields(flooded, batch(), NOW + 1), "there is room for both"
+
+
+def test_what_gave_way_waits_again_but_for_those_that_were_dropped() -> None:
+    flooded = lane()
+    returned = Batch([item() for _ in range(3)], "full", NOW, NOW + 60)
+    for one in returned.items:
+        one.dispatched_at = NOW
+        flooded.held[one.id] = one
+    kept, cancelled, lost = returned.items
+    cancelled.dropped, lost.dropped = "cancelled", "lost"
+    ended = gave_way(flooded, returned)
+    assert [(end.id, end.state) for end in ended] == [(cancelled.id, "c")]
+    assert set(flooded.held) == {kept.id, cancelled.id}
+    assert flooded.batcher.take_all() == [kept]
+    assert kept.dispatched_at == 0.0

@@ -99,3 +99,16 @@ def test_of_equals_the_one_that_waited_longest_is_first() -> None:
         [*order, *order] for order in (["a", "b", "c"], ["a", "c", "b"], ["b", "a", "c"],
                                        ["b", "c", "a"], ["c", "a", "b"], ["c", "b", "a"])
     )  # fmt: skip
+
+
+def test_who_is_behind_is_next_when_the_running_one_is_charged() -> None:
+    turns = Turns({"flooded": 1.0, "lone": 1.0, "heavy": 10.0}, 1)
+    turns.begin("flooded")
+    assert turns.behind("flooded", "lone", 0.5)
+    assert not turns.behind("flooded", "lone", 0.0), "it has used nothing yet"
+    turns.end("flooded", 1.0)
+    turns.begin("lone")
+    turns.end("lone", 5.0)
+    turns.begin("flooded")
+    assert not turns.behind("flooded", "lone", 1.0), "the other is above its share"
+    assert turns.behind("flooded", "lone", 6.0)

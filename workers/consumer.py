@@ -239,8 +239,10 @@ class Consumer:
             self._sweep_at = 0.0
 
     def _done(self, lane: Lane, replica: Replica, rest: list[Any], now: float) -> None:
-        seq, outcomes, times, padding, fits = rest
+        seq, outcomes, times, padding, fits, device_lost = rest
         batch = replica.finished(seq, now)
+        if device_lost:
+            replica.leaves(now)
         if batch is None:
             return
         replica.jobs += len(batch.items)

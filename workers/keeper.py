@@ -135,7 +135,7 @@ class Keeper:
 
     def _recycle(self, lane: Lane, now: float, look: bool) -> None:
         for replica in lane.replicas:
-            if replica.state is Phase.DRAINING and replica.batch is None:
+            if replica.state is Phase.DRAINING and replica.batch is None and not replica.leaving:
                 replica.retire(now)
         if any(replica.recycling for replica in lane.replicas):
             return

@@ -78,7 +78,7 @@ class Losses:
             )  # fmt: skip
         self.give_back(lane, untouched, "free")
         self.give_back(lane, begun, "crash")
-        self._give_up(lane, replica, now, "it died")
+        self._give_up(lane, replica, now, "its device was lost" if replica.leaving else "it died")
 
     def give_back(self, lane: Lane, batches: list[Batch], mode: str) -> None:
         """Put the jobs of these batches back into their queue; modes as in release.lua."""

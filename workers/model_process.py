@@ -23,7 +23,7 @@ from workers.frames import FrameSocket
 from workers.guard import MARK
 from workers.life import Phase, write_stacks_to
 from workers.loading import context_of, die_with_parent, handler_of, why_not_loaded
-from workers.pipeline import YIELDED, Inbox, Pipeline, done_frame
+from workers.pipeline import YIELDED, Inbox, Pipeline, done_frame, leave
 from workers.prep_pool import LoadFailed, PrepProcess, install
 from workers.runner import Runner
 from workers.thread_context import ThreadContext, overlaps
@@ -79,6 +79,8 @@ def _serve(frames: FrameSocket, inbox: Inbox, runner: Runner) -> None:
             return
         _, seq, items, dropped = frame
         work = runner.run(items, dropped)
+        if work.device_lost:
+            leave(frames.send, seq, work, alone=True)
         frames.send(done_frame(seq, work))
 
 

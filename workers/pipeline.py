@@ -10,13 +10,14 @@ A batch that raises is split in the main thread, strictly in turn.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from workers.runner import Group, Runner, Work, clock
 
@@ -155,13 +156,34 @@ class Pipeline:
                 self._runner.settle(passage.work, passage.places, passage.group)
             work = self._runner.close(passage.work)
             with self._lock:
+                if work.device_lost:
+                    # Kernels run behind the verbs' backs: it may have been the other batch's.
+                    leave(self._send, passage.seq, work, alone=self._inside == 1)
                 self._inside -= 1
                 self._send(done_frame(passage.seq, work))
 
 
 def done_frame(seq: int, work: Work) -> list[Any]:
     """What the worker is told of a batch that has ended."""
-    return ["done", seq, work.outcomes, work.times.as_list(), work.times.padding, work.fits]
+    told = work.outcomes, work.times.as_list(), work.times.padding, work.fits, work.device_lost
+    return ["done", seq, *told]
+
+
+def leave(send: Send, seq: int, work: Work, *, alone: bool) -> NoReturn:
+    """End the process, whose device was lost with a batch.
+
+    Args:
+        send: sends a frame to the worker.
+        seq: the batch's number.
+        work: the batch.
+        alone: nothing else was in here. If it has one item too, then that is the one to blame, and
+            it ends with its error; of all others the worker lets each run alone next.
+    """
+    logger.critical("the device was lost with a batch of %d; the process ends", len(work.outcomes))
+    if alone and len(work.readable) == 1:
+        with contextlib.suppress(OSError):  # the worker is gone
+            send(done_frame(seq, work))
+    os._exit(SOFTWARE_ERROR_STATUS)
 
 
 def _whole(body: Callable[[], None]) -> None:

@@ -60,6 +60,8 @@ class Replica:
         asked: its load or its batch took too long, so that it was asked where it stands; nothing
             that it says after that counts, since the signal itself may have woken it.
         outgrown: it took more memory than it may before it had run anything.
+        leaving: it has lost its device and ends by itself; what it was given since it said so was
+            not begun.
     """
 
     init: dict[str, Any]
@@ -84,6 +86,7 @@ class Replica:
     recycling: str = ""
     outgrown: bool = False
     asked: bool = False
+    leaving: bool = False
     _failures: int = 0
     _life: str = ""
     _stacks: Stacks | None = None
@@ -127,6 +130,7 @@ class Replica:
         self.due_at = now + self.load_timeout_s
         self.jobs, self.fits, self.helpers = 0, 0, []
         self.recycling, self.outgrown, self.asked = "", False, False
+        self.leaving = False
         with contextlib.suppress(OSError):  # died at once: EOF on the socket tells
             self.frames.send(["init", self.init])
         return self.frames
@@ -209,6 +213,8 @@ class Replica:
         untouched: list[Batch] = []
         if self.staged is not None:
             (begun if self.began else untouched).append(self.staged)
+        if self.leaving:
+            begun, untouched = [], [*begun, *untouched]
         self.batch = self.staged = None
         return begun, untouched
 
@@ -284,6 +290,12 @@ class Replica:
     def drain(self) -> None:
         """Hand over nothing more: what runs ends, then the process is told to stop."""
         self._set(Phase.DRAINING)
+
+    def leaves(self, now: float) -> None:
+        """The process said that its device is lost and that it ends: nothing more for it."""
+        self.leaving = True
+        self._set(Phase.DRAINING)
+        self.due_at = now + STOP_S
 
     def retire(self, now: float) -> None:
         """Tell the process, which runs nothing, to stop; its end is seen as EOF."""

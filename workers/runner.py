@@ -27,6 +27,7 @@ from headrace.errors import (
 )
 from headrace.handler import Context, Handler
 from headrace.messages import decode_input, decode_payload
+from workers.device_loss import device_lost
 from workers.outcomes import Outcome, failure, out_of_memory, outcome_of
 from workers.thread_context import overlaps
 
@@ -104,6 +105,7 @@ class Work:
         ran: the largest group of them that went through all verbs.
         too_large: groups that ran out of memory, and those items that did so alone.
         dropped: the places of items that are not wanted any more; another thread adds to them.
+        device_lost: they took the device with them: nothing more can run in this process.
     """
 
     outcomes: list[Outcome]
@@ -112,6 +114,7 @@ class Work:
     ran: int = 0
     too_large: list[list[int]] = field(default_factory=list)
     dropped: set[int] = field(default_factory=set)
+    device_lost: bool = False
 
     def group(self, places: list[int]) -> Group:
         """These items, to go through the verbs together."""
@@ -191,6 +194,8 @@ class Runner:
 
     def attempt(self, work: Work, places: list[int]) -> None:
         """Run these items together, and where that raises, run them in halves."""
+        if work.device_lost:
+            return
         if work.dropped:
             places = self._wanted(work, places)
             if not places:
@@ -216,6 +221,8 @@ class Runner:
 
     def split(self, work: Work, places: list[int]) -> None:
         """Run items that raised together in halves; one alone has its outcome."""
+        if work.device_lost:
+            return
         if work.too_large and work.too_large[-1] == places:
             free_memory()
         if len(places) > 1:
@@ -228,6 +235,7 @@ class Runner:
         """Note what these items raised together; alone, it is the outcome."""
         if out_of_memory(error):
             work.too_large.append(places)
+        work.device_lost = work.device_lost or device_lost(error)
         if len(places) == 1:
             work.outcomes[places[0]] = failure(error)
 

@@ -2,8 +2,10 @@
 
 One worker, one device. Online jobs come one by one, at random moments, and fill a fifth of what the
 model can do; then the same again while offline jobs wait all the time, first of the same model,
-then of another one on the device. Told is from submit to end, by the record's own times. The model
-sleeps for what a batch would take, so that nothing but the order is measured.
+then of another one on the device. Told is from submit to end, by the record's own times, and which
+share of the online jobs stood behind a batch that began after they were submitted, and how many at
+the most: on a machine that others use, that tells more. The model sleeps for what a batch would
+take, so that nothing but the order is measured.
 """
 
 from __future__ import annotations
@@ -12,13 +14,15 @@ import argparse
 import random
 import tempfile
 import time
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import quantiles
 
-from headrace.keys import OFFLINE_STEP
+from headrace import keys
+from headrace.jobs import US_PER_S, Job
 from tests.harness.batches import BatchLog
 from tests.harness.redis_servers import redis_server
 from tests.harness.wait import wait_until
@@ -58,9 +62,16 @@ def site() -> Iterator[Site]:
 
 @dataclass(frozen=True)
 class Found:
-    """Milliseconds from submit to end of each online job, and offline jobs a second beside them."""
+    """What was found.
+
+    Attributes:
+        online_ms: milliseconds from submit to end of each online job.
+        before: for each, how many batches began after its submit and before its own.
+        offline_per_s: offline jobs that began beside them.
+    """
 
     online_ms: list[float]
+    before: list[int]
     offline_per_s: float
 
     def percentile(self, percent: int) -> float:
@@ -71,11 +82,10 @@ def measure(site: Site, jobs: int, flooded: str = "") -> Found:
     """Online jobs at random moments, beside a flood of offline ones of the model that is named."""
     client, rng = site.client, random.Random(7)
     gap_s = (FIXED_S + ITEM_S) / LOAD
-    flood: list[str] = []
     if flooded:
         # More than the device can do meanwhile.
         count = int(2 * jobs * gap_s / (FIXED_S / SIZE + ITEM_S)) + SIZE
-        flood = client.submit(flooded, *range(count), priority=OFFLINE_STEP)
+        flood = client.submit(flooded, *range(count), priority=keys.OFFLINE_STEP)
         wait_until(lambda: client.job(flood[0]).state.final, "the flood runs")
     began, before = time.perf_counter(), len(ran(site))
     ids = []
@@ -84,8 +94,25 @@ def measure(site: Site, jobs: int, flooded: str = "") -> Found:
         time.sleep(rng.expovariate(1 / gap_s))
     online = client.wait(*ids)
     took_s, offline = time.perf_counter() - began, len(ran(site)) - before - jobs
-    client.wait(*flood, timeout_s=600)
-    return Found([(job.ended_us - job.created_us) / 1000 for job in online], offline / took_s)
+    if flooded:
+        queue = keys.queue_name(flooded)
+        client.redis.delete(keys.step_key(queue, keys.OFFLINE_STEP))  # what is left of the flood
+        wait_until(lambda: not client.redis.zcard(keys.lease(queue)), "the flood is over")
+    return Found(
+        [(job.ended_us - job.created_us) / 1000 for job in online],
+        passed_over(site, online),
+        offline / took_s,
+    )
+
+
+def passed_over(site: Site, jobs: list[Job]) -> list[int]:
+    """How many batches began between a job's submit and its own batch, which counts nothing."""
+    began = [line.at for line in site.log.lines()]
+    own = {job_id: line.at for line in site.log.lines() for job_id in line.ids}
+    return [
+        bisect_left(began, own[job.id]) - bisect_right(began, job.created_us / US_PER_S)
+        for job in jobs
+    ]
 
 
 def ran(site: Site) -> list[str]:
@@ -99,7 +126,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     print(f"a batch of n takes {FIXED_S * 1000:g} + {ITEM_S * 1000:g} n ms, {SIZE} at most")
-    print(f"{'offline flood':16} {'p50':>7} {'p99':>7}  {'ratio':>11}  {'offline/s':>9}")
+    print(
+        f"{'offline flood':16} {'p50':>7} {'p99':>7}  {'ratio':>11}  {'behind':>8} {'most':>4}"
+        f"  {'offline/s':>9}"
+    )
     with site() as running:
         for _ in range(options.rounds):
             calm = measure(running, options.jobs)
@@ -108,7 +138,11 @@ def main() -> None:
             for name, found in rows.items():
                 p50, p99 = found.percentile(50), found.percentile(99)
                 ratios = f"{p50 / calm.percentile(50):5.2f} {p99 / calm.percentile(99):5.2f}"
-                print(f"{name:16} {p50:7.1f} {p99:7.1f}  {ratios}  {found.offline_per_s:9.0f}")
+                late = sum(count > 0 for count in found.before) / len(found.before)
+                print(
+                    f"{name:16} {p50:7.1f} {p99:7.1f}  {ratios}  {late:8.1%} {max(found.before):4}"
+                    f"  {found.offline_per_s:9.0f}"
+                )
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ class Line(msgspec.Struct):
     """A batch that began, as the handler saw it, or one that ended."""
 
     model: str
+    at: float = 0.0
     ids: list[str] = []
     items: list[Any] = []
     ended: bool = False

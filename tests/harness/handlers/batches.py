@@ -1,8 +1,8 @@
 """A handler that writes down its batches.
 
 Options: `log`, `pause_s` a batch and `item_s` an item, and `gate`, a file to wait for.
-A line in the log is JSON: the model, the ids, and the items that `inference` was given; another one
-says that the model's batch has ended.
+A line in the log is JSON: the model, when, the ids, and the items that `inference` was given;
+another one says that the model's batch has ended.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ class Batches(Handler):
         return items
 
     def say(self, **told: Any) -> None:
-        line = json.dumps({"model": self.context.model_name, **told}, default=repr)
+        said = {"model": self.context.model_name, "at": time.time(), **told}
+        line = json.dumps(said, default=repr)
         with open(self.context.options["log"], "a") as log:
             log.write(line + "\n")

@@ -173,3 +173,26 @@ def test_it_is_told_how_much_the_device_waits_for_preprocess(
         at.open("a")
         at.client.wait(*ids)
         wait_until(lambda: 0 < at.worker.states()["m"]["starved"] <= 1, "it is told")
+
+
+def test_offline_work_that_is_prepared_makes_way_for_an_online_job(
+    redis_db: RedisServer, tmp_path: Path
+) -> None:
+    with bench(redis_db, tmp_path) as at:
+        # What a batch takes is known, so that one that takes longer is expected to end at once.
+        at.client.wait(*at.submit({"name": "quick"}, priority=9))
+        ids = at.submit({"name": "a", "inference": at.gate("a")}, priority=9)
+        at.wait_for("inference a begins")
+        ids += at.submit({"name": "b"}, priority=9)
+        at.wait_for("preprocess b ends")
+        # The second is claimed when the worker has seen to the first.
+        second = at.submit({"name": "second"}, priority=3)
+        wait_until(lambda: at.client.job(second[0]).state is State.RUNNING, "it is claimed")
+        first = at.submit({"name": "first"})
+        wait_until(lambda: at.client.job(first[0]).state is State.RUNNING, "it is claimed")
+        at.open("a")
+        jobs = at.client.wait(*ids, *second, *first)
+        assert {job.state for job in jobs} == {State.SUCCEEDED}
+        began = [line for line in at.lines() if line.startswith("inference") and "begins" in line]
+        names = ("quick", "a", "first", "second", "b")
+        assert began == [f"inference {name} begins" for name in names]

@@ -23,6 +23,7 @@ from celery import canvas as celery_canvas
 from celery import group as celery_group
 from celery.app.task import Context
 from celery.canvas import Signature as CelerySignature
+from kombu import pools as kombu_pools
 from kombu.exceptions import OperationalError
 from kombu.utils import json as kombu_json
 from redis.exceptions import NoScriptError, RedisError
@@ -106,10 +107,13 @@ class Progress:
 
     Attributes:
         children: what was sent, as Celery's results list it; None while it was not.
+        told: what was told: the chord, the chain, the errbacks.
+        tries: how often it was tried in vain.
     """
 
     children: list[Any] | None = None
     told: set[str] = field(default_factory=set)
+    tries: int = 0
 
 
 class Sender:
@@ -136,7 +140,13 @@ class Sender:
         # Results unsubscribe when they are collected, and would connect again for it.
         self._backend.result_consumer._pubsub = None
         self._backend.client.close()
+        # kombu keeps its pools by address, and would give the next sender those that are closed.
+        used = (self._app.producer_pool, self._app.pool)
         self._app.pool.force_close_all()
+        for pools in (kombu_pools.producers, kombu_pools.connections):
+            for address, pool in list(pools.items()):
+                if pool in used:
+                    pools.pop(address, None)
         self._app.close()
         self._redis.close()
 

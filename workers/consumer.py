@@ -189,11 +189,14 @@ class Consumer:
     # What follows a job
 
     def _heard(self) -> None:
-        for lane, item, settlement in self._herald.told():
+        for lane, item, settlement, spoilt in self._herald.told():
             if item is None or settlement is None:
                 lane.sequels.untold_waiting -= 1
                 continue
             lane.sequels.told(item)
+            if spoilt:
+                lane.stats.ended("succeeded", -1)
+                lane.stats.ended("failed")
             if lane.held.get(item.id) is item:
                 self._ledger.settle(lane, [settlement])
 

@@ -48,16 +48,23 @@ logger = logging.getLogger(__name__)
 
 AGAIN_MIN_S: Final = 0.2
 AGAIN_MAX_S: Final = 5.0
+#: What is thought to be impossible is tried again so often, over a new connection.
+MALFORMED_TRIES: Final = 2
 #: How long a stop waits for what is being told.
 CLOSE_MAX_S: Final = 2.0
 
 
 class Heard(NamedTuple):
-    """What was told: a job that may be settled now, or an end that a script had left."""
+    """What was told: a job that may be settled now, or an end that a script had left.
+
+    Attributes:
+        spoilt: it has succeeded, and fails because what follows cannot be sent.
+    """
 
     lane: Lane
     item: Item | None = None
     settlement: Settlement | None = None
+    spoilt: bool = False
 
 
 @dataclass(slots=True)
@@ -67,18 +74,16 @@ class _Task:
     Attributes:
         what: does it.
         anyway: what is heard where it can never be done.
-        tries: how often it was tried in vain.
     """
 
     what: Callable[[Sender, Progress], Heard]
     anyway: Heard
     progress: Progress = field(default_factory=Progress)
-    tries: int = 0
 
     def pause_s(self) -> float:
         """How long to wait before the next try."""
-        self.tries += 1
-        return min(AGAIN_MIN_S * 2.0 ** (self.tries - 1), AGAIN_MAX_S)
+        self.progress.tries += 1
+        return min(AGAIN_MIN_S * 2.0 ** min(self.progress.tries - 1, 10), AGAIN_MAX_S)
 
 
 class Herald:
@@ -165,7 +170,7 @@ class Herald:
         except ChordBusy as error:
             logger.info("%s; looked at again", error)
             return False
-        except TRY_AGAIN as error:
+        except (*TRY_AGAIN, Malformed) as error:
             logger.warning("what follows a job cannot be told, tried again: %s", error)
             self._drop()
             return False
@@ -196,10 +201,14 @@ def _tell(lane: Lane, end: Told, sender: Sender, progress: Progress) -> Heard:
     if verdict == Verdict.CANCELLED:
         sender.tell(canvas, _outcome(item, cancelled(item)), progress)
         return Heard(lane, item, settlement)
+    spoilt = False
     try:
         outcome = _outcome(item, settlement)
         sender.send(canvas, outcome, progress)
     except Malformed as error:
+        if progress.tries < MALFORMED_TRIES:
+            raise
+        spoilt = True
         logger.warning("job %s: what follows it cannot be sent: %s", item.id, error)
         settlement = _unsendable(item, settlement, error)
         outcome = _outcome(item, settlement)
@@ -207,7 +216,7 @@ def _tell(lane: Lane, end: Told, sender: Sender, progress: Progress) -> Heard:
         settlement = with_children(settlement, as_json(progress.children))
         outcome = outcome._replace(meta=settlement.meta)
     sender.tell(canvas, outcome, progress)
-    return Heard(lane, item, settlement)
+    return Heard(lane, item, settlement, spoilt)
 
 
 def _unsendable(item: Item, settlement: Settlement, error: Malformed) -> Settlement:

@@ -18,7 +18,7 @@ from headrace.recovery import release_incarnation
 from headrace.scripts import script
 from tests.harness.celery_client import GET_TIMEOUT_S, stock_client
 from tests.harness.proxy import Proxy, proxy
-from tests.harness.redis_servers import leaked_keys, redis_server
+from tests.harness.redis_servers import RedisServer, leaked_keys, redis_server
 from tests.harness.stock_worker import STOCK_QUEUE, ours, stock
 from tests.harness.wait import wait_until
 from tests.harness.worker import HANDLERS, Client, Worker, celery_worker, write_models
@@ -30,7 +30,7 @@ FIRST, SECOND = "the-first", "the-second"
 class Site:
     """A worker behind a proxy that serves `tricky`, and one that is to come for `one` as well."""
 
-    url: str
+    server: RedisServer
     folder: Path
     carrier: Proxy
     first: Worker
@@ -55,20 +55,21 @@ class Site:
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
     log = {"log": str(tmp_path / "runs.log")}
-    handler = f"{HANDLERS / 'tricky.py'}:Tricky"
+    handler = f"{HANDLERS / 'gated.py'}:Gated"
     models = write_models(tmp_path, tricky={"handler": handler, "options": log})
+    environ = {"HEADRACE_INCARNATION": FIRST, "HEADRACE_DRAIN_TIMEOUT_S": "1"}
     with (
-        redis_server() as server,
+        redis_server("valkey9", "--appendonly", "yes", "--appendfsync", "always") as server,
         proxy(server.port) as carrier,
         celery_worker(
             f"redis://127.0.0.1:{carrier.port}/0", models, tmp_path,
-            node="first@test", environ={"HEADRACE_INCARNATION": FIRST},
+            node="first@test", environ=environ,
         ) as first,
         Client(server.url, models) as client,
         stock_client(server.url) as app,
     ):  # fmt: skip
         first.wait_ready("tricky")
-        yield Site(server.url, tmp_path, carrier, first, client, app)
+        yield Site(server, tmp_path, carrier, first, client, app)
         client.redis.delete(STOCK_QUEUE)
         leaked = leaked_keys(client.redis)
     assert not leaked, f"keys without a TTL were left behind: {leaked}"
@@ -77,7 +78,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 def _crash(site: Site) -> None:
     """Kill the first worker as nobody can refuse, and let its supervisor give back its jobs."""
     site.first.kill()
-    assert release_incarnation(site.url, FIRST) > 0
+    assert release_incarnation(site.server.url, FIRST) > 0
 
 
 def _second(site: Site) -> Any:
@@ -90,7 +91,7 @@ def _second(site: Site) -> Any:
         tricky={"handler": handler, "options": log},
         one={"handler": handler, "options": log},
     )
-    return celery_worker(site.url, models, folder, node="second@test")
+    return celery_worker(site.server.url, models, folder, node="second@test")
 
 
 def test_a_kill_between_the_callbacks_and_the_settlement(site: Site) -> None:
@@ -156,3 +157,35 @@ def test_what_the_broker_did_not_confirm_is_sent_again_under_its_id(site: Site) 
     assert site.carrier.lost == 1
     first, repeat = site.sent("note")
     assert first["id"] == repeat["id"] == sent.children[0].id
+
+
+def test_what_cannot_be_told_is_tried_again_until_redis_is_back(site: Site) -> None:
+    gate = site.folder / "gate"
+    member = ours(site.app, "tricky", {"until": str(gate)}, task_id="member")
+    member.link(stock(site.app, "note", "nowhere"))
+    member.apply_async()
+    wait_until(lambda: (site.folder / "runs.log").exists(), "it runs", timeout_s=30)
+    site.server.stop(kill=True)
+    gate.touch()
+    wait_until(lambda: "cannot be told, tried again" in site.first.log, "it tries", timeout_s=60)
+    site.server.start()
+    (ended,) = site.ours.wait("member")
+    assert ended.state is State.SUCCEEDED, ended.error_json
+    assert (ended.attempts, site.runs("member")) == (1, 1)
+    assert len({message["id"] for message in site.sent("note")}) == 1
+
+
+def test_a_stop_gives_back_what_could_not_be_told(site: Site) -> None:
+    site.carrier.swallow(b'"task": "stock.note"')
+    member = ours(site.app, "tricky", 5, task_id="member")
+    member.link(stock(site.app, "note", "nowhere"))
+    member.apply_async()
+    wait_until(lambda: site.carrier.swallowed, "the callback is on its way", timeout_s=30)
+    assert site.first.stop() == 0
+    assert not site.sent("note")
+    job = site.ours.job("member")
+    assert (job.state, job.attempts) == (State.QUEUED, 0), "given back, and not charged"
+    with _second(site) as worker:
+        worker.wait_ready("tricky")
+        assert site.app.AsyncResult("member").get(timeout=GET_TIMEOUT_S) == 5
+        assert len(site.sent("note")) == 1

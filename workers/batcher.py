@@ -116,7 +116,7 @@ class Batcher(Generic[ItemT]):
 
     Attributes:
         fit: what batches take.
-        online_at: when the latest item that is not offline was enqueued.
+        online_at: when the last item that came and is not offline was enqueued.
     """
 
     policy: Policy
@@ -178,22 +178,25 @@ class Batcher(Generic[ItemT]):
     def add(self, item: ItemT) -> None:
         """Take an item, in the order in which those of a step are to run."""
         self._came += 1
-        self._length += 1
-        place = STEP_PLACE[item.step]
-        self._counts[place] += 1
-        self._costs[place] += item.cost
+        self._count(item, 1)
+        step, key, at = item.step, item.key, item.enqueued_at
         if item.overdue_at < self._overdue_at:
             self._overdue_at = item.overdue_at
-        key = item.key
         group = self._groups.get(key)
         if group is None:
             group = self._remembered(key)
             if not item.alone:
                 self._groups[key] = group
-        if item.step != OFFLINE_STEP:
-            self.online_at = max(self.online_at, item.enqueued_at)
-        group.arrivals(item.step == OFFLINE_STEP).came(item.enqueued_at)
-        put(self._alone if item.alone else group.waiting, (item.step, self._came), item)
+        if step == OFFLINE_STEP:
+            group.offline.came(at)
+        else:
+            self.online_at = at
+            group.online.came(at)
+        row, number = self._alone if item.alone else group.waiting, (step, self._came)
+        if row and row[-1][0] > number:
+            put(row, number, item)
+        else:
+            row.append((number, item))
 
     def observe(self, size: int, seconds: float) -> None:
         """Learn what a batch of this size took on the device."""
@@ -231,7 +234,7 @@ class Batcher(Generic[ItemT]):
             for pair in waiting:
                 if pair[1] is item:
                     waiting.remove(pair)
-                    self._gone(item)
+                    self._count(item, -1)
                     if group is not None and not group.waiting:
                         del self._groups[item.key]
                     return True
@@ -246,10 +249,7 @@ class Batcher(Generic[ItemT]):
                 group = self._groups.get(item.key) or self._remembered(item.key)
                 self._groups[item.key] = group
                 row = group.waiting
-            place = STEP_PLACE[item.step]
-            self._length += 1
-            self._counts[place] += 1
-            self._costs[place] += item.cost
+            self._count(item, 1)
             self._overdue_at = min(self._overdue_at, item.overdue_at)
             put(row, (item.step, self._back), item)
 
@@ -380,12 +380,15 @@ class Batcher(Generic[ItemT]):
     def _leave(self, row: Row[ItemT], size: int, reason: Reason) -> Leave[ItemT]:
         self._since_overdue = 0 if row[0][0][0] == FIRST else self._since_overdue + size
         items = [row.popleft()[1] for _ in range(size)]
+        if size == self._length:  # as usual
+            self._length, self._counts, self._costs = 0, [0] * len(STEPS), [0] * len(STEPS)
+            return Leave(items, reason)
         for item in items:
-            self._gone(item)
+            self._count(item, -1)
         return Leave(items, reason)
 
-    def _gone(self, item: ItemT) -> None:
+    def _count(self, item: ItemT, by: int) -> None:
         place = STEP_PLACE[item.step]
-        self._length -= 1
-        self._counts[place] -= 1
-        self._costs[place] -= item.cost
+        self._length += by
+        self._counts[place] += by
+        self._costs[place] += by * item.cost

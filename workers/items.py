@@ -114,11 +114,13 @@ def claimed_item(row: Sequence[Any], now: float, now_us: int, yield_s: float) ->
         now_us: the time by Redis' clock.
         yield_s: how long jobs of the model yield to better ones.
     """
-    job_id, token, created, attempts, alone, retries, step, since = row
+    job_id, token, created, attempts, alone, retries, waits = row
     created_us = int(created) if created else now_us
     enqueued_at = now - (now_us - created_us) / US_PER_S
-    overdue_at = NEVER
-    if step != BEST_STEP:
+    step, overdue_at = 0, NEVER
+    if waits != BEST_STEP:
+        place, _, since = waits.partition(b" ")
+        step = int(place)
         overdue_at = yield_s + (now - (now_us - int(since)) / US_PER_S if since else enqueued_at)
     return Item(
         id=job_id.decode(),
@@ -130,7 +132,7 @@ def claimed_item(row: Sequence[Any], now: float, now_us: int, yield_s: float) ->
         attempts=int(attempts),
         alone=bool(alone),
         retries=int(retries or 0),
-        step=int(step),
+        step=step,
         overdue_at=overdue_at,
     )
 

@@ -20,7 +20,7 @@ Command = tuple[Arg, ...]
 CLAIM_MAX_BYTES: Final = 1024 * 1024
 #: A claim's answer: so much of the queue, then so much per job; claim.lua says what.
 CLAIM_HEAD: Final = 6
-CLAIM_ROW: Final = 9
+CLAIM_ROW: Final = 8
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@
 --       11 to 13 the most jobs there may be when those of step 3, 6 and 9 are taken (else as 4), 14 after how many us of
 --       waiting a job is taken though better ones leave no room (0: never); it is then one more than the most.
 -- Returns {now, left in the list of each step (the first is -1 where the queue is paused), refused, then per job: raw, id, token,
--- created or '', attempts, alone, retries, step, since when it waits in its list where that is not `created`, or ''}.
+-- created or '', attempts, alone, retries, step (and after a blank, except for step 0, since when it waits in
+-- its list, where that is not `created`)}.
 -- Phase 1 only reads. Whatever can be wrong with a message is found there, so that nothing fails after the
 -- first write and no message is popped without being leased, buried or known to be ended.
 local queue, model, version = ARGV[1], ARGV[2], ARGV[3]
@@ -222,7 +223,8 @@ local function lease(j, leases, helds)
   local a = #answer
   answer[a + 1], answer[a + 2], answer[a + 3], answer[a + 4] = raw, id, fence, r[3] or ''
   answer[a + 5], answer[a + 6], answer[a + 7] = attempts, r[5] or '', r[6] or ''
-  answer[a + 8], answer[a + 9] = STEPS[j[3]], r[7] or ''
+  answer[a + 8] = STEPS[j[3]]
+  if r[7] and j[3] > 1 then answer[a + 8] = STEPS[j[3]] .. ' ' .. r[7] end
 end
 
 local leases, helds = {}, {}

@@ -190,9 +190,10 @@ class Queue:
         jobs = [
             Leased(
                 raw, job_id.decode(), token.decode(), created.decode(),
-                int(attempts), alone == b"1", retries.decode(), int(step), since.decode(),
+                int(attempts), alone == b"1", retries.decode(),
+                int(step.partition(b" ")[0]), step.partition(b" ")[2].decode(),
             )
-            for raw, job_id, token, created, attempts, alone, retries, step, since in (
+            for raw, job_id, token, created, attempts, alone, retries, step in (
                 flat[at : at + CLAIM_ROW] for at in range(0, len(flat), CLAIM_ROW)
             )
         ]  # fmt: skip

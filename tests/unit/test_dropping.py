@@ -62,7 +62,7 @@ def claim(lane: Lane, *ids: str) -> list[Settlement]:
     flat: list[bytes] = []
     for job_id in ids:
         raw = envelope(job_id, "m", "headrace.m", b"1", timeout_s=60.0)
-        flat += [raw, job_id.encode(), f"token-{job_id}".encode(), b"", b"1", b"", b"", b"0", b""]
+        flat += [raw, job_id.encode(), f"token-{job_id}".encode(), b"", b"1", b"", b"", b"0"]
     return lane.accept([b"1", *[b"0"] * 4, 0, *flat], NOW)
 
 

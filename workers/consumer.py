@@ -186,20 +186,6 @@ class Consumer:
             elif body is not None:
                 lane.arrived(item, body)
 
-    # What follows a job
-
-    def _heard(self) -> None:
-        for lane, item, settlement, spoilt in self._herald.told():
-            if item is None or settlement is None:
-                lane.sequels.untold_waiting -= 1
-                continue
-            lane.sequels.told(item)
-            if spoilt:
-                lane.stats.ended("succeeded", -1)
-                lane.stats.ended("failed")
-            if lane.held.get(item.id) is item:
-                self._ledger.settle(lane, [settlement])
-
     # Model processes
 
     def _tend(self, now: float) -> None:
@@ -318,7 +304,7 @@ class Consumer:
         elif key.fileobj is self._porter:
             self._moved()
         elif key.fileobj is self._herald:
-            self._heard()
+            self._herald.deliver(self._ledger)
         elif key.fileobj is self._ledger.socket():
             self._ledger.hear(time.monotonic())
         elif key.fileobj is self._wake.socket():

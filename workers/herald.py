@@ -42,6 +42,7 @@ from workers.canvas import (
 )
 from workers.items import REVOKED_JSON, Item, Settlement, cancelled, failed, with_children
 from workers.lane import Lane
+from workers.ledger import Ledger
 from workers.sequels import Told, Untold
 
 logger = logging.getLogger(__name__)
@@ -117,15 +118,22 @@ class Herald:
         for entry in untold:
             self._start(_Task(partial(_left, lane, entry), Heard(lane)))
 
-    def told(self) -> list[Heard]:
-        """What was told since the last call."""
+    def deliver(self, ledger: Ledger) -> None:
+        """Settle what was told since the last call."""
         with contextlib.suppress(BlockingIOError):
             while os.read(self._out, 4096):
                 pass
-        heard = []
         while self._done:
-            heard.append(self._done.popleft())
-        return heard
+            lane, item, settlement, spoilt = self._done.popleft()
+            if item is None or settlement is None:
+                lane.sequels.untold_waiting -= 1
+                continue
+            lane.sequels.told(item)
+            if spoilt:
+                lane.stats.ended("succeeded", -1)
+                lane.stats.ended("failed")
+            if lane.held.get(item.id) is item:
+                ledger.settle(lane, [settlement])
 
     def close(self) -> None:
         """Let go of what was not told: its jobs are given back, or swept again."""

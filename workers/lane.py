@@ -384,8 +384,8 @@ class Lane:
         item = self.held.get(job_id)
         if item is not None and item.token == token:
             del self.held[job_id]
-            if self.sequels.linked:
-                self.sequels.linked.pop(token, None)
+        if self.sequels.linked:
+            self.sequels.linked.pop(token, None)
 
     def report(self) -> dict[str, Any]:
         """What `/ready` and `inspect stats` show of the model."""

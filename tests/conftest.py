@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 
@@ -16,6 +17,8 @@ settings.load_profile("untimed")
 
 
 def pytest_configure() -> None:
+    # Hundreds of processes are started, and without it each would compile all our code anew.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     # A shell starts what runs in its background with SIGINT ignored, and children inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

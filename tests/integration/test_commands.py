@@ -1,4 +1,8 @@
-"""The client commands as processes, against `headrace up`: what they print, and every exit code."""
+"""The client commands against `headrace up`: what they print, and every exit code.
+
+They run within this process, and as processes where that is what is tested: signals, pipes,
+terminals, bytes on standard output, and the exit status that a shell sees.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ import pytest
 
 from headrace.jobs import new_id
 from headrace.ports import free_port
-from tests.harness.commands import Commands, completed, interrupted, records
+from tests.harness.commands import Commands, CommandsWithin, completed, interrupted, records
 from tests.harness.up import RunningUp, clean_environment, running_up, write_models
 from tests.harness.wait import wait_until
 from tests.harness.worker import HANDLERS
@@ -35,7 +39,13 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
 
 @pytest.fixture
 def cli(up: RunningUp, tmp_path: Path) -> Commands:
-    return Commands(f"http://127.0.0.1:{up.port}", tmp_path)
+    return CommandsWithin(f"http://127.0.0.1:{up.port}", tmp_path)
+
+
+@pytest.fixture
+def processes(cli: Commands) -> Commands:
+    """The same commands, each as a process."""
+    return Commands(cli.url, cli.folder)
 
 
 @pytest.fixture
@@ -63,18 +73,22 @@ def submitted(cli: Commands, gate: Path, count: int) -> list[str]:
     return cli.lines("submit", "gated", *(part for v in values for part in ("--json-input", v)))
 
 
-def test_submit_prints_ids_in_order_and_result_takes_them(cli: Commands, files: list[str]) -> None:
-    ids = cli.lines("submit", "echo", *files)
+def test_submit_prints_ids_in_order_and_result_takes_them(
+    processes: Commands, files: list[str]
+) -> None:
+    ids = processes.lines("submit", "echo", *files)
     assert len(ids) == len(set(ids)) == 3
-    results = cli.lines("result", "--wait", "-", stdin="\n".join(ids).encode())
+    results = processes.lines("result", "--wait", "-", stdin="\n".join(ids).encode())
     assert results == [f'{job_id}: {{"n":{number}}}' for number, job_id in enumerate(ids)]
 
 
-def test_a_lone_result_is_printed_as_it_is(cli: Commands, files: list[str]) -> None:
+def test_a_lone_result_is_printed_as_it_is(
+    cli: Commands, processes: Commands, files: list[str]
+) -> None:
     assert cli.lines("submit", "echo", files[1], "--wait") == ['{"n":1}']
-    assert cli.lines("submit", "echo", "--text", "wäter", "--wait") == ["wäter"]
+    assert processes.lines("submit", "echo", "--text", "wäter", "--wait") == ["wäter"]
     (cli.folder / "a.png").write_bytes(PNG)
-    assert cli.run("submit", "echo", "a.png", "--wait").stdout == PNG
+    assert processes.run("submit", "echo", "a.png", "--wait").stdout == PNG
     (job_id,) = cli.lines("submit", "echo", "a.png", "--id", "scan-1")
     assert job_id == "scan-1"
     assert cli.run("result", "scan-1", "--wait").stdout == PNG
@@ -116,9 +130,9 @@ def test_results_of_several_go_to_a_folder(cli: Commands, files: list[str]) -> N
     assert "a folder" in cli.complaint("result", *ids, "-o", "one-file", rc=2)
 
 
-def test_some_that_fail_make_it_1_and_the_rest_goes_on(cli: Commands) -> None:
+def test_some_that_fail_make_it_1_and_the_rest_goes_on(cli: Commands, processes: Commands) -> None:
     stdin = b'{"n": 1}\n{"do": "raise", "n": 2}\n{"n": 3}\n'
-    ended = cli.run("submit", "gated", "-", "--wait", "--ordered", stdin=stdin)
+    ended = processes.run("submit", "gated", "-", "--wait", "--ordered", stdin=stdin)
     assert ended.returncode == 1
     assert ended.stdout.decode().splitlines() == ['stdin:1: {"n":1}', 'stdin:3: {"n":3}']
     assert re.search(
@@ -139,8 +153,10 @@ def test_a_file_that_is_gone_by_then_fails_alone(cli: Commands, files: list[str]
     assert "bad.json" in found[1]["error"]["message"]
 
 
-def test_what_cannot_be_understood_is_2(cli: Commands, files: list[str]) -> None:
-    assert "did you mean echo?" in cli.complaint("submit", "ecko", *files, rc=2)
+def test_what_cannot_be_understood_is_2(
+    cli: Commands, processes: Commands, files: list[str]
+) -> None:
+    assert "did you mean echo?" in processes.complaint("submit", "ecko", *files, rc=2)
     assert "did you mean echo?" in cli.complaint("submit", "ecko", *files, "--wait", rc=2)
     assert "no such file" in cli.complaint("submit", "echo", "nothing.png", rc=2)
     assert "--resume" in cli.complaint("submit", "echo", *files, "--resume", rc=2)
@@ -165,7 +181,7 @@ def test_what_cannot_be_understood_is_2(cli: Commands, files: list[str]) -> None
     ],
 )
 def test_a_server_that_does_not_answer_is_3(tmp_path: Path, command: tuple[str, ...]) -> None:
-    nobody = Commands(f"http://127.0.0.1:{free_port()}", tmp_path)
+    nobody = CommandsWithin(f"http://127.0.0.1:{free_port()}", tmp_path)
     assert "start it with `headrace up`" in nobody.complaint(*command, rc=3)
 
 
@@ -259,11 +275,12 @@ def test_sigterm_is_143_and_leaves_the_file_as_ctrl_c_does(cli: Commands, gate: 
     assert [one["status"] for one in records(cli.folder / "out.jsonl")] == ["submitted"]
 
 
-def test_a_full_disk_is_1_and_the_message_says_so(cli: Commands, files: list[str]) -> None:
-    err = cli.complaint("submit", "echo", *files, "-o", "/dev/full", rc=1)
+def test_a_full_disk_is_1_and_the_message_says_so(processes: Commands, files: list[str]) -> None:
+    err = processes.complaint("submit", "echo", *files, "-o", "/dev/full", rc=1)
     assert "cannot be written: No space left on device" in err
     assert "done: 0, under way: 3. What is under way goes on; to pick it up:" in err
     assert len(UUID.findall(err)) == 3
+    assert "Traceback" not in err
 
 
 def test_a_reader_that_has_gone_ends_the_command_without_a_traceback(cli: Commands) -> None:

@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 from tests.harness.api_process import api_process
-from tests.harness.commands import Commands, records
+from tests.harness.commands import CommandsWithin, records
 from tests.harness.fake_worker import FakeWorker
 from tests.harness.proxy import proxy
 from tests.harness.redis_servers import RedisServer, redis_server
@@ -20,7 +20,7 @@ from tests.harness.worker import HANDLERS
 def test_a_server_that_stays_away_is_3_and_the_file_says_what_goes_on(tmp_path: Path) -> None:
     gated = {"handler": f"{HANDLERS / 'gated.py'}:Gated"}
     with running_up(tmp_path, models=write_models(tmp_path, {"gated": gated})) as up:
-        cli = Commands(f"http://127.0.0.1:{up.port}", tmp_path)
+        cli = CommandsWithin(f"http://127.0.0.1:{up.port}", tmp_path)
         value = json.dumps({"until": str(tmp_path / "gate")})
         command = ("submit", "gated", "--json-input", value, "-o", "out.jsonl")
         with cli.started(*command, "--retry", "0.5") as process:
@@ -60,7 +60,7 @@ def test_an_api_that_dies_at_the_first_request_has_no_input_run_twice(
             wait_until(lambda: redis.llen("headrace.echo") == 250, "the request is worked on", 30)
             api.kill()
 
-        cli = Commands(f"http://127.0.0.1:{carrier.port}", tmp_path)
+        cli = CommandsWithin(f"http://127.0.0.1:{carrier.port}", tmp_path)
         carrier.lose_answer_to(b"/jobs/bulk", then=kill)
         command = ("submit", "echo", "-", "-o", "out.jsonl", "--quiet")
         err = cli.complaint(*command, "--retry", "0.5", stdin=inputs, rc=3)
@@ -83,7 +83,7 @@ def test_while_redis_is_away_nothing_is_said_to_be_refused(tmp_path: Path) -> No
         redis_server("valkey9", "--appendonly", "yes") as server,
         api_process(server.url, models, bulk_hold_s="0.2") as api,
     ):
-        cli = Commands(api.url, tmp_path)
+        cli = CommandsWithin(api.url, tmp_path)
         command = ("submit", "echo", "--text", "a", "--text", "b", "--retry", "0.2")
         server.stop()
         err = cli.complaint(*command, "-o", "out.jsonl", rc=3)

@@ -81,7 +81,9 @@ def test_up_serves_a_job_says_where_and_leaves_nothing(tmp_path: Path) -> None:
         assert not (up.state_dir / "headrace.json").exists()
 
 
-def test_several_api_processes_of_which_one_may_die(tmp_path: Path) -> None:
+def test_of_several_api_processes_one_may_die_and_ctrl_c_stops_all_with_status_0(
+    tmp_path: Path,
+) -> None:
     with running_up(tmp_path, "--api-processes", "2", "--workers", "1") as up:
         pids = up.record()["pids"]
         assert {"api0", "api1"} <= set(pids)
@@ -92,16 +94,10 @@ def test_several_api_processes_of_which_one_may_die(tmp_path: Path) -> None:
             lambda: up.record()["pids"].get("api0") not in (None, pids["api0"]), "it is back", 30
         )
         assert up.record()["pids"]["api1"] == pids["api1"]
-        assert up.stop() == 0
-        assert "Traceback" not in up.text()
-
-
-def test_ctrl_c_stops_everything_with_status_0(tmp_path: Path) -> None:
-    with running_up(tmp_path) as up:
-        pids = descendants(up.process.pid)
+        below = descendants(up.process.pid)
         up.process.send_signal(signal.SIGINT)
         assert up.process.wait(60) == 0
-        assert gone(*pids)
+        assert gone(*below)
         assert "Traceback" not in up.text()
 
 
@@ -127,9 +123,12 @@ def test_after_kill_9_nothing_is_left_and_the_next_start_finds_every_job(tmp_pat
         assert gone(*pids)
 
 
-def test_a_killed_worker_comes_back_and_its_job_does_not_wait_for_the_lease(tmp_path: Path) -> None:
-    handler = tmp_path / "gate.py"
-    handler.write_text(
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
+    """One run, whose parts may be killed: each test leaves it serving again."""
+    folder = tmp_path_factory.mktemp("shared")
+    (folder / "broken.py").write_text("import no_such_module_of_mine\n")
+    (folder / "gate.py").write_text(
         textwrap.dedent("""
             import time
             from pathlib import Path
@@ -144,44 +143,66 @@ def test_a_killed_worker_comes_back_and_its_job_does_not_wait_for_the_lease(tmp_
                     return items
         """)
     )
-    models = write_models(tmp_path, {"gate": {"handler": "gate.py", "timeout_s": 600}})
-    with running_up(tmp_path, models=models, HEADRACE_LEASE_TTL_S="600") as up:
-        job_id = up.submit("gate", str(tmp_path))
-        wait_until((tmp_path / "running").exists, "the job runs", 60)
-        worker = next(pid for name, pid in up.record()["pids"].items() if name in ("cpu0", "gpu0"))
-        below = descendants(worker)
-        os.kill(worker, signal.SIGKILL)
-        up.wait_for("starting it again")
-        wait_until(lambda: gone(*below), "its model processes are gone", timeout_s=5)
-        (tmp_path / "open").touch()
-        assert up.result_of(job_id, timeout_s=60) == str(tmp_path)
-        assert up.job(job_id)["attempts"] == 2
+    models = write_models(
+        folder,
+        {
+            "echo": {"handler": "echo"},
+            "bad": {"handler": "broken.py"},
+            "gate": {"handler": "gate.py", "timeout_s": 600},
+        },
+    )
+    with running_up(folder, models=models, HEADRACE_LEASE_TTL_S="600") as up:
+        yield up
 
 
-def test_a_killed_redis_comes_back_with_its_jobs(tmp_path: Path) -> None:
-    with running_up(tmp_path) as up:
-        done = up.submit("echo", 1)
-        assert up.result_of(done) == 1
-        first = up.record()["pids"]["redis"]
-        os.kill(first, signal.SIGKILL)
-        wait_until(lambda: up.record()["pids"].get("redis") not in (None, first), "it is back", 30)
-        wait_until(lambda: up.request("GET", "/ready")[0] == 200, "the API has found it", 30)
-        # `everysec` may lose the last two seconds, so only what comes after is asked for.
-        again = up.submit("echo", 2)
-        assert up.result_of(again) == 2
+def test_a_killed_worker_comes_back_and_its_job_does_not_wait_for_the_lease(
+    shared: RunningUp, tmp_path: Path
+) -> None:
+    job_id = shared.submit("gate", str(tmp_path))
+    wait_until((tmp_path / "running").exists, "the job runs", 60)
+    worker = next(pid for name, pid in shared.record()["pids"].items() if name in ("cpu0", "gpu0"))
+    below = descendants(worker)
+    os.kill(worker, signal.SIGKILL)
+    shared.wait_for("0 ended by SIGKILL; starting it again")
+    wait_until(lambda: gone(*below), "its model processes are gone", timeout_s=5)
+    (tmp_path / "open").touch()
+    assert shared.result_of(job_id, timeout_s=60) == str(tmp_path)
+    assert shared.job(job_id)["attempts"] == 2
 
 
-def test_a_model_that_cannot_load_leaves_the_rest_serving(tmp_path: Path) -> None:
-    (tmp_path / "broken.py").write_text("import no_such_module_of_mine\n")
-    models = write_models(tmp_path, {"echo": {"handler": "echo"}, "bad": {"handler": "broken.py"}})
-    with running_up(tmp_path, models=models) as up:
-        assert up.result_of(up.submit("echo", "x")) == "x"
+def test_a_killed_redis_comes_back_with_its_jobs(shared: RunningUp) -> None:
+    done = shared.submit("echo", 1)
+    assert shared.result_of(done) == 1
+    first = shared.record()["pids"]["redis"]
+    os.kill(first, signal.SIGKILL)
+    wait_until(lambda: shared.record()["pids"].get("redis") not in (None, first), "it is back", 30)
+    wait_until(lambda: shared.request("GET", "/ready")[0] == 200, "the API has found it", 30)
+    # `everysec` may lose the last two seconds, so only what comes after is asked for.
+    again = shared.submit("echo", 2)
+    assert shared.result_of(again) == 2
 
-        def shown() -> bool:
-            status, body = up.request("GET", "/ready")
-            return status == 200 and "no_such_module_of_mine" in str(body["models"]["bad"])
 
-        wait_until(shown, "/ready shows the traceback of the model that failed", 30)
+def test_a_model_that_cannot_load_leaves_the_rest_serving(shared: RunningUp) -> None:
+    assert shared.result_of(shared.submit("echo", "x")) == "x"
+
+    def shown() -> bool:
+        status, body = shared.request("GET", "/ready")
+        return status == 200 and "no_such_module_of_mine" in str(body["models"]["bad"])
+
+    wait_until(shown, "/ready shows the traceback of the model that failed", 30)
+
+
+def test_second_instance_on_one_state_dir_is_one_line(shared: RunningUp, tmp_path: Path) -> None:
+    models = str(write_models(tmp_path))
+    ended = headrace(
+        "up", "--state-dir", str(shared.state_dir), "--port", str(free_port()), "--no-flower",
+        "--models", models, cwd=tmp_path,
+    )  # fmt: skip
+    assert ended.returncode == 2
+    line = only_line(ended.stderr)
+    assert f"{shared.state_dir} is in use by another headrace up, pid {shared.process.pid}" in line
+    assert shared.record()["pids"]["headrace"] == shared.process.pid
+    assert shared.request("GET", "/live")[0] == 200
 
 
 def test_flower_asks_for_its_password_and_keeps_its_history(tmp_path: Path) -> None:
@@ -239,19 +260,6 @@ def test_flower_port_in_use_names_its_own_setting(tmp_path: Path) -> None:
         )  # fmt: skip
     assert ended.returncode == 2
     assert "HEADRACE_FLOWER_PORT" in only_line(ended.stderr)
-
-
-def test_second_instance_on_one_state_dir_is_one_line(tmp_path: Path) -> None:
-    with running_up(tmp_path, "--workers", "0") as up:
-        ended = headrace(
-            "up", "--state-dir", str(up.state_dir), "--port", str(free_port()), "--no-flower",
-            "--models", str(tmp_path / "models.yaml"), cwd=tmp_path,
-        )  # fmt: skip
-        assert ended.returncode == 2
-        line = only_line(ended.stderr)
-        assert f"{up.state_dir} is in use by another headrace up, pid {up.process.pid}" in line
-        assert up.record()["pids"]["headrace"] == up.process.pid
-        assert up.request("GET", "/live")[0] == 200
 
 
 @pytest.mark.parametrize("command", ["up", "worker", "api"])

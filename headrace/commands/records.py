@@ -72,6 +72,7 @@ class RecordFile:
         self.path = path
         self.earlier = Earlier()
         self._encoder = msgspec.json.Encoder()
+        self._broken = False
         try:
             self._file: IO[bytes] = path.open("ab+")
         except OSError as error:
@@ -88,17 +89,26 @@ class RecordFile:
         Raises:
             OSError: the disk is full, or the file cannot be written any more.
         """
-        self._file.write(self._encoder.encode(record) + b"\n")
-        self._file.flush()
+        try:
+            self._file.write(self._encoder.encode(record) + b"\n")
+            self._file.flush()
+        except OSError:
+            self._broken = True
+            raise
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with self._file:
-            self._file.flush()
-            if self.path.is_file():
-                os.fsync(self._file.fileno())
+        try:
+            with self._file:
+                self._file.flush()
+                if self.path.is_file():
+                    os.fsync(self._file.fileno())
+        except OSError:
+            # What could not be written was told then; closing tries to write it once more.
+            if not self._broken:
+                raise
 
     def _open(self, *, resume: bool) -> None:
         if not self.path.is_file():  # such as /dev/stdout

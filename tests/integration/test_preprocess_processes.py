@@ -12,20 +12,43 @@ import psutil
 import pytest
 
 from headrace.jobs import State
-from tests.harness.redis_servers import RedisServer
+from tests.harness.redis_servers import RedisServer, leaked_keys, redis_server
 from tests.harness.wait import wait_until
 from tests.harness.worker import HANDLERS, Client, Worker, celery_worker, write_models
 
 
+def model(handler: str = "Prepared", **more: Any) -> dict[str, Any]:
+    spec = f"{HANDLERS / 'prepared.py'}:{handler}"
+    return {"handler": spec, "preprocess_processes": 2, "max_batch_size": 8, **more}
+
+
 @contextmanager
 def prepared(
-    redis: RedisServer, folder: Path, handler: str = "Prepared", **model: Any
+    redis: RedisServer, folder: Path, **models: dict[str, Any]
 ) -> Iterator[tuple[Worker, Client]]:
-    spec = f"{HANDLERS / 'prepared.py'}:{handler}"
-    keys = {"preprocess_processes": 2, "max_batch_size": 8, **model}
-    path = write_models(folder, m={"handler": spec, **keys})
+    path = write_models(folder, **models)
     with celery_worker(redis.url, path, folder) as worker, Client(redis.url, path) as client:
         yield worker, client
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Worker, Client]]:
+    """A worker for all tests that leave it running."""
+    models = {
+        "m": model(),
+        "threads": model(preprocess_processes=0, preprocess_threads=4),
+        "room": model(),
+        "broken": model(options={"load": "fail"}),
+        "keeps": model("Keeps"),
+        "heavy": model("Heavy"),
+    }
+    with (
+        redis_server() as server,
+        prepared(server, tmp_path_factory.mktemp("shared"), **models) as (worker, client),
+    ):
+        worker.wait_ready("m", "threads", "room")
+        yield worker, client
+        wait_until(lambda: not leaked_keys(client.redis), "no key without a TTL is left")
 
 
 def results(client: Client, *ids: str) -> list[dict[str, Any]]:
@@ -33,74 +56,69 @@ def results(client: Client, *ids: str) -> list[dict[str, Any]]:
     return [client.result(job_id) for job_id in ids]
 
 
-def load_error(worker: Worker) -> str:
+def load_error(worker: Worker, name: str) -> str:
     def error() -> str:
-        return str(worker.states()["m"]["error"])
+        return str(worker.states()[name]["error"])
 
     return wait_until(error, "the load has failed", timeout_s=60)
 
 
 def test_the_items_of_a_batch_are_shared_and_their_arrays_cross(
-    redis_db: RedisServer, tmp_path: Path
+    shared: tuple[Worker, Client],
 ) -> None:
-    with prepared(redis_db, tmp_path) as (worker, client):
-        worker.wait_ready("m")
-        ids = client.submit("m", *({"n": n} for n in range(200)))
-        got = results(client, *ids)
-        assert [one["array"] for one in got] == [float(n * n * 64) for n in range(200)]
-        assert {one["where"] for one in got} == {"preprocess"}
-        assert len({one["pid"] for one in got}) == 2
-        assert {one["model_pid"] for one in got} == set(worker.model_pids())
-        assert {one["gpu"] for one in got} == {""}
-        assert max(one["size"] for one in got) == 4
+    worker, client = shared
+    ids = client.submit("m", *({"n": n} for n in range(200)))
+    got = results(client, *ids)
+    assert [one["array"] for one in got] == [float(n * n * 64) for n in range(200)]
+    assert {one["where"] for one in got} == {"preprocess"}
+    assert len({one["pid"] for one in got}) == 2
+    assert {one["model_pid"] for one in got} == set(worker.states()["m"]["pids"])
+    assert {one["gpu"] for one in got} == {""}
+    assert max(one["size"] for one in got) == 4
 
 
-def test_threads_share_a_batch_too(redis_db: RedisServer, tmp_path: Path) -> None:
-    keys: dict[str, Any] = {"preprocess_processes": 0, "preprocess_threads": 4}
-    with prepared(redis_db, tmp_path, **keys) as (worker, client):
-        worker.wait_ready("m")
-        got = results(client, *client.submit("m", *({"n": n} for n in range(100))))
-        assert {one["where"] for one in got} == {"model"}
-        assert max(one["size"] for one in got) == 2
+def test_threads_share_a_batch_too(shared: tuple[Worker, Client]) -> None:
+    _, client = shared
+    got = results(client, *client.submit("threads", *({"n": n} for n in range(100))))
+    assert {one["where"] for one in got} == {"model"}
+    assert max(one["size"] for one in got) == 2
 
 
-def test_each_item_has_its_own_outcome(redis_db: RedisServer, tmp_path: Path) -> None:
-    with prepared(redis_db, tmp_path) as (worker, client):
-        worker.wait_ready("m")
-        inputs: list[dict[str, Any]] = [{"n": n} for n in range(16)]
-        inputs[3] = {"raise": "zzz"}
-        inputs[7] = {"error": "send text"}
-        inputs[9] = {"odd": True}
-        inputs[11] = {"n": 1 << 80}
-        jobs = client.wait(*client.submit("m", *inputs))
-        errors = {n: json.loads(job.error_json) for n, job in enumerate(jobs) if job.error_json}
-        assert {n: error["message"][:31] for n, error in errors.items()} == {
-            3: "ValueError: no such word: zzz",
-            7: "send text",
-            9: "preprocess gave what cannot cro",
-            11: "a number in the input has more ",
-        }
-        assert [errors[n]["type"] for n in (3, 7, 9, 11)] == [
-            "handler-error", "input-error", "handler-error", "input-error",
-        ]  # fmt: skip
-        assert "in item" in (jobs[3].traceback or "")
-        assert sum(job.state is State.SUCCEEDED for job in jobs) == 12
+def test_each_item_has_its_own_outcome(shared: tuple[Worker, Client]) -> None:
+    _, client = shared
+    inputs: list[dict[str, Any]] = [{"n": n} for n in range(16)]
+    inputs[3] = {"raise": "zzz"}
+    inputs[7] = {"error": "send text"}
+    inputs[9] = {"odd": True}
+    inputs[11] = {"n": 1 << 80}
+    jobs = client.wait(*client.submit("m", *inputs))
+    errors = {n: json.loads(job.error_json) for n, job in enumerate(jobs) if job.error_json}
+    assert {n: error["message"][:31] for n, error in errors.items()} == {
+        3: "ValueError: no such word: zzz",
+        7: "send text",
+        9: "preprocess gave what cannot cro",
+        11: "a number in the input has more ",
+    }
+    assert [errors[n]["type"] for n in (3, 7, 9, 11)] == [
+        "handler-error", "input-error", "handler-error", "input-error",
+    ]  # fmt: skip
+    assert "in item" in (jobs[3].traceback or "")
+    assert sum(job.state is State.SUCCEEDED for job in jobs) == 12
 
 
 def test_memory_that_is_short_there_makes_the_batches_smaller(
-    redis_db: RedisServer, tmp_path: Path
+    shared: tuple[Worker, Client],
 ) -> None:
-    with prepared(redis_db, tmp_path) as (worker, client):
-        worker.wait_ready("m")
-        jobs = client.wait(*client.submit("m", *({"room": 2} for _ in range(32))))
-        assert {job.state for job in jobs} == {State.SUCCEEDED}
-        wait_until(lambda: worker.states()["m"]["fits"] == 4, "the size that fits is told")
+    worker, client = shared
+    jobs = client.wait(*client.submit("room", *({"room": 2} for _ in range(32))))
+    assert {job.state for job in jobs} == {State.SUCCEEDED}
+    wait_until(lambda: worker.states()["room"]["fits"] == 4, "the size that fits is told")
 
 
-def test_an_input_that_takes_its_process_with_it_pays_alone(
+def test_an_input_that_takes_its_process_with_it_pays_alone_and_all_end_with_their_worker(
     redis_db: RedisServer, tmp_path: Path
 ) -> None:
-    with prepared(redis_db, tmp_path) as (worker, client):
+    with prepared(redis_db, tmp_path, m=model()) as (worker, client):
         worker.wait_ready("m")
         jobs = client.wait(*client.submit("m", {"n": 1}, {"die": True}, {"n": 3}), timeout_s=90)
         assert [job.state for job in jobs] == [
@@ -109,27 +127,22 @@ def test_an_input_that_takes_its_process_with_it_pays_alone(
         assert json.loads(jobs[1].error_json)["type"] == "replica-lost"
         assert "a preprocess process ended with 9" in worker.log
 
-
-def test_they_are_gone_with_their_worker(redis_db: RedisServer, tmp_path: Path) -> None:
-    with prepared(redis_db, tmp_path) as (worker, client):
-        worker.wait_ready("m")
         got = results(client, *client.submit("m", *({"n": n} for n in range(40))))
-        pids = {one["pid"] for one in got} | set(worker.model_pids())
+        pids = {one["pid"] for one in got} | {one["model_pid"] for one in got}
         assert len(pids) == 3
         worker.kill()
         wait_until(lambda: not any(map(psutil.pid_exists, pids)), "they are gone", timeout_s=5)
 
 
 @pytest.mark.parametrize(
-    ("handler", "options", "says"),
+    ("name", "says"),
     [
-        ("Prepared", {"load": "fail"}, "RuntimeError: no such vocabulary"),
-        ("Keeps", {}, "runs its verbs in turn; if it keeps nothing on itself between its verbs"),
-        ("Heavy", {}, "write initialize_preprocess(context): what preprocess needs"),
+        ("broken", "RuntimeError: no such vocabulary"),
+        ("keeps", "runs its verbs in turn; if it keeps nothing on itself between its verbs"),
+        ("heavy", "write initialize_preprocess(context): what preprocess needs"),
     ],
 )
 def test_a_handler_that_cannot_be_run_so_is_a_failed_load(
-    redis_db: RedisServer, tmp_path: Path, handler: str, options: dict[str, Any], says: str
+    shared: tuple[Worker, Client], name: str, says: str
 ) -> None:
-    with prepared(redis_db, tmp_path, handler, options=options) as (worker, _):
-        assert says in load_error(worker)
+    assert says in load_error(shared[0], name)

@@ -6,6 +6,7 @@ that nobody knows of is how a job is claimed twice; who can say a command twice 
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -17,6 +18,7 @@ from redis.asyncio.retry import Retry as AsyncRetry
 from redis.asyncio.sentinel import Sentinel as AsyncSentinel
 from redis.asyncio.sentinel import SentinelConnectionPool as AsyncSentinelPool
 from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
 from redis.maint_notifications import MaintNotificationsConfig
 from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
@@ -127,6 +129,18 @@ def connect_async(url: str, **options: Any) -> redis.asyncio.Redis:
         return redis.asyncio.Redis.from_url(url, **kwargs)
     except ValueError:
         raise _unreadable(url) from None
+
+
+async def drop_connections(client: redis.asyncio.Redis, *, idle: bool) -> None:
+    """Close the connections of a pool, so that whoever asks next connects anew.
+
+    Args:
+        client: whose pool it is.
+        idle: only those that nobody uses now. After a connection that went silent these may be as
+            dead, and each would cost somebody the time limit of an answer.
+    """
+    with contextlib.suppress(RedisError, OSError):
+        await client.connection_pool.disconnect(inuse_connections=not idle)
 
 
 def parse_sentinel(url: str) -> SentinelAddress:

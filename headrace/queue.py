@@ -13,7 +13,6 @@ from redis.exceptions import (
     BusyLoadingError,
     NoScriptError,
     OutOfMemoryError,
-    ReadOnlyError,
     RedisError,
     ResponseError,
 )
@@ -26,8 +25,10 @@ from redis.exceptions import (
 
 from headrace import keys
 from headrace.coalesce import Coalescer
+from headrace.connections import drop_connections
 from headrace.errors import BrokerFull, BrokerUnavailable, HeadraceError
 from headrace.jobs import US_PER_S, Job, job_from_record
+from headrace.outages import NO_PRIMARY, outage_code
 from headrace.scripts import Arg, Command, script
 from headrace.submission import (
     Receipt,
@@ -94,8 +95,10 @@ def translate(error: RedisError) -> HeadraceError:
         )
     logger.warning("Redis: %s: %s", type(error).__name__, error)
     hint = "Try again in a moment."
-    if isinstance(error, (BusyLoadingError, ReadOnlyError)):
-        return BrokerUnavailable("Redis is loading its data or changing its primary", hint=hint)
+    if isinstance(error, BusyLoadingError):
+        return BrokerUnavailable("Redis is loading its data", hint=hint)
+    if code := outage_code(error):
+        return BrokerUnavailable(f"Redis takes no writes at the moment ({code})", hint=hint)
     if isinstance(error, ResponseError):
         code = str(error).partition(" ")[0][:32]
         return BrokerUnavailable(
@@ -286,7 +289,11 @@ class JobQueue:
         try:
             try:
                 return list(await self._evaluate(name, called))
-            except (RedisConnectionError, RedisTimeoutError):
+            except (RedisConnectionError, RedisTimeoutError, ResponseError) as error:
+                if isinstance(error, ResponseError) and outage_code(error) not in NO_PRIMARY:
+                    raise
+                if isinstance(error, _NobodyThere):
+                    raise
                 return list(await self._evaluate(name, called))
         except RedisError as error:
             raise translate(error) from error
@@ -302,19 +309,31 @@ class JobQueue:
     async def _exchange(self, packed: bytes) -> Any:
         """One command on a connection of the pool, without the layers of `execute_command`."""
         pool = self._client.connection_pool
-        connection = await pool.get_connection()
+        try:
+            connection = await pool.get_connection()
+        except RedisTimeoutError as error:
+            raise _NobodyThere(str(error)) from error
         try:
             await connection.send_packed_command(packed)
             answer = await connection.read_response()
-        except ResponseError:
+        except ResponseError as error:
+            if outage_code(error) in NO_PRIMARY:
+                # Behind the same name there is another server by now.
+                await drop_connections(self._client, idle=False)
             raise
-        except BaseException:
+        except BaseException as error:
             # Whoever took this connection next would read the answer to this command.
             await connection.disconnect(nowait=True)
+            if isinstance(error, RedisTimeoutError):
+                await drop_connections(self._client, idle=True)
             raise
         finally:
             await pool.release(connection)
         return answer
+
+
+class _NobodyThere(RedisTimeoutError):
+    """Nobody takes a connection; to ask again at once would only take as long again."""
 
 
 def _job(job_id: str, answer: Any) -> Job | None:

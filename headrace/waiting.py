@@ -22,6 +22,7 @@ from redis.asyncio.client import PubSub
 from redis.exceptions import RedisError
 
 from headrace import keys
+from headrace.connections import drop_connections
 from headrace.ended import Ended, read_ended
 
 logger = logging.getLogger(__name__)
@@ -209,6 +210,8 @@ class Waiters:
                     await self._hear_all(pubsub)
             except (RedisError, OSError) as error:
                 logger.warning("waiting connection lost, back in %.2f s: %s", delay_s, error)
+                # What is idle in the pool may be as dead, and would be taken for the next try.
+                await drop_connections(self._client, idle=True)
             finally:
                 self._pubsub = None
                 self._unconfirmed.clear()

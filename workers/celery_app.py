@@ -14,15 +14,18 @@ from celery import Celery
 from kombu import Queue
 
 from headrace.catalog import Catalog, load_catalog
+from headrace.connections import SOCKET_TIMEOUT_S
 from headrace.errors import ConfigError
 from headrace.keys import TASK_NAME, queue_name
 from headrace.settings import Settings, load_settings
-from workers import control
+from workers import control, refusals
 from workers.broker_url import celery_url
 from workers.step import consumer_step
 
 #: No model can have this queue: a colon stands in no model's name.
 CONTROL_QUEUE: Final = "headrace:control"
+#: How often kombu looks whether its connections live.
+HEALTH_CHECK_S: Final = 5
 
 
 def create_app(settings: Settings, catalog: Catalog) -> Celery:
@@ -51,6 +54,10 @@ def create_app(settings: Settings, catalog: Catalog) -> Celery:
             "unacked_key": f"{CONTROL_QUEUE}.unacked",
             "unacked_index_key": f"{CONTROL_QUEUE}.unacked_index",
             "unacked_mutex_key": f"{CONTROL_QUEUE}.unacked_mutex",
+            # On a connection that is dead without a word Celery would wait for ever.
+            "socket_timeout": SOCKET_TIMEOUT_S,
+            "socket_connect_timeout": SOCKET_TIMEOUT_S,
+            "health_check_interval": HEALTH_CHECK_S,
             **target.transport_options,
         },
         enable_utc=True,
@@ -72,6 +79,7 @@ def create_app(settings: Settings, catalog: Catalog) -> Celery:
     )
     app.steps["worker"].add(consumer_step(settings, catalog, url, CONTROL_QUEUE))
     control.install(url)
+    refusals.pass_by()
 
     @app.task(name=TASK_NAME, shared=False)
     def predict(model: str, input: object) -> None:

@@ -18,6 +18,8 @@ from typing import Any, Final
 from redis.exceptions import RedisError
 
 from headrace.keys import STEPS
+from headrace.outages import DISCONNECTED
+from workers.dialing import Dialing
 from workers.dispatch import Dispatch
 from workers.dropping import Dropping
 from workers.guard import Guard
@@ -28,7 +30,6 @@ from workers.ledger import Ledger
 from workers.life import Phase
 from workers.losses import Losses
 from workers.porter import Porter
-from workers.publisher import DISCONNECTED
 from workers.replica import Replica
 from workers.reporter import Reporter
 from workers.staging import ends_in_s, gave_way, stage_at, takes_second
@@ -82,6 +83,7 @@ class Consumer:
         self._keeper = self._losses.keeper
         self._signal_out, self._signal_in = os.pipe()
         self._stopping = threading.Event()
+        self._dialing: Dialing | None = None
         self._drain_until = float("inf")
         self._watched: list[Any] = []
         self._seq = 0
@@ -106,7 +108,7 @@ class Consumer:
 
     def _turn(self) -> None:
         now = time.monotonic()
-        if not self._ledger.connected and now >= self._ledger.reconnect_at:
+        if not self._ledger.connected:
             self._connect(now)
         self._tend(now)
         if not self._dropping.in_doubt(now):
@@ -128,16 +130,28 @@ class Consumer:
     # Redis
 
     def _connect(self, now: float) -> None:
-        if not self._ledger.connect(self.lanes, now):
+        if self._dialing is None:
+            if now >= self._ledger.reconnect_at:
+                # What was watched on an older connection is over, whichever of the two broke.
+                self._wake.close()
+                self._dialing = Dialing(self._dial, self._signal_in)
             return
-        try:
-            self._wake.connect()
-        except (*DISCONNECTED, RedisError) as error:
+        if not self._dialing.over:
+            return
+        error, self._dialing = self._dialing.error, None
+        if error is not None:
+            if not isinstance(error, (*DISCONNECTED, RedisError)):
+                raise error
             self._ledger.lost(now, error)
             return
+        self._ledger.joined(self.lanes, now)
         self._renew_at = self._sweep_at = now
         for lane in self.lanes:
             lane.backlog.look()
+
+    def _dial(self) -> None:
+        self._ledger.dial()
+        self._wake.connect()
 
     def _claim(self, now: float) -> None:
         if self._stopping.is_set():
@@ -346,7 +360,7 @@ class Consumer:
         if self._ledger.connected:
             moments += (self._sweep_at, self._renew_at, self._reporter.events_at)
             moments.append(self._ledger.answer_due_at)
-        else:
+        elif self._dialing is None:
             moments.append(self._ledger.reconnect_at)
         for lane in self.lanes:
             # A hold is over only when the batch can run.
@@ -363,9 +377,9 @@ class Consumer:
 
     def _watch(self) -> None:
         """Watch the sockets there are now; after a reconnect these are others."""
-        sockets = [
-            sock for sock in (self._wake.socket(), self._ledger.socket()) if sock is not None
-        ]
+        # While it dials, the connections are that thread's.
+        found = (self._wake.socket(), self._ledger.socket()) if self._dialing is None else ()
+        sockets = [sock for sock in found if sock is not None]
         for old in [old for old in self._watched if old not in sockets]:
             self._selector.unregister(old)
         for new in [new for new in sockets if new not in self._watched]:
@@ -403,6 +417,8 @@ class Consumer:
             self._porter.take(lane)
         self._porter.close()
         self._herald.close()
+        if self._dialing is not None:
+            self._dialing.leave()
         self._wake.close()
         self._ledger.close()
         self._selector.close()

@@ -13,15 +13,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import ResponseError
 
 from headrace import keys
 from headrace.jobs import US_PER_S
+from headrace.outages import DISCONNECTED
 from headrace.scripts import CLAIM_MAX_BYTES, Arg, Command, script
 from workers.batcher import STEP_PLACE
 from workers.items import Item, Settlement
 from workers.lane import Lane
-from workers.publisher import DISCONNECTED, Publisher
+from workers.publisher import Publisher
 
 logger = logging.getLogger(__name__)
 
@@ -106,31 +107,39 @@ class Ledger:
         self._observer = observer
         self._publisher = publisher
         self._outbox: list[_Call] = []
-        self._in_flight: deque[list[_Call]] = deque()
+        # What is unanswered, and when it was sent.
+        self._in_flight: deque[tuple[float, list[_Call]]] = deque()
         self.answer_due_at = float("inf")
         self._claim_lost = False
         self._delay_s = RECONNECT_MIN_S
         self.reconnect_at = 0.0
         self._reap_after = float("inf")
+        self._joined = False
+        # Redis' clock at the worker's second 0, by the last answer that told it.
+        self._server_zero_us: int | None = None
 
     @property
     def connected(self) -> bool:
         """Whether Redis answered last."""
-        return self._publisher.connected
+        return self._joined and self._publisher.connected
 
     @property
     def busy(self) -> bool:
         """Whether something is still to be said."""
         return bool(self._outbox or self._in_flight)
 
-    def connect(self, lanes: Iterable[Lane], now: float) -> bool:
-        """Connect, and take up where the outage began; False (and a later try) if Redis is away."""
-        try:
-            self._publisher.connect()
-        except (*DISCONNECTED, RedisError) as error:
-            self.lost(now, error)
-            return False
-        self._delay_s = RECONNECT_MIN_S
+    def dial(self) -> None:
+        """Connect. It may take seconds: a thread of its own calls it, and then `joined` is called.
+
+        Raises:
+            redis.RedisError, OSError: Redis is away.
+        """
+        self._publisher.connect()
+
+    def joined(self, lanes: Iterable[Lane], now: float) -> None:
+        """It is connected: take up where the outage began."""
+        self._joined = True
+        self._server_zero_us = None
         # Workers cut off by the same outage need one lease's time to renew theirs, so nothing is
         # reaped before one lease_ttl after this connection, and so after the server's own start.
         self._reap_after = now + self.limits.lease_ttl_s
@@ -141,19 +150,21 @@ class Ledger:
                 known = [item.token for item in lane.held.values()]
                 self._say(lane, "release_owner", "free", self._losses(lane), self.owner, *known)
         self._claim_lost = False
-        return True
 
     def lost(self, now: float, error: Exception) -> None:
         """The connection broke: keep what must be said, and try again later."""
         logger.warning("Redis is away, next try in %.2f s: %s", self._delay_s, error)
         self._claim_lost = True
-        unanswered = [call for sent in self._in_flight for call in sent]
+        unanswered = [call for _, sent in self._in_flight for call in sent]
         self._outbox = [call for call in (*unanswered, *self._outbox) if call.again]
         self._in_flight.clear()
         self.answer_due_at = float("inf")
+        self._joined = False
         self._publisher.close()
         self.reconnect_at = now + self._delay_s
-        self._delay_s = min(self._delay_s * 2, RECONNECT_MAX_S)
+        # Soon enough to renew its leases before others, who are back already, may reap them.
+        most_s = min(RECONNECT_MAX_S, self.limits.lease_ttl_s / 3)
+        self._delay_s = min(self._delay_s * 2, most_s)
 
     def close(self) -> None:
         """Drop the connection."""
@@ -264,16 +275,27 @@ class Ledger:
         """Promote what is due and reap what has run out."""
 
         def swept(reply: Any, at: float) -> None:
+            self._server_zero_us = int(reply[7]) - int(at * US_PER_S)
             lane.next_due_at = at + int(reply[2]) / US_PER_S if int(reply[2]) >= 0 else None
             lane.backlog.saw_at_least([int(left) for left in reply[3:7]])
-            if len(reply) > 7:
-                lane.sequels.left(lane.queue, reply[7:])
+            if len(reply) > 8:
+                lane.sequels.left(lane.queue, reply[8:])
 
         # Told anew by the answer; left as it is, it would ask again in each turn until then.
         lane.next_due_at = None
-        reap = int(now >= self._reap_after)
-        untold = lane.sequels.untold_room
-        self._say(lane, "sweep", reap, self._losses(lane), SWEEP_MAX_JOBS, untold, handle=swept)
+        reap_until, untold = self._reap_until_us(now), lane.sequels.untold_room
+        arguments = (reap_until, self._losses(lane), SWEEP_MAX_JOBS, untold)
+        self._say(lane, "sweep", *arguments, handle=swept)
+
+    def _reap_until_us(self, now: float) -> int:
+        """Until when, by Redis' clock, a sweep that is said now may reap; 0 for not at all.
+
+        What is said into a network that is cut or to a server that hangs may arrive after a minute,
+        when every lease has run out and nobody could renew his.
+        """
+        if now < self._reap_after or self._server_zero_us is None:
+            return 0
+        return self._server_zero_us + int((now + self.limits.lease_ttl_s / 3) * US_PER_S)
 
     def say(self, command: Command) -> None:
         """Send a command with the rest; its answer is not looked at, and it is not said again."""
@@ -297,8 +319,9 @@ class Ledger:
         if len(self._in_flight) >= IN_FLIGHT_MAX or not self._outbox or not self.connected:
             return
         sent, self._outbox = self._outbox, []
-        self._in_flight.append(sent)
-        self.answer_due_at = now + ANSWER_MAX_S
+        self._in_flight.append((now, sent))
+        if len(self._in_flight) == 1:
+            self.answer_due_at = now + ANSWER_MAX_S
         try:
             self._publisher.send([call.command for call in sent])
         except DISCONNECTED as error:
@@ -310,9 +333,13 @@ class Ledger:
             if not self._in_flight:
                 self._publisher.more()  # readable without a question: the server hung up
             while self._in_flight:
-                answered = self._in_flight[0]
+                sent_at, answered = self._in_flight[0]
                 replies = self._publisher.receive([call.command for call in answered])
                 self._in_flight.popleft()
+                self._delay_s = RECONNECT_MIN_S
+                if now - sent_at > self.limits.lease_ttl_s / 3:
+                    # So slow a server has kept the others from renewing too.
+                    self._reap_after = now + self.limits.lease_ttl_s
                 self.answer_due_at = now + ANSWER_MAX_S if self._in_flight else float("inf")
                 self._act(answered, replies, now)
                 if not self._publisher.more():

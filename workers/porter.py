@@ -27,6 +27,7 @@ from headrace.errors import (
     StoreError,
 )
 from headrace.messages import Source
+from headrace.outages import is_outage
 from headrace.store.base import Entry, PayloadMissing
 from headrace.store.origin import Origins
 from headrace.store.stores import THREADS, Stores
@@ -39,6 +40,8 @@ logger = logging.getLogger(__name__)
 #: What a store that gives no answer is asked again after; then the job's own retries begin.
 AGAIN_S: Final = (0.2, 1.0, 3.0)
 SWEEP_S: Final = 2.0
+#: ... and while Redis is away, for as long as that lasts.
+AWAY_S: Final = 1.0
 #: How long a stop waits for what was begun.
 CLOSE_MAX_S: Final = 2.0
 #: How the text of a result that is bytes begins, as the model process writes it.
@@ -174,13 +177,18 @@ class Porter:
             os.write(self._in, b"x")
 
     def _patiently(self, call: Callable[[], bytes]) -> bytes:
-        for pause_s in self._again_s:
+        pauses = iter(self._again_s)
+        while not self._closing.is_set():
             try:
                 return call()
             except (StoreError, BrokerError) as error:
+                # Without Redis the job could not be told to have failed either.
+                away = is_outage(error.__cause__)
+                pause_s = AWAY_S if away else next(pauses, None)
+                if pause_s is None:
+                    raise
                 logger.warning("%s; asked again in %g s", error.message, pause_s)
-            if self._closing.wait(pause_s):
-                break
+            self._closing.wait(pause_s)
         return call()
 
     def _fetch(self, lane: Lane, item: Item, _: Load | None) -> Moved:

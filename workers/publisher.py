@@ -1,15 +1,15 @@
 """One connection to Redis for all that a worker writes: many script calls, one round trip.
 
 Knows scripts and connections, not what the calls are for. A server that does not know the scripts
-any more is another server: that counts as a broken connection, after which the caller decides what
-to say again.
+any more is another server, and one that takes no writes for now is no primary or cannot keep what
+it is told: both count as a broken connection, after which the caller decides what to say again.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import redis
 from redis.exceptions import (
@@ -19,16 +19,13 @@ from redis.exceptions import (
     NoScriptError,
     ResponseError,
 )
-from redis.exceptions import (
-    TimeoutError as RedisTimeoutError,
-)
 
+from headrace.outages import DISCONNECTED, outage_code
 from headrace.scripts import NAMES, Command, script
 
 logger = logging.getLogger(__name__)
 
 Reply = Any
-DISCONNECTED: Final = (RedisConnectionError, RedisTimeoutError, OSError)
 
 
 class Publisher:
@@ -117,9 +114,12 @@ class Publisher:
             raise RedisConnectionError("not connected")
         try:
             replies = self._read(len(commands))
-            if any(isinstance(reply, NoScriptError) for reply in replies):
-                # The server is another one than at connect: a failover under our feet.
-                raise RedisConnectionError("the server does not know the scripts any more")
+            for error in [reply for reply in replies if isinstance(reply, ResponseError)]:
+                if isinstance(error, NoScriptError):
+                    # The server is another one than at connect: a failover under our feet.
+                    raise RedisConnectionError("the server does not know the scripts any more")
+                if outage_code(error):
+                    raise RedisConnectionError(f"the server takes no writes: {error}")
         except DISCONNECTED:
             self.close()
             raise

@@ -18,7 +18,7 @@ from headrace import keys
 from headrace.errors import BY_CODE, HeadraceError
 from headrace.jobs import US_PER_S, State, iso
 from headrace.messages import arguments_repr
-from headrace.scripts import Command
+from headrace.scripts import Arg, Command, script
 from workers.events import (
     EventLog,
     Failed,
@@ -187,21 +187,16 @@ class Reporter:
 
     def states(self, lanes: list[Lane]) -> list[Command]:
         """Model states and counters, for /ready and /metrics."""
-        key = keys.worker(self.owner)
-        fields: list[str | bytes] = ["", _encode({"node": self.hostname, "pid": os.getpid()})]
+        fields: list[Arg] = ["", _encode({"node": self.hostname, "pid": os.getpid()})]
         for lane in lanes:
             fields += (lane.model.name, _encode({"node": self.hostname, **lane.report()}))
-        now_s = int(time.time())
-        commands: list[Command] = [
-            ("HSET", key, *fields),
-            ("EXPIRE", key, keys.WORKER_TTL_S),
-            ("ZREMRANGEBYSCORE", keys.WORKERS, 0, now_s - keys.WORKER_TTL_S),
-            ("ZADD", keys.WORKERS, now_s, self.owner),
-        ]
+        counted: list[Arg] = []
         for lane in lanes:
             stats = keys.stats(lane.model.name)
-            commands += (("HINCRBYFLOAT", stats, name, repr(by)) for name, by in lane.stats.drain())
-        return commands
+            for name, by in lane.stats.drain():
+                counted += (stats, name, repr(by))
+        head = (self.owner, int(time.time()), keys.WORKER_TTL_S, len(fields))
+        return [script("report").call([], *head, *fields, *counted)]
 
     def offline(self) -> list[Command]:
         """The worker is about to end."""

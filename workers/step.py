@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from headrace import keys
 from headrace.catalog import Catalog, ModelConfig
-from headrace.connections import connect
+from headrace.connections import SOCKET_TIMEOUT_S, connect
 from headrace.errors import ConfigError
 from headrace.settings import Settings
 from headrace.store.origin import Origins
@@ -104,7 +104,9 @@ def build_consumer(worker: Any, settings: Settings, catalog: Catalog, redis_url:
     """The consumer of one worker, with all that it works with, not yet running."""
     lanes = build_lanes(catalog, settings, os.environ)
     owner = os.environ.get("HEADRACE_INCARNATION") or f"{worker.hostname}-{secrets.token_hex(4)}"
-    client = connect(redis_url)
+    # A try to connect is over in time for the next one to renew the leases.
+    patience_s = min(SOCKET_TIMEOUT_S, max(1.0, settings.lease_ttl_s / 3))
+    client = connect(redis_url, socket_timeout=patience_s, socket_connect_timeout=patience_s)
     reporter = Reporter(
         owner,
         worker.hostname,

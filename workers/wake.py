@@ -15,21 +15,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import redis
-from redis.exceptions import (
-    ConnectionError as RedisConnectionError,
-)
-from redis.exceptions import (
-    ResponseError,
-)
-from redis.exceptions import (
-    TimeoutError as RedisTimeoutError,
-)
+from redis.exceptions import ResponseError
+
+from headrace.outages import DISCONNECTED
 
 logger = logging.getLogger(__name__)
 
 #: How often the lengths are read where the server does not push, in seconds.
 POLL_S: Final = 0.05
-DISCONNECTED: Final = (RedisConnectionError, RedisTimeoutError, OSError)
 
 
 class Wake:

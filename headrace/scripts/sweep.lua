@@ -1,8 +1,9 @@
 -- What stands behind the wake-up: delayed jobs that are due join their lists, and leases that ran out are reaped.
--- KEYS: the queue's. ARGV: 1 queue, 2 reap (1, or 0 while it is too early after an outage), 3 losses as in give_back,
---       4 limit, 5 how many ends of jobs, of which nobody has told what follows them, are handed out.
+-- KEYS: the queue's. ARGV: 1 queue, 2 until when (in us) to reap: what arrives later was said before an outage, and reaps
+--       nothing; 3 losses as in give_back, 4 limit, 5 how many ends of jobs, of which nobody has told what follows them, are
+--       handed out.
 -- Returns {promoted, reaped, us until the next delayed job or -1, then jobs in the list of each step (the first is -1 where the
--- queue is paused), then per such end: its name, and the Celery result's length, ':', the Celery result and the message}.
+-- queue is paused), now, then per such end: its name, and the Celery result's length, ':', the Celery result and the message}.
 check_types(true)
 local limit = tonumber(ARGV[4])
 local promoted, reaped = 0, 0
@@ -22,7 +23,7 @@ local function promote(id)
 end
 
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[8], '-inf', NOW, 'LIMIT', 0, limit)) do promote(id) end
-if ARGV[2] == '1' then
+if NOW_US <= tonumber(ARGV[2]) then
   local expired = {}
   for i, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[5], '-inf', NOW, 'LIMIT', 0, limit)) do
     expired[i] = {id = id, token = tonumber(read(id, 't')[1] or '0') or 0}
@@ -43,7 +44,7 @@ if entombed and total == 0 then redis.call('UNLINK', KEYS[11]) end
 if redis.call('SISMEMBER', 'hr:paused', ARGV[1]) == 1 then left[1] = -1 end
 local due = redis.call('ZRANGE', KEYS[8], 0, 0, 'WITHSCORES')
 local answer = {promoted, reaped, due[2] and math.max(0, tonumber(due[2]) - NOW_US) or -1,
-  left[1], left[2], left[3], left[4]}
+  left[1], left[2], left[3], left[4], NOW}
 
 -- Ends that scripts left (see leave_untold in _end.lua). Whoever has told one removes it; else it comes up again.
 local UNTOLD_MAX_BYTES, TELLING_US = 1048576, 60000000

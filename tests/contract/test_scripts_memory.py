@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -9,7 +10,13 @@ import pytest
 from redis.exceptions import NoScriptError, OutOfMemoryError, ResponseError
 
 from headrace import keys
+from headrace.errors import BrokerUnavailable
+from headrace.outages import outage_code
+from headrace.queue import translate
 from headrace.scripts import NAMES, Arg, script
+from headrace.store.base import PayloadMissing, new_entry
+from headrace.store.index import Index
+from headrace.store.redis import RedisStore
 from tests.harness.calls import MAX_CRASHES, Job, Queue
 
 
@@ -76,6 +83,56 @@ def test_jobs_can_be_cancelled(queue: Queue) -> None:
         assert queue.settle(leased) == [3]
         assert queue.claim().jobs == []
     assert queue.depth().waiting == 0
+
+
+def test_dead_letters_are_written_put_back_and_purged(queue: Queue) -> None:
+    kept, gone = queue.submit_one(), queue.submit_one()
+    with full_memory(queue):
+        failed = queue.claim().jobs
+        error = ("e", '{"type":"handler-error","message":"no"}')
+        assert queue.settle(*failed, state="f", extra=error, retry_us="dead") == [1, 1]
+        assert sorted(queue.letters()) == sorted([kept, gone])
+        assert queue.requeue(kept, "nobody") == ["queued", "unknown"]
+        assert queue.purge_letters(gone) == 1
+        assert queue.settle(queue.claim_one()) == [1]
+    assert (queue.record(kept)["s"], queue.letters()) == ("s", {})
+
+
+def test_what_waits_is_purged(queue: Queue) -> None:
+    queue.submit(*(Job(step=step) for step in keys.STEPS), Job(delay_us=10**9))
+    with full_memory(queue):
+        assert queue.purge() == (5, 5, 0)
+    assert queue.depth().waiting == 0
+
+
+def test_a_revoke_of_what_nobody_knows_yet_is_remembered(queue: Queue) -> None:
+    with full_memory(queue):
+        assert queue.cancel("nobody", remember_s=60) == ["unknown"]
+    assert queue.client.zcard(keys.REVOKED) == 1
+
+
+def test_payloads_of_results_are_stored_and_what_nobody_needs_is_deleted(queue: Queue) -> None:
+    store = RedisStore(Index(queue.client, 10_000), queue.client)
+    unneeded, result = (new_entry("redis", "one", "m", kind) for kind in "ir")
+    store.put(unneeded, b"input")
+    with full_memory(queue):
+        store.put(result, b"result", bounded=False)
+        assert store.get(result.ref) == b"result"
+        assert Index(queue.client).look(unneeded, result) == []
+        with pytest.raises(PayloadMissing):
+            store.get(unneeded.ref)
+    assert queue.client.zcard(keys.PAYLOADS) == 0
+
+
+def test_a_worker_goes_on_saying_that_it_lives(queue: Queue) -> None:
+    stats = keys.stats("m")
+    with full_memory(queue):
+        for _ in range(2):
+            queue.call("report", [], "w", int(time.time()), 15, 2, "m", "{}", stats, "ran", "1.5")
+    assert queue.client.hgetall(keys.worker("w")) == {b"m": b"{}"}
+    assert 0 < queue.client.ttl(keys.worker("w")) <= 15
+    assert queue.client.zrange(keys.WORKERS, 0, -1) == [b"w"]
+    assert queue.client.hgetall(stats) == {b"ran": b"3"}
 
 
 def test_what_is_no_job_is_buried(queue: Queue) -> None:
@@ -154,6 +211,23 @@ def test_a_record_of_the_wrong_type_hinders_no_neighbour(queue: Queue) -> None:
     assert queue.settle(leased[odd], queue.claim_one()) == [0, 1]
 
 
+def test_what_a_replica_refuses_is_an_outage_and_may_be_said_again(queue: Queue) -> None:
+    queue.submit_one()
+    leased = queue.claim_one()
+    queue.client.replicaof("127.0.0.1", "1")  # nobody is there, so that it keeps its data
+    try:
+        with pytest.raises(ResponseError) as refused:
+            queue.settle(leased)
+        assert outage_code(refused.value) == "READONLY"
+        assert isinstance(translate(refused.value), BrokerUnavailable)
+    finally:
+        queue.client.replicaof("NO", "ONE")
+    assert queue.settle(leased) == [1]
+    with pytest.raises(ResponseError) as wrong:
+        queue.execute("LPUSH", keys.job(leased.id), "x")
+    assert outage_code(wrong.value) == ""
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_server_that_knows_no_script_is_told(queue: Queue, name: str) -> None:
     known = script(name)
@@ -166,10 +240,12 @@ def test_a_server_that_knows_no_script_is_told(queue: Queue, name: str) -> None:
         "release_owner": [queue.name, "free", 3, "w"], "requeue": [queue.name, "x"],
         "purge_letters": [queue.name, "x"], "purge": [queue.name, 10], "look_payloads": [1],
         "put_payload": ["e", "r", 1, 0, 17, "more than nothing"], "follow": ["x", 1],
+        "report": ["w", 1, 0, 2, "m", "{}"],
     }  # fmt: skip
     command = known.call(queue.keys, *arguments[name])
     with pytest.raises(NoScriptError):
         queue.execute(*command)
     assert queue.execute(*known.load_command()).decode() == known.sha
     queue.execute(*command)
+    queue.client.delete(keys.WORKERS)
     assert queue.client.dbsize() == 0

@@ -235,13 +235,13 @@ class Queue:
         return int(self._run("release_owner", self.name, mode, MAX_CRASHES, owner, *keep))
 
     def sweep(self, *, reap: bool = True, limit: int = 500) -> tuple[int, int, int, int]:
-        answer = self._run("sweep", self.name, int(reap), MAX_CRASHES, limit)
-        promoted, reaped, due_us, *left = map(int, answer)
+        answer = self._run("sweep", self.name, 2**53 if reap else 0, MAX_CRASHES, limit)
+        promoted, reaped, due_us, *left, _ = map(int, answer)
         return promoted, reaped, due_us, sum(left)
 
     def untold(self, most: int = 100) -> dict[str, tuple[dict[str, Any], bytes]]:
         """The ends that a sweep hands out to be told: by name, Celery result and message."""
-        flat = self._run("sweep", self.name, 0, MAX_CRASHES, 500, most)[7:]
+        flat = self._run("sweep", self.name, 0, MAX_CRASHES, 500, most)[8:]
         told = {}
         for name, entry in zip(flat[::2], flat[1::2], strict=True):
             length, _, rest = entry.partition(b":")

@@ -1,4 +1,4 @@
-"""A TCP proxy that can lose an answer: the server did what it was told, and nobody knows."""
+"""A TCP proxy in front of a server: it loses answers, goes silent, or leads to another server."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ class Proxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
         self._open: set[socket.socket] = set()
+        self._silent = False
+        self._dead: set[socket.socket] = set()
         self._thread = threading.Thread(target=self._accept, daemon=True)
         self._thread.start()
 
@@ -43,6 +45,22 @@ class Proxy:
     def swallow(self, needle: bytes) -> None:
         """Pass on no request that holds these bytes, nor what comes behind it on its connection."""
         self._unwanted = needle
+
+    def go_silent(self) -> None:
+        """Pass nothing on any more, in either direction, and close nothing: as a cut network.
+
+        Connections that are open now stay dead for ever; so does what connects until `speak`.
+        """
+        self._silent = True
+        self._dead |= self._open
+
+    def speak(self) -> None:
+        """Carry new connections again."""
+        self._silent = False
+
+    def lead_to(self, port: int) -> None:
+        """From now on another server is behind this port; what is open stays with the old one."""
+        self._to_port = port
 
     def close(self) -> None:
         self._listener.close()
@@ -61,6 +79,8 @@ class Proxy:
                 client.close()
                 continue
             self._open |= {client, server}
+            if self._silent:
+                self._dead |= {client, server}
             cut = threading.Event()
             for pump in (self._requests, self._answers):
                 threading.Thread(target=pump, args=(client, server, cut), daemon=True).start()
@@ -74,7 +94,8 @@ class Proxy:
                 if self._times and self._needle in data:
                     self._times -= 1
                     cut.set()
-                server.sendall(data)
+                if client not in self._dead:
+                    server.sendall(data)
         self._end(client, server)
 
     def _answers(self, client: socket.socket, server: socket.socket, cut: threading.Event) -> None:
@@ -85,10 +106,14 @@ class Proxy:
                     if self._then is not None:
                         self._then()
                     break
-                client.sendall(data)
+                if client not in self._dead:
+                    client.sendall(data)
         self._end(client, server)
 
     def _end(self, *ends: socket.socket) -> None:
+        if self._dead.intersection(ends):
+            # Nobody hears that the other side has gone.
+            return
         for end in ends:
             _shut(end)
             self._open.discard(end)

@@ -11,6 +11,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from api.openapi import document
 from tests.harness.api_server import ApiServer, api_server, catalog
 from tests.harness.fake_worker import FakeWorker
 from tests.harness.proxy import proxy
@@ -28,26 +29,41 @@ def problem_of(response: httpx2.Response, status: int, code: str) -> dict[str, A
     return problem
 
 
+def _routes_that_ask_redis(job: str) -> list[tuple[str, str]]:
+    """Method and path of every documented route that may answer 503, on the job at that path."""
+    names = {"model": "echo", "job_id": job.rpartition("/")[2], "name": "headrace.echo"}
+    return [
+        (method.upper(), path.format_map(names))
+        for path, methods in document("any")["paths"].items()
+        for method, operation in methods.items()
+        if method != "parameters" and "503" in operation["responses"]
+    ]
+
+
+def _body_for(method: str, path: str) -> bytes:
+    match method, path.rpartition("/")[2]:
+        case "POST", "status" | "cancel":
+            return b'{"ids": ["a"]}'
+        case "POST", "requeue" | "purge" if "dead-letters" in path:
+            return b'{"all": true}'
+        case ("POST", _) | ("PUT", _) if "/models/" not in path and "/queues/" not in path:
+            return b'{"model": "echo", "input": 1}'
+        case _:
+            return b"1"
+
+
 def test_while_redis_is_away() -> None:
     with redis_server("valkey9") as server, api_server(server.url, catalog(echo={})) as api:
         path = api.http.post(ECHO_JOBS, json=1).headers["location"]
         server.stop()
-        for method, where in (
-            ("POST", ECHO_JOBS),
-            ("POST", f"{ECHO_JOBS}?wait=1"),
-            ("GET", path),
-            ("GET", f"{path}?wait=1"),
-            ("GET", f"{path}/result"),
-            ("DELETE", path),
-            ("GET", "/ready"),
-            ("GET", "/api/v1/models"),
-            ("GET", "/api/v1/queues"),
-        ):
-            response = api.http.request(method, where, content=b"1")
+        waits = [("POST", f"{ECHO_JOBS}?wait=1"), ("GET", f"{path}?wait=1")]
+        for method, where in (*waits, *_routes_that_ask_redis(path)):
+            response = api.http.request(method, where, content=_body_for(method, where))
             problem = problem_of(response, 503, "broker-unavailable")
-            assert int(response.headers["retry-after"]) >= 1
+            assert int(response.headers["retry-after"]) >= 1, where
             assert str(server.port) not in response.text, "where Redis is concerns no client"
-            assert ("job" in problem) == (method == "POST")
+            submits = where.startswith(ECHO_JOBS) or (method, where) == ("POST", "/api/v1/jobs")
+            assert ("job" in problem) == (submits or method == "PUT"), where
         assert api.http.get("/live").status_code == 200
         metrics = api.http.get("/metrics")
         assert metrics.status_code == 200

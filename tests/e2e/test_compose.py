@@ -90,6 +90,8 @@ def cpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         folder, REDIS_PASSWORD=PASSWORD, FLOWER_PORT="5999", FLOWER_BASIC_AUTH="", API_PORT="80",
         HEADRACE_LOG_LEVEL="", HEADRACE_MODELS_FILE="configs/models.yaml", HEADRACE_PORT="1",
     )  # fmt: skip
+    # One model with torch is enough, as the worker is started several times.
+    write_models(home / "configs", {"echo": {"handler": "echo"}, "digits": {"handler": "digits"}})
     with stack(home, folder / "run", *CPU) as running:
         running.up()
         yield running

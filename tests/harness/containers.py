@@ -31,6 +31,8 @@ BASE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 #: Where the images have Headrace; here it is the environment that runs the tests.
 INSTALLED = "/opt/headrace"
 HEALTHY_TIMEOUT_S = 180
+#: A check is a process, or several, which take from the service the time that it starts in.
+CHECK_INTERVAL_S = 0.5
 CHECK_TIMEOUT_S = 60
 REDIS_PORT = "6379"
 
@@ -265,13 +267,17 @@ class Stack:
             self.wait_healthy(name)
 
     def wait_healthy(self, name: str) -> None:
-        wait_until(self.services[name].is_healthy, f"{name} is healthy", HEALTHY_TIMEOUT_S)
+        wait_until(
+            self.services[name].is_healthy, f"{name} is healthy", HEALTHY_TIMEOUT_S,
+            CHECK_INTERVAL_S,
+        )  # fmt: skip
 
     def wait_unhealthy(self, name: str) -> subprocess.CompletedProcess[str]:
         service = self.services[name]
         ended = wait_until(
-            lambda: (check := service.check()).returncode and check, f"{name} is unhealthy", 60
-        )
+            lambda: (check := service.check()).returncode and check, f"{name} is unhealthy", 60,
+            CHECK_INTERVAL_S,
+        )  # fmt: skip
         assert isinstance(ended, subprocess.CompletedProcess)
         return ended
 

@@ -11,8 +11,10 @@ T = TypeVar("T")
 POLL_S = 0.02
 
 
-def wait_until(predicate: Callable[[], T], description: str, timeout_s: float = 10) -> T:
-    """Call `predicate` until it is true, and give what it gave.
+def wait_until(
+    predicate: Callable[[], T], description: str, timeout_s: float = 10, poll_s: float = POLL_S
+) -> T:
+    """Call `predicate` until it is true, every `poll_s`, and give what it gave.
 
     Raises:
         AssertionError: it was not true within `timeout_s`; the message holds the description, and
@@ -31,4 +33,4 @@ def wait_until(predicate: Callable[[], T], description: str, timeout_s: float = 
             last = value
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {timeout_s:g} s: {description}; last: {last!r}")
-        time.sleep(POLL_S)
+        time.sleep(poll_s)

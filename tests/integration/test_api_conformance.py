@@ -22,7 +22,7 @@ from tests.harness.redis_servers import RedisServer
 from tests.harness.up import ROOT, clean_environment
 
 SEED = 20261121
-EXAMPLES_PER_ROUTE = 25
+EXAMPLES_PER_ROUTE = 15
 RUN_TIMEOUT_S = 100
 
 

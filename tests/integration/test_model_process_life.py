@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from headrace.jobs import State
-from tests.harness.redis_servers import RedisServer
+from tests.harness.redis_servers import RedisServer, leaked_keys, redis_server
 from tests.harness.wait import wait_until
 from tests.harness.worker import HANDLERS, Client, Worker, celery_worker, write_models
 
@@ -29,6 +29,29 @@ def worn(redis: RedisServer, folder: Path, **model: Any) -> Iterator[tuple[Worke
         yield worker, client
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Worker, Client]]:
+    """One worker for the tests that need no more than a model of their own."""
+    folder = tmp_path_factory.mktemp("shared")
+    models: dict[str, dict[str, Any]] = {
+        "cold": {"options": {"warm": "fail"}},
+        "tight": {"max_batch_size": 16, "options": {"warm": 1, "room": 4}},
+        "full": {"options": {"room": 0}, "max_retries": 0},
+        "large": {"max_memory_mb": 1},
+        "plain": {"malloc_tuning": False, "channels_last": False},
+    }
+    served = {name: {"handler": WORN, "timeout_s": 30, **keys} for name, keys in models.items()}
+    path = write_models(folder, echo={"handler": "echo"}, **served)
+    with (
+        redis_server() as server,
+        celery_worker(server.url, path, folder) as worker,
+        Client(server.url, path) as client,
+    ):
+        worker.wait_ready("echo", "tight", "full", "large", "plain")
+        yield worker, client
+        wait_until(lambda: not leaked_keys(client.redis), "no key without a TTL is left")
+
+
 def alive(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
@@ -36,55 +59,55 @@ def alive(pid: int) -> bool:
         return False
 
 
-def failed(worker: Worker) -> str:
+def failed(worker: Worker, name: str) -> str:
     """Wait until the model's load has failed; what is told of it."""
 
     def error() -> str:
-        state = worker.states()["worn"]
+        state = worker.states()[name]
         return str(state["error"]) if state["state"] == "failed" else ""
 
     return wait_until(error, "the load has failed", timeout_s=60)
 
 
-@pytest.mark.parametrize(
-    ("load", "where"), [("hang", "sleep_with_the_gil_held"), ("block", "in initialize")]
-)
 def test_a_load_that_hangs_is_killed_and_its_place_is_told(
-    redis_db: RedisServer, tmp_path: Path, load: str, where: str
+    redis_db: RedisServer, tmp_path: Path
 ) -> None:
-    with worn(redis_db, tmp_path, load_timeout_s=4, options={"load": load}) as (worker, _):
-        error = failed(worker)
-        assert error.startswith("the load took longer than load_timeout_s, 4 s")
-        assert where in error
-        first = worker.log.count("cannot be loaded")
-        wait_until(lambda: worker.states()["worn"]["state"] == "loading", "it is tried again")
-        pids = worker.model_pids()
-        wait_until(lambda: worker.log.count("cannot be loaded") > first, "and killed again", 60)
+    places = {"hang": "sleep_with_the_gil_held", "block": "in initialize"}
+    hanging = {
+        load: {"handler": WORN, "load_timeout_s": 4, "options": {"load": load}} for load in places
+    }
+    path = write_models(tmp_path, echo={"handler": "echo"}, **hanging)
+    with celery_worker(redis_db.url, path, tmp_path) as worker:
+        worker.wait_ready("echo")
+        for load, where in places.items():
+            error = failed(worker, load)
+            assert error.startswith("the load took longer than load_timeout_s, 4 s")
+            assert where in error
+        told = {load: f"model {load} cannot be loaded" for load in places}
+        first = {load: worker.log.count(text) for load, text in told.items()}
+        for load, text in told.items():
+            wait_until(lambda t=text, n=first[load]: worker.log.count(t) > n, "killed again", 60)  # type: ignore[misc]
+        pids = wait_until(worker.model_pids, "one of them is tried again", 60)
         assert worker.states()["echo"]["state"] == "ready"
     wait_until(lambda: not any(map(alive, pids)), "none is left")
 
 
 def test_a_warm_up_that_fails_is_a_failed_load_with_its_traceback(
-    redis_db: RedisServer, tmp_path: Path
+    shared: tuple[Worker, Client],
 ) -> None:
-    with worn(redis_db, tmp_path, options={"warm": "fail"}) as (worker, _):
-        error = failed(worker)
-        assert "in one" in error
-        assert error.endswith("ValueError: these weights give nothing\n")
+    error = failed(shared[0], "cold")
+    assert "in one" in error
+    assert error.endswith("ValueError: these weights give nothing\n")
 
 
 def test_a_warm_up_that_does_not_fit_makes_the_batches_smaller(
-    redis_db: RedisServer, tmp_path: Path
+    shared: tuple[Worker, Client],
 ) -> None:
-    with worn(redis_db, tmp_path, max_batch_size=16, options={"warm": 1, "room": 4}) as (
-        worker,
-        client,
-    ):
-        worker.wait_ready("worn")
-        assert worker.states()["worn"]["fits"] == 4
-        jobs = client.wait(*client.submit("worn", *range(40)))
-        assert {job.state for job in jobs} == {State.SUCCEEDED}
-        assert max(job.batch_size for job in jobs) <= 4
+    worker, client = shared
+    assert worker.states()["tight"]["fits"] == 4
+    jobs = client.wait(*client.submit("tight", *range(40)))
+    assert {job.state for job in jobs} == {State.SUCCEEDED}
+    assert max(job.batch_size for job in jobs) <= 4
 
 
 def test_out_of_memory_costs_no_job_and_is_remembered_and_outgrown(
@@ -115,17 +138,16 @@ def test_out_of_memory_costs_no_job_and_is_remembered_and_outgrown(
 
 
 def test_an_input_for_which_memory_is_too_small_fails_alone_with_its_traceback(
-    redis_db: RedisServer, tmp_path: Path
+    shared: tuple[Worker, Client],
 ) -> None:
-    with worn(redis_db, tmp_path, options={"room": 0}, max_retries=0) as (worker, client):
-        worker.wait_ready("worn")
-        (job,) = client.wait(*client.submit("worn", 1))
-        assert job.state is State.FAILED
-        assert json.loads(job.error_json) == {
-            "type": "out-of-memory", "message": "MemoryError: room for 0, not for 1",
-            "retryable": True,
-        }  # fmt: skip
-        assert "in inference" in (job.traceback or "")
+    _, client = shared
+    (job,) = client.wait(*client.submit("full", 1))
+    assert job.state is State.FAILED
+    assert json.loads(job.error_json) == {
+        "type": "out-of-memory", "message": "MemoryError: room for 0, not for 1",
+        "retryable": True,
+    }  # fmt: skip
+    assert "in inference" in (job.traceback or "")
 
 
 def test_recycled_after_max_jobs_without_a_gap(redis_db: RedisServer, tmp_path: Path) -> None:
@@ -197,16 +219,13 @@ def test_recycled_for_its_memory(redis_db: RedisServer, tmp_path: Path) -> None:
 
 
 def test_a_limit_below_what_the_loaded_model_takes_is_told_and_not_followed(
-    redis_db: RedisServer, tmp_path: Path
+    shared: tuple[Worker, Client],
 ) -> None:
-    with worn(redis_db, tmp_path, max_memory_mb=1) as (worker, client):
-        worker.wait_ready("worn")
-        pids = {
-            json.loads(job.result_json or "")
-            for job in client.wait(*client.submit("worn", *range(20)))
-        }
-        assert pids == set(worker.states()["worn"]["pids"])
-        assert "raise max_memory_mb" in worker.log
+    worker, client = shared
+    jobs = client.wait(*client.submit("large", *range(20)))
+    pids = {json.loads(job.result_json or "") for job in jobs}
+    assert pids == set(worker.states()["large"]["pids"])
+    assert "raise max_memory_mb" in worker.log
 
 
 @pytest.mark.leaves_keys
@@ -250,13 +269,12 @@ def guards(worker: Worker) -> list[psutil.Process]:
 
 
 def test_activations_stay_mapped_unless_that_is_switched_off(
-    redis_db: RedisServer, tmp_path: Path
+    shared: tuple[Worker, Client],
 ) -> None:
-    with worn(redis_db, tmp_path, malloc_tuning=False, channels_last=False) as (worker, _):
-        worker.wait_ready("worn")
-        tunables = {
-            name: psutil.Process(worker.states()[name]["pids"][0]).environ().get("GLIBC_TUNABLES")
-            for name in ("worn", "echo")
-        }
-        assert tunables["worn"] is None
-        assert "glibc.malloc.mmap_threshold=" in (tunables["echo"] or "")
+    states = shared[0].states()
+    tunables = {
+        name: psutil.Process(states[name]["pids"][0]).environ().get("GLIBC_TUNABLES")
+        for name in ("plain", "echo")
+    }
+    assert tunables["plain"] is None
+    assert "glibc.malloc.mmap_threshold=" in (tunables["echo"] or "")

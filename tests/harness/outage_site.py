@@ -66,9 +66,9 @@ class Site:
             for worker, mark in zip(self.workers, self._marks, strict=True)
         )
 
-    def submit(self, count: int, gate: Path) -> list[str]:
-        """Jobs that run until the file `gate` is there."""
-        body = {"model": "gated", "input": {"until": str(gate)}}
+    def submit(self, count: int, gate: Path, padding: int = 0) -> list[str]:
+        """Jobs that run until the file `gate` is there; their results are as long as they are."""
+        body = {"model": "gated", "input": {"until": str(gate), "padding": "x" * padding}}
         return [self.api.http.post("/api/v1/jobs", json=body).json()["id"] for _ in range(count)]
 
     def wait(self, job_id: str) -> Future[httpx2.Response]:
@@ -81,11 +81,11 @@ class Site:
         return asked
 
     @contextmanager
-    def at_work(self) -> Iterator[tuple[list[str], Path]]:
+    def at_work(self, padding: int = 0) -> Iterator[tuple[list[str], Path]]:
         """Both workers hold all that they can of these jobs, which run until the gate opens."""
         gate = self.folder / new_id()
         self.mark()
-        ids = self.submit(HELD, gate)
+        ids = self.submit(HELD, gate, padding)
         try:
             with self.server.client() as client:
                 wait_until(lambda: client.zcard(keys.lease(QUEUE)) == HELD, "all are held", 60)
@@ -98,9 +98,9 @@ class Site:
         finally:
             gate.touch()
 
-    def wait_until_leases_are_over(self, leased_until_us: float) -> None:
-        """Wait until every lease has run out and one more lease's time has gone by."""
-        over_at_s = leased_until_us / US_PER_S + LEASE_S
+    def wait_until_leases_are_over(self, leased_until_us: float, more: int = 1) -> None:
+        """Wait until every lease has run out and so many more leases' time has gone by."""
+        over_at_s = leased_until_us / US_PER_S + more * LEASE_S
         wait_until(lambda: time.time() > over_at_s, "the leases have run out", 30)
 
     def leased_until_us(self) -> float:

@@ -13,7 +13,7 @@ import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import numpy as np
@@ -27,6 +27,7 @@ from handlers.images import decode, drawing, to_rgb
 from handlers.loading import load_factory
 from handlers.memory_format import in_order, use_channels_last
 from handlers.options import ImageOptions, read_options
+from handlers.transfer import Fetched, Transfer
 from handlers.weights_file import load_weights
 from headrace.errors import ConfigError, InputError
 from headrace.handler import Context, Handler
@@ -37,6 +38,11 @@ RANDOM_WEIGHTS_SEED: Final = 0
 #: The size of batch on which the order of activations is tried at load.
 TRIAL_BATCH: Final = 4
 _ROUNDED: Final = 6
+_DTYPES: Final = {
+    "float": torch.float32,
+    "half": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
 
 _Side = Annotated[int, Meta(ge=1, le=4096)]
 _Three = Annotated[list[float], Meta(min_length=3, max_length=3)]
@@ -55,6 +61,7 @@ class ClassifierOptions(ImageOptions, frozen=True, kw_only=True, forbid_unknown_
         crop_px: the side of the square cut from the middle.
         mean: per channel, of values in 0..1; taken off.
         std: per channel; divided by.
+        precision: of the module's weights and activations; answers are always in float.
     """
 
     model: Annotated[str, Meta(min_length=1)] = "handlers.resnet:resnet18"
@@ -65,6 +72,7 @@ class ClassifierOptions(ImageOptions, frozen=True, kw_only=True, forbid_unknown_
     crop_px: _Side = 224
     mean: _Three = msgspec.field(default_factory=lambda: [0.485, 0.456, 0.406])
     std: _Spread = msgspec.field(default_factory=lambda: [0.229, 0.224, 0.225])
+    precision: Literal["float", "half", "bfloat16"] = "float"
 
 
 class ImageClassifier(Handler):
@@ -84,14 +92,19 @@ class ImageClassifier(Handler):
                 hint="crop at most what is left after resizing",
             )
         self.names = _names(context, options)
-        self.model = _module(context, options).to(context.device).eval()
+        self.dtype = _DTYPES[options.precision]
+        self.model = _module(context, options).to(context.device, self.dtype).eval()
+        self.transfer = Transfer(context.device)
         size = min(context.max_batch_size, TRIAL_BATCH)
         # A generator of its own: the global one's state is the user's.
         trial = torch.rand(
             size, 3, options.crop_px, options.crop_px, generator=torch.Generator().manual_seed(0)
         )
         self.channels_last = use_channels_last(
-            self.model, trial.to(context.device), context.channels_last, context.model_name
+            self.model,
+            trial.to(context.device, self.dtype),
+            context.channels_last,
+            context.model_name,
         )
         self.mean = torch.tensor(options.mean, device=context.device).view(3, 1, 1) * 255
         self.std = torch.tensor(options.std, device=context.device).view(3, 1, 1) * 255
@@ -113,15 +126,17 @@ class ImageClassifier(Handler):
     def inference(self, items: Any) -> Any:
         with torch.inference_mode():
             # Bytes cross to the device, a quarter of what normalised floats would be.
-            images = torch.stack(list(items)).to(self.context.device).permute(0, 3, 1, 2)
+            images = self.transfer.to_device(items).permute(0, 3, 1, 2)
             images = in_order(images, channels_last=self.channels_last)
-            logits = self.model((images - self.mean).div_(self.std))
+            logits = self.model((images - self.mean).div_(self.std).to(self.dtype))
             probabilities = logits.float().softmax(dim=1)
-            return probabilities.topk(min(self.options.top_k, probabilities.shape[1]), dim=1)
+            best = probabilities.topk(min(self.options.top_k, probabilities.shape[1]), dim=1)
+            return self.transfer.to_host(best.values, best.indices)
 
     @override
-    def postprocess(self, outputs: Any) -> list[Any]:
-        rows = zip(outputs.values.tolist(), outputs.indices.tolist(), strict=True)
+    def postprocess(self, outputs: Fetched) -> list[Any]:
+        best, classes = outputs.wait()
+        rows = zip(best.tolist(), classes.tolist(), strict=True)
         return [{"classes": self._classes(values, indices)} for values, indices in rows]
 
     def _item(self, data: Any) -> Tensor | InputError:

@@ -13,7 +13,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from handlers.image_classifier import ImageClassifier
-from handlers.resnet import resnet18
+from handlers.resnet import Bottleneck, resnet18, resnet50
 from headrace.errors import ConfigError, InputError
 from headrace.handler import Context
 from workers.runner import Runner
@@ -231,6 +231,7 @@ def test_random_weights_are_said_and_the_same_each_time(
         ({"model": "channels.py"}, "options.model 'channels.py' cannot be read"),
         ({"model": "gone.py:build"}, "there is no file"),
         ({"model": "channels.py:broken"}, "calling it failed: RuntimeError: no such checkpoint"),
+        ({"precision": "double"}, "options.precision: "),
         ({"model_options": {"size": 1}}, "calling it failed: TypeError"),
         ({"model": "channels.py:number"}, "gave a int, not a torch module"),
         ({"index_to_name": "gone.json"}, "cannot be read: No such file"),
@@ -260,3 +261,31 @@ def test_resnet_has_the_size_and_names_of_the_paper_and_of_torchvision() -> None
     assert "layer1.0.downsample.0.weight" not in names
     with torch.inference_mode():
         assert model.eval()(torch.zeros(2, 3, 64, 64)).shape == (2, 1000)
+
+
+def test_resnet_50_too() -> None:
+    model = resnet50()
+    assert sum(parameter.numel() for parameter in model.parameters()) == 25_557_032
+    names = model.state_dict()
+    assert len(names) == 320
+    assert {"layer1.0.downsample.1.bias", "layer3.5.bn3.running_mean"} <= set(names)
+    second = model.layer2[0]
+    assert isinstance(second, Bottleneck)
+    assert second.conv2.stride == (2, 2)
+    with torch.inference_mode():
+        assert model.eval()(torch.zeros(1, 3, 64, 64)).shape == (1, 1000)
+
+
+@pytest.mark.parametrize("precision", ["half", "bfloat16"])
+def test_lower_precision_gives_nearly_the_same_answers_in_float(
+    model_dir: Path, precision: str
+) -> None:
+    inputs: list[Any] = [plain((255, 0, 50)), plain((0, 50, 255))]
+    handler = classifier(model_dir, precision=precision)
+    assert next(handler.model.parameters()).dtype is not torch.float32
+    for exact, rough in zip(
+        answers(classifier(model_dir), inputs), answers(handler, inputs), strict=True
+    ):
+        assert [c["name"] for c in rough["classes"]] == [c["name"] for c in exact["classes"]]
+        got = [c["probability"] for c in rough["classes"]]
+        assert got == pytest.approx([c["probability"] for c in exact["classes"]], abs=0.02)

@@ -9,6 +9,8 @@ PORT   ?= 8080
 EXIT   ?=
 # How many processes share the tests; each has Redis servers of its own.
 TEST_PROCESSES ?= 2
+# For which Python `make wheelhouse` gathers: that of the GPU host.
+GPU_PYTHON ?= 3.12
 # More arguments for pytest, such as ARGS="-k claim -x".
 ARGS   ?=
 
@@ -28,7 +30,7 @@ INSTALLED  = $(if $(wildcard $(DEV_STAMP)),$(DEV_STAMP),$(DEMO_STAMP))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup fmt lint types contracts test check demo bench openapi clean
+.PHONY: help setup fmt lint types contracts test check demo bench openapi wheelhouse clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(firstword $(MAKEFILE_LIST)) \
@@ -64,8 +66,11 @@ openapi: $(DEV_STAMP)  ## Record the description of the API, after a change of i
 bench: $(DEV_STAMP)  ## Measure; the table is in docs/performance.md
 	$(PY) -m benchmarks $(ARGS)
 
+wheelhouse: | $(PY)  ## Gather wheels for a GPU host without a network (GPU_PYTHON=3.12)
+	@$(PY) deploy/wheelhouse.py --python $(GPU_PYTHON) --into wheelhouse
+
 clean:  ## Remove what make and the tools made; .headrace, where jobs are kept, stays
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist wheelhouse .gpu-venv
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(PY):

@@ -12,22 +12,20 @@ from __future__ import annotations
 
 import argparse
 import base64
-import contextlib
 import io
 import json
 import math
 import os
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+from benchmarks.asked import Asked, asked
 from headrace import keys
 from headrace.handler import Context
 from headrace.jobs import State
@@ -61,36 +59,17 @@ def as_input(jpeg: bytes) -> dict[str, str]:
     return {"content_type": "image/jpeg", "base64": base64.b64encode(jpeg).decode()}
 
 
-class Bare:
-    """The handler in a process of its own, without a queue; each line on stdin is one run."""
+def bare_process(images: int) -> AbstractContextManager[Asked]:
+    """The handler in a process of its own, without a queue; each line on stdin is one run.
 
-    def __init__(self, images: int) -> None:
-        command = [sys.executable, "-m", "benchmarks.images", "bare", "--images", str(images)]
-        environ = tuned(model_environ(os.environ, 1), "cpu")
-        self._process = subprocess.Popen(
-            command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        self._ask("warm")
-
-    def run(self, how: str) -> float:
-        """Images a second, by `turn` or `ahead`."""
-        return float(self._ask(how))
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
-
-    def _ask(self, line: str) -> str:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(f"{line}\n")
-        self._process.stdin.flush()
-        return self._process.stdout.readline()
+    It answers with images a second, by `turn` or `ahead`.
+    """
+    environ = tuned(model_environ(os.environ, 1), "cpu")
+    return asked("benchmarks.images", "bare", "--images", str(images), environ=environ)
 
 
 def bare(count: int) -> None:
-    """The body of `Bare`'s process."""
+    """The body of that process."""
     from handlers.image_classifier import ImageClassifier
 
     handler = ImageClassifier()
@@ -169,27 +148,20 @@ def interval(ratios: list[float]) -> str:
     )
 
 
-@contextlib.contextmanager
-def closing_bare(images: int) -> Iterator[Bare]:
-    process = Bare(images)
-    try:
-        yield process
-    finally:
-        process.close()
-
-
 def against_bare(images: int, pairs: int, **model: Any) -> None:
     inputs = [as_input(jpeg) for jpeg in jpegs(images)]
     settings = {"handler": "image_classifier", "max_batch_size": BATCH, "timeout_s": 600, **model}
     ratios: dict[str, list[float]] = {"turn": [], "ahead": []}
     with ExitStack() as stack:
-        loop = stack.enter_context(closing_bare(images))
+        loop = stack.enter_context(bare_process(images))
+        loop.ask("warm")
         queue = Queue(settings, stack)
         queue.run(inputs[: 2 * BATCH])
         for pair in range(pairs):
             order = ("turn", "queue", "ahead") if pair % 2 else ("ahead", "queue", "turn")
             rates = {
-                what: queue.run(inputs) if what == "queue" else loop.run(what) for what in order
+                what: queue.run(inputs) if what == "queue" else float(loop.ask(what))
+                for what in order
             }
             for how, found in ratios.items():
                 found.append(rates["queue"] / rates[how])

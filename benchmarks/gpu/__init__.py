@@ -1,0 +1,1 @@
+"""Models on a GPU behind the queue, against the bare loop: `python -m benchmarks.gpu`."""

@@ -1,0 +1,163 @@
+"""Models on a GPU behind the queue, against the bare loop: `python -m benchmarks.gpu`.
+
+ResNet-50, and Mask R-CNN where torchvision is, in float and half. The bare loop and the queue are
+measured in turn, so that both meet the same machine. `--write` puts the table into
+docs/performance.md, `--out` into a file, row by row. `--device cpu` is a try of the same code with
+tiny models, whose figures say nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import product
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+from benchmarks.asked import Asked, asked
+from benchmarks.echo import DOC
+from benchmarks.gpu.load import Seen, model_name, p99, run_load, served
+from benchmarks.gpu.workloads import PRECISIONS, Workload, photographs, workloads
+from tests.harness.gpu import cuda_names, gpus, used_mib
+from workers.device import model_environ, tuned
+
+BEGIN: Final = "<!-- gpu:begin -->"
+END: Final = "<!-- gpu:end -->"
+COLUMNS: Final = (
+    "model", "precision", "batch", "clients", "bare loop, images/s", "behind the queue",
+    "share (lowest to highest pair)", "model p99, ms", "client p99, ms",
+)  # fmt: skip
+HEAD: Final = f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}"
+IMAGES: Final = 64
+#: What is done once in a process or connection is done before the first pair.
+WARM_S: Final = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is measured, and how long."""
+
+    device: str
+    batches: tuple[int, ...]
+    clients: tuple[int, ...]
+    seconds: float
+    pairs: int
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """What processes see of CUDA: one GPU, as a worker's do."""
+        visible = "" if self.device == "cpu" else gpus()[0].cuda_visible_devices
+        return {"CUDA_VISIBLE_DEVICES": visible}
+
+    @property
+    def tiny(self) -> bool:
+        """Whether it is only tried."""
+        return self.device == "cpu"
+
+
+def measured(plan: Plan, workload: Workload, bare: Asked, url: str) -> Iterator[str]:
+    """The rows of a workload."""
+    images = photographs(IMAGES, workload.width, workload.height)
+    for precision, batch in product(PRECISIONS, plan.batches):
+        name = model_name(precision, batch)
+        question = f"run {precision} {batch} "
+        bare.ask(f"{question}{WARM_S}")
+        for clients in plan.clients:
+            run_load(url, name, images, clients, WARM_S, Seen())
+            seen, pairs = Seen(), []
+            for _ in range(plan.pairs):
+                alone = float(bare.ask(f"{question}{plan.seconds}"))
+                pairs.append((alone, run_load(url, name, images, clients, plan.seconds, seen)))
+            shares = [queued / alone for alone, queued in pairs]
+            yield (
+                f"| {workload.name} | {precision} | {batch} | {clients} "
+                f"| {median(alone for alone, _ in pairs):,.1f} "
+                f"| {median(queued for _, queued in pairs):,.1f} "
+                f"| {median(shares):.2f} ({min(shares):.2f} to {max(shares):.2f}) "
+                f"| {p99(list(seen.batches_ms.values())):.2f} | {p99(seen.client_ms):.2f} |"
+            )
+
+
+def rows(plan: Plan) -> Iterator[str]:
+    """The lines of the table: what was measured on, the head, and the rows as they come."""
+    torch_device = "cpu" if plan.tiny else "cuda:0"
+    # The loop has the threads and the memory of a model process behind the queue.
+    processes = len(PRECISIONS) * len(plan.batches)
+    environ = tuned(model_environ({**os.environ, **plan.environ}, processes), torch_device)
+    for n, workload in enumerate(workloads(tiny=plan.tiny)):
+        arguments = (torch_device, "tiny" if plan.tiny else "full", workload.name)
+        with ExitStack() as stack:
+            before = 0.0 if plan.tiny else used_mib(gpus()[0])
+            bare = stack.enter_context(asked("benchmarks.gpu.bare", *arguments, environ=environ))
+            about = json.loads(bare.ask("context"))
+            if not n:
+                context = 0.0 if plan.tiny else used_mib(gpus()[0]) - before
+                yield described(plan, about, context)
+                yield HEAD
+            device = "cpu" if plan.tiny else "auto"
+            url = stack.enter_context(served(workload, device, plan.batches, plan.environ))
+            yield from measured(plan, workload, bare, url)
+
+
+def described(plan: Plan, about: dict[str, str], context_mib: float) -> str:
+    """The line above the table."""
+    torch = f"torch {about['torch']}"
+    if about["cuda"]:
+        torch += f", CUDA {about['cuda']}; {context_mib:,.0f} MiB of context per process"
+    return (
+        f"Measured {datetime.now(UTC).date().isoformat()} on {about['name']}, {os.cpu_count()} "
+        f"cores, {torch}; {plan.pairs} pairs of {plan.seconds:g} s each.\n"
+    )
+
+
+def written(text: str, table: str) -> str:
+    """A document with another table between the two marks."""
+    head, begin, rest = text.partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{DOC} has no {BEGIN} with an {END} behind it")
+    return f"{head}{BEGIN}\n{table}\n{END}{tail}"
+
+
+def parsed() -> tuple[Plan, argparse.Namespace]:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 8])
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 10])
+    parser.add_argument("--seconds", type=float, default=1.5, help="of each half of a pair")
+    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--write", action="store_true", help="put it into docs/performance.md")
+    parser.add_argument("--out", type=Path, help="a file that gets the table, row by row")
+    given = parser.parse_args()
+    if given.device == "cuda" and not (cuda_names() and gpus()):
+        parser.exit(3, "there is no CUDA device; --device cpu tries the code without one\n")
+    if given.device == "cpu" and given.write:
+        parser.error("--write is for a GPU's figures")
+    plan = Plan(
+        given.device, tuple(given.batches), tuple(given.clients), given.seconds, given.pairs
+    )
+    return plan, given
+
+
+def main() -> None:
+    """Measure, and print the table."""
+    plan, given = parsed()
+    lines = []
+    for line in rows(plan):
+        lines.append(line)
+        print(line, flush=True)
+        if given.out is not None:
+            given.out.write_text("\n".join(lines) + "\n", "utf-8")
+    if given.write:
+        DOC.write_text(written(DOC.read_text("utf-8"), "\n".join(lines)), "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""A workload behind API, Redis and worker, and clients that submit and wait."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+
+import httpx2
+
+from benchmarks.gpu.workloads import PRECISIONS, Photograph, Workload
+from tests.harness.api_process import api_process
+from tests.harness.redis_servers import redis_server
+from tests.harness.worker import celery_worker, write_models
+
+READY_S: Final = 300
+WAIT_S: Final = 60
+#: What a job's time in the handler is made of.
+STAGES: Final = ("preprocess", "inference", "postprocess")
+
+
+@dataclass(slots=True)
+class Seen:
+    """What clients have seen, gathered over several loads.
+
+    Attributes:
+        client_ms: from before a request until its answer was read.
+        batches_ms: what the handler took for each batch, by its three stages.
+    """
+
+    client_ms: list[float] = field(default_factory=list)
+    batches_ms: dict[tuple[float, ...], float] = field(default_factory=dict)
+
+    def add(self, took_ms: float, job: dict[str, Any]) -> None:
+        """Note an answer. Jobs of one batch have the same times to the microsecond."""
+        self.client_ms.append(took_ms)
+        stages = tuple(float(job["timings"][stage]) for stage in STAGES)
+        self.batches_ms[stages] = sum(stages)
+
+
+def p99(values: Sequence[float]) -> float:
+    """The value that 99 % of them do not exceed."""
+    return sorted(values)[math.ceil(len(values) * 0.99) - 1]
+
+
+def model_name(precision: str, batch: int) -> str:
+    """What a combination is called in the models file."""
+    return f"{precision}-{batch}"
+
+
+@contextmanager
+def served(
+    workload: Workload, device: str, batches: Sequence[int], environ: Mapping[str, str]
+) -> Iterator[str]:
+    """The base URL of an API behind which all combinations of a workload are ready."""
+    models = {
+        model_name(precision, batch): workload.model(device, precision, batch)
+        for precision in PRECISIONS
+        for batch in batches
+    }
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        redis = stack.enter_context(redis_server())
+        path = write_models(folder, **models)
+        worker = stack.enter_context(
+            celery_worker(redis.url, path, folder, environ=dict(environ), arguments=())
+        )
+        worker.wait_ready(*models, timeout_s=READY_S)
+        yield stack.enter_context(api_process(redis.url, path)).url
+
+
+def run_load(
+    url: str, model: str, images: Sequence[Photograph], clients: int, seconds: float, seen: Seen
+) -> float:
+    """Images a second that so many clients, who submit and wait one at a time, are answered.
+
+    Raises:
+        RuntimeError: an answer was no result.
+    """
+    started = time.perf_counter()
+    numbers = count()
+
+    def run(_: int) -> int:
+        done = 0
+        with httpx2.Client(base_url=url, timeout=WAIT_S * 2) as http:
+            while done == 0 or time.perf_counter() < started + seconds:
+                image = images[next(numbers) % len(images)]
+                asked = time.perf_counter()
+                answer = http.post(
+                    f"/api/v1/models/{model}/jobs?wait={WAIT_S}",
+                    content=image.jpeg, headers={"Content-Type": "image/jpeg"},
+                )  # fmt: skip
+                took_ms = (time.perf_counter() - asked) * 1000
+                job = answer.json()
+                if answer.status_code != 200 or job["status"] != "succeeded":
+                    raise RuntimeError(f"{model}: {answer.status_code} {answer.text[:2000]}")
+                seen.add(took_ms, job)
+                done += 1
+        return done
+
+    with ThreadPoolExecutor(clients) as pool:
+        done = sum(pool.map(run, range(clients)))
+    return done / (time.perf_counter() - started)

@@ -1,0 +1,33 @@
+"""The GPU benchmark runs whole on a CPU, with tiny models; its figures are asserted nowhere."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.echo import DOC
+from benchmarks.gpu.__main__ import COLUMNS, HEAD, Plan, rows, written
+from benchmarks.gpu.load import p99
+from benchmarks.gpu.workloads import PRECISIONS, workloads
+
+
+@pytest.mark.timeout(600)
+def test_every_row_is_measured() -> None:
+    about, head, *measured = rows(Plan("cpu", (1,), (2,), seconds=0.1, pairs=1))
+    assert " on CPU, " in about
+    assert head == HEAD
+    assert len(measured) == len(PRECISIONS) * len(workloads(tiny=True))
+    for line in measured:
+        _, *cells, _ = (cell.strip() for cell in line.split("|"))
+        assert len(cells) == len(COLUMNS)
+        assert all(float(cells[n].partition(" ")[0].replace(",", "")) > 0 for n in range(2, 9))
+
+
+def test_the_document_has_its_place() -> None:
+    text = written(DOC.read_text("utf-8"), "| a table |")
+    assert text.count("| a table |") == 1
+    assert written(text, "x").replace("\nx\n", "\n| a table |\n") == text
+
+
+def test_percentile() -> None:
+    assert p99(list(range(1, 101))) == 99
+    assert p99([7.0]) == 7.0

@@ -48,6 +48,11 @@ class WrongLast(SlowPlain):
         return super().extra(out, is_last) + (0.1 if is_last else 0)
 
 
+class RoughLast(SlowPlain):
+    def extra(self, out: Tensor, is_last: bool) -> Tensor:
+        return super().extra(out, is_last) * (1.01 if is_last else 1)
+
+
 class FailsLast(Net):
     def extra(self, out: Tensor, is_last: bool) -> Tensor:
         if is_last:
@@ -90,3 +95,9 @@ def test_a_module_without_convolutions_is_not_tried() -> None:
     module = Dense()
     assert not use_channels_last(module, EXAMPLE, "auto", "m")
     assert module.calls == []
+
+
+@pytest.mark.parametrize(("dtype", "on"), [(torch.float32, False), (torch.bfloat16, True)])
+def test_lower_precision_may_differ_by_its_own_rounding(dtype: torch.dtype, on: bool) -> None:
+    module = RoughLast().to(dtype).eval()
+    assert use_channels_last(module, EXAMPLE.to(dtype), "auto", "m") is on

@@ -211,6 +211,7 @@ class Consumer:
                 if batch is not None and now >= batch.deadline and replica.hangs(batch, now):
                     self._losses.timed_out(lane, replica, batch, now)
             lane.deadlines.expire(lane.batcher, now)
+            self._losses.let_go(lane, now)
 
     def _hear(self, lane: Lane, replica: Replica, now: float) -> None:
         if replica.frames is None:
@@ -390,9 +391,7 @@ class Consumer:
         if now >= self._drain_until:
             return True
         running = any(replica.batch for lane in self.lanes for replica in lane.replicas)
-        waiting = any(
-            len(lane.batcher) or lane.cargo.moving or lane.sequels.telling for lane in self.lanes
-        )
+        waiting = any(lane.unfinished for lane in self.lanes)
         return not (running or waiting or self._ledger.busy)
 
     def _end(self) -> None:

@@ -132,6 +132,12 @@ class Lane:
         return any(replica.idle for replica in self.replicas)
 
     @property
+    def unfinished(self) -> bool:
+        """Whether it holds jobs that are in no model process and of which Redis is yet to hear."""
+        ended = self.deadlines.ended
+        return bool(len(self.batcher) or self.cargo.moving or self.sequels.telling or ended)
+
+    @property
     def device(self) -> str:
         """The torch device that its replicas are on."""
         device: str = self.replicas[0].init["device"]

@@ -87,11 +87,19 @@ class Losses:
             self._ledger.release(lane, batch.items, mode)
             self._reporter.finished(batch, [])
 
+    def let_go(self, lane: Lane, now: float) -> None:
+        """Release what is prepared while all processes wait before they are started again.
+
+        Another worker may run meanwhile what this one cannot. A claim or a fetch that was under way
+        brings more of it later.
+        """
+        if len(lane.batcher) and all(
+            replica.process is None and replica.restart_at > now for replica in lane.replicas
+        ):
+            self._ledger.release(lane, lane.take_all(), "free")
+
     def _give_up(self, lane: Lane, replica: Replica, now: float, why: str) -> None:
         if replica.frames is not None:
             self._selector.unregister(replica.frames)
         self.keeper.ended(lane, replica, now, why)
         self.new = True
-        if not lane.serving and lane.restarts.earliest(now) > now:
-            # Another worker may run meanwhile what this one cannot for a while.
-            self._ledger.release(lane, lane.take_all(), "free")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -56,13 +57,15 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         slow={**slow, "max_batch_size": 1, "min_timeout_s": 0.01},
         floored={**slow, "max_batch_size": 1, "min_timeout_s": 20},
         prepared=prepared,
+        fragile={**tricky, "handler": f"{folder / 'fragile.py'}:Tricky", "max_batch_size": 1},
     )
+    shutil.copy(HANDLERS / "tricky.py", folder / "fragile.py")
     with (
         redis_server() as server,
         celery_worker(server.url, path, folder) as worker,
         Client(server.url, path) as client,
     ):
-        worker.wait_ready("many", "one", "twice", "slow", "floored", "prepared")
+        worker.wait_ready("many", "one", "twice", "slow", "floored", "prepared", "fragile")
         yield Site(worker, client, folder)
 
 
@@ -146,6 +149,25 @@ def test_a_timeout_that_cannot_be_met_is_not_tried_once_that_is_known(site: Site
     assert site.worker.states()["slow"]["lost"] == lost
 
 
+def given_back(site: Site, *ids: str) -> bool:
+    jobs = [site.client.job(job_id) for job_id in ids]
+    return {(job.state, job.attempts) for job in jobs} == {(State.QUEUED, 0)}
+
+
+def test_a_model_that_cannot_be_loaded_again_gives_back_what_was_prepared(site: Site) -> None:
+    (hung,) = site.client.submit("fragile", {"do": "sleep", "s": 600}, timeout=3)
+    wait_until(lambda: hung in site.runs(), "it hangs")
+    waiting = site.client.submit("fragile", 1, 2)
+    wait_until(lambda: site.client.job(waiting[0]).state is State.RUNNING, "one is prepared")
+    handler = site.folder / "fragile.py"
+    source = handler.read_text()
+    handler.write_text("raise RuntimeError('a broken deploy')")
+    wait_until(lambda: site.worker.states()["fragile"]["state"] == "failed", "it is not loaded", 60)
+    wait_until(lambda: given_back(site, *waiting), "others may run what it held")
+    handler.write_text(source)
+    assert {job.state for job in site.client.wait(*waiting)} == {State.SUCCEEDED}
+
+
 def test_a_model_that_loses_its_processes_too_often_waits_and_says_so(site: Site) -> None:
     hung = site.client.submit("twice", *[{"do": "sleep", "s": 600}] * 2, timeout=1)
     waiting = site.client.submit("twice", 1, 2, 3)
@@ -161,11 +183,7 @@ def test_a_model_that_loses_its_processes_too_often_waits_and_says_so(site: Site
     assert "in one" in state["error"]
     wait_until(lambda: "restarting too often" in site.worker.log, "it is logged")
 
-    def given_back() -> bool:
-        queued = [site.client.job(job_id) for job_id in waiting]
-        return {(job.state, job.attempts) for job in queued} == {(State.QUEUED, 0)}
-
-    wait_until(given_back, "its jobs are back in their queue, uncharged")
+    wait_until(lambda: given_back(site, *waiting), "its jobs are back in their queue, uncharged")
     # Its jobs wait for whoever can run them.
     with celery_worker(
         site.worker.redis_url, site.worker.models, site.folder, node="cpu1@test"

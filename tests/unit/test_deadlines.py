@@ -128,6 +128,9 @@ def test_a_lane_of_which_nobody_can_make_it_has_no_batch() -> None:
     lane.deadlines.least = seen(LEAST_BATCHES, 5, at=99)
     assert lane.next_batch(100) is None
     assert [end.id for end in lane.deadlines.ended] == ["a", "b"]
+    assert lane.unfinished, "a worker that drains must not end before Redis knows"
+    lane.deadlines.ended.clear()
+    assert not lane.unfinished
 
 
 def test_what_must_begin_before_a_process_can_be_free_ends_at_once() -> None:

@@ -10,42 +10,24 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
 import signal
 import statistics
 import tempfile
 import time
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks.bulk import measure_bulk
 from benchmarks.burst import Burst, burst
 from benchmarks.load import Load, generator, run_load
 from benchmarks.stack import Cpu, Headrace, backlog_drained, bare_fastapi, plain_celery
+from benchmarks.tables import Table, write_tables
 from tests.harness.wait import wait_until
 
 BODY = b'{"x": 1}'
 WAIT = "wait=20"
 BULK_JOBS = 100_000
 BURST = 1_500
-DOC = Path(__file__).resolve().parents[1] / "docs" / "performance.md"
-BEGIN, END = "<!-- echo:begin -->", "<!-- echo:end -->"
-
-
-class Table:
-    """Rows of name, value and how it compares."""
-
-    def __init__(self) -> None:
-        self.rows: list[tuple[str, str]] = []
-
-    def add(self, name: str, value: str) -> None:
-        self.rows.append((name, value))
-        print(f"{name:58} {value}", flush=True)
-
-    def markdown(self) -> str:
-        lines = ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in self.rows)]
-        return "\n".join(lines)
 
 
 def median(loads: list[Load]) -> Load:
@@ -203,15 +185,7 @@ def main() -> None:
                 )  # fmt: skip
         measure_celery(table, folder, 2_000)
     if arguments.write:
-        text = DOC.read_text("utf-8")
-        head, _, rest = text.partition(BEGIN)
-        _, _, tail = rest.partition(END)
-        when = datetime.now(UTC).date().isoformat()
-        where = (
-            f"Measured {when}, {os.cpu_count()} cores, Python {platform.python_version()}; "
-            f"load by {generator()}."
-        )
-        DOC.write_text(f"{head}{BEGIN}\n{where}\n\n{table.markdown()}\n{END}{tail}", "utf-8")
+        write_tables("echo", f"load by {generator()}.", table)
 
 
 if __name__ == "__main__":

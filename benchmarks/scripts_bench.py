@@ -1,6 +1,6 @@
 """What the scripts cost inside Redis: microseconds per job, and bytes per queued job.
 
-    python -m benchmarks.scripts_bench [--flavour valkey9|redis62|redis7] [--quick]
+    python -m benchmarks.scripts_bench [--flavour valkey9|redis62|redis7] [--quick] [--write]
 
 Times are Redis' own (SLOWLOG), the lower quartile of the calls, so that what else the machine does
 weighs little. Compare rows of one run: the numbers of two machines say nothing of the scripts.
@@ -9,10 +9,12 @@ weighs little. Compare rows of one run: the numbers of two machines say nothing 
 from __future__ import annotations
 
 import argparse
+import statistics
 import time
 from collections.abc import Iterable
 from typing import Any, Final
 
+from benchmarks.tables import Table, write_tables
 from headrace import keys
 from headrace.catalog import ModelConfig
 from headrace.jobs import new_id
@@ -22,7 +24,11 @@ from tests.harness.redis_servers import FLAVOURS, redis_server
 
 INPUT: Final = b'{"x":1}'
 BATCH_SIZES: Final = (1, 8, 32, 128)
-DEPTHS: Final = (1_000, 10_000, 50_000, 200_000)
+DEPTHS: Final = (1_000, 10_000, 100_000, 1_000_000)
+#: Jobs of a call where the length of the queue is what differs.
+DEPTH_SIZE: Final = 32
+#: Calls of each script in a round.
+CALLS: Final = 8
 MEMORY_JOBS: Final = 20_000
 LEASE_US: Final = 600_000_000
 QUEUE: Final = keys.queue_name("bench")
@@ -100,31 +106,53 @@ class Bench:
         self._client.flushall(asynchronous=False)
 
 
-def per_batch_size(bench: Bench, calls: int) -> None:
-    """Microseconds per job by batch size, at a depth of `calls` batches."""
-    print(f"{'jobs in a call':>14}  {'submit':>8} {'claim':>8} {'settle':>8}   us per job")
+def per_batch_size(bench: Bench, rounds: int) -> Table:
+    """Microseconds per job by batch size; few jobs at a time, as a worker holds few."""
+    table = Table("jobs in a call", "submit, µs a job", "claim", "settle")
     for size in BATCH_SIZES:
         bench.clear()
-        row = (took / size for took in bench.way(size, calls))
-        print(f"{size:>14}  " + " ".join(f"{us:>8.1f}" for us in row))
+        took = zip(*(bench.way(size, CALLS) for _ in range(rounds)), strict=True)
+        table.add(f"{size}", *(f"{statistics.median(one) / size:.1f}" for one in took))
+    return table
 
 
-def per_depth(bench: Bench, depths: tuple[int, ...], calls: int) -> None:
-    """Microseconds per job by the length of the queue, as ratios to the first row."""
-    print(f"\n{'queue length':>14}  {'submit':>8} {'claim':>8} {'settle':>8}   ratio to the first")
-    size, first = 32, (0.0, 0.0, 0.0)
-    bench.clear()
+def fill(bench: Bench, length: int, depth: int) -> None:
+    """Make a queue of `length` jobs one of `depth`."""
+    while length < depth:
+        count = min(256, depth - length)
+        bench.run([bench.submit(count)])
+        length += count
+
+
+def per_depth(bench: Bench, beside: Bench, depths: tuple[int, ...], rounds: int) -> Table:
+    """Microseconds per job by the length of the queue.
+
+    Args:
+        bench: its queue grows.
+        beside: on a server of its own; its queue keeps the first length, and is measured in turn.
+        depths: the lengths.
+        rounds: of each length.
+    """
+    table = Table(
+        "jobs in the queue", "submit, µs a job", "claim", "settle",
+        f"sum to that of {depths[0]:,} beside it",
+    )  # fmt: skip
+    for each in (bench, beside):
+        each.clear()
+    fill(beside, 0, depths[0])
     length = 0
     for depth in depths:
-        while length < depth:
-            count = min(256, depth - length)
-            bench.run([bench.submit(count)])
-            length += count
-        row = bench.way(size, calls)
-        if not first[0]:
-            first = row
-        ratios = (us / base for us, base in zip(row, first, strict=True))
-        print(f"{depth:>14}  " + " ".join(f"{ratio:>8.2f}" for ratio in ratios))
+        fill(bench, length, depth)
+        length = depth
+        pairs = [
+            (bench.way(DEPTH_SIZE, CALLS), beside.way(DEPTH_SIZE, CALLS)) for _ in range(rounds)
+        ]
+        row = [
+            statistics.median(one) / DEPTH_SIZE for one in zip(*(p for p, _ in pairs), strict=True)
+        ]
+        ratio = statistics.median(sum(one) / sum(other) for one, other in pairs)
+        table.add(f"{depth:,}", *(f"{us:.1f}" for us in row), f"{ratio:.2f}")
+    return table
 
 
 def per_job_bytes(bench: Bench) -> None:
@@ -144,17 +172,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--flavour", choices=FLAVOURS, default=FLAVOURS[0])
     parser.add_argument("--quick", action="store_true", help="short queues and few calls")
+    parser.add_argument("--write", action="store_true", help="into docs/performance.md")
     options = parser.parse_args()
     depths = DEPTHS[:2] if options.quick else DEPTHS
-    calls = 15 if options.quick else 60
+    rounds = 2 if options.quick else 9
     model = ModelConfig(name="bench", handler="echo", max_queue_depth=10_000_000)
-    with redis_server(options.flavour) as server, server.client() as client:
+    with (
+        redis_server(options.flavour) as server,
+        server.client() as client,
+        redis_server(options.flavour) as second,
+        second.client() as other,
+    ):
         bench = Bench(client, model)
         print(f"{options.flavour}, input {INPUT.decode()}")
-        per_batch_size(bench, calls)
-        per_depth(bench, depths, calls)
+        sizes = per_batch_size(bench, rounds)
+        lengths = per_depth(bench, Bench(other, model), depths, rounds)
     with redis_server(options.flavour) as server, server.client() as client:
         per_job_bytes(Bench(client, model))
+    if options.write:
+        told = (
+            f"{options.flavour}, times of the server's own: medians of {rounds} rounds, each the "
+            f"lower quartile of {CALLS} calls; in the second {DEPTH_SIZE} jobs in a call."
+        )
+        write_tables("scripts", told, sizes, lengths)
 
 
 if __name__ == "__main__":

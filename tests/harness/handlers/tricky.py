@@ -3,7 +3,8 @@
 `{"do": …}`: raise, transient (as long as there is no file `until`), sleep (seconds in `s`), hang
 (holds the GIL), child (waits for one in a session of its own, whose pid is written to the file
 `pid`), exit, segfault.
-Everything else is given back. Where `log` is an option, each run of an input is a line there.
+Everything else is given back. Where `log` is an option, each run of an input is a line there. A
+batch takes `pause_s`, and `item_s` more for each input.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class Tricky(Handler):
             raise RuntimeError("these weights are for another model")
         self.log = context.options.get("log")
         self.pause_s = float(context.options.get("pause_s", 0))
+        self.item_s = float(context.options.get("item_s", 0))
 
     def inference(self, items: list[Any]) -> list[Any]:
         if self.log:
@@ -41,7 +43,7 @@ class Tricky(Handler):
                 log.writelines(
                     f"{job_id} {len(items)} {os.getpid()}\n" for job_id in self.context.request_ids
                 )
-        time.sleep(self.pause_s)
+        time.sleep(self.pause_s + self.item_s * len(items))
         return [self.one(item) for item in items]
 
     def one(self, item: Any) -> Any:

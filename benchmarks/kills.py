@@ -1,0 +1,131 @@
+"""From kill -9 to the answer: `python -m benchmarks.kills [--write]`.
+
+A model process is killed under a batch that it is running, and a worker under `headrace up`. The
+first handler to run the job waits until the kill, so that the time is that of the system: to see
+the loss, to give the job back, to start what is lost, and to run the job. The model has no weights
+to load. A job that was lost alone waits before its next try, 0 to `retry_backoff_s` by chance; here
+that is 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from benchmarks.tables import Table, write_tables
+from headrace.jobs import US_PER_S
+from tests.harness.batches import BatchLog
+from tests.harness.redis_servers import redis_server
+from tests.harness.up import running_up
+from tests.harness.wait import wait_until
+from tests.harness.worker import Client, Worker, celery_worker, write_models
+
+SIZE: Final = 32
+#: Losses are the rule here, and no chance is to be in the times.
+KEYS: Final = {"retry_backoff_s": 0, "max_restarts_per_minute": 1000, "max_batch_size": SIZE}
+
+
+@dataclass
+class Site:
+    """A worker with one model process, whose batches wait for the gate."""
+
+    client: Client
+    worker: Worker
+    log: BatchLog
+
+    def killed(self, size: int) -> tuple[float, float]:
+        """Kill the model process under a batch; seconds to the first and the last answer.
+
+        Raises:
+            RuntimeError: a job has no result.
+        """
+        self.worker.wait_ready("lost")
+        self.log.gate.unlink(missing_ok=True)
+        before = len(self.log.lines())
+        ids = self.client.submit("lost", *range(size))
+        wait_until(lambda: len(self.log.lines()) > before, "the batch runs", timeout_s=60)
+        (pid,) = self.worker.model_pids()
+        seconds, micros = self.client.redis.time()
+        os.kill(pid, signal.SIGKILL)
+        self.log.open_gate()
+        jobs = self.client.wait(*ids, timeout_s=60)
+        without = [job.id for job in jobs if job.result_json is None]
+        if without:
+            raise RuntimeError(f"{len(without)} of {size} jobs have no result: {without[:3]}")
+        killed_us = seconds * US_PER_S + micros
+        ended = sorted((job.ended_us - killed_us) / US_PER_S for job in jobs)
+        wait_until(lambda: self.worker.model_pids() not in ([], [pid]), "it is there again", 60)
+        return ended[0], ended[-1]
+
+
+@contextmanager
+def site() -> Iterator[Site]:
+    """A worker with one model."""
+    with tempfile.TemporaryDirectory() as name, redis_server() as server:
+        folder = Path(name)
+        log = BatchLog(folder)
+        path = write_models(folder, lost=log.model(gated=True, **KEYS))
+        with (
+            celery_worker(server.url, path, folder, arguments=()) as worker,
+            Client(server.url, path) as client,
+        ):
+            yield Site(client, worker, log)
+
+
+def worker_killed() -> float:
+    """Kill the worker of a fresh `headrace up` under a job; seconds to the answer over HTTP."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        log = BatchLog(folder)
+        path = write_models(folder, lost=log.model(gated=True, **KEYS))
+        with running_up(folder, models=path, HEADRACE_LEASE_TTL_S="600") as up:
+            job_id = up.submit("lost", "x")
+            wait_until(lambda: bool(log.lines()), "the job runs", timeout_s=60)
+            pids = up.record()["pids"]
+            pid = next(pid for child, pid in pids.items() if child in ("cpu0", "gpu0"))
+            started = time.perf_counter()
+            os.kill(pid, signal.SIGKILL)
+            log.open_gate()
+            status, job = up.request("GET", f"/api/v1/jobs/{job_id}?wait=20")
+            while job["status"] in ("queued", "running"):
+                status, job = up.request("GET", f"/api/v1/jobs/{job_id}?wait=20")
+            took_s = time.perf_counter() - started
+            if job["status"] != "succeeded":
+                raise RuntimeError(f"the job has no result: {status} {job}")
+            return took_s
+
+
+def _told(seconds: list[float]) -> tuple[str, str]:
+    return f"{statistics.median(seconds):.2f}", f"{min(seconds):.2f}, {max(seconds):.2f}"
+
+
+def main() -> None:
+    """Print the table, and write it where asked."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help="into docs/performance.md")
+    parser.add_argument("--rounds", type=int, default=7)
+    options = parser.parse_args()
+    table = Table("killed", "p50 s", "least, most s")
+    with site() as running:
+        alone = [running.killed(1)[1] for _ in range(options.rounds)]
+        batches = [running.killed(SIZE) for _ in range(options.rounds)]
+    table.add("the model process, one job", *_told(alone))
+    table.add(f"the model process, {SIZE} jobs: first answer", *_told([a for a, _ in batches]))
+    table.add("… last answer, each job alone", *_told([b for _, b in batches]))
+    workers = [worker_killed() for _ in range(options.rounds)]
+    table.add("the worker under headrace up, one job", *_told(workers))
+    if options.write:
+        write_tables("kills", f"{options.rounds} kills each.", table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""Tables that are printed row by row, and their places in docs/performance.md."""
+
+from __future__ import annotations
+
+import os
+import platform
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+DOC: Final = Path(__file__).resolve().parents[1] / "docs" / "performance.md"
+
+
+class Table:
+    """Rows of cells, the first of which is the row's name.
+
+    Args:
+        columns: the heads, the one of the names first.
+    """
+
+    def __init__(self, *columns: str) -> None:
+        self.columns = columns or ("", "")
+        self.rows: list[tuple[str, ...]] = []
+        if columns:
+            print(_line(columns), flush=True)
+
+    def add(self, *cells: str) -> None:
+        """Add a row, and print it."""
+        if len(cells) != len(self.columns):
+            raise ValueError(f"the table has {len(self.columns)} columns, the row {len(cells)}")
+        self.rows.append(cells)
+        print(_line(cells), flush=True)
+
+    def markdown(self) -> str:
+        """The table as it stands in a document."""
+        heads = "".join(f" {head} |" if head else " |" for head in self.columns)
+        lines = [f"|{heads}", "|---" * len(self.columns) + "|"]
+        lines += ["| " + " | ".join(row) + " |" for row in self.rows]
+        return "\n".join(lines)
+
+
+def _line(cells: tuple[str, ...]) -> str:
+    return f"{cells[0]:58} " + " ".join(f"{cell:>14}" for cell in cells[1:])
+
+
+def write_tables(name: str, told: str, *tables: Table, doc: Path = DOC) -> None:
+    """Put tables into the document, between `<!-- name:begin -->` and `<!-- name:end -->`.
+
+    Args:
+        name: of the place.
+        told: sentences after the day and the machine: how it was measured.
+        tables: in order.
+        doc: the document.
+
+    Raises:
+        ValueError: the document has no such place.
+    """
+    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    text = doc.read_text("utf-8")
+    if begin not in text or end not in text:
+        raise ValueError(f"{doc} has no place for the table: put {begin} and {end} there")
+    head, _, rest = text.partition(begin)
+    _, _, tail = rest.partition(end)
+    where = (
+        f"Measured {datetime.now(UTC).date().isoformat()}, {os.cpu_count()} cores, "
+        f"Python {platform.python_version()}; {told}"
+    )
+    body = "\n\n".join([where, *(table.markdown() for table in tables)])
+    doc.write_text(f"{head}{begin}\n{body}\n{end}{tail}", "utf-8")

@@ -8,6 +8,7 @@ batch alone next, as after any crash.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import os
 import socket
@@ -19,10 +20,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final
 
-import numpy as np
-
 from headrace.errors import ConfigError, HandlerError, InputError
-from workers.crossing import unpack
 from workers.frames import FrameSocket
 from workers.outcomes import Told
 from workers.pipeline import SOFTWARE_ERROR_STATUS
@@ -89,6 +87,9 @@ class PrepProcess:
         Raises:
             LoadFailed: it cannot be loaded.
         """
+        # It brings numpy, for which a model without such processes does not wait at its start.
+        importlib.import_module("workers.crossing")
+
         try:
             kind, *rest = self._receive()
         except PreprocessDied as error:
@@ -103,6 +104,8 @@ class PrepProcess:
             Told: it raised; the outcome is its error.
             PreprocessDied: the process is gone.
         """
+        from workers.crossing import unpack
+
         number = self.free.pop() if self.free else len(self.slabs)
         try:
             self.frames.send(["prepare", number, inputs])
@@ -200,8 +203,9 @@ def _joined(parts: list[Any], shares: list[list[Input]]) -> Any:
 
 
 def _one_array(parts: list[Any]) -> Any:
-    if all(isinstance(part, np.ndarray) for part in parts):
-        return np.concatenate(parts)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and all(isinstance(part, numpy.ndarray) for part in parts):
+        return numpy.concatenate(parts)
     torch = sys.modules.get("torch")
     if torch is not None and all(isinstance(part, torch.Tensor) for part in parts):
         return torch.cat(parts)

@@ -21,9 +21,9 @@ from statistics import median
 from typing import Final
 
 from benchmarks.asked import Asked, asked
-from benchmarks.echo import DOC
 from benchmarks.gpu.load import Seen, model_name, p99, run_load, served
 from benchmarks.gpu.workloads import PRECISIONS, Workload, photographs, workloads
+from benchmarks.tables import DOC
 from tests.harness.gpu import cuda_names, gpus, used_mib
 from workers.device import model_environ, tuned
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.echo import DOC
 from benchmarks.gpu.__main__ import COLUMNS, HEAD, Plan, rows, written
 from benchmarks.gpu.load import p99
 from benchmarks.gpu.workloads import PRECISIONS, workloads
+from benchmarks.tables import DOC
 
 
 @pytest.mark.timeout(600)

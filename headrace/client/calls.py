@@ -19,6 +19,7 @@ from headrace.client.problems import decoded, job_error
 from headrace.client.requests import JOBS, JSON_HEADERS, Options, job_line, job_request
 from headrace.client.steps import Answer, Pause, Plan, Request, Stream
 from headrace.errors import InvalidRequest, WaitTimeout
+from headrace.ids import check_key
 from headrace.jobs import new_id
 
 MODELS: Final = "/api/v1/models"
@@ -72,13 +73,13 @@ def submit(
         The job as it was enqueued; where its id or key was known, as it is now.
 
     Raises:
-        RequestError: it was refused, and no job was made.
+        RequestError: it was refused, or cannot be sent, and no job was made.
         BrokerError: Redis cannot take it.
         ServerUnreachable: nothing answers.
     """
     headers = dict(JSON_HEADERS)
     if idempotency_key is not None:
-        headers["idempotency-key"] = idempotency_key
+        headers["idempotency-key"] = check_key(idempotency_key)
     elif id is None:
         # The server may have taken the job when its answer is lost: the repeat names the same one.
         id = new_id()
@@ -176,7 +177,7 @@ def jobs(
     *,
     model: str | None = None,
     status: str | Sequence[str] | None = None,
-    since: datetime | str | None = None,
+    since: datetime | float | str | None = None,
     limit: int | None = None,
 ) -> Stream[Job]:
     """List jobs, newest first, page by page.
@@ -185,7 +186,8 @@ def jobs(
         session: the server.
         model: only this model's.
         status: only those of this status, or of these.
-        since: only those that were created then or later: a datetime, or RFC 3339.
+        since: only those that were created then or later: a datetime, RFC 3339, or seconds since
+            1970.
         limit: so many at the most; None for all that are listed.
     """
     query: dict[str, str] = {}
@@ -194,7 +196,9 @@ def jobs(
     if status is not None:
         query["status"] = status if isinstance(status, str) else ",".join(status)
     if since is not None:
-        query["since"] = since if isinstance(since, str) else since.astimezone().isoformat()
+        query["since"] = (
+            since.astimezone().isoformat() if isinstance(since, datetime) else str(since)
+        )
 
     def read(answer: Answer) -> Page[Job]:
         page = decoded(answer, _Page)

@@ -9,9 +9,8 @@ from __future__ import annotations
 import sys
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
-import msgspec
 import typer
 
 from headrace.commands.completion import complete_model
@@ -27,6 +26,9 @@ from headrace.commands.options import (
     TimeoutOption,
     UrlOption,
     WaitOption,
+    checked_id,
+    checked_options,
+    json_object,
 )
 
 IN_FLIGHT: Final = 1000
@@ -194,8 +196,6 @@ def submit(
     if job_id is not None and not sources.single:
         raise typer.BadParameter("one id, and several inputs", param_hint="--id")
     options = {
-        "content_type": content_type,
-        "version": version,
         "priority": priority,
         "expires": expires,
         "countdown": countdown,
@@ -204,10 +204,11 @@ def submit(
         "max_retries": max_retries,
         "retry_backoff": retry_backoff,
         "retry_backoff_max": retry_backoff_max,
-        "metadata": _json_object(metadata),
+        "metadata": json_object(metadata),
     }
     what = Submission(
-        model=model, sources=sources, options=options, job_id=job_id,
+        model=model, sources=sources, job_id=checked_id(job_id),
+        options={"content_type": content_type, "version": version, **checked_options(options)},
         wait=wait or timeout is not None or output is not None, timeout_s=timeout,
         ordered=ordered, in_flight=in_flight, retry_s=retry, file=output, resume=resume,
         as_json=as_json, quiet=quiet,
@@ -299,14 +300,3 @@ def models(
         list_models(url, as_json=as_json)
     else:
         show_model(url, model, as_json=as_json)
-
-
-def _json_object(text: str | None) -> dict[str, Any] | None:
-    if text is None:
-        return None
-    try:
-        return msgspec.json.decode(text, type=dict[str, Any])
-    except (msgspec.MsgspecError, UnicodeError) as error:
-        raise typer.BadParameter(
-            f"{text}: no JSON object: {error}", param_hint="--metadata"
-        ) from None

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
 
+import msgspec
 import typer
 
 from headrace.commands.completion import complete_model
+from headrace.errors import InvalidId
+from headrace.ids import check_id
+from headrace.jobs import METADATA_MAX_BYTES, JobOptions
 
 LIMIT: Final = 20
 
@@ -44,3 +49,58 @@ LimitOption = Annotated[
 YesOption = Annotated[
     bool, typer.Option("--yes", "-y", help="Do not ask; without a terminal nobody is asked.")
 ]
+
+
+def checked_id(job_id: str | None) -> str | None:
+    """The id that a job is to have.
+
+    Raises:
+        typer.BadParameter: no job can have it.
+    """
+    if job_id is not None:
+        try:
+            check_id(job_id)
+        except InvalidId as error:
+            raise typer.BadParameter(f"{error.message}. {error.hint}", param_hint="--id") from None
+    return job_id
+
+
+def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """A job's options, before each of any number of jobs is refused for the same one.
+
+    Raises:
+        typer.BadParameter: the server takes no such value.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    for name, value in given.items():
+        try:
+            msgspec.convert({name: value}, JobOptions)
+        except msgspec.ValidationError as error:
+            flag = "--job-timeout" if name == "timeout" else f"--{name.replace('_', '-')}"
+            said = str(error).partition(" - at ")[0]
+            raise typer.BadParameter(
+                f"{value}: {said[:1].lower()}{said[1:]}", param_hint=flag
+            ) from None
+    return given
+
+
+def json_object(text: str | None) -> dict[str, Any] | None:
+    """The object of --metadata.
+
+    Raises:
+        typer.BadParameter: it is none, or larger than a job's may be.
+    """
+    if text is None:
+        return None
+    try:
+        found = msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        raise typer.BadParameter(
+            f"{text}: no JSON object: {error}", param_hint="--metadata"
+        ) from None
+    size = len(msgspec.json.encode(found))
+    if size > METADATA_MAX_BYTES:
+        raise typer.BadParameter(
+            f"{size} bytes as JSON, more than {METADATA_MAX_BYTES}", param_hint="--metadata"
+        )
+    return found

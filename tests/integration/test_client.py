@@ -188,6 +188,7 @@ def test_jobs_are_listed_newest_first_over_pages(
     assert len(list(client.jobs(status="scheduled"))) == 2
     since = client.status(waiting[0]).created_at
     assert [job.id for job in client.jobs(since=since)] == waiting[::-1]
+    assert [job.id for job in client.jobs(since=since.timestamp())] == waiting[::-1]
     for nothing in ({"model": "ecko"}, {"status": "asleep"}, {"since": "long ago"}):
         with pytest.raises(errors.RequestError):
             list(client.jobs(**nothing))

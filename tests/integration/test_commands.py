@@ -162,6 +162,8 @@ def test_what_cannot_be_understood_is_2(
     assert "--resume" in cli.complaint("submit", "echo", *files, "--resume", rc=2)
     assert "several inputs" in cli.complaint("submit", "echo", *files, "--id", "a", rc=2)
     assert "no JSON object" in cli.complaint("submit", "echo", *files, "--metadata", "3", rc=2)
+    assert "--expires" in cli.complaint("submit", "echo", *files, "--expires", "0", rc=2)
+    assert "--id" in cli.complaint("submit", "echo", files[0], "--id", "a b", rc=2)
     assert "ids are given" in cli.complaint("jobs", "a", "--model", "echo", rc=2)
     assert "did you mean echo?" in cli.complaint("models", "ecko", rc=2)
     assert "no address" in cli.complaint("models", "--url", "ftp://x", rc=2)

@@ -249,6 +249,10 @@ def test_the_repeat_of_a_submit_names_the_same_job() -> None:
     assert isinstance(keyed, Request)
     assert keyed.headers["idempotency-key"] == "k"
     assert "id" not in msgspec.json.decode(keyed.body or b"")
+    # A header could not even say it.
+    for bad in ("clé", "two words", ""):
+        with pytest.raises(errors.InvalidId, match="Idempotency-Key"):
+            next(calls.submit(session(), "echo", 1, idempotency_key=bad))
 
 
 def test_a_problem_of_a_newer_server_keeps_its_code() -> None:

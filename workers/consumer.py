@@ -195,7 +195,8 @@ class Consumer:
                 settlement = lane.unmoved(item, error, retryable=retryable)
                 self._ledger.settle(lane, [settlement])
             elif load is not None:
-                lane.stats.ended("succeeded" if not item.dropped else "cancelled")
+                if item.dropped != "lost":  # else another counts it
+                    lane.stats.ended(item.dropped or "succeeded")
                 self._ledger.settle(lane, [load.settlement])
             elif body is not None:
                 lane.arrived(item, body)

@@ -73,7 +73,11 @@ class Dropping:
     def heard(self, published: Sequence[bytes]) -> bool:
         """Take what cancel.lua has published: model, id and token of each job; whether it has."""
         for body in published:
-            self._hear(body)
+            try:
+                self._hear(body)
+            except ValueError as error:
+                # The renewal of the leases says it too.
+                logger.warning("what was published of cancels cannot be read: %s", error)
         return bool(published)
 
     def _hear(self, body: bytes) -> None:

@@ -379,6 +379,8 @@ class Lane:
 
     def unmoved(self, item: Item, error: HeadraceError, *, retryable: bool) -> Settlement:
         """The end, or another try, of a job whose payload could not be moved."""
+        if item.dropped:
+            return self._discarded(item, 0, "")
         settlement = failed(
             item, error.code, error.message, retryable=retryable, retries=self.policy
         )

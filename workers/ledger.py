@@ -40,6 +40,8 @@ PUT_OFF: Final = 4
 #: What renew.lua answers, beside FENCED: it is ours, it was cancelled meanwhile.
 RENEWED: Final = 1
 ASKED: Final = 2
+#: What counters call the ends that release.lua has given jobs by itself.
+_COUNTED_AS: Final = {b"cancelled": "cancelled", b"dead": "failed", b"delayed": "retried"}
 
 Handle = Callable[[Any, float], None]
 
@@ -213,6 +215,7 @@ class Ledger:
             self._observer.settled(lane, settlements, [FENCED] * len(settlements))
             for settlement in settlements:
                 lane.forget(settlement.id, settlement.token)
+            lane.cargo.settled(settlement.token for settlement in settlements)
 
         flat = [argument for settlement in settlements for argument in settlement]
         self._say(lane, "settle", *flat, handle=settled, refused=refused, again=True)
@@ -232,6 +235,9 @@ class Ledger:
 
         def released(reply: Any, _now: float) -> None:
             self._observer.released(last_first, reply)
+            for outcome in reply:
+                if outcome in _COUNTED_AS:
+                    lane.stats.ended(_COUNTED_AS[outcome])
             for item in items:
                 lane.forget(item.id, item.token)
             lane.cargo.settled(item.token for item in items)
@@ -239,8 +245,10 @@ class Ledger:
                 lane.backlog.waiting[STEP_PLACE[item.step]] += 1
 
         def refused() -> None:
+            self._observer.released(last_first, [b"fenced"] * len(items))
             for item in items:
                 lane.forget(item.id, item.token)
+            lane.cargo.settled(item.token for item in items)
 
         pairs = [value for item in last_first for value in (item.id, item.token)]
         self._say(

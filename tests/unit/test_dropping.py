@@ -90,6 +90,15 @@ def test_what_is_heard_of_others_jobs_is_passed_over(
     assert (desk.settled, lane.foretold, len(lane.batcher)) == ([], set(), 1)
 
 
+@pytest.mark.parametrize("body", [b"\xc1", b"\x01", b"\x92\xa1m\xa1a", b""])
+def test_what_cannot_be_read_ends_no_worker(
+    lane: Lane, desk: Desk, dropping: Dropping, body: bytes
+) -> None:
+    claim(lane, "a")
+    assert dropping.heard([body, *told("a")])
+    assert [end.id for end in desk.settled] == ["a"]
+
+
 def test_a_cancel_is_settled_once_however_often_it_is_heard(
     lane: Lane, desk: Desk, dropping: Dropping
 ) -> None:

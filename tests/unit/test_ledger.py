@@ -1,0 +1,105 @@
+"""What a worker lets go of when Redis has answered, or refuses to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import pytest
+from redis.exceptions import ResponseError
+
+from headrace.catalog import ModelConfig
+from headrace.errors import ResultNotStored
+from headrace.messages import Source, envelope
+from headrace.scripts import Command
+from workers.items import Item, Settlement, cancelled
+from workers.lane import Lane
+from workers.ledger import FENCED, Ledger, Limits
+from workers.publisher import Publisher
+
+NOW = 1000.0
+
+
+class Server:
+    """A connection whose answers the test gives."""
+
+    connected = True
+
+    def __init__(self) -> None:
+        self.answers: list[Any] = []
+
+    def send(self, commands: Sequence[Command]) -> None:
+        pass
+
+    def receive(self, commands: Sequence[Command]) -> list[Any]:
+        return self.answers
+
+    def more(self) -> bool:
+        return False
+
+
+class Observer:
+    """Remembers what it heard."""
+
+    def __init__(self) -> None:
+        self.codes: list[Any] = []
+
+    def settled(self, lane: Lane, settlements: Sequence[Settlement], codes: Sequence[Any]) -> None:
+        self.codes += codes
+
+    def released(self, items: Sequence[Item], outcomes: Sequence[Any]) -> None:
+        self.codes += outcomes
+
+
+@pytest.fixture
+def lane() -> Lane:
+    """It holds two jobs whose inputs are fetched."""
+    lane = Lane(ModelConfig(name="m", handler="echo", max_batch_size=4), 0, [])
+    flat: list[bytes] = []
+    for job_id in ("a", "b"):
+        source = Source(ref="redis:" + job_id * 32)
+        raw = envelope(job_id, "m", "headrace.m", b"1", timeout_s=60.0, source=source)
+        flat += [raw, job_id.encode(), f"token-{job_id}".encode(), b"", b"1", b"", b"", b"0"]
+    lane.accept([b"1", *[b"0"] * 4, 0, *flat], NOW)
+    return lane
+
+
+def answered(lane: Lane, release: bool, answer: Any) -> list[Any]:
+    """Settle or release all that the lane holds; what was heard of the answer."""
+    server, observer = Server(), Observer()
+    ledger = Ledger("w", cast(Publisher, server), Limits(15, 3, 20, 60), observer)
+    ledger.joined([lane], NOW)
+    items = list(lane.held.values())
+    if release:
+        ledger.release(lane, items, "crash")
+    else:
+        ledger.settle(lane, [cancelled(item) for item in items])
+    ledger.flush(NOW)
+    server.answers = [answer]
+    ledger.hear(NOW)
+    return observer.codes
+
+
+@pytest.mark.parametrize(("release", "heard"), [(False, FENCED), (True, b"fenced")])
+def test_of_a_refused_call_nothing_stays_behind(lane: Lane, release: bool, heard: Any) -> None:
+    assert answered(lane, release, ResponseError("WRONGTYPE")) == [heard, heard]
+    assert not lane.held
+    assert not lane.cargo._entries
+    assert [entry.job_id for entry in lane.cargo.ended] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("fate", "counted"),
+    [(b"cancelled", "cancelled"), (b"dead", "failed"), (b"delayed", "retried"), (b"queued", "")],
+)
+def test_what_a_release_has_ended_is_counted(lane: Lane, fate: bytes, counted: str) -> None:
+    answered(lane, True, [fate, b"queued"])
+    assert lane.stats.drain() == ([(f"ended:{counted}", 1.0)] if counted else [])
+
+
+def test_a_cancelled_job_whose_result_cannot_be_stored_was_cancelled(lane: Lane) -> None:
+    item = lane.held["a"]
+    item.dropped = "cancelled"
+    settlement = lane.unmoved(item, ResultNotStored("the store is full"), retryable=True)
+    assert not settlement.retried
+    assert lane.stats.drain() == [("ended:cancelled", 1.0)]

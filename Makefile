@@ -14,6 +14,14 @@ GPU_PYTHON ?= 3.12
 # More arguments for pytest, such as ARGS="-k claim -x".
 ARGS   ?=
 
+# `make chaos`: how many jobs, under how many kills; SEED repeats a schedule, FLAVOUR is the Redis
+# (valkey9, redis7, redis62), FSYNC its appendfsync (always, everysec).
+JOBS    ?= 20000
+KILLS   ?= 60
+SEED    ?=
+FLAVOUR ?= valkey9
+FSYNC   ?= always
+
 # Where torch comes from when no GPU is seen: PyPI's wheel for Linux brings 3 GB of CUDA libraries.
 # Not used where nvidia-smi sees a GPU, nor where pip is already told of an index or a wheel folder
 # besides PyPI (pip.conf or PIP_*), which then decides. `make TORCH_INDEX= ...` never uses it.
@@ -30,7 +38,7 @@ INSTALLED  = $(if $(wildcard $(DEV_STAMP)),$(DEV_STAMP),$(DEMO_STAMP))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup fmt lint types contracts test check demo bench openapi wheelhouse clean
+.PHONY: help setup fmt lint types contracts test check chaos demo bench openapi wheelhouse clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(firstword $(MAKEFILE_LIST)) \
@@ -56,6 +64,9 @@ test: $(DEV_STAMP)  ## Run the tests
 	$(PY) -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: lint types contracts test  ## lint, types, contracts and test
+
+chaos: $(DEV_STAMP)  ## Run 20,000 jobs while everything is killed at random (SEED, FLAVOUR, FSYNC, JOBS, KILLS)
+	@$(PY) -m tests.chaos --jobs $(JOBS) --kills $(KILLS) --flavour $(FLAVOUR) --fsync $(FSYNC) $(if $(SEED),--seed $(SEED))
 
 demo: $(INSTALLED)  ## Run the whole system and classify real images (PORT=8080, EXIT=1)
 	@$(PY) examples/demo.py --port $(PORT) $(if $(EXIT),--exit)

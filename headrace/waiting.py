@@ -19,7 +19,9 @@ from typing import Any, Final, Self
 import msgspec
 import redis.asyncio
 from redis.asyncio.client import PubSub
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
+from typing_extensions import override
 
 from headrace import keys
 from headrace.connections import drop_connections
@@ -33,6 +35,8 @@ RECONNECT_MAX_S: Final = 2.0
 SILENCE_MAX_S: Final = 5.0
 #: How long a wait for any job waits for its subscription; behind it stands the read of the record.
 SUBSCRIBE_MAX_S: Final = 1.0
+#: A connection that another task has found broken, and closed, has no stream to write to any more.
+_LOST: Final = (RedisError, OSError, AttributeError)
 
 
 class Wait:
@@ -77,6 +81,25 @@ class Wait:
 async def _as_it_is(push: Any) -> Any:
     """In place of redis-py's own handler, which writes out every push for a log that is off."""
     return push
+
+
+class _Subscription(PubSub):
+    """Connects once. Where its connection breaks that is an error, and `_listen` begins anew.
+
+    redis-py would connect again in passing: whoever listens and whoever subscribes at that moment
+    would do so at the same time on one connection, and break each other's handshake.
+    """
+
+    @override
+    async def connect(self) -> None:
+        connection: Any = self.connection
+        if connection is not None and not connection.is_connected:
+            raise RedisConnectionError("the connection was lost")
+        await super().connect()  # type: ignore[no-untyped-call]
+
+    @override
+    async def _reconnect(self, conn: Any, *_: Any, **__: Any) -> None:
+        await conn.disconnect(nowait=True)
 
 
 def _channels(job_id: str) -> tuple[str, str]:
@@ -197,28 +220,37 @@ class Waiters:
         if self._pubsub is None:
             return
         # A connection that breaks here breaks for _listen too, which begins anew.
-        with contextlib.suppress(RedisError, OSError):
+        with contextlib.suppress(*_LOST):
             await getattr(self._pubsub, verb)(*channels)
 
     async def _listen(self) -> None:
         delay_s = RECONNECT_MIN_S
         while True:
             try:
-                async with self._client.pubsub(push_handler_func=_as_it_is) as pubsub:
-                    await self._begin(pubsub)
-                    delay_s = RECONNECT_MIN_S
-                    await self._hear_all(pubsub)
-            except (RedisError, OSError) as error:
+                pool = self._client.connection_pool
+                async with _Subscription(pool, push_handler_func=_as_it_is) as pubsub:
+                    try:
+                        await self._begin(pubsub)
+                        delay_s = RECONNECT_MIN_S
+                        await self._hear_all(pubsub)
+                    finally:
+                        self._end()  # before it is closed: who said something then would open it
+            except _LOST as error:
                 logger.warning("waiting connection lost, back in %.2f s: %s", delay_s, error)
                 # What is idle in the pool may be as dead, and would be taken for the next try.
                 await drop_connections(self._client, idle=True)
-            finally:
-                self._pubsub = None
-                self._unconfirmed.clear()
-                for topic in self._topics.values():
-                    topic.subscribed.set()
+            except Exception:
+                # Were this task to end, no wait of this process would be woken again.
+                logger.exception("waiting connection failed, back in %.2f s", delay_s)
             await asyncio.sleep(delay_s)
             delay_s = min(delay_s * 2, RECONNECT_MAX_S)
+
+    def _end(self) -> None:
+        """Nothing can be said any more, and no confirmation comes."""
+        self._pubsub = None
+        self._unconfirmed.clear()
+        for topic in self._topics.values():
+            topic.subscribed.set()
 
     async def _begin(self, pubsub: PubSub) -> None:
         """Subscribe to what is waited for; once Redis has confirmed, all look at their records."""

@@ -291,6 +291,45 @@ def test_a_publication_that_cannot_be_read_costs_a_look(any_redis: RedisServer) 
     asyncio.run(work())
 
 
+def test_a_connection_that_breaks_while_many_begin_to_wait_fails_nobody_and_is_renewed(
+    redis_db: RedisServer,
+) -> None:
+    async def work() -> None:
+        client = connect_async(redis_db.url)
+        admin: Any = connect_async(redis_db.url)
+        waiters = Waiters(client, "api-1")
+        over = asyncio.Event()
+
+        async def wait_again_and_again(name: str) -> None:
+            count = 0
+            while not over.is_set():
+                count += 1
+                async with waiters.foreign(f"{name}-{count}"):
+                    await asyncio.sleep(0)
+
+        async def listens() -> None:
+            while not waiters.listening:
+                await admin.ping()
+
+        await waiters.start()
+        async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+            for name in "abcdefghijkl":
+                group.create_task(wait_again_and_again(name))
+            for _ in range(40):
+                await listens()
+                await admin.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+            await listens()
+            over.set()
+        async with asyncio.timeout(20), waiters.foreign("last") as wait:
+            await admin.publish(keys.meta("last"), b"{}")
+            await wait.woken()
+        await waiters.stop()
+        await client.aclose()
+        await admin.aclose()
+
+    asyncio.run(work())
+
+
 def test_a_stopped_waiters_lets_nobody_wait(any_redis: RedisServer) -> None:
     async def work() -> None:
         client = connect_async(any_redis.url)

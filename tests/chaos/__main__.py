@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import random
+import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -20,11 +22,16 @@ def main() -> None:
     parser.add_argument("--fsync", choices=("always", "everysec"), default="always")
     given = parser.parse_args()
     seed = random.randrange(2**32) if given.seed is None else given.seed
-    with tempfile.TemporaryDirectory(prefix="headrace-chaos-") as folder:
+    folder = Path(tempfile.mkdtemp(prefix="headrace-chaos-"))
+    try:
         run(
-            Path(folder), seed, jobs=given.jobs, kills=given.kills, hangs=12, poison=12,
-            flavour=given.flavour, fsync=given.fsync,
+            folder, seed, jobs=given.jobs, kills=given.kills, hangs=given.jobs // 1500,
+            poison=given.jobs // 1500, flavour=given.flavour, fsync=given.fsync,
         )  # fmt: skip
+    except BaseException:
+        sys.stdout.write(f"the logs are kept in {folder}\n")
+        raise
+    shutil.rmtree(folder)
 
 
 if __name__ == "__main__":

@@ -195,8 +195,10 @@ class Consumer:
                 settlement = lane.unmoved(item, error, retryable=retryable)
                 self._ledger.settle(lane, [settlement])
             elif load is not None:
-                if item.dropped != "lost":  # else another counts it
-                    lane.stats.ended(item.dropped or "succeeded")
+                if not item.dropped:
+                    lane.succeeded([load.settlement])
+                elif item.dropped != "lost":  # else another counts it
+                    lane.stats.ended(item.dropped)
                 self._ledger.settle(lane, [load.settlement])
             elif body is not None:
                 lane.arrived(item, body)

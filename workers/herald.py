@@ -129,10 +129,11 @@ class Herald:
                 lane.sequels.untold_waiting -= 1
                 continue
             lane.sequels.told(item)
-            if spoilt:
-                lane.stats.ended("succeeded", -1)
-                lane.stats.ended("failed")
             if lane.held.get(item.id) is item:
+                if spoilt:
+                    lane.stats.ended("failed")
+                elif settlement.state == State.SUCCEEDED and item.dropped != "lost":
+                    lane.stats.ended(item.dropped or "succeeded")
                 ledger.settle(lane, [settlement])
 
     def close(self) -> None:

@@ -351,8 +351,14 @@ class Lane:
                 )  # fmt: skip
                 self.stats.ended(_word(settlement))
                 settled.append(settlement)
-        self.stats.ended("succeeded", sum(end.state == State.SUCCEEDED for end in settled))
+        self.succeeded(settled)
         return settled
+
+    def succeeded(self, settlements: Sequence[Settlement]) -> None:
+        """Count those that have succeeded; of who is followed by others that is known later."""
+        linked = self.sequels.linked
+        count = sum(end.state == State.SUCCEEDED and end.token not in linked for end in settlements)
+        self.stats.ended("succeeded", count)
 
     def _discarded(self, item: Item, batch: int | str, took: str) -> Settlement:
         """What a job ends with that was handed over and that nobody wants any more from here."""

@@ -1,0 +1,89 @@
+"""How jobs are counted that are told of before they are settled."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+from typing import Any, cast
+
+import pytest
+
+from headrace.canvas import Canvas
+from headrace.catalog import ModelConfig
+from headrace.jobs import State
+from workers.canvas import Malformed, Sender, Verdict
+from workers.herald import MALFORMED_TRIES, Herald
+from workers.items import Batch, Item, Settlement
+from workers.lane import Lane
+from workers.ledger import Ledger
+
+TOLD_MAX_S = 30
+CANVAS = Canvas("a", "a", [{"task": "next"}], [], [], None, None, None)
+
+
+class Broker:
+    """Sends nothing; what it is given may be what can never be sent."""
+
+    def __init__(self, *, sends: bool) -> None:
+        self._sends = sends
+        self.tries = 0
+
+    def verdict(self, job_id: str, token: str) -> int:
+        return Verdict.TELL
+
+    def send(self, *_: Any) -> None:
+        self.tries += 1
+        if not self._sends:
+            raise Malformed("no signature")
+
+    def tell(self, *_: Any) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Books:
+    """A ledger that remembers what was settled."""
+
+    def __init__(self) -> None:
+        self.settled: list[Settlement] = []
+
+    def settle(self, lane: Lane, settlements: list[Settlement]) -> None:
+        self.settled += settlements
+
+
+@pytest.mark.parametrize(
+    ("sends", "dropped", "counted", "state"),
+    [
+        (True, "", "succeeded", State.SUCCEEDED),
+        (False, "", "failed", State.FAILED),
+        (True, "cancelled", "cancelled", State.SUCCEEDED),
+        (True, "lost", "", State.SUCCEEDED),
+    ],
+)
+def test_who_is_followed_is_counted_once_all_is_told(
+    sends: bool, dropped: str, counted: str, state: State
+) -> None:
+    lane = Lane(ModelConfig(name="m", handler="echo"), 0, [])
+    item = Item(
+        id="a", token="1", message=None, created_us=0, enqueued_at=0, claimed_at=0, attempts=1,
+        alone=False, canvas=CANVAS, dispatched_at=1,
+    )  # fmt: skip
+    lane.held["a"] = item
+    lane.sequels.linked["1"] = item
+    batch = Batch([item], "idle", 1, 60)
+    ended = lane.collect(batch, [[True, b"7", ""]], [1.0, 1.0, 1.0, 0.0], 0, 0, 2)
+    assert lane.sequels.sift(ended) == []
+    item.dropped = dropped
+    counts = dict(lane.stats.drain())
+    assert not [name for name in counts if name.startswith("ended:")]
+    broker, books = Broker(sends=sends), Books()
+    with contextlib.closing(Herald(lambda: cast(Sender, broker))) as herald:
+        herald.take(lane)
+        assert select.select([herald.fileno()], [], [], TOLD_MAX_S)[0], "it is told"
+        herald.deliver(cast(Ledger, books))
+    assert broker.tries == (1 if sends else MALFORMED_TRIES + 1)
+    assert [settled.state for settled in books.settled] == [state]
+    assert lane.stats.drain() == ([(f"ended:{counted}", 1.0)] if counted else [])
+    assert not lane.sequels.telling

@@ -26,7 +26,7 @@ from celery.canvas import Signature as CelerySignature
 from kombu import pools as kombu_pools
 from kombu.exceptions import OperationalError
 from kombu.utils import json as kombu_json
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from headrace import keys
 from headrace.canvas import Canvas, Signature
@@ -44,6 +44,16 @@ REVOKED: Final = "REVOKED"
 _DONE: Final = b"done"
 #: What may be otherwise in a moment: Redis is away, or refuses a write.
 TRY_AGAIN: Final = (OperationalError, RedisError, OSError)
+
+
+def never_passes(error: BaseException) -> bool:
+    """Whether Redis will say no each time: a key that is to be written is of another type."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ResponseError) and "WRONGTYPE" in str(cause):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False
 
 
 class Verdict:
@@ -189,9 +199,9 @@ class Sender:
                     rest = copy.deepcopy(rest)
                     sent.append(signature.apply_async((outcome.value,), chain=rest, **family))
             progress.children = [result.as_tuple() for result in sent if result is not None]
-        except TRY_AGAIN:
-            raise
         except Exception as error:
+            if isinstance(error, TRY_AGAIN) and not never_passes(error):
+                raise
             raise Malformed(f"{type(error).__name__}: {error}") from error
 
     def tell(self, canvas: Canvas, outcome: Outcome, progress: Progress) -> None:
@@ -215,9 +225,9 @@ class Sender:
                 continue
             try:
                 part(canvas, outcome)
-            except (*TRY_AGAIN, ChordBusy):
-                raise
-            except Exception:
+            except Exception as error:
+                if isinstance(error, (*TRY_AGAIN, ChordBusy)) and not never_passes(error):
+                    raise
                 logger.exception("job %s: its %s cannot be told", canvas.id, name)
             progress.told.add(name)
 

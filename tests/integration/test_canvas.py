@@ -271,11 +271,13 @@ def test_a_member_that_is_refused(app: Celery, site: Deployment) -> None:
         itself(app, unusable).get(timeout=GET_TIMEOUT_S)
 
 
+@pytest.mark.parametrize("options", [{"expires": "no time at all"}, {"queue": "no-queue-at-all"}])
 def test_what_can_never_be_sent_is_a_failure_with_errbacks(
-    app: Celery, site: Deployment, where: str
+    app: Celery, site: Deployment, where: str, options: dict[str, str]
 ) -> None:
+    site.ours.redis.set("no-queue-at-all", "a string", ex=600)
     linked = ours(app, "tricky", 1)
-    linked.link(stock(app, "same").set(expires="no time at all"))
+    linked.link(stock(app, "same").set(**options))
     linked.link_error(stock(app, "note", where))
     sent = linked.apply_async()
     with pytest.raises(errors.InvalidRequest, match="what follows the job cannot be sent"):

@@ -29,10 +29,11 @@ from workers.lane import Lane
 from workers.ledger import Ledger
 from workers.life import Phase
 from workers.losses import Losses
+from workers.moments import lane_moments, wants_wake
 from workers.porter import Porter
 from workers.replica import Replica
 from workers.reporter import Reporter
-from workers.staging import ends_in_s, gave_way, stage_at, takes_second
+from workers.staging import gave_way, takes_second
 from workers.wake import POLL_S, Wake
 
 logger = logging.getLogger(__name__)
@@ -40,8 +41,6 @@ logger = logging.getLogger(__name__)
 SWEEP_S: Final = 1.0
 #: While a model's devices are busy, its prepared batch is topped up at most this often.
 TOP_UP_S: Final = 0.002
-#: A batch expected to end sooner than this needs no wake-up meanwhile: its end claims anyway.
-SHORT_BATCH_S: Final = 0.005
 
 
 class Consumer:
@@ -180,29 +179,6 @@ class Consumer:
             self._ledger.say(command)
         self._porter.sweep(now)
 
-    # Payloads
-
-    def _moved(self) -> None:
-        for lane, item, body, load, error, retryable in self._porter.moved():
-            lane.cargo.moved(item)
-            if lane.held.get(item.id) is not item:
-                # Another's by now, or held under a newer claim: this one is over.
-                lane.cargo.settled([item.token])
-            elif item.dropped and load is None:
-                continue  # settled meanwhile
-            elif error is not None:
-                logger.warning("job %s: %s", item.id, error.message)
-                settlement = lane.unmoved(item, error, retryable=retryable)
-                self._ledger.settle(lane, [settlement])
-            elif load is not None:
-                if not item.dropped:
-                    lane.succeeded([load.settlement])
-                elif item.dropped != "lost":  # else another counts it
-                    lane.stats.ended(item.dropped)
-                self._ledger.settle(lane, [load.settlement])
-            elif body is not None:
-                lane.arrived(item, body)
-
     # Model processes
 
     def _tend(self, now: float) -> None:
@@ -320,7 +296,7 @@ class Consumer:
         elif key.fileobj == self._signal_out:
             os.read(self._signal_out, 64)
         elif key.fileobj is self._porter:
-            self._moved()
+            self._porter.deliver(self._ledger)
         elif key.fileobj is self._herald:
             self._herald.deliver(self._ledger)
         elif key.fileobj is self._ledger.socket():
@@ -332,7 +308,11 @@ class Consumer:
     def _arm(self, now: float) -> float:
         """Ask to be woken where that helps; the seconds to sleep at the most."""
         if self._ledger.connected and not self._stopping.is_set():
-            wanted = [index for index in self._wake.unwatched if self._wants_wake(index, now)]
+            wanted = [
+                index
+                for index in self._wake.unwatched
+                if wants_wake(self.lanes[index // len(STEPS)], index % len(STEPS), now)
+            ]
             if wanted:
                 self._woken(self._wake.watch(wanted))
                 if self._dropping.heard(self._wake.heard()):
@@ -347,17 +327,6 @@ class Consumer:
             lane, place = divmod(index, len(STEPS))
             self.lanes[lane].backlog.look([place])
 
-    def _wants_wake(self, index: int, now: float) -> bool:
-        """Whether to be told of the next change of a list, one of each step of each lane."""
-        number, place = divmod(index, len(STEPS))
-        lane = self.lanes[number]
-        known = lane.backlog
-        if known.waiting[place] or known.paused or not lane.serving or not lane.rooms[place]:
-            return False
-        # What is better than all that is here must not wait for a batch that is not running yet.
-        offline_next = place < len(STEPS) - 1 and len(lane.batcher) and not lane.batcher.online
-        return lane.idle or offline_next or ends_in_s(lane, now) > SHORT_BATCH_S
-
     def _moments(self, now: float) -> list[float]:
         """The times at which something is to be done."""
         moments = [now + SWEEP_S]
@@ -367,16 +336,10 @@ class Consumer:
         elif self._dialing is None:
             moments.append(self._ledger.reconnect_at)
         for lane in self.lanes:
-            # A hold is over only when the batch can run.
-            held = len(lane.batcher) and self._devices.may_run(lane)
-            hold_until = lane.hold_until if held else None
-            at_times = (hold_until, lane.next_due_at, stage_at(lane, now), lane.deadlines.next_at)
-            moments += [at for at in at_times if at is not None]
+            held = bool(len(lane.batcher)) and self._devices.may_run(lane)
+            moments += lane_moments(lane, now, held=held)
             if not self._stopping.is_set():
                 moments += self._keeper.moments(lane)
-            for replica in lane.replicas:
-                if replica.batch is not None:
-                    moments.append(replica.batch.deadline)
         return moments
 
     def _watch(self) -> None:

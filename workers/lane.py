@@ -41,7 +41,7 @@ from workers.items import (
     succeeded,
     timings,
 )
-from workers.life import BEST_FIRST, Phase
+from workers.life import Phase
 from workers.measure import Measure
 from workers.replica import Replica
 from workers.restarts import Restarts
@@ -349,7 +349,7 @@ class Lane:
                     item, code, message, retryable=retryable, traceback=traceback,
                     batch=told, timings=took, retries=self.policy,
                 )  # fmt: skip
-                self.stats.ended(_word(settlement))
+                self.stats.ended(settlement.word)
                 settled.append(settlement)
         self.succeeded(settled)
         return settled
@@ -400,30 +400,3 @@ class Lane:
             del self.held[job_id]
         if self.sequels.linked:
             self.sequels.linked.pop(token, None)
-
-    def report(self) -> dict[str, Any]:
-        """What `/ready` and `inspect stats` show of the model."""
-        states = [replica.state for replica in self.replicas]
-        first_error = next((replica.error for replica in self.replicas if replica.error), "")
-        if any(replica.process is None for replica in self.replicas):
-            first_error = first_error or self.restarts.told(time.monotonic())
-        return {
-            "state": min(states, key=BEST_FIRST.index),
-            "replicas": self.model.replicas,
-            "ready": sum(state is Phase.READY for state in states),
-            "device": self.replicas[0].init["device"],
-            "error": first_error,
-            "recycled": self.recycled,
-            "lost": self.restarts.lost,
-            "starved": round(self.starved, 3),
-            "fits": self.fitting.limit if self.fitting.limit < self.fitting.most else 0,
-            "pids": [r.process.pid for r in self.replicas if r.process is not None],
-            "since": max(replica.since for replica in self.replicas),
-        }
-
-
-def _word(settlement: Settlement) -> str:
-    """What the counters call the end of a job that gave no result."""
-    if settlement.retried:
-        return "retried"
-    return "expired" if settlement.state is State.EXPIRED else "failed"

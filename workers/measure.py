@@ -13,8 +13,8 @@ import msgspec
 
 from headrace.catalog import ModelConfig
 from headrace.errors import InvalidRequest
+from headrace.inputs import binary_head, decode_input, input_bytes, loads
 from headrace.media import JSON_TYPE, image_size
-from headrace.messages import binary_head, decode_input, input_bytes, loads
 
 #: The key of an input in which there is nothing where the pointer leads.
 ABSENT: Final = None

@@ -34,6 +34,7 @@ from headrace.store.stores import THREADS, Stores
 from workers.cargo import Load
 from workers.items import Item
 from workers.lane import Lane
+from workers.ledger import Ledger
 
 logger = logging.getLogger(__name__)
 
@@ -125,6 +126,28 @@ class Porter:
         while self._done:
             found.append(self._done.popleft())
         return found
+
+    def deliver(self, ledger: Ledger) -> None:
+        """Give what was moved to its lanes, and settle what can end now."""
+        for lane, item, body, load, error, retryable in self.moved():
+            lane.cargo.moved(item)
+            if lane.held.get(item.id) is not item:
+                # Another's by now, or held under a newer claim: this one is over.
+                lane.cargo.settled([item.token])
+            elif item.dropped and load is None:
+                continue  # settled meanwhile
+            elif error is not None:
+                logger.warning("job %s: %s", item.id, error.message)
+                settlement = lane.unmoved(item, error, retryable=retryable)
+                ledger.settle(lane, [settlement])
+            elif load is not None:
+                if not item.dropped:
+                    lane.succeeded([load.settlement])
+                elif item.dropped != "lost":  # else another counts it
+                    lane.stats.ended(item.dropped)
+                ledger.settle(lane, [load.settlement])
+            elif body is not None:
+                lane.arrived(item, body)
 
     def close(self) -> None:
         """Do what was begun, if that takes a moment only, and nothing more.

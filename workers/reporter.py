@@ -33,6 +33,7 @@ from workers.events import (
 from workers.items import Batch, Item, Settlement
 from workers.lane import Lane
 from workers.ledger import CANCELLED, FENCED, PUT_OFF
+from workers.life import BEST_FIRST, Phase
 
 #: Events leave at least this often, in seconds, ...
 EVENTS_S: Final = 0.1
@@ -189,7 +190,7 @@ class Reporter:
         """Model states and counters, for /ready and /metrics."""
         fields: list[Arg] = ["", _encode({"node": self.hostname, "pid": os.getpid()})]
         for lane in lanes:
-            fields += (lane.model.name, _encode({"node": self.hostname, **lane.report()}))
+            fields += (lane.model.name, _encode({"node": self.hostname, **model_report(lane)}))
         counted: list[Arg] = []
         for lane in lanes:
             stats = keys.stats(lane.model.name)
@@ -225,3 +226,24 @@ def _error(settlement: Settlement) -> tuple[str, str | None]:
     error = _ERROR.decode(value if isinstance(value, bytes) else str(value))
     name = BY_CODE.get(error.type, HeadraceError).__name__
     return f"{name}({error.message!r})", traceback_text(settlement.meta)
+
+
+def model_report(lane: Lane) -> dict[str, Any]:
+    """What `/ready` and `inspect stats` show of the model."""
+    states = [replica.state for replica in lane.replicas]
+    first_error = next((replica.error for replica in lane.replicas if replica.error), "")
+    if any(replica.process is None for replica in lane.replicas):
+        first_error = first_error or lane.restarts.told(time.monotonic())
+    return {
+        "state": min(states, key=BEST_FIRST.index),
+        "replicas": lane.model.replicas,
+        "ready": sum(state is Phase.READY for state in states),
+        "device": lane.replicas[0].init["device"],
+        "error": first_error,
+        "recycled": lane.recycled,
+        "lost": lane.restarts.lost,
+        "starved": round(lane.starved, 3),
+        "fits": lane.fitting.limit if lane.fitting.limit < lane.fitting.most else 0,
+        "pids": [r.process.pid for r in lane.replicas if r.process is not None],
+        "since": max(replica.since for replica in lane.replicas),
+    }

@@ -26,7 +26,7 @@ from headrace.errors import (
     JobExpired,
 )
 from headrace.handler import Context, Handler
-from headrace.messages import decode_input, decode_payload
+from headrace.inputs import decode_input, decode_payload
 from workers.device_loss import device_lost
 from workers.outcomes import Outcome, failure, out_of_memory, outcome_of
 from workers.thread_context import overlaps

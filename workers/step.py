@@ -39,7 +39,7 @@ from workers.ledger import Ledger, Limits
 from workers.porter import Porter
 from workers.publisher import Publisher
 from workers.replica import Replica
-from workers.reporter import Reporter
+from workers.reporter import Reporter, model_report
 from workers.wake import Wake
 
 logger = logging.getLogger(__name__)
@@ -192,7 +192,7 @@ class HeadraceStep(bootsteps.StartStopStep):
     def info(self, obj: Any) -> dict[str, Any]:  # type: ignore[override] # stubs say None
         if self._consumer is None:
             return {}
-        return {"headrace": {lane.model.name: lane.report() for lane in self._consumer.lanes}}
+        return {"headrace": {lane.model.name: model_report(lane) for lane in self._consumer.lanes}}
 
 
 def _run(consumer: Consumer) -> None:

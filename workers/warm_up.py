@@ -13,7 +13,7 @@ import msgspec
 
 from headrace.errors import ConfigError, HandlerError
 from headrace.handler import Handler
-from headrace.messages import binary_input, decode_input
+from headrace.inputs import binary_input, decode_input
 from workers.outcomes import BINARY_TYPE, encode_result, out_of_memory
 from workers.runner import Group, Input, Runner, StageTimes, free_memory
 

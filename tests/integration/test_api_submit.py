@@ -12,8 +12,9 @@ from urllib.parse import quote
 import pytest
 
 from headrace import keys
+from headrace.inputs import decode_input
 from headrace.jobs import JobOptions
-from headrace.messages import Message, decode_input
+from headrace.messages import Message
 from tests.harness.api_server import ApiServer
 from tests.harness.fake_worker import FakeWorker, claim, settle
 from tests.harness.fake_worker import echo as echoed

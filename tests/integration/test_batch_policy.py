@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from headrace import keys
+from headrace.inputs import binary_input
 from headrace.jobs import Job, State
-from headrace.messages import binary_input
 from headrace.telemetry import ModelTotals
 from tests.harness.batches import BatchLog
 from tests.harness.redis_servers import RedisServer

@@ -14,9 +14,10 @@ import pytest
 
 from headrace import Client, errors
 from headrace.client import Job, pages
+from headrace.inputs import decode_input
 from headrace.jobs import State, new_id
 from headrace.keys import F
-from headrace.messages import Message, decode_input
+from headrace.messages import Message
 from tests.harness.api_server import ApiServer
 from tests.harness.clients import SHELLS, client_of
 from tests.harness.fake_worker import Answer, FakeWorker, failure

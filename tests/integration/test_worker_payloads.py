@@ -18,8 +18,9 @@ import pytest
 from celery import Celery
 
 from headrace import keys
+from headrace.inputs import binary_input
 from headrace.jobs import Job, State
-from headrace.messages import Source, binary_input
+from headrace.messages import Source
 from headrace.settings import Settings
 from headrace.store.stores import Stores, build_stores
 from tests.harness.celery_client import GET_TIMEOUT_S, raw_message, send, stock_client

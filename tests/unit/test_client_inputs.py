@@ -19,7 +19,7 @@ from headrace.client.exchange import Session
 from headrace.client.inputs import NPY_TYPE, InputRef, encode_input
 from headrace.client.requests import job_line
 from headrace.errors import InvalidRequest
-from headrace.messages import decode_input
+from headrace.inputs import decode_input
 
 
 def received(value: Any, content_type: str | None = None) -> tuple[Any, str]:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from headrace.catalog import ModelConfig
+from headrace.inputs import binary_input
 from headrace.media import image_size
-from headrace.messages import binary_input
 from workers.measure import UNREADABLE, Measure
 
 LIMIT = 1_000_000

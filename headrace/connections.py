@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
 import redis
 import redis.asyncio
+from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.asyncio.sentinel import Sentinel as AsyncSentinel
 from redis.asyncio.sentinel import SentinelConnectionPool as AsyncSentinelPool
 from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 from redis.maint_notifications import MaintNotificationsConfig
 from redis.retry import Retry
@@ -124,11 +127,14 @@ def connect_async(url: str, **options: Any) -> redis.asyncio.Redis:
         client: redis.asyncio.Redis = sentinel.master_for(
             address.master, connection_pool_class=_AsyncPool, **_master_kwargs(address, kwargs)
         )
-        return client
-    try:
-        return redis.asyncio.Redis.from_url(url, **kwargs)
-    except ValueError:
-        raise _unreadable(url) from None
+    else:
+        try:
+            client = redis.asyncio.Redis.from_url(url, **kwargs)
+        except ValueError:
+            raise _unreadable(url) from None
+    pool = client.connection_pool
+    pool.connection_class = type("Connection", (_Sends, pool.connection_class), {})
+    return client
 
 
 async def drop_connections(client: redis.asyncio.Redis, *, idle: bool) -> None:
@@ -173,6 +179,19 @@ def parse_sentinel(url: str) -> SentinelAddress:
         )
     except ValueError:
         raise _unreadable(url) from None
+
+
+class _Sends(AbstractConnection):
+    """Says that it is lost also where uvloop does, which has closed the socket by itself."""
+
+    @override
+    async def send_packed_command(
+        self, command: bytes | str | Iterable[bytes], check_health: bool = True
+    ) -> None:
+        try:
+            await super().send_packed_command(command, check_health)
+        except RuntimeError as error:
+            raise RedisConnectionError(f"the connection was lost: {error}") from error
 
 
 class _Pool(SentinelConnectionPool):

@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import pytest
+import uvloop
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from headrace import keys
 from headrace.catalog import ModelConfig
@@ -328,6 +330,22 @@ def test_a_connection_that_breaks_while_many_begin_to_wait_fails_nobody_and_is_r
         await admin.aclose()
 
     asyncio.run(work())
+
+
+def test_a_connection_that_uvloop_has_closed_is_an_outage_of_redis(redis_db: RedisServer) -> None:
+    async def work() -> None:
+        client = connect_async(redis_db.url)
+        pool: Any = client.connection_pool
+        connection = await pool.get_connection()
+        connection._writer.transport.abort()
+        with pytest.raises(RedisConnectionError):
+            await connection.send_command("PING")
+        await pool.release(connection)
+        assert await client.echo("again") == b"again"
+        await client.aclose()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(work())
 
 
 def test_a_stopped_waiters_lets_nobody_wait(any_redis: RedisServer) -> None:

@@ -16,7 +16,7 @@ from kombu.exceptions import OperationalError
 
 from headrace import Client, keys
 from headrace.client.job import Cancelled
-from tests.chaos.plan import Planned
+from tests.chaos.plan import LOST, Planned
 from tests.chaos.system import System
 from tests.harness.celery_client import send, stock_client
 
@@ -33,6 +33,7 @@ class Load:
     Attributes:
         ended: for each job that has ended, what is wrong with that; empty where nothing is.
         states: the status that it ended with.
+        lost: those that ended as lost with their process.
         cancelled: what each cancel has answered, and when.
     """
 
@@ -40,6 +41,7 @@ class Load:
     jobs: list[Planned]
     ended: dict[str, str] = field(default_factory=dict)
     states: dict[str, str] = field(default_factory=dict)
+    lost: set[str] = field(default_factory=set)
     cancelled: dict[str, tuple[Cancelled, float]] = field(default_factory=dict)
     _to_cancel: queue.SimpleQueue[str | None] = field(default_factory=queue.SimpleQueue)
     _failed: list[BaseException] = field(default_factory=list)
@@ -129,6 +131,8 @@ class Load:
     def _note(self, job: Planned, status: str, value: Any, error: Any) -> None:
         code = getattr(error, "code", None) or getattr(error, "type", None)
         self.states[job.id] = status
+        if code == LOST:
+            self.lost.add(job.id)
         self.ended[job.id] = job.complaint(status, value, code)
 
 

@@ -16,19 +16,24 @@ NEVER_RETRIES = 1
 #: Longer inputs and results lie in the payload store.
 INLINE_BYTES = 2048
 
+#: So often a job may be lost while it runs alone. It is more than the default, since our kills hit
+#: such jobs too, and are not to hit one that is well so often.
+MAX_DELIVERIES = 6
+
 #: Inputs that take their process with them, each time that they are run.
 MARKED = frozenset({"hang", "segfault", "exit"})
 #: What lies among the dead letters at the end.
 BURIED = frozenset({"never", "segfault", "exit"})
 #: How often a job of that kind is run without any kill, where that is not once.
 RUNS = {"transient": 2, "never": NEVER_RETRIES + 1}
+LOST = "replica-lost"
 _FAILS = {
     "bad": "input-error",
     "raise": "handler-error",
     "never": "transient-error",
     "hang": "timeout",
-    "segfault": "replica-lost",
-    "exit": "replica-lost",
+    "segfault": LOST,
+    "exit": LOST,
 }
 #: What is mixed into each model's jobs, as shares of them; the rest is plain.
 _SHARES = {
@@ -77,7 +82,9 @@ class Planned:
         if status == "cancelled" and self.cancel:
             return ""
         code = _FAILS.get(self.kind)
-        if code is not None:
+        if self.kind == "hang" and error == LOST:
+            right = status == "failed"  # it runs alone for so long that kills may hit it each time
+        elif code is not None:
             right = (status, error) == ("failed", code)
         else:
             right = status == "succeeded" and value == {

@@ -18,7 +18,7 @@ import redis
 
 from headrace import keys
 from headrace.processes import start_time_ticks
-from tests.chaos.plan import ALL, BATCH, INLINE_BYTES, Kill, models
+from tests.chaos.plan import ALL, BATCH, INLINE_BYTES, MAX_DELIVERIES, Kill, models
 from tests.harness.redis_servers import RedisServer, redis_server
 from tests.harness.up import RunningUp, descendants, gone, running_up, write_models
 from tests.harness.wait import wait_until
@@ -142,6 +142,7 @@ def running_system(folder: Path, flavour: str, fsync: str, timeout_s: float) -> 
             HEADRACE_API_PROCESSES=str(len(APIS)),
             HEADRACE_INLINE_LIMIT_BYTES=str(INLINE_BYTES),
             HEADRACE_LEASE_TTL_S="5",
+            HEADRACE_MAX_DELIVERIES=str(MAX_DELIVERIES),
         ) as up,
     ):  # fmt: skip
         yield System(server, up, fsync)

@@ -57,7 +57,11 @@ def check_redis(load: Load) -> None:
     with Client(load.system.url) as sdk:
         for model in BATCH:
             buried = Counter(letter.job_id for letter in sdk.dead_letters(model))
-            due = Counter(j.id for j in load.jobs if j.model == model and j.kind in BURIED)
+            due = Counter(
+                job.id
+                for job in load.jobs
+                if job.model == model and (job.kind in BURIED or job.id in load.lost)
+            )
             assert buried == due, f"dead letters of {model}: {buried}, not {due}"
 
 
@@ -143,7 +147,7 @@ def check_executions(load: Load, ends: Ends, folder: Path) -> dict[str, tuple[in
 def _least(job: Planned, status: str) -> int:
     if status == "cancelled":
         return 0
-    return 3 if job.kind in ("segfault", "exit") else job.runs
+    return job.runs
 
 
 def check_processes(system: System) -> None:

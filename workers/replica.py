@@ -87,6 +87,7 @@ class Replica:
     outgrown: bool = False
     asked: bool = False
     leaving: bool = False
+    _to_ask: list[int] = field(default_factory=list)
     _failures: int = 0
     _life: str = ""
     _stacks: Stacks | None = None
@@ -265,13 +266,23 @@ class Replica:
             return True
         if not self.asked:
             self.asked = True
+            self._to_ask = [self.process.pid, *self.helpers]
             self._stacks.asked(now)
-            for pid in (self.process.pid, *self.helpers):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, TRACE_SIGNAL)
-        elif self._stacks.answered(now):
+        elif not self._stacks.answered(now):
+            batch.deadline = now + LOOK_S
+            return False
+        if self._stacks.over(now) or not self._ask_next(self._stacks):
             return True
         batch.deadline = now + LOOK_S
+        return False
+
+    def _ask_next(self, stacks: Stacks) -> bool:
+        # One after the other: they write a line in several pieces, and into one file.
+        while self._to_ask:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._to_ask.pop(0), TRACE_SIGNAL)
+                stacks.asked_another()
+                return True
         return False
 
     def trace(self) -> str:

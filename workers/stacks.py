@@ -21,7 +21,7 @@ class Stacks:
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
-        self._from = self._seen = 0
+        self._from = self._begun = self._seen = 0
         self._until = 0.0
 
     def fileno(self) -> int:
@@ -29,16 +29,24 @@ class Stacks:
         return self._file.fileno()
 
     def asked(self, now: float) -> None:
-        """The process was asked; what it writes from now on is the answer."""
-        self._from = self._seen = os.fstat(self.fileno()).st_size
+        """The process is asked; what is written from now on is the answer."""
+        self._from = self._begun = self._seen = os.fstat(self.fileno()).st_size
         self._until = now + TELL_S
+
+    def asked_another(self) -> None:
+        """One that writes into the same file is asked, after the answer of the one before."""
+        self._begun = self._seen
+
+    def over(self, now: float) -> bool:
+        """Whether nothing is waited for any longer."""
+        return now >= self._until
 
     def answered(self, now: float) -> bool:
         """Whether the answer is whole, or is waited for no longer; to be asked each LOOK_S."""
         size = os.fstat(self.fileno()).st_size
-        whole = size == self._seen > self._from
+        whole = size == self._seen > self._begun
         self._seen = size
-        return whole or now >= self._until
+        return whole or self.over(now)
 
     def text(self) -> str:
         """What the process has written, since it was asked if it was."""

@@ -19,6 +19,7 @@ import psutil
 import redis
 
 from headrace.embedded import EmbeddedServer, find_server
+from tests.harness.children import end_child
 from tests.harness.redis_servers import RedisServer, free_port, redis_server
 from tests.harness.wait import wait_until
 from tests.harness.worker import Client, Worker, celery_worker, write_models
@@ -44,12 +45,7 @@ def process(command: list[str], log: Path, **environ: str) -> Iterator[subproces
         try:
             yield child
         finally:
-            child.terminate()
-            try:
-                child.wait(15)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
+            end_child(child, 15)
 
 
 def answers(url: str, expected: Callable[[int], bool] = lambda status: status < 500) -> bool:

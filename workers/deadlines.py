@@ -16,10 +16,9 @@ from headrace.catalog import ModelConfig
 from headrace.errors import NOT_STARTED
 from headrace.telemetry import ModelStats
 from workers.batcher import Batcher
-from workers.items import Batch, Item, Settlement, failed, stages, timings
+from workers.items import NEVER, Batch, Item, Settlement, failed, stages, timings
 from workers.replica import Replica
 
-NEVER: Final = float("inf")
 #: So many of the latest batches are looked at, none of them older than LEAST_AGE_S. With fewer,
 #: as after a start, nothing is said: the first batches of a process are slow.
 LEAST_BATCHES: Final = 20

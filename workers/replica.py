@@ -13,17 +13,15 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import psutil
 
 from workers.frames import FrameSocket
 from workers.guard import LIFE, MARK, end_marked
+from workers.items import NEVER, Batch, Item
 from workers.life import STARTING, TRACE_SIGNAL, Phase
 from workers.stacks import LOOK_S, TELL_S, Stacks
-
-if TYPE_CHECKING:
-    from workers.items import Batch, Item
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +30,6 @@ RESTART_MAX_S: Final = 60.0
 STOP_S: Final = 5.0
 #: How long a process may leave a frame unread, in whole seconds.
 SEND_S: Final = 2
-NEVER: Final = float("inf")
 MIB: Final = 1024 * 1024
 
 

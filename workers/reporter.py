@@ -30,7 +30,7 @@ from workers.events import (
     result_text,
     traceback_text,
 )
-from workers.items import Batch, Item, Settlement
+from workers.items import NEVER, Batch, Item, Settlement
 from workers.lane import Lane
 from workers.ledger import CANCELLED, FENCED, PUT_OFF
 from workers.life import BEST_FIRST, Phase
@@ -39,7 +39,6 @@ from workers.life import BEST_FIRST, Phase
 EVENTS_S: Final = 0.1
 #: ... or as soon as there are this many.
 EVENTS_MAX: Final = 1000
-NEVER: Final = float("inf")
 NOT_YET: Final = (None, None)
 _encode: Final = msgspec.json.encode
 

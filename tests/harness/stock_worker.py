@@ -13,6 +13,7 @@ from typing import Any
 from celery import Celery
 
 from headrace.keys import TASK_NAME, queue_name
+from tests.harness.children import end_child
 from tests.harness.wait import wait_until
 from tests.harness.worker import ROOT
 
@@ -46,11 +47,7 @@ def stock_worker(url: str, folder: Path, app: Celery) -> Iterator[None]:
             print(path.read_text(errors="replace")[-4000:])  # noqa: T201 - shown with the failure
             raise
         finally:
-            process.terminate()
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
+            end_child(process, 20)
 
 
 def ours(app: Celery, model: str, *value: Any, **options: Any) -> Any:

@@ -19,6 +19,7 @@ import pytest
 from headrace import keys
 from headrace.jobs import State, new_id
 from tests.harness.celery_client import GET_TIMEOUT_S, send, stock_client
+from tests.harness.children import end_child
 from tests.harness.redis_servers import free_port, leaked_keys, redis_server
 from tests.harness.wait import wait_until
 from tests.harness.worker import HANDLERS, ROOT, Client, celery_worker, write_models
@@ -101,12 +102,7 @@ def running_flower(redis_url: str, models: Path, folder: Path) -> Iterator[int]:
         print((folder / "flower.log").read_text(errors="replace")[-4000:])  # noqa: T201
         raise
     finally:
-        process.terminate()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(10)
+        end_child(process, 10)
 
 
 @pytest.fixture(scope="module")

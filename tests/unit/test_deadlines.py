@@ -15,12 +15,11 @@ from workers.batcher import Batcher, Policy
 from workers.deadlines import (
     LEAST_AGE_S,
     LEAST_BATCHES,
-    NEVER,
     Deadlines,
     Expiring,
     LeastTime,
 )
-from workers.items import Batch, Item
+from workers.items import NEVER, Batch, Item
 from workers.lane import Lane
 from workers.life import Phase
 from workers.replica import Replica

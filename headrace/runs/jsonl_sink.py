@@ -1,0 +1,189 @@
+"""Rows as JSON lines in a local file, in the order in which jobs end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import msgspec
+
+from headrace.client.job import Failure
+from headrace.errors import ConfigError, Conflict
+from headrace.runs.local_state import LocalCheckpoints, sync_folder
+from headrace.runs.numbers import Numbers
+from headrace.runs.seams import Mark, Row
+
+
+class _Line(msgspec.Struct, omit_defaults=True, gc=False):
+    """A row as it is written, without what it carries."""
+
+    n: int
+    key: str
+    status: str
+    result: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    error: Failure | msgspec.UnsetType = msgspec.UNSET
+    attempts: int | msgspec.UnsetType = msgspec.UNSET
+    timings: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+class _Known(msgspec.Struct):
+    """What a line must have to be a row."""
+
+    n: int
+    status: str
+
+
+_ENCODER: Final = msgspec.json.Encoder()
+_KNOWN: Final = msgspec.json.Decoder(_Known)
+_NULL: Final = msgspec.Raw(b"null")
+
+
+def row_line(row: Row) -> bytes:
+    """A row as a JSON line, with its line feed."""
+    line = _Line(row.n, row.key, row.status, attempts=row.attempts)
+    line.timings = row.timings or _NULL
+    if row.error is not None:
+        line.error = row.error
+    else:
+        line.result = row.result or _NULL
+    text = _ENCODER.encode(line)
+    if row.carried:
+        return b"%s,%s\n" % (text[:-1], _ENCODER.encode(row.carried)[1:])
+    return text + b"\n"
+
+
+class JsonlSink:
+    """Appends to a local file.
+
+    Args:
+        path: the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        # Through its folder's links, but not through its own: the file is replaced by name.
+        self._path = path.parent.resolve() / path.name
+        self.checkpoints = LocalCheckpoints(self._path)
+        self._file: BinaryIO | None = None
+
+    def describe(self) -> str:
+        """The absolute path."""
+        return str(self._path)
+
+    def recover(self, mark: Mark | None) -> Iterable[int]:
+        """Go on at the end of the last whole line.
+
+        Raises:
+            Conflict: it has lines, and no checkpoint; or fewer bytes than its checkpoint covers.
+            ConfigError: it cannot be written.
+        """
+        file = self._opened()
+        size = os.fstat(file.fileno()).st_size
+        if mark is None:
+            if size:
+                raise Conflict(
+                    f"{self._path} has lines already, and no run that could be gone on with",
+                    hint="Name another output, or remove the file.",
+                )
+            return ()
+        covered = _bytes_of(mark, self._path)
+        if size < covered:
+            raise Conflict(
+                f"{self._path} has {size} bytes, and its run had written {covered}",
+                hint="Was it changed? Bring it back, or name another output.",
+            )
+        return self._rows_behind(file, covered)
+
+    def append(self, rows: Sequence[Row]) -> None:
+        """Write their lines."""
+        file = self._opened()
+        file.write(b"".join(map(row_line, rows)))
+
+    def sync(self) -> Mark:
+        """Have the lines on the disk; the mark says how many bytes."""
+        file = self._opened()
+        file.flush()
+        os.fsync(file.fileno())
+        return {"bytes": file.tell()}
+
+    def finish(self) -> Mark:
+        """The same as `sync`: the file is in its last form at any time."""
+        return self.sync()
+
+    def retract(self) -> Numbers:
+        """Write the file anew without the rows that did not succeed, then rename it."""
+        file, kept = self._opened(), Numbers()
+        part = self._path.with_name(f"{self._path.name}.new")
+        file.seek(0)
+        with part.open("wb") as other:
+            for _, line, known in _lines(file, self._path, 0):
+                if known.status == "succeeded":
+                    kept.add(known.n)
+                    other.write(line)
+            other.flush()
+            os.fsync(other.fileno())
+        self.close()
+        os.replace(part, self._path)
+        sync_folder(self._path.parent)
+        self._opened().seek(0, os.SEEK_END)
+        return kept
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            file, self._file = self._file, None
+            file.close()
+
+    def _opened(self) -> BinaryIO:
+        if self._file is None:
+            try:
+                # Not "ab": what is half-written is cut off, and the rest goes there.
+                descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            except OSError as error:
+                raise ConfigError(
+                    f"{self._path}: cannot be written: {error.strerror}",
+                    hint="The folder must exist, and the file be yours to write to.",
+                ) from None
+            self._file = os.fdopen(descriptor, "r+b")
+        return self._file
+
+    def _rows_behind(self, file: BinaryIO, at: int) -> Numbers:
+        """The rows from a place on; the file is cut behind the last whole one."""
+        file.seek(at)
+        found = Numbers()
+        for end, _, known in _lines(file, self._path, at):
+            found.add(known.n)
+            at = end
+        file.truncate(at)
+        file.seek(at)
+        return found
+
+
+def _lines(file: BinaryIO, path: Path, at: int) -> Iterator[tuple[int, bytes, _Known]]:
+    """The whole lines from where the file stands: where each ends, itself, and what it says.
+
+    Raises:
+        Conflict: one is no row.
+    """
+    for line in file:
+        if not line.endswith(b"\n"):
+            return  # the run was killed as it wrote this line; its input is not done
+        at += len(line)
+        try:
+            known = _KNOWN.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise Conflict(
+                f"{path}: the line that ends at byte {at} is no row of a run: {error}",
+                hint="Was the file changed? Bring it back, or name another output.",
+            ) from None
+        yield at, line, known
+
+
+def _bytes_of(mark: Any, path: Path) -> int:
+    if not isinstance(mark, dict) or not isinstance(mark.get("bytes"), int):
+        raise Conflict(
+            f"the checkpoint of {path} is not that of a file with JSON lines",
+            hint="Name another output.",
+        )
+    return int(mark["bytes"])

@@ -1,0 +1,46 @@
+"""What a user may say of how a source is to be read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from headrace.errors import ConfigError
+
+
+class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a source is read; each kind takes what concerns it and refuses the rest by `refuse`.
+
+    Attributes:
+        input: the column that is the input, in what has columns; the others are carried.
+        key: the column that names the input.
+        glob: in a folder, only files whose path below it matches one of these.
+        content_type: what every input is, where it is a file or bytes.
+    """
+
+    input: str | None = None
+    key: str | None = None
+    glob: tuple[str, ...] = ()
+    content_type: str | None = None
+
+    def told(self) -> dict[str, Any]:
+        """Those that were given, for `Source.describe`."""
+        known = msgspec.to_builtins(self)
+        return {name: value for name, value in known.items() if value}
+
+    def refuse(self, *names: str, of: str) -> None:
+        """Refuse options that mean nothing for a source.
+
+        Args:
+            names: their names.
+            of: what the user has named as the source.
+
+        Raises:
+            ConfigError: one of them was given.
+        """
+        for name in names:
+            if getattr(self, name):
+                raise ConfigError(
+                    f"--{name.replace('_', '-')} means nothing for {of}", hint="Leave it out."
+                )

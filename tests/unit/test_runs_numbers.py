@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from headrace.errors import ConfigError
+from headrace.runs.numbers import Numbers
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_it_is_the_same_set_whatever_the_order(seed: int) -> None:
+    chance = random.Random(seed)
+    numbers, expected = Numbers(), set[int]()
+    for _ in range(300):
+        number = chance.randrange(120)
+        numbers.add(number)
+        expected.add(number)
+        if chance.random() < 0.02:
+            bound = chance.randrange(60)
+            numbers.drop_below(bound)
+            expected = {n for n in expected if n >= bound}
+    assert list(numbers) == sorted(expected)
+    assert len(numbers) == len(expected)
+    assert all((n in numbers) == (n in expected) for n in range(-1, 121))
+    assert list(Numbers(numbers.ranges())) == sorted(expected)
+
+
+def test_ranges_that_touch_are_one() -> None:
+    numbers = Numbers()
+    for number in (0, 2, 4, 3, 1):
+        numbers.add(number)
+    assert numbers.ranges() == [(0, 4)]
+
+
+@pytest.mark.parametrize("ranges", [[(3, 2)], [(0, 4), (4, 6)], [(5, 6), (0, 1)], [(-1, 3)]])
+def test_ranges_that_are_none_are_refused(ranges: list[tuple[int, int]]) -> None:
+    with pytest.raises(ConfigError, match="out of order"):
+        Numbers(ranges)

@@ -111,7 +111,7 @@ class Snapshot(Collector):
             ((model, status.ready) for model, status in self.statuses.items()),
         )
         ended = CounterMetricFamily(
-            "headrace_jobs_ended", "Jobs that workers ended.", labels=["model", "status"]
+            "headrace_jobs_ended", "Jobs that have ended.", labels=["model", "status"]
         )
         for model, totals in self.totals.items():
             for status, count in totals.ended.items():

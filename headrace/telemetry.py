@@ -1,9 +1,11 @@
 """What workers say of their models: counters for /metrics, and states for /ready.
 
 A worker adds what happened since its last sweep to the hash `hr:stats:<model>` with HINCRBYFLOAT,
-so that totals never go backwards when a worker ends. Field names: `ended:<status>`,
-`left:<reason>`, `padding`, `starved_seconds`, and per histogram `<name>:<upper bound>` (not
-cumulative) and `<name>:sum`. The API's processes add theirs: `admitted`, and `rejected:<code>`.
+so that totals never go backwards when a worker ends. Field names: `left:<reason>`, `padding`,
+`starved_seconds`, and per histogram `<name>:<upper bound>` (not cumulative) and `<name>:sum`. The
+API's processes add theirs: `admitted`, and `rejected:<code>`. How jobs have ended is counted by the
+scripts that end them, in the same call: `ended:<status>`, with the status `succeeded`, `failed`,
+`expired` or `cancelled`, and `retried` for those that were put off for another try.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ HISTOGRAMS: Final = {
 #: Fields that the API's processes add to.
 ADMITTED: Final = "admitted"
 REJECTED: Final = "rejected"
-#: Fields that the workers add to, beside `ended` and the histograms.
+#: Fields that the workers add to, beside the histograms.
 LEFT: Final = "left"
 PADDING: Final = "padding"
 STARVED: Final = "starved_seconds"
@@ -49,13 +51,8 @@ class ModelStats:
 
     _deltas: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
-    def ended(self, status: str, count: int = 1) -> None:
-        """Jobs ended: `succeeded`, `failed`, `expired`, `cancelled`; or were put off: `retried`."""
-        if count:
-            self._deltas[f"ended:{status}"] += count
-
     def left(self, reason: str) -> None:
-        """A batch left for a model process, for this reason of `workers.batcher.Reason`."""
+        """A batch has run, or was lost; it had left for this reason of `workers.batcher.Reason`."""
         self._deltas[f"{LEFT}:{reason}"] += 1
 
     def observe_batch(

@@ -245,7 +245,7 @@ class Consumer:
     def _gave_way(self, lane: Lane, replica: Replica, seq: int, now: float) -> None:
         batch = replica.finished(seq, now)
         if batch is not None:
-            self._reporter.finished(batch, [])
+            self._reporter.gave_way(batch)
             self._ledger.settle(lane, gave_way(lane, batch))
 
     def _dispatch(self, now: float) -> None:

@@ -14,7 +14,6 @@ from typing import Final
 
 from headrace.catalog import ModelConfig
 from headrace.errors import NOT_STARTED
-from headrace.telemetry import ModelStats
 from workers.batcher import Batcher
 from workers.items import NEVER, Batch, Item, Settlement, failed, stages, timings
 from workers.replica import Replica
@@ -93,18 +92,16 @@ class Deadlines:
 
     Args:
         model: the model, with its bounds for the timeouts of its jobs.
-        stats: where ends are counted.
 
     Attributes:
         least: what its batches take at the least.
         ended: settlements of jobs that ended here, still to be said.
     """
 
-    def __init__(self, model: ModelConfig, stats: ModelStats) -> None:
+    def __init__(self, model: ModelConfig) -> None:
         self.least = LeastTime()
         self.ended: list[Settlement] = []
         self._model = model
-        self._stats = stats
         self._expiring = Expiring()
 
     @property
@@ -153,7 +150,6 @@ class Deadlines:
 
     def expired(self, item: Item, why: str = NOT_STARTED) -> Settlement:
         """The end of a job that was not run."""
-        self._stats.ended("expired")
         return failed(item, "expired", why)
 
     def in_time(self, items: list[Item], least_s: float) -> list[Item]:
@@ -186,7 +182,6 @@ class Deadlines:
         """
         item = batch.items[0]
         limit = self.timeout_s(item)
-        self._stats.ended("failed")
         ran = stages([0.0, (now - batch.started_at) * 1000, 0.0])
         return failed(
             item, "timeout",

@@ -56,16 +56,11 @@ CLOSE_MAX_S: Final = 2.0
 
 
 class Heard(NamedTuple):
-    """What was told: a job that may be settled now, or an end that a script had left.
-
-    Attributes:
-        spoilt: it has succeeded, and fails because what follows cannot be sent.
-    """
+    """What was told: a job that may be settled now, or an end that a script had left."""
 
     lane: Lane
     item: Item | None = None
     settlement: Settlement | None = None
-    spoilt: bool = False
 
 
 @dataclass(slots=True)
@@ -124,16 +119,12 @@ class Herald:
             while os.read(self._out, 4096):
                 pass
         while self._done:
-            lane, item, settlement, spoilt = self._done.popleft()
+            lane, item, settlement = self._done.popleft()
             if item is None or settlement is None:
                 lane.sequels.untold_waiting -= 1
                 continue
             lane.sequels.told(item)
             if lane.held.get(item.id) is item:
-                if spoilt:
-                    lane.stats.ended("failed")
-                elif settlement.state == State.SUCCEEDED and item.dropped != "lost":
-                    lane.stats.ended(item.dropped or "succeeded")
                 ledger.settle(lane, [settlement])
 
     def close(self) -> None:
@@ -210,14 +201,12 @@ def _tell(lane: Lane, end: Told, sender: Sender, progress: Progress) -> Heard:
     if verdict == Verdict.CANCELLED:
         sender.tell(canvas, _outcome(item, cancelled(item)), progress)
         return Heard(lane, item, settlement)
-    spoilt = False
     try:
         outcome = _outcome(item, settlement)
         sender.send(canvas, outcome, progress)
     except Malformed as error:
         if progress.tries < MALFORMED_TRIES:
             raise
-        spoilt = True
         logger.warning("job %s: what follows it cannot be sent: %s", item.id, error)
         settlement = _unsendable(item, settlement, error)
         outcome = _outcome(item, settlement)
@@ -225,7 +214,7 @@ def _tell(lane: Lane, end: Told, sender: Sender, progress: Progress) -> Heard:
         settlement = with_children(settlement, as_json(progress.children))
         outcome = outcome._replace(meta=settlement.meta)
     sender.tell(canvas, outcome, progress)
-    return Heard(lane, item, settlement, spoilt)
+    return Heard(lane, item, settlement)
 
 
 def _unsendable(item: Item, settlement: Settlement, error: Malformed) -> Settlement:

@@ -183,13 +183,6 @@ class Settlement(NamedTuple):
         """Whether it waits for another try instead of ending."""
         return self.retry_us not in ("", DEAD)
 
-    @property
-    def word(self) -> str:
-        """What the counters call the end of a job that gave no result."""
-        if self.retried:
-            return "retried"
-        return "expired" if self.state is State.EXPIRED else "failed"
-
 
 def date_done() -> str:
     """Now, as Celery writes `date_done`."""

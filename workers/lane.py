@@ -15,7 +15,7 @@ import msgspec
 
 from headrace.catalog import ModelConfig
 from headrace.errors import HeadraceError, InvalidRequest, JobCancelled
-from headrace.jobs import US_PER_S, State, batch_text
+from headrace.jobs import US_PER_S, batch_text
 from headrace.media import is_json
 from headrace.messages import read_envelope
 from headrace.scripts import CLAIM_HEAD, CLAIM_ROW
@@ -101,7 +101,7 @@ class Lane:
 
     def __post_init__(self) -> None:
         model = self.model
-        self.deadlines = Deadlines(model, self.stats)
+        self.deadlines = Deadlines(model)
         bounds = (model.retry_backoff_s, model.retry_backoff_max_s)
         self.policy = RetryPolicy(self.max_retries, *bounds)
         self.restarts = Restarts(model.max_restarts_per_minute)
@@ -225,16 +225,16 @@ class Lane:
             message = read_envelope(raw)
         except InvalidRequest as error:
             self.sequels.link(item, raw)
-            return self._fail(item, error.code, error.message)
+            return failed(item, error.code, error.message)
         item.message = message
         if message.followed and not self.sequels.link(item, raw):
             unreadable = "the signatures of what follows the job cannot be read"
-            return self._fail(item, InvalidRequest.code, unreadable)
+            return failed(item, InvalidRequest.code, unreadable)
         if item.token in self.foretold:
             return self.cancel(item)
         wall = time.time()
         if message.model != self.model.name:
-            return self._fail(
+            return failed(
                 item,
                 "invalid-request",
                 f"the queue {self.queue} serves the model {self.model.name}, not {message.model!r}",
@@ -254,12 +254,7 @@ class Lane:
     def cancel(self, item: Item) -> Settlement:
         """The end of a job that was not handed over yet."""
         item.dropped = "cancelled"
-        self.stats.ended("cancelled")
         return cancelled(item)
-
-    def _fail(self, item: Item, code: str, message: str) -> Settlement:
-        self.stats.ended("failed")
-        return failed(item, code, message)
 
     def next_batch(self, now: float, *, draining: bool = False) -> Batch | None:
         """The batch that leaves now for an idle replica, if one does."""
@@ -279,7 +274,6 @@ class Lane:
         epoch = time.time()
         for item in items:
             item.dispatched_at, item.dispatched_epoch_s = now, epoch
-        self.stats.left(reason)
         logger.debug("model %s: a batch of %d left: %s", self.model.name, len(items), reason)
         return Batch(items, reason, now, now + min(limits))
 
@@ -321,6 +315,7 @@ class Lane:
             now: when the answer came.
         """
         size = len(batch.items)
+        self.stats.left(batch.reason)
         self.fit(size, fits)
         self._weigh(size, *times)
         # The device ran the padding too.
@@ -349,21 +344,11 @@ class Lane:
                     item, code, message, retryable=retryable, traceback=traceback,
                     batch=told, timings=took, retries=self.policy,
                 )  # fmt: skip
-                self.stats.ended(settlement.word)
                 settled.append(settlement)
-        self.succeeded(settled)
         return settled
-
-    def succeeded(self, settlements: Sequence[Settlement]) -> None:
-        """Count those that have succeeded; of who is followed by others that is known later."""
-        linked = self.sequels.linked
-        count = sum(end.state == State.SUCCEEDED and end.token not in linked for end in settlements)
-        self.stats.ended("succeeded", count)
 
     def _discarded(self, item: Item, batch: int | str, took: str) -> Settlement:
         """What a job ends with that was handed over and that nobody wants any more from here."""
-        if item.dropped == "cancelled":
-            self.stats.ended("cancelled")
         # Not as `cancelled`, which takes the attempt back. Redis knows of the cancel.
         return failed(item, JobCancelled.code, "the job was cancelled", batch=batch, timings=took)
 
@@ -387,11 +372,7 @@ class Lane:
         """The end, or another try, of a job whose payload could not be moved."""
         if item.dropped:
             return self._discarded(item, 0, "")
-        settlement = failed(
-            item, error.code, error.message, retryable=retryable, retries=self.policy
-        )
-        self.stats.ended("retried" if settlement.retried else "failed")
-        return settlement
+        return failed(item, error.code, error.message, retryable=retryable, retries=self.policy)
 
     def forget(self, job_id: str, token: str) -> None:
         """The job is no longer this worker's under that token; it may hold it under a newer one."""

@@ -40,8 +40,6 @@ PUT_OFF: Final = 4
 #: What renew.lua answers, beside FENCED: it is ours, it was cancelled meanwhile.
 RENEWED: Final = 1
 ASKED: Final = 2
-#: What counters call the ends that release.lua has given jobs by itself.
-_COUNTED_AS: Final = {b"cancelled": "cancelled", b"dead": "failed", b"delayed": "retried"}
 
 Handle = Callable[[Any, float], None]
 
@@ -235,9 +233,6 @@ class Ledger:
 
         def released(reply: Any, _now: float) -> None:
             self._observer.released(last_first, reply)
-            for outcome in reply:
-                if outcome in _COUNTED_AS:
-                    lane.stats.ended(_COUNTED_AS[outcome])
             for item in items:
                 lane.forget(item.id, item.token)
             lane.cargo.settled(item.token for item in items)

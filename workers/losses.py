@@ -55,6 +55,7 @@ class Losses:
         begun, untouched = replica.suspects()
         self.give_back(lane, untouched, "free")
         if size == 1 and len(begun) == 1:
+            lane.stats.left(batch.reason)
             settlement = lane.deadlines.timed_out(batch, now, replica.trace())
             self._ledger.settle(lane, [settlement])
             self._reporter.finished(batch, [])
@@ -84,6 +85,8 @@ class Losses:
         """Put the jobs of these batches back into their queue; modes as in release.lua."""
         # What is given back last stands first in its queue.
         for batch in reversed(batches):
+            if mode != "free":
+                lane.stats.left(batch.reason)
             self._ledger.release(lane, batch.items, mode)
             self._reporter.finished(batch, [])
 

@@ -141,10 +141,6 @@ class Porter:
                 settlement = lane.unmoved(item, error, retryable=retryable)
                 ledger.settle(lane, [settlement])
             elif load is not None:
-                if not item.dropped:
-                    lane.succeeded([load.settlement])
-                elif item.dropped != "lost":  # else another counts it
-                    lane.stats.ended(item.dropped)
                 ledger.settle(lane, [load.settlement])
             elif body is not None:
                 lane.arrived(item, body)

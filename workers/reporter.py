@@ -98,6 +98,8 @@ class Reporter:
             return
         head, add = self._log.head, self._log.events.append
         for item in batch.items:
+            if item.token in self._told:
+                continue  # its first batch gave way
             started_s = item.dispatched_epoch_s
             self._told[item.token] = NOT_YET
             self._received(item, started_s - (item.dispatched_at - item.claimed_at))
@@ -110,6 +112,14 @@ class Reporter:
         for settlement in settlements:
             if settlement.token in self._told:
                 self._told[settlement.token] = ended
+
+    def gave_way(self, batch: Batch) -> None:
+        """A batch came back as another model's was to run first; its jobs leave in others."""
+        celery_state.all_total_count[0] -= len(batch.items)
+        celery_state.total_count[keys.TASK_NAME] -= len(batch.items)
+        for item in batch.items:
+            if item.dropped == "lost":
+                self._told.pop(item.token, None)
 
     def settled(self, lane: Lane, settlements: Sequence[Settlement], codes: Sequence[Any]) -> None:
         """Redis has answered how these jobs of the lane, which still holds them, have ended."""

@@ -48,8 +48,14 @@ local function leave_untold(queue, id, raw, meta)
   redis.call('EXPIRE', untold, UNTOLD_TTL_S)
 end
 
--- Ends a job: record, result, both on their TTL, and both publications. `fields` is a flat list for HSET; `raw` is its
--- message, where that is still there.
+-- Counts `n` jobs of a queue that have ended so, or were put off for a retry, in the call that does it: so each is counted
+-- once, whatever becomes of the answer or of who has called. Another type under the key hinders no end.
+local function count(queue, word, n)
+  redis.pcall('HINCRBY', 'hr:stats:' .. string.sub(queue, #'headrace.' + 1), 'ended:' .. word, n)
+end
+
+-- Ends a job: record, result, both on their TTL, both publications and the counter. `fields` is a flat list for HSET that
+-- begins with the state; `raw` is its message, where that is still there.
 local function finish(id, ttl, waiter, meta, fields, queue, raw)
   local job = JOB .. id
   redis.call('HSET', job, unpack(fields))
@@ -61,6 +67,7 @@ local function finish(id, ttl, waiter, meta, fields, queue, raw)
   local input, model = unpack(redis.call('HMGET', job, 'ir', 'm'))
   if input and model then redis.pcall('ZADD', PAYLOADS, 'XX', NOW, input .. ' ' .. id .. ' ' .. model .. ' i') end
   if raw then leave_untold(queue, id, raw, meta) end
+  count(queue, FINAL[fields[2]], 1)
 end
 
 -- `class` is a class of headrace.errors, `code` its code; `message` needs no escaping in JSON.
@@ -127,7 +134,7 @@ local function loss_delay_us(id, token, crashes, base_us, most_us)
 end
 
 -- A job that was lost alone and charged waits among the delayed ones; false where it need not wait.
-local function put_off_lost(id, raw, losses, r)
+local function put_off_lost(id, raw, losses, queue, r)
   local base_us, most_us = string.match(r.backoff or '', '^(%d+) (%d+)$')
   if not base_us then base_us, most_us = string.match(losses, '^%d+ (%d+) (%d+)$') end
   if not base_us then return false end
@@ -139,6 +146,7 @@ local function put_off_lost(id, raw, losses, r)
   redis.call('HSET', JOB .. id, 's', 'd', 'x', '1', 'e', '{"type":"replica-lost","message":"the model process died while it'
     .. ' ran this input alone, ' .. crashes .. ' time(s) so far","retryable":true}')
   redis.call('HDEL', JOB .. id, 't', 'st')
+  count(queue, 'retried', 1)
   return true
 end
 
@@ -164,13 +172,13 @@ local function give_back(id, mode, losses, queue)
     -- Somebody removed the message from `held`; the job can never run, and its client is told.
     if state then
       finish_failed(id, ttl or DEFAULT_TTL_S, waiter, 'ReplicaLost', 'replica-lost',
-        'the message of the job was removed from Redis while it was leased', {})
+        'the message of the job was removed from Redis while it was leased', {}, queue)
     end
     return 'gone'
   end
   if state and mode == 'crash' and alone then
     if charged_to_death(id, raw, tonumber(string.match(losses, '^%d+')), queue, r) then return 'dead' end
-    if put_off_lost(id, raw, losses, r) then return 'delayed' end
+    if put_off_lost(id, raw, losses, queue, r) then return 'delayed' end
   end
   local s = STEP_INDEX[step or '0'] or 1
   redis.call('RPUSH', KEYS[s], raw)

@@ -8,8 +8,8 @@ local STEP_INDEX = {['0'] = 1, ['3'] = 2, ['6'] = 3, ['9'] = 4}
 local JOB, META, DONE, ENDED = 'hr:job:', 'celery-task-meta-', 'hr:done:', 'hr:ended:'
 local CANCELLED, REVOKED_IDS = 'hr:cancel:', 'hr:revoked'
 local PAYLOADS, PAYLOAD_SIZES, PAYLOAD = 'hr:payloads', 'hr:payloads:size', 'hr:payload:'
--- The states of a record that has ended: succeeded, failed, expired, cancelled.
-local FINAL = {s = true, f = true, x = true, c = true}
+-- The states of a record that has ended, and what counters call them.
+local FINAL = {s = 'succeeded', f = 'failed', x = 'expired', c = 'cancelled'}
 local DEFAULT_TTL_S = '86400'
 -- A model's jobs by the time of their submit. Without a new one it outlives what may be scheduled, and then kept, longest.
 local INDEX, INDEX_TTL_S = 'hr:jobs:', 62 * 86400

@@ -24,12 +24,15 @@ for i = 2, #ARGV, PER_JOB do
 end
 if #ours == 0 then return answer end
 
+-- By what counters call it, how many of this call have ended so; what `finish` ends counts itself.
+local counted = {}
+
 local function put_off(i, id, attempts)
   local raw = redis.call('HGET', KEYS[6], id)
   if not raw then
     -- Somebody removed the message from `held`: there is nothing to retry.
     finish_failed(id, DEFAULT_TTL_S, nil, 'ReplicaLost', 'replica-lost',
-      'the message of the job was removed from Redis while it was leased', {})
+      'the message of the job was removed from Redis while it was leased', {}, ARGV[1])
     return 1
   end
   redis.call('HSET', KEYS[9], id, raw)
@@ -38,6 +41,7 @@ local function put_off(i, id, attempts)
   if ARGV[i + 7] ~= '' then
     redis.call('HSET', JOB .. id, 's', 'd', 'e', ARGV[i + 7])
     redis.call('HINCRBY', JOB .. id, 'rn', 1)
+    counted.retried = (counted.retried or 0) + 1
   else
     redis.call('HSET', JOB .. id, 's', 'd', 'a', math.max(0, (tonumber(attempts or '0') or 0) - 1))
   end
@@ -67,6 +71,7 @@ local NOT_RUN = {x = true, c = true}
 local function settle(i, id, r)
   local ttl = (ARGV[i + 8] ~= '' and ARGV[i + 8]) or r[5] or DEFAULT_TTL_S
   local job, state, meta, field, value = JOB .. id, ARGV[i + 2], ARGV[i + 3], ARGV[i + 6], ARGV[i + 7]
+  counted[FINAL[state]] = (counted[FINAL[state]] or 0) + 1
   if r[8] and state == 's' then redis.call('HDEL', job, 'e') end
   if field ~= '' then
     redis.call('HSET', job, 's', state, 'en', NOW, 'b', ARGV[i + 4], 'tm', ARGV[i + 5], field, value)
@@ -114,6 +119,7 @@ for _, o in ipairs(ours) do
   end
 end
 in_chunks('HDEL', KEYS[6], ids)
+for word, n in pairs(counted) do count(ARGV[1], word, n) end
 -- One publication a batch and waiting API process, with all that its answer to the client needs.
 for api, ended in pairs(waiting) do redis.call('PUBLISH', DONE .. api, cmsgpack.pack(ended)) end
 return answer

@@ -10,7 +10,7 @@ import msgspec
 import redis
 
 from headrace import Client, keys
-from headrace.jobs import State
+from headrace.jobs import FINAL_STATES, State
 from tests.chaos.load import Load
 from tests.chaos.plan import BATCH, BURIED, MARKED, Planned
 from tests.chaos.system import Ends, System
@@ -53,6 +53,7 @@ def check_redis(load: Load) -> None:
         _check_queues(client)
         _check_records(client, load)
         _check_payloads(client)
+        _check_counters(client, load)
         assert not leaked_keys(client)
     with Client(load.system.url) as sdk:
         for model in BATCH:
@@ -91,6 +92,20 @@ def _check_records(client: Any, load: Load) -> None:
         status = load.states[job.id]
         assert State(letter.decode()).name.lower() == status, (job, letter)
         assert msgspec.json.decode(meta)["status"] == _CELERY[status], (job, meta)
+
+
+def _check_counters(client: Any, load: Load) -> None:
+    """Each end was counted once, whoever ended it and whatever died meanwhile."""
+    for model in BATCH:
+        fields = client.hgetall(keys.stats(model))
+        counted = Counter(
+            {
+                one.status: int(fields.get(b"ended:%b" % one.status.encode(), 0))
+                for one in FINAL_STATES
+            }
+        )
+        ended = Counter(load.states[job.id] for job in load.jobs if job.model == model)
+        assert +counted == ended, f"{model}: counted {counted}, ended {ended}"
 
 
 def _check_payloads(client: redis.Redis) -> None:

@@ -146,7 +146,7 @@ def test_nothing_expires_before_it_is_final_and_everything_after(queue: Queue) -
     leased = queue.claim_one()
     assert record in lasting()
     queue.settle(leased)
-    assert lasting() <= {keys.TOKEN, keys.count(queue.name)}
+    assert lasting() <= {keys.TOKEN, keys.count(queue.name), keys.stats(queue.model)}
     wait_until(lambda: not client.exists(record, keys.meta(job_id)), "record and result expired")
 
 

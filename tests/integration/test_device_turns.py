@@ -14,6 +14,7 @@ import pytest
 from headrace import keys
 from headrace.jobs import State
 from tests.harness.batches import BatchLog
+from tests.harness.celery_client import Events, stock_client
 from tests.harness.redis_servers import RedisServer
 from tests.harness.verbs import bench
 from tests.harness.wait import wait_until
@@ -122,17 +123,29 @@ def test_a_device_of_two_slots_runs_two_batches_and_no_more(
         assert {line.model for line in log.lines()[:6]} == {"a", "b", "c"}
 
 
+def counted(client: Client, name: str) -> int:
+    """The sum of the model's counters of that name, but for the sum of what was observed."""
+    fields = client.redis.hgetall(keys.stats("m"))
+    own = [field for field in fields if field.startswith(name.encode() + b":")]
+    return int(sum(float(fields[field]) for field in own if not field.endswith(b":sum")))
+
+
 @pytest.mark.parametrize("cancelled", [False, True])
 def test_a_batch_that_is_only_prepared_makes_way_for_another_model(
     redis_db: RedisServer, tmp_path: Path, cancelled: bool
 ) -> None:
-    with bench(redis_db, tmp_path, environ=ONE_AT_A_TIME, beside=("lone",)) as at:
+    with (
+        bench(redis_db, tmp_path, environ=ONE_AT_A_TIME, beside=("lone",)) as at,
+        stock_client(redis_db.url) as app,
+        Events(app) as events,
+    ):
         # What a batch takes is known, so that one that takes longer is expected to end at once.
         at.client.wait(*at.submit({"name": "quick"}))
         running = at.submit({"name": "x", "drops": "inference", "count": 2 if cancelled else 1})
         at.wait_for("inference x begins")
         (staged,) = at.submit({"name": "staged"})
         at.wait_for("preprocess staged ends")
+        events.wait_for("started", staged)
         if cancelled:
             at.client._call("cancel", keys.QUEUE_PREFIX, 0, staged)
         lone = at.client.submit("lone", {"name": "lone"})
@@ -144,3 +157,10 @@ def test_a_batch_that_is_only_prepared_makes_way_for_another_model(
         assert began == [f"inference {name} begins" for name in names]
         assert jobs[1].attempts == (0 if cancelled else 1)
         assert at.client.redis.hlen(keys.held("headrace.m")) == 0
+        # It left twice, and is announced and counted once; if its job was cancelled it never ran.
+        events.wait_for("revoked" if cancelled else "succeeded", staged)
+        assert events.kinds(staged) == ["received", "started", events.kinds(staged)[-1]]
+        ran = 2 if cancelled else 3
+        wait_until(lambda: counted(at.client, "batch_size") == ran, "all batches are counted")
+        assert counted(at.client, "left") == ran
+        assert counted(at.client, "ended") == 3

@@ -10,7 +10,6 @@ import msgspec
 
 from headrace.catalog import ModelConfig
 from headrace.messages import envelope, read_envelope
-from headrace.telemetry import ModelStats
 from workers.batcher import Batcher, Policy
 from workers.deadlines import (
     LEAST_AGE_S,
@@ -82,7 +81,7 @@ def test_what_expires_is_taken_in_time_and_what_has_left_is_not() -> None:
 
 
 def test_only_what_still_waits_ends_as_expired() -> None:
-    deadlines = Deadlines(ModelConfig(name="m", handler="echo"), ModelStats())
+    deadlines = Deadlines(ModelConfig(name="m", handler="echo"))
     batcher: Batcher[Item] = Batcher(Policy(4, 0.0))
     early, later = item("early", 5), item("later", 9)
     for one in (early, later):
@@ -140,7 +139,7 @@ def test_what_must_begin_before_a_process_can_be_free_ends_at_once() -> None:
         (20.0, [now, None], False),
         (0.0, [now], False),  # nothing is known
     ):
-        deadlines = Deadlines(ModelConfig(name="m", handler="echo"), ModelStats())
+        deadlines = Deadlines(ModelConfig(name="m", handler="echo"))
         if estimate_s:
             deadlines.least = seen(LEAST_BATCHES, estimate_s, at=now)
         running = [Replica({}, {}) for _ in processes]

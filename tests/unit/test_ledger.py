@@ -88,18 +88,8 @@ def test_of_a_refused_call_nothing_stays_behind(lane: Lane, release: bool, heard
     assert [entry.job_id for entry in lane.cargo.ended] == ["a", "b"]
 
 
-@pytest.mark.parametrize(
-    ("fate", "counted"),
-    [(b"cancelled", "cancelled"), (b"dead", "failed"), (b"delayed", "retried"), (b"queued", "")],
-)
-def test_what_a_release_has_ended_is_counted(lane: Lane, fate: bytes, counted: str) -> None:
-    answered(lane, True, [fate, b"queued"])
-    assert lane.stats.drain() == ([(f"ended:{counted}", 1.0)] if counted else [])
-
-
 def test_a_cancelled_job_whose_result_cannot_be_stored_was_cancelled(lane: Lane) -> None:
     item = lane.held["a"]
     item.dropped = "cancelled"
     settlement = lane.unmoved(item, ResultNotStored("the store is full"), retryable=True)
     assert not settlement.retried
-    assert lane.stats.drain() == [("ended:cancelled", 1.0)]

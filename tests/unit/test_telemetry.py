@@ -24,10 +24,8 @@ def test_totals_are_the_sum_of_all_drains() -> None:
     for reason in ("full", "full", "idle"):
         one.left(reason)
     two.left("idle")
-    one.ended("succeeded", 2)
-    two.ended("succeeded")
-    two.ended("expired")
-    totals = ModelTotals.from_fields(added(first, one.drain(), two.drain()))
+    scripts = [("ended:succeeded", 3.0), ("ended:expired", 1.0)]
+    totals = ModelTotals.from_fields(added(first, one.drain(), two.drain(), scripts))
     assert totals.ended == {"succeeded": 3, "expired": 1}
     assert totals.left == {"full": 2, "idle": 2}
     assert totals.padding == 212

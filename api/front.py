@@ -22,14 +22,16 @@ from api.asgi import (
     send_reply,
     send_stream,
 )
+from api.envelopes import envelope, unexpected_envelope
 from api.problems import problem, unexpected
 from api.routes.bulk import submit_bulk
+from api.routes.files import create_file, delete_file, get_content, get_file, list_files
 from api.routes.jobs import cancel_job, get_job, get_result
 from api.routes.lists import list_jobs
 from api.routes.many import cancel_many, read_many
 from api.routes.submit import put_job, submit_input, submit_job
 from api.services import Services
-from headrace.errors import HeadraceError, MethodNotAllowed
+from headrace.errors import HeadraceError, MethodNotAllowed, PathNotFound
 
 Endpoint = Callable[[Services, Request, str], Awaitable[Reply | Stream]]
 Methods = dict[str, Endpoint]
@@ -42,6 +44,11 @@ RESULT: Final = "/api/v1/jobs/{job_id}/result"
 BULK: Final = "/api/v1/jobs/bulk"
 STATUS: Final = "/api/v1/jobs/status"
 CANCEL: Final = "/api/v1/jobs/cancel"
+#: By OpenAI's conventions, for its SDK; nothing else stands below.
+OPENAI_PREFIX: Final = "/v1/"
+FILES: Final = "/v1/files"
+FILE: Final = "/v1/files/{file_id}"
+CONTENT: Final = "/v1/files/{file_id}/content"
 
 HOT_ROUTES: Final[dict[str, Methods]] = {
     MODEL_JOBS: {"POST": submit_input, "PUT": submit_input},
@@ -51,6 +58,9 @@ HOT_ROUTES: Final[dict[str, Methods]] = {
     BULK: {"POST": submit_bulk},
     STATUS: {"POST": read_many},
     CANCEL: {"POST": cancel_many},
+    FILES: {"GET": list_files, "HEAD": list_files, "POST": create_file},
+    FILE: {"GET": get_file, "HEAD": get_file, "DELETE": delete_file},
+    CONTENT: {"GET": get_content, "HEAD": get_content},
 }
 #: These paths are also those of jobs that clients have named so: no id is reserved.
 _ALSO_JOBS: Final = {
@@ -61,6 +71,8 @@ _ALSO_JOBS: Final = {
 
 def find(path: str) -> tuple[Methods, str] | None:
     """The hot route of a path and the name in it; None where it is none."""
+    if path.startswith(OPENAI_PREFIX):
+        return _find_openai(path)
     if not path.startswith(PREFIX):
         return None
     match path[len(PREFIX) :].split("/"):
@@ -76,12 +88,25 @@ def find(path: str) -> tuple[Methods, str] | None:
             return None
 
 
+def _find_openai(path: str) -> tuple[Methods, str]:
+    match path[len(OPENAI_PREFIX) :].split("/"):
+        case ["files"]:
+            return HOT_ROUTES[FILES], ""
+        case ["files", file_id]:
+            return HOT_ROUTES[FILE], file_id
+        case ["files", file_id, "content"]:
+            return HOT_ROUTES[CONTENT], file_id
+        case _:
+            return {}, ""
+
+
 async def serve(
     services: Services, found: tuple[Methods, str], scope: Scope, receive: Receive, send: Send
 ) -> None:
-    """Answer a request for a hot route; whatever goes wrong is a problem."""
+    """Answer a request for a hot route; whatever goes wrong is a problem, or OpenAI's error."""
     methods, name = found
     request = Request(scope, receive)
+    openai = request.path.startswith(OPENAI_PREFIX)
     try:
         endpoint = methods.get(request.method)
         if endpoint is None:
@@ -89,11 +114,12 @@ async def serve(
         else:
             reply = await endpoint(services, request, name)
     except HeadraceError as error:
-        reply = problem(error, request.path)
+        reply = envelope(error) if openai else problem(error, request.path)
     except ClientGone:
         return
     except Exception as error:  # noqa: BLE001 - logged; the client is told its id
-        reply = unexpected(error, request.path)
+        answer = unexpected_envelope if openai else unexpected
+        reply = answer(error, request.path)
     if isinstance(reply, Reply):
         await send_reply(send, reply, request)
         return
@@ -103,10 +129,13 @@ async def serve(
 
 
 def _refuse_method(request: Request, methods: Methods) -> Reply:
+    if not methods:
+        raise PathNotFound(f"there is nothing at {request.path[:256]}", hint="See docs/api.md.")
     allowed = ", ".join(methods)
     error = MethodNotAllowed(
         f"{request.method[:32]} is not allowed on {request.path[:256]}",
         hint=f"Allowed here: {allowed}.",
     )
-    reply = problem(error, request.path)
+    openai = request.path.startswith(OPENAI_PREFIX)
+    reply = envelope(error) if openai else problem(error, request.path)
     return reply._replace(headers=(*reply.headers, (b"allow", allowed.encode())))

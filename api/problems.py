@@ -88,9 +88,9 @@ def failure_of(job: Job) -> JobFailure | None:
 def problem(error: HeadraceError, path: str, **members: Any) -> Reply:
     """An error as the reply to the request for `path`; `members` are extensions of the problem."""
     headers: tuple[Header, ...] = ()
-    retry_after_s = _retry_after_s(error)
-    if retry_after_s:
-        headers = ((b"retry-after", b"%d" % retry_after_s),)
+    wait_s = retry_after_s(error)
+    if wait_s:
+        headers = ((b"retry-after", b"%d" % wait_s),)
     return _reply(
         error.status, error.code, error.title, error.message, path, headers, error.hint, members
     )
@@ -132,7 +132,8 @@ def explain(code: str) -> dict[str, Any]:
     }
 
 
-def _retry_after_s(error: HeadraceError) -> int:
+def retry_after_s(error: HeadraceError) -> int:
+    """Seconds after which another try is sensible; 0 where none helps."""
     if isinstance(error, QueueFull):
         return error.retry_after_s
     if isinstance(error, (BrokerFull, StoreFull)):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import redis.asyncio
 
 from api.counters import Counters
+from api.filing import Filing, build_filing
 from api.fleet import Fleet
 from api.payloads import Payloads, build_payloads
 from api.tally import Tally
@@ -37,6 +38,7 @@ class Services:
     counters: Counters
     tally: Tally
     payloads: Payloads
+    filing: Filing
     clients: list[redis.asyncio.Redis]
 
     async def start(self) -> None:
@@ -50,6 +52,7 @@ class Services:
         await self.tally.stop()
         await self.queue.close()
         self.payloads.close()
+        self.filing.close()
         for client in self.clients:
             await client.aclose()
 
@@ -80,5 +83,6 @@ def build(settings: Settings, catalog: Catalog) -> Services:
         counters=counters,
         tally=Tally(client, counters, waiters),
         payloads=build_payloads(settings, settings.redis_url),
+        filing=build_filing(settings, settings.redis_url),
         clients=[client],
     )

@@ -11,6 +11,8 @@
     │   ├── ListsOff           lists-off            404  job_index_max is 0
     │   ├── QueueNotFound      queue-not-found      404
     │   ├── LetterNotFound     letter-not-found     404
+    │   ├── FileMissing        file-not-found       404
+    │   ├── BatchNotFound      batch-not-found      404
     │   ├── MethodNotAllowed   method-not-allowed   405
     │   ├── Conflict           conflict             409
     │   ├── InputForbidden     input-forbidden      403
@@ -145,6 +147,22 @@ class LetterNotFound(RequestError):
     code = "letter-not-found"
     status = 404
     title = "Dead letter not found"
+
+
+class FileMissing(RequestError):
+    """There is no file of that id: it was deleted, has expired, or was never uploaded whole."""
+
+    code = "file-not-found"
+    status = 404
+    title = "File not found"
+
+
+class BatchNotFound(RequestError):
+    """There is no batch of that id: it never was, or is no longer kept."""
+
+    code = "batch-not-found"
+    status = 404
+    title = "Batch not found"
 
 
 class ListsOff(RequestError):

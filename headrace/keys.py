@@ -52,6 +52,19 @@ Payloads, of the inputs and results that are too long for a message (headrace/st
     hr:payloads:size                hash    no TTL; reference -> its bytes in Redis; "": their sum
     hr:payload:<name>               string  an input: until its job has ended; a result: result_ttl
 
+Files, and batches over them (headrace/files, headrace/batches)::
+
+    hr:file:<id>                    hash    the record, fields in `FileField`; while it is written
+                                            14 min from its last part, then until it expires
+    hr:file:<id>:parts              zset    the same; reference of a part -> where it begins
+    hr:files                        zset    FILES_TTL_S from the last; ids of whole files, in order
+    hr:batch:<id>                   hash    the record, fields in `BatchField`; until its window has
+                                            passed and it was kept as long as a file
+    hr:batches                      zset    FILES_TTL_S from the last; ids of batches, in order
+    hr:batches:open                 zset    FILES_TTL_S from the last; batch that has not ended ->
+                                            until when it is leased to a runner
+    hr:runner:<owner>               string  WORKER_TTL_S; a runner that lives
+
 Times are integer microseconds of Redis' own clock.
 """
 
@@ -80,6 +93,11 @@ REVOKED: Final = "hr:revoked"
 PAYLOADS: Final = "hr:payloads"
 PAYLOAD_SIZES: Final = "hr:payloads:size"
 PAYLOAD_PREFIX: Final = "hr:payload:"
+FILES: Final = "hr:files"
+BATCHES: Final = "hr:batches"
+OPEN_BATCHES: Final = "hr:batches:open"
+#: Longer than a file is kept, and than a batch runs and is then kept.
+FILES_TTL_S: Final = 62 * 86_400
 
 
 class F:
@@ -118,6 +136,35 @@ class F:
     INPUT_REF: Final = "ir"  # reference of an input that lies in the payload store
     FOLLOWED: Final = "fw"  # the token under which what follows it is told of its end
     RESULT_REF: Final = "rr"  # "reference bytes content-type" of a result that lies there
+
+
+class FileField:
+    """Field names of a file's record."""
+
+    STATE: Final = "s"  # w: it is being written, and is nobody's yet; p: it is whole
+    NAME: Final = "n"
+    PURPOSE: Final = "u"
+    BYTES: Final = "b"
+    CREATED: Final = "c"  # seconds since 1970
+    EXPIRES: Final = "x"  # seconds since 1970
+
+
+class BatchField:
+    """Field names of a batch's record; times are seconds since 1970."""
+
+    STATUS: Final = "status"
+    SPEC: Final = "spec"  # JSON: what was asked for
+    CREATED: Final = "created_at"
+    EXPIRES: Final = "expires_at"
+    TOKEN: Final = "token"  # noqa: S105 - the fence of the runner that has it
+    CANCEL: Final = "cancelling_at"  # asked to be cancelled
+    TOTAL: Final = "total"
+    COMPLETED: Final = "completed"
+    FAILED: Final = "failed"
+    ERRORS: Final = "errors"  # JSON: what validation found
+    OUTPUT: Final = "output_file_id"
+    ERROR: Final = "error_file_id"
+    CHECKPOINT: Final = "checkpoint"  # JSON: what the files cover
 
 
 def queue_name(model: str) -> str:
@@ -233,6 +280,26 @@ def done_channel(api: str) -> str:
 def cancel_channel(owner: str) -> str:
     """Channel on which one worker is told that jobs which it holds were cancelled."""
     return f"hr:cancel:{owner}"
+
+
+def file(file_id: str) -> str:
+    """The record of a file."""
+    return f"hr:file:{file_id}"
+
+
+def file_parts(file_id: str) -> str:
+    """Where the parts of a file lie, by where each begins."""
+    return f"hr:file:{file_id}:parts"
+
+
+def batch(batch_id: str) -> str:
+    """The record of a batch."""
+    return f"hr:batch:{batch_id}"
+
+
+def runner(owner: str) -> str:
+    """Stands while a runner lives."""
+    return f"hr:runner:{owner}"
 
 
 def queue_keys(queue: str) -> list[str]:

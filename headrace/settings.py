@@ -84,6 +84,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             half of Redis' maxmemory, or 1 GiB where it has none.
         input_roots: the folders out of which a client may name a file as `input_ref`.
         input_buckets: the buckets out of which a client may name an object.
+        file_limit_bytes: the largest file that may be uploaded.
+        file_ttl_s: how long a file is kept that does not say.
         log_level: the least severe level that is logged.
     """
 
@@ -115,6 +117,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_payload_memory_bytes: Annotated[int, Meta(ge=1, le=1024 * 1024 * MIB)] | None = None
     input_roots: tuple[Path, ...] = ()
     input_buckets: tuple[_Text, ...] = ()
+    file_limit_bytes: Annotated[int, Meta(ge=1, le=1024 * 1024 * MIB)] = 512 * MIB
+    file_ttl_s: Annotated[int, Meta(ge=1, le=30 * DAY_S)] = 30 * DAY_S
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @override

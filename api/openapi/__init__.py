@@ -10,6 +10,7 @@ import hashlib
 import json
 from typing import Any, Final
 
+from api.openapi.files import FILE_SCHEMAS, file_paths
 from api.openapi.job_schemas import JOB_SCHEMAS
 from api.openapi.jobs import job_paths
 from api.openapi.letters import LETTER_SCHEMAS, letter_paths
@@ -21,17 +22,19 @@ from api.openapi.views import view_paths
 __all__ = ["SCHEMAS", "digest", "document", "written"]
 
 #: Every schema but those of problems, by the name of its component.
-SCHEMAS: Final = {**JOB_SCHEMAS, **MANY_SCHEMAS, **VIEW_SCHEMAS, **LETTER_SCHEMAS}
+SCHEMAS: Final = {**JOB_SCHEMAS, **MANY_SCHEMAS, **VIEW_SCHEMAS, **LETTER_SCHEMAS, **FILE_SCHEMAS}
 
 _ABOUT: Final = (
     "Asynchronous inference: submit a job, then poll or wait. Every error is a problem (RFC 9457) "
-    "whose `type` says at its own path what it means. Whatever answers `GET` answers `HEAD`."
+    "whose `type` says at its own path what it means; below `/v1/` it is written as OpenAI's API "
+    "does. Whatever answers `GET` answers `HEAD`."
 )
 _TAGS: Final = {
     "jobs": "Submit, wait, fetch, cancel.",
     "models": "What is served, and by whom.",
     "queues": "What waits; pause, resume, purge.",
     "dead letters": "What could not run: look, put back, remove.",
+    "files": "By OpenAI's conventions, for its SDK: what batches read and write.",
     "health": "For probes, Prometheus and whoever met a problem.",
 }
 
@@ -47,7 +50,7 @@ def document(version: str) -> dict[str, Any]:
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "tags": [{"name": name, "description": text} for name, text in _TAGS.items()],
-        "paths": {**job_paths(), **many_paths(), **view_paths(), **letter_paths()},
+        "paths": {**job_paths(), **many_paths(), **view_paths(), **letter_paths(), **file_paths()},
         "components": {
             "schemas": {**SCHEMAS, **problem_schemas()},
             "examples": problem_examples(),

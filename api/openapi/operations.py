@@ -63,6 +63,8 @@ _NAMED: Final[dict[str, tuple[str, str]]] = {
     "letter": (r"^[^\s/]{1,255}$", ""),
     "queue": (QUEUE_NAME, "headrace.echo"),
     "code": (r"^[a-z-]{1,64}$", "queue-full"),
+    "file_id": (r"^[^\s/]{1,64}$", ""),
+    "batch_id": (r"^[^\s/]{1,64}$", ""),
 }
 
 
@@ -71,7 +73,8 @@ def path_parameter(name: str, kind: str = "") -> dict[str, Any]:
 
     Args:
         name: as the path has it.
-        kind: what it names: a model, a job_id, a letter, a queue or a code; left out, as `name`.
+        kind: what it names: a model, a job_id, a letter, a queue, a code, a file_id or a
+            batch_id; left out, as `name`.
     """
     pattern, example = _NAMED[kind or name]
     found: dict[str, Any] = {

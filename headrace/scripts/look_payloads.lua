@@ -27,6 +27,15 @@ local function result_needed_us(ref, id)
   return ttl_ms * 1000 + SECOND_US
 end
 
+-- The same for a part of a file, which is written before the file's record names it.
+local function part_needed_us(ref, id)
+  local file = 'hr:file:' .. id
+  if redis.call('TYPE', file .. ':parts').ok ~= 'zset' or not redis.call('ZSCORE', file .. ':parts', ref) then return nil end
+  local ttl_ms = redis.call('PTTL', file)
+  if ttl_ms < -1 then return nil end
+  return ttl_ms < 0 and NEEDED_US or math.min(NEEDED_US, ttl_ms * 1000 + SECOND_US)
+end
+
 local function remove(entry, ref)
   redis.call('ZREM', PAYLOADS, entry)
   redis.call('UNLINK', PAYLOAD .. string.match(ref, ':(.*)'))
@@ -52,10 +61,11 @@ end
 pass_at_maxmemory(PAYLOADS)
 local answer = {#entries}
 for _, entry in ipairs(entries) do
-  local ref, id, model, kind = string.match(entry, '^(%l[%l%d]*:%x+) (%S+) (%S+) ([ir])$')
+  local ref, id, model, kind = string.match(entry, '^(%l[%l%d]*:%x+) (%S+) (%S+) ([irf])$')
   local wait_us
   if kind == 'i' then wait_us = input_needed_us(ref, id, model) end
   if kind == 'r' then wait_us = result_needed_us(ref, id) end
+  if kind == 'f' then wait_us = part_needed_us(ref, id) end
   if wait_us then
     redis.call('ZADD', PAYLOADS, whole(NOW_US + wait_us), entry)
   elseif ref and string.sub(ref, 1, 6) ~= 'redis:' then

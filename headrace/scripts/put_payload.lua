@@ -1,5 +1,5 @@
 -- Note a payload before it is written anywhere, so that the sweep knows of it; one that is to lie in Redis is counted,
--- and written in the same call. KEYS: none. ARGV: 1 entry ("reference id model i|r"), 2 reference, 3 us until it is
+-- and written in the same call. KEYS: none. ARGV: 1 entry ("reference id model i|r|f"), 2 reference, 3 us until it is
 -- looked at, 4 the most bytes that payloads may take in Redis ('' = a result: it ends a job, and passes also at
 -- maxmemory), 5 its bytes in Redis (0 = it lies elsewhere), 6 the payload; left out where the caller writes it, as Lua
 -- would copy it. Returns {1 or 0 (refused: too much), bytes of all in Redis}.

@@ -27,9 +27,9 @@ class Entry(NamedTuple):
 
     Attributes:
         ref: its reference.
-        job_id: the job whose input or result it is.
-        model: that job's model.
-        kind: `i` for an input, `r` for a result.
+        job_id: the job whose input or result it is, or the file that it is a part of.
+        model: that job's model; `-` for a file.
+        kind: `i` for an input, `r` for a result, `f` for a part of a file.
     """
 
     ref: str

@@ -7,20 +7,19 @@ entry behind, which the sweep finds.
 from __future__ import annotations
 
 import time
-from typing import Any, Final
+from typing import Final
 
 import redis
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError, RedisError
-from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.exceptions import RedisError
 
 from headrace import keys
 from headrace.errors import BrokerFull, PayloadTooLarge, StoreFull
 from headrace.jobs import US_PER_S
 from headrace.keys import PAYLOAD_PREFIX
 from headrace.queue import translate
-from headrace.scripts import Arg, script
+from headrace.scripts import Arg
 from headrace.store.base import Entry, read_entry
+from headrace.store.caller import Caller
 
 #: A payload whose job is not known so long after it was entered was given up by its sender.
 GRACE_S: Final = 900
@@ -34,7 +33,7 @@ SCRIPT_MAX_BYTES: Final = 1024 * 1024
 MAXMEMORY_S: Final = 60.0
 
 
-class Index:
+class Index(Caller):
     """The account. Its methods block and may be called from any thread.
 
     Args:
@@ -43,7 +42,7 @@ class Index:
     """
 
     def __init__(self, client: redis.Redis, max_bytes: int | None = None) -> None:
-        self._client: Any = client
+        super().__init__(client)
         self._max_bytes = max_bytes
         self._found_bytes = DEFAULT_MAX_BYTES
         self._found_at = float("-inf")
@@ -60,13 +59,13 @@ class Index:
         limit = str(self._fitting(size)) if bounded and body is not None else ""
         arguments: list[Arg] = [entry.text, entry.ref, GRACE_S * US_PER_S, limit, size]
         if body is None:
-            self._call("put_payload", *arguments)
+            self.call("put_payload", *arguments)
             return
         written = arguments if size > SCRIPT_MAX_BYTES else [*arguments, body]
-        taken, total = self._call("put_payload", *written)
+        taken, total = self.call("put_payload", *written)
         # Results whose time is over are gone from Redis, but stand in the account until a sweep.
         if not taken and self.due()[0]:
-            taken, total = self._call("put_payload", *written)
+            taken, total = self.call("put_payload", *written)
         if taken and written is arguments:
             self._write(entry, body, arguments, bounded=bounded)
         elif not taken:
@@ -93,13 +92,13 @@ class Index:
     def _write(self, entry: Entry, body: bytes, arguments: list[Arg], *, bounded: bool) -> None:
         """Write a payload that was entered and counted."""
         try:
-            self._execute("SET", PAYLOAD_PREFIX + entry.ref.partition(":")[2], body)
+            self.execute("SET", PAYLOAD_PREFIX + entry.ref.partition(":")[2], body)
         except BrokerFull:
             if bounded:
                 self.look(entry)
                 raise
             # Only a script that begins by removing passes at maxmemory.
-            self._call("put_payload", *arguments, body)
+            self.call("put_payload", *arguments, body)
 
     def look(self, *entries: Entry) -> list[Entry]:
         """Have those of these payloads deleted that nobody needs.
@@ -118,7 +117,7 @@ class Index:
 
     def forget(self, entry: Entry) -> None:
         """Remove an entry whose payload was deleted."""
-        self._execute("ZREM", keys.PAYLOADS, entry.text)
+        self.execute("ZREM", keys.PAYLOADS, entry.text)
 
     def max_bytes(self) -> int:
         """How many bytes of payloads may lie in Redis."""
@@ -132,35 +131,10 @@ class Index:
 
     def _maxmemory(self) -> int:
         try:
-            return int(self._client.info("memory").get("maxmemory", 0))
+            return int(self.client.info("memory").get("maxmemory", 0))
         except RedisError as error:
             raise translate(error) from error
 
     def _looked(self, limit: int, *texts: str) -> tuple[int, list[Entry]]:
-        count, *found = self._call("look_payloads", limit, *texts)
+        count, *found = self.call("look_payloads", limit, *texts)
         return int(count), [read_entry(text.decode()) for text in found]
-
-    def _call(self, name: str, *arguments: Arg) -> list[Any]:
-        """Call a script; once more after a broken connection, which both of them allow."""
-        command = script(name).call([], *arguments)
-        try:
-            answer = self._execute(*command)
-        except _Unknown:
-            self._execute(*script(name).load_command())
-            answer = self._execute(*command)
-        return list(answer)
-
-    def _execute(self, *command: Arg) -> Any:
-        try:
-            try:
-                return self._client.execute_command(*command)
-            except (RedisConnectionError, RedisTimeoutError):
-                return self._client.execute_command(*command)
-        except NoScriptError:
-            raise _Unknown from None
-        except RedisError as error:
-            raise translate(error) from error
-
-
-class _Unknown(Exception):
-    """The server does not know a script."""

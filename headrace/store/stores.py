@@ -44,7 +44,7 @@ class Stores:
         self.index = index
         self._stores = {store.name: store for store in stores}
         self._default = self._stores[default]
-        self._client = client
+        self.client = client
 
     def check(self) -> None:
         """Look at the start whether new payloads can be stored.
@@ -105,7 +105,7 @@ class Stores:
 
     def close(self) -> None:
         """Close what is open."""
-        self._client.close()
+        self.client.close()
 
     def _delete(self, entries: list[Entry]) -> None:
         for entry in entries:

@@ -240,7 +240,8 @@ def test_a_server_that_knows_no_script_is_told(queue: Queue, name: str) -> None:
         "release_owner": [queue.name, "free", 3, "w"], "requeue": [queue.name, "x"],
         "purge_letters": [queue.name, "x"], "purge": [queue.name, 10], "look_payloads": [1],
         "put_payload": ["e", "r", 1, 0, 17, "more than nothing"], "follow": ["x", 1],
-        "report": ["w", 1, 0, 2, "m", "{}"],
+        "report": ["w", 1, 0, 2, "m", "{}"], "file_begin": ["f", 0],
+        "file_part": ["f", "redis:0", 0, 1, 1, 1], "file_finish": ["f", "batch", 1, 1],
     }  # fmt: skip
     command = known.call(queue.keys, *arguments[name])
     with pytest.raises(NoScriptError):

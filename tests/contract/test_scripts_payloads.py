@@ -40,7 +40,7 @@ def total(client: redis.Redis) -> int:
 
 def there(store: RedisStore, entry: Entry) -> bool:
     key = keys.PAYLOAD_PREFIX + entry.ref.partition(":")[2]
-    return bool(index_of(store)._client.exists(key))
+    return bool(index_of(store).client.exists(key))
 
 
 def sweep(queue: Queue, store: RedisStore) -> int:
@@ -116,7 +116,7 @@ def test_no_room_between_entry_and_payload_leaves_nothing(queue: Queue) -> None:
     index = Index(queue.client, 100 * SCRIPT_MAX_BYTES)
     entry = new_entry("redis", "one", "m", "i")
     # The entry still fits, the payload does not any more: as though memory ran out in between.
-    index._call("put_payload", entry.text, entry.ref, 1, "", len(body))
+    index.call("put_payload", entry.text, entry.ref, 1, "", len(body))
     with full_memory(queue), pytest.raises(BrokerFull):
         index._write(entry, body, [], bounded=True)
     assert (noted(queue.client), total(queue.client)) == ([], 0)

@@ -36,6 +36,8 @@ REGISTRY: Registry[Any] = Registry().with_resource(
 #: Nobody is answered with these on a route that is described: they are of paths and methods that
 #: are not, or keep the server from starting.
 OF_NO_ROUTE = {"method-not-allowed", "broker-unsupported"}
+#: Of routes whose errors are written as OpenAI's API does.
+OF_OPENAI = {"file-not-found", "batch-not-found"}
 
 
 def operations() -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -122,13 +124,19 @@ def test_every_problem_is_a_component_and_stands_at_a_route() -> None:
     for method, path, operation in operations():
         for status, response in operation["responses"].items():
             media = response.get("content", {}).get("application/problem+json")
+            if path.startswith("/v1/"):
+                assert media is None
+                if int(status) >= 400:
+                    error = {"schema": {"$ref": "#/components/schemas/OpenAIError"}}
+                    assert response["content"]["application/json"] == error
+                continue
             if media is None:
                 assert int(status) < 400, (method, path, status)
                 continue
             for code in media["examples"]:
                 assert str(PROBLEMS[code].status) == status, (method, path, code)
                 named.add(code)
-    assert named == PROBLEMS.keys() - OF_NO_ROUTE
+    assert named == PROBLEMS.keys() - OF_NO_ROUTE - OF_OPENAI
     assert set(DOCUMENT["components"]["examples"]) == set(PROBLEMS)
     schemas = {f"{cls.__name__}Problem" for cls in PROBLEMS.values()}
     assert set(problem_schemas()) == {"Problem", *schemas}

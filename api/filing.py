@@ -1,0 +1,50 @@
+"""Files for the routes. What reads and writes them blocks, and is asked from threads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+from headrace.files.files import Files
+from headrace.settings import Settings
+from headrace.store.caller import Caller
+from headrace.store.stores import THREADS, Stores, build_stores
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Filing:
+    """The files, for one event loop.
+
+    Args:
+        stores: where their parts lie; closed with this.
+        files: the files over them.
+    """
+
+    def __init__(self, stores: Stores, files: Files) -> None:
+        self.files = files
+        self._stores = stores
+        self._threads = ThreadPoolExecutor(THREADS, "headrace-files")
+
+    def close(self) -> None:
+        """Begin nothing more."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._stores.close()
+
+    async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call what blocks."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, lambda: call(*args, **kwargs))
+
+
+def build_filing(settings: Settings, redis_url: str) -> Filing:
+    """The files of one API process; they connect when first used.
+
+    Raises:
+        ConfigError: the settings of the store are wrong.
+    """
+    stores = build_stores(settings, redis_url)
+    return Filing(stores, Files(stores, Caller(stores.client), settings.file_ttl_s))

@@ -1,112 +1,91 @@
-"""Inputs from a file of JSON lines: each line, or one column of it, the others being carried."""
+"""Inputs from JSON lines: each line, or one column of it, the others being carried."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
+from contextlib import closing
 from typing import Any, Final
 
 import msgspec
 
-from headrace.errors import ConfigError, Conflict, InvalidRequest
+from headrace.errors import ConfigError, InvalidRequest
+from headrace.runs.blobs import BROKEN, READ_BYTES, Blob, cut_off, packed, unpacked
 from headrace.runs.options import SourceOptions
-from headrace.runs.seams import NOTHING_CARRIED, Carried, Cursor, Entry, carry
+from headrace.runs.seams import Carried, carry
+from headrace.runs.tables import END, Item, bad
+from headrace.suggest import did_you_mean
 
-_BLOCK_BYTES: Final = 1 << 20
 _OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _VALUE: Final = msgspec.json.Decoder(msgspec.Raw)
 
 
-class JsonlSource:
-    """Reads a local file of JSON lines; lines of nothing but space are no inputs.
+class JsonlReader:
+    """Reads files of JSON lines; lines of nothing but space are no inputs.
 
     Args:
-        path: the file.
         options: the columns.
-
-    Raises:
-        ConfigError: there is no such file.
     """
 
-    def __init__(self, path: Path, options: SourceOptions) -> None:
-        self._path = path.resolve()
+    kind: Final = "jsonl"
+
+    def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        if not self._path.is_file():
-            raise ConfigError(f"{path}: no such file")
 
-    def describe(self) -> dict[str, Any]:
-        """The file, when it was changed last, and the columns."""
-        found = self._path.stat()
-        return {
-            "kind": "jsonl", "path": str(self._path), "bytes": found.st_size,
-            "changed_ns": found.st_mtime_ns, **self._options.told(),
-        }  # fmt: skip
-
-    def count(self) -> int | None:
+    def count(self, blob: Blob) -> int | None:
         """The file's lines; more than there are entries where some are empty."""
+        if packed(blob) or not blob.local:
+            return None
         lines, last = 0, b"\n"
-        with self._path.open("rb") as file:
-            while block := file.read(_BLOCK_BYTES):
+        with closing(blob.open()) as file:
+            while block := file.read(READ_BYTES):
                 lines += block.count(b"\n")
                 last = block[-1:]
         return lines + (last != b"\n")
 
-    def entries(self, after: Cursor | None, n: int) -> Iterator[Entry]:
-        """The lines behind a cursor, which is the place in the file where a line ends.
+    def read(self, blob: Blob, at: Any) -> Iterator[Item]:
+        """The lines behind a place: `[byte, line]`, where a line ends.
 
         Raises:
-            Conflict: the file is shorter than that.
-            ConfigError: the file cannot be read.
+            Conflict: the file has changed.
+            ConfigError: it cannot be read.
         """
-        at, number = (0, 0) if after is None else (int(after[0]), int(after[1]))
+        place, number = (0, 0) if at is None else (int(at[0]), int(at[1]))
         try:
-            with self._path.open("rb", _BLOCK_BYTES) as file:
-                if os.fstat(file.fileno()).st_size < at:
-                    raise Conflict(f"{self._path} is shorter than it was")
-                file.seek(at)
+            with closing(unpacked(blob, place)) as file:
                 for line in file:
-                    at += len(line)
+                    place += len(line)
                     number += 1
                     if not line.isspace():
-                        yield self._entry(n, number, line, [at, number])
-                        n += 1
+                        yield self._item(blob, line, number, [place, number])
+        except BROKEN as error:
+            yield bad(cut_off(blob, error), str(number + 1), END)
         except OSError as error:
-            raise ConfigError(f"{self._path}: cannot be read: {error.strerror}") from None
+            raise ConfigError(f"{blob.name}: cannot be read: {error.strerror}") from None
 
-    def _entry(self, n: int, number: int, line: bytes, cursor: Cursor) -> Entry:
+    def _item(self, blob: Blob, line: bytes, number: int, at: Any) -> Item:
         column, key_column = self._options.input, self._options.key
+        where = str(number)
         try:
             if column is None and key_column is None:
-                value: Any = _VALUE.decode(line)
-                return Entry(n, str(number), value, NOTHING_CARRIED, cursor)
+                return Item(where, _VALUE.decode(line), at)
             columns = _OBJECT.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            return self._bad(n, number, cursor, f"is not the JSON that is expected: {error}")
-        key = _key(columns, key_column, number)
+            wrong = f"line {number}: is not the JSON that is expected: {error}"
+            return bad(InvalidRequest(f"{blob.name}, {wrong}"), where, at)
+        key = _key(columns, key_column)
         if column is None:
-            return Entry(n, key, _VALUE.decode(line), NOTHING_CARRIED, cursor)
-        given = columns.pop(column, None)
+            return Item(where, _VALUE.decode(line), at, key=key)
+        given: Any = columns.pop(column, None)
+        carried = carry(columns)
         if given is None:
-            return self._bad(n, number, cursor, f"has no column {column!r}", key, carry(columns))
-        return Entry(n, key, given, carry(columns), cursor)
-
-    def _bad(
-        self,
-        n: int,
-        number: int,
-        cursor: Cursor,
-        why: str,
-        key: str = "",
-        carried: Carried = NOTHING_CARRIED,
-    ) -> Entry:
-        error = InvalidRequest(f"{self._path}, line {number}: {why}")
-        return Entry(n, key or str(number), error, carried, cursor)
+            near = did_you_mean(column, columns)
+            given = InvalidRequest(f"{blob.name}, line {number}: has no column {column!r}{near}")
+        return Item(where, given, at, carried, key)
 
 
-def _key(columns: Carried, column: str | None, number: int) -> str:
-    """The text of the key column; the line's number where it has none."""
+def _key(columns: Carried, column: str | None) -> str:
+    """The text of the key column; "" where there is none."""
     if column is None or column not in columns:
-        return str(number)
+        return ""
     value = msgspec.json.decode(columns[column])
     return value if isinstance(value, str) else bytes(columns[column]).decode()

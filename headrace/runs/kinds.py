@@ -2,18 +2,84 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
+from headrace.errors import ConfigError
+from headrace.runs.blobs import Blob, local_blobs
+from headrace.runs.csv_table import CsvReader
 from headrace.runs.jsonl_sink import JsonlSink
-from headrace.runs.jsonl_source import JsonlSource
+from headrace.runs.jsonl_source import JsonlReader
 from headrace.runs.options import SourceOptions
 from headrace.runs.seams import Sink, Source
+from headrace.runs.tables import TableSource
+from headrace.runs.tar_samples import TarReader
 
 
 def jsonl_source(named: str, options: SourceOptions) -> Source:
-    """A local file of JSON lines."""
+    """Files of JSON lines."""
     options.refuse("glob", "content_type", of=named)
-    return JsonlSource(Path(named), options)
+    return jsonl_of(local_blobs(named), options)
+
+
+def csv_source(named: str, options: SourceOptions) -> Source:
+    """Rows of CSV files."""
+    options.refuse("glob", of=named)
+    return csv_of(local_blobs(named), options)
+
+
+def parquet_source(named: str, options: SourceOptions) -> Source:
+    """Rows of Parquet files."""
+    options.refuse("glob", of=named)
+    return parquet_of(local_blobs(named), options)
+
+
+def tar_source(named: str, options: SourceOptions) -> Source:
+    """Samples of tar shards."""
+    options.refuse("glob", "key", of=named)
+    return tar_of(local_blobs(named), options)
+
+
+def jsonl_of(blobs: Sequence[Blob], options: SourceOptions) -> TableSource:
+    """Files of JSON lines, wherever they lie."""
+    return TableSource(blobs, JsonlReader(options), options)
+
+
+def csv_of(blobs: Sequence[Blob], options: SourceOptions) -> TableSource:
+    """Rows of CSV files, wherever they lie; `.tsv` says that tabs tell the columns apart."""
+    tabs = blobs[0].name.lower().removesuffix(".gz").endswith(".tsv")
+    return TableSource(blobs, CsvReader(options, "\t" if tabs else None), options)
+
+
+def parquet_of(blobs: Sequence[Blob], options: SourceOptions) -> TableSource:
+    """Rows of Parquet files, wherever they lie.
+
+    Raises:
+        ConfigError: pyarrow is not installed.
+    """
+    need_pyarrow(blobs[0].name)
+    from headrace.runs.parquet_table import ParquetReader
+
+    return TableSource(blobs, ParquetReader(options), options)
+
+
+def tar_of(blobs: Sequence[Blob], options: SourceOptions) -> TableSource:
+    """Samples of tar shards, wherever they lie."""
+    return TableSource(blobs, TarReader(options), options)
+
+
+def need_pyarrow(named: str) -> None:
+    """Say what to install, where it is not.
+
+    Raises:
+        ConfigError: pyarrow is not installed.
+    """
+    if find_spec("pyarrow") is None:
+        raise ConfigError(
+            f"{named}: Parquet needs pyarrow, which is not installed",
+            hint="pip install 'headrace[tables]'",
+        )
 
 
 def jsonl_sink(named: str) -> Sink:

@@ -24,6 +24,16 @@ _GLOB: Final = frozenset("*?[")
 SOURCES: Final[dict[str, str]] = {
     ".jsonl": "headrace.runs.kinds:jsonl_source",
     ".ndjson": "headrace.runs.kinds:jsonl_source",
+    ".jsonl.gz": "headrace.runs.kinds:jsonl_source",
+    ".ndjson.gz": "headrace.runs.kinds:jsonl_source",
+    ".csv": "headrace.runs.kinds:csv_source",
+    ".csv.gz": "headrace.runs.kinds:csv_source",
+    ".tsv": "headrace.runs.kinds:csv_source",
+    ".tsv.gz": "headrace.runs.kinds:csv_source",
+    ".parquet": "headrace.runs.kinds:parquet_source",
+    ".tar": "headrace.runs.kinds:tar_source",
+    ".tar.gz": "headrace.runs.kinds:tar_source",
+    ".tgz": "headrace.runs.kinds:tar_source",
 }
 #: The same for sinks, called with what is named alone.
 SINKS: Final[dict[str, str]] = {

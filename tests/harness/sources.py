@@ -1,0 +1,62 @@
+"""What every source of a run is held to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from headrace.errors import HeadraceError
+from headrace.runs.options import SourceOptions
+from headrace.runs.registry import source_for
+from headrace.runs.seams import Entry, Source
+
+
+def opened(named: object, **options: Any) -> Source:
+    """The source that is named, as `headrace run` opens it."""
+    return source_for(str(named), SourceOptions(**options))
+
+
+def said(entry: Entry) -> dict[str, Any]:
+    """An entry as what can be compared."""
+    given = entry.input
+    if isinstance(given, HeadraceError):
+        given = ("error", given.code, given.message)
+    elif isinstance(given, msgspec.Raw):
+        given = ("json", msgspec.json.decode(given))
+    carried = {name: msgspec.json.decode(value) for name, value in entry.carried.items()}
+    return {
+        "n": entry.n, "key": entry.key, "input": given, "carried": carried,
+        "cursor": entry.cursor, "content_type": entry.content_type,
+    }  # fmt: skip
+
+
+def read_all(source: Source) -> list[dict[str, Any]]:
+    return [said(entry) for entry in source.entries(None, 0)]
+
+
+def inputs(source: Source) -> list[Any]:
+    """The inputs; of one that is bad, its error."""
+    return [entry["input"] for entry in read_all(source)]
+
+
+def errors(source: Source) -> list[str]:
+    """What is said of the inputs that are bad."""
+    return [
+        given[2] for given in inputs(source) if isinstance(given, tuple) and given[0] == "error"
+    ]
+
+
+def resumes_everywhere(open_source: Callable[[], Source]) -> list[dict[str, Any]]:
+    """Hold that a new source goes on behind every cursor as one pass does; what that has given."""
+    entries = read_all(open_source())
+    assert [entry["n"] for entry in entries] == list(range(len(entries)))
+    for entry in entries:
+        # As it comes back from a checkpoint.
+        cursor = msgspec.json.decode(msgspec.json.encode(entry["cursor"]))
+        after = entry["n"] + 1
+        rest = [said(later) for later in open_source().entries(cursor, after)]
+        assert rest == entries[after:]
+    assert open_source().describe() == open_source().describe()
+    return entries

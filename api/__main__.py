@@ -18,16 +18,22 @@ from typing_extensions import override
 
 from api.app import Application, create_app
 from api.protocol import Protocol
+from headrace.api_keys import api_keys_at
 from headrace.broker_check import check_broker
 from headrace.catalog import load_catalog
 from headrace.errors import ConfigError, HeadraceError
 from headrace.ports import BACKLOG, http_url
-from headrace.settings import Settings, load_settings
+from headrace.settings import Settings, is_loopback, load_settings
 from headrace.store.stores import build_stores
 
 #: A stop waits so long for requests under way, in seconds.
 SHUTDOWN_MAX_S: Final = 4
 KEEP_ALIVE_S: Final = 75
+
+_NO_KEY: Final = (
+    "API keys are asked for (`auth`), and there is none yet: make one with `headrace keys create`"
+)
+_OPEN: Final = "auth is off: anybody who can reach %s may submit, read results and purge queues"
 
 logger = logging.getLogger("api")
 
@@ -89,6 +95,8 @@ def _serve(settings: Settings, inherited: argparse.Namespace) -> None:
         )
     for warning in check_broker(settings.redis_url).warnings():
         logging.getLogger("api").warning("%s", warning)
+    for warning in _door_warnings(settings, settings.redis_url):
+        logger.warning("%s", warning)
     catalog = load_catalog(settings.models_file, timeout_s=settings.timeout_s)
     stores = build_stores(settings, settings.redis_url)
     try:
@@ -102,6 +110,16 @@ def _serve(settings: Settings, inherited: argparse.Namespace) -> None:
     gc.freeze()
     listeners = [socket.socket(fileno=descriptor) for descriptor in inherited.socket]
     server.run(sockets=listeners or None)
+
+
+def _door_warnings(settings: Settings, redis_url: str) -> list[str]:
+    """What whoever starts the API should know of who may use it."""
+    if settings.asks_for_keys:
+        with api_keys_at(redis_url) as keys:
+            return [] if keys.all() else [_NO_KEY]
+    if is_loopback(settings.public_host):
+        return []
+    return [_OPEN % settings.public_host]
 
 
 def _inherited() -> argparse.Namespace:

@@ -39,6 +39,8 @@ class Application(FastAPI):
             if scope["method"] == "HEAD":
                 # Whatever can be got has a head. uvicorn sends no body, by its own scope.
                 scope = {**scope, "method": "GET"}
+            if not await front.admit(self.services, self.routes, scope, receive, send):
+                return
         try:
             await super().__call__(scope, receive, send)
         except Exception:

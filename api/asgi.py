@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl
 
+from headrace.access import EVERYBODY, Caller
 from headrace.errors import InvalidRequest
 from headrace.suggest import did_you_mean
 
@@ -18,6 +19,8 @@ Header = tuple[bytes, bytes]
 
 JSON: Final = b"application/json"
 NO_STORE: Final = (b"cache-control", b"no-store")
+#: Where a scope says on whose behalf its request is.
+CALLER: Final = "headrace.caller"
 #: After a refused body so much more is read and dropped, in bytes and seconds, so that the client
 #: comes to read the answer instead of a reset connection.
 DRAIN_MAX_BYTES: Final = 4 * 1024 * 1024
@@ -64,10 +67,11 @@ class Request:
         method: in capitals.
         path: decoded.
         receive: ASGI's.
+        caller: on whose behalf it is; the door says otherwise where keys are asked for.
         drain: the body was refused before it had all come.
     """
 
-    __slots__ = ("_headers", "drain", "method", "path", "query_string", "receive")
+    __slots__ = ("_headers", "caller", "drain", "method", "path", "query_string", "receive")
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         self.method: str = scope["method"]
@@ -75,6 +79,7 @@ class Request:
         self.query_string: bytes = scope["query_string"]
         self.receive = receive
         self.drain = False
+        self.caller: Caller = EVERYBODY
         headers: list[Header] = scope["headers"]
         self._headers = dict(headers)
         if len(self._headers) < len(headers):

@@ -9,6 +9,7 @@ import msgspec
 
 from api.bodies import Payload, media_type, not_json
 from api.options import checked, reworded
+from headrace.access import EVERYBODY, Caller
 from headrace.catalog import Catalog, ModelConfig
 from headrace.errors import InvalidRequest, ModelNotFound
 from headrace.ids import check_id, check_key, id_of_key
@@ -60,6 +61,7 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
         version: the version that the client insists on; None for any.
         payload: an input that is too long for its message; input_json is `null` then.
         source: the operator's own file that the client names as input; likewise.
+        caller: on whose behalf.
     """
 
     model: ModelConfig
@@ -69,6 +71,7 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
     version: str | None = None
     payload: Payload | None = None
     source: Source | None = None
+    caller: Caller = EVERYBODY
 
     @property
     def elsewhere(self) -> bool:
@@ -89,13 +92,14 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
         return hash_request(self.model.name, said, self.options, self.version)
 
 
-def identity_of(given_id: str | None, key: str, fresh_id: str = "") -> Identity:
+def identity_of(given_id: str | None, key: str, fresh_id: str = "", owner: str = "") -> Identity:
     """The id by what the client gave: an id, an idempotency key, or neither.
 
     Args:
         given_id: the id, or None.
         key: the idempotency key, or "".
         fresh_id: what it is called where the client gave neither; "" to make one up.
+        owner: the API key, whose idempotency keys are its own; "" for none.
 
     Raises:
         InvalidId: a job cannot have it.
@@ -103,7 +107,7 @@ def identity_of(given_id: str | None, key: str, fresh_id: str = "") -> Identity:
     """
     if given_id is None:
         if key:
-            return identity_under(check_key(key))
+            return identity_under(check_key(key), owner)
         return Identity(fresh_id or new_id(), chosen=False)
     if key:
         raise InvalidRequest(
@@ -113,9 +117,9 @@ def identity_of(given_id: str | None, key: str, fresh_id: str = "") -> Identity:
     return Identity(check_id(given_id), chosen=True)
 
 
-def identity_under(key: str) -> Identity:
+def identity_under(key: str, owner: str = "") -> Identity:
     """The id by a key that was made here, out of one that was checked; it may be longer."""
-    return Identity(id_of_key(key), chosen=True)
+    return Identity(id_of_key(key, owner), chosen=True)
 
 
 def read_job_request(body: bytes) -> JobRequest:
@@ -155,6 +159,7 @@ def asked_by(
     model: ModelConfig,
     identity: Identity,
     inline_limit_bytes: int = sys.maxsize,
+    caller: Caller = EVERYBODY,
 ) -> Asked:
     """What a request asks of its model.
 
@@ -167,20 +172,26 @@ def asked_by(
     text = bytes(request.input)
     if not text or request.input_ref is not None or request.content_type is not None:
         source = _named_input(request, text)
-        return Asked(model, b"null", options, identity, request.version, source=source)
+        return Asked(
+            model, b"null", options, identity, request.version, source=source, caller=caller
+        )
     if len(text) > inline_limit_bytes:
         payload = Payload(text, "")
-        return Asked(model, b"null", options, identity, request.version, payload)
-    return Asked(model, text, options, identity, request.version)
+        return Asked(model, b"null", options, identity, request.version, payload, caller=caller)
+    return Asked(model, text, options, identity, request.version, caller=caller)
 
 
 def asked_with(
-    model: ModelConfig, found: bytes | Payload, options: JobOptions, identity: Identity
+    model: ModelConfig,
+    found: bytes | Payload,
+    options: JobOptions,
+    identity: Identity,
+    caller: Caller = EVERYBODY,
 ) -> Asked:
     """What is asked where the body is the input."""
     if isinstance(found, bytes):
-        return Asked(model, found, options, identity)
-    return Asked(model, b"null", options, identity, payload=found)
+        return Asked(model, found, options, identity, caller=caller)
+    return Asked(model, b"null", options, identity, payload=found, caller=caller)
 
 
 def _named_input(request: JobRequest, text: bytes) -> Source:

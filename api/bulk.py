@@ -20,17 +20,19 @@ from api.asked import (
     model_for,
     read_job_request,
 )
+from api.door import rate_limited
 from api.lines import Line
 from api.payloads import Kept
 from api.problems import problem, unexpected
 from api.routes.submit import fresh_job, fresh_state, submission_of
 from api.services import Services
 from api.wire import fresh_line, job_object
+from headrace.access import EVERYBODY, Caller
 from headrace.errors import BrokerUnavailable, HeadraceError, PayloadTooLarge, StoreUnavailable
 from headrace.jobs import Job, new_ids
 from headrace.queue import VIEW_MAX_JOBS
 from headrace.store.stores import THREADS
-from headrace.submission import Receipt, Submission, repeat_of
+from headrace.submission import Receipt, Submission, of_another, repeat_of
 
 #: Between two tries of lines that are held back, in seconds; doubled while nothing moves.
 HOLD_MIN_S: Final = 0.02
@@ -66,10 +68,14 @@ class BulkSubmitter:
         path: of the request, for problems.
         key: its idempotency key; "" for none.
         hold_s: how long lines that find no room are held back.
+        caller: on whose behalf.
     """
 
-    def __init__(self, services: Services, path: str, key: str, hold_s: float) -> None:
+    def __init__(
+        self, services: Services, path: str, key: str, hold_s: float, caller: Caller = EVERYBODY
+    ) -> None:
         self._services = services
+        self._caller = caller
         self._path = path
         self._key = key
         self._hold_s = hold_s
@@ -82,7 +88,7 @@ class BulkSubmitter:
 
     async def submit(self, rows: Sequence[Row]) -> None:
         """Submit what can be; what finds no room, or no answer, is held back and tried again."""
-        todo = [row for row in rows if row.outcome is None]
+        todo = await self._within_rate([row for row in rows if row.outcome is None])
         if todo:
             held = await self._try(todo)
             if held:
@@ -91,6 +97,28 @@ class BulkSubmitter:
         if large:
             await asyncio.gather(*(self._drop(row, kept) for row, kept in large))
         self._count(rows)
+
+    async def _within_rate(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """The lines that the key's rate has room for; the rest is held back, then refused."""
+        door, caller = self._services.door, self._caller
+        if door is None or not caller.rate:
+            return rows
+        clock, stopping = asyncio.get_running_loop().time, self._services.waiters.dismissed
+        until, taken = clock() + self._hold_s, 0
+        while True:
+            try:
+                more, wait_s = await door.spend(caller, len(rows) - taken)
+            except HeadraceError as error:
+                refused: HeadraceError = error
+                break
+            taken += more
+            refused = rate_limited(caller, wait_s)
+            if taken == len(rows) or clock() + wait_s > until or stopping.is_set():
+                break
+            await asyncio.sleep(wait_s)
+        for row in rows[taken:]:
+            row.outcome = refused
+        return rows[:taken]
 
     async def answers(self, rows: Sequence[Row]) -> bytes:
         """What became of each, a line each."""
@@ -110,7 +138,8 @@ class BulkSubmitter:
             said = read_job_request(line.text)
             model = model_for(services.catalog, said)
             identity = self._identity(said.id, line.number, fresh_id)
-            row.asked = asked_by(said, model, identity, services.settings.inline_limit_bytes)
+            limit_bytes = services.settings.inline_limit_bytes
+            row.asked = asked_by(said, model, identity, limit_bytes, self._caller)
             if not row.asked.elsewhere:
                 row.job = submission_of(services, row.asked, now_s)
         except HeadraceError as error:
@@ -120,7 +149,7 @@ class BulkSubmitter:
     def _identity(self, given_id: str | None, number: int, fresh_id: str) -> Identity:
         if given_id is None and self._key:
             # The key was checked as it came; of its longest ones this is longer than a key may be.
-            return identity_under(f"{self._key}/{number}")
+            return identity_under(f"{self._key}/{number}", self._caller.key_id)
         return identity_of(given_id, "", fresh_id)
 
     async def _keep(self, row: Row, asked: Asked, turns: asyncio.Semaphore, until: float) -> None:
@@ -183,7 +212,10 @@ class BulkSubmitter:
         except HeadraceError as error:
             found = [error for _ in ids]
         for row, job in zip(rows, found, strict=True):
-            row.outcome = job
+            if isinstance(job, Job) and not self._caller.may_see(job.key):
+                row.outcome = of_another(job.id)
+            else:
+                row.outcome = job
 
     async def _look_up_refused(self, refused: Sequence[tuple[Row, Asked]]) -> None:
         """Find the jobs of earlier requests, of which the repeats' inputs cannot be kept again."""
@@ -195,7 +227,7 @@ class BulkSubmitter:
             return
         for (row, asked), job in zip(refused, found, strict=True):
             if job is not None:
-                row.outcome = repeat_of(job, asked.request_hash)
+                row.outcome = repeat_of(job, asked.request_hash, self._caller)
 
     async def _hold(self, held: list[Row]) -> None:
         """Try again until the time is up; meanwhile nothing more is read from the client."""

@@ -8,8 +8,8 @@ import uuid
 import msgspec
 
 from api.asgi import Header, Reply
-from api.problems import retry_after_s
-from headrace.errors import HeadraceError, InternalError, InvalidRequest
+from api.problems import CHALLENGE, retry_after_s
+from headrace.errors import HeadraceError, InternalError, InvalidRequest, Unauthorized
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +34,8 @@ def envelope(error: HeadraceError) -> Reply:
     wait_s = retry_after_s(error)
     if wait_s:
         headers = ((b"retry-after", b"%d" % wait_s),)
+    elif isinstance(error, Unauthorized):
+        headers = (CHALLENGE,)
     document = {
         "error": {
             "message": f"{error.message}. {error.hint}" if error.hint else error.message,

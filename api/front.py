@@ -7,10 +7,13 @@ below are found by their path alone.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Final
 
+from starlette.routing import BaseRoute, Match
+
 from api.asgi import (
+    CALLER,
     ClientGone,
     CutShort,
     Receive,
@@ -30,6 +33,7 @@ from api.routes.jobs import cancel_job, get_job, get_result
 from api.routes.lists import list_jobs
 from api.routes.many import cancel_many, read_many
 from api.routes.submit import put_job, submit_input, submit_job
+from api.scopes import ROUTES
 from api.services import Services
 from headrace.errors import HeadraceError, MethodNotAllowed, PathNotFound
 
@@ -61,6 +65,12 @@ HOT_ROUTES: Final[dict[str, Methods]] = {
     FILES: {"GET": list_files, "HEAD": list_files, "POST": create_file},
     FILE: {"GET": get_file, "HEAD": get_file, "DELETE": delete_file},
     CONTENT: {"GET": get_content, "HEAD": get_content},
+}
+#: What each of them wants of whoever asks; see api/scopes.py.
+HOT_NEEDS: Final = {
+    endpoint: ROUTES.get(("GET" if method == "HEAD" else method, path))
+    for path, methods in HOT_ROUTES.items()
+    for method, endpoint in methods.items()
 }
 #: These paths are also those of jobs that clients have named so: no id is reserved.
 _ALSO_JOBS: Final = {
@@ -109,6 +119,9 @@ async def serve(
     openai = request.path.startswith(OPENAI_PREFIX)
     try:
         endpoint = methods.get(request.method)
+        if services.door is not None:
+            needs = HOT_NEEDS[endpoint] if endpoint is not None else None
+            await services.door.admit(request, needs, listed=needs is not None or endpoint is None)
         if endpoint is None:
             reply: Reply | Stream = _refuse_method(request, methods)
         else:
@@ -126,6 +139,42 @@ async def serve(
     # uvicorn cuts the connection of an answer that is not complete.
     with contextlib.suppress(ClientGone, CutShort):
         await send_stream(send, reply)
+
+
+def each_route(routes: Iterable[BaseRoute]) -> Iterator[BaseRoute]:
+    """Routes, and those of the routers among them, in the order in which they are tried."""
+    for route in routes:
+        router = getattr(route, "original_router", None)
+        if router is None:
+            yield route
+        else:
+            yield from each_route(router.routes)
+
+
+async def admit(
+    services: Services, routes: Sequence[BaseRoute], scope: Scope, receive: Receive, send: Send
+) -> bool:
+    """Let a request for any other route in, or answer why not.
+
+    On whose behalf it is, routes find in its scope, under CALLER.
+    """
+    if services.door is None:
+        return True
+    request = Request(scope, receive)
+    matching = (route for route in each_route(routes) if route.matches(scope)[0] is Match.FULL)
+    route = next(matching, None)
+    needs = ROUTES.get((request.method, getattr(route, "path", "")))
+    try:
+        await services.door.admit(request, needs, listed=needs is not None or route is None)
+    except HeadraceError as error:
+        reply = problem(error, request.path)
+    except Exception as error:  # noqa: BLE001 - logged; the client is told its id
+        reply = unexpected(error, request.path)
+    else:
+        scope[CALLER] = request.caller
+        return True
+    await send_reply(send, reply, request)
+    return False
 
 
 def _refuse_method(request: Request, methods: Methods) -> Reply:

@@ -22,9 +22,10 @@ from headrace.errors import (
     HeadraceError,
     InternalError,
     PathNotFound,
-    QueueFull,
     StoreError,
     StoreFull,
+    Throttled,
+    Unauthorized,
 )
 from headrace.jobs import Job, State
 
@@ -33,6 +34,8 @@ logger = logging.getLogger(__name__)
 PROBLEM_TYPE: Final = b"application/problem+json"
 TYPE_PREFIX: Final = "/problems/"
 BROKER_RETRY_S: Final = 1
+#: What a 401 says of how to do better (RFC 6750).
+CHALLENGE: Final[Header] = (b"www-authenticate", b'Bearer realm="headrace"')
 BROKER_FULL_RETRY_S: Final = 5
 
 
@@ -91,6 +94,8 @@ def problem(error: HeadraceError, path: str, **members: Any) -> Reply:
     wait_s = retry_after_s(error)
     if wait_s:
         headers = ((b"retry-after", b"%d" % wait_s),)
+    elif isinstance(error, Unauthorized):
+        headers = (CHALLENGE,)
     return _reply(
         error.status, error.code, error.title, error.message, path, headers, error.hint, members
     )
@@ -134,7 +139,7 @@ def explain(code: str) -> dict[str, Any]:
 
 def retry_after_s(error: HeadraceError) -> int:
     """Seconds after which another try is sensible; 0 where none helps."""
-    if isinstance(error, QueueFull):
+    if isinstance(error, Throttled):
         return error.retry_after_s
     if isinstance(error, (BrokerFull, StoreFull)):
         return BROKER_FULL_RETRY_S

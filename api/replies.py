@@ -10,9 +10,10 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Mount
 
-from api.asgi import Reply
+from api.asgi import CALLER, Reply
 from api.problems import problem, unexpected
 from api.services import Services
+from headrace.access import EVERYBODY, Caller
 from headrace.errors import HeadraceError, InvalidRequest, MethodNotAllowed, PathNotFound
 
 _METHODS: Final = ("GET", "POST", "PUT", "PATCH", "DELETE")
@@ -24,6 +25,12 @@ def services_of(request: Request) -> Services:
     """What the routes share, as the application's start left it."""
     services: Services = request.app.state.services
     return services
+
+
+def caller_of(request: Request) -> Caller:
+    """On whose behalf a request is."""
+    caller: Caller = request.scope.get(CALLER, EVERYBODY)
+    return caller
 
 
 def json_response(document: Any, status: int = 200) -> Response:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import redis.asyncio
 
 from api.counters import Counters
+from api.door import Door
 from api.filing import Filing, build_filing
 from api.fleet import Fleet
 from api.payloads import Payloads, build_payloads
@@ -26,6 +27,7 @@ class Services:
     """What the routes share.
 
     Attributes:
+        door: asks for API keys; None where nobody is asked.
         clients: the connections, to be closed at the end.
     """
 
@@ -39,17 +41,22 @@ class Services:
     tally: Tally
     payloads: Payloads
     filing: Filing
+    door: Door | None
     clients: list[redis.asyncio.Redis]
 
     async def start(self) -> None:
         """Begin to listen for ended jobs, and to tell what is counted."""
         await self.waiters.start()
         await self.tally.start()
+        if self.door is not None:
+            await self.door.start()
 
     async def stop(self) -> None:
         """End every wait and close the connections."""
         await self.waiters.stop()
         await self.tally.stop()
+        if self.door is not None:
+            await self.door.stop()
         await self.queue.close()
         self.payloads.close()
         self.filing.close()
@@ -84,5 +91,6 @@ def build(settings: Settings, catalog: Catalog) -> Services:
         tally=Tally(client, counters, waiters),
         payloads=build_payloads(settings, settings.redis_url),
         filing=build_filing(settings, settings.redis_url),
+        door=Door(settings, queue, client) if settings.asks_for_keys else None,
         clients=[client],
     )

@@ -114,6 +114,16 @@ def prepare(state_dir: Path) -> EmbeddedServer:
     return EmbeddedServer(program, config_file, port, password)
 
 
+def prepared_url(state_dir: Path) -> str | None:
+    """Where the server of a state directory listens, if one was ever prepared there."""
+    try:
+        password = (state_dir / AUTH_NAME).read_text().strip()
+        port = int((state_dir / PORT_NAME).read_text())
+    except (OSError, ValueError):
+        return None
+    return f"redis://:{password}@{HOST}:{port}/0"
+
+
 def _configuration(state_dir: Path, port: int, password: str) -> str:
     lines = [
         f"bind {HOST}",

@@ -5,6 +5,8 @@
     ├── RequestError                                the request was refused; no job was made
     │   ├── InvalidRequest     invalid-request      400
     │   ├── InvalidId          invalid-id           422
+    │   ├── Unauthorized       unauthorized         401  no API key, or one that is none (any more)
+    │   ├── Forbidden          forbidden            403  the API key is not for that
     │   ├── ModelNotFound      model-not-found      404
     │   ├── PathNotFound       not-found            404  the API has no such path
     │   ├── JobNotFound        job-not-found        404
@@ -19,7 +21,10 @@
     │   ├── PayloadTooLarge    payload-too-large    413
     │   ├── UnsupportedMedia   unsupported-media    415
     │   ├── RangeNotSatisfiable range-not-satisfiable 416
-    │   └── QueueFull          queue-full           429, retry
+    │   └── Throttled
+    │       ├── QueueFull      queue-full           429, retry
+    │       ├── RateLimited    rate-limited         429, retry  more requests than the key may make
+    │       └── TooManyInFlight too-many-in-flight  429, retry  more jobs than the key may have
     ├── JobError                                    how a job that was accepted ended
     │   ├── InputError         input-error          422  the input is bad; it fails alone
     │   ├── HandlerError       handler-error        500  the handler raised on this input
@@ -221,21 +226,56 @@ class RangeNotSatisfiable(RequestError):
     title = "Range not satisfiable"
 
 
-class QueueFull(RequestError):
-    """The model's queue holds max_queue_depth jobs; nothing was enqueued.
+class Unauthorized(RequestError):
+    """The request has no API key, or one that is none: never made, revoked or expired."""
+
+    code = "unauthorized"
+    status = 401
+    title = "API key needed"
+
+
+class Forbidden(RequestError):
+    """The API key is good, but not for this: it lacks the scope that the route wants."""
+
+    code = "forbidden"
+    status = 403
+    title = "Not allowed with this API key"
+
+
+class Throttled(RequestError):
+    """Too much at once; nothing was enqueued, and a retry can help.
 
     Args:
         retry_after_s: seconds after which a retry is sensible.
     """
 
-    code = "queue-full"
     status = 429
     retryable = True
-    title = "Queue full"
 
     def __init__(self, message: str, *, hint: str = "", retry_after_s: int = 1) -> None:
         super().__init__(message, hint=hint)
         self.retry_after_s = retry_after_s
+
+
+class QueueFull(Throttled):
+    """The model's queue holds max_queue_depth jobs; nothing was enqueued."""
+
+    code = "queue-full"
+    title = "Queue full"
+
+
+class RateLimited(Throttled):
+    """The API key makes more requests than it may a second."""
+
+    code = "rate-limited"
+    title = "Rate limit"
+
+
+class TooManyInFlight(Throttled):
+    """The API key has as many jobs that have not ended as it may have; nothing was enqueued."""
+
+    code = "too-many-in-flight"
+    title = "Too many jobs in flight"
 
 
 class JobError(HeadraceError):

@@ -52,9 +52,15 @@ def check_key(text: str) -> str:
     return text
 
 
-def id_of_key(key: str) -> str:
-    """The id of the job that was submitted under a key: a UUID of version 8 (RFC 9562, 5.8)."""
-    return _uuid8(key, b"headrace-key")
+def id_of_key(key: str, owner: str = "") -> str:
+    """The id of the job that was submitted under a key: a UUID of version 8 (RFC 9562, 5.8).
+
+    Args:
+        key: the idempotency key.
+        owner: the API key that it is of, whose idempotency keys are its own; "" for nobody's.
+    """
+    # No key has a NUL, so that no owner and key can read as others do.
+    return _uuid8(f"{key}\0{owner}" if owner else key, b"headrace-key")
 
 
 def id_of_sequel(job_id: str, place: str) -> str:

@@ -144,6 +144,7 @@ class Job:
     Attributes:
         place: its place in the queue; 0 where it does not wait there, or that is not known.
         due_us: when it joins its queue, while it is scheduled; 0 where that is not known.
+        key: id of the API key that it belongs to; "" for nobody's.
     """
 
     id: str
@@ -165,6 +166,7 @@ class Job:
     dead_lettered: bool = False
     cancel_asked: bool = False
     request_hash: str = ""
+    key: str = ""
     stored: StoredResult | None = None
     meta: str = field(default="", repr=False)
 
@@ -243,6 +245,7 @@ def job_from_record(job_id: str, record: dict[str, str], meta: str = "", place: 
         dead_lettered=F.DEAD in record,
         cancel_asked=F.CANCEL in record,
         request_hash=get(F.REQUEST_HASH, ""),
+        key=get(F.KEY, ""),
         stored=stored_result(get(F.RESULT_REF, "")),
         meta=meta,
     )

@@ -46,6 +46,15 @@ Shared::
                                             that were cancelled
     hr:revoked                      zset    REVOKED_TTL_S; id -> until when no message of it runs
 
+API keys (headrace/access.py)::
+
+    hr:key:<key>                    hash    no TTL, or its end and 30 days; name, SHA-256 of the
+                                            secret, scopes, limits
+    hr:keys                         zset    no TTL; key -> when it was made
+    hr:keys:news                    channel a key that was made or revoked
+    hr:inflight                     hash    no TTL; key -> its jobs in flight; without those of none
+    hr:rate:<key>                   hash    until it is full again; tokens of a key with a rate
+
 Payloads, of the inputs and results that are too long for a message (headrace/store)::
 
     hr:payloads                     zset    no TTL; "<reference> <id> <model> <i|r>" -> when to look
@@ -98,6 +107,9 @@ BATCHES: Final = "hr:batches"
 OPEN_BATCHES: Final = "hr:batches:open"
 #: Longer than a file is kept, and than a batch runs and is then kept.
 FILES_TTL_S: Final = 62 * 86_400
+API_KEYS: Final = "hr:keys"
+API_KEY_NEWS: Final = "hr:keys:news"
+IN_FLIGHT: Final = "hr:inflight"
 
 
 class F:
@@ -135,6 +147,7 @@ class F:
     TRACEBACK: Final = "tb"
     INPUT_REF: Final = "ir"  # reference of an input that lies in the payload store
     FOLLOWED: Final = "fw"  # the token under which what follows it is told of its end
+    KEY: Final = "ky"  # id of the API key that it belongs to
     RESULT_REF: Final = "rr"  # "reference bytes content-type" of a result that lies there
 
 
@@ -270,6 +283,16 @@ def stats(model: str) -> str:
 def api(api_id: str) -> str:
     """How many requests wait in one API process."""
     return f"hr:api:{api_id}"
+
+
+def api_key(key_id: str) -> str:
+    """One API key."""
+    return f"hr:key:{key_id}"
+
+
+def rate(key_id: str) -> str:
+    """How much of its rate one API key has left."""
+    return f"hr:rate:{key_id}"
 
 
 def done_channel(api: str) -> str:

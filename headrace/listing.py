@@ -61,6 +61,7 @@ async def list_jobs(
     since_us: int,
     states: str,
     limit: int,
+    owner: str | None = None,
 ) -> Page:
     """A page of the jobs of these models.
 
@@ -71,6 +72,7 @@ async def list_jobs(
         since_us: jobs that were created before are left out.
         states: letters of the states that count; "" for all.
         limit: how many jobs at the most; fewer are no sign of the end.
+        owner: the API key whose jobs count; None for all.
 
     Raises:
         BrokerUnavailable: Redis does not answer.
@@ -79,7 +81,7 @@ async def list_jobs(
     behind, looks = walks, PAGE_LOOK_JOBS
     while True:
         for walk in behind:
-            await _step(queue, walk, since_us, states, limit)
+            await _step(queue, walk, since_us, states, limit, owner)
         looks -= STRETCH_JOBS * len(behind)
         going = [walk for walk in walks if walk.more]
         # What is older than a place that some walk has not come to yet cannot be told apart yet.
@@ -94,10 +96,13 @@ async def list_jobs(
         behind = [walk for walk in going if walk.at == horizon]
 
 
-async def _step(queue: JobQueue, walk: _Walk, since_us: int, states: str, limit: int) -> None:
+async def _step(
+    queue: JobQueue, walk: _Walk, since_us: int, states: str, limit: int, owner: str | None
+) -> None:
     at = ("", "") if walk.at is None else walk.at
     most = limit - len(walk.found)
-    more, *flat = await queue.index(walk.model, *at, since_us, states, most, STRETCH_JOBS)
+    whose = () if owner is None else (owner,)
+    more, *flat = await queue.index(walk.model, *at, since_us, states, most, STRETCH_JOBS, *whose)
     texts = [text.decode() for text in flat]
     if not texts[0]:
         walk.more = False

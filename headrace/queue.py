@@ -24,6 +24,7 @@ from redis.exceptions import (
 )
 
 from headrace import keys
+from headrace.access import ApiKey, key_from
 from headrace.coalesce import Coalescer
 from headrace.connections import drop_connections
 from headrace.errors import BrokerFull, BrokerUnavailable, HeadraceError
@@ -129,7 +130,7 @@ class JobQueue:
             size_bytes=lambda job: job.size_bytes,
         )
         self._reads = Coalescer[str, "Job | None"](self.view, max_items=VIEW_MAX_JOBS)
-        self._cancels = Coalescer[str, str](self.cancel, max_items=VIEW_MAX_JOBS)
+        self._cancels = Coalescer[str, str](self._cancel_owned, max_items=VIEW_MAX_JOBS)
 
     async def close(self) -> None:
         """End the calls under way."""
@@ -171,12 +172,20 @@ class JobQueue:
         answers = await self._call("view", keys.QUEUE_PREFIX, int(results), *ids)
         return [_job(job_id, answer) for job_id, answer in zip(ids, answers, strict=True)]
 
-    async def cancel_one(self, job_id: str) -> str:
+    async def cancel_one(self, job_id: str, owner: str | None = None) -> str:
         """Cancel one job, together with whoever cancels at the same time; see `cancel`."""
-        return await self._cancels.ask(job_id)
+        return await self._cancels.ask(_owned(job_id, owner))
 
-    async def cancel(self, ids: Sequence[str]) -> list[str]:
-        """Cancel jobs: per id `unknown`, `removed`, `asked` (it was running) or `ended` before."""
+    async def cancel(self, ids: Sequence[str], owner: str | None = None) -> list[str]:
+        """Cancel jobs: per id `unknown`, `removed`, `asked` (it was running) or `ended` before.
+
+        Args:
+            ids: the jobs.
+            owner: the API key whose jobs are known; None for all.
+        """
+        return await self._cancel_owned([_owned(job_id, owner) for job_id in ids])
+
+    async def _cancel_owned(self, ids: Sequence[str]) -> list[str]:
         answers = await self._call("cancel", keys.QUEUE_PREFIX, 0, *ids)
         return [answer.decode() for answer in answers]
 
@@ -187,6 +196,29 @@ class JobQueue:
             BrokerUnavailable: Redis does not answer.
         """
         return await self._call("index", *arguments)
+
+    async def take_tokens(
+        self, key_id: str, rate: float, wanted: int, least: int
+    ) -> tuple[int, float]:
+        """Take of an API key's rate: how many were taken, and seconds until `least` are there.
+
+        Raises:
+            BrokerError: Redis does not answer.
+        """
+        taken, wait_us = await self._call("take_tokens", key_id, repr(rate), wanted, least)
+        return int(taken), int(wait_us) / US_PER_S
+
+    async def api_key(self, key_id: str) -> ApiKey | None:
+        """An API key; None where there is none.
+
+        Raises:
+            BrokerError: Redis does not answer.
+        """
+        try:
+            fields: Any = await self._client.hgetall(keys.api_key(key_id))
+        except RedisError as error:
+            raise translate(error) from error
+        return key_from(key_id, fields) if fields else None
 
     async def pause(self, queue: str, paused: bool) -> None:
         """Let nothing more be claimed from a queue, or let it be claimed again.
@@ -330,6 +362,11 @@ class JobQueue:
         finally:
             await pool.release(connection)
         return answer
+
+
+def _owned(job_id: str, owner: str | None) -> str:
+    """A job as cancel.lua is given it; no id has a blank."""
+    return job_id if owner is None else f"{job_id} {owner}"
 
 
 class _NobodyThere(RedisTimeoutError):

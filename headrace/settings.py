@@ -6,6 +6,7 @@ Nothing here reads `os.environ`.
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -30,6 +31,8 @@ ENV_REDIS_URL: Final = "REDIS_URL"
 OTHER_VARIABLES: Final = frozenset(
     {
         ENV_CONFIG,
+        "HEADRACE_API_KEY",
+        "HEADRACE_CA_FILE",
         "HEADRACE_INCARNATION",
         "HEADRACE_MODEL_LIFE",
         "HEADRACE_MODEL_PARENT",
@@ -61,6 +64,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         host: the address that the API listens on.
         port: its port.
         api_processes: how many processes the API has on that port.
+        auth: whether the API asks for keys; auto: where others than this machine can reach it.
+        published_at: the address at which a container publishes the API's port, by which auto goes.
+        auth_metrics: whether /metrics wants a key, where keys are asked for.
+        auth_docs: whether the documentation pages want one.
         flower_host: the address that Flower listens on.
         flower_port: its port.
         body_limit_bytes: the largest request body that the API takes.
@@ -95,6 +102,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     host: _Text = "127.0.0.1"
     port: _Port = 8080
     api_processes: Annotated[int, Meta(ge=1, le=256)] = 1
+    auth: Literal["auto", "on", "off"] = "auto"
+    published_at: _Text | None = None
+    auth_metrics: bool = True
+    auth_docs: bool = False
     flower_host: _Text = "127.0.0.1"
     flower_port: _Port = 5555
     body_limit_bytes: Annotated[int, Meta(ge=1, le=1024 * MIB)] = 32 * MIB
@@ -121,6 +132,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     file_ttl_s: Annotated[int, Meta(ge=1, le=30 * DAY_S)] = 30 * DAY_S
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
+    @property
+    def public_host(self) -> str:
+        """The address by which `auth: auto` goes: where the API's port can be reached from."""
+        return self.published_at or self.host
+
+    @property
+    def asks_for_keys(self) -> bool:
+        """Whether the API wants a key with each request."""
+        return self.auth == "on" or (self.auth == "auto" and not is_loopback(self.public_host))
+
     @override
     def __rich_repr__(self) -> list[tuple[str, Any]]:
         """For tracebacks drawn by rich, which would show the password otherwise."""
@@ -133,6 +154,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def __repr__(self) -> str:
         inside = ", ".join(f"{name}={value!r}" for name, value in self.__rich_repr__())
         return f"Settings({inside})"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a server that listens there. Names are not looked up."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
 
 
 def load_settings(
@@ -171,6 +202,9 @@ def _from_file(file: Path, problems: list[str]) -> dict[str, Any]:
     level = document.data.get("log_level")
     if isinstance(level, str):
         document.data["log_level"] = level.lower()
+    if isinstance(document.data.get("auth"), bool):
+        # YAML reads a bare on or off as true or false.
+        document.data["auth"] = "on" if document.data["auth"] else "off"
     url = document.data.pop("redis_url", None)
     values = read_fields(document, (), Settings)
     if url is not None:

@@ -12,8 +12,16 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from headrace import keys
+from headrace.access import EVERYBODY, Caller
 from headrace.catalog import ModelConfig
-from headrace.errors import BrokerUnavailable, Conflict, HeadraceError, QueueFull
+from headrace.errors import (
+    BrokerUnavailable,
+    Conflict,
+    HeadraceError,
+    JobNotFound,
+    QueueFull,
+    TooManyInFlight,
+)
 from headrace.jobs import DEFAULT_OPTIONS, US_PER_S, Job, JobOptions, iso
 from headrace.keys import F
 from headrace.messages import Source, envelope
@@ -62,6 +70,7 @@ def submission(
     waiter: str = "",
     request_hash: str = "",
     source: Source | None = None,
+    caller: Caller = EVERYBODY,
 ) -> Submission:
     """Build what submit.lua is given for one job.
 
@@ -75,6 +84,7 @@ def submission(
         waiter: id of the API process that wants to hear of the end, or "".
         source: where the input lies, if not in the message; input_json is `null` then.
         request_hash: see `hash_request`; a repeat of the id under another hash is a conflict.
+        caller: whose job it is to be.
     """
     expires = None if options.expires is None else iso(int((now_s + options.expires) * US_PER_S))
     queue = model.queue
@@ -103,11 +113,12 @@ def submission(
         options.result_ttl or result_ttl_s,
         waiter,
         rare,
+        caller,
     )
     return Submission(job_id, model.name, shared, own, len(message))
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=1024)
 def _shared(
     model: str,
     version: str,
@@ -119,13 +130,18 @@ def _shared(
     ttl_s: int,
     waiter: str,
     rare: tuple[Arg, ...],
+    caller: Caller,
 ) -> tuple[Arg, ...]:
     """How a run of such jobs begins: one object for many, so that runs are found by identity."""
     fields: list[Arg] = [F.MODEL, model, F.VERSION, version, F.TTL, ttl_s]
+    owner = ""
     if waiter:
         fields += (F.WAITER, waiter)
+    if caller.key_id:
+        fields += (F.KEY, caller.key_id)
+        owner = f"{caller.key_id} {caller.in_flight} {int(caller.sees_all)}"
     fields += rare
-    return (queue, step, max_depth, delay_us, width, len(fields), *fields)
+    return (queue, step, max_depth, delay_us, owner, width, len(fields), *fields)
 
 
 def _rare_fields(options: JobOptions, model: ModelConfig, source: Source | None) -> tuple[Arg, ...]:
@@ -200,18 +216,37 @@ def _not_queued(job: Submission, code: int, created: int, depth: int) -> Receipt
         )
     if code == 3:
         return _conflict(job.id)
+    if code == 5:
+        return of_another(job.id)
+    if code == 6:
+        return TooManyInFlight(
+            f"this API key has {depth} jobs that have not ended, as many as it may",
+            hint="Try again once some have ended: each that ends makes room for one.",
+        )
     return BrokerUnavailable(
         f"the queue of model {job.model} cannot be used: its key in Redis is not a list",
         hint="Remove the key, or give Headrace a Redis database of its own.",
     )
 
 
-def repeat_of(job: Job, request_hash: str) -> Job | Conflict:
+def repeat_of(
+    job: Job, request_hash: str, caller: Caller = EVERYBODY
+) -> Job | Conflict | JobNotFound:
     """What a request under the id of a known job is answered with, as submit.lua has it.
 
     For a request that submit.lua cannot be given, as its input cannot be kept again.
     """
+    if not caller.may_see(job.key):
+        return of_another(job.id)
     return job if job.request_hash == request_hash else _conflict(job.id)
+
+
+def of_another(job_id: str) -> JobNotFound:
+    """The error where an id is that of a job which does not exist for whoever asks."""
+    return JobNotFound(
+        f"there is no job {job_id[:128]!r}, and this API key cannot have one of that id",
+        hint="Choose another id.",
+    )
 
 
 def _conflict(job_id: str) -> Conflict:

@@ -78,12 +78,12 @@ class Wait:
         return self._ended
 
 
-async def _as_it_is(push: Any) -> Any:
+async def as_it_is(push: Any) -> Any:
     """In place of redis-py's own handler, which writes out every push for a log that is off."""
     return push
 
 
-class _Subscription(PubSub):
+class Subscription(PubSub):
     """Connects once. Where its connection breaks that is an error, and `_listen` begins anew.
 
     redis-py would connect again in passing: whoever listens and whoever subscribes at that moment
@@ -228,7 +228,7 @@ class Waiters:
         while True:
             try:
                 pool = self._client.connection_pool
-                async with _Subscription(pool, push_handler_func=_as_it_is) as pubsub:
+                async with Subscription(pool, push_handler_func=as_it_is) as pubsub:
                     try:
                         await self._begin(pubsub)
                         delay_s = RECONNECT_MIN_S

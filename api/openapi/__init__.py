@@ -18,6 +18,8 @@ from api.openapi.many import MANY_SCHEMAS, many_paths
 from api.openapi.problems import problem_examples, problem_schemas
 from api.openapi.view_schemas import VIEW_SCHEMAS
 from api.openapi.views import view_paths
+from api.scopes import ROUTES, Open
+from headrace.access import Scope
 
 __all__ = ["SCHEMAS", "digest", "document", "written"]
 
@@ -39,6 +41,29 @@ _TAGS: Final = {
 }
 
 
+_KEY: Final = (
+    "An API key, where this server asks for one (the setting `auth`); docs/security.md says what "
+    "its scopes open."
+)
+_SCHEMES: Final[dict[str, Any]] = {
+    "bearer": {"type": "http", "scheme": "bearer", "bearerFormat": "hr_…", "description": _KEY},
+    "apiKey": {"type": "apiKey", "in": "header", "name": "X-API-Key", "description": _KEY},
+}
+
+
+def _guarded(paths: dict[str, Any]) -> dict[str, Any]:
+    """Say of each operation which scope it wants, where keys are asked for at all."""
+    wanted = {(method, path.replace(":path", "")): need for (method, path), need in ROUTES.items()}
+    for path, operations in paths.items():
+        for method, found in operations.items():
+            need = wanted.get((method.upper(), path))
+            if isinstance(need, Scope):
+                found["security"] = [{"bearer": [str(need)]}, {"apiKey": [str(need)]}, {}]
+            elif need is Open.METRICS:
+                found["security"] = [{"bearer": []}, {"apiKey": []}, {}]
+    return paths
+
+
 def document(version: str) -> dict[str, Any]:
     """The whole description."""
     return {
@@ -50,8 +75,11 @@ def document(version: str) -> dict[str, Any]:
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "tags": [{"name": name, "description": text} for name, text in _TAGS.items()],
-        "paths": {**job_paths(), **many_paths(), **view_paths(), **letter_paths(), **file_paths()},
+        "paths": _guarded(
+            {**job_paths(), **many_paths(), **view_paths(), **letter_paths(), **file_paths()}
+        ),
         "components": {
+            "securitySchemes": _SCHEMES,
             "schemas": {**SCHEMAS, **problem_schemas()},
             "examples": problem_examples(),
         },

@@ -23,8 +23,8 @@ from api.openapi.shapes import object_of, ref
 _TAG: Final = "jobs"
 _SUBMIT: Final = (
     "invalid-request", "invalid-id", "model-not-found", "conflict", "payload-too-large",
-    "unsupported-media", "queue-full", "broker-full", "store-unavailable", "payload-storage-full",
-    *PATH_PROBLEMS, *BROKER_PROBLEMS,
+    "unsupported-media", "queue-full", "too-many-in-flight", "broker-full", "store-unavailable",
+    "payload-storage-full", *PATH_PROBLEMS, *BROKER_PROBLEMS,
 )  # fmt: skip
 _READ: Final = ("invalid-request", "job-not-found", *PATH_PROBLEMS, *BROKER_PROBLEMS)
 _RANGE: Final = [

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from api.openapi.operations import JSON
-from api.openapi.problems import INTERNAL
+from api.openapi.problems import DOOR_PROBLEMS, INTERNAL
 from api.openapi.shapes import STRING, Schema, array, nullable, object_of, ref
 from api.problems import PROBLEMS
 
 #: What any of these routes may answer with.
-COMMON: Final = ("broker-unavailable", "store-unavailable", INTERNAL)
+COMMON: Final = (*DOOR_PROBLEMS, "broker-unavailable", "store-unavailable", INTERNAL)
 
 ERROR_SCHEMAS: Final[dict[str, Schema]] = {
     "OpenAIError": object_of(

@@ -6,10 +6,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from api.openapi.job_schemas import IDEMPOTENCY_KEY, JOB_ID, OPTIONS, QUEUED_JOB
-from api.openapi.problems import problem_responses
+from api.openapi.problems import DOOR_PROBLEMS, problem_responses
 from api.openapi.shapes import MODEL_NAME, QUEUE_NAME, Schema, ref
 
 JSON: Final = "application/json"
+#: Routes that want no API key.
+OPEN_TAG: Final = "health"
 
 WAIT: Final[list[dict[str, Any]]] = [
     {
@@ -159,6 +161,8 @@ def operation(
         parameters: what it takes besides what its path does.
         members: more members of the operation.
     """
+    if tag != OPEN_TAG:
+        problems = (*problems, *DOOR_PROBLEMS)
     found: dict[str, Any] = {"operationId": name, "summary": summary, "tags": [tag], **members}
     if parameters:
         found["parameters"] = list(parameters)

@@ -16,6 +16,8 @@ JOB_PROBLEMS: Final = tuple(code for code, cls in PROBLEMS.items() if issubclass
 BROKER_PROBLEMS: Final = ("broker-unavailable",)
 #: What a route may answer with whose path has a parameter: what is decoded may be of two parts.
 PATH_PROBLEMS: Final = ("not-found",)
+#: What any route may answer with that wants an API key, where keys are asked for.
+DOOR_PROBLEMS: Final = ("unauthorized", "forbidden", "rate-limited")
 #: What any route may answer with.
 INTERNAL: Final = "internal-error"
 

@@ -46,7 +46,7 @@ async def submit_bulk(services: Services, request: Request, _: str) -> Reply | S
     # Before the answer begins, or a client that waits for `100 Continue` would never get it.
     first = await request.receive()
     hold_s = most_s if asked_s is None else asked_s
-    submitter = BulkSubmitter(services, request.path, key, hold_s)
+    submitter = BulkSubmitter(services, request.path, key, hold_s, request.caller)
     exchange = _Exchange(services, request, submitter, first)
     return Stream(200, exchange.run, NDJSON, (NO_STORE, _UNBUFFERED))
 

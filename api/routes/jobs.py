@@ -13,6 +13,7 @@ from api.routes.submit import NOT_YET, end_of
 from api.services import Services
 from api.waits import asked_wait_s, preferred_wait_s
 from api.wire import job_object
+from headrace.access import Caller
 from headrace.errors import JobNotFound
 from headrace.ids import is_id
 from headrace.jobs import Job, State
@@ -43,14 +44,14 @@ async def get_result(services: Services, request: Request, job_id: str) -> Reply
 async def cancel_job(services: Services, request: Request, job_id: str) -> Reply:
     """Cancel; the answer says what that did."""
     request.query(_NONE)
-    outcome = await services.queue.cancel_one(_checked(job_id))
+    outcome = await services.queue.cancel_one(_checked(job_id), request.caller.only)
     if outcome == "unknown":
         raise _unknown(job_id)
     if outcome == "removed":
         status = State.CANCELLED.status
     else:
         job = await services.queue.read(job_id)
-        if job is None:
+        if job is None or not request.caller.may_see(job.key):
             raise _unknown(job_id)
         status = job.state.status
     body = msgspec.json.encode({"id": job_id, "outcome": outcome, "status": status})
@@ -68,9 +69,7 @@ async def _look(
     applied: tuple[Header, ...] = ()
     if wait_s is not None:
         applied = ((b"preference-applied", b"wait=%g" % wait_s),)
-    job = await services.queue.read(_checked(job_id))
-    if job is None:
-        raise _unknown(job_id)
+    job = await visible_job(services, request.caller, job_id)
     if wait_s and not job.state.final:
         job = await end_of(services, request, job, wait_s)
     return job, applied
@@ -80,6 +79,19 @@ async def _not_yet(services: Services, job: Job, applied: tuple[Header, ...]) ->
     has_replica = await services.fleet.has_ready(job.model)
     body = job_object(job, has_replica=has_replica)
     return Reply(202, body, headers=(NO_STORE, NOT_YET, *applied))
+
+
+async def visible_job(services: Services, caller: Caller, job_id: str) -> Job:
+    """The job of that id.
+
+    Raises:
+        JobNotFound: there is none, or it does not exist for whoever asks.
+        BrokerUnavailable: Redis does not answer.
+    """
+    job = await services.queue.read(_checked(job_id))
+    if job is None or not caller.may_see(job.key):
+        raise _unknown(job_id)
+    return job
 
 
 def _checked(job_id: str) -> str:

@@ -49,10 +49,13 @@ async def list_jobs(services: Services, request: Request, _: str) -> Reply:
         since_us=_since_us(query.get("since")),
         states="".join(states),
         limit=_limit(query.get("limit")),
+        owner=request.caller.only,
     )
     jobs = await _read(services, page.places)
     # One that has gone on since it was found is no longer what was asked for.
-    fit = [job for job in jobs if job is not None and (not states or job.state in states)]
+    may_see = request.caller.may_see
+    known = [job for job in jobs if job is not None and may_see(job.key)]
+    fit = [job for job in known if not states or job.state in states]
     said = [await said_of(services, job, with_result=False) for job in fit]
     cursor = None if page.end is None else f"{page.end.created_us}-{page.end.job_id}"
     body = b'{"jobs":[%s],"cursor":%s}' % (b",".join(said), msgspec.json.encode(cursor))

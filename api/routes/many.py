@@ -12,6 +12,7 @@ from api.bodies import not_json, read_body, require_json
 from api.options import reworded
 from api.services import Services
 from api.wire import job_object
+from headrace.access import Caller
 from headrace.errors import InvalidRequest
 from headrace.ids import is_id
 from headrace.jobs import Job, State
@@ -47,7 +48,8 @@ async def read_many(services: Services, request: Request, _: str) -> Reply:
     jobs: dict[str, Job | None] = {}
     for part in _parts(known):
         found = await services.queue.view(part, results=with_results)
-        jobs.update(zip(part, found, strict=True))
+        seen = (job if job and request.caller.may_see(job.key) else None for job in found)
+        jobs.update(zip(part, seen, strict=True))
     said = [await said_of(services, jobs.get(job_id), with_results) for job_id in ids]
     return listed(said)
 
@@ -59,13 +61,13 @@ async def cancel_many(services: Services, request: Request, _: str) -> Reply:
     fates: dict[str, _Cancelled] = {}
     # Said once of each: the second word would be that it had ended.
     for part in _parts([job_id for job_id in dict.fromkeys(ids) if is_id(job_id)]):
-        fates.update(await _cancel(services, part))
+        fates.update(await _cancel(services, part, request.caller))
     said = [msgspec.json.encode(fates[i]) if i in fates else NULL for i in ids]
     return listed(said)
 
 
-async def _cancel(services: Services, ids: Sequence[str]) -> dict[str, _Cancelled]:
-    outcomes = dict(zip(ids, await services.queue.cancel(ids), strict=True))
+async def _cancel(services: Services, ids: Sequence[str], caller: Caller) -> dict[str, _Cancelled]:
+    outcomes = dict(zip(ids, await services.queue.cancel(ids, caller.only), strict=True))
     fates = {}
     others = []
     for job_id, outcome in outcomes.items():
@@ -74,7 +76,7 @@ async def _cancel(services: Services, ids: Sequence[str]) -> dict[str, _Cancelle
         elif outcome != "unknown":
             others.append(job_id)
     for job in await services.queue.view(others, results=False) if others else ():
-        if job is not None:
+        if job is not None and caller.may_see(job.key):
             fates[job.id] = _Cancelled(job.id, outcomes[job.id], job.state.status)
     return fates
 

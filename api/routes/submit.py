@@ -37,7 +37,7 @@ from headrace.errors import (
 from headrace.ids import check_key
 from headrace.jobs import Job, JobOptions, State
 from headrace.messages import Source
-from headrace.submission import Submission, repeat_of, submission
+from headrace.submission import Submission, of_another, repeat_of, submission
 
 NOT_YET: Final[Header] = (b"retry-after", b"1")
 REPLAYED: Final[Header] = (b"idempotency-replayed", b"true")
@@ -63,7 +63,7 @@ async def submit_input(services: Services, request: Request, name: str) -> Reply
         query = request.query(_MODEL_QUERY)
         options = options_from_query(query)
         wait_s = asked_wait_s(query.get("wait"), services.settings.max_wait_s)
-        identity = identity_of(None, key_of(request))
+        identity = identity_of(None, key_of(request), owner=request.caller.key_id)
         body = await read_body(request, services.settings.body_limit_bytes)
         found = input_of(
             body,
@@ -74,7 +74,7 @@ async def submit_input(services: Services, request: Request, name: str) -> Reply
     except HeadraceError as error:
         services.counters.refused(name, error.code)
         raise
-    asked = asked_with(model, found, options, identity)
+    asked = asked_with(model, found, options, identity, request.caller)
     return await _submit(services, request, asked, wait_s)
 
 
@@ -108,8 +108,10 @@ async def _submit_json(services: Services, request: Request, path_id: str | None
     said = read_job_request(await read_body(request, services.settings.body_limit_bytes))
     model = model_for(services.catalog, said)
     try:
-        identity = identity_of(_one_id(path_id, said.id), key_of(request))
-        asked = asked_by(said, model, identity, services.settings.inline_limit_bytes)
+        caller = request.caller
+        given_id = _one_id(path_id, said.id)
+        identity = identity_of(given_id, key_of(request), owner=caller.key_id)
+        asked = asked_by(said, model, identity, services.settings.inline_limit_bytes, caller)
     except RequestError as error:
         services.counters.refused(model.name, error.code)
         raise
@@ -192,7 +194,7 @@ async def _known(services: Services, asked: Asked, error: HeadraceError) -> Enqu
     job = await services.queue.read(asked.identity.job_id) if asked.identity.chosen else None
     if job is None:
         raise error
-    found = repeat_of(job, asked.request_hash)
+    found = repeat_of(job, asked.request_hash, asked.caller)
     if isinstance(found, HeadraceError):
         raise found from None
     return Enqueued(found, replayed=True)
@@ -210,6 +212,8 @@ async def _submitted(
             return Enqueued(fresh_job(asked, receipt.created_us), replayed=False)
         found = await services.queue.read(job.id)
         if found is not None:
+            if not asked.caller.may_see(found.key):
+                raise of_another(job.id)
             return Enqueued(found, replayed=True)
         # Its record ran out between the two, so that the id is free again.
 
@@ -232,6 +236,7 @@ def submission_of(
         waiter=waiter,
         request_hash=asked.request_hash,
         source=source,
+        caller=asked.caller,
     )
 
 

@@ -25,10 +25,10 @@ from headrace.errors import (
     BrokerFull,
     BrokerUnavailable,
     HeadraceError,
-    QueueFull,
     ServerUnreachable,
     StoreFull,
     StoreUnavailable,
+    Throttled,
 )
 
 #: The ceiling of the first pause, and of the longest, in seconds.
@@ -42,7 +42,7 @@ LIVE_S: Final = 5.0
 #: What a proxy answers while its server is away, or when it holds back, without a problem of ours.
 AWAY: Final = frozenset({429, 502, 503, 504})
 #: Problems that pass by themselves.
-PASSING: Final = (BrokerFull, BrokerUnavailable, QueueFull, StoreFull, StoreUnavailable)
+PASSING: Final = (BrokerFull, BrokerUnavailable, StoreFull, StoreUnavailable, Throttled)
 
 
 @dataclass(slots=True)

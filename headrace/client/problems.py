@@ -13,8 +13,8 @@ from headrace.errors import (
     ClientError,
     HeadraceError,
     JobError,
-    QueueFull,
     RequestError,
+    Throttled,
     UnexpectedAnswer,
 )
 
@@ -65,7 +65,7 @@ def error_of(answer: Answer, problem: Problem | None) -> HeadraceError:
             hint="Is the address that of Headrace's API, and does a proxy stand before it?",
         )
     error = problem_error(problem)
-    if isinstance(error, QueueFull):
+    if isinstance(error, Throttled):
         error.retry_after_s = int(retry_after_s(answer) or error.retry_after_s)
     return error
 

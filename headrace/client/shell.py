@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import ssl
 from typing import Any, Final
 
 import httpx2
@@ -13,6 +14,10 @@ from headrace.client.steps import Answer, Broken, Request
 from headrace.errors import InvalidRequest
 
 ENV_URL: Final = "HEADRACE_URL"
+#: The API key, where the server wants one. A variable, as arguments can be read by other users.
+ENV_API_KEY: Final = "HEADRACE_API_KEY"
+#: A file with the certificates of who may sign the server's, in place of the system's.
+ENV_CA_FILE: Final = "HEADRACE_CA_FILE"
 DEFAULT_URL: Final = "http://127.0.0.1:8080"
 CONNECT_TIMEOUT_S: Final = 5.0
 #: uvicorn closes what was idle for 5 s; a connection that is about to be closed is not to be used.
@@ -29,9 +34,13 @@ class Shell:
         retry_s: how long a request is repeated while the server is away or full, counted from its
             first failure.
         headers: sent with every request.
+        api_key: sent with every request to this server, and to no other; by default
+            HEADRACE_API_KEY.
+        ca_file: certificates (PEM) of who may sign the server's, in place of the system's; by
+            default HEADRACE_CA_FILE.
 
     Raises:
-        InvalidRequest: the address is none.
+        InvalidRequest: the address is none, or the key or the file cannot be used.
     """
 
     def __init__(
@@ -41,14 +50,24 @@ class Shell:
         timeout_s: float = 30.0,
         retry_s: float = 60.0,
         headers: dict[str, str] | None = None,
+        api_key: str | None = None,
+        ca_file: str | os.PathLike[str] | None = None,
     ) -> None:
         self.session = session_for(url, retry_s)
         self._timeout_s = timeout_s
-        self._open({
+        options: dict[str, Any] = {
             "base_url": self.session.url,
-            "headers": {"user-agent": f"headrace/{__version__}", **(headers or {})},
+            "headers": {
+                "user-agent": f"headrace/{__version__}",
+                **_authorization(api_key),
+                **(headers or {}),
+            },
             "limits": httpx2.Limits(max_keepalive_connections=100, keepalive_expiry=KEEPALIVE_S),
-        })  # fmt: skip
+        }  # fmt: skip
+        trusted = ca_file or os.environ.get(ENV_CA_FILE)
+        if trusted and self.session.url.startswith("https:"):
+            options["verify"] = _trusting(trusted)
+        self._open(options)
 
     def _open(self, options: dict[str, Any]) -> None:
         raise NotImplementedError
@@ -63,6 +82,33 @@ class Shell:
             "headers": request.headers,
             "timeout": timeout_of(self._timeout_s, request),
         }
+
+
+def _authorization(api_key: str | None) -> dict[str, str]:
+    """The header for a key; none where there is no key.
+
+    Raises:
+        InvalidRequest: it cannot stand in a header. The message does not repeat it.
+    """
+    key = (os.environ.get(ENV_API_KEY) or "") if api_key is None else api_key
+    if not key:
+        return {}
+    if not (key.isascii() and key.isprintable()) or " " in key:
+        raise InvalidRequest(
+            "the API key has characters that none has (a line break, perhaps)",
+            hint=f"Give it as `headrace keys create` has printed it: api_key=, or {ENV_API_KEY}.",
+        )
+    return {"authorization": f"Bearer {key}"}
+
+
+def _trusting(ca_file: str | os.PathLike[str]) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except (OSError, ssl.SSLError) as error:
+        raise InvalidRequest(
+            f"the CA file {os.fspath(ca_file)!r} cannot be used: {error}",
+            hint=f"Name a file of certificates in PEM: ca_file=, or {ENV_CA_FILE}.",
+        ) from None
 
 
 def session_for(url: str | None, retry_s: float) -> Session:

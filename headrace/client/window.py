@@ -31,9 +31,9 @@ from headrace.errors import (
     BrokerError,
     HeadraceError,
     JobNotFound,
-    QueueFull,
     ServerUnreachable,
     StoreUnavailable,
+    Throttled,
 )
 
 In = TypeVar("In")
@@ -48,7 +48,7 @@ HOLD_S: Final = 0.5
 #: How often a job that Redis has lost is submitted again.
 RESUBMITS: Final = 1
 #: A full queue is waited for here, between two looks at what has ended.
-_PASSING: Final = tuple(kind for kind in PASSING if kind is not QueueFull)
+_PASSING: Final = tuple(kind for kind in PASSING if kind is not Throttled)
 #: What says nothing of a job, and would meet every other too.
 _OUTAGES: Final = (BrokerError, ServerUnreachable, StoreUnavailable)
 
@@ -113,7 +113,7 @@ class Window(Generic[In]):
         for entry, outcome in zip(pack, outcomes, strict=True):
             if isinstance(outcome, _OUTAGES):
                 raise outcome  # whether there is a job is not known
-            if isinstance(outcome, QueueFull):
+            if isinstance(outcome, Throttled):
                 refused.append(entry)
             elif isinstance(outcome, HeadraceError):
                 self._end(entry, None, error=outcome)

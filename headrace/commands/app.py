@@ -17,6 +17,7 @@ from headrace.commands.completion import complete_model
 from headrace.commands.groups import dead_group, queues_group
 from headrace.commands.inputs import STDIN, Sources, StdinAs
 from headrace.commands.jobs import Status, since
+from headrace.commands.key_group import keys_group
 from headrace.commands.options import (
     LIMIT,
     IdsArgument,
@@ -42,6 +43,7 @@ def register(app: typer.Typer) -> None:
         app.command()(command)
     app.add_typer(queues_group, name="queues")
     app.add_typer(dead_group, name="dead")
+    app.add_typer(keys_group, name="keys")
 
 
 def submit(

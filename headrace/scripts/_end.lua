@@ -48,6 +48,13 @@ local function leave_untold(queue, id, raw, meta)
   redis.call('EXPIRE', untold, UNTOLD_TTL_S)
 end
 
+-- So many jobs of an API key have ended. Who counts more ends than submits (records were lost, and the count with them)
+-- counts from none.
+local function landed(owner, count)
+  local left = redis.pcall('HINCRBY', IN_FLIGHT, owner, -count)
+  if type(left) == 'number' and left <= 0 then redis.call('HDEL', IN_FLIGHT, owner) end
+end
+
 -- Counts `n` jobs of a queue that have ended so, or were put off for a retry, in the call that does it: so each is counted
 -- once, whatever becomes of the answer or of who has called. Another type under the key hinders no end.
 local function count(queue, word, n)
@@ -64,7 +71,8 @@ local function finish(id, ttl, waiter, meta, fields, queue, raw)
   redis.call('PUBLISH', META .. id, meta)
   if waiter then redis.call('PUBLISH', DONE .. waiter, cmsgpack.pack({{id}})) end
   -- An input in the payload store is looked at by the next sweep; no worker may have known of it.
-  local input, model = unpack(redis.call('HMGET', job, 'ir', 'm'))
+  local input, model, owner = unpack(redis.call('HMGET', job, 'ir', 'm', 'ky'))
+  if owner then landed(owner, 1) end
   if input and model then redis.pcall('ZADD', PAYLOADS, 'XX', NOW, input .. ' ' .. id .. ' ' .. model .. ' i') end
   if raw then leave_untold(queue, id, raw, meta) end
   count(queue, FINAL[fields[2]], 1)

@@ -8,6 +8,8 @@ local STEP_INDEX = {['0'] = 1, ['3'] = 2, ['6'] = 3, ['9'] = 4}
 local JOB, META, DONE, ENDED = 'hr:job:', 'celery-task-meta-', 'hr:done:', 'hr:ended:'
 local CANCELLED, REVOKED_IDS = 'hr:cancel:', 'hr:revoked'
 local PAYLOADS, PAYLOAD_SIZES, PAYLOAD = 'hr:payloads', 'hr:payloads:size', 'hr:payload:'
+-- API key -> its jobs that have not ended.
+local IN_FLIGHT = 'hr:inflight'
 -- The states of a record that has ended, and what counters call them.
 local FINAL = {s = 'succeeded', f = 'failed', x = 'expired', c = 'cancelled'}
 local DEFAULT_TTL_S = '86400'

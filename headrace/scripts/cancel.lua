@@ -1,5 +1,6 @@
 -- Cancel jobs, whatever their state, and say truly what that did. KEYS: none. ARGV: 1 queue prefix, 2 for how many
--- seconds to remember ids that have no record (0: not at all), so that a message of theirs is not run; then ids.
+-- seconds to remember ids that have no record (0: not at all), so that a message of theirs is not run; then ids, each
+-- with a blank and an API key behind it where the job is unknown unless it is that key's (-: nobody's).
 -- Returns per id: unknown, removed (it will not run), asked (a worker holds it, and is told), or ended.
 -- What was cancelled is cleared out of a list when there is so much of it, and more than of what waits.
 local COMPACT_MIN = 10000
@@ -19,9 +20,10 @@ end
 
 local function waits(state) return state == 'q' or state == 'd' end
 
-local function cancel(id)
-  local state, model, step, ttl, waiter, ticket, owner, token, telling =
-    unpack(read(id, 's', 'm', 'p', 'l', 'w', 'n', 'o', 't', 'fw'))
+local function cancel(id, key)
+  local state, model, step, ttl, waiter, ticket, owner, token, telling, of =
+    unpack(read(id, 's', 'm', 'p', 'l', 'w', 'n', 'o', 't', 'fw', 'ky'))
+  if key and key ~= (of or '-') then return 'unknown' end
   if not state then
     unknown[#unknown + 1] = id
     return 'unknown'
@@ -59,8 +61,11 @@ local function cancel(id)
 end
 
 redis.call('ZCARD', REVOKED_IDS)
+local asked = {}
 for i = 3, #ARGV do
-  local state, model = unpack(read(ARGV[i], 's', 'm'))
+  local id, key = string.match(ARGV[i], '^(%S+) (%S+)$')
+  asked[i - 2] = {id or ARGV[i], key}
+  local state, model = unpack(read(asked[i - 2][1], 's', 'm'))
   if waits(state) then
     local queue = ARGV[1] .. model
     redis.call('ZCARD', 'hr:delayed:' .. queue); redis.call('HLEN', 'hr:parked:' .. queue)
@@ -69,7 +74,7 @@ for i = 3, #ARGV do
   end
 end
 local answer = {}
-for i = 3, #ARGV do answer[i - 2] = cancel(ARGV[i]) end
+for n, a in ipairs(asked) do answer[n] = cancel(a[1], a[2]) end
 for owner, jobs in pairs(told) do redis.call('PUBLISH', CANCELLED .. owner, cmsgpack.pack(jobs)) end
 if ARGV[2] ~= '0' and #unknown > 0 then
   pass_at_maxmemory(REVOKED_IDS)

@@ -1,10 +1,11 @@
 -- Walk a model's jobs from the newest, in the order of (created, id), and say which are in one of some states.
 -- KEYS: none. ARGV: 1 model, 2 created and 3 id before which to begin ('' and '' for the newest), 4 the oldest
--- created that counts, 5 letters of states ('' for all), 6 the most ids to give, 7 the most to look at.
+-- created that counts, 5 letters of states ('' for all), 6 the most ids to give, 7 the most to look at, 8 the API key whose
+-- jobs count (absent for all; -: nobody's).
 -- Returns {whether more may follow (1 or 0), created and id of the last that was looked at, then per job: created, id}.
 -- Ids whose record has run out, or is another model's by now, are taken out of the index.
 local model, before, before_id, since, states = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
-local most, most_looked = tonumber(ARGV[6]), tonumber(ARGV[7])
+local most, most_looked, owner = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8]
 local index = INDEX .. model
 local answer, gone, looked, last, last_id = {1, before, before_id}, {}, 0, before, before_id
 
@@ -24,12 +25,12 @@ end
 local function seen(created, id) return before ~= '' and created == before and not below(id, before_id) end
 
 local function look(created, id)
-  local state, of = unpack(read(id, 's', 'm'))
+  local state, of, key = unpack(read(id, 's', 'm', 'ky'))
   looked = looked + 1
   last, last_id = created, id
   if not state or of ~= model then
     gone[#gone + 1] = id
-  elseif states == '' or string.find(states, state, 1, true) then
+  elseif (states == '' or string.find(states, state, 1, true)) and (not owner or (key or '-') == owner) then
     local n = #answer
     answer[n + 1], answer[n + 2] = created, id
   end

@@ -17,7 +17,7 @@ local function requeue(letter)
     return 'unknown'
   end
   if not id or id == '' then return 'unreadable' end
-  local state = read(id, 's')[1]
+  local state, owner = unpack(read(id, 's', 'ky'))
   -- The message of a cancelled job of that id is still listed; its tombstone would drop this one in its place.
   if (state and not FINAL[state]) or redis.call('HEXISTS', KEYS[11], id) == 1 then return 'alive' end
   local s = STEP_INDEX[step or '0'] or 1
@@ -30,6 +30,8 @@ local function requeue(letter)
     redis.call('HDEL', JOB .. id, unpack(LEFT))
     redis.call('HSET', JOB .. id, 's', 'q', 'n', ticket, 'j', NOW)
     redis.call('PERSIST', JOB .. id)
+    -- It has ended, and is to end again. Its key's limit is for clients: who puts it back is an operator.
+    if owner then redis.pcall('HINCRBY', IN_FLIGHT, owner, 1) end
   else
     -- Its input in the payload store is needed until it has run: the claim's record is to name it.
     local ref = string.match(raw, '"ref":"(%l[%l%d]*:%x+)"')

@@ -6,13 +6,13 @@
 local PER_JOB = 10
 -- Who listens is told of results up to this length; of a longer one the record is read, and Redis copies nothing.
 local TOLD_MAX_BYTES = 65536
-local answer, ours, passed, waiting = {}, {}, {}, {}
+local answer, ours, passed, waiting, ended_of = {}, {}, {}, {}, {}
 
 -- A settled or put off record keeps its token, so that a repeat is known; one that went back to its list does not.
 for i = 2, #ARGV, PER_JOB do
   local n = (i - 2) / PER_JOB + 1
   local id = ARGV[i]
-  local r = read(id, 't', 's', 'w', 'cr', 'l', 'st', 'a', 'e')
+  local r = read(id, 't', 's', 'w', 'cr', 'l', 'st', 'a', 'e', 'ky')
   if r[1] ~= ARGV[i + 1] or r[2] == 'q' then
     answer[n] = 0
   elseif r[2] ~= 'r' or passed[id] then
@@ -80,6 +80,7 @@ local function settle(i, id, r)
   end
   if NOT_RUN[state] then r[6], r[7] = '', not_run(id, r[7]) end
   redis.call('EXPIRE', job, ttl)
+  if r[9] then ended_of[r[9]] = (ended_of[r[9]] or 0) + 1 end
   local heard
   if meta ~= '' then
     redis.call('SET', META .. id, meta, 'EX', ttl)
@@ -120,6 +121,7 @@ for _, o in ipairs(ours) do
 end
 in_chunks('HDEL', KEYS[6], ids)
 for word, n in pairs(counted) do count(ARGV[1], word, n) end
+for owner, n in pairs(ended_of) do landed(owner, n) end
 -- One publication a batch and waiting API process, with all that its answer to the client needs.
 for api, ended in pairs(waiting) do redis.call('PUBLISH', DONE .. api, cmsgpack.pack(ended)) end
 return answer

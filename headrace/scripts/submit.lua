@@ -1,15 +1,16 @@
 -- Submit M jobs, of any queues, in one call: idempotency, admission, record, push.
 -- KEYS: none beyond what ARGV names (Redis Cluster is refused at start).
 -- ARGV: 1 how many of a model's newest jobs are indexed (0: none), then runs of neighbours that have all but their ids,
---       messages and request hashes in common: queue, step, max depth, delay in us (0 = now), values of a job w (2, or 3
---       where they have hashes), count n, then n record fields and values, count of jobs, then per job w: id, raw
---       message, request hash.
+--       messages and request hashes in common: queue, step, max depth, delay in us (0 = now), API key ('' = none; else its
+--       id, the most jobs that it may have in flight, 0 for any, and 1 where the jobs of others exist for it),
+--       values of a job w (2, or 3 where they have hashes), count n, then n record fields and values, count of jobs, then
+--       per job w: id, raw message, request hash.
 -- Returns {now, then 4 for each job that was not queued: its place from 1, code, created, depth}; code 2 known already,
--- 0 queue full, 3 the id is another request's, 4 a key of the queue is not of its type. A job that cannot be taken does
--- not hinder its neighbours.
-local HEAD = 6
+-- 0 queue full, 3 the id is another request's, 4 a key of the queue is not of its type, 5 the id is another API key's, 6
+-- the API key has as many jobs in flight as it may (its depth). A job that cannot be taken does not hinder its neighbours.
+local HEAD = 7
 local index_most = tonumber(ARGV[1])
-local answer, queues, records = {NOW}, {}, {}
+local answer, queues, records, owners = {NOW}, {}, {}, {}
 
 -- Whether keys that most queues are without exist at all: one question in place of six.
 local function plain(queue)
@@ -41,11 +42,19 @@ local function look(queue)
   return {depth = depth, entombed = entombed > 0, tickets = tickets, fresh = {}, pushed = {}, parked = false, due = false}
 end
 
+-- An API key and how many jobs it has in flight, kept up to date by this call.
+local function look_at_owner(text)
+  local id, most, all = string.match(text, '^(%x+) (%d+) (%d)$')
+  local count = redis.pcall('HGET', IN_FLIGHT, id)
+  return {id = id, most = tonumber(most), all = all == '1', fresh = 0, count = type(count) == 'string' and tonumber(count) or 0}
+end
+
 local i, n = 2, 0
 while i <= #ARGV do
-  local name, width = ARGV[i], tonumber(ARGV[i + 4])
+  local name, owner, width = ARGV[i], ARGV[i + 4], tonumber(ARGV[i + 5])
   if queues[name] == nil then queues[name] = look(name) end
-  local first = i + HEAD + tonumber(ARGV[i + 5]) + 1
+  if owner ~= '' and not owners[owner] then owners[owner] = look_at_owner(owner) end
+  local first = i + HEAD + tonumber(ARGV[i + 6]) + 1
   i = first + width * tonumber(ARGV[first - 1])
   for at = first, i - 1, width do
     n = n + 1
@@ -60,10 +69,11 @@ for at = 1, n, CHUNK do
 end
 
 -- Why a job is not to be enqueued, as code, created and depth; nothing where it is.
-local function refusal(name, max_depth, id, record, hash)
+local function refusal(name, max_depth, id, record, hash, owner)
   if known_count > 0 or written[record] then
-    local known = redis.pcall('HMGET', record, 'c', 'h')
+    local known = redis.pcall('HMGET', record, 'c', 'h', 'ky')
     if known.err then return 3, NOW, 0 end
+    if known[1] and owner and not owner.all and known[3] ~= owner.id then return 5, NOW, 0 end
     if known[1] then return (known[2] or '') == hash and 2 or 3, known[1], 0 end
   end
   local q = queues[name]
@@ -71,6 +81,7 @@ local function refusal(name, max_depth, id, record, hash)
   -- A cancelled job whose record is gone but whose message is still listed: its tombstone would drop this one.
   if q.entombed and redis.call('HEXISTS', 'hr:tomb:' .. name, id) == 1 then return 3, NOW, 0 end
   if q.depth >= max_depth then return 0, NOW, q.depth end
+  if owner and owner.most > 0 and owner.count >= owner.most then return 6, NOW, owner.count end
 end
 
 -- What a job's message joins, once all records are written.
@@ -95,9 +106,9 @@ local place = 0
 
 -- Takes the jobs of the run that begins at `from`; where the next begins, or why Redis refuses to write.
 local function take(from)
-  local name, step, delay, width = ARGV[from], ARGV[from + 1], tonumber(ARGV[from + 3]), tonumber(ARGV[from + 4])
-  local max_depth, q, s = tonumber(ARGV[from + 2]), queues[name], STEP_INDEX[step]
-  local first = from + HEAD + tonumber(ARGV[from + 5]) + 1
+  local name, step, delay, width = ARGV[from], ARGV[from + 1], tonumber(ARGV[from + 3]), tonumber(ARGV[from + 5])
+  local max_depth, q, s, owner = tonumber(ARGV[from + 2]), queues[name], STEP_INDEX[step], owners[ARGV[from + 4]]
+  local first = from + HEAD + tonumber(ARGV[from + 6]) + 1
   local after = first + width * tonumber(ARGV[first - 1])
   -- The arguments of HSET; those in which its jobs differ are filled in for each.
   local set = {'', 's', delay > 0 and 'd' or 'q', 'c', NOW, 'p', step, unpack(ARGV, from + HEAD, first - 2)}
@@ -108,7 +119,7 @@ local function take(from)
   for at = first, after - 1, width do
     place = place + 1
     local id, record, hash = ARGV[at], records[place], width == 3 and ARGV[at + 2] or ''
-    local code, created, depth = refusal(name, max_depth, id, record, hash)
+    local code, created, depth = refusal(name, max_depth, id, record, hash, owner)
     if code then
       local k = #answer
       answer[k + 1], answer[k + 2], answer[k + 3], answer[k + 4] = place, code, created, depth
@@ -119,6 +130,7 @@ local function take(from)
       local result = redis.pcall('HSET', unpack(set))
       if type(result) == 'table' then return nil, result.err end
       written[record] = true
+      if owner then owner.count, owner.fresh = owner.count + 1, owner.fresh + 1 end
       gather(q, s, delay, id, ARGV[at + 1])
     end
   end
@@ -135,6 +147,9 @@ while i <= #ARGV do
     return redis.error_reply(err)
   end
   i = after
+end
+for _, owner in pairs(owners) do
+  if owner.fresh > 0 then redis.pcall('HINCRBY', IN_FLIGHT, owner.id, owner.fresh) end
 end
 for name, q in pairs(queues) do
   if q then

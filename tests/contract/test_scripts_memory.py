@@ -242,11 +242,12 @@ def test_a_server_that_knows_no_script_is_told(queue: Queue, name: str) -> None:
         "put_payload": ["e", "r", 1, 0, 17, "more than nothing"], "follow": ["x", 1],
         "report": ["w", 1, 0, 2, "m", "{}"], "file_begin": ["f", 0],
         "file_part": ["f", "redis:0", 0, 1, 1, 1], "file_finish": ["f", "batch", 1, 1],
+        "take_tokens": ["k", "1", 1, 1],
     }  # fmt: skip
     command = known.call(queue.keys, *arguments[name])
     with pytest.raises(NoScriptError):
         queue.execute(*command)
     assert queue.execute(*known.load_command()).decode() == known.sha
     queue.execute(*command)
-    queue.client.delete(keys.WORKERS)
+    queue.client.delete(keys.WORKERS, keys.rate("k"))
     assert queue.client.dbsize() == 0

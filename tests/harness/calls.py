@@ -70,6 +70,9 @@ class Job:
     raw: bytes = b""
     input_ref: str = ""
     source: str = ""
+    key: str = ""
+    key_limit: int = 0
+    key_sees_all: bool = False
 
 
 def foreign(**changes: Any) -> bytes:
@@ -130,11 +133,16 @@ class Queue:
             fields += ["w", job.waiter]
         if job.input_ref:
             fields += ["ir", job.input_ref]
+        owner = ""
+        if job.key:
+            fields += ["ky", job.key]
+            owner = f"{job.key} {job.key_limit} {int(job.key_sees_all)}"
         own: list[list[Arg]] = [
             [one.id, self.message(one), *([one.request_hash] if one.request_hash else [])]
             for one in jobs
         ]
-        head: list[Arg] = [self.name, str(job.step), job.max_depth, job.delay_us, len(own[0])]
+        head: list[Arg] = [self.name, str(job.step), job.max_depth, job.delay_us]
+        head += [owner, len(own[0])]
         return [*head, len(fields), *fields, len(own), *(value for one in own for value in one)]
 
     def submit(self, *jobs: Job) -> list[tuple[int, int, int]]:

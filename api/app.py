@@ -13,7 +13,7 @@ from typing_extensions import override
 from api import front
 from api.openapi import document
 from api.replies import ANSWERED, answer_errors
-from api.routes import documentation, health, letters, metrics, models, queues
+from api.routes import documentation, health, letters, metrics, models, queues, runs
 from api.services import Services, build
 from headrace import __version__
 from headrace.catalog import Catalog
@@ -83,7 +83,7 @@ def create_app(settings: Settings, catalog: Catalog) -> Application:
         redoc_url=None,
     )
     answer_errors(app)
-    for module in (models, queues, letters, health, metrics, documentation):
+    for module in (models, queues, letters, runs, health, metrics, documentation):
         app.include_router(module.router)
     app.mount(documentation.STATIC_PATH, documentation.static_files)
     return app

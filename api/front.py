@@ -32,6 +32,7 @@ from api.routes.files import create_file, delete_file, get_content, get_file, li
 from api.routes.jobs import cancel_job, get_job, get_result
 from api.routes.lists import list_jobs
 from api.routes.many import cancel_many, read_many
+from api.routes.outcomes import forget_many, read_outcomes
 from api.routes.submit import put_job, submit_input, submit_job
 from api.scopes import ROUTES
 from api.services import Services
@@ -48,6 +49,8 @@ RESULT: Final = "/api/v1/jobs/{job_id}/result"
 BULK: Final = "/api/v1/jobs/bulk"
 STATUS: Final = "/api/v1/jobs/status"
 CANCEL: Final = "/api/v1/jobs/cancel"
+OUTCOMES: Final = "/api/v1/jobs/outcomes"
+FORGET: Final = "/api/v1/jobs/forget"
 #: By OpenAI's conventions, for its SDK; nothing else stands below.
 OPENAI_PREFIX: Final = "/v1/"
 FILES: Final = "/v1/files"
@@ -62,6 +65,8 @@ HOT_ROUTES: Final[dict[str, Methods]] = {
     BULK: {"POST": submit_bulk},
     STATUS: {"POST": read_many},
     CANCEL: {"POST": cancel_many},
+    OUTCOMES: {"POST": read_outcomes},
+    FORGET: {"POST": forget_many},
     FILES: {"GET": list_files, "HEAD": list_files, "POST": create_file},
     FILE: {"GET": get_file, "HEAD": get_file, "DELETE": delete_file},
     CONTENT: {"GET": get_content, "HEAD": get_content},
@@ -75,7 +80,7 @@ HOT_NEEDS: Final = {
 #: These paths are also those of jobs that clients have named so: no id is reserved.
 _ALSO_JOBS: Final = {
     path.rpartition("/")[2]: {**HOT_ROUTES[JOB], **HOT_ROUTES[path]}
-    for path in (BULK, STATUS, CANCEL)
+    for path in (BULK, STATUS, CANCEL, OUTCOMES, FORGET)
 }
 
 

@@ -18,6 +18,7 @@ from headrace.connections import connect_async
 from headrace.errors import ConfigError
 from headrace.letters import DeadLetters
 from headrace.queue import JobQueue
+from headrace.run_records import RunRecords
 from headrace.settings import Settings
 from headrace.waiting import Waiters
 
@@ -35,6 +36,7 @@ class Services:
     catalog: Catalog
     queue: JobQueue
     letters: DeadLetters
+    runs: RunRecords
     waiters: Waiters
     fleet: Fleet
     counters: Counters
@@ -85,6 +87,7 @@ def build(settings: Settings, catalog: Catalog) -> Services:
         catalog=catalog,
         queue=queue,
         letters=DeadLetters(client, queue),
+        runs=RunRecords(client, queue),
         waiters=waiters,
         fleet=Fleet(queue, catalog),
         counters=counters,

@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from api.problems import failure_of
-from headrace.jobs import US_PER_S, Job, State, iso
+from headrace.jobs import US_PER_S, Job, State, iso, result_in
 from headrace.media import JSON_TYPE
 
 JOBS_PATH: Final = "/api/v1/jobs/"
@@ -61,6 +61,9 @@ _BLANK: Final = "\x7f"
 _IDS: Final = 3
 _NULL: Final = msgspec.Raw(b"null")
 _ENCODER: Final = msgspec.json.Encoder()
+_TIMINGS: Final = (
+    b'{"queued":%b,"hold":%b,"preprocess":%b,"inference":%b,"postprocess":%b,"total":%a}'
+)
 _BINARY: Final = msgspec.json.Decoder(_Binary)
 
 
@@ -145,12 +148,17 @@ def _second(seconds: int) -> str:
 
 
 def _timings(job: Job) -> msgspec.Raw:
-    queued, hold, preprocess, inference, postprocess = job.timings.split(",")
-    total = (job.ended_us - job.created_us) / 1000
-    return msgspec.Raw(
-        f'{{"queued":{queued},"hold":{hold},"preprocess":{preprocess},"inference":{inference},'
-        f'"postprocess":{postprocess},"total":{total}}}'.encode()
-    )
+    return msgspec.Raw(timings_member(job.timings.encode(), job.ended_us - job.created_us))
+
+
+def timings_member(timings: bytes, total_us: int) -> bytes:
+    """The milliseconds of a job by stage.
+
+    Args:
+        timings: the record's `tm`.
+        total_us: from when it was submitted until its end.
+    """
+    return _TIMINGS % (*timings.split(b","), total_us / 1000)
 
 
 def _urls(job_id: str) -> msgspec.Raw:
@@ -161,14 +169,28 @@ def _urls(job_id: str) -> msgspec.Raw:
 
 def _result(job: Job) -> Any:
     stored = job.result_json
-    if stored is None:
-        return None
-    if not job.result_type:
-        return msgspec.Raw(stored)
+    said = None if stored is None else _shown(stored, job.result_type)
+    return None if said is None else msgspec.Raw(said)
+
+
+def result_member(meta: bytes, result_type: str) -> bytes | None:
+    """The result of a job that succeeded as the job object has it; None where none was kept.
+
+    Args:
+        meta: its Celery result; empty where there is none.
+        result_type: the record's `rt`.
+    """
+    return _shown(result_in(meta), result_type) if meta else None
+
+
+def _shown(stored: bytes, result_type: str) -> bytes:
+    if not result_type:
+        return stored
     try:
-        return {"content_type": job.result_type, "base64": _BINARY.decode(stored).value}
+        value = _BINARY.decode(stored).value
     except msgspec.MsgspecError:
-        return msgspec.Raw(stored)
+        return stored
+    return _ENCODER.encode({"content_type": result_type, "base64": value})
 
 
 def raw_result(job: Job) -> tuple[bytes, str] | None:

@@ -12,6 +12,7 @@
     │   ├── JobNotFound        job-not-found        404
     │   ├── ListsOff           lists-off            404  job_index_max is 0
     │   ├── QueueNotFound      queue-not-found      404
+    │   ├── RunNotFound        run-not-found        404
     │   ├── LetterNotFound     letter-not-found     404
     │   ├── FileMissing        file-not-found       404
     │   ├── BatchNotFound      batch-not-found      404
@@ -144,6 +145,14 @@ class QueueNotFound(RequestError):
     code = "queue-not-found"
     status = 404
     title = "Queue not found"
+
+
+class RunNotFound(RequestError):
+    """No offline run of that id has told this server of itself within the last 30 days."""
+
+    code = "run-not-found"
+    status = 404
+    title = "Run not found"
 
 
 class LetterNotFound(RequestError):

@@ -185,7 +185,7 @@ class Job:
         """The result as the JSON text in the Celery result; None where it is not kept there."""
         if not self.meta or self.stored is not None or self.state is not State.SUCCEEDED:
             return None
-        return bytes(_META.decode(self.meta).result)
+        return result_in(self.meta)
 
     @property
     def traceback(self) -> str | None:
@@ -199,6 +199,11 @@ class _Meta(msgspec.Struct):
 
 
 _META: Final = msgspec.json.Decoder(_Meta)
+
+
+def result_in(meta: str | bytes) -> bytes:
+    """The result, as JSON text, in a Celery result that tells of success."""
+    return bytes(_META.decode(meta).result)
 
 
 def batch_text(size: int, padding: int) -> int | str:

@@ -46,6 +46,12 @@ Shared::
                                             that were cancelled
     hr:revoked                      zset    REVOKED_TTL_S; id -> until when no message of it runs
 
+Offline runs, as they tell of themselves (headrace/run_records.py)::
+
+    hr:runs                         zset    30 days; run -> when it told last, the newest 1,000
+    hr:run:<id>                     hash    30 days from its last word; told: JSON, at: when,
+                                            cancel: its end was asked for; ky: its API key
+
 API keys (headrace/access.py)::
 
     hr:key:<key>                    hash    no TTL, or its end and 30 days; name, SHA-256 of the
@@ -99,6 +105,7 @@ TOKEN: Final = "hr:token"  # noqa: S105 - a fence, no secret
 WORKERS: Final = "hr:workers"
 PAUSED: Final = "hr:paused"
 REVOKED: Final = "hr:revoked"
+RUNS: Final = "hr:runs"
 PAYLOADS: Final = "hr:payloads"
 PAYLOAD_SIZES: Final = "hr:payloads:size"
 PAYLOAD_PREFIX: Final = "hr:payload:"
@@ -323,6 +330,11 @@ def batch(batch_id: str) -> str:
 def runner(owner: str) -> str:
     """Stands while a runner lives."""
     return f"hr:runner:{owner}"
+
+
+def run(run_id: str) -> str:
+    """What one offline run tells of itself."""
+    return f"hr:run:{run_id}"
 
 
 def queue_keys(queue: str) -> list[str]:

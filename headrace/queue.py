@@ -172,6 +172,38 @@ class JobQueue:
         answers = await self._call("view", keys.QUEUE_PREFIX, int(results), *ids)
         return [_job(job_id, answer) for job_id, answer in zip(ids, answers, strict=True)]
 
+    async def outcomes(self, ids: Sequence[str], owner: str | None = None) -> list[Any]:
+        """How jobs have ended, as outcomes.lua gives it: less than `view`, and cheaper.
+
+        Args:
+            ids: the jobs.
+            owner: the API key whose jobs are known; None for all.
+
+        Raises:
+            BrokerUnavailable: Redis does not answer.
+        """
+        return await self._call("outcomes", owner or "", *ids)
+
+    async def forget(self, ids: Sequence[str], owner: str | None = None) -> int:
+        """Remove the records and results of those of these jobs that have ended; how many.
+
+        Args:
+            ids: the jobs.
+            owner: the API key whose jobs are known; None for all.
+
+        Raises:
+            BrokerError: Redis does not answer.
+        """
+        return int((await self._call("forget", owner or "", *ids))[0])
+
+    async def on_run(self, name: str, *arguments: Arg) -> list[Any]:
+        """Call a script about runs, which a repeat leaves as it is.
+
+        Raises:
+            BrokerError: Redis does not answer, or refuses.
+        """
+        return await self._call(name, *arguments)
+
     async def cancel_one(self, job_id: str, owner: str | None = None) -> str:
         """Cancel one job, together with whoever cancels at the same time; see `cancel`."""
         return await self._cancels.ask(_owned(job_id, owner))

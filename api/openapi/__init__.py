@@ -16,6 +16,7 @@ from api.openapi.jobs import job_paths
 from api.openapi.letters import LETTER_SCHEMAS, letter_paths
 from api.openapi.many import MANY_SCHEMAS, many_paths
 from api.openapi.problems import problem_examples, problem_schemas
+from api.openapi.runs import RUN_SCHEMAS, run_paths
 from api.openapi.view_schemas import VIEW_SCHEMAS
 from api.openapi.views import view_paths
 from api.scopes import ROUTES, Open
@@ -24,7 +25,14 @@ from headrace.access import Scope
 __all__ = ["SCHEMAS", "digest", "document", "written"]
 
 #: Every schema but those of problems, by the name of its component.
-SCHEMAS: Final = {**JOB_SCHEMAS, **MANY_SCHEMAS, **VIEW_SCHEMAS, **LETTER_SCHEMAS, **FILE_SCHEMAS}
+SCHEMAS: Final = {
+    **JOB_SCHEMAS,
+    **MANY_SCHEMAS,
+    **VIEW_SCHEMAS,
+    **LETTER_SCHEMAS,
+    **RUN_SCHEMAS,
+    **FILE_SCHEMAS,
+}
 
 _ABOUT: Final = (
     "Asynchronous inference: submit a job, then poll or wait. Every error is a problem (RFC 9457) "
@@ -35,6 +43,7 @@ _TAGS: Final = {
     "jobs": "Submit, wait, fetch, cancel.",
     "models": "What is served, and by whom.",
     "queues": "What waits; pause, resume, purge.",
+    "runs": "Offline runs, as they tell of themselves.",
     "dead letters": "What could not run: look, put back, remove.",
     "files": "By OpenAI's conventions, for its SDK: what batches read and write.",
     "health": "For probes, Prometheus and whoever met a problem.",
@@ -76,7 +85,14 @@ def document(version: str) -> dict[str, Any]:
         },
         "tags": [{"name": name, "description": text} for name, text in _TAGS.items()],
         "paths": _guarded(
-            {**job_paths(), **many_paths(), **view_paths(), **letter_paths(), **file_paths()}
+            {
+                **job_paths(),
+                **many_paths(),
+                **view_paths(),
+                **letter_paths(),
+                **run_paths(),
+                **file_paths(),
+            }
         ),
         "components": {
             "securitySchemes": _SCHEMES,

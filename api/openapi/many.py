@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from api.front import BULK, CANCEL, STATUS
-from api.openapi.job_schemas import QUEUED_JOB, SUCCEEDED_JOB
+from api.front import BULK, CANCEL, FORGET, OUTCOMES, STATUS
+from api.openapi.job_schemas import JOB, QUEUED_JOB, SUCCEEDED_JOB
 from api.openapi.operations import JSON, KEY, answer, operation
 from api.openapi.problems import BROKER_PROBLEMS
-from api.openapi.shapes import MODEL, STRING, TIME, Schema, array, nullable, object_of, ref
+from api.openapi.shapes import COUNT, MODEL, STRING, TIME, Schema, array, nullable, object_of, ref
 from api.routes.lists import CURSOR, PAGE_DEFAULT, PAGE_MAX, SINCE_MAX_S
 from api.routes.many import IDS_MAX
 from headrace.jobs import State
@@ -33,6 +33,9 @@ _BULK_ANSWER: Final = (
 
 def _or_null(name: str) -> Schema:
     return {"anyOf": [ref(name), {"type": "null"}]}
+
+
+_OUTCOME: Final = ("status", "attempts", "timings", "result", "result_size", "error")
 
 
 #: By the name of the component.
@@ -60,6 +63,21 @@ MANY_SCHEMAS: Final[dict[str, Schema]] = {
         description="In the order of the ids; null where there is no such job.",
         examples=[{"jobs": [_CANCELLED, None]}],
     ),
+    "Outcome": object_of(
+        {name: JOB["properties"][name] for name in _OUTCOME},
+        optional=_OUTCOME[1:],
+        description="As the job object has it; before the job's end its status alone.",
+        examples=[{name: SUCCEEDED_JOB[name] for name in _OUTCOME[:4]}, {"status": "running"}],
+    ),
+    "Outcomes": object_of(
+        {"outcomes": array(_or_null("Outcome"))},
+        description="In the order of the ids; null where there is no such job.",
+        examples=[{"outcomes": [{"status": "running"}, None]}],
+    ),
+    "Forgotten": object_of(
+        {"forgotten": {**COUNT, "description": "How many of them there were, and had ended."}},
+        examples=[{"forgotten": 2}],
+    ),
 }
 _HOLD: Final = {
     "name": "hold",
@@ -68,6 +86,12 @@ _HOLD: Final = {
     "description": "Seconds that a line without room in its queue is held back, capped at "
     "`bulk_hold_s`, which is the default.",
     "example": 0.5,
+}
+_BRIEF: Final = {
+    "name": "brief",
+    "in": "query",
+    "schema": {"type": "string", "enum": ["0", "1"], "default": "0"},
+    "description": "1 answers with `{accepted: N}` for N lines in a row whose jobs are there.",
 }
 _RESULTS: Final = {
     "name": "results",
@@ -126,10 +150,14 @@ def list_operation() -> dict[str, Any]:
 def many_paths() -> dict[str, Any]:
     """The paths of many jobs at once."""
     jobs, fates = answer("The jobs.", ref("Jobs")), answer("Each fate.", ref("Cancellations"))
+    outcomes = answer("The outcomes.", ref("Outcomes"))
+    forgotten = answer("How many are forgotten.", ref("Forgotten"))
     return {
         BULK: {"post": _bulk()},
         STATUS: {"post": _by_ids("read_many", "Many jobs by their ids", jobs, [_RESULTS])},
         CANCEL: {"post": _by_ids("cancel_many", "Cancel many jobs by their ids", fates, [])},
+        OUTCOMES: {"post": _by_ids("read_outcomes", "How many jobs have ended", outcomes, [])},
+        FORGET: {"post": _by_ids("forget_many", "Forget jobs that have ended", forgotten, [])},
     }
 
 
@@ -164,7 +192,7 @@ def _bulk() -> dict[str, Any]:
             }
         },
         ("invalid-request", "invalid-id", "unsupported-media"),
-        parameters=[_HOLD, KEY],
+        parameters=[_HOLD, _BRIEF, KEY],
         requestBody={
             "required": False,
             "description": "Each line is a JobRequest. Of no lines there are no answers.",

@@ -62,6 +62,7 @@ SUBMITTED: Final = {
 _NAMED: Final[dict[str, tuple[str, str]]] = {
     "model": (MODEL_NAME, "echo"),
     "job_id": (JOB_ID, ""),
+    "run_id": (JOB_ID, ""),
     "letter": (r"^[^\s/]{1,255}$", ""),
     "queue": (QUEUE_NAME, "headrace.echo"),
     "code": (r"^[a-z-]{1,64}$", "queue-full"),

@@ -15,6 +15,7 @@ from api.bodies import FORM_TYPE, require_type
 from api.bulk import BulkSubmitter, Row
 from api.lines import LineSplitter, batches
 from api.outbox import Outbox
+from api.routes.many import is_said
 from api.routes.submit import key_of
 from api.services import Services
 from api.waits import asked_wait_s
@@ -28,7 +29,7 @@ TYPES: Final = frozenset(
 CALL_MAX_LINES: Final = 256
 #: ... and so many bytes of them, unless the first alone is longer.
 CALL_MAX_BYTES: Final = 1024 * 1024
-_QUERY: Final = frozenset({"hold"})
+_QUERY: Final = frozenset({"hold", "brief"})
 #: A proxy that gathers an answer before it passes it on would undo the streaming.
 _UNBUFFERED: Final = (b"x-accel-buffering", b"no")
 
@@ -38,7 +39,9 @@ Rows = list[Row]
 async def submit_bulk(services: Services, request: Request, _: str) -> Reply | Stream:
     """Submit each line of the body as `POST /api/v1/jobs` does."""
     most_s = services.settings.bulk_hold_s
-    asked_s = asked_wait_s(request.query(_QUERY).get("hold"), most_s, "hold")
+    query = request.query(_QUERY)
+    asked_s = asked_wait_s(query.get("hold"), most_s, "hold")
+    brief = is_said(query.get("brief"), "brief", default=False)
     require_type(request, lambda kind: kind in TYPES, "Send application/x-ndjson, a job a line.")
     key = key_of(request)
     if key:
@@ -46,7 +49,7 @@ async def submit_bulk(services: Services, request: Request, _: str) -> Reply | S
     # Before the answer begins, or a client that waits for `100 Continue` would never get it.
     first = await request.receive()
     hold_s = most_s if asked_s is None else asked_s
-    submitter = BulkSubmitter(services, request.path, key, hold_s, request.caller)
+    submitter = BulkSubmitter(services, request.path, key, hold_s, request.caller, brief=brief)
     exchange = _Exchange(services, request, submitter, first)
     return Stream(200, exchange.run, NDJSON, (NO_STORE, _UNBUFFERED))
 

@@ -42,11 +42,11 @@ class _Cancelled(msgspec.Struct):
 
 async def read_many(services: Services, request: Request, _: str) -> Reply:
     """The job objects in the order of the ids; null where there is no such job."""
-    with_results = wants_results(request.query(_RESULTS).get("results"))
-    ids = await _ids(services, request)
+    with_results = is_said(request.query(_RESULTS).get("results"), "results", default=True)
+    ids = await read_ids(services, request)
     known = [job_id for job_id in ids if is_id(job_id)]
     jobs: dict[str, Job | None] = {}
-    for part in _parts(known):
+    for part in parts_of(known):
         found = await services.queue.view(part, results=with_results)
         seen = (job if job and request.caller.may_see(job.key) else None for job in found)
         jobs.update(zip(part, seen, strict=True))
@@ -57,10 +57,10 @@ async def read_many(services: Services, request: Request, _: str) -> Reply:
 async def cancel_many(services: Services, request: Request, _: str) -> Reply:
     """What became of each job, in the order of the ids; null where there is no such job."""
     request.query(_NONE)
-    ids = await _ids(services, request)
+    ids = await read_ids(services, request)
     fates: dict[str, _Cancelled] = {}
     # Said once of each: the second word would be that it had ended.
-    for part in _parts([job_id for job_id in dict.fromkeys(ids) if is_id(job_id)]):
+    for part in parts_of([job_id for job_id in dict.fromkeys(ids) if is_id(job_id)]):
         fates.update(await _cancel(services, part, request.caller))
     said = [msgspec.json.encode(fates[i]) if i in fates else NULL for i in ids]
     return listed(said)
@@ -81,18 +81,18 @@ async def _cancel(services: Services, ids: Sequence[str], caller: Caller) -> dic
     return fates
 
 
-def wants_results(text: str | None) -> bool:
-    """What `?results=` says; yes where it is not given.
+def is_said(text: str | None, name: str, *, default: bool) -> bool:
+    """What a query parameter says that is 0 or 1.
 
     Raises:
-        InvalidRequest: it is neither yes nor no.
+        InvalidRequest: it is neither.
     """
     if text is None:
-        return True
+        return default
     if text not in _SAID:
         raise InvalidRequest(
-            f"query parameter results: {text[:32]!r} is neither 0 nor 1",
-            hint="Give 0 to leave the results out.",
+            f"query parameter {name}: {text[:32]!r} is neither 0 nor 1",
+            hint=f"Leave it out for {int(default)}.",
         )
     return _SAID[text]
 
@@ -110,12 +110,18 @@ def listed(said: Sequence[bytes]) -> Reply:
     return Reply(200, b'{"jobs":[%s]}' % b",".join(said), headers=(NO_STORE,))
 
 
-def _parts(ids: Sequence[str]) -> Iterator[Sequence[str]]:
+def parts_of(ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    """The ids in parts, each of which a script may take at once."""
     for at in range(0, len(ids), VIEW_MAX_JOBS):
         yield ids[at : at + VIEW_MAX_JOBS]
 
 
-async def _ids(services: Services, request: Request) -> list[str]:
+async def read_ids(services: Services, request: Request) -> list[str]:
+    """The ids that the body names.
+
+    Raises:
+        InvalidRequest: it is not `{"ids": [...]}`, or has too many.
+    """
     require_json(request)
     body = await read_body(request, services.settings.body_limit_bytes)
     try:

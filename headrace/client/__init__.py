@@ -20,6 +20,7 @@ from headrace.client.job import (
     Queue,
     Requeued,
     Result,
+    Run,
 )
 from headrace.client.requests import Options
 from headrace.client.sync import Client
@@ -37,4 +38,5 @@ __all__ = [
     "Queue",
     "Requeued",
     "Result",
+    "Run",
 ]

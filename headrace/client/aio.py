@@ -11,7 +11,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, overload
 import httpx2
 from typing_extensions import override
 
-from headrace.client import bulk, calls, control, mapping
+from headrace.client import bulk, calls, control, mapping, offline
 from headrace.client.exchange import Session
 from headrace.client.job import Cancelled, Job
 from headrace.client.shell import Shell, answer_of, broken_by
@@ -91,6 +91,9 @@ class AsyncClient(Shell):
     requeue_dead_letters = _awaiting(control.requeue_dead_letters)
     purge_dead_letters = _awaiting(control.purge_dead_letters)
     ready = _awaiting(calls.ready)
+    runs = _awaiting(offline.runs)
+    run_record = _awaiting(offline.run_record)
+    cancel_run = _awaiting(offline.cancel_run)
 
     @overload
     async def status(self, job: str | Job) -> Job: ...  # type: ignore[overload-overlap]

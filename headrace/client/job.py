@@ -216,6 +216,47 @@ class Requeued(msgspec.Struct, frozen=True, kw_only=True):
     left: dict[str, str] = {}
 
 
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """An offline run, as it told of itself last.
+
+    Attributes:
+        state: `running`, `ended`, `stopped`, `cancelled`, `failed`, or `lost`: it has told nothing
+            for half a minute.
+        source: where its inputs come from.
+        output: where its rows go.
+        total: how many inputs there are; None where that is not known.
+        succeeded: rows with a result.
+        failed: rows without one.
+        per_second: how many have ended a second.
+        command: what goes on with it, on that host and in that folder.
+        error: why it failed.
+    """
+
+    id: str
+    model: str
+    state: str
+    told_at: datetime
+    started_at: datetime
+    name: str = ""
+    source: str = ""
+    output: str = ""
+    total: int | None = None
+    succeeded: int = 0
+    failed: int = 0
+    in_flight: int = 0
+    per_second: float = 0.0
+    command: list[str] = []
+    host: str = ""
+    folder: str = ""
+    error: str = ""
+    cancel_requested: bool = False
+
+    @property
+    def ended(self) -> int:
+        """How many inputs have their row."""
+        return self.succeeded + self.failed
+
+
 def decode_result(result: Any) -> Any:
     """A result as the API shows it in a job, decoded.
 

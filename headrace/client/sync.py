@@ -10,7 +10,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, overload
 import httpx2
 from typing_extensions import override
 
-from headrace.client import bulk, calls, control, mapping
+from headrace.client import bulk, calls, control, mapping, offline
 from headrace.client.exchange import Session
 from headrace.client.job import Cancelled, Job
 from headrace.client.shell import Shell, answer_of, broken_by
@@ -91,6 +91,9 @@ class Client(Shell):
     requeue_dead_letters = _blocking(control.requeue_dead_letters)
     purge_dead_letters = _blocking(control.purge_dead_letters)
     ready = _blocking(calls.ready)
+    runs = _blocking(offline.runs)
+    run_record = _blocking(offline.run_record)
+    cancel_run = _blocking(offline.cancel_run)
 
     @overload
     def status(self, job: str | Job) -> Job: ...  # type: ignore[overload-overlap]
@@ -167,3 +170,8 @@ class Client(Shell):
         except httpx2.TransportError as error:
             return broken_by(error)
         return answer_of(answer)
+
+
+def send_once(client: Client, request: Request) -> Answer | Broken:
+    """Send one request as it is, for who runs a plan's steps by himself."""
+    return client._send(request)

@@ -25,6 +25,7 @@ _BY_CLASS: Final[tuple[tuple[type[errors.HeadraceError], ExitCode], ...]] = (
     (errors.ConfigError, ExitCode.USAGE),
     (errors.JobNotFound, ExitCode.UNKNOWN_ID),
     (errors.LetterNotFound, ExitCode.UNKNOWN_ID),
+    (errors.RunNotFound, ExitCode.UNKNOWN_ID),
     (errors.RequestError, ExitCode.USAGE),
     (errors.BrokerError, ExitCode.UNREACHABLE),
     (errors.ServerUnreachable, ExitCode.UNREACHABLE),

@@ -71,7 +71,7 @@ class JsonlSink:
         """The absolute path."""
         return str(self._path)
 
-    def recover(self, mark: Mark | None) -> Iterable[int]:
+    def recover(self, mark: Mark | None) -> Iterable[tuple[int, bool]]:
         """Go on at the end of the last whole line.
 
         Raises:
@@ -148,12 +148,12 @@ class JsonlSink:
             self._file = os.fdopen(descriptor, "r+b")
         return self._file
 
-    def _rows_behind(self, file: BinaryIO, at: int) -> Numbers:
+    def _rows_behind(self, file: BinaryIO, at: int) -> list[tuple[int, bool]]:
         """The rows from a place on; the file is cut behind the last whole one."""
         file.seek(at)
-        found = Numbers()
+        found = []
         for end, _, known in _lines(file, self._path, at):
-            found.add(known.n)
+            found.append((known.n, known.status == "succeeded"))
             at = end
         file.truncate(at)
         file.seek(at)

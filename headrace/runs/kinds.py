@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,9 +10,11 @@ from pathlib import Path
 from headrace.errors import ConfigError
 from headrace.runs.blobs import Blob, local_blobs
 from headrace.runs.csv_table import CsvReader
+from headrace.runs.folder_source import FolderSource
 from headrace.runs.jsonl_sink import JsonlSink
 from headrace.runs.jsonl_source import JsonlReader
 from headrace.runs.options import SourceOptions
+from headrace.runs.paths_source import PathsSource
 from headrace.runs.seams import Sink, Source
 from headrace.runs.tables import TableSource
 from headrace.runs.tar_samples import TarReader
@@ -80,6 +83,18 @@ def need_pyarrow(named: str) -> None:
             f"{named}: Parquet needs pyarrow, which is not installed",
             hint="pip install 'headrace[tables]'",
         )
+
+
+def folder_source(named: str, options: SourceOptions) -> Source:
+    """The files below a folder, or that match a pattern."""
+    options.refuse("input", "key", of=named)
+    return FolderSource(named, options)
+
+
+def paths_source(named: str, options: SourceOptions) -> Source:
+    """The files whose paths come on standard input."""
+    options.refuse("input", "key", "glob", of="a list of paths")
+    return PathsSource(sys.stdin.buffer)
 
 
 def jsonl_sink(named: str) -> Sink:

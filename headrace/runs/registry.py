@@ -22,6 +22,8 @@ _GLOB: Final = frozenset("*?[")
 #: `<scheme>://`, a suffix, `-` or a folder -> `module:function`, which is called with what is named
 #: (a str) and `SourceOptions`, and gives a `Source`. Longer suffixes go first.
 SOURCES: Final[dict[str, str]] = {
+    FOLDER: "headrace.runs.kinds:folder_source",
+    STDIN: "headrace.runs.kinds:paths_source",
     ".jsonl": "headrace.runs.kinds:jsonl_source",
     ".ndjson": "headrace.runs.kinds:jsonl_source",
     ".jsonl.gz": "headrace.runs.kinds:jsonl_source",

@@ -126,7 +126,7 @@ class CheckpointStore(Protocol):
 
 
 class Sink(Protocol):
-    """Where the rows of a run go. `recover` is called first, and once.
+    """Where the rows of a run go. `recover`, or `retract`, is called first, and once.
 
     Attributes:
         checkpoints: where the run's checkpoint lies.
@@ -139,14 +139,15 @@ class Sink(Protocol):
     def describe(self) -> str:
         """The output as the user knows it, in one form only: an absolute path, a URL."""
 
-    def recover(self, mark: Mark | None) -> Iterable[int]:
+    def recover(self, mark: Mark | None) -> Iterable[tuple[int, bool]]:
         """Go on behind a mark: what is half-written behind it is repaired.
 
         Args:
             mark: what `sync` gave last; None where this is a new run.
 
         Returns:
-            The `n` of each whole row that stands behind the mark. It is in the output, and stays.
+            The `n` of each whole row that stands behind the mark, and whether it succeeded. It is
+            in the output, and stays.
 
         Raises:
             Conflict: there is an output already, which is not this run's; or what the mark covers
@@ -169,8 +170,8 @@ class Sink(Protocol):
     def retract(self) -> Numbers:
         """Remove the rows of all inputs that did not succeed, so that these can be run again.
 
-        Called after `recover` and before the first `append`, perhaps again after a crash within;
-        the output has all rows or none of those to be removed, at any moment. `sync` follows.
+        Called in place of `recover`, and again after a crash within; the output has all rows or
+        none of those to be removed, at any moment. `sync` follows.
 
         Returns:
             The `n` of the rows that are left.

@@ -49,6 +49,7 @@ NAMES: Final = (
     "submit", "claim", "settle", "renew", "release", "release_owner", "sweep", "cancel", "view",
     "depth", "index", "purge", "requeue", "purge_letters", "put_payload", "look_payloads",
     "follow", "report", "file_begin", "file_part", "file_finish", "take_tokens",
+    "outcomes", "forget", "tell_run",
 )  # fmt: skip
 
 

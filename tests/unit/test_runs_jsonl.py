@@ -143,7 +143,7 @@ def test_rows_behind_the_mark_are_found_and_a_torn_one_is_cut(tmp_path: Path, to
     with path.open("ab") as file:
         file.write(torn)
     again = JsonlSink(path)
-    assert list(again.recover(mark)) == [0, 4]
+    assert list(again.recover(mark)) == [(4, True), (0, False)]
     again.append([row(5)])
     again.sync()
     again.close()
@@ -174,6 +174,7 @@ def test_rows_that_failed_are_removed_to_be_run_again(tmp_path: Path) -> None:
     sink.recover(None)
     sink.append([row(n, "failed" if n % 3 == 0 else "succeeded") for n in (2, 0, 1, 4, 3)])
     sink.sync()
+    sink.close()
     assert sink.retract().ranges() == [(1, 2), (4, 4)]
     sink.append([row(0), row(3)])
     sink.sync()

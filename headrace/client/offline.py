@@ -1,0 +1,60 @@
+"""The records of offline runs, each call a plan; see steps.py. The runs are in headrace/runs."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+from urllib.parse import quote
+
+import msgspec
+
+from headrace.client.exchange import Session, exchange
+from headrace.client.job import Run
+from headrace.client.problems import decoded
+from headrace.client.requests import JSON_HEADERS
+from headrace.client.steps import Plan, Request
+
+RUNS: Final = "/api/v1/runs"
+
+
+class _Runs(msgspec.Struct):
+    runs: list[Run]
+
+
+class _Told(msgspec.Struct):
+    cancel_requested: bool = False
+
+
+def runs(session: Session) -> Plan[list[Run]]:
+    """The offline runs that this server knows of, that told last first."""
+    return decoded((yield from exchange(session, Request("GET", RUNS))), _Runs).runs
+
+
+def run_record(session: Session, run_id: str) -> Plan[Run]:
+    """One offline run, as it told last.
+
+    Raises:
+        RunNotFound: there is none of that id.
+    """
+    return decoded((yield from exchange(session, Request("GET", _path(run_id)))), Run)
+
+
+def cancel_run(session: Session, run_id: str) -> Plan[Run]:
+    """Ask for an offline run's end; its process stops within seconds.
+
+    Raises:
+        RunNotFound: there is none of that id.
+    """
+    request = Request("POST", f"{_path(run_id)}/cancel")
+    return decoded((yield from exchange(session, request)), Run)
+
+
+def tell_run(session: Session, run_id: str, told: Any, *, begun: bool) -> Plan[bool]:
+    """Tell how far a run is; whether its end was asked for."""
+    query = {"begun": "1"} if begun else {}
+    body = msgspec.json.encode(told)
+    request = Request("PUT", _path(run_id), query, body, JSON_HEADERS)
+    return decoded((yield from exchange(session, request)), _Told).cancel_requested
+
+
+def _path(run_id: str) -> str:
+    return f"{RUNS}/{quote(run_id, safe='')}"

@@ -1,0 +1,322 @@
+"""The engine of a run: entries out of a source, through a model, rows into a sink.
+
+Two threads share the work: the feeder reads and submits, and the caller's own reads what has ended,
+writes rows and checkpoints. Each pack of inputs is one request, and so is each look at what has
+ended; nothing is asked once per input, and nothing is kept of an input that has its row.
+
+A crash at any moment loses nothing: the checkpoint says what was safe, the sink finds the rows
+behind it, and what was under way is said again under the same ids.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final, Literal, TypeVar
+
+from headrace.client.bulk import LOOKUP_JOBS, cancel_many
+from headrace.client.exchange import exchange
+from headrace.client.job import Failure
+from headrace.client.requests import job_request
+from headrace.client.steps import Pause, Plan, Request
+from headrace.client.sync import Client, send_once
+from headrace.errors import ConfigError, HeadraceError, JobNotFound, RequestError
+from headrace.runs import calls
+from headrace.runs.checkpoint import Checkpoint
+from headrace.runs.feeder import Feeder, Lines, Stopping
+from headrace.runs.flight import Flight, Item
+from headrace.runs.order import Progress, RunOrder
+from headrace.runs.pace import Pace
+from headrace.runs.seams import Row, Sink, Source
+from headrace.runs.start import begin
+
+T = TypeVar("T")
+
+#: Rows are made safe so often.
+CHECKPOINT_S: Final = 2.0
+#: Whoever watches is told so often.
+WATCH_S: Final = 0.25
+#: A wait for the end of one job lasts so long at the most, and so a stop.
+POLL_S: Final = 1.0
+#: How often a job that Redis has lost is submitted again.
+RESUBMITS: Final = 10
+_ENDED: Final = frozenset({"succeeded", "failed", "expired", "cancelled"})
+
+State = Literal["ended", "stopped", "cancelled"]
+
+
+class Engine:
+    """One run, from where its checkpoint stands to its end.
+
+    Args:
+        client: the server. Its `retry_s` is how long an outage is borne.
+        order: what is to be run.
+        source: where inputs come from.
+        sink: where rows go.
+
+    Attributes:
+        checkpoint: where the run stands, once `open` has been called.
+        progress: how far it is.
+    """
+
+    checkpoint: Checkpoint
+
+    def __init__(self, client: Client, order: RunOrder, source: Source, sink: Sink) -> None:
+        self._client = client
+        self._order = order
+        self._source = source
+        self._sink = sink
+        self._stop = threading.Event()
+        self._cancel = False
+        self._refused: deque[tuple[Item, Row]] = deque()
+        self._forgettable: deque[str] = deque()
+        self._unsafe: list[str] = []
+        self._pace = Pace()
+        self.progress = Progress(total=None)
+
+    def open(self) -> Checkpoint:
+        """Take the output, and find where the run stands.
+
+        Raises:
+            Conflict: another process writes there, the output is another run's, or its source has
+                changed.
+            ConfigError: source or output cannot be used.
+        """
+        found = self.checkpoint = begin(self._order, self._source, self._sink)
+        self.progress.total = None if found.ended else self._source.count()
+        self.progress.succeeded, self.progress.failed = found.succeeded, found.failed
+        self.progress.before = self.progress.ended
+        if found.ended:
+            self.progress.total = self.progress.ended
+        return found
+
+    def stop(self, *, cancel: bool = False) -> None:
+        """End the run where it is; may be called from any thread, and by a signal.
+
+        Args:
+            cancel: cancel what is under way. Else that goes on, and a later start reads its ends.
+        """
+        self._cancel = self._cancel or cancel
+        self._stop.set()
+
+    def run(self, watch: Callable[[Progress], None] | None = None) -> State:
+        """Run to the end, or until `stop`; `open` comes first, and `close` after it.
+
+        Args:
+            watch: called a few times a second, between two steps.
+
+        Raises:
+            HeadraceError: the server was away for too long, there is no such model, or the source
+                cannot be read on. The same run can be started again.
+            OSError: the output cannot be written.
+        """
+        found = self.checkpoint
+        if found.ended:
+            return "ended"
+        flight = Flight(self._order.in_flight, found.cursor, found.n, found.numbers)
+        feeder = Feeder(
+            self._source, flight, (found.cursor, found.n, found.numbers), Lines(self._order),
+            found.job_id, self._perform, self._refused.extend,
+        )  # fmt: skip
+        feeder.start()
+        try:
+            self._collect(flight, feeder, watch or (lambda _: None))
+            state = self._end(flight, feeder)
+        finally:
+            self._stop.set()
+            flight.stop()
+            feeder.join(calls.HOLD_S)
+        return state
+
+    def close(self) -> None:
+        """Let go of the output. What is not safe yet is found by whoever goes on."""
+        self._sink.close()
+        self._sink.checkpoints.release()
+
+    def _collect(self, flight: Flight, feeder: Feeder, watch: Callable[[Progress], None]) -> None:
+        """Read what ends and write its rows, until all has ended, or the run stops."""
+        saved = watched = time.monotonic()
+        while not flight.finished and not self._stop.is_set():
+            with suppress(Stopping):
+                self._look(flight)
+                self._forget(LOOKUP_JOBS)
+            now = time.monotonic()
+            if now - saved >= CHECKPOINT_S:
+                self._save(flight)
+                saved = time.monotonic()
+            if now - watched >= WATCH_S:
+                self.progress.in_flight, watched = flight.open, now
+                watch(self.progress)
+            if feeder.error is not None and not feeder.from_source:
+                break
+
+    def _end(self, flight: Flight, feeder: Feeder) -> State:
+        """Make safe what there is, and say how the run ended."""
+        error = feeder.error
+        if self._stop.is_set() or not flight.finished:
+            flight.stop()
+            # What it is submitting is to be cancelled too.
+            feeder.join(2 * calls.HOLD_S)
+            if self._cancel:
+                self._cancel_all(flight)
+            self._save(flight)
+            if error is not None:
+                raise error
+            return "cancelled" if self._cancel else "stopped"
+        self.progress.total, self.progress.in_flight = self.progress.ended, 0
+        self._save(flight, last=error is None)
+        if error is not None:
+            raise error
+        with suppress(HeadraceError, Stopping):
+            # What could not be forgotten goes after its result_ttl.
+            self._forget(len(self._forgettable))
+        return "ended"
+
+    def _look(self, flight: Flight) -> None:
+        """Read what has ended, once some has, and write its rows."""
+        self._write(flight, [self._refused.popleft() for _ in range(len(self._refused))])
+        aim = flight.oldest(self._pace.goal)
+        if not aim:
+            flight.wait(WATCH_S)
+            return
+        self._pace.begin()
+        with suppress(JobNotFound):
+            # One that is lost is known by the lookup too.
+            self._perform(_wait_for, aim[-1].job_id)
+        sweep = self._pace.waited()
+        looked = flight.all_sent() if sweep else flight.oldest(2 * self._pace.goal)
+        self._pace.read(self._read(flight, looked))
+
+    def _read(self, flight: Flight, looked: list[Item]) -> int:
+        ended: list[tuple[Item, Row]] = []
+        lost: list[Item] = []
+        slow: list[Item] = []
+        overtaken = 0
+        for at in range(0, len(looked), LOOKUP_JOBS):
+            part = looked[at : at + LOOKUP_JOBS]
+            found = self._perform(calls.outcomes, [item.job_id for item in part])
+            for item, outcome in zip(part, found, strict=True):
+                if outcome is None:
+                    lost.append(item)
+                elif outcome.status in _ENDED:
+                    overtaken = len(slow)
+                    ended.append((item, self._row(item, outcome)))
+                else:
+                    slow.append(item)
+        flight.overtake(slow[:overtaken])
+        self._write(flight, ended)
+        if lost:
+            self._again(flight, lost)
+        return len(ended)
+
+    def _row(self, item: Item, outcome: calls.Outcome) -> Row:
+        entry, result, error = item.entry, outcome.result, outcome.error
+        status = outcome.status
+        if outcome.result_size is not None:
+            try:
+                result = self._perform(calls.long_result, item.job_id)
+            except RequestError as gone:
+                status = "failed"
+                error = Failure(type=gone.code, message=gone.message, retryable=True)
+        elif status != "succeeded":
+            error = error or Failure(message=f"the job is {status}")
+        return Row(
+            entry.n, entry.key, status, outcome.attempts, outcome.timings or None, result or None,
+            error, entry.carried,
+        )  # fmt: skip
+
+    def _write(self, flight: Flight, ended: list[tuple[Item, Row]]) -> None:
+        if not ended:
+            return
+        self._sink.append([row for _, row in ended])
+        flight.end([item for item, _ in ended])
+        well = sum(row.succeeded for _, row in ended)
+        self.progress.succeeded += well
+        self.progress.failed += len(ended) - well
+        if self._order.forget:
+            self._unsafe += [item.job_id for item, row in ended if row.succeeded]
+
+    def _again(self, flight: Flight, lost: list[Item]) -> None:
+        """Submit again what the server knew and knows no more: Redis has lost data."""
+        flight.unsend(lost)
+        line = Lines(self._order)
+        for item in lost:
+            item.lost += 1
+        again = [item for item in lost if item.lost <= RESUBMITS]
+        gone = [item for item in lost if item.lost > RESUBMITS]
+        lines = [line(item.entry, item.job_id) for item in again]
+        errors = self._perform(calls.submit, lines) if lines else []
+        refused = []
+        for item, error in zip(again, errors, strict=True):
+            if error is None:
+                flight.sent([item])
+            else:
+                refused.append((item, _lost_row(item, error)))
+        advice = "Is its result_ttl long enough, and does Redis keep its data?"
+        for item in gone:
+            error = JobNotFound(f"the record of job {item.job_id} is gone, again. {advice}")
+            refused.append((item, _lost_row(item, error)))
+        self._write(flight, refused)
+
+    def _save(self, flight: Flight, *, last: bool = False) -> None:
+        """Make rows safe, then say so in the checkpoint; their jobs may then be forgotten."""
+        kept = self.checkpoint
+        kept.mark = self._sink.finish() if last else self._sink.sync()
+        kept.cursor, kept.n, kept.done = flight.position()
+        kept.succeeded, kept.failed = self.progress.succeeded, self.progress.failed
+        kept.ended = last
+        self._sink.checkpoints.save(kept.encode())
+        self._forgettable.extend(self._unsafe)
+        self._unsafe.clear()
+
+    def _forget(self, count: int) -> None:
+        """Let the server forget jobs whose rows are safe."""
+        while self._forgettable and count > 0:
+            some = min(LOOKUP_JOBS, count, len(self._forgettable))
+            self._perform(calls.forget, [self._forgettable[at] for at in range(some)])
+            for _ in range(some):
+                self._forgettable.popleft()
+            count -= some
+
+    def _cancel_all(self, flight: Flight) -> None:
+        """Cancel what is under way, and write the rows of what has ended by that."""
+        under_way = flight.all_sent()
+        self._stop.clear()
+        self._perform(cancel_many, [item.job_id for item in under_way])
+        self._read(flight, under_way)
+        self._stop.set()
+
+    def _perform(self, plan: Callable[..., Plan[T]], *arguments: Any) -> T:
+        """Run a plan; what it waits for ends with the run.
+
+        Raises:
+            Stopping: the run stops.
+        """
+        steps = plan(self._client.session, *arguments)
+        came: object = None
+        while True:
+            try:
+                step = steps.send(came)
+            except StopIteration as ended:
+                value: T = ended.value
+                return value
+            if isinstance(step, Request):
+                came = send_once(self._client, step)
+            elif isinstance(step, Pause):
+                came = None
+                if self._stop.wait(step.seconds):
+                    raise Stopping
+            else:
+                raise ConfigError(f"a run takes no {type(step).__name__} step")
+
+
+def _wait_for(session: Any, job_id: str) -> Plan[None]:
+    yield from exchange(session, job_request("GET", job_id, wait_s=POLL_S))
+
+
+def _lost_row(item: Item, error: HeadraceError) -> Row:
+    failure = Failure(type=error.code, message=error.message, retryable=error.retryable)
+    return Row(item.entry.n, item.entry.key, "failed", error=failure, carried=item.entry.carried)

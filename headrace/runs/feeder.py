@@ -1,0 +1,234 @@
+"""The thread that reads the source and submits what it gives, as long as there is room."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
+
+import msgspec
+from typing_extensions import override
+
+from headrace.client.inputs import InputRef, encode_input
+from headrace.client.job import Failure
+from headrace.client.requests import job_line
+from headrace.client.steps import Plan
+from headrace.errors import (
+    Conflict,
+    HeadraceError,
+    InputForbidden,
+    InvalidId,
+    InvalidRequest,
+    PayloadTooLarge,
+    RequestError,
+    UnsupportedMedia,
+)
+from headrace.runs import calls
+from headrace.runs.flight import Flight, Item
+from headrace.runs.numbers import Numbers
+from headrace.runs.order import RunOrder
+from headrace.runs.seams import Cursor, Entry, Row, Source
+
+#: So many lines, and so many bytes of them, go in one request.
+PACK_LINES: Final = 1000
+PACK_BYTES: Final = 4 * 1024 * 1024
+#: A source that is slower than this is not waited for to fill a request.
+GATHER_S: Final = 0.05
+
+#: What is wrong with one input; every other refusal would meet each of them.
+OF_ONE_INPUT: Final = (
+    Conflict, InputForbidden, InvalidId, InvalidRequest, PayloadTooLarge, UnsupportedMedia,
+)  # fmt: skip
+
+Submit = Callable[[Callable[..., Plan[Any]], list[bytes]], Any]
+Refuse = Callable[[list[tuple[Item, Row]]], None]
+
+
+class Lines:
+    """Makes the line that submits an entry.
+
+    Args:
+        order: the run's.
+    """
+
+    def __init__(self, order: RunOrder) -> None:
+        self._order = order
+        head = msgspec.json.encode({"model": order.model})[:-1]
+        rest: dict[str, Any] = {}
+        if order.version is not None:
+            rest["version"] = order.version
+        if order.options:
+            rest["options"] = order.options
+        self._head = head + b',"id":"'
+        self._middle = b'",' + msgspec.json.encode(rest)[1:-1] + (b"," if rest else b"")
+
+    def __call__(self, entry: Entry, job_id: str) -> bytes:
+        """The line.
+
+        Raises:
+            RequestError: the input cannot be sent, or the entry says so.
+        """
+        value, kind = entry.input, entry.content_type or self._order.content_type
+        if isinstance(value, msgspec.Raw):
+            return b'%s%s%s"input":%s}' % (self._head, job_id.encode(), self._middle, value)
+        if isinstance(value, HeadraceError):
+            raise value
+        if isinstance(value, InputRef):
+            order = self._order
+            return job_line(order.model, value, kind, order.version, order.options, job_id)
+        text = encode_input(value, kind)
+        return b'%s%s%s"input":%s}' % (self._head, job_id.encode(), self._middle, text)
+
+
+class Feeder(threading.Thread):
+    """Reads, and submits. Ends when the source does, the run stops, or something fails.
+
+    Args:
+        source: the source.
+        flight: what is under way.
+        start: where the source goes on, and which numbers behind it have their row.
+        lines: makes a line.
+        name_of: makes a job's id from a number.
+        submit: runs a plan; raises where the run stops.
+        refuse: takes rows of entries of which no job is made.
+
+    Attributes:
+        error: what it has ended by, where that is no normal end.
+        from_source: whether that is of the source, so that what is under way may end first.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        flight: Flight,
+        start: tuple[Cursor | None, int, Numbers],
+        lines: Lines,
+        name_of: Callable[[int], str],
+        submit: Submit,
+        refuse: Refuse,
+    ) -> None:
+        super().__init__(name="headrace-feeder", daemon=True)
+        self._source = source
+        self._flight = flight
+        self._cursor, self._n, self._done = start
+        self._lines = lines
+        self._name_of = name_of
+        self._submit = submit
+        self._refuse = refuse
+        self.error: BaseException | None = None
+        self.from_source = False
+
+    @override
+    def run(self) -> None:
+        """Feed, to the end."""
+        try:
+            self._feed()
+        except Stopping:
+            pass
+        except BaseException as error:  # noqa: BLE001 - raised again by the engine
+            self.error = error
+        self._flight.end_taking()
+
+    def _feed(self) -> None:
+        pack = _Pack(min(PACK_LINES, max(1, self._flight.most // 4)))
+        before, n = self._cursor, self._n
+        for entry in self._entries():
+            if entry.n not in self._done:
+                item = Item(entry, self._name_of(entry.n), before)
+                pack.add(item, self._line(item))
+            before, n = entry.cursor, entry.n + 1
+            if pack.full():
+                self._send(pack, before, n)
+        # Also where the last entries had their rows: the run stands behind them then.
+        self._send(pack, before, n)
+
+    def _entries(self) -> Iterator[Entry]:
+        """What the source gives; its error is kept until all before it is sent."""
+        try:
+            yield from self._source.entries(self._cursor, self._n)
+        except Exception as error:  # noqa: BLE001 - raised again by the engine
+            self.error = error
+            self.from_source = True
+
+    def _line(self, item: Item) -> bytes | HeadraceError:
+        try:
+            return self._lines(item.entry, item.job_id)
+        except RequestError as error:
+            return error
+
+    def _send(self, pack: _Pack, cursor: Cursor | None, n: int) -> None:
+        """Wait for room, then submit what is to be submitted.
+
+        Raises:
+            Stopping: the run stops.
+            HeadraceError: what would meet every other input too.
+        """
+        items, lines = pack.items, pack.lines
+        bad = [
+            (item, said)
+            for item, said in zip(items, lines, strict=True)
+            if not isinstance(said, bytes)
+        ]
+        if not self._flight.take(items, cursor, n):
+            raise Stopping
+        good = [item for item, said in zip(items, lines, strict=True) if isinstance(said, bytes)]
+        said = [line for line in lines if isinstance(line, bytes)]
+        pack.clear()
+        if good:
+            errors = self._submit(calls.submit, said)
+            refused = list(zip(good, errors, strict=True))
+            bad += [(item, error) for item, error in refused if error is not None]
+            _check(error for _, error in bad)
+            self._flight.sent([item for item, error in refused if error is None])
+        if bad:
+            self._refuse([(item, rejected(item.entry, error)) for item, error in bad])
+
+
+class _Pack:
+    """Items that go in one request, with their lines; in place of one that cannot go, why."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin with the next."""
+        self.items: list[Item] = []
+        self.lines: list[bytes | HeadraceError] = []
+        self._size = 0
+        self._late = 0.0
+
+    def add(self, item: Item, line: bytes | HeadraceError) -> None:
+        """Take one in."""
+        if isinstance(line, bytes):
+            item.size = len(line)
+            self._size += item.size
+        if not self.items:
+            self._late = time.monotonic() + GATHER_S
+        self.items.append(item)
+        self.lines.append(line)
+
+    def full(self) -> bool:
+        """Whether it is to go."""
+        count = len(self.items)
+        if count >= self._most or self._size >= PACK_BYTES:
+            return True
+        return count > 0 and time.monotonic() > self._late
+
+
+class Stopping(Exception):
+    """The run stops: what was about to be asked is not asked."""
+
+
+def rejected(entry: Entry, error: HeadraceError) -> Row:
+    """The row of an entry that no job was made of."""
+    failure = Failure(type=error.code, message=error.message, retryable=error.retryable)
+    return Row(entry.n, entry.key, "rejected", error=failure, carried=entry.carried)
+
+
+def _check(errors: Iterable[HeadraceError]) -> None:
+    """Raise what is not of one input alone."""
+    for error in errors:
+        if not isinstance(error, OF_ONE_INPUT):
+            raise error

@@ -1,0 +1,14 @@
+-- Forget jobs that have ended, before their result_ttl has passed. What waits, runs, or is a dead letter stays.
+-- What lies of them in a payload store is found by the sweep, as no record names it. KEYS: none.
+-- ARGV: 1 the API key whose jobs are known ('' for all; -: nobody's), then ids.
+-- Returns {how many were forgotten}.
+local forgotten = 0
+for i = 2, #ARGV do
+  local state, dead, key = unpack(read(ARGV[i], 's', 'dl', 'ky'))
+  local known = ARGV[1] == '' or ARGV[1] == (key or '-')
+  if state and FINAL[state] and not dead and known then
+    redis.call('UNLINK', JOB .. ARGV[i], META .. ARGV[i])
+    forgotten = forgotten + 1
+  end
+end
+return {forgotten}

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import io
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from headrace.errors import ConfigError, Conflict
+from headrace.runs import folder_source
+from headrace.runs.options import SourceOptions
+from headrace.runs.paths_source import PathsSource
+from headrace.runs.registry import source_for
+from headrace.runs.seams import Source
+
+
+def folder(named: Path | str, *globs: str) -> Source:
+    return source_for(str(named), SourceOptions(glob=globs))
+
+
+def keys(source: Source) -> list[str]:
+    return [entry.key for entry in source.entries(None, 0)]
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    for name in ("b.png", "a/2.jpg", "a/1.jpg", "a/deep/x.png", "a.jpg", ".hidden/y.jpg", "c/.z"):
+        path = tmp_path / "photos" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x")
+    (tmp_path / "photos/loop").symlink_to(tmp_path / "photos")
+    (tmp_path / "photos/link.jpg").symlink_to(tmp_path / "photos/b.png")
+    return tmp_path / "photos"
+
+
+def test_all_files_below_in_the_order_of_their_paths(photos: Path) -> None:
+    source = folder(photos)
+    entries = list(source.entries(None, 0))
+    assert [(e.n, e.key) for e in entries] == list(
+        enumerate(["a/1.jpg", "a/2.jpg", "a/deep/x.png", "a.jpg", "b.png", "link.jpg"])
+    )
+    assert entries[1].input == photos / "a/2.jpg"
+    assert source.count() == 6
+
+
+@pytest.mark.parametrize(
+    ("globs", "found"),
+    [
+        (["*.jpg"], ["a/1.jpg", "a/2.jpg", "a.jpg", "link.jpg"]),
+        (["*.png", "1.*"], ["a/1.jpg", "a/deep/x.png", "b.png"]),
+        (["/*.png"], ["b.png"]),
+        (["a/**"], ["a/1.jpg", "a/2.jpg", "a/deep/x.png"]),
+        (["**/[12].jpg"], ["a/1.jpg", "a/2.jpg"]),
+        (["**/[!1].jpg"], ["a/2.jpg", "a.jpg"]),
+        (["a/?.jpg"], ["a/1.jpg", "a/2.jpg"]),
+    ],
+)
+def test_globs_pick_by_name_or_by_path(photos: Path, globs: list[str], found: list[str]) -> None:
+    assert keys(folder(photos, *globs)) == found
+
+
+def test_a_pattern_names_folder_and_files(photos: Path) -> None:
+    assert keys(folder(photos.parent / "pho*/**/*.jpg")) == [
+        "photos/a/1.jpg", "photos/a/2.jpg", "photos/a.jpg", "photos/link.jpg",
+    ]  # fmt: skip
+    assert keys(folder(f"{photos}/*.jpg", "a.*")) == ["a.jpg"]
+    for named, words in ((f"{photos}/*.gif", "no file matches"), (f"{photos}/no/*", "no folder")):
+        with pytest.raises(ConfigError, match=words):
+            folder(named)
+
+
+@pytest.mark.parametrize("sorted_names", [3, 100_000])
+def test_it_goes_on_behind_any_file_however_many_a_folder_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sorted_names: int
+) -> None:
+    monkeypatch.setattr(folder_source, "SORTED_NAMES", sorted_names)
+    chance = random.Random(7)
+    for n in range(40):
+        path = tmp_path / chance.choice(["", "a", "a/b", "c", "ünter"]) / f"{chance.random()}\n{n}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    source = folder(tmp_path)
+    whole = list(source.entries(None, 0))
+    assert len({entry.key for entry in whole}) == 40
+    assert [e.key.split("/") for e in whole] == sorted(e.key.split("/") for e in whole)
+    for entry in whole:
+        after = json.loads(json.dumps(entry.cursor))
+        assert [e.key for e in source.entries(after, entry.n + 1)] == [
+            e.key for e in whole[entry.n + 1 :]
+        ]
+
+
+def test_a_folder_with_other_names_is_another_source(photos: Path) -> None:
+    before = folder(photos).describe()
+    assert before == folder(photos / "../photos").describe() != folder(photos, "*.jpg").describe()
+    (photos / "a.jpg").rename(photos / "d.jpg")
+    assert before["files"] == folder(photos).describe()["files"]
+    assert before != folder(photos).describe()
+
+
+def test_paths_go_on_behind_the_lines_that_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = b"a/1.jpg\n\nb c.png\r\nd\xff.txt"
+    whole = list(PathsSource(io.BytesIO(text)).entries(None, 0))
+    assert [(e.n, e.key) for e in whole] == [(0, "a/1.jpg"), (1, "b c.png"), (2, "d\\xff.txt")]
+    assert whole[1].input == Path("b c.png")
+    for entry in whole:
+        rest = list(PathsSource(io.BytesIO(text)).entries(entry.cursor, entry.n + 1))
+        assert [(e.n, e.key) for e in rest] == [(e.n, e.key) for e in whole[entry.n + 1 :]]
+    for changed in (text.replace(b"a/1", b"a/2"), b"a/1.jpg\n", b""):
+        with pytest.raises(Conflict, match="not the list"):
+            list(PathsSource(io.BytesIO(changed)).entries(whole[1].cursor, 2))

@@ -36,11 +36,36 @@ local OWN_TAIL = '","content-encoding":"utf-8","content-type":"application/json"
 -- How long it is kept in mind that the end of a job is still to be told.
 local UNTOLD_TTL_S = 31 * 86400
 
+-- How the body of a stock client's message ends after which nothing follows: `{"callbacks": null, "errbacks": null,
+-- "chain": null, "chord": null}]` in base64, by how what stands before it fills the last three bytes. A quote cannot stand
+-- outside of a string, so that where JSON ends so, this is its last object and whole.
+local FOLLOWED_BY_NOTHING = {
+  'IHsiY2FsbGJhY2tzIjogbnVsbCwgImVycmJhY2tzIjogbnVsbCwgImNoYWluIjogbnVsbCwgImNob3JkIjogbnVsbH1d',
+  'LCB7ImNhbGxiYWNrcyI6IG51bGwsICJlcnJiYWNrcyI6IG51bGwsICJjaGFpbiI6IG51bGwsICJjaG9yZCI6IG51bGx9XQ==',
+  'eyJjYWxsYmFja3MiOiBudWxsLCAiZXJyYmFja3MiOiBudWxsLCAiY2hhaW4iOiBudWxsLCAiY2hvcmQiOiBudWxsfV0=',
+}
+
+-- Whether nothing follows the job of a message, as far as that is seen without reading its body: of all that Celery does
+-- not write just so, something may.
+local function nothing_follows(raw)
+  if string.sub(raw, 1, #OWN_HEAD) == OWN_HEAD and string.sub(raw, -#OWN_TAIL) == OWN_TAIL then return true end
+  local ok, m = pcall(cjson.decode, raw)
+  if not ok or type(m) ~= 'table' then return false end
+  local h, p, body = m['headers'], m['properties'], m['body']
+  if type(h) ~= 'table' or type(p) ~= 'table' or type(body) ~= 'string' then return false end
+  local plain = m['content-encoding'] == 'utf-8' and (h['compression'] or cjson.null) == cjson.null
+  if not plain or p['body_encoding'] ~= 'base64' then return false end
+  for _, tail in ipairs(FOLLOWED_BY_NOTHING) do
+    if string.sub(body, -#tail) == tail then return true end
+  end
+  return false
+end
+
 -- What follows a job (a chain, a chord, links) is told of its end by a worker, since only that can read it in the
--- message and can send it. A script that ends a job by itself leaves both to the sweeps; after our own messages
--- nothing follows. Another type under these keys hinders no script.
+-- message and can send it. A script that ends a job by itself leaves both to the sweeps. Another type under these keys
+-- hinders no script.
 local function leave_untold(queue, id, raw, meta)
-  if string.sub(raw, 1, #OWN_HEAD) == OWN_HEAD and string.sub(raw, -#OWN_TAIL) == OWN_TAIL then return end
+  if nothing_follows(raw) then return end
   local untold, ends = 'hr:untold:' .. queue, 'hr:ends:' .. queue
   if type(redis.pcall('HSET', ends, id, #meta .. ':' .. meta .. raw)) == 'table' then return end
   if type(redis.pcall('ZADD', untold, NOW, id)) == 'table' then return end

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+from celery import Celery
 
 from headrace import keys
 from headrace.jobs import new_id
 from tests.harness.calls import Queue, foreign
+from tests.harness.celery_client import caught
 
 LATER_US = "1000000000"
 #: Each gets a queue in which a stock client's message of this id waits, and ends the job.
@@ -132,6 +135,58 @@ def test_after_our_own_messages_nothing_follows(queue: Queue) -> None:
     queue.purge()
     assert not queue.untold()
     assert not queue.client.exists(keys.untold(queue.name), keys.untold_ends(queue.name))
+
+
+@pytest.fixture(scope="module")
+def app() -> Iterator[Celery]:
+    with Celery(broker="memory://", backend="cache+memory://", set_as_current=False) as app:
+        yield app
+
+
+def test_where_celery_says_that_nothing_follows_no_message_is_kept(
+    queue: Queue, app: Celery
+) -> None:
+    for n in range(12):  # each of the three ways in which base64 can end
+        queue.push(caught(app, queue.name, args=["x" * n], task_id=f"plain-{n}"))
+    assert queue.cancel("plain-0", remember_s=60) == ["unknown"]
+    claimed = queue.claim(2)
+    assert len(claimed.jobs) == 2
+    assert queue.cancel("plain-1") == ["asked"]
+    assert queue.release(*claimed.jobs) == ["cancelled", "queued"]
+    assert queue.purge() == (10, 10, 0)
+    assert not queue.client.exists(keys.untold(queue.name), keys.untold_ends(queue.name))
+
+
+#: What hides the end of a body that nothing follows behind something that does, or is not read.
+ALONE = ', {"callbacks": null, "errbacks": null, "chain": null, "chord": null}]'
+
+
+@pytest.mark.parametrize("length", range(3))
+def test_whatever_may_be_followed_is_kept(queue: Queue, app: Celery, length: int) -> None:
+    args = ["x" * length, ALONE]
+    task = app.signature("theirs")
+    sent: list[dict[str, Any]] = [
+        {"link": task},
+        {"link_error": task},
+        {"chain": [dict(task)]},
+        {"chord": task, "group_id": "g", "group_index": 0},
+        {"link": app.signature("theirs", args=[ALONE])},
+        {"compression": "zlib"},
+        {"serializer": "yaml", "kwargs": {}},
+    ]
+    raws = [
+        caught(app, queue.name, args=args, task_id=f"id-{n}", **options)
+        for n, options in enumerate(sent)
+    ]
+    ended = json.loads(caught(app, queue.name, args=args, task_id="other-charset"))
+    raws.append(json.dumps({**ended, "content-encoding": "utf-16"}).encode())
+    body = f'[[], {{}}, {{"chain": [1]}}{ALONE[1:-1]}'.encode()
+    plain = {"headers": {"id": "not-base64"}, "body": body.decode()}
+    raws.append(json.dumps({**ended, **plain, "properties": {}}).encode())
+    queue.push(*raws)
+    assert queue.purge()[0] == len(raws)
+    kept = {raw for _, raw in queue.untold().values()}
+    assert kept == set(raws)
 
 
 def test_so_many_are_handed_out_and_come_up_again(queue: Queue) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import kombu.pools
 from celery import Celery
 from celery.result import AsyncResult
+from kombu import Connection, Producer
 
 from headrace.keys import TASK_NAME, queue_name
 from tests.harness.wait import wait_until
@@ -53,6 +54,18 @@ def send(app: Celery, model: str, value: Any = None, **options: Any) -> AsyncRes
     options.setdefault("queue", queue_name(model))
     sent: AsyncResult[Any] = app.send_task(TASK_NAME, **options)
     return sent
+
+
+def caught(app: Celery, queue: str, task: str = TASK_NAME, **options: Any) -> bytes:
+    """The message that `send_task` would push, as it would lie in Redis."""
+    with Connection("memory://") as connection:
+        channel: Any = connection.channel()
+        channel._purge(queue)
+        send: Any = app.send_task
+        with Producer(channel) as producer:
+            send(task, queue=queue, producer=producer, **options)
+        # Redis' transport writes the message as JSON; the memory transport keeps the dictionary.
+        return json.dumps(channel._get(queue)).encode()
 
 
 def state_of(result: AsyncResult[Any]) -> str:

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 from celery import Celery, chain, chord, group
 from celery.canvas import Signature
-from kombu import Connection, Producer
 
 from headrace.canvas import DEPTH_MAX, Canvas, read_canvas
-from headrace.keys import TASK_NAME
+from tests.harness.celery_client import caught
 from workers.canvas import fixed_ids
 
 QUEUE = "q"
@@ -26,13 +25,7 @@ def app() -> Iterator[Celery]:
 
 def message(app: Celery, **options: Any) -> bytes:
     """What `send_task` would push."""
-    with Connection("memory://") as connection:
-        channel: Any = connection.channel()
-        channel._purge(QUEUE)
-        send: Any = app.send_task
-        with Producer(channel) as producer:
-            send(TASK_NAME, queue=QUEUE, task_id="id-1", producer=producer, **options)
-        return json.dumps(channel._get(QUEUE)).encode()
+    return caught(app, QUEUE, task_id="id-1", **options)
 
 
 def sig(app: Celery, task: str, **options: Any) -> Any:

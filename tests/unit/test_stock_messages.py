@@ -14,11 +14,11 @@ import pytest
 from celery import Celery, chain, chord, signature
 from hypothesis import given
 from hypothesis import strategies as st
-from kombu import Connection, Producer
 
 from headrace.errors import InvalidRequest
 from headrace.keys import TASK_NAME
 from headrace.messages import envelope, read_envelope
+from tests.harness.celery_client import caught
 
 QUEUE = "headrace.m"
 KWARGS = {"model": "m", "input": {"x": [1, 2.5, "é", None]}}
@@ -34,14 +34,7 @@ class Client:
         """What `send_task` would push."""
         options.setdefault("kwargs", KWARGS)
         options.setdefault("task_id", "id-1")
-        with Connection("memory://") as connection:
-            channel: Any = connection.channel()
-            channel._purge(QUEUE)
-            with Producer(channel) as producer:
-                self.app.send_task(task, queue=QUEUE, producer=producer, **options)
-            message: dict[str, Any] = channel._get(QUEUE)
-        # Redis' transport writes the message as JSON; the memory transport keeps the dictionary.
-        return json.dumps(message).encode()
+        return caught(self.app, QUEUE, task, **options)
 
 
 @pytest.fixture

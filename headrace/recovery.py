@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from redis.exceptions import NoScriptError
 
 from headrace import keys
 from headrace.connections import connect
-from headrace.jobs import US_PER_S
-from headrace.model_section import RETRY_BACKOFF_MAX_S, RETRY_BACKOFF_S
 from headrace.scripts import script
+from headrace.telemetry import read_report
 
 
 def release_incarnation(redis_url: str, incarnation: str, max_deliveries: int = 3) -> int:
@@ -25,15 +26,15 @@ def release_incarnation(redis_url: str, incarnation: str, max_deliveries: int = 
         redis.RedisError: Redis does not answer; the leases run out by themselves.
     """
     release = script("release_owner")
-    # The models' own backoffs are not known here; what a job asked for stands in its record.
-    losses = (
-        f"{max_deliveries} {int(RETRY_BACKOFF_S * US_PER_S)} {int(RETRY_BACKOFF_MAX_S * US_PER_S)}"
-    )
     with connect(redis_url) as client:
-        # What the worker last said of itself names its models; it outlives it by WORKER_TTL_S.
-        models = [name.decode() for name in client.hkeys(keys.worker(incarnation)) if name]
+        # What the worker last said of itself names its models, and how long jobs wait that were
+        # lost alone; it outlives it by WORKER_TTL_S.
+        said: Any = client.hgetall(keys.worker(incarnation))
         released = 0
-        for queue in map(keys.queue_name, models):
+        for model, state in read_report(said).models.items():
+            base_us, most_us = state.backoff_us
+            losses = f"{max_deliveries} {base_us} {most_us}"
+            queue = keys.queue_name(model)
             call = release.call(keys.queue_keys(queue), queue, "crash", losses, incarnation)
             try:
                 released += int(client.execute_command(*call))

@@ -18,6 +18,9 @@ from typing import Final
 
 import msgspec
 
+from headrace.jobs import US_PER_S
+from headrace.model_section import RETRY_BACKOFF_MAX_S, RETRY_BACKOFF_S
+
 BATCH_SIZE_BOUNDS: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
 #: Fit both 1 ms and 10 min.
 SECONDS_BOUNDS: Final = (
@@ -174,6 +177,7 @@ class ModelState(msgspec.Struct, frozen=True):
         error: the traceback of a failed load, or why lost processes wait; or "".
         node: the worker's Celery node name.
         pids: the model processes.
+        backoff_us: base and bound of the wait of a job that is tried again, unless it says.
     """
 
     state: str
@@ -183,6 +187,10 @@ class ModelState(msgspec.Struct, frozen=True):
     error: str = ""
     node: str = ""
     pids: list[int] = []
+    backoff_us: tuple[int, int] = (
+        int(RETRY_BACKOFF_S * US_PER_S),
+        int(RETRY_BACKOFF_MAX_S * US_PER_S),
+    )
 
 
 @dataclass(frozen=True, slots=True)

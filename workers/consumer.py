@@ -283,7 +283,9 @@ class Consumer:
             events = self._selector.select(max(0.0, timeout_s))
             for key, _ in events:
                 self._ready(key)
-            self._ledger.check(time.monotonic())
+            later = time.monotonic()
+            self._ledger.check(later)
+            self._wake.check(later)
         except DISCONNECTED as error:
             self._wake.close()
             self._ledger.lost(now, error)

@@ -254,5 +254,6 @@ def model_report(lane: Lane) -> dict[str, Any]:
         "starved": round(lane.starved, 3),
         "fits": lane.fitting.limit if lane.fitting.limit < lane.fitting.most else 0,
         "pids": [r.process.pid for r in lane.replicas if r.process is not None],
+        "backoff_us": lane.policy.backoff_us,
         "since": max(replica.since for replica in lane.replicas),
     }

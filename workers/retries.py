@@ -64,4 +64,10 @@ class RetryPolicy:
 
     def for_losses(self, max_deliveries: int) -> str:
         """What the scripts are told that give lost jobs back; see `give_back` in _end.lua."""
-        return f"{max_deliveries} {int(self.base_s * US_PER_S)} {int(self.most_s * US_PER_S)}"
+        base_us, most_us = self.backoff_us
+        return f"{max_deliveries} {base_us} {most_us}"
+
+    @property
+    def backoff_us(self) -> tuple[int, int]:
+        """Base and bound of the waits, in microseconds."""
+        return int(self.base_s * US_PER_S), int(self.most_s * US_PER_S)

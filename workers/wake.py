@@ -11,11 +11,14 @@ about to sleep and could take more of it.
 from __future__ import annotations
 
 import logging
+import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import redis
 from redis.exceptions import ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from headrace.outages import DISCONNECTED
 
@@ -23,6 +26,12 @@ logger = logging.getLogger(__name__)
 
 #: How often the lengths are read where the server does not push, in seconds.
 POLL_S: Final = 0.05
+#: How long the consumer waits for lengths, which usually takes a tenth of a millisecond, in
+#: seconds. What comes later is read when it comes; what takes longer than the second is an outage.
+WATCH_MAX_S: Final = 0.05
+ANSWER_MAX_S: Final = 5.0
+#: In place of what a push says, which is no reply.
+_PUSH: Final = object()
 
 
 class Wake:
@@ -53,6 +62,9 @@ class Wake:
         self.polls = False
         self.unwatched: set[int] = set()
         self._changed: set[int] = set()
+        # Per length that was asked for and is not here yet its queue, and since when that is so.
+        self._awaited: deque[int] = deque()
+        self._asked_at = 0.0
 
     def connect(self) -> None:
         """Connect and ask for tracking.
@@ -72,6 +84,7 @@ class Wake:
             self._client.connection_pool.release(connection)
             raise
         self._connection = connection
+        self._awaited.clear()
         self.unwatched = set(range(len(self._lists)))
         self._changed = set()
 
@@ -115,33 +128,40 @@ class Wake:
         """Read the lengths of these queues; from here on their next change is pushed.
 
         Returns:
-            Those that have something, or have changed meanwhile: there is no push to wait for.
+            Those that have something, or have changed meanwhile: there is no push to wait for. Of
+            a server that takes long they are told by `drain`, when it has answered.
 
         Raises:
             RedisConnectionError, RedisTimeoutError, OSError: the connection is closed.
         """
-        asked = list(queues)
+        awaited = set(self._awaited)
+        asked = [queue for queue in queues if queue not in awaited]
         if not self.polls:
             self.unwatched.difference_update(asked)
-        connection = self._connection
         commands = [("LLEN", name) for queue in asked for name in self._lists[queue]]
+        if not commands:
+            return set()
+        connection = self._connection
         try:
             connection.send_packed_command(connection.pack_commands(commands))
-            filled = {
-                queue for queue in asked for _ in self._lists[queue] if self._length(connection)
-            }
         except DISCONNECTED:
             self.close()
             raise
-        # A push may have been read together with the last reply; no selector would tell of it.
-        changed = self.drain()
-        return filled if self.polls else filled | changed
+        if not awaited:
+            self._asked_at = time.monotonic()
+        self._awaited.extend(queue for queue in asked for _ in self._lists[queue])
+        # Who has not answered the question before is not waited for again.
+        return self._read(0.0 if awaited else WATCH_MAX_S)
 
-    def _length(self, connection: Any) -> int:
-        try:
-            return int(connection.read_response())
-        except ResponseError:  # a key of another type: the claim will say so
-            return 0
+    def check(self, now: float) -> None:
+        """A server that does not answer at all is an outage: a half-open connection says nothing.
+
+        Raises:
+            RedisTimeoutError: it is; the connection is closed.
+        """
+        if self._awaited and now >= self._asked_at + ANSWER_MAX_S:
+            self.close()
+            raise RedisTimeoutError(f"no queue's length in {ANSWER_MAX_S:g} s")
 
     def heard(self) -> list[bytes]:
         """What was published on the channel, as far as it was read by `watch` and `drain`."""
@@ -149,24 +169,42 @@ class Wake:
         return heard
 
     def drain(self) -> set[int]:
-        """Take the pushes that are there; the queues that have changed.
+        """Take the pushes that are there; the queues that have changed, or have something.
 
         Raises:
             RedisConnectionError, RedisTimeoutError, OSError: the connection is closed.
         """
+        return self._read(0.0)
+
+    def _read(self, wait_s: float) -> set[int]:
+        """Read what is there, and wait a little for the lengths that are not."""
+        filled, connection = set(), self._connection
         try:
-            while self._connection.can_read(0):
-                self._connection.read_response(push_request=True)
+            # A push may be read together with the last reply; no selector would tell of it.
+            while connection.can_read(wait_s if self._awaited else 0.0):
+                length = self._reply(connection)
+                if length is _PUSH:
+                    continue
+                queue = self._awaited.popleft()
+                if length:
+                    filled.add(queue)
         except DISCONNECTED:
             self.close()
             raise
         changed, self._changed = self._changed, set()
-        return changed
+        return filled if self.polls else filled | changed
+
+    @staticmethod
+    def _reply(connection: Any) -> Any:
+        try:
+            return connection.read_response(push_request=True)
+        except ResponseError:  # a key of another type: the claim will say so
+            return 0
 
     def _published(self, message: Any) -> Any:
         if _raw(message[0]) == b"message":
             self._heard.append(message[2])
-        return message
+        return _PUSH
 
     def _invalidated(self, message: Any) -> Any:
         names = message[1]
@@ -176,7 +214,7 @@ class Wake:
             queues = {self._queue_of[name] for name in map(_raw, names) if name in self._queue_of}
         self._changed |= queues
         self.unwatched |= queues
-        return message
+        return _PUSH
 
 
 def _raw(name: bytes | str) -> bytes:

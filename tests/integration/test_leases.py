@@ -78,6 +78,26 @@ def test_jobs_of_a_killed_worker_are_first_again_when_its_supervisor_says_so(
             resume(at, ids)
 
 
+def test_what_was_lost_alone_waits_as_its_model_says_also_when_a_supervisor_gives_it_back(
+    redis_db: RedisServer, tmp_path: Path
+) -> None:
+    day_s = 86_400
+    with bench(
+        redis_db, tmp_path, "InTurn", LONG, retry_backoff_s=day_s, retry_backoff_max_s=day_s
+    ) as at:
+        (job_id,) = at.submit({"name": "x", "inference": at.gate("open")})
+        at.wait_for("inference x begins")
+        # As if it had been lost with others before.
+        at.client.redis.hset(keys.job(job_id), keys.F.ALONE, "1")
+        at.worker.kill()
+        assert release_incarnation(redis_db.url, "first") == 1
+        seconds, _ = at.client.redis.time()
+        due_us = at.client.redis.zscore(keys.delayed(QUEUE), job_id)
+        # By the defaults it would be due within a second. Of a whole day none falls this low.
+        assert due_us > (seconds + 2) * 1_000_000
+        at.client._call("cancel", keys.QUEUE_PREFIX, 0, job_id)
+
+
 def test_an_orderly_stop_gives_back_at_once_and_in_order(
     redis_db: RedisServer, tmp_path: Path
 ) -> None:

@@ -1,11 +1,18 @@
 from __future__ import annotations
 
 import select
+import signal
 import threading
+import time
+
+import pytest
 
 from headrace.connections import connect
+from headrace.outages import DISCONNECTED
+from tests.harness.proxy import proxy
 from tests.harness.redis_servers import RedisServer
-from workers.wake import Wake
+from tests.harness.wait import wait_until
+from workers.wake import ANSWER_MAX_S, Wake
 
 
 def pushed(wake: Wake) -> set[int]:
@@ -81,3 +88,47 @@ def test_no_push_is_lost_that_comes_while_it_watches(redis_db: RedisServer) -> N
             pusher.join()
             wake.close()
             stock.delete("a")
+
+
+def test_a_server_that_takes_long_is_not_waited_for(redis_db: RedisServer) -> None:
+    with connect(redis_db.url) as client, redis_db.client() as stock:
+        wake = Wake(client, [["a"], ["b"], ["odd"]], "channel")
+        wake.connect()
+        stock.lpush("a", "x")
+        stock.set("odd", "no list")
+        assert redis_db.process is not None
+        redis_db.process.send_signal(signal.SIGSTOP)
+        try:
+            assert wake.watch([0, 2]) == set(), "nothing is known yet"
+            assert wake.watch([0, 1]) == set(), "what was asked before is not asked again"
+            assert wake.unwatched == set()
+        finally:
+            redis_db.process.send_signal(signal.SIGCONT)
+        found: set[int] = set()
+        while not found:
+            found |= pushed(wake)
+        assert found == {0}
+        stock.publish("channel", "word")
+        stock.lpush("b", "x")
+        wait_until(lambda: 1 in wake.drain(), "it is told")
+        assert wake.heard() == [b"word"]
+        wake.check(time.monotonic() + 2 * ANSWER_MAX_S)
+        assert wake.watch([0, 1, 2]) == {0, 1}
+        wake.close()
+        stock.delete("a", "b", "odd")
+
+
+def test_a_connection_that_went_silent_is_lost_without_a_wait(redis_db: RedisServer) -> None:
+    with (
+        proxy(redis_db.port) as carrier,
+        connect(f"redis://127.0.0.1:{carrier.port}/0") as client,
+    ):
+        wake = Wake(client, [["a"]])
+        wake.connect()
+        carrier.go_silent()
+        # Had it waited for the answer, the socket's own limit would have been raised here.
+        assert wake.watch([0]) == set()
+        wake.check(time.monotonic())
+        with pytest.raises(DISCONNECTED):
+            wake.check(time.monotonic() + ANSWER_MAX_S)
+        assert wake.socket() is None

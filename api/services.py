@@ -9,6 +9,7 @@ import redis.asyncio
 
 from api.counters import Counters
 from api.door import Door
+from api.expiry import Expiry
 from api.filing import Filing, build_filing
 from api.fleet import Fleet
 from api.payloads import Payloads, build_payloads
@@ -41,21 +42,24 @@ class Services:
     fleet: Fleet
     counters: Counters
     tally: Tally
+    expiry: Expiry
     payloads: Payloads
     filing: Filing
     door: Door | None
     clients: list[redis.asyncio.Redis]
 
     async def start(self) -> None:
-        """Begin to listen for ended jobs, and to tell what is counted."""
+        """Begin to listen for ended jobs, to tell what is counted and to look for what is over."""
         await self.waiters.start()
         await self.tally.start()
+        await self.expiry.start()
         if self.door is not None:
             await self.door.start()
 
     async def stop(self) -> None:
         """End every wait and close the connections."""
         await self.waiters.stop()
+        await self.expiry.stop()
         await self.tally.stop()
         if self.door is not None:
             await self.door.stop()
@@ -92,6 +96,7 @@ def build(settings: Settings, catalog: Catalog) -> Services:
         fleet=Fleet(queue, catalog),
         counters=counters,
         tally=Tally(client, counters, waiters),
+        expiry=Expiry(queue),
         payloads=build_payloads(settings, settings.redis_url),
         filing=build_filing(settings, settings.redis_url),
         door=Door(settings, queue, client) if settings.asks_for_keys else None,

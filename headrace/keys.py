@@ -39,6 +39,8 @@ Shared::
     hr:worker:<owner>               hash    WORKER_TTL_S; model -> state, for /ready
     hr:paused                       set     no TTL; queues from which nothing is claimed
     hr:stats:<model>                hash    no TTL; counters for /metrics, see headrace/telemetry.py
+    hr:expiring                     zset    EXPIRING_TTL_S in _lib.lua from the last submit; id ->
+                                            by when the job must have begun, until then
     hr:api:<api>                    string  API_TTL_S; requests that wait in one API process
     hr:done:<api>                   channel the ended jobs that one API process waits for
     hr:ended:<id>                   channel how a job has ended, for whoever else waits for it

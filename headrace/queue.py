@@ -28,6 +28,7 @@ from headrace.access import ApiKey, key_from
 from headrace.coalesce import Coalescer
 from headrace.connections import drop_connections
 from headrace.errors import BrokerFull, BrokerUnavailable, HeadraceError
+from headrace.expiry import expire_command
 from headrace.jobs import US_PER_S, Job, job_from_record
 from headrace.outages import NO_PRIMARY, outage_code
 from headrace.scripts import Arg, Command, script
@@ -220,6 +221,17 @@ class JobQueue:
     async def _cancel_owned(self, ids: Sequence[str]) -> list[str]:
         answers = await self._call("cancel", keys.QUEUE_PREFIX, 0, *ids)
         return [answer.decode() for answer in answers]
+
+    async def expire(self) -> int:
+        """End jobs that wait though they must have begun by now; how many were looked at.
+
+        Raises:
+            BrokerError: Redis does not answer.
+        """
+        try:
+            return int(await self._evaluate("expire", _pack(expire_command())))
+        except RedisError as error:
+            raise translate(error) from error
 
     async def index(self, *arguments: Arg) -> list[Any]:
         """A stretch of a model's jobs, as index.lua gives it; see `headrace.listing`.

@@ -109,6 +109,7 @@ def submission(
         _STEPS[options.priority],
         model.max_queue_depth,
         int((options.countdown or 0) * US_PER_S),
+        0 if options.expires is None else max(1, int(options.expires * US_PER_S)),
         len(own),
         options.result_ttl or result_ttl_s,
         waiter,
@@ -126,6 +127,7 @@ def _shared(
     step: str,
     max_depth: int,
     delay_us: int,
+    begin_us: int,
     width: int,
     ttl_s: int,
     waiter: str,
@@ -141,7 +143,7 @@ def _shared(
         fields += (F.KEY, caller.key_id)
         owner = f"{caller.key_id} {caller.in_flight} {int(caller.sees_all)}"
     fields += rare
-    return (queue, step, max_depth, delay_us, owner, width, len(fields), *fields)
+    return (queue, step, max_depth, delay_us, begin_us, owner, width, len(fields), *fields)
 
 
 def _rare_fields(options: JobOptions, model: ModelConfig, source: Source | None) -> tuple[Arg, ...]:

@@ -173,6 +173,7 @@ class Consumer:
             self._sweep_at = now + SWEEP_S
             for lane in self.lanes:
                 self._ledger.sweep(lane, now)
+            self._ledger.expire()
             for command in self._reporter.states(self.lanes):
                 self._ledger.say(command)
         for command in self._reporter.events(now):

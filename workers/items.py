@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -256,11 +257,19 @@ def failed(
     timings: str = "",
     retries: RetryPolicy = NO_RETRIES,
 ) -> Settlement:
-    """The job ends with this error, or is put off for a retry if that can help and is allowed."""
+    """The job ends with this error, or is put off for a retry.
+
+    The latter if a retry can help, is allowed and would come before the job's `expires`.
+    """
     error = _encode({"type": code, "message": message, "retryable": retryable})
     retry_us = ""
     if retryable:
         retry_us = retries.of(item.message).retry_us(item.retries)
+        expires_s = item.expires_s
+        if expires_s is not None and retry_us != DEAD:
+            # It would wait for a time at which it is not to begin any more.
+            late = time.time() + int(retry_us) / US_PER_S > expires_s
+            retry_us = "" if late else retry_us
     cls = BY_CODE.get(code, HeadraceError)
     result = _encode(
         {"exc_type": cls.__name__, "exc_message": [message], "exc_module": cls.__module__}

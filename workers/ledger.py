@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 from redis.exceptions import ResponseError
 
 from headrace import keys
+from headrace.expiry import EXPIRE_MAX_JOBS, expire_command
 from headrace.jobs import US_PER_S
 from headrace.outages import DISCONNECTED
 from headrace.scripts import CLAIM_MAX_BYTES, Arg, Command, script
@@ -289,6 +290,15 @@ class Ledger:
         reap_until, untold = self._reap_until_us(now), lane.sequels.untold_room
         arguments = (reap_until, self._losses(lane), SWEEP_MAX_JOBS, untold)
         self._say(lane, "sweep", *arguments, handle=swept)
+
+    def expire(self) -> None:
+        """End jobs of any model that wait though they must have begun by now."""
+
+        def ended(reply: Any, _now: float) -> None:
+            if int(reply) == EXPIRE_MAX_JOBS:
+                self.expire()
+
+        self._outbox.append(_Call(expire_command(), ended, _nothing, again=False))
 
     def _reap_until_us(self, now: float) -> int:
         """Until when, by Redis' clock, a sweep that is said now may reap; 0 for not at all.

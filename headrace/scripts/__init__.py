@@ -1,6 +1,7 @@
 """The Lua scripts, and the commands that call them. Knows no connection: callers send them.
 
-Each script is `_lib.lua`, then `_end.lua` where it ends jobs or gives them back, then its own file.
+Each script is `_lib.lua`, then `_end.lua` where it ends jobs or gives them back, `_withdraw.lua`
+where it takes them out of the midst of a queue, then its own file.
 A server that does not know a script (after a restart or a failover) answers NOSCRIPT; the caller
 then sends `load_command` and the call again.
 """
@@ -42,21 +43,25 @@ class Script:
 
 #: The scripts that end jobs or give them back, and so begin with `_end.lua` too.
 _ENDING: Final = frozenset(
-    {"claim", "settle", "release", "release_owner", "sweep", "cancel", "purge"}
+    {"claim", "settle", "release", "release_owner", "sweep", "cancel", "purge", "expire"}
 )
+#: Those of them that take jobs out of the midst of their queues, and so have _withdraw.lua too.
+_WITHDRAWING: Final = frozenset({"cancel", "expire"})
 
 NAMES: Final = (
     "submit", "claim", "settle", "renew", "release", "release_owner", "sweep", "cancel", "view",
     "depth", "index", "purge", "requeue", "purge_letters", "put_payload", "look_payloads",
     "follow", "report", "file_begin", "file_part", "file_finish", "take_tokens",
-    "outcomes", "forget", "tell_run",
+    "outcomes", "forget", "tell_run", "expire",
 )  # fmt: skip
 
 
 @cache
 def script(name: str) -> Script:
     """The script of that name, one of NAMES."""
-    parts = ("_lib", "_end", name) if name in _ENDING else ("_lib", name)
+    ending = ("_end",) if name in _ENDING else ()
+    withdrawing = ("_withdraw",) if name in _WITHDRAWING else ()
+    parts = ("_lib", *ending, *withdrawing, name)
     folder = files("headrace.scripts")
     source = "".join(folder.joinpath(f"{part}.lua").read_text("utf-8") for part in parts)
     sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()

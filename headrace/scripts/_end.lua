@@ -166,7 +166,8 @@ local function loss_delay_us(id, token, crashes, base_us, most_us)
   return math.floor(chance * math.min(most_us, base_us * 2^(crashes - 1)))
 end
 
--- A job that was lost alone and charged waits among the delayed ones; false where it need not wait.
+-- A job that was lost alone and charged waits among the delayed ones, or ends where it could then not begin in time.
+-- Returns what became of it; false where it need not wait.
 local function put_off_lost(id, raw, losses, queue, r)
   local base_us, most_us = string.match(r.backoff or '', '^(%d+) (%d+)$')
   if not base_us then base_us, most_us = string.match(losses, '^%d+ (%d+) (%d+)$') end
@@ -174,13 +175,19 @@ local function put_off_lost(id, raw, losses, queue, r)
   local crashes = (tonumber(r.crashes or '0') or 0) + 1
   local delay = loss_delay_us(id, r.token, crashes, tonumber(base_us), tonumber(most_us))
   if delay < 1 then return false end
+  local begin_by = redis.pcall('ZSCORE', EXPIRING, id)
+  if type(begin_by) == 'string' and NOW_US + delay > tonumber(begin_by) then
+    finish_failed(id, r.ttl or DEFAULT_TTL_S, r.waiter, 'ReplicaLost', 'replica-lost',
+      'the model process died while it ran this input alone, and the next try would come after its `expires`', {}, queue, raw)
+    return 'dead'
+  end
   redis.call('HSET', KEYS[9], id, raw)
   redis.call('ZADD', KEYS[8], whole(NOW_US + delay), id)
   redis.call('HSET', JOB .. id, 's', 'd', 'x', '1', 'e', '{"type":"replica-lost","message":"the model process died while it'
     .. ' ran this input alone, ' .. crashes .. ' time(s) so far","retryable":true}')
   redis.call('HDEL', JOB .. id, 't', 'st')
   count(queue, 'retried', 1)
-  return true
+  return 'delayed'
 end
 
 -- Puts a leased job back at the head of its list. mode: 'free' takes the attempt back (an orderly release);
@@ -211,7 +218,8 @@ local function give_back(id, mode, losses, queue)
   end
   if state and mode == 'crash' and alone then
     if charged_to_death(id, raw, tonumber(string.match(losses, '^%d+')), queue, r) then return 'dead' end
-    if put_off_lost(id, raw, losses, queue, r) then return 'delayed' end
+    local fate = put_off_lost(id, raw, losses, queue, r)
+    if fate then return fate end
   end
   local s = STEP_INDEX[step or '0'] or 1
   redis.call('RPUSH', KEYS[s], raw)

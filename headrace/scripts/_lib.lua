@@ -7,6 +7,8 @@ local STEPS = {'0', '3', '6', '9'}
 local STEP_INDEX = {['0'] = 1, ['3'] = 2, ['6'] = 3, ['9'] = 4}
 local JOB, META, DONE, ENDED = 'hr:job:', 'celery-task-meta-', 'hr:done:', 'hr:ended:'
 local CANCELLED, REVOKED_IDS = 'hr:cancel:', 'hr:revoked'
+-- By when jobs must have begun, until then; longer than any job may be scheduled for.
+local EXPIRING, EXPIRING_TTL_S = 'hr:expiring', 62 * 86400
 local PAYLOADS, PAYLOAD_SIZES, PAYLOAD = 'hr:payloads', 'hr:payloads:size', 'hr:payload:'
 -- API key -> its jobs that have not ended.
 local IN_FLIGHT = 'hr:inflight'

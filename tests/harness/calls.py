@@ -64,6 +64,7 @@ class Job:
     step: int = 0
     max_depth: int = 1_000_000
     delay_us: int = 0
+    begin_us: int = 0
     request_hash: str = ""
     ttl_s: int = TTL_S
     waiter: str = ""
@@ -141,8 +142,8 @@ class Queue:
             [one.id, self.message(one), *([one.request_hash] if one.request_hash else [])]
             for one in jobs
         ]
-        head: list[Arg] = [self.name, str(job.step), job.max_depth, job.delay_us]
-        head += [owner, len(own[0])]
+        times = (job.delay_us, job.begin_us)
+        head: list[Arg] = [self.name, str(job.step), job.max_depth, *times, owner, len(own[0])]
         return [*head, len(fields), *fields, len(own), *(value for one in own for value in one)]
 
     def submit(self, *jobs: Job) -> list[tuple[int, int, int]]:
@@ -273,6 +274,11 @@ class Queue:
     def cancel(self, *ids: str, remember_s: int = 0) -> list[str]:
         answer = self.call("cancel", [], keys.QUEUE_PREFIX, remember_s, *ids)
         return [fate.decode() for fate in answer]
+
+    def expire(self, most: int = 100) -> int:
+        """End what waits too long; how many were looked at."""
+        error = ("expired", "JobExpired", "the job was not started before its `expires`")
+        return int(self.call("expire", [], keys.QUEUE_PREFIX, most, *error))
 
     def entomb(self, *ids: str) -> list[str]:
         """Cancel jobs whose messages stand elsewhere than their tickets say."""

@@ -191,6 +191,17 @@ def test_an_expired_job_that_has_no_error_of_its_own(api: ApiServer, redis_db: R
     assert api.http.get(f"{path}/result").status_code == 410
 
 
+def test_a_job_that_nobody_serves_ends_at_its_expires(
+    api: ApiServer, redis_db: RedisServer
+) -> None:
+    sent = api.http.post("/api/v1/models/echo/jobs?expires=0.2", json=1).json()
+    assert sent["status"] == "queued"
+    ended = api.http.get(f"/api/v1/jobs/{sent['id']}?wait=60").json()
+    assert (ended["status"], ended["error"]["type"]) == ("expired", "expired")
+    with redis_db.client() as client:
+        assert not claim(client, "echo"), "what is left of its message is dropped"
+
+
 @pytest.mark.parametrize(
     "job_id", ["nope", "01a1fc93-f547-759c-abee-baab683b7d49", "a" * 129, "%2e%2e", "a%20b", "é"]
 )

@@ -133,6 +133,33 @@ def test_what_expires_while_it_is_prepared_ends_at_its_time_and_does_not_run(sit
     assert late[0] not in site.runs()
 
 
+def test_what_expires_where_nobody_serves_its_model_ends_at_its_time(
+    site: Site, tmp_path: Path
+) -> None:
+    """Any worker sees to it, whatever it serves itself."""
+    path = write_models(tmp_path, elsewhere={"handler": "echo"})
+    with Client(site.worker.redis_url, path) as client:
+        waiting, due, early = (
+            client.submit("elsewhere", 1, **options)[0]
+            for options in ({"expires": 0.5}, {"expires": 0.5, "countdown": 3600}, {})
+        )
+        jobs = client.wait(waiting, due)
+        assert {(job.state, job.attempts) for job in jobs} == {(State.EXPIRED, 0)}
+        assert all(job.ended_us >= job.created_us + 500_000 for job in jobs)
+        assert client.job(early).state is State.QUEUED
+        client._call("cancel", keys.QUEUE_PREFIX, 0, early)
+
+
+def test_a_retry_that_would_come_too_late_is_not_waited_for(site: Site) -> None:
+    # Of a day by chance next to nothing falls within the first seconds.
+    day = {"max_retries": 5, "retry_backoff": 86_400.0, "retry_backoff_max": 86_400.0}
+    (job_id,) = site.client.submit("one", {"do": "transient"}, expires=10, **day)
+    (job,) = site.client.wait(job_id)
+    assert (job.state, job.attempts) == (State.FAILED, 1)
+    assert json.loads(job.error_json)["type"] == "transient-error"
+    assert not site.client.redis.zcard(keys.dead("headrace.one"))
+
+
 def test_a_timeout_that_cannot_be_met_is_not_tried_once_that_is_known(site: Site) -> None:
     # A start is no time to know it: the job is run, and its process killed.
     (cold,) = site.client.wait(*site.client.submit("slow", 1, timeout=0.05))

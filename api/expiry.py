@@ -1,0 +1,45 @@
+"""Ends jobs that wait though they must have begun by now, also where no worker runs at all."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+
+from headrace.errors import BrokerError
+from headrace.expiry import EXPIRE_MAX_JOBS, INTERVAL_S
+from headrace.queue import JobQueue
+
+logger = logging.getLogger(__name__)
+
+
+class Expiry:
+    """Looks for such jobs as long as the process serves.
+
+    Args:
+        queue: where they are.
+    """
+
+    def __init__(self, queue: JobQueue) -> None:
+        self._queue = queue
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin to look, in the background."""
+        self._task = asyncio.create_task(self._repeat())
+
+    async def stop(self) -> None:
+        """Look no more."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    async def _repeat(self) -> None:
+        while True:
+            await asyncio.sleep(INTERVAL_S)
+            try:
+                while await self._queue.expire() == EXPIRE_MAX_JOBS:
+                    pass
+            except BrokerError as error:
+                logger.debug("expired jobs wait until Redis answers: %s", error)

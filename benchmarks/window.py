@@ -1,0 +1,35 @@
+"""A fixed window in place of the policy: what the benchmarks of the policy compare it with.
+
+A free device takes the first item that waits, then waits for `max_batch_delay` or for a full batch,
+whichever comes first, as TorchServe's batching does.
+"""
+
+from __future__ import annotations
+
+from typing_extensions import override
+
+from workers.batcher import Batcher, Hold, ItemT, Leave, Reason
+
+
+class FixedWindow(Batcher[ItemT]):
+    """Holds every batch that is not full for the whole window.
+
+    Attributes:
+        opened_at: since when the free device collects.
+    """
+
+    opened_at: float | None = None
+
+    @override
+    def _consider(self, key: str | None, now: float, draining: bool) -> Leave[ItemT] | Hold:
+        waiting = self._groups[key].waiting
+        size, bound = self._fitting(waiting, len(waiting))
+        reason: Reason = bound or ("drain" if draining else "deadline")
+        if reason == "deadline":
+            if self.opened_at is None:
+                self.opened_at = now
+            until = self.opened_at + self.policy.max_batch_delay_s
+            if now < until:
+                return Hold(until)
+        self.opened_at = None
+        return self._leave(waiting, size, reason)

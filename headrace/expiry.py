@@ -10,15 +10,17 @@ from typing import Final
 
 from headrace import keys
 from headrace.errors import NOT_STARTED, JobExpired
-from headrace.scripts import Command, script
+from headrace.scripts import Arg
 
 #: How often it is looked, in seconds.
 INTERVAL_S: Final = 1.0
 #: The most jobs that one call looks at: bounds how long it holds Redis.
 EXPIRE_MAX_JOBS: Final = 200
-
-
-def expire_command() -> Command:
-    """The call that does it; it answers how many it has looked at."""
-    error = (JobExpired.code, JobExpired.__name__, NOT_STARTED)
-    return script("expire").call([], keys.QUEUE_PREFIX, EXPIRE_MAX_JOBS, *error)
+#: What expire.lua is given; it answers how many it has looked at.
+EXPIRE_ARGUMENTS: Final[tuple[Arg, ...]] = (
+    keys.QUEUE_PREFIX,
+    EXPIRE_MAX_JOBS,
+    JobExpired.code,
+    JobExpired.__name__,
+    NOT_STARTED,
+)

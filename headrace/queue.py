@@ -28,7 +28,7 @@ from headrace.access import ApiKey, key_from
 from headrace.coalesce import Coalescer
 from headrace.connections import drop_connections
 from headrace.errors import BrokerFull, BrokerUnavailable, HeadraceError
-from headrace.expiry import expire_command
+from headrace.expiry import EXPIRE_ARGUMENTS
 from headrace.jobs import US_PER_S, Job, job_from_record
 from headrace.outages import NO_PRIMARY, outage_code
 from headrace.scripts import Arg, Command, script
@@ -228,10 +228,8 @@ class JobQueue:
         Raises:
             BrokerError: Redis does not answer.
         """
-        try:
-            return int(await self._evaluate("expire", _pack(expire_command())))
-        except RedisError as error:
-            raise translate(error) from error
+        (looked_at,) = await self._call("expire", *EXPIRE_ARGUMENTS)
+        return int(looked_at)
 
     async def index(self, *arguments: Arg) -> list[Any]:
         """A stretch of a model's jobs, as index.lua gives it; see `headrace.listing`.

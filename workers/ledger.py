@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 from redis.exceptions import ResponseError
 
 from headrace import keys
-from headrace.expiry import EXPIRE_MAX_JOBS, expire_command
+from headrace.expiry import EXPIRE_ARGUMENTS, EXPIRE_MAX_JOBS
 from headrace.jobs import US_PER_S
 from headrace.outages import DISCONNECTED
 from headrace.scripts import CLAIM_MAX_BYTES, Arg, Command, script
@@ -295,10 +295,11 @@ class Ledger:
         """End jobs of any model that wait though they must have begun by now."""
 
         def ended(reply: Any, _now: float) -> None:
-            if int(reply) == EXPIRE_MAX_JOBS:
+            if int(reply[0]) == EXPIRE_MAX_JOBS:
                 self.expire()
 
-        self._outbox.append(_Call(expire_command(), ended, _nothing, again=False))
+        call = script("expire").call([], *EXPIRE_ARGUMENTS)
+        self._outbox.append(_Call(call, ended, _nothing, again=False))
 
     def _reap_until_us(self, now: float) -> int:
         """Until when, by Redis' clock, a sweep that is said now may reap; 0 for not at all.

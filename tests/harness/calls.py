@@ -12,6 +12,7 @@ import redis
 from redis.exceptions import NoScriptError
 
 from headrace import keys
+from headrace.expiry import EXPIRE_ARGUMENTS
 from headrace.jobs import new_id
 from headrace.messages import Source, envelope
 from headrace.scripts import CLAIM_HEAD, CLAIM_MAX_BYTES, CLAIM_ROW, Arg, script
@@ -277,8 +278,8 @@ class Queue:
 
     def expire(self, most: int = 100) -> int:
         """End what waits too long; how many were looked at."""
-        error = ("expired", "JobExpired", "the job was not started before its `expires`")
-        return int(self.call("expire", [], keys.QUEUE_PREFIX, most, *error))
+        prefix, _, *error = EXPIRE_ARGUMENTS
+        return int(self.call("expire", [], prefix, most, *error)[0])
 
     def entomb(self, *ids: str) -> list[str]:
         """Cancel jobs whose messages stand elsewhere than their tickets say."""

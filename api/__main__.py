@@ -6,18 +6,21 @@ Its arguments are file descriptors that it inherits from whoever supervises it.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import gc
 import logging
 import os
 import socket
 import sys
-from typing import Final
+from collections.abc import Coroutine, Iterator, Sequence
+from typing import Any, Final
 
 import uvicorn
 from typing_extensions import override
 
 from api.app import Application, create_app
-from api.protocol import Protocol
+from api.protocol import protocol_with, watch
+from api.tls import check_certificate, renew
 from headrace.api_keys import api_keys_at
 from headrace.broker_check import check_broker
 from headrace.catalog import load_catalog
@@ -46,17 +49,32 @@ class Server(uvicorn.Server):
     """
 
     ready_fd: int | None = None
+    _background: Sequence[asyncio.Task[None]] = ()
 
     @override
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
-            logger.info("listening on %s", http_url(self.config.host, self.config.port))
+            config = self.config
+            tls = config.ssl is not None
+            logger.info("listening on %s", http_url(config.host, config.port, tls=tls))
+            self._background = [asyncio.create_task(job) for job in self._watching()]
             if self.ready_fd is not None:
                 os.write(self.ready_fd, b"\n")
 
+    def _watching(self) -> Iterator[Coroutine[Any, Any, None]]:
+        """What is done beside serving."""
+        app = self.config.app
+        assert isinstance(app, Application)  # noqa: S101 - server_for serves no other
+        settings = app.settings
+        yield watch(self.server_state.connections, settings.request_timeout_s)
+        if self.config.ssl is not None and settings.tls_cert_file is not None:
+            yield renew(self.config.ssl, settings.tls_cert_file, settings.tls_key_file)
+
     @override
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for task in self._background:
+            task.cancel()
         app = self.config.app
         if isinstance(app, Application) and app.services is not None:
             app.services.waiters.dismiss()
@@ -65,13 +83,14 @@ class Server(uvicorn.Server):
 
 def server_for(app: Application, host: str, port: int, log_level: str = "info") -> Server:
     """The server of one application."""
+    settings = app.settings
     return Server(
         uvicorn.Config(
             app,
             host=host,
             port=port,
             loop="uvloop",
-            http=Protocol,
+            http=protocol_with(settings),
             ws="none",
             lifespan="on",
             access_log=False,
@@ -81,6 +100,8 @@ def server_for(app: Application, host: str, port: int, log_level: str = "info") 
             log_config=None,
             log_level="warning" if log_level == "info" else log_level,
             backlog=BACKLOG,
+            ssl_certfile=settings.tls_cert_file,
+            ssl_keyfile=settings.tls_key_file,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=SHUTDOWN_MAX_S,
         )
@@ -95,6 +116,7 @@ def _serve(settings: Settings, inherited: argparse.Namespace) -> None:
         )
     for warning in check_broker(settings.redis_url).warnings():
         logging.getLogger("api").warning("%s", warning)
+    check_certificate(settings)
     for warning in _door_warnings(settings, settings.redis_url):
         logger.warning("%s", warning)
     catalog = load_catalog(settings.models_file, timeout_s=settings.timeout_s)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Final
 
 from fastapi import FastAPI
-from starlette.types import Receive, Scope, Send
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
 from typing_extensions import override
 
 from api import front
@@ -19,18 +20,40 @@ from headrace import __version__
 from headrace.catalog import Catalog
 from headrace.settings import Settings
 
+#: What pages of other origins may send, and read of an answer.
+_CORS_REQUEST: Final = (
+    "Authorization", "X-API-Key", "Content-Type", "Idempotency-Key", "Prefer", "Range", "If-Range",
+    "Last-Event-ID", "traceparent",
+)  # fmt: skip
+_CORS_ANSWER: Final = (
+    "Location", "Retry-After", "Idempotency-Replayed", "Preference-Applied", "ETag",
+    "Content-Range", "Accept-Ranges",
+)  # fmt: skip
+
 
 class Application(FastAPI):
     """FastAPI behind the hot routes.
 
     Attributes:
         services: what the routes share, while the application runs.
+        settings: what it was made with.
     """
 
+    settings: Settings
+
     services: Services | None = None
+    #: In front of everything, where pages of other origins may call.
+    cors: ASGIApp | None = None
 
     @override
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self.cors is not None and scope["type"] == "http":
+            await self.cors(scope, receive, send)
+        else:
+            await self.serve(scope, receive, send)
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request by the hot routes, or by FastAPI's."""
         if scope["type"] == "http" and self.services is not None:
             found = front.find(scope["path"])
             if found is not None:
@@ -82,6 +105,15 @@ def create_app(settings: Settings, catalog: Catalog) -> Application:
         docs_url=None,
         redoc_url=None,
     )
+    app.settings = settings
+    if settings.cors_origins:
+        app.cors = CORSMiddleware(
+            app.serve,
+            allow_origins=settings.cors_origins,
+            allow_methods=("GET", "HEAD", "POST", "PUT", "DELETE"),
+            allow_headers=_CORS_REQUEST,
+            expose_headers=_CORS_ANSWER,
+        )
     answer_errors(app)
     for module in (models, queues, letters, runs, health, metrics, documentation):
         app.include_router(module.router)

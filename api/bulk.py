@@ -154,6 +154,11 @@ class BulkSubmitter:
     def _read(self, line: Line, fresh_id: str, now_s: float) -> Row:
         services, row = self._services, Row(line.number)
         try:
+            if line.number > services.settings.bulk_limit_lines:
+                raise PayloadTooLarge(
+                    f"the request has more than {services.settings.bulk_limit_lines} lines",
+                    hint="Send the rest in another request, or raise bulk_limit_lines.",
+                )
             if line.text is None:
                 limit = services.settings.body_limit_bytes
                 raise PayloadTooLarge(

@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Mount
 
-from api.asgi import CALLER, Reply
+from api.asgi import CALLER, ClientGone, Reply
 from api.problems import problem, unexpected
 from api.services import Services
 from headrace.access import EVERYBODY, Caller
@@ -105,5 +105,8 @@ def _allowed(request: Request) -> list[str]:
 
 
 async def _on_unexpected(request: Request, error: Exception) -> Response:
+    if isinstance(error, ClientGone):
+        request.scope[ANSWERED] = True
+        return Response(status_code=499)  # which nobody reads
     request.scope[ANSWERED] = True
     return response_of(unexpected(error, request.url.path))

@@ -85,7 +85,8 @@ def _supervise_api(
     console = console_for([OWN_NAME, *(child.name for child in children)])
     for warning in warnings:
         console.say(OWN_NAME, warning)
-    ready = f"{len(children)} API processes on {http_url(settings.host, settings.port)}"
+    url = http_url(settings.host, settings.port, tls=settings.tls)
+    ready = f"{len(children)} API processes on {url}"
     Supervisor(
         children,
         console,

@@ -20,6 +20,8 @@
     │   ├── Conflict           conflict             409
     │   ├── InputForbidden     input-forbidden      403
     │   ├── PayloadTooLarge    payload-too-large    413
+    │   ├── HeaderTooLarge     header-too-large     431  the request's line and headers
+    │   ├── RequestTimeout     request-timeout      408  the request did not come to its end
     │   ├── UnsupportedMedia   unsupported-media    415
     │   ├── RangeNotSatisfiable range-not-satisfiable 416
     │   └── Throttled
@@ -249,6 +251,22 @@ class Forbidden(RequestError):
     code = "forbidden"
     status = 403
     title = "Not allowed with this API key"
+
+
+class RequestTimeout(RequestError):
+    """Nothing more came of the request for request_timeout_s, before it was whole."""
+
+    code = "request-timeout"
+    status = 408
+    title = "Request timeout"
+
+
+class HeaderTooLarge(RequestError):
+    """The request's line and headers are longer than header_limit_bytes, or there are too many."""
+
+    code = "header-too-large"
+    status = 431
+    title = "Header too large"
 
 
 class Throttled(RequestError):

@@ -20,7 +20,7 @@ from headrace import keys, parts
 from headrace.connections import connect, redact_url
 from headrace.devices import worker_devices
 from headrace.errors import ConfigError, HeadraceError
-from headrace.ports import http_url, reachable
+from headrace.ports import http_connection, http_url
 from headrace.processes import start_time_ticks
 from headrace.settings import Settings, load_settings
 
@@ -75,17 +75,17 @@ def check(part: Part, settings: Settings, workers: int | None, environ: Mapping[
         return check_redis(_redis_url(settings))
     if part is Part.FLOWER:
         return check_http("Flower", settings.flower_host, settings.flower_port, "/healthcheck")
-    return check_http("API", settings.host, settings.port, "/ready")
+    return check_http("API", settings.host, settings.port, "/ready", tls=settings.tls)
 
 
-def check_http(what: str, host: str, port: int, path: str) -> str:
+def check_http(what: str, host: str, port: int, path: str, *, tls: bool = False) -> str:
     """A server answers a GET with 2xx.
 
     Raises:
         HeadraceError: it does not, or not in time.
     """
-    where = f"{what}: GET {http_url(host, port)}{path}"
-    connection = http.client.HTTPConnection(reachable(host), port, timeout=TIMEOUT_S)
+    where = f"{what}: GET {http_url(host, port, tls=tls)}{path}"
+    connection = http_connection(host, port, timeout_s=TIMEOUT_S, tls=tls)
     try:
         connection.request("GET", path)
         status = connection.getresponse().status

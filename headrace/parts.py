@@ -20,7 +20,7 @@ from headrace.devices import Device
 from headrace.embedded import EmbeddedServer
 from headrace.errors import ConfigError, HeadraceError
 from headrace.layout import server_root
-from headrace.ports import reachable
+from headrace.ports import http_connection, reachable
 from headrace.recovery import release_incarnation
 from headrace.running import Child, Exit
 from headrace.settings import ENV_CONFIG, Settings
@@ -207,9 +207,9 @@ def release_leases(
         say(f"released {released} jobs of {incarnation}")
 
 
-def get_json(host: str, port: int, path: str) -> Any:
+def get_json(host: str, port: int, path: str, *, tls: bool = False) -> Any:
     """What the API answers to a GET, as JSON; None when it does not answer 2xx or at all."""
-    connection = http.client.HTTPConnection(reachable(host), port, timeout=_PROBE_TIMEOUT_S)
+    connection = http_connection(host, port, timeout_s=_PROBE_TIMEOUT_S, tls=tls)
     try:
         connection.request("GET", path)
         response = connection.getresponse()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import http.client
 import os
 import socket
+import ssl
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -25,10 +27,27 @@ def reachable(host: str) -> str:
     return _WILDCARDS.get(host, host)
 
 
-def http_url(host: str, port: int) -> str:
+def http_url(host: str, port: int, *, tls: bool = False) -> str:
     """The URL under which this machine reaches a server that listens on host and port."""
+    name, scheme = reachable(host), "https" if tls else "http"
+    return f"{scheme}://[{name}]:{port}" if ":" in name else f"{scheme}://{name}:{port}"
+
+
+def http_connection(
+    host: str, port: int, *, timeout_s: float, tls: bool = False
+) -> http.client.HTTPConnection:
+    """A connection to a server of this deployment on this machine, to ask whether it serves.
+
+    Its certificate is for its clients' name of it, and not for this machine's: it is not checked,
+    and nothing is told to it.
+    """
     name = reachable(host)
-    return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
+    if not tls:
+        return http.client.HTTPConnection(name, port, timeout=timeout_s)
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return http.client.HTTPSConnection(name, port, timeout=timeout_s, context=context)
 
 
 def free_port(host: str = "127.0.0.1") -> int:

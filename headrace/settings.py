@@ -45,13 +45,15 @@ OTHER_VARIABLES: Final = frozenset(
 MODELS_FILE: Final = Path("configs/models.yaml")
 
 #: Settings that are lists; in a variable their items stand between commas.
-LISTS: Final = frozenset({"input_roots", "input_buckets"})
+LISTS: Final = frozenset({"input_roots", "input_buckets", "cors_origins"})
 
 MIB: Final = 1024 * 1024
 DAY_S: Final = 86_400
 
 _Port = Annotated[int, Meta(ge=1, le=65_535)]
 _Text = Annotated[str, Meta(min_length=1)]
+#: No `*`: without API keys, any page in a browser on this machine could then drive the API.
+_Origin = Annotated[str, Meta(pattern=r"^https?://[A-Za-z0-9.:\[\]-]+$")]
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -68,9 +70,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         published_at: the address at which a container publishes the API's port, by which auto goes.
         auth_metrics: whether /metrics wants a key, where keys are asked for.
         auth_docs: whether the documentation pages want one.
+        cors_origins: the web origins whose pages may call the API from a browser.
+        tls_cert_file: the certificate (and chain, PEM) with which the API speaks HTTPS.
+        tls_key_file: its private key; None where it stands in the same file.
         flower_host: the address that Flower listens on.
         flower_port: its port.
         body_limit_bytes: the largest request body that the API takes.
+        header_limit_bytes: the longest line and headers of a request.
+        header_limit_count: the most headers.
+        request_timeout_s: how long a request's head may take, and its body may stand still.
+        bulk_limit_lines: the most lines of a bulk request.
         max_wait_s: the longest that a request may wait for a result.
         bulk_hold_s: how long a line of a bulk request waits for room in its queue or in the store.
         job_index_max: how many of a model's newest jobs can be listed; 0 switches lists off.
@@ -106,9 +115,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     published_at: _Text | None = None
     auth_metrics: bool = True
     auth_docs: bool = False
+    cors_origins: tuple[_Origin, ...] = ()
+    tls_cert_file: Path | None = None
+    tls_key_file: Path | None = None
     flower_host: _Text = "127.0.0.1"
     flower_port: _Port = 5555
     body_limit_bytes: Annotated[int, Meta(ge=1, le=1024 * MIB)] = 32 * MIB
+    header_limit_bytes: Annotated[int, Meta(ge=1024, le=MIB)] = 32 * 1024
+    header_limit_count: Annotated[int, Meta(ge=16, le=1000)] = 100
+    request_timeout_s: Annotated[float, Meta(ge=1, le=3600)] = 30.0
+    bulk_limit_lines: Annotated[int, Meta(ge=1, le=1_000_000_000)] = 10_000_000
     max_wait_s: Annotated[float, Meta(ge=0, le=600)] = 60.0
     bulk_hold_s: Annotated[float, Meta(ge=0, le=600)] = 30.0
     job_index_max: Annotated[int, Meta(ge=0, le=10_000_000)] = 100_000
@@ -141,6 +157,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def asks_for_keys(self) -> bool:
         """Whether the API wants a key with each request."""
         return self.auth == "on" or (self.auth == "auto" and not is_loopback(self.public_host))
+
+    @property
+    def tls(self) -> bool:
+        """Whether the API speaks HTTPS."""
+        return self.tls_cert_file is not None
 
     @override
     def __rich_repr__(self) -> list[tuple[str, Any]]:
@@ -215,7 +236,7 @@ def _from_file(file: Path, problems: list[str]) -> dict[str, Any]:
     problems.extend(document.problems)
     # As in the models file: a path in a file does not depend on who starts the server where.
     folder = file.absolute().parent
-    for key in ("models_file", "state_dir", "payload_dir"):
+    for key in ("models_file", "state_dir", "payload_dir", "tls_cert_file", "tls_key_file"):
         if values.get(key) is not None:
             values[key] = folder / values[key]
     if "input_roots" in values:

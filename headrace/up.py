@@ -139,7 +139,7 @@ class Up:
     def _urls(self) -> dict[str, str]:
         settings = self._settings
         urls = {
-            "api": http_url(settings.host, settings.port),
+            "api": http_url(settings.host, settings.port, tls=settings.tls),
             "broker": redact_url(self._broker_url),
         }
         if self._options.flower:
@@ -167,7 +167,7 @@ class Up:
     def _announce(self) -> None:
         settings = self._settings
         urls = self._urls()
-        state = parts.get_json(settings.host, settings.port, "/ready")
+        state = parts.get_json(settings.host, settings.port, "/ready", tls=settings.tls)
         lines = ["up" if state else "up, but not ready: GET /ready says why"]
         lines.append(f"  API     {urls['api']}  (documentation: /docs, state: /ready)")
         lines.append(f"  broker  {urls['broker']}")

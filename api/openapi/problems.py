@@ -20,6 +20,8 @@ PATH_PROBLEMS: Final = ("not-found",)
 DOOR_PROBLEMS: Final = ("unauthorized", "forbidden", "rate-limited")
 #: What any route may answer with.
 INTERNAL: Final = "internal-error"
+#: ... and what it is answered with before anybody reads it.
+UNREAD: Final = ("request-timeout", "header-too-large")
 
 _RETRY_AFTER: Final = {
     "Retry-After": {
@@ -103,7 +105,7 @@ def problem_examples() -> dict[str, dict[str, Any]]:
 def problem_responses(codes: Iterable[str]) -> dict[str, dict[str, Any]]:
     """The responses of a route that can answer with these problems, by status."""
     by_status: dict[int, list[str]] = {}
-    for code in sorted({*codes, INTERNAL}, key=list(PROBLEMS).index):
+    for code in sorted({*codes, INTERNAL, *UNREAD}, key=list(PROBLEMS).index):
         by_status.setdefault(PROBLEMS[code].status, []).append(code)
     return {str(status): _response(found) for status, found in sorted(by_status.items())}
 

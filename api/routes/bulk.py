@@ -13,7 +13,7 @@ from typing import Final
 from api.asgi import NO_STORE, CutShort, Message, Reply, Request, Stream, Write
 from api.bodies import FORM_TYPE, require_type
 from api.bulk import BulkSubmitter, Row
-from api.lines import LineSplitter, batches
+from api.lines import Line, LineSplitter, batches
 from api.outbox import Outbox
 from api.routes.many import is_said
 from api.routes.submit import key_of
@@ -29,6 +29,9 @@ TYPES: Final = frozenset(
 CALL_MAX_LINES: Final = 256
 #: ... and so many bytes of them, unless the first alone is longer.
 CALL_MAX_BYTES: Final = 1024 * 1024
+#: A body of which nothing has come for so long is taken for one of which nothing ever will. The
+#: answer has begun, so that the connection can only be cut.
+IDLE_MAX_S: Final = 600.0
 _QUERY: Final = frozenset({"hold", "brief"})
 #: A proxy that gathers an answer before it passes it on would undo the streaming.
 _UNBUFFERED: Final = (b"x-accel-buffering", b"no")
@@ -67,6 +70,7 @@ class _Exchange:
         self._splitter = LineSplitter(services.settings.body_limit_bytes)
         self._read: asyncio.Queue[Rows | None] = asyncio.Queue(1)
         self._submitted: asyncio.Queue[Rows | None] = asyncio.Queue(1)
+        self._limit_lines = services.settings.bulk_limit_lines
         self._whole = False
 
     async def run(self, write: Write) -> None:
@@ -91,20 +95,33 @@ class _Exchange:
             if not message.get("more_body"):
                 lines += self._splitter.finish()
                 self._whole = True
+            lines, cut = self._within_limit(lines)
             for batch in batches(lines, CALL_MAX_LINES, CALL_MAX_BYTES):
                 await self._read.put(self._submitter.read(batch))
+            if cut:
+                self._whole = False
+                break
             if not self._whole:
                 message = await self._next()
         # What was begun of a line when the client hung up is dropped: it may not be all of it.
         await self._read.put(None)
 
+    def _within_limit(self, lines: list[Line]) -> tuple[list[Line], bool]:
+        """The lines that are read, and whether there were more: of these the first is refused."""
+        if not lines or lines[-1].number <= self._limit_lines:
+            return lines, False
+        within = [line for line in lines if line.number <= self._limit_lines]
+        return [*within, lines[len(within)]], True
+
     async def _next(self) -> Message:
-        """The next of the body; the same as a client that hung up where this process stops."""
+        """The next of the body; where this process stops, or nothing comes, as if it hung up."""
         coming = asyncio.ensure_future(self._request.receive())
         stopping = asyncio.create_task(self._stopping.wait())
         try:
-            await asyncio.wait({coming, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if self._stopping.is_set():
+            await asyncio.wait(
+                {coming, stopping}, timeout=IDLE_MAX_S, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not coming.done():
                 return {"type": "http.disconnect"}
             return coming.result()
         finally:

@@ -10,16 +10,30 @@ from html import escape
 from pathlib import Path
 from typing import Any, Final
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse
 from fastapi.staticfiles import StaticFiles
+from starlette.types import Scope
+from typing_extensions import override
 
 router = APIRouter(include_in_schema=False)
 
 #: In the addresses of its files, so that no browser keeps those of an older one.
 SWAGGER_UI_VERSION: Final = "5.35.0"
 STATIC_PATH: Final = "/docs/static"
-static_files: Final = StaticFiles(directory=Path(__file__).parents[1] / "static")
+
+
+class _Files(StaticFiles):
+    """Files that no browser takes for anything but what they say they are."""
+
+    @override
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        response = await super().get_response(path, scope)
+        response.headers["x-content-type-options"] = "nosniff"
+        return response
+
+
+static_files: Final = _Files(directory=Path(__file__).parents[1] / "static")
 
 #: Nothing from elsewhere, no script but ours and Swagger UI's, and no page around this one. Swagger
 #: UI draws its icons from data: and shows a result that is an image from blob:.

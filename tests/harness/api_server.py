@@ -62,10 +62,12 @@ def api_server(redis_url: str, models: Catalog, **settings: Any) -> Iterator[Api
     server = server_for(app, "127.0.0.1", port, "warning")
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
-    url = f"http://127.0.0.1:{port}"
+    # Of a test that speaks HTTPS, whose own clients look at the certificate.
+    secure = app.settings.tls
+    url = f"{'https' if secure else 'http'}://127.0.0.1:{port}"
     wait_until(lambda: server.started or not thread.is_alive(), "the API serves")
     try:
-        with httpx2.Client(base_url=url, timeout=30) as http:
+        with httpx2.Client(base_url=url, timeout=30, verify=not secure) as http:
             yield ApiServer(url, redis_url, app, http, server)
     finally:
         server.should_exit = True

@@ -37,6 +37,7 @@ OTHER_VARIABLES: Final = frozenset(
         "HEADRACE_MODEL_LIFE",
         "HEADRACE_MODEL_PARENT",
         "HEADRACE_NODE",
+        "HEADRACE_SPOOL_DIR",
         "HEADRACE_URL",
     }
 )

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from headrace.errors import ConfigError
 from headrace.runs.blobs import Blob, local_blobs
@@ -16,6 +17,7 @@ from headrace.runs.jsonl_source import JsonlReader
 from headrace.runs.options import SourceOptions
 from headrace.runs.paths_source import PathsSource
 from headrace.runs.seams import Sink, Source
+from headrace.runs.spooled import SpooledSink
 from headrace.runs.tables import TableSource
 from headrace.runs.tar_samples import TarReader
 
@@ -62,9 +64,9 @@ def parquet_of(blobs: Sequence[Blob], options: SourceOptions) -> TableSource:
         ConfigError: pyarrow is not installed.
     """
     need_pyarrow(blobs[0].name)
-    from headrace.runs.parquet_table import ParquetReader
+    from headrace.runs.parquet_table import ParquetSource
 
-    return TableSource(blobs, ParquetReader(options), options)
+    return ParquetSource(blobs, options)
 
 
 def tar_of(blobs: Sequence[Blob], options: SourceOptions) -> TableSource:
@@ -97,6 +99,25 @@ def paths_source(named: str, options: SourceOptions) -> Source:
     return PathsSource(sys.stdin.buffer)
 
 
-def jsonl_sink(named: str) -> Sink:
-    """The same, to write."""
+def jsonl_sink(named: str, source: Source | None) -> Sink:
+    """A local file of JSON lines."""
     return JsonlSink(Path(named))
+
+
+def parquet_sink(named: str, source: Source | None) -> Sink:
+    """A local Parquet file; what comes from Parquet keeps its type.
+
+    Raises:
+        ConfigError: pyarrow is not installed.
+    """
+    need_pyarrow(named)
+    from headrace.runs.parquet_sink import LocalParquet
+
+    return SpooledSink(LocalParquet(Path(named), carried_types(source)), Path(named))
+
+
+def carried_types(source: Source | None) -> Any:
+    """The schema of what rows carry, where the source has one; pyarrow must be there."""
+    from headrace.runs.parquet_table import ParquetSource
+
+    return source.carried_schema() if isinstance(source, ParquetSource) else None

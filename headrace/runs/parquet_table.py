@@ -20,8 +20,8 @@ from headrace.errors import ConfigError, InvalidRequest
 from headrace.runs.arrow_json import to_json, to_values
 from headrace.runs.blobs import Blob
 from headrace.runs.options import SourceOptions
-from headrace.runs.seams import Carried, carry
-from headrace.runs.tables import Item, bad, chosen, key_column, key_text
+from headrace.runs.seams import Carried, carried_as, carry
+from headrace.runs.tables import Item, TableSource, bad, chosen, key_column, key_text
 
 #: What is held of a file at a time, about: rows that are decoded together, and bytes of a column.
 BATCH_BYTES: Final = 8 << 20
@@ -63,21 +63,21 @@ class ParquetReader:
         with ExitStack() as stack:
             return int(_opened(blob, stack).metadata.num_rows)
 
-    def carried_schema(self, blobs: Sequence[Blob]) -> pa.Schema:
-        """The types of the columns that rows carry, by the first file.
+    def carried_schema(self, blob: Blob) -> pa.Schema:
+        """The types of the columns that a file's rows carry.
 
         Raises:
             ConfigError: it is no such table, or lacks the input's column.
         """
         with ExitStack() as stack:
-            schema = _opened(blobs[0], stack).schema_arrow
-        columns = self._columns(schema, blobs[0])
+            schema = _opened(blob, stack).schema_arrow
+        columns = self._columns(schema, blob)
         fields = []
         for field in schema:
             is_input = field.name == columns.input[0]
             kind = _without(field.type, columns.input[1:]) if is_input else field.type
             if kind is not None:
-                fields.append(field.with_type(kind))
+                fields.append(pa.field(carried_as(field.name), kind))
         return pa.schema(fields)
 
     def read(self, blob: Blob, at: Any) -> Iterator[Item]:
@@ -140,6 +140,28 @@ class ParquetReader:
                 column = ".".join(columns.input)
                 value = InvalidRequest(f"{blob.name}, row {where}, column {column!r}: it is null")
             yield Item(str(where), value, [at.group, at.row + place + 1], carried, key)
+
+
+class ParquetSource(TableSource):
+    """The rows of Parquet files.
+
+    Args:
+        blobs: the files, in order.
+        options: as the user gave them.
+    """
+
+    def __init__(self, blobs: Sequence[Blob], options: SourceOptions) -> None:
+        self._parquet = ParquetReader(options)
+        self._first = blobs[0]
+        super().__init__(blobs, self._parquet, options)
+
+    def carried_schema(self) -> pa.Schema:
+        """The types of what rows carry, by the first file.
+
+        Raises:
+            ConfigError: it is no such table, or lacks the input's column.
+        """
+        return self._parquet.carried_schema(self._first)
 
 
 def _spoken(batch: pa.RecordBatch, columns: _Columns) -> Iterator[tuple[Any, str, Carried]]:

@@ -36,11 +36,14 @@ SOURCES: Final[dict[str, str]] = {
     ".tar": "headrace.runs.kinds:tar_source",
     ".tar.gz": "headrace.runs.kinds:tar_source",
     ".tgz": "headrace.runs.kinds:tar_source",
+    "s3://": "headrace.runs.s3_kinds:s3_source",
 }
-#: The same for sinks, called with what is named alone.
+#: The same for sinks, called with what is named and the run's source, where there is one.
 SINKS: Final[dict[str, str]] = {
     ".jsonl": "headrace.runs.kinds:jsonl_sink",
     ".ndjson": "headrace.runs.kinds:jsonl_sink",
+    ".parquet": "headrace.runs.kinds:parquet_sink",
+    "s3://": "headrace.runs.s3_kinds:s3_sink",
 }
 
 
@@ -54,13 +57,17 @@ def source_for(named: str, options: SourceOptions) -> Source:
     return source
 
 
-def sink_for(named: str) -> Sink:
+def sink_for(named: str, source: Source | None = None) -> Sink:
     """The sink that is named.
+
+    Args:
+        named: a path or a URL.
+        source: where the rows' inputs come from; it may know the types of what rows carry.
 
     Raises:
         ConfigError: there is none of that kind.
     """
-    sink: Sink = _function(SINKS, _kind(SINKS, named), named, "written")(named)
+    sink: Sink = _function(SINKS, _kind(SINKS, named), named, "written")(named, source)
     return sink
 
 

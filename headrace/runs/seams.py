@@ -185,4 +185,9 @@ def carry(columns: Carried) -> Carried:
     """The columns that a row brings along, none of them under a name that every row has."""
     if columns.keys().isdisjoint(OWN_COLUMNS):
         return columns
-    return {_OTHER_NAMES.get(name, name): value for name, value in columns.items()}
+    return {carried_as(name): value for name, value in columns.items()}
+
+
+def carried_as(name: str) -> str:
+    """The name under which a row brings a column along."""
+    return _OTHER_NAMES.get(name, name)

@@ -30,8 +30,13 @@ _ABSENT: Final = frozenset({"NoSuchKey", "404", "NotFound", "NoSuchVersion"})
 _NO_ROOM: Final = frozenset({"QuotaExceeded", "XMinioStorageFull", "InsufficientStorage"})
 
 
-def s3_client(endpoint_url: str | None, threads: int) -> S3Client:
+def s3_client(endpoint_url: str | None, threads: int, tries: int = TRIES) -> S3Client:
     """A client of an S3 server; it connects when first used, and any thread may use it.
+
+    Args:
+        endpoint_url: the server; None: AWS' own, or what boto's own environment says.
+        threads: how many will use it.
+        tries: of one request.
 
     Raises:
         ConfigError: boto3 is not installed, or cannot make a client of what it finds.
@@ -47,7 +52,7 @@ def s3_client(endpoint_url: str | None, threads: int) -> S3Client:
     config = Config(
         connect_timeout=CONNECT_TIMEOUT_S,
         read_timeout=READ_TIMEOUT_S,
-        retries={"total_max_attempts": TRIES, "mode": "standard"},
+        retries={"total_max_attempts": tries, "mode": "standard"},
         max_pool_connections=threads,
         # Servers other than AWS' own do not all know the newer checksums.
         request_checksum_calculation="when_required",
@@ -89,7 +94,7 @@ class Bucket:
             try:
                 found = self._client.get_object(Bucket=self.name, Key=key, **options)
             except self._client.exceptions.ClientError as error:
-                if _code(error) in ("InvalidRange", "416"):
+                if error_code(error) in ("InvalidRange", "416"):
                     return b""
                 raise
             stream = found["Body"]
@@ -134,7 +139,7 @@ class Bucket:
         try:
             self._client.head_bucket(Bucket=self.name)
         except ClientError as error:
-            return _code(error)
+            return error_code(error)
         except (NoCredentialsError, PartialCredentialsError) as error:
             return str(error)
         except BotoCoreError as error:
@@ -151,9 +156,9 @@ def _errors(key: str) -> Iterator[None]:
     try:
         yield
     except ClientError as error:
-        if _code(error) in _ABSENT:
+        if error_code(error) in _ABSENT:
             raise missing(key) from None
-        if _code(error) in _NO_ROOM:
+        if error_code(error) in _NO_ROOM:
             raise StoreFull("the S3 server has no room", hint="Make room there.") from error
         raise _unavailable(error) from error
     except (BotoCoreError, HTTPError, OSError) as error:
@@ -211,7 +216,8 @@ class S3Store(Store):
         return self._prefix + name_in(ref, self.name)
 
 
-def _code(error: Any) -> str:
+def error_code(error: Any) -> str:
+    """What S3 calls an error that boto raises as a ClientError."""
     return str(error.response.get("Error", {}).get("Code", "unknown"))
 
 

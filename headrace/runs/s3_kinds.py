@@ -1,0 +1,63 @@
+"""What lies in S3, as sources and sinks: see registry.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from headrace.errors import ConfigError
+from headrace.runs import kinds
+from headrace.runs.blobs import Blob
+from headrace.runs.options import SourceOptions
+from headrace.runs.s3 import Bucket, s3_blobs, split
+from headrace.runs.s3_objects import S3Objects
+from headrace.runs.s3_sink import Form, Lines, S3Target, spool_of
+from headrace.runs.seams import Sink, Source
+from headrace.runs.spooled import SpooledSink
+
+_TABLES: Final[dict[str, Callable[[Sequence[Blob], SourceOptions], Source]]] = {
+    ".jsonl": kinds.jsonl_of,
+    ".ndjson": kinds.jsonl_of,
+    ".csv": kinds.csv_of,
+    ".tsv": kinds.csv_of,
+    ".parquet": kinds.parquet_of,
+    ".tar": kinds.tar_of,
+    ".tgz": kinds.tar_of,
+}
+
+
+def s3_source(named: str, options: SourceOptions) -> Source:
+    """A table, several, or tar shards, by the end of the name; else the objects under it."""
+    name = named.lower().removesuffix(".gz")
+    for suffix, of in _TABLES.items():
+        if name.endswith(suffix):
+            options.refuse("glob", of=named)
+            return of(s3_blobs(named), options)
+    options.refuse("input", "key", of=named)
+    bucket, key = split(named)
+    return S3Objects(Bucket(bucket), key, options)
+
+
+def s3_sink(named: str, source: Source | None) -> Sink:
+    """An object with JSON lines, or a Parquet file.
+
+    Raises:
+        ConfigError: it is neither, or the name is no object's.
+    """
+    bucket_name, key = split(named)
+    lower = key.lower()
+    form: Form
+    if lower.endswith((".jsonl", ".ndjson")):
+        form = Lines()
+    elif lower.endswith(".parquet"):
+        kinds.need_pyarrow(named)
+        from headrace.runs.parquet_sink import ParquetForm
+
+        form = ParquetForm(kinds.carried_types(source))
+    else:
+        raise ConfigError(
+            f"{named}: it cannot be told how this is to be written",
+            hint="Let it end in .jsonl or .parquet.",
+        )
+    bucket = Bucket(bucket_name)
+    return SpooledSink(S3Target(bucket, key, form), spool_of(bucket, key))

@@ -1,0 +1,48 @@
+"""Rows for the sinks of runs, and what every sink is held to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from headrace.client.job import Failure
+from headrace.runs.seams import Row, Sink
+
+
+def raw(value: Any) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(value))
+
+
+def row(n: int, *, well: bool = True, result: Any = None, **carried: Any) -> Row:
+    """A row; without a result, one that says its number."""
+    brought = {name: raw(value) for name, value in carried.items()}
+    if not well:
+        failure = Failure(type="input-error", message=f"bad {n}")
+        return Row(n, f"k{n}", "failed", 2, error=failure, carried=brought)
+    answer = raw({"label": f"l{n}", "score": n / 2} if result is None else result)
+    return Row(n, f"k{n}", "succeeded", 1, raw({"total": 1.5}), answer, None, brought)
+
+
+def begun(open_sink: Callable[[], Sink]) -> Sink:
+    """A new sink on which a run has begun."""
+    sink = open_sink()
+    assert list(sink.recover(None)) == []
+    sink.checkpoints.save(b"begun")
+    return sink
+
+
+def ended(sink: Sink) -> Any:
+    """End a run on a sink as the engine does; the mark."""
+    mark = sink.finish()
+    sink.checkpoints.save(msgspec.json.encode(mark))
+    sink.close()
+    return mark
+
+
+def recovered(sink: Sink, mark: Any) -> set[int]:
+    """The rows behind a mark, as it comes back from a checkpoint."""
+    found = [n for n, _ in sink.recover(msgspec.json.decode(msgspec.json.encode(mark)))]
+    assert len(set(found)) == len(found)
+    return set(found)

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from typing_extensions import override
 
 from api import front
@@ -59,9 +59,11 @@ class Application(FastAPI):
             if found is not None:
                 await front.serve(self.services, found, scope, receive, send)
                 return
-            if scope["method"] == "HEAD":
+            method = scope["method"]
+            if method == "HEAD":
                 # Whatever can be got has a head. uvicorn sends no body, by its own scope.
                 scope = {**scope, "method": "GET"}
+            send = _counting(send, self.services, scope, method)
             if not await front.admit(self.services, self.routes, scope, receive, send):
                 return
         try:
@@ -77,6 +79,26 @@ class Application(FastAPI):
         if self.openapi_schema is None:
             self.openapi_schema = document(self.version)
         return self.openapi_schema
+
+
+def _counting(send: Send, services: Services, scope: Scope, method: str) -> Send:
+    """`send`, which counts the request once its answer begins: by then its route is known."""
+
+    async def counted(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            services.counters.answered(_template(scope), method, message["status"])
+        await send(message)
+
+    return counted
+
+
+def _template(scope: Scope) -> str:
+    """The path of the route that answers, with the names of what stands in it."""
+    path = getattr(scope.get("route"), "path", None)
+    if isinstance(path, str):
+        return path
+    is_file = str(scope["path"]).startswith(f"{documentation.STATIC_PATH}/")
+    return documentation.STATIC_PATH if is_file else front.NO_ROUTE
 
 
 def create_app(settings: Settings, catalog: Catalog) -> Application:

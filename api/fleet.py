@@ -65,7 +65,10 @@ class Fleet:
         Raises:
             BrokerUnavailable: Redis does not answer.
         """
-        reports = await self._queue.worker_states()
+        return self.learn(await self._queue.worker_states())
+
+    def learn(self, reports: dict[str, WorkerReport]) -> dict[str, ModelStatus]:
+        """Every registered model, by what the workers were just found to say."""
         statuses = {model.name: _status(model, reports) for model in self._catalog.models.values()}
         self._ready = frozenset(name for name, status in statuses.items() if status.ready)
         self._read_at = asyncio.get_running_loop().time()

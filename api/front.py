@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from starlette.routing import BaseRoute, Match
 
@@ -57,6 +57,8 @@ FILES: Final = "/v1/files"
 FILE: Final = "/v1/files/{file_id}"
 CONTENT: Final = "/v1/files/{file_id}/content"
 
+#: What counters call the route of a path at which there is nothing.
+NO_ROUTE: Final = "none"
 HOT_ROUTES: Final[dict[str, Methods]] = {
     MODEL_JOBS: {"POST": submit_input, "PUT": submit_input},
     JOBS: {"GET": list_jobs, "HEAD": list_jobs, "POST": submit_job},
@@ -79,47 +81,62 @@ HOT_NEEDS: Final = {
 }
 #: These paths are also those of jobs that clients have named so: no id is reserved.
 _ALSO_JOBS: Final = {
-    path.rpartition("/")[2]: {**HOT_ROUTES[JOB], **HOT_ROUTES[path]}
+    path.rpartition("/")[2]: (path, {**HOT_ROUTES[JOB], **HOT_ROUTES[path]})
     for path in (BULK, STATUS, CANCEL, OUTCOMES, FORGET)
 }
+_ONE_JOB: Final = (JOB, HOT_ROUTES[JOB])
 
 
-def find(path: str) -> tuple[Methods, str] | None:
-    """The hot route of a path and the name in it; None where it is none."""
+class Route(NamedTuple):
+    """A hot route that was asked for.
+
+    Attributes:
+        template: its path, with the names of what stands in it.
+        methods: what answers, by method.
+        name: the model, the job or the file in the path; empty where there is none.
+    """
+
+    template: str
+    methods: Methods
+    name: str
+
+
+def find(path: str) -> Route | None:
+    """The hot route of a path; None where it is none."""
     if path.startswith(OPENAI_PREFIX):
         return _find_openai(path)
     if not path.startswith(PREFIX):
         return None
     match path[len(PREFIX) :].split("/"):
         case ["models", model, "jobs"]:
-            return HOT_ROUTES[MODEL_JOBS], model
+            return Route(MODEL_JOBS, HOT_ROUTES[MODEL_JOBS], model)
         case ["jobs", job_id]:
-            return _ALSO_JOBS.get(job_id, HOT_ROUTES[JOB]), job_id
+            return Route(*_ALSO_JOBS.get(job_id, _ONE_JOB), job_id)
         case ["jobs"]:
-            return HOT_ROUTES[JOBS], ""
+            return Route(JOBS, HOT_ROUTES[JOBS], "")
         case ["jobs", job_id, "result"]:
-            return HOT_ROUTES[RESULT], job_id
+            return Route(RESULT, HOT_ROUTES[RESULT], job_id)
         case _:
             return None
 
 
-def _find_openai(path: str) -> tuple[Methods, str]:
+def _find_openai(path: str) -> Route:
     match path[len(OPENAI_PREFIX) :].split("/"):
         case ["files"]:
-            return HOT_ROUTES[FILES], ""
+            return Route(FILES, HOT_ROUTES[FILES], "")
         case ["files", file_id]:
-            return HOT_ROUTES[FILE], file_id
+            return Route(FILE, HOT_ROUTES[FILE], file_id)
         case ["files", file_id, "content"]:
-            return HOT_ROUTES[CONTENT], file_id
+            return Route(CONTENT, HOT_ROUTES[CONTENT], file_id)
         case _:
-            return {}, ""
+            return Route(NO_ROUTE, {}, "")
 
 
 async def serve(
-    services: Services, found: tuple[Methods, str], scope: Scope, receive: Receive, send: Send
+    services: Services, found: Route, scope: Scope, receive: Receive, send: Send
 ) -> None:
     """Answer a request for a hot route; whatever goes wrong is a problem, or OpenAI's error."""
-    methods, name = found
+    template, methods, name = found
     request = Request(scope, receive)
     openai = request.path.startswith(OPENAI_PREFIX)
     try:
@@ -138,6 +155,7 @@ async def serve(
     except Exception as error:  # noqa: BLE001 - logged; the client is told its id
         answer = unexpected_envelope if openai else unexpected
         reply = answer(error, request.path)
+    services.counters.answered(template, request.method, reply.status)
     if isinstance(reply, Reply):
         await send_reply(send, reply, request)
         return
@@ -168,6 +186,8 @@ async def admit(
     request = Request(scope, receive)
     matching = (route for route in each_route(routes) if route.matches(scope)[0] is Match.FULL)
     route = next(matching, None)
+    # For whoever counts it, where it goes no further.
+    scope["route"] = route
     needs = ROUTES.get((request.method, getattr(route, "path", "")))
     try:
         await services.door.admit(request, needs, listed=needs is not None or route is None)

@@ -1,170 +1,194 @@
-"""What Redis knows of queues and models, as metrics of one scrape."""
+"""What Redis knows of queues, models, workers and hosts, as the metrics of one scrape."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final, TypeVar
 
-from prometheus_client.metrics_core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
-from prometheus_client.registry import Collector
-from typing_extensions import override
-
+from api import families as f
+from api.counters import REQUESTS
+from api.exposition import Found, Labels
+from api.families import Family
 from api.fleet import ModelStatus
 from api.services import Services
+from headrace import __version__, telemetry
 from headrace.errors import BrokerError, QueueFull
+from headrace.figures import DeviceFigures, HostFigures
 from headrace.queue import Depth
-from headrace.telemetry import HISTOGRAMS, ModelTotals
+from headrace.scrape import Scraped
+from headrace.telemetry import WorkerReport
+from headrace.totals import BOUNDS, ModelTotals, read_labelled
+from headrace.traffic import ERRORS, ROUND_TRIPS
 
-_HELP = {
-    "batch_size": "Jobs that ran together.",
-    "queue_seconds": "Seconds from a job's submit to its hand-over to the model process.",
-    "inference_seconds": "Seconds that the handler took for a batch, all verbs together.",
+T = TypeVar("T")
+
+#: Shown from the first scrape on, so that a rate has a zero to begin from.
+_STATUSES: Final = ("succeeded", "failed", "expired", "cancelled")
+_REASONS: Final = ("full", "cost", "deadline", "idle", "alone", "drain")
+_RESTARTED: Final = ("lost", "recycled")
+_PARTS: Final = ("api", "worker")
+
+_COUNTED: Final = {
+    telemetry.ADMITTED: f.ADMITTED,
+    telemetry.DEAD: f.DEAD,
+    telemetry.PADDING: f.PADDING,
+    telemetry.STARVED: f.STARVED,
+    telemetry.LOAD_FAILURES: f.LOAD_FAILURES,
+    telemetry.RENEWED: f.RENEWED,
+    telemetry.LEASES_LOST: f.LEASES_LOST,
 }
+_LABELLED: Final = {
+    telemetry.REJECTED: (f.REJECTED, (QueueFull.code,)),
+    telemetry.ENDED: (f.ENDED, _STATUSES),
+    telemetry.LEFT: (f.BATCHES, _REASONS),
+    telemetry.RESTARTS: (f.RESTARTS, _RESTARTED),
+}
+_HOST: Final[tuple[tuple[Family, Callable[[HostFigures], float]], ...]] = (
+    (f.HOST_CPUS, lambda host: host.cpus),
+    (f.HOST_CPU, lambda host: host.cpu_ratio),
+    (f.HOST_MEMORY, lambda host: host.memory_bytes),
+    (f.HOST_MEMORY_FREE, lambda host: host.memory_available_bytes),
+    (f.HOST_DISK, lambda host: host.disk_bytes),
+    (f.HOST_DISK_FREE, lambda host: host.disk_available_bytes),
+)
+_DEVICE: Final[tuple[tuple[Family, Callable[[DeviceFigures], float | None]], ...]] = (
+    (f.DEVICE_BUSY, lambda device: device.busy_ratio),
+    (f.DEVICE_MEMORY, lambda device: device.memory_bytes),
+    (f.DEVICE_MEMORY_USED, lambda device: device.memory_used_bytes),
+    (f.DEVICE_TEMPERATURE, lambda device: device.temperature_celsius),
+    (f.DEVICE_POWER, lambda device: device.power_watts),
+)
 
 
-@dataclass(slots=True)
-class Snapshot(Collector):
-    """The metrics of one scrape. Without Redis only `headrace_broker_up` is told.
-
-    Attributes:
-        waiting: requests that wait for a job, in all of the API's processes.
-    """
-
-    broker_up: bool
-    waiting: int = 0
-    depths: dict[str, Depth] = field(default_factory=dict)
-    statuses: dict[str, ModelStatus] = field(default_factory=dict)
-    totals: dict[str, ModelTotals] = field(default_factory=dict)
-
-    @override
-    def collect(self) -> Iterator[Metric]:
-        """Every metric, by model."""
-        up = GaugeMetricFamily("headrace_broker_up", "Whether Redis answered this scrape.")
-        up.add_metric([], float(self.broker_up))
-        yield up
-        if not self.broker_up:
-            return
-        waiting = GaugeMetricFamily(
-            "headrace_requests_waiting", "Requests that wait for a job's end."
-        )
-        waiting.add_metric([], self.waiting)
-        yield waiting
-        yield from self._submits()
-        yield from self._queues()
-        yield from self._models()
-
-    def _submits(self) -> Iterator[Metric]:
-        admitted = CounterMetricFamily(
-            "headrace_jobs_admitted", "Jobs that were enqueued over HTTP.", labels=["model"]
-        )
-        rejected = CounterMetricFamily(
-            "headrace_jobs_rejected",
-            "Submits that were refused, by the code of the problem.",
-            labels=["model", "reason"],
-        )
-        for model, totals in self.totals.items():
-            admitted.add_metric([model], totals.admitted)
-            for reason, count in {QueueFull.code: 0.0, **totals.rejected}.items():
-                rejected.add_metric([model, reason], count)
-        yield admitted
-        yield rejected
-
-    def _queues(self) -> Iterator[Metric]:
-        depth = GaugeMetricFamily(
-            "headrace_queue_depth", "Jobs that wait, by priority.", labels=["model", "priority"]
-        )
-        for model, queue in self.depths.items():
-            for step, count in queue.waiting.items():
-                depth.add_metric([model, str(step)], count)
-        yield depth
-        depths = self.depths.items()
-        yield _gauge(
-            "headrace_queue_oldest_age_seconds",
-            "How long the oldest waiting job has waited; 0 when none waits.",
-            ((model, queue.oldest_age_s or 0.0) for model, queue in depths),
-        )
-        yield _gauge(
-            "headrace_jobs_in_flight",
-            "Jobs that workers hold.",
-            ((model, queue.in_flight) for model, queue in depths),
-        )
-        yield _gauge(
-            "headrace_jobs_scheduled",
-            "Jobs that wait for a countdown or a retry.",
-            ((model, queue.scheduled) for model, queue in depths),
-        )
-        yield _gauge(
-            "headrace_dead_letters",
-            "Messages and jobs among the dead letters.",
-            ((model, queue.dead) for model, queue in depths),
-        )
-
-    def _models(self) -> Iterator[Metric]:
-        yield _gauge(
-            "headrace_model_ready_replicas",
-            "Replicas that are loaded, over all workers.",
-            ((model, status.ready) for model, status in self.statuses.items()),
-        )
-        ended = CounterMetricFamily(
-            "headrace_jobs_ended", "Jobs that have ended.", labels=["model", "status"]
-        )
-        for model, totals in self.totals.items():
-            for status, count in totals.ended.items():
-                ended.add_metric([model, status], count)
-        yield ended
-        yield from self._batches()
-        for name in HISTOGRAMS:
-            family = HistogramMetricFamily(f"headrace_{name}", _HELP[name], labels=["model"])
-            for model, totals in self.totals.items():
-                histogram = totals.histograms[name]
-                family.add_metric([model], buckets=histogram.buckets, sum_value=histogram.sum)
-            yield family
-
-    def _batches(self) -> Iterator[Metric]:
-        left = CounterMetricFamily(
-            "headrace_batches", "Batches, by why they left.", labels=["model", "reason"]
-        )
-        padding = CounterMetricFamily(
-            "headrace_batch_padding",
-            "Inputs that were added to batches to reach an allowed size.",
-            labels=["model"],
-        )
-        starved = CounterMetricFamily(
-            "headrace_device_starved_seconds",
-            "Seconds for which the device waited for a batch that was still in preprocess.",
-            labels=["model"],
-        )
-        for model, totals in self.totals.items():
-            starved.add_metric([model], totals.starved_s)
-            for reason, count in totals.left.items():
-                left.add_metric([model, reason], count)
-            padding.add_metric([model], totals.padding)
-        yield left
-        yield padding
-        yield starved
-
-
-def _gauge(name: str, text: str, values: Iterable[tuple[str, float]]) -> GaugeMetricFamily:
-    family = GaugeMetricFamily(name, text, labels=["model"])
-    for model, value in values:
-        family.add_metric([model], value)
-    return family
-
-
-async def read_snapshot(services: Services) -> Snapshot:
+async def metrics_of(services: Services) -> Iterable[Found]:
     """Ask Redis; a scrape must not fail with it, or the outage itself could not be seen."""
-    models = list(services.catalog.models.values())
     try:
-        waiting = await services.tally.waiting()
-        depths = await services.queue.depths([model.queue for model in models])
-        statuses = await services.fleet.statuses()
-        totals = await services.queue.totals([model.name for model in models])
+        await services.tally.tell()
+        scraped = await services.scraper.read()
     except BrokerError:
-        return Snapshot(broker_up=False)
-    by_model = {model.name: depth for model, depth in zip(models, depths, strict=True)}
-    return Snapshot(True, waiting, by_model, statuses, totals)
+        return [_one(f.BROKER_UP, 0), _one(f.BUILD, 1, (__version__,))]
+    statuses = services.fleet.learn(scraped.workers)
+    versions = {model.name: model.version for model in services.catalog.models.values()}
+    waiting = services.tally.waiting(scraped.waiting)
+    return _all(scraped, statuses, versions, waiting)
+
+
+def _all(
+    scraped: Scraped,
+    statuses: Mapping[str, ModelStatus],
+    versions: Mapping[str, str],
+    waiting: int,
+) -> Iterator[Found]:
+    yield _one(f.BROKER_UP, 1)
+    yield _one(f.BUILD, 1, (__version__,))
+    yield _one(f.WORKERS, len(scraped.workers))
+    yield _one(f.WAITING, waiting)
+    yield from _queues(scraped.depths, scraped.paused, versions)
+    yield from _counted(scraped.totals)
+    yield from _models(statuses, scraped.totals)
+    yield from _shared(scraped.shared)
+    yield from _measured(list(scraped.workers.values()))
+
+
+def _queues(
+    depths: Mapping[str, Depth], paused: frozenset[str], versions: Mapping[str, str]
+) -> Iterator[Found]:
+    places = [
+        (model, versions[model], str(step))
+        for model, depth in depths.items()
+        for step in depth.waiting
+    ]
+    yield Found(f.DEPTH, places, [n for depth in depths.values() for n in depth.waiting.values()])
+    ages = [depth.oldest_ages_s.get(step, 0) for depth in depths.values() for step in depth.waiting]
+    yield Found(f.OLDEST, places, ages)
+    yield _by_model(f.PAUSED, depths, lambda depth: int(depth.queue in paused))
+    yield _by_model(f.IN_FLIGHT, depths, lambda depth: depth.in_flight)
+    yield _by_model(f.SCHEDULED, depths, lambda depth: depth.scheduled)
+    yield _by_model(f.LETTERS, depths, lambda depth: depth.dead)
+
+
+def _counted(totals: Mapping[str, ModelTotals]) -> Iterator[Found]:
+    models = [(model,) for model in totals]
+    for name, family in _COUNTED.items():
+        yield Found(family, models, [found.counted.get(name, 0) for found in totals.values()])
+    retried = [
+        found.labelled[telemetry.ENDED].get(telemetry.RETRIED, 0) for found in totals.values()
+    ]
+    yield Found(f.RETRIED, models, retried)
+    for name, (family, always) in _LABELLED.items():
+        zero = dict.fromkeys(always, 0.0)
+        series: list[Labels] = []
+        values: list[float] = []
+        for model, found in totals.items():
+            counts = {**zero, **found.labelled[name]}
+            counts.pop(telemetry.RETRIED, None)
+            series += [(model, which) for which in counts]
+            values += counts.values()
+        yield Found(family, series, values)
+    for name, family in f.HISTOGRAMS.items():
+        numbers: list[str] = []
+        for found in totals.values():
+            histogram = found.histograms[name]
+            numbers += histogram.numbers[:-1]
+            numbers += (histogram.count, histogram.numbers[-1])
+        yield Found(family, models, numbers, BOUNDS[name])
+
+
+def _models(
+    statuses: Mapping[str, ModelStatus], totals: Mapping[str, ModelTotals]
+) -> Iterator[Found]:
+    yield _by_model(f.READY, statuses, lambda status: status.ready)
+    yield _by_model(
+        f.REPLICAS, statuses, lambda status: sum(one.state.replicas for one in status.workers)
+    )
+    loads: list[float] = []
+    for found in totals.values():
+        loads += (found.counted.get(telemetry.LOADS, 0), found.counted.get(telemetry.LOAD_S, 0))
+    yield Found(f.LOAD_S, [(model,) for model in totals], loads)
+
+
+def _shared(fields: Mapping[bytes, bytes]) -> Iterator[Found]:
+    series: list[Labels] = []
+    values: list[float] = []
+    for name, count in read_labelled(fields, REQUESTS).items():
+        method, _, rest = name.partition(" ")
+        code, _, route = rest.partition(" ")
+        series.append((method, route, code))
+        values.append(count)
+    yield Found(f.REQUESTS, series, values)
+    for name, family in ((ROUND_TRIPS, f.ROUND_TRIPS), (ERRORS, f.ERRORS)):
+        counts = {**dict.fromkeys(_PARTS, 0.0), **read_labelled(fields, name)}
+        yield Found(family, [(part,) for part in counts], list(counts.values()))
+
+
+def _measured(workers: Sequence[WorkerReport]) -> Iterator[Found]:
+    memory = {
+        (model, worker.node): taken
+        for worker in workers
+        for model, taken in worker.figures.models.items()
+    }
+    yield Found(f.MODEL_MEMORY, list(memory), list(memory.values()))
+    # Several workers measure one host, and may share a GPU.
+    hosts: dict[Labels, HostFigures] = {}
+    devices: dict[Labels, DeviceFigures] = {}
+    for worker in workers:
+        host = worker.figures.host
+        if host is not None:
+            hosts[(host.name,)] = host
+            devices |= {(host.name, device.id): device for device in worker.figures.devices}
+    for family, of_host in _HOST:
+        yield Found(family, list(hosts), [of_host(host) for host in hosts.values()])
+    told = [(*place, device.name, device.uuid) for place, device in devices.items()]
+    yield Found(f.DEVICE, told, [1] * len(told))
+    for family, of_device in _DEVICE:
+        known = {place: of_device(device) for place, device in devices.items()}
+        shown = {place: value for place, value in known.items() if value is not None}
+        yield Found(family, list(shown), list(shown.values()))
+
+
+def _one(family: Family, value: float, labels: Labels = ()) -> Found:
+    return Found(family, [labels], [value])
+
+
+def _by_model(family: Family, found: Mapping[str, T], value: Callable[[T], float]) -> Found:
+    return Found(family, [(model,) for model in found], [value(one) for one in found.values()])

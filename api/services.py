@@ -10,6 +10,7 @@ import redis.asyncio
 from api.counters import Counters
 from api.door import Door
 from api.expiry import Expiry
+from api.exposition import Exposition
 from api.filing import Filing, build_filing
 from api.fleet import Fleet
 from api.payloads import Payloads, build_payloads
@@ -20,6 +21,7 @@ from headrace.errors import ConfigError
 from headrace.letters import DeadLetters
 from headrace.queue import JobQueue
 from headrace.run_records import RunRecords
+from headrace.scrape import Scraper
 from headrace.settings import Settings
 from headrace.waiting import Waiters
 
@@ -43,6 +45,8 @@ class Services:
     counters: Counters
     tally: Tally
     expiry: Expiry
+    scraper: Scraper
+    exposition: Exposition
     payloads: Payloads
     filing: Filing
     door: Door | None
@@ -97,6 +101,8 @@ def build(settings: Settings, catalog: Catalog) -> Services:
         counters=counters,
         tally=Tally(client, counters, waiters),
         expiry=Expiry(queue),
+        scraper=Scraper(client, list(catalog.models.values())),
+        exposition=Exposition(),
         payloads=build_payloads(settings, settings.redis_url),
         filing=build_filing(settings, settings.redis_url),
         door=Door(settings, queue, client) if settings.asks_for_keys else None,

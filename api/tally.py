@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any, Final
 
 import redis.asyncio
@@ -63,24 +64,25 @@ class Tally:
             async with asyncio.timeout(STOP_MAX_S):
                 await self._tell()
 
-    async def waiting(self) -> int:
-        """Requests that wait, over all API processes; what this one has counted is told first.
+    async def tell(self) -> None:
+        """Tell now what is counted here.
 
         Raises:
             BrokerUnavailable: Redis does not answer.
         """
-        own = self._waiters.api_id
         try:
             await self._tell()
-            # Its subscription says truly whether a process lives, whatever it left behind.
-            pattern = keys.done_channel("*")
-            channels = [raw.decode() for raw in await self._client.pubsub_channels(pattern)]
-            ids = [channel.removeprefix(keys.done_channel("")) for channel in channels]
-            others = [keys.api(api_id) for api_id in ids if api_id != own]
-            said = await self._client.mget(others) if others else []
         except RedisError as error:
             raise translate(error) from error
-        return self._waiters.count + sum(int(count or 0) for count in said)
+
+    def waiting(self, said: Mapping[str, int]) -> int:
+        """Requests that wait, over all API processes.
+
+        Args:
+            said: what each live one has said of itself, by its id.
+        """
+        others = (count for api_id, count in said.items() if api_id != self._waiters.api_id)
+        return self._waiters.count + sum(others)
 
     async def _repeat(self) -> None:
         while True:

@@ -28,6 +28,7 @@ from redis.sentinel import Sentinel, SentinelConnectionPool
 from typing_extensions import override
 
 from headrace.errors import ConfigError
+from headrace.traffic import TRAFFIC
 
 SOCKET_TIMEOUT_S: Final = 5.0
 SCHEMES: Final = ("redis", "rediss", "unix", "sentinel")
@@ -182,12 +183,13 @@ def parse_sentinel(url: str) -> SentinelAddress:
 
 
 class _Sends(AbstractConnection):
-    """Says that it is lost also where uvloop does, which has closed the socket by itself."""
+    """Counts what it sends, and says that it is lost where uvloop has closed its socket."""
 
     @override
     async def send_packed_command(
         self, command: bytes | str | Iterable[bytes], check_health: bool = True
     ) -> None:
+        TRAFFIC.round_trips += 1
         try:
             await super().send_packed_command(command, check_health)
         except RuntimeError as error:

@@ -36,9 +36,11 @@ Shared::
 
     hr:token                        string  no TTL; the fence, one number per claim of a job
     hr:workers                      zset    no TTL, trimmed; owner -> last seen
-    hr:worker:<owner>               hash    WORKER_TTL_S; model -> state, for /ready
+    hr:worker:<owner>               hash    WORKER_TTL_S; model -> state, for /ready; ":figures" ->
+                                            its host, devices and memory (headrace/figures.py)
     hr:paused                       set     no TTL; queues from which nothing is claimed
     hr:stats:<model>                hash    no TTL; counters for /metrics, see headrace/telemetry.py
+    hr:stats:                       hash    no TTL; the same of no model: requests, Redis
     hr:expiring                     zset    EXPIRING_TTL_S in _lib.lua from the last submit; id ->
                                             by when the job must have begun, until then
     hr:api:<api>                    string  API_TTL_S; requests that wait in one API process
@@ -109,6 +111,7 @@ PAUSED: Final = "hr:paused"
 REVOKED: Final = "hr:revoked"
 RUNS: Final = "hr:runs"
 PAYLOADS: Final = "hr:payloads"
+SHARED_STATS: Final = "hr:stats:"
 PAYLOAD_SIZES: Final = "hr:payloads:size"
 PAYLOAD_PREFIX: Final = "hr:payload:"
 FILES: Final = "hr:files"

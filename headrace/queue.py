@@ -40,7 +40,8 @@ from headrace.submission import (
     submission,
     submit_arguments,
 )
-from headrace.telemetry import ModelTotals, WorkerReport, read_report
+from headrace.telemetry import WorkerReport, read_report
+from headrace.traffic import TRAFFIC
 
 __all__ = ["Depth", "JobQueue", "Receipt", "Submission", "hash_request", "submission", "translate"]
 
@@ -70,6 +71,7 @@ class Depth:
         dead: dead letters.
         oldest_age_s: how long the oldest waiting job has waited; None where none waits, or only
             messages of stock clients, which carry no time.
+        oldest_ages_s: the same of each step where it is known.
     """
 
     queue: str
@@ -78,6 +80,7 @@ class Depth:
     in_flight: int
     dead: int
     oldest_age_s: float | None
+    oldest_ages_s: dict[int, float]
 
     @property
     def total(self) -> int:
@@ -90,6 +93,7 @@ def translate(error: RedisError) -> HeadraceError:
 
     The message is for clients: hosts and ports stay in the log.
     """
+    TRAFFIC.errors += 1
     if isinstance(error, OutOfMemoryError) or "OOM" in str(error)[:64]:
         return BrokerFull(
             "Redis is at its maxmemory and takes no new jobs",
@@ -305,8 +309,7 @@ class JobQueue:
 
     async def depths(self, queues: Sequence[str]) -> list[Depth]:
         """The state of queues in one round trip, at a cost that does not grow with their length."""
-        now, *rows = await self._call("depth", *queues)
-        return [_depth(queue, row, int(now)) for queue, row in zip(queues, rows, strict=True)]
+        return read_depths(queues, await self._call("depth", *queues))
 
     async def worker_states(self) -> dict[str, WorkerReport]:
         """What live workers say of themselves, by owner."""
@@ -318,17 +321,6 @@ class JobQueue:
         pairs = zip(owners, states, strict=True)
         # A worker's own key runs out WORKER_TTL_S after its last word; its name may stand longer.
         return {owner: read_report(state) for owner, state in pairs if state}
-
-    async def totals(self, models: Sequence[str]) -> dict[str, ModelTotals]:
-        """What the workers of each model have counted since the first."""
-        try:
-            found = await self._hashes([keys.stats(model) for model in models])
-        except RedisError as error:
-            raise translate(error) from error
-        return {
-            model: ModelTotals.from_fields(fields)
-            for model, fields in zip(models, found, strict=True)
-        }
 
     async def ping(self) -> None:
         """Raises BrokerUnavailable unless Redis answers."""
@@ -424,8 +416,18 @@ def _job(job_id: str, answer: Any) -> Job | None:
     return job_from_record(job_id, record, meta.decode("utf-8", "replace"), int(place))
 
 
+def read_depths(queues: Sequence[str], answer: Sequence[Any]) -> list[Depth]:
+    """What depth.lua has answered for these queues."""
+    now, *rows = answer
+    return [_depth(queue, row, int(now)) for queue, row in zip(queues, rows, strict=True)]
+
+
 def _depth(queue: str, row: Sequence[Any], now_us: int) -> Depth:
     waiting = {step: int(row[index]) for index, step in enumerate(keys.STEPS)}
-    oldest = int(row[7]) if row[7] else None
-    age = None if oldest is None else max(0.0, (now_us - oldest) / US_PER_S)
-    return Depth(queue, waiting, int(row[4]), int(row[5]), int(row[6]), age)
+    ages = {
+        step: max(0.0, (now_us - int(since)) / US_PER_S)
+        for step, since in zip(keys.STEPS, row[7:], strict=True)
+        if since
+    }
+    oldest = max(ages.values(), default=None)
+    return Depth(queue, waiting, int(row[4]), int(row[5]), int(row[6]), oldest, ages)

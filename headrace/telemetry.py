@@ -1,23 +1,26 @@
 """What workers say of their models: counters for /metrics, and states for /ready.
 
 A worker adds what happened since its last sweep to the hash `hr:stats:<model>` with HINCRBYFLOAT,
-so that totals never go backwards when a worker ends. Field names: `left:<reason>`, `padding`,
-`starved_seconds`, and per histogram `<name>:<upper bound>` (not cumulative) and `<name>:sum`. The
-API's processes add theirs: `admitted`, and `rejected:<code>`. How jobs have ended is counted by the
-scripts that end them, in the same call: `ended:<status>`, with the status `succeeded`, `failed`,
-`expired` or `cancelled`, and `retried` for those that were put off for another try.
+so that totals never go backwards when a worker ends; the API's processes add theirs. How jobs have
+ended is counted by the scripts that end them, in the same call. The names of the fields are below:
+those of `COUNTED` as they are and those of `LABELLED` as `<name>:<which>`. A histogram is one
+field, `<name>@<bounds>`, with how many fell at or below each bound, how many there were and their
+sum, so that a scrape takes it over as it stands. What is of no model is in `hr:stats:`.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final
 
 import msgspec
 
+from headrace.figures import FIELD as FIGURES
+from headrace.figures import Figures
 from headrace.jobs import US_PER_S
 from headrace.model_section import RETRY_BACKOFF_MAX_S, RETRY_BACKOFF_S
 
@@ -27,32 +30,66 @@ SECONDS_BOUNDS: Final = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
     300.0, 600.0,
 )  # fmt: skip
+BATCH_SIZE: Final = "batch_size"
+#: Of each job that was run: until its claim, until its hand-over, and until its answer.
+QUEUE_S: Final = "queue_seconds"
+HOLD_S: Final = "hold_seconds"
+JOB_S: Final = "job_seconds"
+#: Of each batch: the handler's verbs.
+STAGES_S: Final = ("preprocess_seconds", "inference_seconds", "postprocess_seconds")
 HISTOGRAMS: Final = {
-    "batch_size": BATCH_SIZE_BOUNDS,
-    "queue_seconds": SECONDS_BOUNDS,
-    "inference_seconds": SECONDS_BOUNDS,
+    BATCH_SIZE: BATCH_SIZE_BOUNDS,
+    **dict.fromkeys((QUEUE_S, HOLD_S, JOB_S, *STAGES_S), SECONDS_BOUNDS),
 }
-#: Fields that the API's processes add to.
+
+#: Plain counters: of the API, ...
 ADMITTED: Final = "admitted"
-REJECTED: Final = "rejected"
-#: Fields that the workers add to, beside the histograms.
-LEFT: Final = "left"
+#: ... of the scripts, ...
+DEAD: Final = "dead"
+LEASES_LOST: Final = "leases_lost"
+#: ... and of the workers.
 PADDING: Final = "padding"
 STARVED: Final = "starved_seconds"
+RENEWED: Final = "leases_renewed"
+LOADS: Final = "loads"
+LOAD_S: Final = "load_seconds"
+LOAD_FAILURES: Final = "load_failures"
+COUNTED: Final = (
+    ADMITTED, DEAD, LEASES_LOST, PADDING, STARVED, RENEWED, LOADS, LOAD_S, LOAD_FAILURES,
+)  # fmt: skip
+
+#: Counters of one thing in several forms: submits that were refused, by the code of the error;
+#: jobs that have ended, by status, or were put off for another try (RETRIED); batches that have
+#: run, by why they had left; and model processes that were started anew, by why the last one had
+#: ended.
+REJECTED: Final = "rejected"
+ENDED: Final = "ended"
+RETRIED: Final = "retried"
+LEFT: Final = "left"
+RESTARTS: Final = "restarts"
+LABELLED: Final = (REJECTED, ENDED, LEFT, RESTARTS)
 
 
-#: Per histogram, the hash's field of each bucket, the last one without a bound, and of the sum.
-_FIELDS: Final = {
-    name: ([*(f"{name}:{bound:g}" for bound in bounds), f"{name}:+Inf"], f"{name}:sum")
-    for name, bounds in HISTOGRAMS.items()
-}
+def field_of(histogram: str) -> str:
+    """The hash's field of a histogram; other bounds, as of another version, are in another."""
+    return f"{histogram}@{len(HISTOGRAMS[histogram])}"
 
 
-@dataclass(slots=True)
+_FIELDS: Final = {name: field_of(name) for name in HISTOGRAMS}
+
+
 class ModelStats:
     """What happened to one model since the last `drain`."""
 
-    _deltas: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    def __init__(self) -> None:
+        self._deltas: defaultdict[str, float] = defaultdict(float)
+        self._counts = {name: [0] * (len(bounds) + 1) for name, bounds in HISTOGRAMS.items()}
+        self._sums = dict.fromkeys(HISTOGRAMS, 0.0)
+        self._observed = False
+
+    def count(self, name: str, by: float = 1.0) -> None:
+        """Count one of `COUNTED`, or `<name>:<which>` of one of `LABELLED`."""
+        self._deltas[name] += by
 
     def left(self, reason: str) -> None:
         """A batch has run, or was lost; it had left for this reason of `workers.batcher.Reason`."""
@@ -61,8 +98,9 @@ class ModelStats:
     def observe_batch(
         self,
         size: int,
-        queue_s: Iterable[float],
-        inference_s: float,
+        queue_s: Sequence[float],
+        hold_s: Sequence[float],
+        stages_s: Sequence[float],
         padding: int = 0,
         starved_s: float = 0.0,
     ) -> None:
@@ -70,8 +108,9 @@ class ModelStats:
 
         Args:
             size: jobs in it.
-            queue_s: how long each of them had waited.
-            inference_s: the handler's time for it.
+            queue_s: how long each of them had waited until it was claimed.
+            hold_s: how long each was held from then until it was handed over.
+            stages_s: the handler's time for it, by verb: preprocess, inference, postprocess.
             padding: inputs that were added to reach an allowed size.
             starved_s: how long the device waited for its `preprocess`.
         """
@@ -79,90 +118,34 @@ class ModelStats:
             self._deltas[STARVED] += starved_s
         if padding:
             self._deltas[PADDING] += padding
-        self._observe("batch_size", float(size))
-        self._observe("inference_seconds", inference_s)
-        for seconds in queue_s:
-            self._observe("queue_seconds", seconds)
+        self.observe(BATCH_SIZE, (size,))
+        for name, seconds in zip(STAGES_S, stages_s, strict=True):
+            self.observe(name, (seconds,))
+        self.observe(QUEUE_S, queue_s)
+        self.observe(HOLD_S, hold_s)
 
-    def _observe(self, name: str, value: float) -> None:
-        fields, total = _FIELDS[name]
-        self._deltas[fields[bisect_left(HISTOGRAMS[name], value)]] += 1
-        self._deltas[total] += value
+    def observe(self, name: str, values: Sequence[float]) -> None:
+        """Put values into a histogram."""
+        counts, bounds = self._counts[name], HISTOGRAMS[name]
+        for value in values:
+            counts[bisect_left(bounds, value)] += 1
+        self._sums[name] += sum(values)
+        self._observed = True
 
-    def drain(self) -> list[tuple[str, float]]:
-        """Take the increments, to be added in Redis."""
-        taken = list(self._deltas.items())
+    def drain(self) -> list[tuple[str, str]]:
+        """Take the increments, to be added by report.lua."""
+        taken = [(name, repr(by)) for name, by in self._deltas.items()]
         self._deltas.clear()
+        if not self._observed:
+            return taken
+        self._observed = False
+        for name, counts in self._counts.items():
+            if any(counts):
+                added = " ".join(map(str, accumulate(counts)))
+                taken.append((_FIELDS[name], f"{added} {self._sums[name]!r}"))
+                self._counts[name] = [0] * len(counts)
+                self._sums[name] = 0.0
         return taken
-
-
-@dataclass(frozen=True, slots=True)
-class Histogram:
-    """A histogram as Prometheus has it: how many fell at or below each bound, and their sum."""
-
-    buckets: list[tuple[str, float]]
-    sum: float
-
-
-@dataclass(frozen=True, slots=True)
-class ModelTotals:
-    """All that the workers of one model and the API's processes have counted.
-
-    Attributes:
-        ended: jobs, by status.
-        histograms: by name.
-        left: batches that left for a model process, by reason.
-        padding: inputs that were added to batches to reach an allowed size.
-        starved_s: seconds for which devices waited for a batch that was in `preprocess`.
-        admitted: jobs that were enqueued over HTTP.
-        rejected: submits that were refused, by the code of the problem.
-    """
-
-    ended: dict[str, float]
-    histograms: dict[str, Histogram]
-    left: dict[str, float] = field(default_factory=dict)
-    padding: float = 0.0
-    starved_s: float = 0.0
-    admitted: float = 0.0
-    rejected: dict[str, float] = field(default_factory=dict)
-
-    @classmethod
-    def from_fields(cls, fields: Mapping[bytes, bytes]) -> ModelTotals:
-        """Read `hr:stats:<model>`. Bounds that only an older worker knew are kept."""
-        by_name: dict[str, dict[str, float]] = {"ended": {}, LEFT: {}, REJECTED: {}}
-        plain = {ADMITTED: 0.0, PADDING: 0.0, STARVED: 0.0}
-        counts: dict[str, dict[str, float]] = {
-            name: {f"{bound:g}": 0.0 for bound in bounds} for name, bounds in HISTOGRAMS.items()
-        }
-        sums = dict.fromkeys(HISTOGRAMS, 0.0)
-        for raw, value in fields.items():
-            name, _, part = raw.decode("utf-8", "replace").partition(":")
-            if name in by_name:
-                by_name[name][part] = float(value)
-            elif name in plain:
-                plain[name] = float(value)
-            elif part == "sum" and name in sums:
-                sums[name] = float(value)
-            elif name in counts:
-                counts[name][part] = float(value)
-        histograms = {name: _cumulative(counts[name], sums[name]) for name in HISTOGRAMS}
-        return cls(
-            by_name["ended"],
-            histograms,
-            by_name[LEFT],
-            plain[PADDING],
-            plain[STARVED],
-            plain[ADMITTED],
-            by_name[REJECTED],
-        )
-
-
-def _cumulative(counts: dict[str, float], total: float) -> Histogram:
-    buckets, seen = [], 0.0
-    for bound in sorted(counts.keys() | {"+Inf"}, key=float):
-        seen += counts.get(bound, 0.0)
-        buckets.append((bound, seen))
-    return Histogram(buckets, total)
 
 
 class ModelState(msgspec.Struct, frozen=True):
@@ -201,11 +184,16 @@ class WorkerReport:
         node: its Celery node name.
         pid: its process.
         models: by name.
+        figures: what it measures of its host, its devices and its model processes.
     """
 
     node: str
     pid: int
     models: dict[str, ModelState]
+    figures: Figures
+
+
+_FIGURES: Final = FIGURES.encode()
 
 
 class _Own(msgspec.Struct, frozen=True):
@@ -215,13 +203,15 @@ class _Own(msgspec.Struct, frozen=True):
 
 def read_report(fields: Mapping[bytes, bytes]) -> WorkerReport:
     """Read `hr:worker:<owner>`. What cannot be read, as from another version, is left out."""
-    own, models = _Own(), {}
+    own, models, figures = _Own(), {}, Figures()
     for name, value in fields.items():
         try:
-            if name:
+            if name == _FIGURES:
+                figures = msgspec.json.decode(value, type=Figures)
+            elif name:
                 models[name.decode()] = msgspec.json.decode(value, type=ModelState)
             else:
                 own = msgspec.json.decode(value, type=_Own)
         except (msgspec.MsgspecError, UnicodeDecodeError):
             continue
-    return WorkerReport(own.node, own.pid, models)
+    return WorkerReport(own.node, own.pid, models, figures)

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from headrace import telemetry
 from workers.items import Item
 from workers.lane import Lane
 from workers.ledger import ASKED, FENCED, Ledger
@@ -60,6 +61,7 @@ class Dropping:
 
         def answered(items: list[Item], codes: list[Any]) -> None:
             self._unsure.pop(lane.model.name, None)
+            lane.stats.count(telemetry.RENEWED, sum(int(code) != FENCED for code in codes))
             for item, code in zip(items, codes, strict=True):
                 if lane.held.get(item.id) is not item or item.dropped:
                     continue

@@ -11,8 +11,9 @@ from __future__ import annotations
 import logging
 import selectors
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
+from headrace import telemetry
 from workers.guard import Guard
 from workers.lane import Lane
 from workers.life import STARTING, Phase
@@ -75,11 +76,14 @@ class Keeper:
         told = traceback.rstrip().rpartition("\n")[2] if again else traceback
         logger.error("model %s cannot be loaded:\n%s", lane.model.name, told)
         lane.last_error = traceback
+        lane.stats.count(telemetry.LOAD_FAILURES)
         replica.load_failed(traceback)
 
-    def ready(self, lane: Lane, replica: Replica, info: dict[str, object]) -> None:
+    def ready(self, lane: Lane, replica: Replica, info: dict[str, Any]) -> None:
         """A process is loaded and warm; if it is a successor, its predecessor drains."""
         replica.ready(info)
+        lane.stats.count(telemetry.LOADS)
+        lane.stats.count(telemetry.LOAD_S, info["load_s"])
         if replica.fits:
             lane.fit(lane.model.max_batch_size, replica.fits)
         logger.info("model %s: loaded in %.2f s", lane.model.name, info["load_s"])
@@ -99,6 +103,7 @@ class Keeper:
         if replica.loaded:
             trace = replica.trace()
             lane.restarts.add(now, f"{why}\n{trace}" if trace else why)
+            lane.stats.count(f"{telemetry.RESTARTS}:lost")
         if replica.process is not None:
             self._guard.forget(replica.process.pid)
         replica.ended(now)
@@ -145,6 +150,7 @@ class Keeper:
                 replica.recycling = why
                 logger.info("model %s: a model process is recycled: %s", lane.model.name, why)
                 lane.recycled += 1
+                lane.stats.count(f"{telemetry.RESTARTS}:recycled")
                 if lane.model.recycle_overlap:
                     self._succeed(lane, replica)
                 else:

@@ -20,7 +20,7 @@ from headrace.media import is_json
 from headrace.messages import read_envelope
 from headrace.scripts import CLAIM_HEAD, CLAIM_ROW
 from headrace.store.base import new_entry
-from headrace.telemetry import ModelStats
+from headrace.telemetry import JOB_S, ModelStats
 from workers.backlog import Backlog
 from workers.batcher import Batcher, Hold, Leave, Policy
 from workers.cargo import Cargo, Load
@@ -321,8 +321,7 @@ class Lane:
         # The device ran the padding too.
         self.batcher.observe(size + padding, now - batch.started_at)
         self.deadlines.least.add(now - batch.started_at, now)
-        queued_s = [item.dispatched_at - item.enqueued_at for item in batch.items]
-        self.stats.observe_batch(size, queued_s, sum(times[:3]) / 1000, padding, times[3] / 1000)
+        self._observe(batch, times, padding, now)
         told = batch_text(size, padding)
         done, shared = date_done(), stages(times)
         inline_max = self.cargo.inline_limit_bytes
@@ -346,6 +345,19 @@ class Lane:
                 )  # fmt: skip
                 settled.append(settlement)
         return settled
+
+    def _observe(self, batch: Batch, times: list[float], padding: int, now: float) -> None:
+        """Put a batch that has run into the histograms; its times are in ms."""
+        items = batch.items
+        self.stats.observe_batch(
+            len(items),
+            [item.claimed_at - item.enqueued_at for item in items],
+            [item.dispatched_at - item.claimed_at for item in items],
+            [took / 1000 for took in times[:3]],
+            padding,
+            times[3] / 1000,
+        )
+        self.stats.observe(JOB_S, [now - item.enqueued_at for item in items])
 
     def _discarded(self, item: Item, batch: int | str, took: str) -> Settlement:
         """What a job ends with that was handed over and that nobody wants any more from here."""

@@ -20,6 +20,7 @@ from headrace.expiry import EXPIRE_ARGUMENTS, EXPIRE_MAX_JOBS
 from headrace.jobs import US_PER_S
 from headrace.outages import DISCONNECTED
 from headrace.scripts import CLAIM_MAX_BYTES, Arg, Command, script
+from headrace.traffic import TRAFFIC
 from workers.batcher import STEP_PLACE
 from workers.items import Item, Settlement
 from workers.lane import Lane
@@ -154,6 +155,7 @@ class Ledger:
 
     def lost(self, now: float, error: Exception) -> None:
         """The connection broke: keep what must be said, and try again later."""
+        TRAFFIC.errors += 1
         logger.warning("Redis is away, next try in %.2f s: %s", self._delay_s, error)
         self._claim_lost = True
         unanswered = [call for _, sent in self._in_flight for call in sent]
@@ -334,6 +336,7 @@ class Ledger:
             return
         sent, self._outbox = self._outbox, []
         self._in_flight.append((now, sent))
+        TRAFFIC.round_trips += 1
         if len(self._in_flight) == 1:
             self.answer_due_at = now + ANSWER_MAX_S
         try:
@@ -391,5 +394,6 @@ class Ledger:
     def _refused(call: _Call, error: ResponseError) -> None:
         # A script errs before its first write, so that nothing is half done. What the call was
         # about is held no longer: its lease runs out, and it is run again.
+        TRAFFIC.errors += 1
         logger.error("Redis refused a call: %s", error)
         call.refused()

@@ -16,9 +16,11 @@ from celery.worker import state as celery_state
 
 from headrace import keys
 from headrace.errors import BY_CODE, HeadraceError
+from headrace.figures import FIELD as FIGURES
 from headrace.jobs import US_PER_S, State, iso
 from headrace.messages import arguments_repr
 from headrace.scripts import Arg, Command, script
+from headrace.traffic import TRAFFIC
 from workers.events import (
     EventLog,
     Failed,
@@ -30,6 +32,7 @@ from workers.events import (
     result_text,
     traceback_text,
 )
+from workers.gauges import NOTHING
 from workers.items import NEVER, Batch, Item, Settlement
 from workers.lane import Lane
 from workers.ledger import CANCELLED, FENCED, PUT_OFF
@@ -59,6 +62,7 @@ class Reporter:
         channel: the pub/sub channel of lists of task events.
         ticks: advances Celery's logical clock by so many and gives the first of them.
         dispatcher: gives Celery's event dispatcher, or None while there is none.
+        figures: what was measured last of host, devices and model processes, as JSON.
     """
 
     def __init__(
@@ -68,11 +72,13 @@ class Reporter:
         channel: str,
         ticks: Callable[[int], int],
         dispatcher: Callable[[], Dispatcher | None],
+        figures: Callable[[], bytes] = lambda: NOTHING,
     ) -> None:
         self.owner = owner
         self.hostname = hostname
         self._channel = channel
         self._dispatcher = dispatcher
+        self._figures = figures
         self._log = EventLog(hostname, ticks)
         self._asked_for = False
         # Jobs whose start was told, by token, with when their batch ended and how long it ran. Only
@@ -196,15 +202,18 @@ class Reporter:
         return [("PUBLISH", self._channel, self._log.message())]
 
     def states(self, lanes: list[Lane]) -> list[Command]:
-        """Model states and counters, for /ready and /metrics."""
-        fields: list[Arg] = ["", _encode({"node": self.hostname, "pid": os.getpid()})]
+        """Model states, figures and counters, for /ready and /metrics."""
+        own = _encode({"node": self.hostname, "pid": os.getpid()})
+        fields: list[Arg] = ["", own, FIGURES, self._figures()]
         for lane in lanes:
             fields += (lane.model.name, _encode({"node": self.hostname, **model_report(lane)}))
         counted: list[Arg] = []
         for lane in lanes:
             stats = keys.stats(lane.model.name)
             for name, by in lane.stats.drain():
-                counted += (stats, name, repr(by))
+                counted += (stats, name, by)
+        for name, count in TRAFFIC.take("worker").items():
+            counted += (keys.SHARED_STATS, name, repr(count))
         head = (self.owner, int(time.time()), keys.WORKER_TTL_S, len(fields))
         return [script("report").call([], *head, *fields, *counted)]
 

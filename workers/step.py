@@ -10,7 +10,7 @@ import logging
 import os
 import secrets
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -32,10 +32,12 @@ from workers.cargo import Cargo
 from workers.consumer import Consumer
 from workers.device import device_of, model_environ, tuned
 from workers.dispatch import Dispatch
+from workers.gauges import Gauges
 from workers.guard import Guard
 from workers.herald import Herald
 from workers.lane import Lane
 from workers.ledger import Ledger, Limits
+from workers.nvml import Nvml
 from workers.porter import Porter
 from workers.publisher import Publisher
 from workers.replica import Replica
@@ -107,12 +109,14 @@ def build_consumer(worker: Any, settings: Settings, catalog: Catalog, redis_url:
     # A try to connect is over in time for the next one to renew the leases.
     patience_s = min(SOCKET_TIMEOUT_S, max(1.0, settings.lease_ttl_s / 3))
     client = connect(redis_url, socket_timeout=patience_s, socket_connect_timeout=patience_s)
+    gauges = Gauges(Nvml(os.environ).read, partial(model_pids, lanes), settings.state_dir)
     reporter = Reporter(
         owner,
         worker.hostname,
         event_channel(celery_url(redis_url).database),
         partial(take_ticks, worker.app.clock),
         lambda: getattr(getattr(worker, "consumer", None), "event_dispatcher", None),
+        gauges.latest,
     )
     limits = Limits(
         settings.lease_ttl_s,
@@ -129,7 +133,21 @@ def build_consumer(worker: Any, settings: Settings, catalog: Catalog, redis_url:
     wake = Wake(client, lists, keys.cancel_channel(owner))
     dispatch = Dispatch(lanes, settings.device_slots)
     herald = Herald(partial(Sender, redis_url, settings.result_ttl_s))
+    gauges.start()
     return Consumer(lanes, ledger, wake, reporter, guard, porter, dispatch, herald)
+
+
+def model_pids(lanes: Sequence[Lane]) -> dict[str, list[int]]:
+    """The model processes of each model, and what belongs to them, as any thread may ask."""
+    return {
+        lane.model.name: [
+            pid
+            for replica in list(lane.replicas)
+            if (process := replica.process) is not None
+            for pid in (process.pid, *replica.helpers)
+        ]
+        for lane in lanes
+    }
 
 
 def _porter(settings: Settings, redis_url: str) -> Porter:

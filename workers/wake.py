@@ -21,6 +21,7 @@ from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from headrace.outages import DISCONNECTED
+from headrace.traffic import TRAFFIC
 
 logger = logging.getLogger(__name__)
 
@@ -142,6 +143,7 @@ class Wake:
         if not commands:
             return set()
         connection = self._connection
+        TRAFFIC.round_trips += 1
         try:
             connection.send_packed_command(connection.pack_commands(commands))
         except DISCONNECTED:

@@ -80,11 +80,14 @@ local function landed(owner, count)
   if type(left) == 'number' and left <= 0 then redis.call('HDEL', IN_FLIGHT, owner) end
 end
 
--- Counts `n` jobs of a queue that have ended so, or were put off for a retry, in the call that does it: so each is counted
--- once, whatever becomes of the answer or of who has called. Another type under the key hinders no end.
-local function count(queue, word, n)
-  redis.pcall('HINCRBY', 'hr:stats:' .. string.sub(queue, #'headrace.' + 1), 'ended:' .. word, n)
+-- Counts for a queue's model, in the call that does what is counted. Another type under the key hinders nothing.
+local function tally(queue, field, n)
+  redis.pcall('HINCRBY', 'hr:stats:' .. string.sub(queue, #'headrace.' + 1), field, n)
 end
+
+-- Counts `n` jobs of a queue that have ended so, or were put off for a retry, in the call that does it: so each is counted
+-- once, whatever becomes of the answer or of who has called.
+local function count(queue, word, n) tally(queue, 'ended:' .. word, n) end
 
 -- Ends a job: record, result, both on their TTL, both publications and the counter. `fields` is a flat list for HSET that
 -- begins with the state; `raw` is its message, where that is still there.
@@ -139,6 +142,7 @@ local function bury(queue, letter, token, reason, raw, message, r)
   redis.call('HSET', prefix .. letter, 'reason', reason, 'raw', raw, 'at', NOW, 'error', message, 'id', r.id or '',
     'step', r.step or '0', 'attempts', r.attempts or '0', 'created', r.created or NOW, 'traceback', r.traceback or '')
   redis.call('EXPIRE', prefix .. letter, LETTER_TTL_S)
+  tally(queue, 'dead', 1)
   redis.call('ZREMRANGEBYSCORE', KEYS[10], '-inf', whole(NOW_US - LETTER_TTL_S * 1e6))
   local over = redis.call('ZCARD', KEYS[10]) - LETTERS_MAX
   if over > 0 then

@@ -1,5 +1,6 @@
 -- The state of queues. KEYS: none. ARGV: queues.
--- Returns {now, then per queue {waiting at steps 0, 3, 6, 9, delayed, leased, dead, created of the oldest or ''}}.
+-- Returns {now, then per queue {waiting at steps 0, 3, 6, 9, delayed, leased, dead, then created of the oldest of each step
+-- or ''}}.
 -- The oldest is looked for at the heads of the lists; a stock client's message has no time of its own, and a job that
 -- was delayed counts from when it joined its list.
 local function id_in(raw)
@@ -30,18 +31,16 @@ local answer = {NOW}
 for q = 1, #ARGV do
   local queue = ARGV[q]
   local tombs = redis.pcall('HMGET', 'hr:count:' .. queue, 'tomb0', 'tomb3', 'tomb6', 'tomb9')
-  local row, oldest = {}, ''
+  local row = {}
   for s = 1, 4 do
     local list = list_of(queue, s)
     local length = size('LLEN', list)
     row[s] = math.max(0, length - (tonumber(tombs[s] or '0') or 0))
-    local since = row[s] > 0 and waiting_since(list)
-    if since and (oldest == '' or tonumber(since) < tonumber(oldest)) then oldest = since end
+    row[7 + s] = row[s] > 0 and waiting_since(list) or ''
   end
   row[5] = size('ZCARD', 'hr:delayed:' .. queue)
   row[6] = size('ZCARD', 'hr:lease:' .. queue)
   row[7] = size('ZCARD', 'hr:dead:' .. queue)
-  row[8] = oldest
   answer[q + 1] = row
 end
 return answer

@@ -30,6 +30,7 @@ if NOW_US <= tonumber(ARGV[2]) then
   end
   for _, c in ipairs(latest_first(expired)) do give_back(c.id, 'crash', ARGV[3], ARGV[1]) end
   reaped = #expired
+  if reaped > 0 then tally(ARGV[1], 'leases_lost', reaped) end
 end
 
 -- Tombstones of messages that somebody else removed (celery purge, DEL) would make a queue look shorter for ever.

@@ -1,4 +1,4 @@
-"""Each end of a job is counted once, by the script that ends it."""
+"""Each end of a job is counted once, by the script that ends it; so are dead letters and losses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _Do = Callable[[Queue, str], object]
 
 
 def counted(queue: Queue) -> dict[str, int]:
-    """The counters of ends, by status."""
+    """The counters: of ends by status, of dead letters and of leases that ran out."""
     fields: Any = queue.client.hgetall(keys.stats(queue.model))
     return {name.decode().removeprefix("ended:"): int(value) for name, value in fields.items()}
 
@@ -54,7 +54,7 @@ def _failed(queue: Queue, job: Leased) -> None:
     assert queue.settle(job, state="f", extra=ERROR) == [1]
 
 
-@_leased(failed=1)
+@_leased(failed=1, dead=1)
 def _failed_after_its_retries(queue: Queue, job: Leased) -> None:
     assert queue.settle(job, state="f", extra=ERROR, retry_us="dead") == [1]
 
@@ -118,17 +118,17 @@ def _lose(queue: Queue, job: Leased, lose: Callable[[Leased], object]) -> None:
         lose(queue.claim_one(lease_us=0))
 
 
-@_leased(failed=1)
+@_leased(failed=1, dead=1)
 def _lost_with_its_process_again_and_again(queue: Queue, job: Leased) -> None:
     _lose(queue, job, lambda leased: queue.release(leased, mode="crash"))
 
 
-@_leased(failed=1)
+@_leased(failed=1, dead=1, leases_lost=3)
 def _reaped_again_and_again(queue: Queue, job: Leased) -> None:
     _lose(queue, job, lambda _: queue.sweep())
 
 
-@_leased(failed=1)
+@_leased(failed=1, dead=1)
 def _lost_with_its_worker_again_and_again(queue: Queue, job: Leased) -> None:
     _lose(queue, job, lambda _: queue.release_owner("w1", mode="crash"))
 
@@ -183,7 +183,7 @@ def test_what_the_claim_ends(queue: Queue) -> None:
         b"no job at all",
     )
     assert queue.claim().refused == 2
-    assert counted(queue) == {"cancelled": 1, "failed": 1}
+    assert counted(queue) == {"cancelled": 1, "failed": 1, "dead": 2}
 
 
 def test_many_of_one_call_are_counted_by_how_they_end(queue: Queue) -> None:

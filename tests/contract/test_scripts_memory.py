@@ -128,11 +128,12 @@ def test_a_worker_goes_on_saying_that_it_lives(queue: Queue) -> None:
     stats = keys.stats("m")
     with full_memory(queue):
         for _ in range(2):
-            queue.call("report", [], "w", int(time.time()), 15, 2, "m", "{}", stats, "ran", "1.5")
+            added = (stats, "ran", "1.5", stats, "took@1", "1 2 0.25")
+            queue.call("report", [], "w", int(time.time()), 15, 2, "m", "{}", *added)
     assert queue.client.hgetall(keys.worker("w")) == {b"m": b"{}"}
     assert 0 < queue.client.ttl(keys.worker("w")) <= 15
     assert queue.client.zrange(keys.WORKERS, 0, -1) == [b"w"]
-    assert queue.client.hgetall(stats) == {b"ran": b"3"}
+    assert queue.client.hgetall(stats) == {b"ran": b"3", b"took@1": b"2 4 0.5"}
 
 
 def test_what_is_no_job_is_buried(queue: Queue) -> None:

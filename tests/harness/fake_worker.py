@@ -18,10 +18,13 @@ from redis.exceptions import NoScriptError, RedisError
 
 from headrace import keys
 from headrace.connections import connect
+from headrace.figures import FIELD as FIGURES
+from headrace.figures import Figures
 from headrace.jobs import US_PER_S, State
 from headrace.keys import F
 from headrace.messages import Message, read_envelope
 from headrace.scripts import CLAIM_HEAD, CLAIM_MAX_BYTES, CLAIM_ROW, Arg, script
+from headrace.telemetry import ModelStats
 from tests.harness.wait import wait_until
 
 BATCH = 32
@@ -95,7 +98,14 @@ def _meta(job_id: str, answer: Answer) -> bytes:
 
 
 def publish_state(
-    client: redis.Redis, owner: str, model: str, state: str, *, ready: int = 1, error: str = ""
+    client: redis.Redis,
+    owner: str,
+    model: str,
+    state: str,
+    *,
+    ready: int = 1,
+    error: str = "",
+    figures: Figures | None = None,
 ) -> None:
     """Say of one model what a live worker would."""
     said = {
@@ -105,9 +115,26 @@ def publish_state(
     own = {"node": f"{owner}@test", "pid": 4710}
     key = keys.worker(owner)
     encode = msgspec.json.encode
-    client.hset(key, mapping={"": encode(own), model: encode(said)})
+    measured = encode(figures or Figures())
+    client.hset(key, mapping={"": encode(own), model: encode(said), FIGURES: measured})
     client.expire(key, keys.WORKER_TTL_S)
     client.zadd(keys.WORKERS, {owner: time.time()})
+
+
+def publish_stats(client: redis.Redis, **stats: ModelStats) -> None:
+    """Add to the counters of these models what a live worker would."""
+    added = [
+        value
+        for model, one in stats.items()
+        for name, by in one.drain()
+        for value in (keys.stats(model), name, by)
+    ]
+    command = script("report").call([], "fake", int(time.time()), keys.WORKER_TTL_S, 2, "", "{}")
+    execute: Any = client.execute_command
+    execute(*script("report").load_command())
+    execute(*command, *added)
+    client.delete(keys.worker("fake"))
+    client.zrem(keys.WORKERS, "fake")
 
 
 class FakeWorker:

@@ -37,7 +37,7 @@ def test_what_is_counted_in_an_outage_is_told_after_it() -> None:
         server.stop()
         for _ in range(3):
             assert api.http.post(ECHO_JOBS, json=1).status_code == 503
-        assert names(api) == {"headrace_broker_up"}
+        assert names(api) == {"headrace_broker_up", "headrace_build_info"}
         server.start()
         wait_until(lambda: counts(api).get(UNAVAILABLE) == 3, "the refusals of the outage", 30)
 

@@ -13,7 +13,7 @@ from headrace import __version__, keys
 from headrace.errors import BY_CODE, ClientError
 from headrace.telemetry import ModelStats
 from tests.harness.api_server import ApiServer
-from tests.harness.fake_worker import Answer, claim, publish_state, settle
+from tests.harness.fake_worker import Answer, claim, publish_state, publish_stats, settle
 from tests.harness.redis_servers import RedisServer
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "x.py"\nValueError: no weights'
@@ -112,12 +112,14 @@ def test_metrics(api: ApiServer, redis_db: RedisServer) -> None:
     api.http.post("/api/v1/models/echo/jobs?priority=3", json=1)
     api.http.post("/api/v1/models/echo/jobs?priority=x", json=1)
     stats = ModelStats()
-    stats.observe_batch(5, [0.002, 0.02, 0.02, 700, 0.02], 0.003, padding=3, starved_s=0.5)
+    waited, held, stages = [0.002, 0.02, 0.02, 700, 0.02], [0.01] * 5, (0.001, 0.003, 0.002)
+    stats.observe_batch(5, waited, held, stages, padding=3, starved_s=0.5)
     stats.left("deadline")
     with redis_db.client() as client:
         publish_state(client, "w1", "echo", "ready")
-        for name, by in (*stats.drain(), ("ended:succeeded", 5), ("ended:failed", 1)):
-            client.hincrbyfloat(keys.stats("echo"), name, by)
+        publish_stats(client, echo=stats)
+        for status, count in {"succeeded": 5, "failed": 1, "retried": 2}.items():
+            client.hincrby(keys.stats("echo"), f"ended:{status}", count)
         text = api.http.get("/metrics").text
         samples = {
             (sample.name, *sorted(sample.labels.items())): sample.value
@@ -126,15 +128,21 @@ def test_metrics(api: ApiServer, redis_db: RedisServer) -> None:
         }
         echo = ("model", "echo")
         assert samples["headrace_broker_up",] == 1
-        assert samples["headrace_queue_depth", echo, ("priority", "3")] == 1
-        assert samples["headrace_queue_depth", echo, ("priority", "0")] == 0
-        assert samples["headrace_queue_oldest_age_seconds", echo] > 0
+        third, first = (
+            (echo, ("priority", priority), ("version", "1.0")) for priority in ("3", "0")
+        )
+        assert samples["headrace_queue_depth", *third] == 1
+        assert samples["headrace_queue_depth", *first] == 0
+        assert samples["headrace_queue_oldest_age_seconds", *third] > 0
+        assert samples["headrace_queue_oldest_age_seconds", *first] == 0
         assert samples["headrace_jobs_in_flight", echo] == 0
         assert samples["headrace_jobs_admitted_total", echo] >= 1
         refused = ("headrace_jobs_rejected_total", echo, ("reason", "invalid-request"))
         assert samples[refused] >= 1
         assert samples["headrace_jobs_ended_total", echo, ("status", "succeeded")] == 5
         assert samples["headrace_jobs_ended_total", echo, ("status", "failed")] == 1
+        assert ("headrace_jobs_ended_total", echo, ("status", "retried")) not in samples
+        assert samples["headrace_jobs_retried_total", echo] == 2
         assert samples["headrace_batches_total", echo, ("reason", "deadline")] == 1
         assert samples["headrace_batch_padding_total", echo] == 3
         assert samples["headrace_device_starved_seconds_total", echo] == 0.5
@@ -145,7 +153,9 @@ def test_metrics(api: ApiServer, redis_db: RedisServer) -> None:
         assert samples["headrace_queue_seconds_bucket", ("le", "600"), echo] == 4
         assert samples["headrace_queue_seconds_bucket", ("le", "+Inf"), echo] == 5
         assert samples["headrace_queue_seconds_count", echo] == 5
-        assert samples["headrace_inference_seconds_sum", echo] == pytest.approx(0.003)
+        for stage, took_s in zip(("preprocess", "inference", "postprocess"), stages, strict=True):
+            assert samples[f"headrace_{stage}_seconds_sum", echo] == pytest.approx(took_s)
+        assert samples["headrace_hold_seconds_bucket", ("le", "0.01"), echo] == 5
         assert samples["headrace_model_ready_replicas", echo] == 1
         claimed = claim(client, "echo")
         settle(client, "echo", claimed, [Answer()])

@@ -11,7 +11,7 @@ import pytest
 from headrace import keys
 from headrace.inputs import binary_input
 from headrace.jobs import Job, State
-from headrace.telemetry import ModelTotals
+from headrace.totals import ModelTotals
 from tests.harness.batches import BatchLog
 from tests.harness.redis_servers import RedisServer
 from tests.harness.wait import wait_until
@@ -62,7 +62,7 @@ def totals(client: Client, model: str, batches: int) -> ModelTotals:
     def read() -> ModelTotals:
         return ModelTotals.from_fields(client.redis.hgetall(keys.stats(model)))
 
-    wait_until(lambda: sum(read().left.values()) == batches, "the batches are counted")
+    wait_until(lambda: sum(read().labelled["left"].values()) == batches, "the batches are counted")
     return read()
 
 
@@ -73,7 +73,7 @@ def test_a_batch_is_filled_up_and_its_record_says_by_how_many(
     assert [line.items for line in log.lines()] == [["first"], [1, 2, 3, 3]]
     assert {(job.batch_size, job.batch_padding) for job in jobs} == {(3, 1)}
     counted = totals(client, "padded", 2)
-    assert counted.padding == 1
+    assert counted.counted["padding"] == 1
     assert counted.histograms["batch_size"].sum == 4
 
 
@@ -82,7 +82,7 @@ def test_a_batch_leaves_before_it_costs_too_much(client: Client, log: BatchLog) 
     inputs = ["x" * 10, "y" * 6, "", "z" * 15]
     behind_a_batch(client, log, "costly", *inputs)
     assert [line.items for line in log.lines()] == [["first"], inputs[:2], inputs[2:]]
-    assert totals(client, "costly", 3).left["cost"] >= 1
+    assert totals(client, "costly", 3).labelled["left"]["cost"] >= 1
 
 
 def test_only_like_runs_with_like(client: Client, log: BatchLog) -> None:

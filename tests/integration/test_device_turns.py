@@ -13,6 +13,7 @@ import pytest
 
 from headrace import keys
 from headrace.jobs import State
+from headrace.totals import ModelTotals
 from tests.harness.batches import BatchLog
 from tests.harness.celery_client import Events, stock_client
 from tests.harness.redis_servers import RedisServer
@@ -123,11 +124,9 @@ def test_a_device_of_two_slots_runs_two_batches_and_no_more(
         assert {line.model for line in log.lines()[:6]} == {"a", "b", "c"}
 
 
-def counted(client: Client, name: str) -> int:
-    """The sum of the model's counters of that name, but for the sum of what was observed."""
-    fields = client.redis.hgetall(keys.stats("m"))
-    own = [field for field in fields if field.startswith(name.encode() + b":")]
-    return int(sum(float(fields[field]) for field in own if not field.endswith(b":sum")))
+def totals(client: Client) -> ModelTotals:
+    """What was counted of the model."""
+    return ModelTotals.from_fields(client.redis.hgetall(keys.stats("m")))
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
@@ -161,6 +160,10 @@ def test_a_batch_that_is_only_prepared_makes_way_for_another_model(
         events.wait_for("revoked" if cancelled else "succeeded", staged)
         assert events.kinds(staged) == ["received", "started", events.kinds(staged)[-1]]
         ran = 2 if cancelled else 3
-        wait_until(lambda: counted(at.client, "batch_size") == ran, "all batches are counted")
-        assert counted(at.client, "left") == ran
-        assert counted(at.client, "ended") == 3
+        wait_until(
+            lambda: totals(at.client).histograms["batch_size"].count == str(ran),
+            "all batches are counted",
+        )
+        counted = totals(at.client).labelled
+        assert sum(counted["left"].values()) == ran
+        assert sum(counted["ended"].values()) == 3

@@ -24,7 +24,6 @@ from headrace.errors import (
 )
 from headrace.jobs import JobOptions, State, new_id
 from headrace.queue import JobQueue, Receipt, Submission, hash_request, submission
-from headrace.telemetry import ModelStats
 from headrace.waiting import Waiters
 from tests.harness.fake_worker import Answer, FakeWorker, claim, publish_state, settle
 from tests.harness.redis_servers import RedisServer, redis_server
@@ -177,7 +176,7 @@ def test_a_full_server_is_told_from_an_absent_one() -> None:
                     await queue.submit(job())
                 except HeadraceError as error:
                     errors.append(error)
-            for ask in (queue.ping(), queue.worker_states(), queue.totals(["echo"])):
+            for ask in (queue.ping(), queue.worker_states()):
                 with pytest.raises(BrokerUnavailable):
                     await ask
             return errors
@@ -200,22 +199,13 @@ def test_a_queue_whose_key_is_no_list(any_redis: RedisServer) -> None:
 
 
 def test_what_workers_say(any_redis: RedisServer) -> None:
-    stats = ModelStats()
-    stats.observe_batch(3, [0.1, 0.2, 0.3], 0.004)
     with any_redis.client() as client:
         publish_state(client, "w1", "echo", "ready")
-        client.hincrby(keys.stats("echo"), "ended:succeeded", 3)
-        for name, by in [*stats.drain(), *stats.drain()]:
-            client.hincrbyfloat(keys.stats("echo"), name, by)
 
     async def work(queue: JobQueue) -> None:
         reports = await queue.worker_states()
         assert reports["w1"].models["echo"].state == "ready"
         assert (reports["w1"].node, reports["w1"].pid) == ("w1@test", 4710)
-        totals = await queue.totals(["echo", "other"])
-        assert totals["echo"].ended == {"succeeded": 3}
-        assert totals["echo"].histograms["queue_seconds"].sum == pytest.approx(0.6)
-        assert totals["other"].histograms["batch_size"].buckets[-1] == ("+Inf", 0)
 
     with_queue(any_redis, work)
 

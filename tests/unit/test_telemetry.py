@@ -4,56 +4,74 @@ from __future__ import annotations
 
 import msgspec
 
-from headrace.telemetry import HISTOGRAMS, ModelStats, ModelTotals, read_report
+from headrace.telemetry import COUNTED, HISTOGRAMS, LABELLED, ModelStats, read_report
+from headrace.totals import BOUNDS, ModelTotals, read_labelled
+
+STAGES = (0.001, 0.5, 0.25)
 
 
-def added(*drained: list[tuple[str, float]]) -> dict[bytes, bytes]:
-    """What Redis holds once each drain was added."""
-    fields: dict[str, float] = {}
-    for name, by in (pair for pairs in drained for pair in pairs):
-        fields[name] = fields.get(name, 0) + by
-    return {name.encode(): repr(value).encode() for name, value in fields.items()}
+def drained(stats: ModelStats) -> dict[bytes, bytes]:
+    return {name.encode(): by.encode() for name, by in stats.drain()}
 
 
-def test_totals_are_the_sum_of_all_drains() -> None:
-    one, two = ModelStats(), ModelStats()
-    one.observe_batch(1, [0.001], 0.5)
-    first = one.drain()
-    assert one.drain() == []
-    one.observe_batch(300, [1000.0], 0.5, padding=212, starved_s=0.25)
+def test_totals_are_what_was_drained() -> None:
+    stats = ModelStats()
+    stats.observe_batch(300, [0.001, 1000.0], [0.0, 0.3], STAGES, padding=212, starved_s=0.25)
+    stats.observe("job_seconds", [0.0009, 600.0, 601.0])
     for reason in ("full", "full", "idle"):
-        one.left(reason)
-    two.left("idle")
-    scripts = [("ended:succeeded", 3.0), ("ended:expired", 1.0)]
-    totals = ModelTotals.from_fields(added(first, one.drain(), two.drain(), scripts))
-    assert totals.ended == {"succeeded": 3, "expired": 1}
-    assert totals.left == {"full": 2, "idle": 2}
-    assert totals.padding == 212
-    assert totals.starved_s == 0.25
+        stats.left(reason)
+    stats.count("loads")
+    stats.count("load_seconds", 2.5)
+    fields = {**drained(stats), b"ended:succeeded": b"3", b"ended:retried": b"1"}
+    assert stats.drain() == []
+    totals = ModelTotals.from_fields(fields)
+    assert totals.labelled["ended"] == {"succeeded": 3, "retried": 1}
+    assert totals.labelled["left"] == {"full": 2, "idle": 1}
+    assert {name: value for name, value in totals.counted.items() if value} == {
+        "padding": 212, "starved_seconds": 0.25, "loads": 1, "load_seconds": 2.5,
+    }  # fmt: skip
     batch = totals.histograms["batch_size"]
     assert (batch.buckets[0], batch.buckets[-2], batch.buckets[-1]) == (
-        ("1", 1),
-        ("256", 1),
-        ("+Inf", 2),
+        ("1", 0),
+        ("256", 0),
+        ("+Inf", 1),
     )
-    assert batch.sum == 301
+    assert (batch.sum, batch.count) == (300, "1")
     waited = dict(totals.histograms["queue_seconds"].buckets)
     assert (waited["0.001"], waited["600"], waited["+Inf"]) == (1, 1, 2)
+    took = dict(totals.histograms["job_seconds"].buckets)
+    assert (took["0.001"], took["300"], took["600"], took["+Inf"]) == (1, 1, 2, 3)
+    for stage, took_s in zip(("preprocess", "inference", "postprocess"), STAGES, strict=True):
+        assert totals.histograms[f"{stage}_seconds"].sum == took_s
 
 
-def test_a_bucket_of_an_older_worker_is_kept_in_its_place() -> None:
-    fields = {b"batch_size:3": b"2", b"batch_size:4": b"1", b"batch_size:sum": b"10", b"junk": b"1"}
-    buckets = ModelTotals.from_fields(fields).histograms["batch_size"].buckets
-    assert buckets[1:4] == [("2", 0), ("3", 2), ("4", 3)]
-    assert buckets[-1] == ("+Inf", 3)
+def test_what_another_version_has_counted_is_passed_over() -> None:
+    fields = {
+        b"batch_size@3": b"1 2 3 4 5",
+        b"batch_size@9": b"1 2",
+        b"queue_seconds@17": b"\xff",
+        b"junk": b"1",
+        b"more:junk": b"1",
+        b"padding": b"not a number",
+    }
+    totals = ModelTotals.from_fields(fields)
+    assert totals == ModelTotals.from_fields({})
 
 
 def test_no_counts_are_zeroes() -> None:
     totals = ModelTotals.from_fields({})
     assert totals.histograms.keys() == HISTOGRAMS.keys()
     for name, histogram in totals.histograms.items():
-        assert len(histogram.buckets) == len(HISTOGRAMS[name]) + 1
-        assert {count for _, count in histogram.buckets} == {0}
+        assert len(histogram.buckets) == len(HISTOGRAMS[name]) + 1 == len(BOUNDS[name])
+        assert {count for _, count in histogram.buckets} == {histogram.sum} == {0}
+    assert totals.counted == dict.fromkeys(COUNTED, 0)
+    assert totals.labelled == {name: {} for name in LABELLED}
+
+
+def test_counters_of_no_model_are_read_by_their_name() -> None:
+    fields = {b"requests:GET 200 /live": b"3", b"requests_other:x": b"1", b"redis_errors:api": b"2"}
+    assert read_labelled(fields, "requests") == {"GET 200 /live": 3}
+    assert read_labelled(fields, "redis_errors") == {"api": 2}
 
 
 def test_a_report_of_another_version_is_read_as_far_as_it_goes() -> None:

@@ -1,0 +1,165 @@
+"""What a scrape costs: `python -m benchmarks.scrape [--jobs N] [--models N] [--write]`.
+
+Many models, each with every counter and bucket in use and with a worker that tells of itself, and a
+backlog; then one API process, which does nothing else, is scraped again and again. CPU is that of
+the process, time what the scraper waits, and Redis' share its own account of it. `--write` puts the
+table into docs/performance.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import httpx2
+import psutil
+
+from benchmarks.scripts_bench import INPUT
+from benchmarks.stack import answers, process
+from benchmarks.tables import Table, write_tables
+from headrace import keys, telemetry
+from headrace.catalog import ModelConfig
+from headrace.figures import Figures, HostFigures
+from headrace.jobs import new_id
+from headrace.scripts import script
+from headrace.submission import submission, submit_arguments
+from tests.harness.fake_worker import publish_state, publish_stats
+from tests.harness.redis_servers import RedisServer, free_port, redis_server
+from tests.harness.wait import wait_until
+from tests.harness.worker import write_models
+
+DEPTH: Final = 100_000_000
+A_CALL: Final = 250
+SCRAPES: Final = 200
+
+
+class Cost(NamedTuple):
+    """What one scrape cost, on the average, and how large it was."""
+
+    cpu_ms: float
+    p50_ms: float
+    p99_ms: float
+    redis_ms: float
+    lines: int
+    size_bytes: int
+
+
+def names_of(count: int) -> list[str]:
+    return [f"model-{n}" for n in range(count)]
+
+
+def fill(server: RedisServer, models: int, jobs: int) -> None:
+    """Queue so many jobs, and say of each model what a busy one's workers and scripts would."""
+    with server.client() as raw:
+        client: Any = raw
+        client.execute_command(*script("submit").load_command())
+        names = names_of(models)
+        for n in range(0, jobs, A_CALL):
+            name = names[n // A_CALL % models]
+            model = ModelConfig(name=name, handler="echo", max_queue_depth=DEPTH)
+            made = [
+                submission(new_id(), model, INPUT, now_s=0, result_ttl_s=86400)
+                for _ in range(min(A_CALL, jobs - n))
+            ]
+            client.execute_command(*script("submit").call([], 0, *submit_arguments(made)))
+        publish_stats(client, **{name: busy() for name in names})
+        for n, name in enumerate(names):
+            figures = Figures(HostFigures(f"host-{n % 8}", 8, 0.5, 2**35, 2**34, 2**40, 2**39))
+            publish_state(client, f"worker-{n}", name, "ready", figures=figures)
+            client.expire(keys.worker(f"worker-{n}"), 3600)
+
+
+def busy() -> telemetry.ModelStats:
+    """Something in every counter and bucket."""
+    stats = telemetry.ModelStats()
+    for name, bounds in telemetry.HISTOGRAMS.items():
+        stats.observe(name, [value * 0.99 for value in (*bounds, bounds[-1] * 2)] * 1000)
+    for name in telemetry.COUNTED:
+        stats.count(name, 12345.5)
+    for reason in ("full", "cost", "deadline", "idle", "alone", "drain"):
+        stats.left(reason)
+    for status in ("succeeded", "failed", "expired", "cancelled", "retried"):
+        stats.count(f"{telemetry.ENDED}:{status}", 1_234_567)
+    return stats
+
+
+def measure(server: RedisServer, models: int, scrapes: int = SCRAPES) -> Cost:
+    """Scrape one API process over what `fill` has put there."""
+    with tempfile.TemporaryDirectory() as name, server.client() as raw:
+        client: Any = raw
+        folder, port = Path(name), free_port()
+        options = {"handler": "echo", "max_queue_depth": DEPTH}
+        path = write_models(folder, **dict.fromkeys(names_of(models), options))
+        environ = {
+            "HEADRACE_REDIS_URL": server.url,
+            "HEADRACE_MODELS_FILE": str(path),
+            "HEADRACE_PORT": str(port),
+        }
+        url = f"http://127.0.0.1:{port}"
+        command = [sys.executable, "-m", "api"]
+        with (
+            process(command, folder / "api.log", **environ) as api,
+            httpx2.Client(timeout=30) as http,
+        ):
+            wait_until(lambda: answers(f"{url}/live"), "the API answers", 60)
+            for _ in range(5):
+                text = http.get(f"{url}/metrics").text
+            before, redis_us = cpu_s(api.pid), spent_us(client)
+            took = []
+            for _ in range(scrapes):
+                started = time.perf_counter()
+                if http.get(f"{url}/metrics").status_code != 200:
+                    raise RuntimeError((folder / "api.log").read_text())
+                took.append((time.perf_counter() - started) * 1000)
+            spent = (cpu_s(api.pid) - before) / scrapes * 1000
+            redis_ms = (spent_us(client) - redis_us) / scrapes / 1000
+    took.sort()
+    p99 = took[int(scrapes * 0.99)]
+    lines, size = text.count("\n"), len(text.encode())
+    return Cost(spent, statistics.median(took), p99, redis_ms, lines, size)
+
+
+def cpu_s(pid: int) -> float:
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
+
+
+def spent_us(client: Any) -> int:
+    """Microseconds that Redis has spent in commands."""
+    return sum(int(of["usec"]) for of in client.info("commandstats").values())
+
+
+def main() -> None:
+    """Print what a scrape costs, and write it where asked."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--jobs", type=int, default=1_000_000, help="the backlog")
+    parser.add_argument("--models", type=int, default=50)
+    parser.add_argument("--write", action="store_true", help="put it into docs/performance.md")
+    arguments = parser.parse_args()
+    table = Table("", "1 model, none queued", f"{arguments.models}, {arguments.jobs:,} queued")
+    costs = []
+    for models, jobs in ((1, 0), (arguments.models, arguments.jobs)):
+        with redis_server() as server:
+            fill(server, models, jobs)
+            # Three times, as others share the machine: the least is nearest to the truth.
+            costs.append(min(measure(server, models) for _ in range(3)))
+    for name, show in (
+        ("CPU of the API process, ms", lambda cost: f"{cost.cpu_ms:.2f}"),
+        ("until it is answered, p50, ms", lambda cost: f"{cost.p50_ms:.1f}"),
+        ("until it is answered, p99, ms", lambda cost: f"{cost.p99_ms:.1f}"),
+        ("time of Redis, ms", lambda cost: f"{cost.redis_ms:.2f}"),
+        ("lines", lambda cost: f"{cost.lines:,}"),
+        ("KiB", lambda cost: f"{cost.size_bytes / 1024:.0f}"),
+    ):
+        table.add(name, *map(show, costs))
+    if arguments.write:
+        write_tables("scrape", f"{SCRAPES} scrapes, the best of three runs.", table)
+
+
+if __name__ == "__main__":
+    main()

@@ -104,9 +104,11 @@ def connect(url: str, **options: Any) -> redis.Redis:
         )
         return client
     try:
-        return redis.Redis.from_url(url, **kwargs)
+        plain = redis.Redis.from_url(url, **kwargs)
     except ValueError:
         raise _unreadable(url) from None
+    _check_options(plain.connection_pool, url)
+    return plain
 
 
 def connect_async(url: str, **options: Any) -> redis.asyncio.Redis:
@@ -133,6 +135,7 @@ def connect_async(url: str, **options: Any) -> redis.asyncio.Redis:
             client = redis.asyncio.Redis.from_url(url, **kwargs)
         except ValueError:
             raise _unreadable(url) from None
+        _check_options(client.connection_pool, url)
     pool = client.connection_pool
     pool.connection_class = type("Connection", (_Sends, pool.connection_class), {})
     return client
@@ -214,6 +217,24 @@ class _AsyncPool(AsyncSentinelPool):
         await super().disconnect(inuse_connections)
         if inuse_connections:
             await self.sentinel_manager.aclose()
+
+
+def _check_options(pool: Any, url: str) -> None:
+    """Make a connection that nobody uses: an option that there is none of fails at the first one.
+
+    Raises:
+        ConfigError: the URL has such an option, or one that is for TLS alone without TLS.
+    """
+    try:
+        pool.connection_class(**pool.connection_kwargs)
+    except TypeError as error:
+        found = re.search(r"'(\w+)'$", str(error))
+        if found is None:
+            raise
+        raise ConfigError(
+            f"Redis URL {redact_url(url)!r}: there is no option {found[1]!r}",
+            hint="Correct it; those that begin with ssl_ are for rediss://.",
+        ) from None
 
 
 def _split(url: str) -> SplitResult:

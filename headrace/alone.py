@@ -1,4 +1,4 @@
-"""`headrace api`, `worker` and `flower`: one part alone, on a Redis that is named."""
+"""`headrace api`, `worker`, `errands` and `flower`: one part alone, on a Redis that is named."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 from collections.abc import Mapping
 from typing import NoReturn
 
-from headrace import parts, state_dir
+from headrace import errands, parts, state_dir
 from headrace.api_processes import api_children, api_command, listen_for_api
 from headrace.broker_check import check_broker
 from headrace.catalog import load_catalog
@@ -43,6 +43,27 @@ def run_workers(settings: Settings, workers: int | None, environ: Mapping[str, s
     Supervisor(
         children, console, on_ready=lambda: say(f"{len(children)} workers on {redact_url(url)}")
     ).run()
+
+
+def run_errands(settings: Settings, environ: Mapping[str, str]) -> None:
+    """`headrace errands`: an errands worker on the Redis that is named, supervised.
+
+    Raises:
+        ConfigError: no Redis is named, or the models file is wrong.
+        BrokerError: that Redis cannot be used.
+        HeadraceError: it cannot be started.
+    """
+    url = _named_redis(settings, "errands")
+    load_catalog(settings.models_file, timeout_s=settings.timeout_s)
+    console = console_for([OWN_NAME, errands.NODE])
+
+    def say(text: str) -> None:
+        console.say(OWN_NAME, text)
+
+    for warning in check_broker(url).warnings():
+        say(warning)
+    child = parts.errands_child(settings, parts.environment(settings, url, environ), say)
+    Supervisor([child], console, on_ready=lambda: say(f"errands on {redact_url(url)}")).run()
 
 
 def run_api(settings: Settings, environ: Mapping[str, str]) -> None:

@@ -55,19 +55,23 @@ def up(
     port: PortOption = None,
     models: ModelsOption = None,
     no_flower: Annotated[bool, typer.Option("--no-flower", help="Do not run Flower.")] = False,
+    no_errands: Annotated[
+        bool, typer.Option("--no-errands", help="Do not run the errands worker.")
+    ] = False,
     workers: WorkersOption = None,
     api_processes: Annotated[
         int | None, typer.Option("--api-processes", min=1, max=256, help=_API_PROCESSES_HELP)
     ] = None,
 ) -> None:
-    """Run everything on this machine: Redis (unless one is named), API, workers, Flower."""
+    """Run everything on this machine: Redis (unless one is named), API, workers and the rest."""
     # Imported here, so that `headrace version` does not wait for it.
     from headrace.up import Up, UpOptions
 
     settings = _settings(
         state_dir=state_dir, host=host, port=port, models_file=models, api_processes=api_processes
     )
-    Up(settings, UpOptions(workers=workers, flower=not no_flower), os.environ).run()
+    options = UpOptions(workers=workers, flower=not no_flower, errands=not no_errands)
+    Up(settings, options, os.environ).run()
 
 
 @app.command()
@@ -95,6 +99,14 @@ def worker(models: ModelsOption = None, workers: WorkersOption = None) -> None:
 
 
 @app.command()
+def errands(models: ModelsOption = None) -> None:
+    """Run what is no model's work, on the Redis that HEADRACE_REDIS_URL names."""
+    from headrace.alone import run_errands
+
+    run_errands(_settings(models_file=models), os.environ)
+
+
+@app.command()
 def flower(
     published_at: Annotated[
         str | None,
@@ -115,7 +127,9 @@ def flower(
 
 @app.command()
 def health(
-    part: Annotated[str, typer.Argument(metavar="PART", help="api, worker, flower or redis.")],
+    part: Annotated[
+        str, typer.Argument(metavar="PART", help="api, worker, errands, flower or redis.")
+    ],
     workers: WorkersOption = None,
 ) -> None:
     """Say whether the part that runs beside this command serves: status 0, or 1 with the reason."""

@@ -1,7 +1,7 @@
 """`headrace health`: does the part that runs beside us serve?
 
 For the health checks of containers, whose images hold no curl. Each check looks at the part itself
-and at no other, except that a worker is seen through Redis.
+and at no other, except that workers and errands are seen through Redis.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 import redis
 import redis.exceptions
 
-from headrace import keys, parts
+from headrace import errands, keys, parts
 from headrace.connections import connect, redact_url
 from headrace.devices import worker_devices
 from headrace.errors import ConfigError, HeadraceError
@@ -33,6 +33,7 @@ class Part(StrEnum):
 
     API = "api"
     WORKER = "worker"
+    ERRANDS = "errands"
     FLOWER = "flower"
     REDIS = "redis"
 
@@ -71,6 +72,8 @@ def check(part: Part, settings: Settings, workers: int | None, environ: Mapping[
     """
     if part is Part.WORKER:
         return check_workers(_redis_url(settings), workers, environ)
+    if part is Part.ERRANDS:
+        return check_errands(_redis_url(settings))
     if part is Part.REDIS:
         return check_redis(_redis_url(settings))
     if part is Part.FLOWER:
@@ -106,6 +109,18 @@ def check_redis(url: str) -> str:
     """
     _ask(url, lambda client: client.ping())
     return f"Redis at {redact_url(url)}: PONG"
+
+
+def check_errands(url: str) -> str:
+    """The errands worker of this host has lately said that it lives.
+
+    Raises:
+        HeadraceError: it has not.
+    """
+    node = errands.node_name()
+    if node not in {alive.node for alive in _ask(url, errands.living)}:
+        raise HeadraceError(f"not seen in the last {keys.ERRANDS_TTL_S} s: {node}")
+    return f"serving: {node}"
 
 
 def check_workers(url: str, workers: int | None, environ: Mapping[str, str]) -> str:

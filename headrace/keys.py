@@ -65,6 +65,15 @@ API keys (headrace/access.py)::
     hr:inflight                     hash    no TTL; key -> its jobs in flight; without those of none
     hr:rate:<key>                   hash    until it is full again; tokens of a key with a rate
 
+Errands: what is neither a model's work nor a request's (workers/errands.py)::
+
+    headrace:errands                list    no TTL; Celery messages, pushed left, taken right
+    hr:errands:owners               set     no TTL; errands workers that may hold some
+    hr:errands:alive:<owner>        string  ERRANDS_TTL_S; JSON: node and pid of one
+    hr:errands:taken:<owner>        list    no TTL, empty when idle; what it has taken, for a moment
+    hr:errands:held:<owner>         hash    no TTL, empty when idle; delivery tag -> message that it
+                                            has not acknowledged
+
 Payloads, of the inputs and results that are too long for a message (headrace/store)::
 
     hr:payloads                     zset    no TTL; "<reference> <id> <model> <i|r>" -> when to look
@@ -99,8 +108,13 @@ OFFLINE_STEP: Final = STEPS[-1]
 STEP_SEPARATOR: Final = "\x06\x16"
 WORKER_TTL_S: Final = 15
 API_TTL_S: Final = 15
+ERRANDS_TTL_S: Final = 15
 #: How long a worker's `revoke` of an id without a record is remembered.
 REVOKED_TTL_S: Final = 86_400
+
+#: No model can have this queue: a colon stands in no model's name.
+ERRANDS: Final = "headrace:errands"
+ERRAND_OWNERS: Final = "hr:errands:owners"
 
 JOB_PREFIX: Final = "hr:job:"
 META_PREFIX: Final = "celery-task-meta-"
@@ -285,6 +299,21 @@ def untold_ends(queue: str) -> str:
 def worker(owner: str) -> str:
     """What one worker says of its models."""
     return f"hr:worker:{owner}"
+
+
+def errands_alive(owner: str) -> str:
+    """What one errands worker says of itself."""
+    return f"hr:errands:alive:{owner}"
+
+
+def errands_taken(owner: str) -> str:
+    """The message that one errands worker has taken and not yet read."""
+    return f"hr:errands:taken:{owner}"
+
+
+def errands_held(owner: str) -> str:
+    """The messages that one errands worker has not acknowledged."""
+    return f"hr:errands:held:{owner}"
 
 
 def stats(model: str) -> str:

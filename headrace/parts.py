@@ -1,4 +1,4 @@
-"""The parts of a deployment as children of a supervisor: Redis, API, workers, Flower."""
+"""The parts of a deployment as children of a supervisor: Redis, API, workers, errands, Flower."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import redis.exceptions
 
-from headrace import keys
+from headrace import errands, keys
 from headrace.connections import connect
 from headrace.devices import Device
 from headrace.embedded import EmbeddedServer
@@ -126,10 +126,9 @@ def worker_child(
 
     def fresh() -> dict[str, str]:
         return {
-            **environ,
+            **_celery_environ(environ),
             "CUDA_VISIBLE_DEVICES": device.cuda_visible_devices,
             "HEADRACE_NODE": node,
-            "PYTHONWARNINGS": ",".join(filter(None, (environ.get("PYTHONWARNINGS"), *_QUIET))),
             INCARNATION: f"{node}-{secrets.token_hex(4)}",
         }
 
@@ -146,7 +145,43 @@ def worker_child(
         environment=fresh,
         stage=1,
         stop_rank=1,
-        ready=lambda env: _worker_is_seen(url, env[INCARNATION]),
+        ready=lambda env: _is_there(url, keys.worker(env[INCARNATION])),
+        stop_timeout_s=settings.drain_timeout_s + _WORKER_CLOSE_S,
+        on_exit=release,
+    )
+
+
+def errands_child(
+    settings: Settings, environ: Mapping[str, str], say: Callable[[str], None]
+) -> Child:
+    """The errands worker; each start is an owner of its own in the errands' account.
+
+    Args:
+        settings: its log level.
+        environ: the parts' environment.
+        say: where to report what became of what it held.
+    """
+    node = errands.node_name()
+    url = environ["HEADRACE_REDIS_URL"]
+
+    def fresh() -> dict[str, str]:
+        incarnation = f"{node}-{secrets.token_hex(4)}"
+        return {**_celery_environ(environ), INCARNATION: incarnation}
+
+    def release(end: Exit) -> None:
+        release_errands(url, end.environment[INCARNATION], say)
+
+    command = [
+        *_celery("worker", "workers.errands"), "-n", node, "--loglevel", settings.log_level,
+        "--without-gossip", "--without-mingle",
+    ]  # fmt: skip
+    return Child(
+        name=errands.NODE,
+        command=command,
+        environment=fresh,
+        stage=1,
+        stop_rank=1,
+        ready=lambda env: _is_there(url, keys.errands_alive(env[INCARNATION])),
         stop_timeout_s=settings.drain_timeout_s + _WORKER_CLOSE_S,
         on_exit=release,
     )
@@ -207,6 +242,17 @@ def release_leases(
         say(f"released {released} jobs of {incarnation}")
 
 
+def release_errands(redis_url: str, owner: str, say: Callable[[str], None]) -> None:
+    """Let others do again what an errands worker that is gone still held."""
+    try:
+        back = errands.give_back(redis_url, owner)
+    except (HeadraceError, redis.exceptions.RedisError, OSError) as error:
+        say(f"what {owner} held is given back by the next errands worker: {error}")
+        return
+    if back:
+        say(f"{back} errands of {owner} will be done again")
+
+
 def get_json(host: str, port: int, path: str, *, tls: bool = False) -> Any:
     """What the API answers to a GET, as JSON; None when it does not answer 2xx or at all."""
     connection = http_connection(host, port, timeout_s=_PROBE_TIMEOUT_S, tls=tls)
@@ -221,15 +267,20 @@ def get_json(host: str, port: int, path: str, *, tls: bool = False) -> Any:
         connection.close()
 
 
-def _celery(command: str) -> list[str]:
-    return [*PYTHON, "celery", "--quiet", "-A", "workers.celery_app", command]
+def _celery(command: str, app: str = "workers.celery_app") -> list[str]:
+    return [*PYTHON, "celery", "--quiet", "-A", app, command]
 
 
-def _worker_is_seen(redis_url: str, incarnation: str) -> bool:
+def _celery_environ(environ: Mapping[str, str]) -> dict[str, str]:
+    warnings = ",".join(filter(None, (environ.get("PYTHONWARNINGS"), *_QUIET)))
+    return {**environ, "PYTHONWARNINGS": warnings}
+
+
+def _is_there(redis_url: str, key: str) -> bool:
     timeouts = {"socket_timeout": _PROBE_TIMEOUT_S, "socket_connect_timeout": _PROBE_TIMEOUT_S}
     client = connect(redis_url, **timeouts)
     try:
-        return bool(client.exists(keys.worker(incarnation)))
+        return bool(client.exists(key))
     except (redis.exceptions.RedisError, OSError):
         return False
     finally:

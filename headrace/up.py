@@ -29,10 +29,12 @@ class UpOptions:
     Attributes:
         workers: how many Celery workers; None for one per GPU, or one without.
         flower: whether to run Flower.
+        errands: whether to run the errands worker.
     """
 
     workers: int | None = None
     flower: bool = True
+    errands: bool = True
 
 
 class Up:
@@ -124,6 +126,8 @@ class Up:
         children += api_children(settings, environ, self._listeners)
         devices = worker_devices(self._environ, options.workers)
         children += [parts.worker_child(d, settings, environ, self._say) for d in devices]
+        if options.errands:
+            children.append(parts.errands_child(settings, environ, self._say))
         if options.flower:
             children.append(parts.flower_child(settings, environ))
         return children

@@ -14,18 +14,16 @@ from celery import Celery
 from kombu import Queue
 
 from headrace.catalog import Catalog, load_catalog
-from headrace.connections import SOCKET_TIMEOUT_S
 from headrace.errors import ConfigError
 from headrace.keys import TASK_NAME, queue_name
 from headrace.settings import Settings, load_settings
 from workers import control, refusals
 from workers.broker_url import celery_url
+from workers.celery_conf import common_conf
 from workers.step import consumer_step
 
 #: No model can have this queue: a colon stands in no model's name.
 CONTROL_QUEUE: Final = "headrace:control"
-#: How often kombu looks whether its connections live.
-HEALTH_CHECK_S: Final = 5
 
 
 def create_app(settings: Settings, catalog: Catalog) -> Celery:
@@ -43,39 +41,15 @@ def create_app(settings: Settings, catalog: Catalog) -> Celery:
     target = celery_url(url)
     app = Celery("headrace", broker=target.url, backend=target.url, set_as_current=False)
     app.conf.update(
-        accept_content=["json"],
-        # For ever: the models stay loaded, and the consumer's own connection tries on as well.
-        broker_connection_max_retries=None,
-        broker_connection_retry_on_startup=True,
-        # kombu's own record of unacknowledged messages, apart from other applications': every
-        # client of a database applies its visibility timeout to all that stands under the common
-        # names.
-        broker_transport_options={
-            "unacked_key": f"{CONTROL_QUEUE}.unacked",
-            "unacked_index_key": f"{CONTROL_QUEUE}.unacked_index",
-            "unacked_mutex_key": f"{CONTROL_QUEUE}.unacked_mutex",
-            # On a connection that is dead without a word Celery would wait for ever.
-            "socket_timeout": SOCKET_TIMEOUT_S,
-            "socket_connect_timeout": SOCKET_TIMEOUT_S,
-            "health_check_interval": HEALTH_CHECK_S,
-            **target.transport_options,
-        },
-        enable_utc=True,
+        **common_conf(target, CONTROL_QUEUE, {}),
         result_backend_transport_options=target.transport_options,
-        result_serializer="json",
         task_default_queue=CONTROL_QUEUE,
         task_queues=[Queue(CONTROL_QUEUE)],
-        task_serializer="json",
-        # These concern Celery's own tasks on the control queue; unset, they warn at each lost
+        # This concerns Celery's own tasks on the control queue; unset, it warns at each lost
         # connection.
         worker_cancel_long_running_tasks_on_connection_loss=True,
-        worker_enable_prefetch_count_reduction=False,
         worker_concurrency=1,
-        worker_enable_remote_control=True,
-        worker_hijack_root_logger=True,
         worker_pool="workers.pool:TaskPool",
-        # `-E` asks for them, as does Flower by its enable_events.
-        worker_send_task_events=False,
     )
     app.steps["worker"].add(consumer_step(settings, catalog, url, CONTROL_QUEUE))
     control.install(url)

@@ -138,6 +138,7 @@ def test_only_volumes_and_tmp_are_written(cpu: Stack) -> None:
 
 def test_a_check_fails_when_its_part_is_dead_and_nothing_is_lost(cpu: Stack) -> None:
     flower, worker, api, redis = (cpu[name] for name in ("flower", "worker", "api", "redis"))
+    errands = cpu["errands"]
 
     assert flower.stop() == 0
     assert "Connection refused" in cpu.wait_unhealthy("flower").stderr
@@ -154,6 +155,13 @@ def test_a_check_fails_when_its_part_is_dead_and_nothing_is_lost(cpu: Stack) -> 
     assert gone(*below)
     assert "cpu0@" in cpu.wait_unhealthy("worker").stderr
 
+    (celery,) = children_of(errands.pid)
+    os.kill(celery, signal.SIGKILL)
+    wait_until(lambda: celery not in children_of(errands.pid), "it is replaced", 60)
+    cpu.wait_healthy("errands")
+    assert errands.stop() == 0
+    assert "errands@" in cpu.wait_unhealthy("errands").stderr
+
     waiting = submit(cpu, "echo", b'{"x": 1}', "application/json")
     assert redis.stop() == 0
     assert cpu.wait_unhealthy("redis").returncode == 1
@@ -165,7 +173,7 @@ def test_a_check_fails_when_its_part_is_dead_and_nothing_is_lost(cpu: Stack) -> 
     assert api.stop() in (0, -signal.SIGTERM)
     assert "Connection refused" in cpu.wait_unhealthy("api").stderr
 
-    for service in (api, worker, flower):
+    for service in (api, worker, errands, flower):
         service.start()
     for name in cpu.services:
         cpu.wait_healthy(name)

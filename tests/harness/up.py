@@ -148,6 +148,7 @@ def running_up(
     *arguments: str,
     models: Path | None = None,
     flower: bool = False,
+    errands: bool = False,
     **variables: str,
 ) -> Iterator[RunningUp]:
     """A running `headrace up`; every process that it started is gone afterwards.
@@ -161,6 +162,8 @@ def running_up(
     ]  # fmt: skip
     if not flower:
         up.arguments.append("--no-flower")
+    if not errands:
+        up.arguments.append("--no-errands")
     with started(up):
         up.wait_for("Ctrl-C stops everything")
         yield up

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace import keys
+from headrace import errands, keys
 from headrace.ports import free_port
 from tests.harness.api_server import api_server, catalog
 from tests.harness.redis_servers import RedisServer, redis_server
@@ -73,7 +73,7 @@ def test_redis(tmp_path: Path, redis_url: str) -> None:
     status, said = health(tmp_path, "redis", HEADRACE_REDIS_URL=redis_url)
     assert (status, said) == (0, f"Redis at {redis_url}: PONG")
     gone = f"redis://:hunter2@127.0.0.1:{free_port()}/0"
-    for part in ("redis", "worker"):
+    for part in ("redis", "worker", "errands"):
         status, said = health(tmp_path, part, HEADRACE_REDIS_URL=gone)
         assert status == 1
         assert "Connection refused" in said
@@ -88,6 +88,19 @@ def test_a_worker_that_is_seen(tmp_path: Path, redis_db: RedisServer) -> None:
     status, said = health(tmp_path, "worker", "--workers", "2", **url)
     assert status == 1
     assert said.endswith(f": cpu1@{HOST}")
+
+
+def test_an_errands_worker_that_is_seen(tmp_path: Path, redis_db: RedisServer) -> None:
+    url = {"HEADRACE_REDIS_URL": redis_db.url}
+    status, said = health(tmp_path, "errands", **url)
+    assert (status, said) == (1, f"headrace: not seen in the last 15 s: errands@{HOST}")
+    ended = os.posix_spawn("/bin/true", ["true"], {})
+    os.waitpid(ended, 0)
+    with redis_db.client() as client:
+        errands.tell(client, "dead", errands.Alive(f"errands@{HOST}", ended))
+        assert health(tmp_path, "errands", **url)[0] == 1
+        errands.tell(client, "live", errands.Alive(f"errands@{HOST}", os.getpid()))
+    assert health(tmp_path, "errands", **url) == (0, f"serving: errands@{HOST}")
 
 
 def test_workers_that_do_not_count(tmp_path: Path, redis_db: RedisServer) -> None:
@@ -113,4 +126,4 @@ def test_what_is_not_configured_is_not_healthy(tmp_path: Path) -> None:
 def test_a_part_that_there_is_not(tmp_path: Path) -> None:
     status, said = health(tmp_path, "wroker")
     assert status == 2
-    assert "api, worker, flower, redis" in said
+    assert "api, worker, errands, flower, redis" in said

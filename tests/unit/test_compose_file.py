@@ -19,7 +19,7 @@ from tests.harness.containers import seconds
 ROOT = Path(__file__).parents[2]
 CPU = [ROOT / "docker-compose.yml"]
 GPU = [*CPU, ROOT / "deploy/compose.gpu.yml"]
-PARTS = ("api", "worker", "flower")
+PARTS = ("api", "worker", "errands", "flower")
 EXAMPLE = (ROOT / ".env.example").read_text()
 
 
@@ -79,7 +79,7 @@ def test_merge() -> None:
 
 def test_plain_up_is_the_whole_thing() -> None:
     found = services(CPU)
-    assert set(found) == {"redis", "api", "worker", "flower"}
+    assert set(found) == {"redis", "api", "worker", "errands", "flower"}
     assert not [name for name, spec in found.items() if "profiles" in spec]
 
 
@@ -122,7 +122,7 @@ def test_every_service_is_restarted_watched_and_locked_in(files: list[Path]) -> 
 def test_ports_are_published_on_loopback_unless_one_says_otherwise() -> None:
     ports = {name: spec.get("ports") for name, spec in services(CPU).items()}
     assert ports == {
-        "redis": None, "worker": None,
+        "redis": None, "worker": None, "errands": None,
         "api": ["127.0.0.1:8080:8080"], "flower": ["127.0.0.1:5555:5555"],
     }  # fmt: skip
     wide = services(CPU, API_BIND="0.0.0.0", API_PORT="80", FLOWER_BIND="10.0.0.1")
@@ -146,6 +146,7 @@ def test_there_is_time_to_stop_in_order() -> None:
     worker = parts.worker_child(Device("cpu0", ""), settings, environ, print)
     wanted = {
         "worker": worker.stop_timeout_s,
+        "errands": parts.errands_child(settings, environ, print).stop_timeout_s,
         "api": api_processes._STOP_TIMEOUT_S,
         "flower": parts.flower_child(settings, environ).stop_timeout_s,
     }

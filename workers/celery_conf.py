@@ -1,0 +1,50 @@
+"""What the Celery apps of a deployment have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from headrace.connections import SOCKET_TIMEOUT_S
+from workers.broker_url import CeleryUrl
+
+#: How often kombu looks whether its connections live.
+HEALTH_CHECK_S: Final = 5
+
+
+def common_conf(target: CeleryUrl, queue: str, transport: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration of a worker that lives as long as its deployment.
+
+    Args:
+        target: the deployment's Redis.
+        queue: its own queue; kombu's records are named after it.
+        transport: more options of its transport.
+    """
+    return {
+        "accept_content": ["json"],
+        # For ever: what is loaded stays loaded, and our own connections try on as well.
+        "broker_connection_max_retries": None,
+        "broker_connection_retry_on_startup": True,
+        # kombu's own record of unacknowledged messages, apart from other applications': every
+        # client of a database applies its visibility timeout to all that stands under the common
+        # names.
+        "broker_transport_options": {
+            "unacked_key": f"{queue}.unacked",
+            "unacked_index_key": f"{queue}.unacked_index",
+            "unacked_mutex_key": f"{queue}.unacked_mutex",
+            # On a connection that is dead without a word Celery would wait for ever.
+            "socket_timeout": SOCKET_TIMEOUT_S,
+            "socket_connect_timeout": SOCKET_TIMEOUT_S,
+            "health_check_interval": HEALTH_CHECK_S,
+            **transport,
+            **target.transport_options,
+        },
+        "enable_utc": True,
+        "result_serializer": "json",
+        "task_serializer": "json",
+        "worker_enable_prefetch_count_reduction": False,
+        "worker_enable_remote_control": True,
+        "worker_hijack_root_logger": True,
+        # `-E` asks for them, as does Flower by its enable_events.
+        "worker_send_task_events": False,
+    }

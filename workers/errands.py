@@ -1,0 +1,154 @@
+"""The errands worker: `celery -A workers.errands worker`. Stock Celery, with a pool of threads.
+
+It does what is neither a model's work nor a request's. Each task may be done twice: a message is
+acknowledged when its task has ended, and goes back when its worker is gone before
+(`workers/errand_broker.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+from functools import cache
+from typing import Any, Final
+
+from celery import Celery, bootsteps
+from kombu import Queue
+from redis.exceptions import RedisError
+from typing_extensions import override
+
+from headrace import errands, keys
+from headrace.connections import SOCKET_TIMEOUT_S, connect
+from headrace.errors import ConfigError
+from headrace.settings import Settings, load_settings
+from workers import errand_broker
+from workers.broker_url import celery_url
+from workers.celery_conf import common_conf
+
+logger = logging.getLogger(__name__)
+
+#: How many errands are done at a time; most of them wait for others.
+THREADS: Final = 16
+#: How often it says that it lives, in seconds.
+ALIVE_S: Final = 3.0
+
+
+def create_app(settings: Settings, owner: str) -> Celery:
+    """The Celery app of a deployment's errands.
+
+    Args:
+        settings: for the Redis.
+        owner: this worker's name in its account, another at each start.
+
+    Raises:
+        ConfigError: no Redis is named.
+    """
+    url = settings.redis_url
+    if not url:
+        raise ConfigError(
+            "no Redis is named for the errands worker",
+            hint="Set HEADRACE_REDIS_URL, or start everything with `headrace up`.",
+        )
+    target = celery_url(url)
+    app = Celery("headrace-errands", broker=target.url, set_as_current=False)
+    app.conf.update(
+        **common_conf(target, keys.ERRANDS, {"owner": owner, "priority_steps": [0]}),
+        task_acks_late=True,
+        task_default_queue=keys.ERRANDS,
+        task_ignore_result=True,
+        task_queues=[Queue(keys.ERRANDS)],
+        task_reject_on_worker_lost=True,
+        # Threads cannot be cancelled; what they acknowledge in vain is done again.
+        worker_cancel_long_running_tasks_on_connection_loss=False,
+        worker_concurrency=THREADS,
+        worker_pool="threads",
+        worker_prefetch_multiplier=1,
+    )
+    app.steps["consumer"].add(account_step(url, owner))
+    return app
+
+
+class AccountStep(bootsteps.StartStopStep):
+    """Says that this worker lives, and gives back what the dead have held.
+
+    It is of Celery's consumer, which begins anew whenever its connection was lost: then nothing
+    that was taken over the old one can be acknowledged any more, and all of that goes back too.
+
+    Args:
+        consumer: Celery's consumer.
+        url: the deployment's Redis.
+        owner: this worker.
+    """
+
+    requires = ("celery.worker.consumer.connection:Connection",)
+    name = "headrace-account"
+
+    def __init__(self, consumer: Any, url: str, owner: str, **kwargs: Any) -> None:
+        super().__init__(consumer, **kwargs)
+        self._owner = owner
+        self._alive = errands.Alive(node=consumer.hostname, pid=os.getpid())
+        self._client = connect(
+            url, socket_timeout=SOCKET_TIMEOUT_S, socket_connect_timeout=SOCKET_TIMEOUT_S
+        )
+        self._timer: Any = None
+
+    @override
+    def start(self, parent: Any) -> None:
+        self._tell(self._owner)
+        self._timer = parent.timer.call_repeatedly(ALIVE_S, self._tell)
+
+    @override
+    def stop(self, parent: Any) -> None:
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+        self._client.close()
+
+    def shutdown(self, parent: Any) -> None:
+        """Celery's word for the end of its consumer for good."""
+        self.stop(parent)
+
+    def _tell(self, *gone: str) -> None:
+        try:
+            back = errands.tell(self._client, self._owner, self._alive, *gone)
+        except (RedisError, OSError) as error:
+            # Celery notices by itself, and begins anew.
+            logger.warning("Redis does not hear that this worker lives: %s", error)
+            return
+        if back:
+            logger.warning("%d errands of workers or connections that are gone go back", back)
+
+
+def account_step(url: str, owner: str) -> type[AccountStep]:
+    """The step's class for this deployment; Celery wants a class and makes the instance itself."""
+
+    class DeployedStep(AccountStep):
+        """The step with its deployment filled in."""
+
+        name = "headrace-account"
+
+        def __init__(self, consumer: Any, **kwargs: Any) -> None:
+            super().__init__(consumer, url, owner, **kwargs)
+
+    return DeployedStep
+
+
+@cache
+def deployed() -> Celery:
+    """The app of the deployment that the environment describes.
+
+    Raises:
+        ConfigError: a setting is wrong.
+    """
+    settings = load_settings(None, os.environ, {})
+    owner = os.environ.get("HEADRACE_INCARNATION") or f"errands-{secrets.token_hex(6)}"
+    errand_broker.install()
+    return create_app(settings, owner)
+
+
+def __getattr__(name: str) -> Celery:
+    """`celery -A workers.errands` looks for `app`; until then this module does nothing."""
+    if name == "app":
+        return deployed()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -69,7 +69,10 @@ class Fleet:
 
     def learn(self, reports: dict[str, WorkerReport]) -> dict[str, ModelStatus]:
         """Every registered model, by what the workers were just found to say."""
-        statuses = {model.name: _status(model, reports) for model in self._catalog.models.values()}
+        statuses = {model.name: _status(model, reports) for model in self._catalog.served}
+        for pipeline in self._catalog.pipelines.values():
+            own = statuses[pipeline.name]
+            statuses[pipeline.name] = _as_its_models(own, [statuses[m] for m in pipeline.models])
         self._ready = frozenset(name for name, status in statuses.items() if status.ready)
         self._read_at = asyncio.get_running_loop().time()
         return statuses
@@ -92,6 +95,15 @@ class Fleet:
             self._read_at = asyncio.get_running_loop().time()
         finally:
             self._reading = None
+
+
+def _as_its_models(own: ModelStatus, models: list[ModelStatus]) -> ModelStatus:
+    """A pipeline is as its worst model is, where an errands worker runs it at all."""
+    if own.state == NO_WORKER:
+        return own
+    order = (*BEST_FIRST, NO_WORKER)
+    worst = max(models, key=lambda status: order.index(status.state))
+    return ModelStatus(worst.state, min(status.ready for status in models), own.workers)
 
 
 def _status(model: ModelConfig, reports: dict[str, WorkerReport]) -> ModelStatus:

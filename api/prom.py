@@ -68,7 +68,7 @@ async def metrics_of(services: Services) -> Iterable[Found]:
     except BrokerError:
         return [_one(f.BROKER_UP, 0), _one(f.BUILD, 1, (__version__,))]
     statuses = services.fleet.learn(scraped.workers)
-    versions = {model.name: model.version for model in services.catalog.models.values()}
+    versions = {model.name: model.version for model in services.catalog.served}
     waiting = services.tally.waiting(scraped.waiting)
     return _all(scraped, statuses, versions, waiting)
 

@@ -101,7 +101,7 @@ def build(settings: Settings, catalog: Catalog) -> Services:
         counters=counters,
         tally=Tally(client, counters, waiters),
         expiry=Expiry(queue),
-        scraper=Scraper(client, list(catalog.models.values())),
+        scraper=Scraper(client, catalog.served),
         exposition=Exposition(),
         payloads=build_payloads(settings, settings.redis_url),
         filing=build_filing(settings, settings.redis_url),

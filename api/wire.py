@@ -40,6 +40,7 @@ class _JobObject(msgspec.Struct):
     metadata: msgspec.Raw
     waiting_for: str | None
     urls: msgspec.Raw
+    stages: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     batch_padding: int | msgspec.UnsetType = msgspec.UNSET
     dead_lettered: bool | msgspec.UnsetType = msgspec.UNSET
     cancel_requested: bool | msgspec.UnsetType = msgspec.UNSET
@@ -93,6 +94,8 @@ def job_object(job: Job, *, has_replica: bool = True, with_result: bool = True) 
         waiting_for=None if has_replica or state is not State.QUEUED else REPLICA,
         urls=_urls(job.id),
     )
+    if job.stages_json:
+        view.stages = msgspec.Raw(job.stages_json.encode())
     if job.batch_padding:
         view.batch_padding = job.batch_padding
     if job.dead_lettered:

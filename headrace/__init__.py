@@ -11,10 +11,20 @@ from typing import TYPE_CHECKING
 from headrace.handler import Context, Handler, Response
 
 __version__ = "0.1.0"
-__all__ = ["AsyncClient", "Client", "Context", "Handler", "InputRef", "Response", "__version__"]
+__all__ = [
+    "AsyncClient",
+    "Client",
+    "Context",
+    "Handler",
+    "InputRef",
+    "Pipeline",
+    "Response",
+    "__version__",
+]
 
 if TYPE_CHECKING:
     from headrace.client import AsyncClient, Client, InputRef
+    from headrace.pipelines import Pipeline
 else:
 
     def __getattr__(name: str) -> object:
@@ -23,4 +33,8 @@ else:
             from headrace import client
 
             return getattr(client, name)
+        if name == "Pipeline":
+            from headrace import pipelines
+
+            return pipelines.Pipeline
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,7 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -17,6 +17,8 @@ from headrace import keys
 from headrace.errors import ConfigError, ModelNotFound
 from headrace.handler_spec import HandlerKind, parse_handler
 from headrace.model_section import DEFAULT_TIMEOUT_S, ModelSection
+from headrace.pipeline_file import read_pipeline
+from headrace.pipelines import HANDLER, PipelineConfig, PipelineSection
 from headrace.suggest import did_you_mean, listing
 from headrace.yamlconf import Document, load_yaml, read_fields, shown
 
@@ -24,6 +26,7 @@ from headrace.yamlconf import Document, load_yaml, read_fields, shown
 MODEL_NAME_PATTERN: Final = "^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$"
 SCHEMA_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
+_KEYS: Final = ("models", "pipelines")
 _MODEL_NAME = re.compile(MODEL_NAME_PATTERN)
 
 
@@ -49,6 +52,10 @@ class ModelsFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         dict[Annotated[str, Meta(pattern=MODEL_NAME_PATTERN)], ModelSection],
         Meta(description="The models that are served, by name."),
     ]
+    pipelines: Annotated[
+        dict[Annotated[str, Meta(pattern=MODEL_NAME_PATTERN)], PipelineSection],
+        Meta(description="Several models over one input, by name; docs/pipelines.md."),
+    ] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,29 +65,53 @@ class Catalog:
     Attributes:
         path: the file that it was read from.
         models: by name, in the order of the file.
+        pipelines: by name, in the order of the file; no model has such a name.
     """
 
     path: Path
     models: dict[str, ModelConfig]
+    pipelines: dict[str, PipelineConfig] = field(default_factory=dict)
+    _addressed: dict[str, ModelConfig] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._addressed.update(self.models)
+        self._addressed.update({name: _facade(one) for name, one in self.pipelines.items()})
 
     @property
     def base_dir(self) -> Path:
         """The folder that relative paths in the file are taken from."""
         return self.path.absolute().parent
 
+    @property
+    def served(self) -> list[ModelConfig]:
+        """All that jobs can be sent to: the models, and the pipelines as they look from outside."""
+        return list(self._addressed.values())
+
     def get(self, name: str) -> ModelConfig:
-        """The model of that name.
+        """The model of that name, or the pipeline, as it looks from outside.
 
         Raises:
             ModelNotFound: there is none; the message names those that there are.
         """
         try:
-            return self.models[name]
+            return self._addressed[name]
         except KeyError:
+            known = self._addressed
             raise ModelNotFound(
-                f"no model {shown(name)} is registered{did_you_mean(name[:64], self.models)}",
-                hint=f"registered: {listing(self.models)}",
+                f"no model {shown(name)} is registered{did_you_mean(name[:64], known)}",
+                hint=f"registered: {listing(known)}",
             ) from None
+
+
+def _facade(pipeline: PipelineConfig) -> ModelConfig:
+    """A pipeline as those see it who send it jobs: it has a queue, a version and bounds."""
+    return ModelConfig(
+        name=pipeline.name,
+        handler=HANDLER,
+        version=pipeline.version,
+        max_queue_depth=pipeline.max_queue_depth,
+        timeout_s=pipeline.timeout_s,
+    )
 
 
 def load_catalog(path: Path, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Catalog:
@@ -132,8 +163,8 @@ def schema_text() -> str:
 
 def _read(document: Document, timeout_s: float) -> Catalog:
     for key in document.data:
-        if key != "models":
-            document.report((key,), f"unknown key{did_you_mean(str(key), ['models'])}")
+        if key not in _KEYS:
+            document.report((key,), f"unknown key{did_you_mean(str(key), _KEYS)}")
     models: dict[str, ModelConfig] = {}
     sections = document.data.get("models")
     if not isinstance(sections, dict) or not sections:
@@ -151,7 +182,27 @@ def _read(document: Document, timeout_s: float) -> Catalog:
         _check_batches(document, name, values)
         if len(document.problems) == before:
             models[name] = _model(name, {"timeout_s": timeout_s, **values}, base_dir)
-    return Catalog(document.path, models)
+    return Catalog(document.path, models, _pipelines(document, sections))
+
+
+def _pipelines(document: Document, models: Mapping[Any, Any]) -> dict[str, PipelineConfig]:
+    if "pipelines" not in document.data:
+        return {}
+    sections = document.data["pipelines"]
+    if not isinstance(sections, dict) or not sections:
+        text = f"expected a mapping of at least one pipeline, got {shown(sections)}"
+        document.report(("pipelines",), text)
+        return {}
+    found = {}
+    for name in sections:
+        if not isinstance(name, str) or not _MODEL_NAME.fullmatch(name):
+            document.report(("pipelines", name), _name_problem(name, "pipeline"))
+        elif name in models:
+            document.report(("pipelines", name), "a model has this name; jobs could mean either")
+        pipeline = read_pipeline(document, name, models)
+        if pipeline is not None:
+            found[name] = pipeline
+    return found
 
 
 def _model(name: str, values: Mapping[str, Any], base_dir: Path) -> ModelConfig:
@@ -198,10 +249,10 @@ def _check_batches(document: Document, name: str, values: Mapping[str, Any]) -> 
         document.report((*where, "cost"), "without max_batch_cost it has no effect; add that key")
 
 
-def _name_problem(name: object) -> str:
+def _name_problem(name: object, what: str = "model") -> str:
     if not isinstance(name, str):
-        return f"a model's name is text; write {shown(name)} in quotes"
-    return "a model's name has 1 to 64 of A-Z a-z 0-9 _ . - and begins with none of . -"
+        return f"a {what}'s name is text; write {shown(name)} in quotes"
+    return f"a {what}'s name has 1 to 64 of A-Z a-z 0-9 _ . - and begins with none of . -"
 
 
 if __name__ == "__main__":  # python -m headrace.catalog > configs/models.schema.json

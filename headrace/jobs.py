@@ -145,6 +145,7 @@ class Job:
         place: its place in the queue; 0 where it does not wait there, or that is not known.
         due_us: when it joins its queue, while it is scheduled; 0 where that is not known.
         key: id of the API key that it belongs to; "" for nobody's.
+        stages_json: of a pipeline's job, how far its stages have come.
     """
 
     id: str
@@ -167,6 +168,7 @@ class Job:
     cancel_asked: bool = False
     request_hash: str = ""
     key: str = ""
+    stages_json: str = ""
     stored: StoredResult | None = None
     meta: str = field(default="", repr=False)
 
@@ -251,6 +253,7 @@ def job_from_record(job_id: str, record: dict[str, str], meta: str = "", place: 
         cancel_asked=F.CANCEL in record,
         request_hash=get(F.REQUEST_HASH, ""),
         key=get(F.KEY, ""),
+        stages_json=get(F.STAGES, ""),
         stored=stored_result(get(F.RESULT_REF, "")),
         meta=meta,
     )

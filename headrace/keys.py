@@ -174,6 +174,7 @@ class F:
     INPUT_REF: Final = "ir"  # reference of an input that lies in the payload store
     FOLLOWED: Final = "fw"  # the token under which what follows it is told of its end
     KEY: Final = "ky"  # id of the API key that it belongs to
+    STAGES: Final = "sg"  # JSON: how far the stages of a pipeline have come
     RESULT_REF: Final = "rr"  # "reference bytes content-type" of a result that lies there
 
 

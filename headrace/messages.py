@@ -32,6 +32,22 @@ _OWN_OPTIONS: Final = ("max_retries", "retry_backoff", "retry_backoff_max")
 _SLOT: Final = "\x7f"
 
 
+class Stretch(msgspec.Struct, frozen=True, array_like=True):
+    """A part of a payload.
+
+    Attributes:
+        ref: the payload.
+        start: where it begins there, in bytes.
+        length: its bytes.
+        type: its content type; it then stands in the JSON text as base64. "" for JSON text.
+    """
+
+    ref: str
+    start: int
+    length: int
+    type: str = ""
+
+
 class Source(msgspec.Struct, frozen=True, kw_only=True):
     """Where the input of a job lies that is not in its message.
 
@@ -40,12 +56,15 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
         origin: the file or object that the client named as `input_ref`, else "".
         type: its content type; "" for JSON text.
         size: its bytes; -1 where they are not known yet.
+        parts: of what it is put together, where it is JSON text out of several places: text as it
+            is, and stretches of payloads.
     """
 
     ref: str = ""
     origin: str = ""
     type: str = ""
     size: int = -1
+    parts: tuple[str | Stretch, ...] = ()
 
     @property
     def described(self) -> str:
@@ -130,7 +149,9 @@ def _own_header(options: JobOptions, source: Source | None) -> bytes:
 
 
 def _source_header(source: Source) -> dict[str, Any]:
-    named = {"ref": source.ref} if source.ref else {"from": source.origin}
+    named: dict[str, Any] = {"ref": source.ref} if source.ref else {"from": source.origin}
+    if source.parts:
+        named = {"parts": source.parts}
     return {**named, "type": source.type, "size": source.size}
 
 
@@ -144,6 +165,7 @@ class _Own(msgspec.Struct, frozen=True):
     origin: str = msgspec.field(default="", name="from")
     type: str = ""
     size: int = -1
+    parts: tuple[str | Stretch, ...] = ()
 
     def source(self) -> Source:
         """Where the input lies.
@@ -151,8 +173,14 @@ class _Own(msgspec.Struct, frozen=True):
         Raises:
             InvalidRequest: under no name that the API can have given it.
         """
-        if self.ref and not REFERENCE.fullmatch(self.ref):
-            raise InvalidRequest(f"the header headrace.ref {self.ref[:64]!r} is no reference")
+        stretches = [part for part in self.parts if isinstance(part, Stretch)]
+        for ref in (self.ref, *(part.ref for part in stretches)):
+            if ref and not REFERENCE.fullmatch(ref):
+                raise InvalidRequest(f"the header headrace.ref {ref[:64]!r} is no reference")
+        if any(part.start < 0 or part.length < 1 for part in stretches):
+            raise InvalidRequest("the header headrace.parts has a stretch that is none")
+        if self.parts:
+            return Source(size=self.size, parts=self.parts)
         origin = "" if self.ref else self.origin
         return Source(ref=self.ref, origin=origin, type=self.type, size=self.size)
 
@@ -273,7 +301,7 @@ def read_envelope(raw: bytes) -> Message:
         parent_id=headers.parent_id,
         group=headers.group,
         ours=own is not _STOCK,
-        source=own.source() if own.ref or own.origin else None,
+        source=own.source() if own.ref or own.origin or own.parts else None,
     )
     if embed is not None and embed.any:
         message = msgspec.structs.replace(message, followed=True)

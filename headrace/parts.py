@@ -230,7 +230,7 @@ def flower_child(settings: Settings, environ: Mapping[str, str]) -> Child:
 
 
 def release_leases(
-    redis_url: str, incarnation: str, max_deliveries: int, say: Callable[[str], None]
+    redis_url: str, incarnation: str, max_deliveries: int | None, say: Callable[[str], None]
 ) -> None:
     """Hand out again what a worker that is gone still held. On an error its leases run out."""
     try:
@@ -243,7 +243,9 @@ def release_leases(
 
 
 def release_errands(redis_url: str, owner: str, say: Callable[[str], None]) -> None:
-    """Let others do again what an errands worker that is gone still held."""
+    """Let others do again what an errands worker that is gone still held, and run its pipelines."""
+    # These run nobody's code, so that their jobs are charged nothing.
+    release_leases(redis_url, owner, None, say)
     try:
         back = errands.give_back(redis_url, owner)
     except (HeadraceError, redis.exceptions.RedisError, OSError) as error:

@@ -343,9 +343,24 @@ class JobQueue:
         Raises:
             BrokerError: Redis does not answer, and the outcome may be unknown; or it refuses.
         """
-        called = _pack(script(name).call(keys.queue_keys(queue), queue, *arguments))
+        return await self.on_keys(name, queue, queue, *arguments)
+
+    async def on_keys(self, name: str, queue: str, *arguments: Arg) -> Any:
+        """As `on_queue`, for a script that does not ask for the queue's name."""
+        called = _pack(script(name).call(keys.queue_keys(queue), *arguments))
         try:
             return await self._evaluate(name, called)
+        except RedisError as error:
+            raise translate(error) from error
+
+    async def once(self, name: str, *arguments: Arg) -> Any:
+        """Call a script that works on no one queue, once.
+
+        Raises:
+            BrokerError: Redis does not answer, and the outcome may be unknown; or it refuses.
+        """
+        try:
+            return await self._evaluate(name, _pack(script(name).call([], *arguments)))
         except RedisError as error:
             raise translate(error) from error
 

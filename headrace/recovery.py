@@ -12,7 +12,7 @@ from headrace.scripts import script
 from headrace.telemetry import read_report
 
 
-def release_incarnation(redis_url: str, incarnation: str, max_deliveries: int = 3) -> int:
+def release_incarnation(redis_url: str, incarnation: str, max_deliveries: int | None = 3) -> int:
     """Put the jobs of a dead worker back at the head of their queues; how many there were.
 
     Each then runs alone, and only one that ran alone when its worker died is charged for it.
@@ -20,7 +20,8 @@ def release_incarnation(redis_url: str, incarnation: str, max_deliveries: int = 
     Args:
         redis_url: where the jobs are.
         incarnation: the HEADRACE_INCARNATION that the worker was started with.
-        max_deliveries: how many processes a job may take with it while it runs alone.
+        max_deliveries: how many processes a job may take with it while it runs alone; None: it is
+            charged for none.
 
     Raises:
         redis.RedisError: Redis does not answer; the leases run out by themselves.
@@ -31,11 +32,12 @@ def release_incarnation(redis_url: str, incarnation: str, max_deliveries: int = 
         # lost alone; it outlives it by WORKER_TTL_S.
         said: Any = client.hgetall(keys.worker(incarnation))
         released = 0
+        mode = "free" if max_deliveries is None else "crash"
         for model, state in read_report(said).models.items():
             base_us, most_us = state.backoff_us
-            losses = f"{max_deliveries} {base_us} {most_us}"
+            losses = f"{max_deliveries or 0} {base_us} {most_us}"
             queue = keys.queue_name(model)
-            call = release.call(keys.queue_keys(queue), queue, "crash", losses, incarnation)
+            call = release.call(keys.queue_keys(queue), queue, mode, losses, incarnation)
             try:
                 released += int(client.execute_command(*call))
             except NoScriptError:

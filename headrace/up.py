@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headrace import embedded, parts, state_dir
+from headrace import embedded, errands, parts, state_dir
 from headrace.api_processes import api_children, listen_for_api
 from headrace.broker_check import check_broker
 from headrace.catalog import load_catalog
@@ -136,6 +136,9 @@ class Up:
         """What a killed `up` left leased is handed out at once; its workers died with it."""
         stale, self._stale = self._stale, []
         for incarnation in stale:
+            if incarnation.startswith(f"{errands.NODE}@"):
+                parts.release_errands(self._broker_url, incarnation, self._say)
+                continue
             parts.release_leases(
                 self._broker_url, incarnation, self._settings.max_deliveries, self._say
             )

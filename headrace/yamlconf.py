@@ -129,7 +129,7 @@ def read_fields(
     if not isinstance(section, dict):
         document.report(keys, f"expected a mapping (`key: value`), got {shown(section)}")
         return {}
-    fields = {item.name: item for item in msgspec.structs.fields(struct)}
+    fields = {item.encode_name: item for item in msgspec.structs.fields(struct)}
     values: dict[str, Any] = {}
     for key, value in section.items():
         if key not in fields:

@@ -1,7 +1,8 @@
 """The errands worker: `celery -A workers.errands worker`. Stock Celery, with a pool of threads.
 
-It does what is neither a model's work nor a request's. Each task may be done twice: a message is
-acknowledged when its task has ended, and goes back when its worker is gone before
+It does what is neither a model's work nor a request's; beside its tasks it runs the pipelines,
+in a thread (`workers/conductor.py`), where the models file has any. Each task may be done twice: a
+message is acknowledged when its task has ended, and goes back when its worker is gone before
 (`workers/errand_broker.py`).
 """
 
@@ -10,7 +11,9 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-from functools import cache
+import threading
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any, Final
 
 from celery import Celery, bootsteps
@@ -19,12 +22,14 @@ from redis.exceptions import RedisError
 from typing_extensions import override
 
 from headrace import errands, keys
+from headrace.catalog import Catalog, load_catalog
 from headrace.connections import SOCKET_TIMEOUT_S, connect
 from headrace.errors import ConfigError
 from headrace.settings import Settings, load_settings
 from workers import errand_broker
 from workers.broker_url import celery_url
 from workers.celery_conf import common_conf
+from workers.conductor import Conductor
 
 logger = logging.getLogger(__name__)
 
@@ -32,13 +37,18 @@ logger = logging.getLogger(__name__)
 THREADS: Final = 16
 #: How often it says that it lives, in seconds.
 ALIVE_S: Final = 3.0
+#: How long a stop waits until what is under way was given back.
+STOP_MAX_S: Final = 10.0
+#: EX_SOFTWARE of sysexits.h.
+SOFTWARE_ERROR_STATUS: Final = 70
 
 
-def create_app(settings: Settings, owner: str) -> Celery:
+def create_app(settings: Settings, catalog: Catalog, owner: str) -> Celery:
     """The Celery app of a deployment's errands.
 
     Args:
         settings: for the Redis.
+        catalog: the models and pipelines.
         owner: this worker's name in its account, another at each start.
 
     Raises:
@@ -66,7 +76,73 @@ def create_app(settings: Settings, owner: str) -> Celery:
         worker_prefetch_multiplier=1,
     )
     app.steps["consumer"].add(account_step(url, owner))
+    if catalog.pipelines:
+        app.steps["worker"].add(conductor_step(settings, catalog, url, owner))
     return app
+
+
+class ConductorStep(bootsteps.StartStopStep):
+    """Runs the pipelines beside Celery's main loop, whatever becomes of Celery's own connection.
+
+    Args:
+        worker: Celery's worker.
+        build: makes the conductor, for a node.
+    """
+
+    requires = ("celery.worker.components:Pool",)
+    name = "headrace-pipelines"
+
+    def __init__(self, worker: Any, build: Callable[[str], Conductor], **kwargs: Any) -> None:
+        super().__init__(worker, **kwargs)
+        self._build = build
+        self._conductor: Conductor | None = None
+        self._thread: threading.Thread | None = None
+
+    @override
+    def start(self, parent: Any) -> None:
+        conductor = self._conductor = self._build(parent.hostname)
+        self._thread = threading.Thread(
+            target=_run, args=(conductor,), name="headrace-pipelines", daemon=True
+        )
+        self._thread.start()
+
+    @override
+    def stop(self, parent: Any) -> None:
+        if self._conductor is not None and self._thread is not None:
+            self._conductor.stop()
+            # Redis may keep it waiting; what it holds goes back once this process is gone.
+            self._thread.join(STOP_MAX_S)
+
+    @override
+    def terminate(self, parent: Any) -> None:
+        self.stop(parent)
+
+
+def _run(conductor: Conductor) -> None:
+    try:
+        conductor.run()
+    except BaseException:
+        # A worker that lives and runs no pipeline is worse than none: whoever supervises it starts
+        # another.
+        logger.critical("the pipelines' thread ended by an error", exc_info=True)
+        os._exit(SOFTWARE_ERROR_STATUS)
+
+
+def conductor_step(
+    settings: Settings, catalog: Catalog, url: str, owner: str
+) -> type[ConductorStep]:
+    """The step's class for this deployment; Celery wants a class and makes the instance itself."""
+
+    class DeployedStep(ConductorStep):
+        """The step with its deployment filled in."""
+
+        name = "headrace-pipelines"
+
+        def __init__(self, worker: Any, **kwargs: Any) -> None:
+            build = partial(Conductor, settings, catalog, url, owner)
+            super().__init__(worker, build, **kwargs)
+
+    return DeployedStep
 
 
 class AccountStep(bootsteps.StartStopStep):
@@ -139,12 +215,13 @@ def deployed() -> Celery:
     """The app of the deployment that the environment describes.
 
     Raises:
-        ConfigError: a setting is wrong.
+        ConfigError: a setting or the models file is wrong.
     """
     settings = load_settings(None, os.environ, {})
     owner = os.environ.get("HEADRACE_INCARNATION") or f"errands-{secrets.token_hex(6)}"
     errand_broker.install()
-    return create_app(settings, owner)
+    catalog = load_catalog(settings.models_file, timeout_s=settings.timeout_s)
+    return create_app(settings, catalog, owner)
 
 
 def __getattr__(name: str) -> Celery:

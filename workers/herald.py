@@ -192,15 +192,29 @@ class Herald:
 
 
 def _tell(lane: Lane, end: Told, sender: Sender, progress: Progress) -> Heard:
+    return Heard(lane, end.item, tell_end(end, sender, progress))
+
+
+def tell_end(end: Told, sender: Sender, progress: Progress) -> Settlement:
+    """Tell what follows a job of its end; the settlement that is to be said then.
+
+    Args:
+        end: the job, with its `result` where it has succeeded.
+        sender: the connection.
+        progress: what an earlier try has told.
+
+    Raises:
+        Malformed, TRY_AGAIN, ChordBusy: it is to be tried again.
+    """
     item, settlement = end
     canvas = item.canvas
     verdict = sender.verdict(item.id, item.token)
     if canvas is None or verdict == Verdict.FENCED:
         # Another worker's by now, which will tell; settle.lua says so too, and this is dropped.
-        return Heard(lane, item, settlement)
+        return settlement
     if verdict == Verdict.CANCELLED:
         sender.tell(canvas, _outcome(item, cancelled(item)), progress)
-        return Heard(lane, item, settlement)
+        return settlement
     try:
         outcome = _outcome(item, settlement)
         sender.send(canvas, outcome, progress)
@@ -214,7 +228,7 @@ def _tell(lane: Lane, end: Told, sender: Sender, progress: Progress) -> Heard:
         settlement = with_children(settlement, as_json(progress.children))
         outcome = outcome._replace(meta=settlement.meta)
     sender.tell(canvas, outcome, progress)
-    return Heard(lane, item, settlement)
+    return settlement
 
 
 def _unsendable(item: Item, settlement: Settlement, error: Malformed) -> Settlement:

@@ -232,6 +232,13 @@ def stored(
     Its Celery result says how large it is and where the API gives it.
     """
     length, shown = (binary_size(result), kind) if kind else (len(result), JSON_TYPE)
+    return stored_as(item, ref, length, shown, batch, timings, done)
+
+
+def stored_as(
+    item: Item, ref: str, length: int, shown: str, batch: Arg, timings: str, done: str
+) -> Settlement:
+    """As `stored`, of so many bytes of such a content type."""
     told = {"size": length, "content_type": shown, "url": f"/api/v1/jobs/{item.id}/result"}
     meta = _meta(item, b"SUCCESS", _encode(told), b"null", done)
     value = f"{ref} {length} {shown}"

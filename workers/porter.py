@@ -30,6 +30,7 @@ from headrace.messages import Source
 from headrace.outages import is_outage
 from headrace.store.base import Entry, PayloadMissing
 from headrace.store.origin import Origins
+from headrace.store.parts import read_parts
 from headrace.store.stores import THREADS, Stores
 from workers.cargo import Load
 from workers.items import Item
@@ -227,6 +228,8 @@ class Porter:
     def _read(self, source: Source) -> bytes:
         if source.origin:
             return self._origins.read(source.origin)
+        if source.parts:
+            return read_parts(self._stores, source.parts)
         body = self._stores.of(source.ref).get(source.ref)
         if source.size >= 0 and len(body) != source.size:
             raise InputUnavailable(

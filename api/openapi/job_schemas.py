@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from api.bodies import CONTENT_TYPE_MAX_CHARS
-from api.openapi.shapes import COUNT, MODEL, STRING, TIME, Schema, nullable, object_of
+from api.openapi.shapes import COUNT, MODEL, STRING, TIME, Schema, array, nullable, object_of
 from headrace.jobs import MAX_WAIT_FOR_START_S, State
 from headrace.store.origin import REFERENCE_MAX_CHARS
 
@@ -63,6 +63,23 @@ _TIMINGS: Final = object_of(
     description="Where the time went, in ms; the three stages are those of its batch.",
 )
 
+_STAGE: Final = object_of(
+    {
+        "name": STRING,
+        "model": STRING,
+        "status": {"enum": ["waiting", "running", "succeeded", "failed"]},
+        "jobs": {**COUNT, "description": "How many jobs it has; 0 while that is not known."},
+        "done": {**COUNT, "description": "How many of them have given a result."},
+        "timings": nullable(
+            object_of(
+                dict.fromkeys(_STAGES, _MS),
+                optional=("total",),
+                description="In ms: the means over its jobs, and from its first to its last.",
+            )
+        ),
+    },
+)
+
 JOB: Final = object_of(
     {
         "id": {"type": "string", "pattern": r"^[^\s]{1,128}$"},
@@ -86,6 +103,10 @@ JOB: Final = object_of(
             "description": "How many inputs were added to its batch to reach an allowed size.",
         },
         "timings": nullable(_TIMINGS),
+        "stages": {
+            **array(_STAGE),
+            "description": "Of a pipeline's job that has begun: how far its stages have come.",
+        },
         "metadata": {"type": ["object", "null"], "description": "The client's own."},
         "waiting_for": {
             "enum": ["replica", None],
@@ -114,6 +135,7 @@ JOB: Final = object_of(
     },
     optional=(
         "batch_padding",
+        "stages",
         "result",
         "result_size",
         "error",

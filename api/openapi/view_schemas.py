@@ -17,7 +17,10 @@ _SUMMARY: Final[dict[str, Schema]] = {
     "name": MODEL,
     "version": STRING,
     "queue": {**STRING, "description": "What a Celery client gives as `queue=`."},
-    "state": {**_MODEL_STATE, "description": "The best that any worker says."},
+    "state": {
+        **_MODEL_STATE,
+        "description": "The best that any worker says; of a pipeline the worst of its models'.",
+    },
     "ready_replicas": COUNT,
 }
 _SUMMARY_EXAMPLE: Final = {
@@ -41,6 +44,11 @@ _WORKER_EXAMPLE: Final = {
     "worker": "cpu0@host-5f1c9a2e", "node": "cpu0@host", "pid": 4710, "device": "cpu",
     "state": "ready", "replicas": 1, "ready_replicas": 1, "model_pids": [4711], "error": None,
 }  # fmt: skip
+
+_STAGE: Final = object_of(
+    {"name": STRING, "model": MODEL, "from": array(STRING)},
+    description="Of a pipeline: a stage, its model, and where its input comes from.",
+)
 
 _QUEUE: Final = object_of(
     {
@@ -97,7 +105,12 @@ VIEW_SCHEMAS: Final[dict[str, Schema]] = {
             "retry_backoff_max_s": {"type": "number", "minimum": 0},
             "error": _ERROR,
             "workers": array(_WORKER),
+            "max_running": COUNT,
+            "max_items": COUNT,
+            "stages": array(_STAGE),
+            "result": array(STRING),
         },
+        optional=("max_running", "max_items", "stages", "result"),
         examples=[
             {
                 **_SUMMARY_EXAMPLE, "handler": "digits", "device": "auto", "replicas": 1,

@@ -40,7 +40,11 @@ async def list_jobs(services: Services, request: Request, _: str) -> Reply:
             hint="Set job_index_max (HEADRACE_JOB_INDEX_MAX) to how many are to be listed.",
         )
     name = query.get("model")
-    models = [services.catalog.get(name).name] if name is not None else [*services.catalog.models]
+    models = (
+        [services.catalog.get(name).name]
+        if name is not None
+        else [model.name for model in services.catalog.served]
+    )
     states = _states(query.get("status"))
     page = await list_places(
         services.queue,

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request, Response
 from api.fleet import ModelStatus
 from api.replies import json_response, services_of
 from headrace.catalog import ModelConfig
+from headrace.pipelines import PipelineConfig
 
 router = APIRouter(tags=["models"])
 
@@ -18,7 +19,7 @@ async def list_models(request: Request) -> Response:
     """Every registered model; one without a worker takes jobs too."""
     services = services_of(request)
     statuses = await services.fleet.statuses()
-    models = services.catalog.models.values()
+    models = services.catalog.served
     return json_response({"models": [_summary(model, statuses[model.name]) for model in models]})
 
 
@@ -28,7 +29,9 @@ async def get_model(request: Request, model: str) -> Response:
     services = services_of(request)
     config = services.catalog.get(model)
     status = (await services.fleet.statuses())[config.name]
-    return json_response({**_summary(config, status), **_configuration(config), **_workers(status)})
+    pipeline = services.catalog.pipelines.get(config.name)
+    own = _configuration(config) if pipeline is None else _pipeline(config, pipeline)
+    return json_response({**_summary(config, status), **own, **_workers(status)})
 
 
 def _summary(model: ModelConfig, status: ModelStatus) -> dict[str, Any]:
@@ -61,6 +64,19 @@ def _configuration(model: ModelConfig) -> dict[str, Any]:
         "max_retries": model.max_retries,
         "retry_backoff_s": model.retry_backoff_s,
         "retry_backoff_max_s": model.retry_backoff_max_s,
+    }
+
+
+def _pipeline(config: ModelConfig, pipeline: PipelineConfig) -> dict[str, Any]:
+    return {
+        **_configuration(config),
+        "max_running": pipeline.max_running,
+        "max_items": pipeline.max_items,
+        "stages": [
+            {"name": stage.name, "model": stage.model, "from": list(stage.sources)}
+            for stage in pipeline.stages
+        ],
+        "result": list(pipeline.result),
     }
 
 

@@ -16,7 +16,7 @@ router = APIRouter(tags=["queues"])
 async def list_queues(request: Request) -> Response:
     """One queue a model; `name` is what a Celery client gives as `queue=`."""
     services = services_of(request)
-    models = list(services.catalog.models.values())
+    models = services.catalog.served
     depths = await services.queue.depths([model.queue for model in models])
     paused = await services.queue.paused()
     return json_response(
@@ -72,7 +72,7 @@ def _known(services: Services, name: str) -> str:
     Raises:
         QueueNotFound: there is none.
     """
-    queues = [model.queue for model in services.catalog.models.values()]
+    queues = [model.queue for model in services.catalog.served]
     if name not in queues:
         raise QueueNotFound(
             f"there is no queue {name[:128]!r}{did_you_mean(name[:128], queues)}",

@@ -5,6 +5,7 @@ Under an id or an idempotency key of the client's a repeat is the same job, what
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import Final, NamedTuple
 
@@ -270,9 +271,7 @@ async def _ended(services: Services, request: Request, asked: Asked, wait_s: flo
                     found = await until_ended(wait, vigil, waiters, services.queue.read)
                 except BrokerError:
                     return enqueued
-            if not isinstance(found, Job):
-                found = _as_ended(job, found)
-            return Enqueued(found, replayed=False)
+            return Enqueued(await _told(services, job, found), replayed=False)
     # Whoever submitted it is told of its end; so is whoever listens for its Celery result.
     if enqueued.job.state.final:
         return enqueued
@@ -291,7 +290,18 @@ async def end_of(services: Services, request: Request, job: Job, wait_s: float) 
             # It may have ended before the subscription stood.
             wait.wake()
             found = await until_ended(wait, vigil, waiters, services.queue.read)
-    return found if isinstance(found, Job) else _as_ended(job, found)
+    return await _told(services, job, found)
+
+
+async def _told(services: Services, job: Job, ended: Job | Ended) -> Job:
+    """The job as it has ended."""
+    if isinstance(ended, Job):
+        return ended
+    if job.model in services.catalog.pipelines:
+        # How its stages went stands in its record alone.
+        with contextlib.suppress(BrokerError):
+            return await services.queue.read(job.id) or _as_ended(job, ended)
+    return _as_ended(job, ended)
 
 
 def _as_ended(job: Job, ended: Ended) -> Job:

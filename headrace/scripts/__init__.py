@@ -49,7 +49,7 @@ _ENDING: Final = frozenset(
 _WITHDRAWING: Final = frozenset({"cancel", "expire"})
 
 NAMES: Final = (
-    "errands",
+    "errands", "stages", "hand_over",
     "submit", "claim", "settle", "renew", "release", "release_owner", "sweep", "cancel", "view",
     "depth", "index", "purge", "requeue", "purge_letters", "put_payload", "look_payloads",
     "follow", "report", "file_begin", "file_part", "file_finish", "take_tokens",

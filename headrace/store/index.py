@@ -115,6 +115,14 @@ class Index(Caller):
         """
         return self._looked(SWEEP_MAX_ENTRIES)
 
+    def hand_over(self, old: Entry, new: Entry) -> None:
+        """Let a job's result be that of another job, which is about to name it.
+
+        Raises:
+            BrokerError: Redis does not answer, or is full.
+        """
+        self.call("hand_over", old.text, new.text)
+
     def forget(self, entry: Entry) -> None:
         """Remove an entry whose payload was deleted."""
         self.execute("ZREM", keys.PAYLOADS, entry.text)

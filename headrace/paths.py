@@ -1,0 +1,166 @@
+"""A path into JSON text, such as `crops[*].image`, and where in the text the values lie.
+
+Values are found, not decoded: what is passed on is the text as its writer wrote it, or a place in
+it. Knows no Redis.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+import msgspec
+
+from headrace.errors import InvalidRequest
+
+#: A name, an index, or None for each element.
+Step = str | int | None
+
+PATH_PATTERN: Final = (
+    r'^(?:[A-Za-z_][\w-]*|\[(?:\*|\d{1,9}|"[^"\\]*")\])'
+    r'(?:\.[A-Za-z_][\w-]*|\[(?:\*|\d{1,9}|"[^"\\]*")\])*$'
+)
+_PATH: Final = re.compile(PATH_PATTERN, re.ASCII)
+_STEP: Final = re.compile(r'\.?([A-Za-z_][\w-]*)|\[(\*|\d+|"[^"]*")\]', re.ASCII)
+_SPACE: Final = re.compile(rb"[ \t\r\n]*")
+_STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_PLAIN: Final = re.compile(rb"[^ \t\r\n,\]}]+")
+#: What changes the depth, and the strings, in which nothing does.
+_TOKEN: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]', re.DOTALL)
+_OPEN: Final = b"[{"
+
+
+class Span(NamedTuple):
+    """Where a value stands in a text."""
+
+    start: int
+    end: int
+
+
+def parse_path(text: str) -> tuple[Step, ...]:
+    """The steps of a path.
+
+    Raises:
+        ValueError: it is none; the message says what one looks like.
+    """
+    if not _PATH.fullmatch(text):
+        raise ValueError(
+            f"{text!r} is no path; write names and indices, such as crops[*].image or [0]"
+        )
+    steps: list[Step] = []
+    for found in _STEP.finditer(text):
+        name, index = found.groups()
+        if name is not None:
+            steps.append(name)
+        elif index == "*":
+            steps.append(None)
+        else:
+            steps.append(index[1:-1] if index.startswith('"') else int(index))
+    return tuple(steps)
+
+
+def path_text(steps: tuple[Step, ...]) -> str:
+    """The path of such steps, for messages."""
+    text = ""
+    for step in steps:
+        if isinstance(step, str):
+            text += f".{step}" if text else step
+        else:
+            text += "[*]" if step is None else f"[{step}]"
+    return text
+
+
+def find(text: bytes, steps: tuple[Step, ...]) -> list[Span]:
+    """Where the values lie that a path leads to, in their order.
+
+    Args:
+        text: one JSON value.
+        steps: the path; without any it is the value itself.
+
+    Raises:
+        InvalidRequest: the text is not JSON, or has nothing there.
+    """
+    try:
+        msgspec.json.decode(text, type=msgspec.Raw)
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"what the path leads into is not JSON: {error}") from None
+    start = _after_space(text, 0)
+    spans = [Span(start, _end(text, start))]
+    for n, step in enumerate(steps):
+        below: list[Span] = []
+        for span in spans:
+            below += _below(text, span, step, path_text(steps[: n + 1]))
+        spans = below
+    return spans
+
+
+def _below(text: bytes, span: Span, step: Step, shown: str) -> list[Span]:
+    first = text[span.start : span.start + 1]
+    if isinstance(step, str):
+        if first != b"{":
+            raise InvalidRequest(f"there is no {shown}: what should have it is no object")
+        found = [value for key, value in _members(text, span) if key == step]
+        if not found:
+            raise InvalidRequest(f"there is no {shown}")
+        return found[-1:]  # as JSON parsers have it where a key stands twice
+    if first != b"[":
+        raise InvalidRequest(f"there is no {shown}: what should have it is no list")
+    elements = list(_elements(text, span))
+    if step is None:
+        return elements
+    if step >= len(elements):
+        raise InvalidRequest(f"there is no {shown}: the list has {len(elements)} elements")
+    return [elements[step]]
+
+
+def _elements(text: bytes, span: Span) -> Iterator[Span]:
+    at = _after_space(text, span.start + 1)
+    while text[at : at + 1] != b"]":
+        end = _end(text, at)
+        yield Span(at, end)
+        at = _after_space(text, end)
+        if text[at : at + 1] == b",":
+            at = _after_space(text, at + 1)
+
+
+def _members(text: bytes, span: Span) -> Iterator[tuple[str, Span]]:
+    at = _after_space(text, span.start + 1)
+    while text[at : at + 1] != b"}":
+        key_end = _end(text, at)
+        key: str = msgspec.json.decode(text[at:key_end])
+        value = _after_space(text, _after_space(text, key_end) + 1)  # behind the colon
+        end = _end(text, value)
+        yield key, Span(value, end)
+        at = _after_space(text, end)
+        if text[at : at + 1] == b",":
+            at = _after_space(text, at + 1)
+
+
+def _after_space(text: bytes, at: int) -> int:
+    found = _SPACE.match(text, at)
+    return found.end() if found else at
+
+
+def _end(text: bytes, start: int) -> int:
+    """Where the value ends that begins there; the text is known to be JSON."""
+    first = text[start : start + 1]
+    if first == b'"':
+        return _must(_STRING.match(text, start)).end()
+    if first not in (b"[", b"{"):
+        return _must(_PLAIN.match(text, start)).end()
+    depth = 0
+    for token in _TOKEN.finditer(text, start):
+        word = token.group()
+        if word[:1] == b'"':
+            continue
+        depth += 1 if word in _OPEN else -1
+        if depth == 0:
+            return token.end()
+    raise InvalidRequest("what the path leads into is not JSON")
+
+
+def _must(found: re.Match[bytes] | None) -> re.Match[bytes]:
+    if found is None:
+        raise InvalidRequest("what the path leads into is not JSON")
+    return found

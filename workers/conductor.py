@@ -1,0 +1,411 @@
+"""Runs the jobs of pipelines, in the errands worker: claims them as a worker claims a model's.
+
+A pipeline's job is leased while it is under way, so that all holds for it that holds for a job:
+whoever dies over it loses the lease, and another goes on where it was, as its stages' jobs are
+found again under the same ids. asyncio, in a thread of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+from redis.exceptions import RedisError
+
+from headrace import keys
+from headrace.canvas import read_canvas
+from headrace.catalog import Catalog, ModelConfig
+from headrace.connections import SOCKET_TIMEOUT_S, connect, connect_async
+from headrace.errors import HeadraceError, InvalidRequest
+from headrace.jobs import US_PER_S
+from headrace.messages import read_envelope
+from headrace.pipelines import PipelineConfig
+from headrace.queue import JobQueue
+from headrace.scripts import CLAIM_HEAD, CLAIM_MAX_BYTES, CLAIM_ROW
+from headrace.settings import Settings
+from headrace.store.stores import build_stores
+from headrace.telemetry import ModelState
+from headrace.waiting import Waiters
+from workers.canvas import TRY_AGAIN, ChordBusy, Malformed, Progress, Sender
+from workers.course import Course, StageFailed
+from workers.herald import tell_end
+from workers.items import NEVER, Item, Settlement, cancelled, claimed_item, failed, put_off
+from workers.pipeline_end import failure, success
+from workers.sequels import Told
+from workers.stage_jobs import AGAIN_MAX_S, StageJobs
+from workers.wake import POLL_S, Wake
+
+logger = logging.getLogger(__name__)
+
+SWEEP_S: Final = 1.0
+SWEEP_MAX_JOBS: Final = 500
+#: A lost conductor is never a job's fault, as it runs nobody's code: it is charged to none, and
+#: the job need not wait.
+LOSSES: Final = "1000000000 0 0"
+_RENEWED, _ASKED = 1, 2
+_AWAY: Final = (RedisError, OSError, HeadraceError)
+
+
+@dataclass(slots=True)
+class Line:
+    """One pipeline.
+
+    Attributes:
+        config: what it runs.
+        model: as it looks from outside.
+        courses: its jobs that are under way here, by id, each with the task that runs it.
+    """
+
+    config: PipelineConfig
+    model: ModelConfig
+    courses: dict[str, tuple[Course, asyncio.Task[None]]] = field(default_factory=dict)
+
+    @property
+    def rooms(self) -> list[int]:
+        """How many more it takes, by step; offline jobs leave half of the places to others."""
+        room = self.config.max_running - len(self.courses)
+        if room <= 0:
+            return []
+        return [room, room, room, max(0, room - self.config.max_running // 2)]
+
+
+class Conductor:
+    """The pipelines of one errands worker; `run` is the body of its thread.
+
+    Args:
+        settings: the deployment's.
+        catalog: its models and pipelines.
+        redis_url: its Redis.
+        owner: this incarnation, written into each lease.
+        node: the Celery node.
+    """
+
+    def __init__(
+        self, settings: Settings, catalog: Catalog, redis_url: str, owner: str, node: str
+    ) -> None:
+        self._settings = settings
+        self._owner = owner
+        self._node = node
+        self._url = redis_url
+        self._lines = [Line(one, catalog.get(name)) for name, one in catalog.pipelines.items()]
+        self._catalog = catalog
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._woken = asyncio.Event()
+        self._stopping = False
+        self._doubtful = False
+        # Redis' clock at this process' second 0, and from when on others' leases may be reaped.
+        self._zero_us: int | None = None
+        self._reap_after = NEVER
+        self._renew_at = self._sweep_at = 0.0
+
+    def stop(self) -> None:
+        """Begin nothing more, and give back what is under way; from any thread."""
+        self._stopping = True
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._woken.set)
+
+    def run(self) -> None:
+        """Serve until `stop`."""
+        asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        client = connect_async(self._url)
+        timeouts = {"socket_timeout": SOCKET_TIMEOUT_S, "socket_connect_timeout": SOCKET_TIMEOUT_S}
+        watcher = connect(self._url, **timeouts)
+        self._queue = JobQueue(client)
+        waiters = Waiters(client, self._owner)
+        stores = build_stores(self._settings, self._url)
+        self._jobs = StageJobs(client, self._queue, waiters, stores, self._catalog, self._settings)
+        lists = [keys.step_keys(line.model.queue) for line in self._lines]
+        self._wake = Wake(watcher, lists, keys.cancel_channel(self._owner))
+        await waiters.start()
+        try:
+            while not self._stopping:
+                await self._turn()
+            await self._leave()
+        finally:
+            self._wake.close()
+            await waiters.stop()
+            await self._queue.close()
+            self._jobs.close()
+            watcher.close()
+            await client.aclose()
+
+    # Claiming
+
+    async def _turn(self) -> None:
+        """Claim what there is room for, keep what is held, and wait for what is next."""
+        try:
+            if self._wake.socket() is None:
+                await asyncio.to_thread(self._wake.connect)
+                self._reap_after = time.monotonic() + self._settings.lease_ttl_s
+                self._renew_at = self._sweep_at = 0.0
+            await self._upkeep()
+            self._woken.clear()
+            wanted = [
+                n for n, line in enumerate(self._lines) if line.rooms and n in self._wake.unwatched
+            ]
+            filled = await asyncio.to_thread(self._wake.watch, wanted)
+            self._heard()
+            for n in sorted(filled):
+                if self._lines[n].rooms and await self._claim(self._lines[n]):
+                    return
+            await self._sleep()
+        except _AWAY as error:
+            logger.warning("Redis is away, or refuses: %s", error)
+            self._wake.close()
+            self._doubtful = True
+            self._reap_after = NEVER
+            await asyncio.sleep(AGAIN_MAX_S / 4)
+
+    async def _sleep(self) -> None:
+        """Until something is pushed, a course is over, or the next upkeep is due."""
+        loop, now = asyncio.get_running_loop(), time.monotonic()
+        until = min(self._sweep_at, self._renew_at)
+        if self._wake.polls:
+            until = min(until, now + POLL_S)
+        sock = self._wake.socket()
+        loop.add_reader(sock, self._woken.set)
+        try:
+            async with asyncio.timeout(max(0.0, until - now)):
+                await self._woken.wait()
+        except TimeoutError:
+            pass
+        finally:
+            loop.remove_reader(sock)
+        await asyncio.to_thread(self._wake.drain)
+        self._heard()
+
+    async def _claim(self, line: Line) -> bool:
+        """Whether there was something."""
+        settings, model = self._settings, line.model
+        if self._doubtful:
+            await self._end_doubt()
+        first, *rest = line.rooms
+        reply = await self._queue.on_queue(
+            "claim", model.queue, model.name, model.version, first, CLAIM_MAX_BYTES,
+            int(settings.lease_ttl_s * US_PER_S), self._owner, keys.TASK_NAME,
+            settings.result_ttl_s, settings.job_index_max, *rest,
+            int(model.max_yield_s * US_PER_S),
+        )  # fmt: skip
+        now, now_us = time.monotonic(), int(reply[0])
+        rows = list(_rows(reply))
+        for raw, row in rows:
+            self._begin(line, raw, claimed_item(row, now, now_us, NEVER))
+        return bool(rows)
+
+    async def _end_doubt(self) -> None:
+        """A claim may have been answered into a broken connection: give back what nobody knows."""
+        for line in self._lines:
+            known = [course.item.token for course, _ in line.courses.values()]
+            arguments = ("free", LOSSES, self._owner, *known)
+            await self._queue.on_queue("release_owner", line.model.queue, *arguments)
+        self._doubtful = False
+
+    def _begin(self, line: Line, raw: bytes, item: Item) -> None:
+        course, settlement = self._read(line, raw, item)
+        run = self._run(line, course) if settlement is None else self._end(line, course, settlement)
+        task = asyncio.create_task(run)
+        line.courses[item.id] = (course, task)
+        task.add_done_callback(partial(self._over, line, course))
+
+    def _read(self, line: Line, raw: bytes, item: Item) -> tuple[Course, Settlement | None]:
+        """The course of a claimed job; its settlement where it is not to run now."""
+        wall = time.time()
+        item.dispatched_at, item.dispatched_epoch_s = item.claimed_at, wall
+        course = Course(line.config, item, self._jobs, wall + line.config.timeout_s)
+        try:
+            message = item.message = read_envelope(raw)
+        except InvalidRequest as error:
+            item.canvas = read_canvas(raw)
+            return course, failed(item, error.code, error.message)
+        if message.timeout_s is not None:
+            course.deadline = wall + message.timeout_s
+        if message.followed:
+            item.canvas = read_canvas(raw)
+            if item.canvas is None:
+                unreadable = "the signatures of what follows the job cannot be read"
+                return course, failed(item, InvalidRequest.code, unreadable)
+        if message.model != line.model.name:
+            wrong = f"the queue {line.model.queue} is not that of {message.model[:64]!r}"
+            return course, failed(item, InvalidRequest.code, wrong)
+        if message.expires_s is not None and wall >= message.expires_s:
+            return course, failed(item, "expired", "its expires passed before it began")
+        if message.eta_s is not None and wall < message.eta_s:
+            return course, put_off(item, message.eta_s - wall)
+        return course, None
+
+    # Running
+
+    async def _run(self, line: Line, course: Course) -> None:
+        try:
+            settlement = await self._outcome(course)
+        except asyncio.CancelledError:
+            if self._stopping or course.item.dropped == "lost":
+                raise
+            task = asyncio.current_task()
+            if task is not None:
+                task.uncancel()
+            settlement = cancelled(course.item)
+        await self._end(line, course, settlement)
+
+    async def _outcome(self, course: Course) -> Settlement:
+        try:
+            value = await course.run()
+            return await self._jobs.patiently(lambda: success(self._jobs, course, value))
+        except StageFailed as error:
+            return failure(course, error)
+        except TimeoutError:
+            late = ", ".join(course.unfinished()) or "the first"
+            limit_s = course.message.timeout_s or course.pipeline.timeout_s
+            why = f"not over after {limit_s:g} s; still under way: {late}"
+            return failure(course, StageFailed("timeout", why))
+        except HeadraceError as error:
+            return failure(course, StageFailed(error.code, f"the result: {error.message}"))
+        except Exception as error:
+            logger.exception("job %s: the pipeline %s", course.item.id, course.pipeline.name)
+            why = f"the pipeline could not be run: {type(error).__name__}"
+            return failure(course, StageFailed("internal-error", why))
+
+    async def _end(self, line: Line, course: Course, settlement: Settlement) -> None:
+        """End the job, and what is under way of it; said until Redis has taken it."""
+        good = settlement.state == "s"
+        over: list[str] = []
+        if course.under_way:
+            ids = list(course.under_way)
+            over = await self._jobs.patiently(lambda: self._jobs.cancel(ids))
+        if any(state.began_s for state in course.states.values()):
+            await self._jobs.told(course, now=True)
+        if not good and course.item.message is not None:
+            # Before it is settled: whoever requeues it then runs all of it again.
+            await self._jobs.clear(course, over)
+        if course.item.canvas is not None and not settlement.retried:
+            settlement = await self._told(course, settlement)
+        queue = line.model.queue
+        await self._jobs.patiently(lambda: self._queue.on_queue("settle", queue, *settlement))
+        if good:
+            await self._jobs.clear(course, over)
+        await self._jobs.settled(course, settlement)
+
+    async def _told(self, course: Course, settlement: Settlement) -> Settlement:
+        """Tell what follows the job, as a stock client's message may say."""
+        progress, end = Progress(), Told(course.item, settlement)
+        while True:
+            try:
+                return await self._jobs.in_thread(self._tell, end, progress)
+            except (*TRY_AGAIN, ChordBusy, Malformed) as error:
+                logger.warning("what follows %s cannot be told yet: %s", course.item.id, error)
+                progress.tries += 1
+            await asyncio.sleep(AGAIN_MAX_S / 4)
+
+    def _tell(self, end: Told, progress: Progress) -> Settlement:
+        sender = Sender(self._url, self._settings.result_ttl_s)
+        try:
+            return tell_end(end, sender, progress)
+        finally:
+            sender.close()
+
+    def _over(self, line: Line, course: Course, task: asyncio.Task[None]) -> None:
+        if line.courses.get(course.item.id, (None,))[0] is course:
+            del line.courses[course.item.id]
+        if not task.cancelled() and task.exception() is not None:
+            # Its lease runs out, and whoever takes it then goes on with it.
+            logger.error("job %s was let go", course.item.id, exc_info=task.exception())
+        self._woken.set()
+
+    # Keeping
+
+    async def _upkeep(self) -> None:
+        now = time.monotonic()
+        if now >= self._renew_at:
+            self._renew_at = now + self._settings.lease_ttl_s / 3
+            for line in self._lines:
+                await self._renew(line)
+        if now >= self._sweep_at:
+            self._sweep_at = now + SWEEP_S
+            for line in self._lines:
+                await self._sweep(line)
+            await self._report()
+
+    async def _renew(self, line: Line) -> None:
+        held = [course for course, _ in line.courses.values()]
+        if not held:
+            return
+        lease_us = int(self._settings.lease_ttl_s * US_PER_S)
+        pairs = [text for course in held for text in (course.item.id, course.item.token)]
+        said = await self._queue.on_keys("renew", line.model.queue, lease_us, *pairs)
+        for course, word in zip(held, said, strict=True):
+            if int(word) == _ASKED:
+                self._drop(course, "cancelled")
+            elif int(word) != _RENEWED:
+                self._drop(course, "lost")
+
+    async def _sweep(self, line: Line) -> None:
+        now = time.monotonic()
+        reap_until = 0
+        if now >= self._reap_after and self._zero_us is not None:
+            reap_until = self._zero_us + int((now + self._settings.lease_ttl_s / 3) * US_PER_S)
+        arguments = (reap_until, LOSSES, SWEEP_MAX_JOBS, 0)
+        reply = await self._queue.on_queue("sweep", line.model.queue, *arguments)
+        self._zero_us = int(reply[7]) - int(time.monotonic() * US_PER_S)
+        if int(reply[2]) >= 0:
+            self._sweep_at = min(self._sweep_at, now + int(reply[2]) / US_PER_S + 0.001)
+
+    async def _report(self) -> None:
+        """Say that this worker serves its pipelines, as workers say it of their models."""
+        state = ModelState("ready", 1, 1, "", "", self._node, [])
+        said: list[str | bytes] = [
+            "", msgspec.json.encode({"node": self._node, "pid": os.getpid()})
+        ]  # fmt: skip
+        for line in self._lines:
+            said += (line.model.name, msgspec.json.encode(state))
+        now_s = f"{time.time():.3f}"
+        await self._queue.once("report", self._owner, now_s, keys.WORKER_TTL_S, len(said), *said)
+
+    def _heard(self) -> None:
+        """Jobs that were cancelled while they are under way here."""
+        for data in self._wake.heard():
+            told = [_text(part) for part in msgspec.msgpack.decode(data)]
+            for _, job_id, token in zip(told[::3], told[1::3], told[2::3], strict=True):
+                for line in self._lines:
+                    found = line.courses.get(job_id)
+                    if found is not None and found[0].item.token == token:
+                        self._drop(found[0], "cancelled")
+
+    def _drop(self, course: Course, why: str) -> None:
+        if course.item.dropped:
+            return
+        for line in self._lines:
+            found = line.courses.get(course.item.id)
+            if found is not None and found[0] is course:
+                course.item.dropped = why
+                found[1].cancel()
+
+    async def _leave(self) -> None:
+        """Give back what is under way; whoever takes it goes on with it."""
+        for line in self._lines:
+            held = list(line.courses.values())
+            for _, task in held:
+                task.cancel()
+            await asyncio.gather(*(task for _, task in held), return_exceptions=True)
+            pairs = [text for course, _ in held for text in (course.item.id, course.item.token)]
+            if pairs:
+                await self._queue.on_queue("release", line.model.queue, "free", LOSSES, *pairs)
+
+
+def _rows(reply: Sequence[Any]) -> Iterator[tuple[bytes, Sequence[Any]]]:
+    for at in range(CLAIM_HEAD, len(reply), CLAIM_ROW):
+        raw, *row = reply[at : at + CLAIM_ROW]
+        yield raw, row
+
+
+def _text(part: Any) -> str:
+    return part.decode() if isinstance(part, bytes) else str(part)

@@ -1,0 +1,291 @@
+"""The course of one pipeline's job: its stages, each as soon as it has what it takes from.
+
+All of it can be begun anew at any time, by anybody: the id of a stage's job follows from the
+pipeline's job and its place, so that saying it again finds it, as it is by then. Knows Redis only
+by what its `Tools` do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from headrace.errors import HeadraceError, InvalidRequest, PayloadTooLarge
+from headrace.ids import id_of_sequel
+from headrace.jobs import Job, JobOptions, State
+from headrace.media import is_json
+from headrace.messages import Message, Stretch
+from headrace.pipelines import INPUT, PipelineConfig, Stage
+from workers.items import Item
+from workers.values import Foreign, Many, Named, Stored, Text, Value, follow, value_of
+
+#: How long a stage's job is kept once it has ended, where nobody removes it; its pipeline's job is
+#: over long before, or asks for it again.
+KEPT_S: Final = 3_600
+#: A stage's job has so much longer than its pipeline's, whose deadline is the one to tell of.
+LATER_S: Final = 5.0
+_NAMES: Final = ("queued", "hold", "preprocess", "inference", "postprocess")
+
+
+class StageFailed(HeadraceError):
+    """A stage has ended otherwise than by a result, and with it the pipeline's job.
+
+    Attributes:
+        said: the code that the pipeline's job ends with.
+        dead: its message is to lie in the dead letters.
+        traceback: the handler's, where it raised.
+    """
+
+    def __init__(self, said: str, message: str, *, dead: bool = False, traceback: str = "") -> None:
+        super().__init__(message)
+        self.said = said
+        self.dead = dead
+        self.traceback = traceback
+
+
+@dataclass(slots=True)
+class StageState:
+    """How far a stage has come.
+
+    Attributes:
+        jobs: how many it has; 0 while that is not known.
+        done: how many of them have ended with a result.
+        began_s, ended_s: when its first was submitted and its last has ended, since 1970.
+        sums: of the timings of those that are done, in ms.
+        failed: one has ended otherwise.
+    """
+
+    model: str
+    jobs: int = 0
+    done: int = 0
+    began_s: float = 0.0
+    ended_s: float = 0.0
+    sums: list[float] = field(default_factory=lambda: [0.0] * len(_NAMES))
+    failed: bool = False
+
+    def add(self, job: Job) -> None:
+        """One of its jobs has ended with a result."""
+        self.done += 1
+        if job.timings:
+            for n, part in enumerate(job.timings.split(",")):
+                self.sums[n] += float(part)
+
+    def told(self, name: str) -> dict[str, Any]:
+        """As the job object says it; its timings are the means over its jobs."""
+        status = "waiting"
+        if self.failed:
+            status = "failed"
+        elif self.ended_s:
+            status = "succeeded"
+        elif self.began_s:
+            status = "running"
+        timings = None
+        if self.done:
+            means = (round(total / self.done, 3) for total in self.sums)
+            timings = dict(zip(_NAMES, means, strict=True))
+        if timings is not None and self.ended_s:
+            timings["total"] = round((self.ended_s - self.began_s) * 1000, 3)
+        return {
+            "name": name,
+            "model": self.model,
+            "status": status,
+            "jobs": self.jobs,
+            "done": self.done,
+            "timings": timings,
+        }
+
+
+class Tools(Protocol):
+    """What a course asks of Redis and of the stores."""
+
+    inline_limit_bytes: int
+
+    async def job(self, course: Course, stage: Stage, job_id: str, value: Value) -> Job:
+        """Submit a stage's job, unless it is there, and wait for its end."""
+
+    async def read(self, stretch: Stretch) -> bytes:
+        """A stretch of a payload."""
+
+    async def told(self, course: Course) -> None:
+        """Note how far the course has come."""
+
+
+class Course:
+    """One claimed job of a pipeline.
+
+    Args:
+        pipeline: what it runs.
+        item: the job, with its message.
+        tools: what it works with.
+        deadline: until when it must have ended, in seconds since 1970.
+
+    Attributes:
+        states: how far each stage has come.
+        under_way: the ids of its stages' jobs that have not ended, with the stage.
+        ended: those that have, with the job.
+    """
+
+    def __init__(self, pipeline: PipelineConfig, item: Item, tools: Tools, deadline: float) -> None:
+        self.pipeline = pipeline
+        self.item = item
+        self.deadline = deadline
+        self.states = {stage.name: StageState(stage.model) for stage in pipeline.stages}
+        self.under_way: dict[str, Stage] = {}
+        self.ended: dict[str, tuple[Stage, Job]] = {}
+        self._tools = tools
+        self._results: dict[str, asyncio.Task[Value]] = {}
+
+    @property
+    def message(self) -> Message:
+        """The job's message."""
+        if self.item.message is None:
+            raise RuntimeError("the job was not read")
+        return self.item.message
+
+    async def run(self) -> Value:
+        """Run all stages; what the whole gives.
+
+        Raises:
+            StageFailed: a stage has failed; the others have been left where they are.
+            TimeoutError: the deadline has passed.
+        """
+        try:
+            async with asyncio.timeout(max(0.0, self.deadline - time.time())):
+                async with asyncio.TaskGroup() as group:
+                    # Each behind those that it takes from.
+                    for stage in self.pipeline.stages:
+                        task = group.create_task(self._stage(stage))
+                        self._results[stage.name] = task
+        except BaseExceptionGroup as failures:
+            raise _first(failures) from None
+        return self._combined(self.pipeline.result, joined=self.pipeline.joined)
+
+    def stages_json(self) -> bytes:
+        """How far each stage has come, as the record keeps it."""
+        return msgspec.json.encode([state.told(name) for name, state in self.states.items()])
+
+    def unfinished(self) -> list[str]:
+        """The stages that have begun, and have not ended."""
+        return [n for n, state in self.states.items() if state.began_s and not state.ended_s]
+
+    def options(self, stage: Stage, timeout_s: float) -> JobOptions:
+        """What a stage's job asks for: what the pipeline's job did, as far as it goes down."""
+        message = self.message
+        left_s = max(0.0, self.deadline - time.time()) + LATER_S
+        expires_s = None
+        if message.expires_s is not None and INPUT in stage.sources:
+            # It has not really begun before its first stage has.
+            expires_s = max(0.001, message.expires_s - time.time())
+        return JobOptions(
+            priority=self.item.step,
+            expires=expires_s,
+            timeout=min(timeout_s, left_s),
+            max_retries=message.max_retries,
+            retry_backoff=message.retry_backoff_s,
+            retry_backoff_max=message.retry_backoff_max_s,
+            result_ttl=KEPT_S,
+        )
+
+    async def _stage(self, stage: Stage) -> Value:
+        for source in stage.sources:
+            if source != INPUT:
+                await asyncio.shield(self._results[source])
+        state = self.states[stage.name]
+        try:
+            given = await self._given(stage)
+        except HeadraceError as error:
+            state.failed = True
+            raise StageFailed(
+                error.code or InvalidRequest.code, f"stage {stage.name}: {error.message}"
+            ) from error
+        state.jobs, state.began_s = len(given), time.time()
+        await self._tools.told(self)
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(self._one(stage, n, len(given), value))
+                for n, value in enumerate(given)
+            ]
+        values = tuple(task.result() for task in tasks)
+        state.ended_s = time.time()
+        await self._tools.told(self)
+        return Many(values) if stage.spread else values[0]
+
+    async def _given(self, stage: Stage) -> list[Value]:
+        value = self._combined(stage.sources, joined=stage.joined)
+        if not stage.path:
+            return [value]
+        short = self._tools.inline_limit_bytes
+        values = await follow(value, stage.path, self._tools.read, short)
+        most = self.pipeline.max_items
+        if len(values) > most:
+            raise PayloadTooLarge(
+                f"{len(values)} elements, where max_items of the pipeline is {most}"
+            )
+        return values
+
+    async def _one(self, stage: Stage, n: int, of: int, value: Value) -> Value:
+        job_id = id_of_sequel(self.item.id, f"stage/{stage.name}/{n}")
+        self.under_way[job_id] = stage
+        shown = f"stage {stage.name}" + (f" ({n + 1} of {of})" if stage.spread else "")
+        state = self.states[stage.name]
+        try:
+            job = await self._tools.job(self, stage, job_id, value)
+        except HeadraceError as error:
+            state.failed = True
+            raise StageFailed(error.code, f"{shown}: {error.message}") from error
+        del self.under_way[job_id]
+        self.ended[job_id] = (stage, job)
+        if job.state is not State.SUCCEEDED:
+            state.failed = True
+            raise _failure(shown, job)
+        state.add(job)
+        try:
+            return value_of(job)
+        except ValueError as error:
+            state.failed = True
+            raise StageFailed("input-unavailable", f"{shown}: {error}") from error
+
+    def _combined(self, names: Iterable[str], *, joined: bool) -> Value:
+        values = [(name, self._value(name)) for name in names]
+        return Named(tuple(values)) if joined else values[0][1]
+
+    def _value(self, name: str) -> Value:
+        if name != INPUT:
+            return self._results[name].result()
+        source = self.message.source
+        if source is None:
+            return Text(self.message.input)
+        if source.origin:
+            return Foreign(source)
+        kind = "" if is_json(source.type.partition(";")[0]) or not source.type else source.type
+        return Stored(Stretch(source.ref, 0, source.size, kind), whole=True)
+
+
+def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
+    """What ended a group: the first failure, and not what it has taken along."""
+    error: BaseException = failures
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+class _Error(msgspec.Struct):
+    type: str = "handler-error"
+    message: str = ""
+
+
+def _failure(shown: str, job: Job) -> StageFailed:
+    if job.state is State.CANCELLED:
+        return StageFailed("handler-error", f"{shown}: its job {job.id} was cancelled")
+    error = msgspec.json.decode(job.error_json or "{}", type=_Error)
+    return StageFailed(
+        error.type,
+        f"{shown}: {error.message}",
+        dead=job.dead_lettered,
+        traceback=job.traceback or "",
+    )

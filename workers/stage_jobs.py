@@ -1,0 +1,270 @@
+"""The jobs of pipelines' stages: submitted as the API does it, waited for, and cleared away.
+
+asyncio; what blocks (the payload stores) is asked from threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, NamedTuple, TypeVar
+
+import redis.asyncio
+from redis.exceptions import RedisError
+
+from headrace import keys
+from headrace.catalog import Catalog, ModelConfig
+from headrace.errors import BrokerError, HeadraceError, QueueFull, StoreError
+from headrace.jobs import Job
+from headrace.keys import F
+from headrace.letters import DeadLetters
+from headrace.messages import Source, Stretch
+from headrace.pipelines import Stage
+from headrace.queue import VIEW_MAX_JOBS, JobQueue
+from headrace.settings import Settings
+from headrace.store.base import Entry
+from headrace.store.parts import read_bytes, read_parts, size_of
+from headrace.store.stores import THREADS, Stores
+from headrace.submission import submission
+from headrace.waiting import Wait, Waiters
+from workers.course import Course
+from workers.items import Settlement
+from workers.values import Foreign, Stored, Value, parts_of
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+#: A stage's job is looked at so often though nobody has told of its end: Redis may have lost it.
+LOOK_S: Final = 10.0
+#: What has no room, or cannot be said, is said again after so long, at first and at the most.
+AGAIN_MIN_S: Final = 0.05
+AGAIN_MAX_S: Final = 2.0
+#: How far the stages have come is written down at most so often, in seconds.
+TOLD_S: Final = 0.3
+_PASSES: Final = (QueueFull, BrokerError, StoreError)
+_NOTHING: Final = b"null"
+
+
+class Input(NamedTuple):
+    """The input of a stage's job on its way.
+
+    Attributes:
+        entry: its payload, where one was made for it.
+    """
+
+    text: bytes
+    source: Source | None = None
+    entry: Entry | None = None
+
+
+class StageJobs:
+    """What the courses of one conductor work with.
+
+    Args:
+        client: the connections.
+        queue: submits and reads.
+        waiters: hears of the ends.
+        stores: where long inputs and results lie.
+        catalog: the models.
+        settings: for the bounds.
+    """
+
+    def __init__(
+        self,
+        client: redis.asyncio.Redis,
+        queue: JobQueue,
+        waiters: Waiters,
+        stores: Stores,
+        catalog: Catalog,
+        settings: Settings,
+    ) -> None:
+        self.inline_limit_bytes = settings.inline_limit_bytes
+        self.stores = stores
+        self._client: Any = client
+        self._queue = queue
+        self._waiters = waiters
+        self._catalog = catalog
+        self._settings = settings
+        self._letters = DeadLetters(client, queue)
+        self._threads = ThreadPoolExecutor(THREADS, "headrace-stages")
+        self._told_at: dict[str, float] = {}
+
+    def close(self) -> None:
+        """Begin nothing more."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self.stores.close()
+
+    async def in_thread(self, call: Callable[..., T], *arguments: Any) -> T:
+        """What blocks."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
+
+    async def read(self, stretch: Stretch) -> bytes:
+        """A stretch of a payload."""
+        return await self.patiently(lambda: self.in_thread(read_bytes, self.stores, stretch))
+
+    async def told(self, course: Course, *, now: bool = False) -> None:
+        """Note in the record how far a course has come; a view, so that a failure is none of it."""
+        at, token = time.monotonic(), course.item.token
+        if not now and at < self._told_at.get(token, 0.0) + TOLD_S:
+            return
+        self._told_at[token] = at
+        try:
+            await self._queue.once("stages", course.item.id, token, course.stages_json())
+        except HeadraceError as error:
+            logger.warning("job %s: its stages are not written down: %s", course.item.id, error)
+
+    async def job(self, course: Course, stage: Stage, job_id: str, value: Value) -> Job:
+        """Submit a stage's job, unless it is there, and wait for its end.
+
+        Raises:
+            HeadraceError: it can never be submitted.
+        """
+        model = self._catalog.models[stage.model]
+
+        async def ended() -> Job:
+            while True:
+                found = await self._ended(course, stage, job_id, model, value)
+                if found is not None:
+                    return found
+                logger.warning("job %s: Redis has lost %s; sent again", course.item.id, job_id)
+
+        return await self.patiently(ended)
+
+    async def patiently(self, call: Callable[[], Awaitable[T]]) -> T:
+        """What `call` gives, called until there is room and everybody answers."""
+        pause_s = AGAIN_MIN_S
+        while True:
+            try:
+                return await call()
+            except _PASSES as error:
+                if not error.retryable:
+                    raise
+                logger.info("%s; tried again in %.2f s", error.message, pause_s)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, AGAIN_MAX_S)
+
+    async def cancel(self, ids: Sequence[str]) -> list[str]:
+        """Cancel stages' jobs; those that have ended now."""
+        over = []
+        for at in range(0, len(ids), VIEW_MAX_JOBS):
+            chunk = ids[at : at + VIEW_MAX_JOBS]
+            said = await self._queue.cancel(chunk)
+            over += [name for name, word in zip(chunk, said, strict=True) if word != "asked"]
+        return over
+
+    async def clear(self, course: Course, over: Sequence[str] = ()) -> None:
+        """Remove what nobody needs once the course is over; where that fails, it runs out.
+
+        Args:
+            course: the course.
+            over: ids of jobs of its stages that have ended beside those that it knows.
+        """
+        self._told_at.pop(course.item.token, None)
+        names = [*course.ended, *over]
+        entries = [
+            Entry(job.stored.ref, job_id, stage.model, "r")
+            for job_id, (stage, job) in course.ended.items()
+            if job.stored is not None
+        ]
+        try:
+            for at in range(0, len(names), VIEW_MAX_JOBS):
+                chunk = names[at : at + VIEW_MAX_JOBS]
+                await self._client.unlink(*map(keys.job, chunk), *map(keys.meta, chunk))
+            for job_id, (stage, job) in course.ended.items():
+                if job.dead_lettered:  # the pipeline's own letter stands for it
+                    await self._letters.purge(keys.queue_name(stage.model), [job_id])
+            if entries:
+                await self.in_thread(self.stores.drop, *entries)
+        except (HeadraceError, RedisError, OSError) as error:
+            logger.warning("job %s: what is left of its stages runs out: %s", course.item.id, error)
+
+    async def settled(self, course: Course, settlement: Settlement) -> None:
+        """The job has ended: its own input goes, and its result stays as long as its record."""
+        name, message = course.pipeline.name, course.item.message
+        entries = []
+        if message is not None and message.source is not None and message.source.ref:
+            entries.append(Entry(message.source.ref, course.item.id, name, "i"))
+        if settlement.extra == F.RESULT_REF:
+            entries.append(Entry(str(settlement.value).split(" ")[0], course.item.id, name, "r"))
+        try:
+            if entries:
+                await self.in_thread(self.stores.drop, *entries)
+        except HeadraceError as error:
+            logger.warning("payloads are left to the sweep: %s", error.message)
+
+    async def _ended(
+        self, course: Course, stage: Stage, job_id: str, model: ModelConfig, value: Value
+    ) -> Job | None:
+        """The job once it has ended; None where Redis has lost it."""
+        given = await self._input(job_id, model, value)
+        with self._waiters.own(job_id) as wait:
+            try:
+                receipt = await self._queue.submit(self._submission(course, stage, job_id, given))
+            except BrokerError:
+                raise  # Redis may have taken it; if not, the sweep deletes its payload
+            except HeadraceError:
+                await self._drop(given)
+                raise
+            if not receipt.repeated:
+                return await self._end(wait, model, receipt.created_us)
+        # It was submitted by a life of this course before, under another name perhaps.
+        await self._drop(given)
+        async with self._waiters.foreign(job_id) as wait:
+            wait.wake()
+            return await self._end(wait, model, receipt.created_us)
+
+    async def _end(self, wait: Wait, model: ModelConfig, created_us: int) -> Job | None:
+        loop = asyncio.get_running_loop()
+        while True:
+            timer = loop.call_later(LOOK_S, wait.wake)
+            try:
+                ended = await wait.woken()
+            finally:
+                timer.cancel()
+            if ended is not None:
+                return ended.job(model.name, model.version, created_us)
+            job = await self.patiently(lambda: self._queue.read(wait.job_id))
+            if job is None or job.state.final:
+                return job
+
+    def _submission(self, course: Course, stage: Stage, job_id: str, given: Input) -> Any:
+        model = self._catalog.models[stage.model]
+        return submission(
+            job_id,
+            model,
+            given.text,
+            course.options(stage, model.timeout_s),
+            now_s=time.time(),
+            result_ttl_s=self._settings.result_ttl_s,
+            waiter=self._waiters.api_id,
+            source=given.source,
+        )
+
+    async def _input(self, job_id: str, model: ModelConfig, value: Value) -> Input:
+        if isinstance(value, Foreign):
+            return Input(_NOTHING, value.source)
+        if isinstance(value, Stored) and value.whole:
+            at = value.at
+            return Input(_NOTHING, Source(ref=at.ref, type=at.type, size=at.length))
+        parts = parts_of(value)
+        text = [part for part in parts if isinstance(part, str)]
+        if sum(map(len, text)) <= self.inline_limit_bytes:
+            if len(text) == len(parts):
+                return Input("".join(text).encode())
+            return Input(_NOTHING, Source(size=size_of(parts), parts=tuple(parts)))
+        # So much text stands in no message; what it is put together with is copied, too.
+        body = await self.in_thread(read_parts, self.stores, parts)
+        entry = self.stores.new_entry(job_id, model.name, "i")
+        await self.in_thread(self.stores.put, entry, body)
+        return Input(_NOTHING, Source(ref=entry.ref, size=len(body)), entry)
+
+    async def _drop(self, given: Input) -> None:
+        if given.entry is not None:
+            try:
+                await self.in_thread(self.stores.drop, given.entry)
+            except HeadraceError as error:
+                logger.warning("a payload is left to the sweep: %s", error.message)

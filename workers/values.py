@@ -1,0 +1,185 @@
+"""What is passed from stage to stage of a pipeline: JSON text, or where it lies.
+
+What lies in the payload store stays there: a value names the stretch, and what is made of several
+values names their stretches. Knows no Redis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from headrace.errors import InvalidRequest
+from headrace.jobs import Job
+from headrace.media import JSON_TYPE
+from headrace.messages import Source, Stretch
+from headrace.paths import Step, find, path_text
+
+#: Reads a stretch that is JSON text.
+Read = Callable[[Stretch], Awaitable[bytes]]
+
+
+class Text(NamedTuple):
+    """A JSON value as text."""
+
+    data: bytes
+
+
+class Binary(NamedTuple):
+    """What is not JSON and is short: its content type, and its bytes in base64."""
+
+    type: str
+    base64: str
+
+
+class Stored(NamedTuple):
+    """What lies in the payload store: a whole payload, or a stretch of one."""
+
+    at: Stretch
+    whole: bool = False
+
+
+class Foreign(NamedTuple):
+    """The operator's own file or object, which is passed on whole or not at all."""
+
+    source: Source
+
+
+class Many(NamedTuple):
+    """A list of values."""
+
+    values: tuple[Value, ...]
+
+
+class Named(NamedTuple):
+    """An object of values."""
+
+    values: tuple[tuple[str, Value], ...]
+
+
+Value = Text | Binary | Stored | Foreign | Many | Named
+
+
+class _Kombu(msgspec.Struct):
+    value: str = msgspec.field(name="__value__")
+
+
+def value_of(job: Job) -> Value:
+    """The result of a job that has succeeded.
+
+    Raises:
+        ValueError: what is stored is not what the record says.
+    """
+    if job.stored is not None:
+        ref, size, kind = job.stored
+        return Stored(Stretch(ref, 0, size, "" if kind == JSON_TYPE else kind), whole=True)
+    result = job.result_json
+    if result is None:
+        raise ValueError(f"the result of the job {job.id} is not there")
+    if job.result_type:
+        return Binary(job.result_type, msgspec.json.decode(result, type=_Kombu).value)
+    return Text(result)
+
+
+def parts_of(value: Value) -> list[str | Stretch]:
+    """The parts that make up the value's JSON text; text beside text is one part."""
+    parts: list[str | Stretch] = []
+    text: list[str] = []
+    for part in _parts(value):
+        if isinstance(part, str):
+            text.append(part)
+            continue
+        if text:
+            parts.append("".join(text))
+            text = []
+        parts.append(part)
+    return [*parts, "".join(text)] if text else parts
+
+
+def _parts(value: Value) -> Iterator[str | Stretch]:
+    match value:
+        case Text():
+            yield value.data.decode()
+        case Binary():
+            yield msgspec.json.encode({"content_type": value.type, "base64": value.base64}).decode()
+        case Stored():
+            yield value.at
+        case Foreign():
+            raise InvalidRequest("an input_ref can only be passed on whole, and by itself")
+        case Many():
+            yield "["
+            for n, one in enumerate(value.values):
+                yield "," if n else ""
+                yield from _parts(one)
+            yield "]"
+        case Named():
+            yield "{"
+            for n, (name, one) in enumerate(value.values):
+                yield ("," if n else "") + msgspec.json.encode(name).decode() + ":"
+                yield from _parts(one)
+            yield "}"
+
+
+async def follow(
+    value: Value, steps: tuple[Step, ...], read: Read, short_bytes: int
+) -> list[Value]:
+    """The values that a path leads to.
+
+    Args:
+        value: where it begins.
+        steps: the path.
+        read: reads what lies in the store.
+        short_bytes: what is no longer is taken out as text; of what is longer the place is noted.
+
+    Raises:
+        InvalidRequest: there is nothing.
+    """
+    done: tuple[Step, ...] = ()
+    values = [value]
+    for n, step in enumerate(steps):
+        found: list[Value] = []
+        for one in values:
+            if isinstance(one, (Many, Named)):
+                found += _among(one, step, path_text((*done, step)))
+                continue
+            return [
+                leaf for each in values for leaf in await _rest(each, steps[n:], read, short_bytes)
+            ]
+        values, done = found, (*done, step)
+    return values
+
+
+async def _rest(value: Value, steps: tuple[Step, ...], read: Read, short_bytes: int) -> list[Value]:
+    """Where all that are left are within JSON text."""
+    match value:
+        case Text():
+            return [Text(value.data[span.start : span.end]) for span in find(value.data, steps)]
+        case Stored() if not value.at.type:
+            text = await read(value.at)
+            begin = value.at.start
+            return [
+                Text(text[start:end])
+                if end - start <= short_bytes
+                else Stored(Stretch(value.at.ref, begin + start, end - start))
+                for start, end in find(text, steps)
+            ]
+        case Many() | Named():
+            return await follow(value, steps, read, short_bytes)
+        case Foreign():
+            raise InvalidRequest("a path cannot lead into an input_ref; send the input itself")
+    raise InvalidRequest(f"there is no {path_text(steps)} in it: it is not JSON")
+
+
+def _among(value: Many | Named, step: Step, shown: str) -> list[Value]:
+    if isinstance(value, Named):
+        found = [one for name, one in value.values if name == step]
+        if not found:
+            raise InvalidRequest(f"there is no {shown}")
+        return found
+    if step is None:
+        return list(value.values)
+    if isinstance(step, str) or step >= len(value.values):
+        raise InvalidRequest(f"there is no {shown}: it is a list of {len(value.values)}")
+    return [value.values[step]]

@@ -36,11 +36,13 @@ from api.routes.outcomes import forget_many, read_outcomes
 from api.routes.submit import put_job, submit_input, submit_job
 from api.scopes import ROUTES
 from api.services import Services
-from headrace.errors import HeadraceError, MethodNotAllowed, PathNotFound
+from headrace.errors import Forbidden, HeadraceError, MethodNotAllowed, PathNotFound
 
 Endpoint = Callable[[Services, Request, str], Awaitable[Reply | Stream]]
 Methods = dict[str, Endpoint]
 
+#: Methods that change nothing.
+_SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 PREFIX: Final = "/api/v1/"
 MODEL_JOBS: Final = "/api/v1/models/{model}/jobs"
 JOBS: Final = "/api/v1/jobs"
@@ -144,6 +146,8 @@ async def serve(
         if services.door is not None:
             needs = HOT_NEEDS[endpoint] if endpoint is not None else None
             await services.door.admit(request, needs, listed=needs is not None or endpoint is None)
+        elif request.has(b"origin"):
+            refuse_foreign_page(request, services.settings.cors_origins)
         if endpoint is None:
             reply: Reply | Stream = _refuse_method(request, methods)
         else:
@@ -181,16 +185,19 @@ async def admit(
 
     On whose behalf it is, routes find in its scope, under CALLER.
     """
-    if services.door is None:
-        return True
     request = Request(scope, receive)
+    if services.door is None and not request.has(b"origin"):
+        return True
     matching = (route for route in each_route(routes) if route.matches(scope)[0] is Match.FULL)
     route = next(matching, None)
     # For whoever counts it, where it goes no further.
     scope["route"] = route
     needs = ROUTES.get((request.method, getattr(route, "path", "")))
     try:
-        await services.door.admit(request, needs, listed=needs is not None or route is None)
+        if services.door is not None:
+            await services.door.admit(request, needs, listed=needs is not None or route is None)
+        else:
+            refuse_foreign_page(request, services.settings.cors_origins)
     except HeadraceError as error:
         reply = problem(error, request.path)
     except Exception as error:  # noqa: BLE001 - logged; the client is told its id
@@ -200,6 +207,25 @@ async def admit(
         return True
     await send_reply(send, reply, request)
     return False
+
+
+def refuse_foreign_page(request: Request, allowed: Sequence[str]) -> None:
+    """Where no keys are asked for, a page of another origin changes nothing.
+
+    Any page that somebody opens can send a POST to his own machine, and needs no answer to purge a
+    queue; but its browser says where it comes from.
+
+    Raises:
+        Forbidden: it is such a page.
+    """
+    origin = request.header(b"origin").decode("latin-1")
+    if request.method in _SAFE or origin in allowed:
+        return
+    if origin.partition("://")[2] != request.header(b"host").decode("latin-1"):
+        raise Forbidden(
+            f"a web page of {origin[:128]} may change nothing here",
+            hint="Name its origin in cors_origins, or ask for API keys (auth: on).",
+        )
 
 
 def _refuse_method(request: Request, methods: Methods) -> Reply:

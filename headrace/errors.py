@@ -246,11 +246,11 @@ class Unauthorized(RequestError):
 
 
 class Forbidden(RequestError):
-    """The API key is good, but not for this: it lacks the scope that the route wants."""
+    """The API key has not the scope that the route wants, or a page of another origin asks."""
 
     code = "forbidden"
     status = 403
-    title = "Not allowed with this API key"
+    title = "Not allowed"
 
 
 class RequestTimeout(RequestError):

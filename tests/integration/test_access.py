@@ -13,7 +13,7 @@ import pytest
 from api import door
 from api.scopes import ROUTES, Needs, Open
 from headrace.access import Scope
-from headrace.api_keys import ApiKeys
+from headrace.api_keys import ApiKeys, internal_key
 from tests.harness.access import ALL, USER, bearer, http_as, in_flight, make_key, revoke_key
 from tests.harness.api_server import ApiServer, api_server, catalog
 from tests.harness.calls import Queue, foreign
@@ -329,3 +329,26 @@ def test_a_part_of_the_deployment_acts_for_the_owner_of_a_job(
     mine = alice.post(JOBS, json=BODY, headers={"headrace-acts-for": "-"}).json()["id"]
     assert alice.get(f"{JOBS}/{mine}").status_code == 202
     end_all(redis_db)
+
+
+def test_metrics_and_documents_are_open_as_the_settings_say(redis_db: RedisServer) -> None:
+    documents = ("/docs", "/openapi.json", "/problems/queue-full", "/docs/static/docs.css")
+    open_metrics = {"auth": "on", "auth_metrics": False, "auth_docs": True}
+    with api_server(redis_db.url, catalog(echo={}), **open_metrics) as turned:
+        assert turned.http.get("/metrics").status_code == 200
+        assert turned.http.get("/live").status_code == turned.http.get("/ready").status_code == 200
+        for path in documents:
+            problem(turned.http.get(path), 401, "unauthorized")
+            key = bearer(make_key(redis_db, Scope.SUBMIT)[1])
+            assert turned.http.get(path, headers=key).status_code == 200
+
+
+def test_a_part_of_the_deployment_makes_its_own_key(api: ApiServer, redis_db: RedisServer) -> None:
+    key = internal_key(redis_db.url, "runner")
+    with http_as(api, key) as http, redis_db.client() as client:
+        http.headers["headrace-acts-for"] = "-"
+        assert http.get("/api/v1/models").status_code == 200
+        problem(http.get("/api/v1/queues"), 403, "forbidden")
+        (listed,) = ApiKeys(client).all()
+        assert (listed.key.name, listed.key.acts) == ("runner (internal)", True)
+        assert listed.key.expires_s > listed.key.created_s

@@ -244,3 +244,25 @@ def test_pages_have_security_headers(api: ApiServer) -> None:
     assert page.headers["referrer-policy"] == "no-referrer"
     for path in ("/docs", "/docs/static/docs.css", "/docs/static/docs.js"):
         assert api.http.get(path).headers["x-content-type-options"] == "nosniff"
+
+
+@pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://127.0.0.1:1"])
+def test_a_page_of_another_origin_changes_nothing_without_keys(
+    api: ApiServer, redis_db: RedisServer, origin: str
+) -> None:
+    foreign = {"origin": origin, "content-type": "text/plain"}
+    for method, path in (
+        ("POST", "/api/v1/queues/headrace.echo/pause"),
+        ("POST", "/api/v1/models/echo/jobs"),
+        ("DELETE", f"{JOBS}/x"),
+        ("POST", "/api/v1/models/echo/dead-letters/purge"),
+    ):
+        refused = api.http.request(method, path, headers=foreign)
+        assert refused.status_code == 403, path
+        assert refused.json()["type"] == "/problems/forbidden"
+    assert api.http.get("/api/v1/models", headers=foreign).status_code == 200
+    for own in (api.url, ORIGIN):
+        answer = api.http.post("/api/v1/queues/headrace.echo/resume", headers={"origin": own})
+        assert answer.status_code == 200
+    with redis_db.client() as client:
+        assert client.dbsize() == 0 or not client.exists("headrace.echo", "hr:paused")

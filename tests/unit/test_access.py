@@ -23,6 +23,7 @@ from headrace.access import (
     read_key,
     written,
 )
+from headrace.errors import ConfigError
 from headrace.settings import Settings, is_loopback, load_settings
 from tests.harness.api_server import catalog
 
@@ -125,4 +126,12 @@ def test_the_documents_table_is_the_one_that_is_used() -> None:
         (method, path.replace(":path", ""), said[needs] if isinstance(needs, Open) else str(needs))
         for (method, path), needs in ROUTES.items()
     ]
-    assert rows == wanted
+    assert sorted(rows) == sorted(wanted)
+
+
+@pytest.mark.parametrize("origin", ["*", "pages.example", "https://a.example/path", "null", ""])
+def test_an_origin_is_named_as_browsers_say_it(origin: str) -> None:
+    with pytest.raises(ConfigError, match="cors_origins"):
+        load_settings(None, {}, {"cors_origins": [origin]})
+    named = {"HEADRACE_CORS_ORIGINS": "https://a.example, http://[::1]:3000"}
+    assert load_settings(None, named, {}).cors_origins == ("https://a.example", "http://[::1]:3000")

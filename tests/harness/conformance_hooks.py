@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import schemathesis
@@ -11,6 +12,7 @@ import schemathesis
 from api.openapi.job_schemas import IDEMPOTENCY_KEY, OPTIONS
 
 _KEY = "Idempotency-Key"
+_RUN_COUNTS = ("total", "succeeded", "failed", "in_flight")
 _INTEGERS = [name for name, schema in OPTIONS.items() if schema["type"] == "integer"]
 
 
@@ -34,10 +36,13 @@ def before_call(context: Any, case: Any, kwargs: Any) -> None:
     if isinstance(body.get("id"), str) and key and re.search(IDEMPOTENCY_KEY, str(key)):
         # A request has an id or a key, not both: a header and a member of the body.
         del case.headers[_KEY]
-    options = body.get("options")
-    if isinstance(options, dict):
-        # To JSON Schema 7.0 is an integer; the API takes 7 alone.
-        for name in _INTEGERS:
-            value = options.get(name)
-            if isinstance(value, float) and value.is_integer():
-                options[name] = int(value)
+    _make_whole(body.get("options"), _INTEGERS)
+    _make_whole(body, _RUN_COUNTS)
+
+
+def _make_whole(members: Any, names: Sequence[str]) -> None:
+    """To JSON Schema 7.0 is an integer; the API takes 7 alone."""
+    for name in names if isinstance(members, dict) else ():
+        value = members.get(name)
+        if isinstance(value, float) and value.is_integer():
+            members[name] = int(value)

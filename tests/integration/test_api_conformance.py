@@ -70,11 +70,12 @@ max-examples = {EXAMPLES_PER_ROUTE}
 [checks.use_after_free]
 enabled = false
 
-# A dead letter may be called `requeue` or `purge`, and a job `bulk`, `status` or `cancel`: it can
-# be got and removed at that path.
+# A dead letter may be called `requeue` or `purge`, and a job `bulk`, `status`, `cancel` and so on:
+# it can be got and removed at that path.
 [[operations]]
 include-operation-id = [
     "requeue_dead_letters", "purge_dead_letters", "submit_bulk", "read_many", "cancel_many",
+    "read_outcomes", "forget_many",
 ]
 [operations.checks.allow_header_conformance]
 enabled = false

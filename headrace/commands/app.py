@@ -31,6 +31,7 @@ from headrace.commands.options import (
     checked_options,
     json_object,
 )
+from headrace.commands.run_group import run, runs_group
 
 IN_FLIGHT: Final = 1000
 IN_FLIGHT_MAX: Final = 100_000
@@ -39,8 +40,9 @@ RETRY_S: Final = 60
 
 def register(app: typer.Typer) -> None:
     """Add the client commands."""
-    for command in (submit, result, jobs, cancel, models):
+    for command in (submit, run, result, jobs, cancel, models):
         app.command()(command)
+    app.add_typer(runs_group, name="runs")
     app.add_typer(queues_group, name="queues")
     app.add_typer(dead_group, name="dead")
     app.add_typer(keys_group, name="keys")
@@ -186,7 +188,7 @@ def submit(
 ) -> None:
     """Submit inputs to a model; print the jobs' ids, or with --wait their results."""
     from headrace.commands.submit import Submission
-    from headrace.commands.submit import submit as run
+    from headrace.commands.submit import submit as go
 
     given = inputs or []
     sources = Sources(
@@ -215,7 +217,7 @@ def submit(
         ordered=ordered, in_flight=in_flight, retry_s=retry, file=output, resume=resume,
         as_json=as_json, quiet=quiet,
     )  # fmt: skip
-    raise typer.Exit(run(url, what))
+    raise typer.Exit(go(url, what))
 
 
 def result(

@@ -1,0 +1,124 @@
+"""A server for runs, without sockets: answers the engine's requests out of a dictionary."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from typing_extensions import override
+
+from headrace.client import Client
+from headrace.client.steps import Answer, Broken, Request
+from headrace.runs.seams import NOTHING_CARRIED, Cursor, Entry
+
+Outcome = dict[str, Any]
+PROBLEM = {"content-type": "application/problem+json"}
+
+
+def succeeded(value: Any) -> Outcome:
+    return {"status": "succeeded", "attempts": 1, "timings": {"total": 1.5}, "result": value}
+
+
+def problem(code: str, status: int) -> Outcome:
+    return {"type": f"/problems/{code}", "status": status, "detail": f"it is {code}"}
+
+
+class StandIn(Client):
+    """Ends each job as `outcome` says, as soon as it is asked for.
+
+    Args:
+        outcome: of a job's id and input: how it ended, its status alone, or None where it is lost.
+        refuse: of an id: the problem of its line, or None.
+
+    Attributes:
+        submits: the ids of each line that came, in order.
+        forgotten: ids that were to be forgotten.
+        cancelled: ids that were cancelled.
+        broken: answers so many requests with a broken connection.
+    """
+
+    def __init__(
+        self,
+        outcome: Callable[[str, Any], Outcome | None] = lambda _, value: succeeded(value),
+        refuse: Callable[[str], Outcome | None] = lambda _: None,
+    ) -> None:
+        super().__init__("http://stand.in", retry_s=60)
+        self.session.met = True
+        self._outcome = outcome
+        self._refuse = refuse
+        self._inputs: dict[str, Any] = {}
+        self.submits: list[str] = []
+        self.forgotten: list[str] = []
+        self.cancelled: list[str] = []
+        self.broken = 0
+        self.keep_names = True
+
+    @override
+    def _send(self, request: Request) -> Answer | Broken:
+        if self.broken:
+            self.broken -= 1
+            return Broken("it fell over", refused=False)
+        where = request.path.rpartition("/")[2]
+        body = request.body or b""
+        if where == "bulk":
+            return Answer(200, {}, self._submit(body))
+        if where in ("outcomes", "forget", "cancel"):
+            said: Any = getattr(self, f"_{where}")(json.loads(body)["ids"])
+            return Answer(200, {}, json.dumps(said).encode())
+        return Answer(200, {}, b"{}")
+
+    def _submit(self, body: bytes) -> bytes:
+        said = []
+        for line in body.splitlines():
+            job = json.loads(line)
+            if self.keep_names:
+                self.submits.append(job["id"])
+            refused = self._refuse(job["id"])
+            if refused is None:
+                self._inputs[job["id"]] = job["input"]
+            said.append({"error": refused} if refused else {"accepted": 1})
+        return b"".join(json.dumps(line).encode() + b"\n" for line in said)
+
+    def _outcomes(self, ids: list[str]) -> Any:
+        return {"outcomes": [self._end(job_id) for job_id in ids]}
+
+    def _end(self, job_id: str) -> Outcome | None:
+        if job_id not in self._inputs:
+            return None
+        found = self._outcome(job_id, self._inputs[job_id])
+        if found is None:
+            del self._inputs[job_id]
+        return found
+
+    def _forget(self, ids: list[str]) -> Any:
+        for job_id in ids:
+            self._inputs.pop(job_id, None)
+        if self.keep_names:
+            self.forgotten += ids
+        return {"forgotten": len(ids)}
+
+    def _cancel(self, ids: list[str]) -> Any:
+        self.cancelled += ids
+        return {"jobs": [{"id": i, "outcome": "removed", "status": "cancelled"} for i in ids]}
+
+
+class Counted:
+    """A source of so many numbers as inputs, by a function of the number."""
+
+    def __init__(self, count: int, value: Callable[[int], Any]) -> None:
+        self._count = count
+        self._value = value
+        self.began: list[int] = []
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "counted", "count": self._count}
+
+    def count(self) -> int | None:
+        return self._count
+
+    def entries(self, after: Cursor | None, n: int) -> Iterator[Entry]:
+        assert n == (0 if after is None else after + 1)
+        self.began.append(n)
+        for number in range(n, self._count):
+            yield Entry(number, f"k{number}", self._value(number), NOTHING_CARRIED, number)

@@ -1,0 +1,303 @@
+"""The engine against a server without sockets: every input has one row, whatever happens."""
+
+from __future__ import annotations
+
+import gc
+import json
+import tracemalloc
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from typing_extensions import override
+
+from headrace import errors
+from headrace.runs import engine as engines
+from headrace.runs.engine import Engine
+from headrace.runs.jsonl_sink import JsonlSink
+from headrace.runs.order import RunOrder
+from headrace.runs.seams import Entry, Row, Source
+from tests.harness.stand_in import Counted, Outcome, StandIn, problem, succeeded
+
+
+def raw(number: int) -> msgspec.Raw:
+    return msgspec.Raw(b'{"n":%d}' % number)
+
+
+def order(**changes: Any) -> RunOrder:
+    return RunOrder(**{"model": "m", "run_id": "r", "in_flight": 40, **changes})
+
+
+def run(
+    path: Path, server: StandIn, source: Source, sink: JsonlSink | None = None, **changes: Any
+) -> Engine:
+    """Run to the end, or what ends it; the output is let go in any case."""
+    engine = Engine(server, order(**changes), source, sink or JsonlSink(path))
+    try:
+        engine.open()
+        engine.run()
+    finally:
+        engine.close()
+    return engine
+
+
+def rows(path: Path) -> dict[int, dict[str, Any]]:
+    """The rows by number; each stands there once."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [n for n, count in Counter(line["n"] for line in lines).items() if count > 1] == []
+    return {line["n"]: line for line in lines}
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out.jsonl"
+
+
+def test_each_input_has_one_row_and_its_job_is_forgotten_once_it_is_safe(out: Path) -> None:
+    server = StandIn()
+    engine = run(out, server, Counted(1000, raw))
+    found = rows(out)
+    assert {n: row["result"] for n, row in found.items()} == {n: {"n": n} for n in range(1000)}
+    assert found[7] == {
+        "n": 7, "key": "k7", "status": "succeeded", "result": {"n": 7}, "attempts": 1,
+        "timings": {"total": 1.5},
+    }  # fmt: skip
+    assert server.submits == [f"r.{n}" for n in range(1000)]
+    assert sorted(server.forgotten) == sorted(server.submits)
+    assert engine.checkpoint.ended
+    assert (engine.progress.succeeded, engine.progress.failed) == (1000, 0)
+    # The same command again finds all done, and asks nothing.
+    again = run(out, server, Counted(1000, raw))
+    assert (again.progress.succeeded, len(server.submits)) == (1000, 1000)
+
+
+def test_what_fails_is_its_own_row_with_a_typed_error(out: Path) -> None:
+    failure = {"type": "input-error", "message": "bad", "retryable": False}
+
+    def outcome(job_id: str, value: Any) -> Outcome:
+        if value == {"n": 3}:
+            return {"status": "failed", "attempts": 2, "timings": None, "error": failure}
+        return succeeded(value)
+
+    def value(number: int) -> Any:
+        return errors.InvalidRequest("no such column") if number == 5 else raw(number)
+
+    server = StandIn(outcome, lambda i: problem("payload-too-large", 413) if i == "r.6" else None)
+    engine = run(out, server, Counted(10, value))
+    found = rows(out)
+    assert (found[3]["status"], found[3]["error"], found[3]["attempts"]) == ("failed", failure, 2)
+    assert (found[5]["status"], found[5]["error"]["message"]) == ("rejected", "no such column")
+    assert (found[6]["status"], found[6]["error"]["type"]) == ("rejected", "payload-too-large")
+    assert len(found) == 10
+    assert (engine.progress.succeeded, engine.progress.failed) == (7, 3)
+    assert "r.3" not in server.forgotten
+
+
+def test_only_what_failed_runs_again_under_ids_of_its_own(out: Path) -> None:
+    cured = False
+
+    def outcome(job_id: str, value: Any) -> Outcome:
+        if value["n"] % 7 or cured:
+            return succeeded(job_id)
+        return {"status": "expired", "attempts": 0}
+
+    with pytest.raises(errors.Conflict, match="no run of which anything could have failed"):
+        run(out, StandIn(outcome), Counted(100, raw), only_failed=True)
+    assert run(out, StandIn(outcome), Counted(100, raw)).progress.failed == 15
+    cured = True
+    server = StandIn(outcome)
+    engine = run(out, server, Counted(100, raw), only_failed=True)
+    assert server.submits == [f"r.{n}.1" for n in range(0, 100, 7)]
+    assert (engine.progress.succeeded, engine.progress.failed) == (100, 0)
+    found = rows(out)
+    assert {n: row["result"] for n, row in found.items()} == {
+        n: f"r.{n}" if n % 7 else f"r.{n}.1" for n in range(100)
+    }
+    # There is nothing left that failed.
+    run(out, server, Counted(100, raw), only_failed=True)
+    assert len(server.submits) == 15
+
+
+class Breaking(JsonlSink):
+    """Fails once after so many rows, having written half of the next."""
+
+    left = 0
+
+    @override
+    def append(self, rows: Sequence[Row]) -> None:
+        room = max(0, self.left)
+        self.left -= len(rows)
+        super().append(rows[:room] if self.left < 0 else rows)
+        if self.left < 0:
+            self._opened().write(b'{"n":99999,"key":"torn')
+            raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("crash_after", [0, 1, 150, 377])
+def test_a_crash_in_the_middle_of_a_row_loses_and_doubles_nothing(
+    out: Path, crash_after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "CHECKPOINT_S", 0.0)
+    server = StandIn()
+    sink = Breaking(out)
+    sink.left = crash_after
+    with pytest.raises(OSError, match="No space"):
+        run(out, server, Counted(400, raw), sink=sink)
+    assert b"torn" in out.read_bytes()
+    written = {int(json.loads(line)["n"]) for line in out.read_text().splitlines()[:-1]}
+    before = len(server.submits)
+    source = Counted(400, raw)
+    engine = run(out, server, source)
+    assert set(rows(out)) == set(range(400))
+    assert engine.progress.before == len(written) == crash_after
+    # What has its row is not said again.
+    assert not {f"r.{n}" for n in written} & set(server.submits[before:])
+    # With a checkpoint each round, the source is not read from its beginning again.
+    assert source.began[0] >= crash_after - 80
+
+
+def test_jobs_that_the_server_lost_are_said_again_under_the_same_id(out: Path) -> None:
+    seen = Counter[str]()
+
+    def outcome(job_id: str, value: Any) -> Outcome | None:
+        seen[job_id] += 1
+        if job_id == "r.9":
+            return None
+        return None if value["n"] % 5 == 0 and seen[job_id] < 3 else succeeded(value)
+
+    server = StandIn(outcome)
+    run(out, server, Counted(50, raw))
+    found = rows(out)
+    assert Counter(server.submits)["r.5"] == 3
+    assert Counter(server.submits)["r.9"] == engines.RESUBMITS + 1
+    assert (found[9]["status"], found[9]["error"]["type"]) == ("failed", "job-not-found")
+    assert all(row["status"] == "succeeded" for n, row in found.items() if n != 9)
+
+
+def test_a_slow_input_holds_nothing_up(out: Path) -> None:
+    rounds = Counter[str]()
+
+    def outcome(job_id: str, value: Any) -> Outcome:
+        rounds[job_id] += 1
+        if value["n"] == 2 and len(rounds) < 500:
+            return {"status": "running"}
+        return succeeded(value)
+
+    run(out, StandIn(outcome), Counted(500, raw))
+    order_of_ends = [json.loads(line)["n"] for line in out.read_text().splitlines()]
+    assert order_of_ends[-1] == 2
+    assert set(rows(out)) == set(range(500))
+
+
+def test_broken_connections_are_borne(out: Path) -> None:
+    server = StandIn()
+    server.broken = 3
+    assert run(out, server, Counted(100, raw)).progress.succeeded == 100
+
+
+def test_what_would_meet_every_input_ends_the_run_which_goes_on_later(out: Path) -> None:
+    refused = StandIn(refuse=lambda _: problem("model-not-found", 404))
+    with pytest.raises(errors.ModelNotFound):
+        run(out, refused, Counted(100, raw))
+    assert out.read_bytes() == b""
+    assert run(out, StandIn(), Counted(100, raw)).progress.succeeded == 100
+
+
+def test_a_source_that_breaks_ends_the_run_once_what_it_gave_has_its_row(out: Path) -> None:
+    class Broken(Counted):
+        broken = True
+
+        @override
+        def entries(self, after: Any, n: int) -> Iterator[Entry]:
+            for entry in super().entries(after, n):
+                if entry.n == 60 and self.broken:
+                    raise errors.ConfigError("the disk is gone")
+                yield entry
+
+    source = Broken(100, raw)
+    with pytest.raises(errors.ConfigError, match="the disk is gone"):
+        run(out, StandIn(), source)
+    assert set(rows(out)) == set(range(60))
+    source.broken = False
+    run(out, StandIn(), source)
+    assert set(rows(out)) == set(range(100))
+    assert source.began[-1] == 60
+
+
+def test_a_stop_leaves_what_is_under_way_and_a_cancel_ends_it(out: Path) -> None:
+    ends: Outcome = {"status": "running"}
+    server = StandIn(lambda _, value: succeeded(value) if value["n"] < 30 else ends)
+    engine = Engine(server, order(in_flight=80), Counted(1000, raw), JsonlSink(out))
+    engine.open()
+    assert engine.run(lambda p: engine.stop() if p.succeeded == 30 else None) == "stopped"
+    engine.close()
+    assert set(rows(out)) == set(range(30))
+    assert (engine.checkpoint.n, server.cancelled) == (30, [])
+    engine = Engine(server, order(in_flight=80), Counted(1000, raw), JsonlSink(out))
+    engine.open()
+
+    def cancel(progress: Any) -> None:
+        nonlocal ends
+        if progress.in_flight == 80:
+            ends = {"status": "cancelled", "attempts": 0}
+            engine.stop(cancel=True)
+
+    assert engine.run(cancel) == "cancelled"
+    engine.close()
+    found = rows(out)
+    assert sorted(server.cancelled) == sorted(f"r.{n}" for n in range(30, 110))
+    assert {n for n, row in found.items() if row["status"] == "cancelled"} == set(range(30, 110))
+    assert engine.checkpoint.n == len(found) == 110
+
+
+def test_another_run_does_not_take_the_output(out: Path) -> None:
+    run(out, StandIn(), Counted(10, raw))
+    for words, source, changes in (
+        ("whose model is m, not other", Counted(10, raw), {"model": "other"}),
+        ("count 10 is now 11", Counted(11, raw), {}),
+        ("option version is None, not 2", Counted(10, raw), {"version": "2"}),
+        ("run id is r, not s", Counted(10, raw), {"run_id": "s"}),
+    ):
+        with pytest.raises(errors.Conflict, match=words):
+            run(out, StandIn(), source, None, **changes)
+    assert len(rows(out)) == 10
+
+
+class Nowhere(JsonlSink):
+    """Keeps no rows."""
+
+    @override
+    def append(self, rows: Sequence[Row]) -> None:
+        self.rows = getattr(self, "rows", 0) + len(rows)
+
+
+def test_memory_does_not_grow_with_the_number_of_inputs(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From 5,000 inputs to 25,000 nothing is added that would be some bytes for each."""
+    monkeypatch.setattr(engines, "CHECKPOINT_S", 0.2)
+    server = StandIn()
+    server.keep_names = False
+    engine = Engine(server, order(in_flight=1000), Counted(25_000, raw), Nowhere(out))
+    engine.open()
+    peaks: list[int] = []
+
+    def watch(progress: Any) -> None:
+        if not peaks and progress.succeeded > 5_000:
+            gc.collect()
+            peaks.append(tracemalloc.get_traced_memory()[1])
+
+    tracemalloc.start()
+    try:
+        assert engine.run(watch) == "ended"
+        peaks.append(tracemalloc.get_traced_memory()[1])
+    finally:
+        tracemalloc.stop()
+        engine.close()
+    assert engine.progress.succeeded == 25_000
+    early, late = peaks
+    assert late - early < 600_000, peaks
+    assert engine.checkpoint.done == []

@@ -1,0 +1,332 @@
+"""Offline runs: `python -m benchmarks.runs [echo|images|online] [--write]`.
+
+echo: `headrace run` from JSON lines to JSON lines, and beside it a Celery group with a task per
+input on a stock worker, and Ray Data's `map_batches`. Ray is no dependency: name a Python that has
+it by RAY_PYTHON, as by `python -m venv /tmp/ray && /tmp/ray/bin/pip install 'ray[data]'`.
+
+images: real JPEGs through `image_classifier`, with resume on, against a plain loop over torch's
+DataLoader with the same handler, batch and cores, in interleaved pairs.
+
+online: 20 jobs a second at random moments, alone and while a run fills the gaps of the same model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any, Final
+
+import httpx2
+from typing_extensions import override
+
+from benchmarks.asked import Asked, asked
+from benchmarks.images import BATCH, interval, jpegs
+from benchmarks.stack import DURABLE, ROOT, Cpu, answers, as_embedded, plain_celery, process
+from benchmarks.tables import Table, write_tables
+from headrace.handler import Context
+from tests.harness.redis_servers import free_port, redis_server
+from tests.harness.wait import wait_until
+from tests.harness.worker import HANDLERS, Worker, celery_worker, write_models
+from workers.device import model_environ, tuned
+
+CELERY_GROUP: Final = 1000
+#: A task per input takes so much longer that fewer inputs tell as much.
+CELERY_INPUTS: Final = 10_000
+ONLINE_PER_S: Final = 20
+FIXED_S: Final = 0.010
+ITEM_S: Final = 0.0005
+RAY: Final = """
+import json, sys, time
+import ray
+ray.init(include_dashboard=False, logging_level="ERROR")
+started = time.perf_counter()
+data = ray.data.read_json(sys.argv[1], lines=True)
+data.map_batches(lambda batch: batch, batch_size=256).write_json(sys.argv[2])
+print(json.dumps(time.perf_counter() - started))
+"""
+
+
+@dataclass
+class Stack:
+    """Redis, an API process and a worker."""
+
+    url: str
+    cpu: Cpu
+    folder: Path
+
+    def run(self, model: str, source: Path, *options: str) -> dict[str, Any]:
+        """One `headrace run` into a new file; what it printed, with its own CPU seconds."""
+        out = self.folder / f"out-{time.monotonic_ns()}.jsonl"
+        before = os.times()
+        done = subprocess.run(
+            [sys.executable, "-m", "headrace", "run", model, str(source), "-o", str(out),
+             "--json", "--quiet", *options],
+            env={**os.environ, "HEADRACE_URL": self.url, "PYTHONPATH": str(ROOT)},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        after = os.times()
+        found: dict[str, Any] = json.loads(done.stdout)
+        used = after.children_user + after.children_system
+        found["cpu_s"] = used - before.children_user - before.children_system
+        with out.open() as file:
+            assert sum(1 for _ in file) == found["succeeded"]
+        out.unlink()
+        return found
+
+
+@contextmanager
+def stack(**models: Mapping[str, Any]) -> Iterator[Stack]:
+    """A running one."""
+    with ExitStack() as parts:
+        folder = Path(parts.enter_context(tempfile.TemporaryDirectory()))
+        path = write_models(folder, **models)
+        redis = parts.enter_context(redis_server(*DURABLE, environ=as_embedded()))
+        port = free_port()
+        url = f"http://127.0.0.1:{port}"
+        environ = {
+            "HEADRACE_REDIS_URL": redis.url, "HEADRACE_MODELS_FILE": str(path),
+            "HEADRACE_PORT": str(port),
+        }  # fmt: skip
+        command = [sys.executable, "-m", "api"]
+        api = parts.enter_context(process(command, folder / "api.log", **environ))
+        worker: Worker = parts.enter_context(celery_worker(redis.url, path, folder, arguments=()))
+        worker.wait_ready(*models, timeout_s=300)
+        wait_until(lambda: answers(url + "/live"), "the API answers", timeout_s=30)
+        assert redis.process is not None
+        pids = {"api": [api.pid], "redis": [redis.process.pid], "worker": [worker.pid]}
+        yield Stack(url, Cpu({**pids, "model": worker.model_pids()}), folder)
+
+
+def write_lines(path: Path, count: int) -> None:
+    """So many small inputs as JSON lines."""
+    with path.open("w") as file:
+        for n in range(count):
+            file.write(f'{{"id":"doc-{n}","x":{{"n":{n}}},"label":{n % 10}}}\n')
+
+
+def echo(count: int, rounds: int, *, batch: int = 256) -> Table:
+    """Inputs a second from JSON lines to JSON lines."""
+    table = Table("JSON lines to JSON lines, `echo`", "inputs/s", "CPU µs an input")
+    model = {"handler": "echo", "max_batch_size": batch, "max_queue_depth": 100_000}
+    with stack(echo=model) as system:
+        source = system.folder / "in.jsonl"
+        write_lines(source, count)
+        rates, used = [], []
+        for _ in range(rounds):
+            system.cpu.start()
+            found = system.run("echo", source, "--input", "x", "--key", "id")
+            rates.append(count / found["seconds"])
+            parts = {"client": found["cpu_s"] / count * 1000, **system.cpu.per_1000(count)}
+            used.append(", ".join(f"{name} {1000 * ms:.0f}" for name, ms in parts.items()))
+        table.add("`headrace run`, resume on", f"{median(rates):,.0f}", used[-1])
+        by_task = celery_group(source, min(count, CELERY_INPUTS))
+        table.add("Celery group, a task per input", f"{by_task:,.0f}", "")
+        ray = ray_data(source, system.folder / "ray")
+        table.add("Ray Data `map_batches`", f"{count / ray:,.0f}" if ray else "not installed", "")
+    return table
+
+
+def celery_group(source: Path, count: int) -> float:
+    """Inputs a second through groups of a stock Celery worker, into JSON lines."""
+    from celery import group
+
+    with tempfile.TemporaryDirectory() as name, plain_celery(Path(name)) as (app, _, _):
+        signature = app.signature
+        started = time.perf_counter()
+        with source.open() as file, (Path(name) / "out.jsonl").open("w") as out:
+            lines = islice(file, count)
+            while some := [json.loads(line) for line in islice(lines, CELERY_GROUP)]:
+                sent = group(signature("echo", args=(row["x"],)) for row in some).apply_async()
+                for row, result in zip(some, sent.get(timeout=600), strict=True):
+                    out.write(json.dumps({**row, "result": result}) + "\n")
+        return count / (time.perf_counter() - started)
+
+
+def ray_data(source: Path, out: Path) -> float | None:
+    """Seconds that Ray Data takes for the same; None where it is not installed."""
+    python = os.environ.get("RAY_PYTHON")
+    if not python:
+        print("Ray Data: skipped, RAY_PYTHON names no Python that has `ray[data]`")
+        return None
+    done = subprocess.run(
+        [python, "-c", RAY, str(source), str(out)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return float(done.stdout.splitlines()[-1])
+
+
+def loop_process(folder: Path) -> Any:
+    """The DataLoader loop in a process of its own; each line on stdin is one run."""
+    environ = tuned(model_environ(os.environ, 1), "cpu")
+    return asked("benchmarks.runs", "loop", "--folder", str(folder), environ=environ)
+
+
+def loop(folder: Path) -> None:
+    """The body of that process: a line `<workers>` is answered with images a second."""
+    from torch.utils.data import DataLoader, Dataset
+
+    from handlers.image_classifier import ImageClassifier
+
+    handler = ImageClassifier()
+    handler.initialize(Context("loop", "1.0", "cpu", Path(), max_batch_size=BATCH))
+    paths = sorted(folder.glob("*.jpg"))
+
+    class Files(Dataset[Any]):
+        def __len__(self) -> int:
+            return len(paths)
+
+        @override
+        def __getitem__(self, at: int) -> tuple[str, Any]:
+            (item,) = handler.preprocess([paths[at].read_bytes()])
+            return paths[at].name, item
+
+    for line in sys.stdin:
+        started = time.perf_counter()
+        with tempfile.TemporaryFile("w") as out:
+            batches: Any = DataLoader(
+                Files(), batch_size=BATCH, num_workers=int(line), collate_fn=list
+            )
+            for batch in batches:
+                names, items = zip(*batch, strict=True)
+                results = handler.postprocess(handler.inference(list(items)))
+                for name, result in zip(names, results, strict=True):
+                    out.write(json.dumps({"key": name, "result": result}) + "\n")
+        print(len(paths) / (time.perf_counter() - started), flush=True)
+
+
+def images(count: int, pairs: int) -> Table:
+    """Images a second, against the faster of the DataLoader's ways."""
+    table = Table("JPEGs through `image_classifier`", "images/s", "run / loop")
+    model = {"handler": "image_classifier", "max_batch_size": BATCH, "timeout_s": 600}
+    with ExitStack() as parts:
+        system = parts.enter_context(stack(m=model))
+        folder = system.folder / "jpegs"
+        folder.mkdir()
+        for n, jpeg in enumerate(jpegs(count)):
+            (folder / f"{n:06}.jpg").write_bytes(jpeg)
+        other: Asked = parts.enter_context(loop_process(folder))
+        found = pairs_of(system, other, folder, pairs)
+    ours = found.pop("run")
+    table.add("`headrace run`, resume on", f"{median(ours):.1f}", "")
+    for name, rates in found.items():
+        ratios = [run / bare for run, bare in zip(ours, rates, strict=True)]
+        table.add(f"DataLoader, {name}", f"{median(rates):.1f}", interval(ratios))
+    return table
+
+
+def pairs_of(system: Stack, other: Asked, folder: Path, pairs: int) -> dict[str, list[float]]:
+    """Images a second of each way, one after the other in turn."""
+    ways = {"in turn": "0", "1 worker": "1"}
+    found: dict[str, list[float]] = {"run": [], **{name: [] for name in ways}}
+    for pair in range(pairs):
+        names = ["in turn", "run", "1 worker"]
+        for name in names if pair % 2 else reversed(names):
+            if name == "run":
+                done = system.run("m", folder, "--run-id", f"pair-{pair}")
+                rate = done["succeeded"] / done["seconds"]
+            else:
+                rate = float(other.ask(ways[name]))
+            found[name].append(rate)
+        print(json.dumps({name: round(rates[-1], 2) for name, rates in found.items()}), flush=True)
+    return found
+
+
+def online(seconds: float) -> Table:
+    """How long online jobs take, alone and beside a run of the same model."""
+    table = Table("20 online jobs a second", "p50 ms", "p99 ms", "run, inputs/s")
+    model = {
+        "handler": f"{HANDLERS / 'tricky.py'}:Tricky", "max_batch_size": 16,
+        "max_queue_depth": 100_000, "options": {"pause_s": FIXED_S, "item_s": ITEM_S},
+    }  # fmt: skip
+    with stack(paced=model) as system:
+        alone = latencies_ms(system.url, seconds)
+        source = system.folder / "in.jsonl"
+        rate = 16 / (FIXED_S + 16 * ITEM_S)
+        write_lines(source, int(rate * seconds))
+        beside: list[float] = []
+
+        def ask() -> None:
+            beside.extend(latencies_ms(system.url, seconds / 2))
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        found = system.run("paced", source, "--input", "x")
+        asking.join()
+    full_ms = 1000 * (FIXED_S + 16 * ITEM_S)
+    for name, taken, told in (
+        ("alone", alone, ""),
+        (f"beside a run (a full batch takes {full_ms:.0f} ms)", beside,
+         f"{found['succeeded'] / found['seconds']:,.0f}"),
+    ):  # fmt: skip
+        table.add(name, f"{median(taken):.1f}", f"{quantiles(taken, n=100)[98]:.1f}", told)
+    return table
+
+
+def latencies_ms(url: str, seconds: float) -> list[float]:
+    """From submit to result, of jobs at random moments."""
+    chance, taken = random.Random(5), []
+    threads: list[threading.Thread] = []
+    until = time.monotonic() + seconds
+    with httpx2.Client(base_url=url, timeout=60) as http:
+
+        def one() -> None:
+            started = time.perf_counter()
+            answer = http.post("/api/v1/models/paced/jobs?wait=30", content=b'{"n":1}')
+            assert answer.json()["status"] == "succeeded", answer.text
+            taken.append(1000 * (time.perf_counter() - started))
+
+        while time.monotonic() < until:
+            time.sleep(chance.expovariate(ONLINE_PER_S))
+            threads.append(threading.Thread(target=one))
+            threads[-1].start()
+        for thread in threads:
+            thread.join()
+    return taken
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", nargs="*", default=[], help="echo, images, online [all]")
+    parser.add_argument("--inputs", type=int, default=300_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--images", type=int, default=5000)
+    parser.add_argument("--pairs", type=int, default=6)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    what = options.what or ["echo", "images", "online"]
+    if what == ["loop"]:
+        loop(options.folder)
+        return
+    tables = []
+    if "echo" in what:
+        tables.append(echo(options.inputs, options.rounds))
+    if "images" in what:
+        tables.append(images(options.images, options.pairs))
+    if "online" in what:
+        tables.append(online(options.seconds))
+    if options.write:
+        told = (
+            f"{options.inputs:,} lines, {options.rounds} rounds; {options.images:,} JPEGs in "
+            f"batches of {BATCH}, {options.pairs} pairs; online for {options.seconds:g} s."
+        )
+        write_tables("runs", told, *tables)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,26 @@
+"""The benchmarks of offline runs still run; what they measure is asserted nowhere."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import runs
+
+
+def test_lines_to_lines_beside_a_celery_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_PYTHON", raising=False)
+    table = runs.echo(1200, 1, batch=64)
+    assert [row[0] for row in table.rows][:2] == [
+        "`headrace run`, resume on", "Celery group, a task per input",
+    ]  # fmt: skip
+    assert table.rows[2][1] == "not installed"
+
+
+def test_images_against_a_dataloader() -> None:
+    table = runs.images(40, 1)
+    assert len(table.rows) == 3
+
+
+def test_online_jobs_beside_a_run() -> None:
+    table = runs.online(3)
+    assert [row[0][:5] for row in table.rows] == ["alone", "besid"]

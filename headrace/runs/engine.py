@@ -142,7 +142,8 @@ class Engine:
         while not flight.finished and not self._stop.is_set():
             with suppress(Stopping):
                 self._look(flight)
-                self._forget(LOOKUP_JOBS)
+                # A part, so that results are read meanwhile; half, so that the rest stays short.
+                self._forget(max(LOOKUP_JOBS, len(self._forgettable) // 2))
             now = time.monotonic()
             if now - saved >= CHECKPOINT_S:
                 self._save(flight)

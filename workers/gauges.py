@@ -39,7 +39,7 @@ class Gauges:
         devices: reads the devices.
         processes: the pids of the model processes and of what belongs to them, by model; called
             from the thread.
-        folder: a folder of the file system whose space is told.
+        folder: a folder of the file system whose space is told; it need not be there.
     """
 
     def __init__(
@@ -92,7 +92,9 @@ class Gauges:
         memory = psutil.virtual_memory()
         disk_bytes = disk_available_bytes = 0
         with contextlib.suppress(OSError):
-            disk = os.statvfs(self._folder)
+            # The folder itself may be made later, or by another part.
+            there = (self._folder.absolute(), *self._folder.absolute().parents)
+            disk = os.statvfs(next(folder for folder in there if folder.exists()))
             disk_bytes = disk.f_blocks * disk.f_frsize
             disk_available_bytes = disk.f_bavail * disk.f_frsize
         return HostFigures(

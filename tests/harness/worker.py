@@ -106,6 +106,10 @@ class Worker:
     def model_pids(self) -> list[int]:
         return [pid for name, state in self.states().items() if name for pid in state["pids"]]
 
+    def send(self, number: signal.Signals) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
     def kill(self) -> None:
         assert self.process is not None
         self.process.kill()

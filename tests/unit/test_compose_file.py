@@ -19,6 +19,7 @@ from tests.harness.containers import seconds
 ROOT = Path(__file__).parents[2]
 CPU = [ROOT / "docker-compose.yml"]
 GPU = [*CPU, ROOT / "deploy/compose.gpu.yml"]
+MONITORED = [*CPU, ROOT / "deploy/compose.monitoring.yml"]
 PARTS = ("api", "worker", "errands", "flower")
 EXAMPLE = (ROOT / ".env.example").read_text()
 
@@ -94,7 +95,7 @@ def test_redis_keeps_what_it_is_given() -> None:
     assert "ports" not in redis
 
 
-@pytest.mark.parametrize("files", [CPU, GPU], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("files", [CPU, GPU, MONITORED], ids=["cpu", "gpu", "monitored"])
 def test_every_service_is_restarted_watched_and_locked_in(files: list[Path]) -> None:
     declared = compose_file.load(files, {})["volumes"]
     for spec in services(files).values():
@@ -190,7 +191,7 @@ def test_the_gpu_file_changes_the_worker_alone() -> None:
 
 def test_the_example_of_env_names_every_variable_with_its_default() -> None:
     wanted: dict[str, str] = {}
-    for file in GPU:
+    for file in {*GPU, *MONITORED}:
         wanted |= compose_file.names_in(yaml.safe_load(file.read_text()))
     given = examples()
     assert {name: given.get(name) for name in wanted} == wanted
@@ -207,4 +208,28 @@ def test_the_example_of_env_names_every_variable_with_its_default() -> None:
 
 
 def test_the_example_of_env_changes_nothing() -> None:
-    assert services(GPU, **examples()) == services(GPU)
+    for files in (GPU, MONITORED):
+        assert services(files, **examples()) == services(files)
+
+
+def test_monitoring_changes_nothing_else_and_finds_its_parts() -> None:
+    plain, found = services(CPU), services(MONITORED)
+    assert {name: found[name] for name in plain} == plain
+    added = found.keys() - plain.keys()
+    assert added == {"prometheus", "alertmanager", "grafana"}
+    for name in added:
+        spec = found[name]
+        assert re.fullmatch(r"[\w/.-]+:v?\d+\.\d+\.\d+", spec["image"]), "pinned by its tag"
+        assert all(port.startswith("127.0.0.1:") for port in spec["ports"])
+        assert spec["deploy"]["resources"]["limits"].keys() == {"cpus", "memory"}
+    config = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())
+    named = {"api": config["scrape_configs"], "alertmanager": config["alerting"]["alertmanagers"]}
+    ports = {name: found[name]["ports"][0].rpartition(":")[2] for name in (*named, "prometheus")}
+    for name, ((section,),) in ((name, (sections,)) for name, sections in named.items()):
+        assert section["static_configs"][0]["targets"] == [f"{name}:{ports[name]}"]
+    provisioning = ROOT / "deploy/grafana/provisioning"
+    source = yaml.safe_load((provisioning / "datasources/prometheus.yml").read_text())
+    assert source["datasources"][0]["url"] == f"http://prometheus:{ports['prometheus']}"
+    provider = yaml.safe_load((provisioning / "dashboards/headrace.yml").read_text())
+    folder = provider["providers"][0]["options"]["path"]
+    assert f"./deploy/grafana/dashboards:{folder}:ro" in found["grafana"]["volumes"]

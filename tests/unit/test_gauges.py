@@ -40,10 +40,14 @@ def test_what_is_measured(tmp_path: Path) -> None:
     assert figures.models["m"] > 10 * 2**20
 
 
-def test_a_folder_that_is_not_there_has_no_space(tmp_path: Path) -> None:
-    host = Gauges(list, dict, tmp_path / "nowhere").measure().host
-    assert host is not None
-    assert host.disk_bytes == 0
+def test_of_a_folder_that_is_not_there_the_space_is_told_where_it_would_be(tmp_path: Path) -> None:
+    there, nowhere = (
+        Gauges(list, dict, folder).measure().host
+        for folder in (tmp_path, tmp_path / "no" / "where")
+    )
+    assert there is not None
+    assert nowhere is not None
+    assert nowhere.disk_bytes == there.disk_bytes > 0
 
 
 def test_it_measures_until_it_is_stopped_and_survives_errors(

@@ -1,0 +1,464 @@
+"""Writes the dashboard: `python deploy/grafana/build.py`. One row per question of an operator.
+
+Grafana's own format repeats itself in each panel; here is what differs.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+TARGET: Final = Path(__file__).parent / "dashboards" / "headrace.json"
+DATASOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
+COLUMNS: Final = 24
+HEIGHT: Final = 8
+
+#: Of the models that were chosen.
+M: Final = 'model=~"$model"'
+RATE: Final = "[$__rate_interval]"
+
+
+def quantile(q: float, name: str) -> str:
+    """A quantile of a histogram by model."""
+    buckets = f"rate(headrace_{name}_bucket{{{M}}}{RATE})"
+    return f"histogram_quantile({q}, sum by (model, le) ({buckets}))"
+
+
+def rate(name: str, by: str, where: str = "") -> str:
+    """A counter's rate by some of its labels."""
+    return f"sum by ({by}) (rate(headrace_{name}_total{{{M}{where}}}{RATE}))"
+
+
+#: Per row its question, and its panels: title, unit, what it says, and queries with their legends.
+Query = tuple[str, str]
+Panel = tuple[str, str, str, list[Query]]
+ROWS: Final[list[tuple[str, list[Panel]]]] = [
+    (
+        "Is it keeping up?",
+        [
+            (
+                "Jobs that wait",
+                "short",
+                "By model and priority; 9 is offline work.",
+                [
+                    (
+                        f"sum by (model, priority) (headrace_queue_depth{{{M}}})",
+                        "{{model}} {{priority}}",
+                    )
+                ],
+            ),
+            (
+                "The oldest of them",
+                "s",
+                "How long the oldest waiting job has waited.",
+                [
+                    (
+                        f"max by (model, priority) (headrace_queue_oldest_age_seconds{{{M}}})",
+                        "{{model}} {{priority}}",
+                    )
+                ],
+            ),
+            (
+                "Jobs in and out",
+                "ops",
+                "Admitted over HTTP, and ended, each second.",
+                [
+                    (rate("jobs_admitted", "model"), "{{model}} in"),
+                    (rate("jobs_ended", "model"), "{{model}} out"),
+                ],
+            ),
+            (
+                "From submit to answer",
+                "s",
+                "Median and 99th percentile of jobs that ran, with their wait.",
+                [
+                    (quantile(0.5, "job_seconds"), "{{model}} p50"),
+                    (quantile(0.99, "job_seconds"), "{{model}} p99"),
+                ],
+            ),
+            (
+                "Where a job waits, p95",
+                "s",
+                "In the queue until it is claimed, and in its worker until its batch leaves.",
+                [
+                    (quantile(0.95, "queue_seconds"), "{{model}} queue"),
+                    (quantile(0.95, "hold_seconds"), "{{model}} hold"),
+                ],
+            ),
+            (
+                "Held, put off, waited for",
+                "short",
+                "Jobs that workers hold, jobs that are due later, and requests that wait.",
+                [
+                    (f"sum by (model) (headrace_jobs_in_flight{{{M}}})", "{{model}} held"),
+                    (f"sum by (model) (headrace_jobs_scheduled{{{M}}})", "{{model}} put off"),
+                    ("headrace_requests_waiting", "requests"),
+                ],
+            ),
+        ],
+    ),
+    (
+        "Is it healthy?",
+        [
+            (
+                "Redis, workers",
+                "short",
+                "Whether Redis answers, and how many workers are alive.",
+                [("headrace_broker_up", "Redis"), ("headrace_workers", "workers")],
+            ),
+            (
+                "Replicas",
+                "short",
+                "Loaded, and those that there are to be.",
+                [
+                    (f"sum by (model) (headrace_model_ready_replicas{{{M}}})", "{{model}} ready"),
+                    (f"sum by (model) (headrace_model_replicas{{{M}}})", "{{model}} wanted"),
+                ],
+            ),
+            (
+                "Model processes replaced",
+                "short",
+                "In five minutes: killed or dead (lost), by plan (recycled), or not loaded.",
+                [
+                    (
+                        "sum by (model, reason) "
+                        f"(increase(headrace_model_restarts_total{{{M}}}[5m]))",
+                        "{{model}} {{reason}}",
+                    ),
+                    (
+                        f"sum by (model) (increase(headrace_model_load_failures_total{{{M}}}[5m]))",
+                        "{{model}} not loaded",
+                    ),
+                ],
+            ),
+            (
+                "What a load took",
+                "s",
+                "The average since the first.",
+                [
+                    (
+                        f"headrace_model_load_seconds_sum{{{M}}} / "
+                        f"(headrace_model_load_seconds_count{{{M}}} > 0)",
+                        "{{model}}",
+                    )
+                ],
+            ),
+            (
+                "Leases",
+                "ops",
+                "Renewed, and run out, each second.",
+                [
+                    (rate("lease_renewals", "model"), "{{model}} renewed"),
+                    (rate("lease_losses", "model"), "{{model}} lost"),
+                ],
+            ),
+            (
+                "Requests to the API",
+                "reqps",
+                "By route and status.",
+                [
+                    (
+                        f"sum by (route, code) (rate(headrace_api_requests_total{RATE}))",
+                        "{{code}} {{route}}",
+                    )
+                ],
+            ),
+            (
+                "Redis",
+                "ops",
+                "Round trips and errors each second, of the API and of the workers.",
+                [
+                    (
+                        f"sum by (part) (rate(headrace_redis_round_trips_total{RATE}))",
+                        "{{part}} round trips",
+                    ),
+                    (f"sum by (part) (rate(headrace_redis_errors_total{RATE}))", "{{part}} errors"),
+                ],
+            ),
+            (
+                "Versions",
+                "short",
+                "Of the API process that was scraped.",
+                [("headrace_build_info", "{{version}}")],
+            ),
+        ],
+    ),
+    (
+        "Is the device busy?",
+        [
+            (
+                "GPUs at work",
+                "percentunit",
+                "For which part of the time a kernel ran.",
+                [("headrace_device_utilization_ratio", "{{host}} {{device}}")],
+            ),
+            (
+                "GPU memory",
+                "bytes",
+                "Taken, by whomever, and all.",
+                [
+                    ("headrace_device_memory_used_bytes", "{{host}} {{device}}"),
+                    ("headrace_device_memory_bytes", "{{host}} {{device}} all"),
+                ],
+            ),
+            (
+                "GPU temperature",
+                "celsius",
+                "As the driver tells.",
+                [("headrace_device_temperature_celsius", "{{host}} {{device}}")],
+            ),
+            (
+                "GPU power",
+                "watt",
+                "As the driver tells.",
+                [("headrace_device_power_watts", "{{host}} {{device}}")],
+            ),
+            (
+                "Jobs per batch",
+                "short",
+                "The average, and how many inputs were added to a batch to reach an allowed size.",
+                [
+                    (
+                        f"sum by (model) (rate(headrace_batch_size_sum{{{M}}}{RATE})) / "
+                        f"sum by (model) (rate(headrace_batch_size_count{{{M}}}{RATE}))",
+                        "{{model}}",
+                    ),
+                    (
+                        f"sum by (model) (rate(headrace_batch_padding_total{{{M}}}{RATE})) / "
+                        f"sum by (model) (rate(headrace_batch_size_count{{{M}}}{RATE}))",
+                        "{{model}} padding",
+                    ),
+                ],
+            ),
+            (
+                "Why batches left",
+                "ops",
+                "Each second, by reason.",
+                [(rate("batches", "model, reason"), "{{model}} {{reason}}")],
+            ),
+            (
+                "Devices that wait for preprocess",
+                "percentunit",
+                "Which part of a second a device stood idle for that.",
+                [(rate("device_starved_seconds", "model"), "{{model}}")],
+            ),
+            (
+                "Hosts: CPU",
+                "percentunit",
+                "Which part of the processors was busy.",
+                [("headrace_host_cpu_ratio", "{{host}}")],
+            ),
+            (
+                "Hosts: memory and disk in use",
+                "percentunit",
+                "Of what there is.",
+                [
+                    (
+                        "1 - headrace_host_memory_available_bytes / headrace_host_memory_bytes",
+                        "{{host}} memory",
+                    ),
+                    (
+                        "1 - headrace_host_disk_available_bytes / headrace_host_disk_bytes",
+                        "{{host}} disk",
+                    ),
+                ],
+            ),
+        ],
+    ),
+    (
+        "Which model?",
+        [
+            (
+                "Jobs that ended",
+                "ops",
+                "Each second, by model and status.",
+                [(rate("jobs_ended", "model, status"), "{{model}} {{status}}")],
+            ),
+            (
+                "Time in the handler",
+                "percentunit",
+                "Seconds of inference in each second: more than 1 with several replicas.",
+                [
+                    (
+                        f"sum by (model) (rate(headrace_inference_seconds_sum{{{M}}}{RATE}))",
+                        "{{model}}",
+                    )
+                ],
+            ),
+            (
+                "The verbs of a batch, p95",
+                "s",
+                "What preprocess, inference and postprocess take.",
+                [
+                    (quantile(0.95, "preprocess_seconds"), "{{model}} preprocess"),
+                    (quantile(0.95, "inference_seconds"), "{{model}} inference"),
+                    (quantile(0.95, "postprocess_seconds"), "{{model}} postprocess"),
+                ],
+            ),
+            (
+                "Memory of its processes",
+                "bytes",
+                "Resident, by worker.",
+                [
+                    (
+                        f"sum by (model, worker) (headrace_model_memory_bytes{{{M}}})",
+                        "{{model}} {{worker}}",
+                    )
+                ],
+            ),
+        ],
+    ),
+    (
+        "What failed?",
+        [
+            (
+                "Errors among what ended",
+                "percentunit",
+                "Failed and expired of all but the cancelled, as the alert has it.",
+                [
+                    (
+                        rate("jobs_ended", "model", ',status=~"failed|expired"')
+                        + " / "
+                        + rate("jobs_ended", "model", ',status!="cancelled"'),
+                        "{{model}}",
+                    )
+                ],
+            ),
+            (
+                "Failed, expired, cancelled",
+                "ops",
+                "Each second.",
+                [
+                    (
+                        rate("jobs_ended", "model, status", ',status!="succeeded"'),
+                        "{{model}} {{status}}",
+                    )
+                ],
+            ),
+            (
+                "Tried again",
+                "ops",
+                "Each second.",
+                [(rate("jobs_retried", "model"), "{{model}}")],
+            ),
+            (
+                "Dead letters",
+                "short",
+                "Those that are there, and how many came in ten minutes.",
+                [
+                    (f"sum by (model) (headrace_dead_letters{{{M}}})", "{{model}}"),
+                    (
+                        f"sum by (model) (increase(headrace_jobs_dead_total{{{M}}}[10m]))",
+                        "{{model}} new",
+                    ),
+                ],
+            ),
+            (
+                "Submits refused",
+                "ops",
+                "Each second, by the code of the problem.",
+                [(rate("jobs_rejected", "model, reason"), "{{model}} {{reason}}")],
+            ),
+            (
+                "Paused queues",
+                "short",
+                "1 while nothing is claimed.",
+                [(f"headrace_queue_paused{{{M}}}", "{{model}}")],
+            ),
+        ],
+    ),
+]
+
+
+def dashboard() -> dict[str, Any]:
+    """The dashboard as Grafana reads it."""
+    panels: list[dict[str, Any]] = []
+    y = 0
+    for question, row in ROWS:
+        panels.append(_row(len(panels) + 1, question, y))
+        y += 1
+        width = COLUMNS // (3 if len(row) % 4 else 4)
+        for n, panel in enumerate(row):
+            place = {
+                "x": n * width % COLUMNS,
+                "y": y + n * width // COLUMNS * HEIGHT,
+                "w": width,
+                "h": HEIGHT,
+            }
+            panels.append(_graph(len(panels) + 1, panel, place))
+        y = place["y"] + HEIGHT
+    return {
+        "uid": "headrace",
+        "title": "Headrace",
+        "tags": ["headrace"],
+        "schemaVersion": 38,
+        "version": 1,
+        "editable": True,
+        "refresh": "15s",
+        "time": {"from": "now-1h", "to": "now"},
+        "timezone": "browser",
+        "annotations": {"list": []},
+        "templating": {"list": [_datasource(), _models()]},
+        "panels": panels,
+    }
+
+
+def _row(number: int, title: str, y: int) -> dict[str, Any]:
+    place = {"x": 0, "y": y, "w": COLUMNS, "h": 1}
+    return {
+        "id": number, "type": "row", "title": title, "collapsed": False, "gridPos": place,
+        "panels": [],
+    }  # fmt: skip
+
+
+def _graph(number: int, panel: Panel, place: dict[str, int]) -> dict[str, Any]:
+    title, unit, text, queries = panel
+    return {
+        "id": number,
+        "type": "timeseries",
+        "title": title,
+        "description": text,
+        "datasource": DATASOURCE,
+        "gridPos": place,
+        "fieldConfig": {
+            "defaults": {"unit": unit, "min": 0, "custom": {"showPoints": "never"}},
+            "overrides": [],
+        },
+        "options": {
+            "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True},
+            "tooltip": {"mode": "multi", "sort": "desc"},
+        },
+        "targets": [
+            {
+                "refId": chr(ord("A") + n),
+                "datasource": DATASOURCE,
+                "editorMode": "code",
+                "expr": expr,
+                "legendFormat": legend,
+                "range": True,
+            }
+            for n, (expr, legend) in enumerate(queries)
+        ],
+    }
+
+
+def _datasource() -> dict[str, Any]:
+    return {
+        "name": "datasource", "type": "datasource", "label": "Prometheus", "query": "prometheus",
+        "hide": 0, "includeAll": False, "multi": False, "refresh": 1,
+    }  # fmt: skip
+
+
+def _models() -> dict[str, Any]:
+    query = "label_values(headrace_queue_depth, model)"
+    return {
+        "name": "model", "type": "query", "label": "model", "datasource": DATASOURCE,
+        "definition": query, "query": {"query": query, "refId": "models"}, "refresh": 2,
+        "includeAll": True, "allValue": ".*", "multi": True, "sort": 1, "hide": 0,
+        "current": {"text": ["All"], "value": ["$__all"]},
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    TARGET.write_text(json.dumps(dashboard(), indent=2) + "\n", "utf-8")

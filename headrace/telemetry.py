@@ -14,8 +14,8 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import Final
+from itertools import accumulate, chain
+from typing import Any, Final
 
 import msgspec
 
@@ -70,6 +70,10 @@ RESTARTS: Final = "restarts"
 LABELLED: Final = (REJECTED, ENDED, LEFT, RESTARTS)
 
 
+#: Batches that are put into the histograms together.
+BATCHES_MAX: Final = 256
+
+
 def field_of(histogram: str) -> str:
     """The hash's field of a histogram; other bounds, as of another version, are in another."""
     return f"{histogram}@{len(HISTOGRAMS[histogram])}"
@@ -86,6 +90,7 @@ class ModelStats:
         self._counts = {name: [0] * (len(bounds) + 1) for name, bounds in HISTOGRAMS.items()}
         self._sums = dict.fromkeys(HISTOGRAMS, 0.0)
         self._observed = False
+        self._batches: list[tuple[int, Sequence[float], Sequence[float], Sequence[float], Any]] = []
 
     def count(self, name: str, by: float = 1.0) -> None:
         """Count one of `COUNTED`, or `<name>:<which>` of one of `LABELLED`."""
@@ -100,6 +105,7 @@ class ModelStats:
         size: int,
         queue_s: Sequence[float],
         hold_s: Sequence[float],
+        job_s: Sequence[float],
         stages_s: Sequence[float],
         padding: int = 0,
         starved_s: float = 0.0,
@@ -110,6 +116,7 @@ class ModelStats:
             size: jobs in it.
             queue_s: how long each of them had waited until it was claimed.
             hold_s: how long each was held from then until it was handed over.
+            job_s: how long each took from its submit until its answer.
             stages_s: the handler's time for it, by verb: preprocess, inference, postprocess.
             padding: inputs that were added to reach an allowed size.
             starved_s: how long the device waited for its `preprocess`.
@@ -118,11 +125,21 @@ class ModelStats:
             self._deltas[STARVED] += starved_s
         if padding:
             self._deltas[PADDING] += padding
-        self.observe(BATCH_SIZE, (size,))
-        for name, seconds in zip(STAGES_S, stages_s, strict=True):
-            self.observe(name, (seconds,))
-        self.observe(QUEUE_S, queue_s)
-        self.observe(HOLD_S, hold_s)
+        # Many at once cost less, above all where each is a batch of one.
+        self._batches.append((size, queue_s, hold_s, job_s, stages_s))
+        if len(self._batches) >= BATCHES_MAX:
+            self._observe_batches()
+
+    def _observe_batches(self) -> None:
+        batches, self._batches = self._batches, []
+        if not batches:
+            return
+        sizes, queue_s, hold_s, job_s, stages_s = zip(*batches, strict=True)
+        self.observe(BATCH_SIZE, sizes)
+        for name, rows in ((QUEUE_S, queue_s), (HOLD_S, hold_s), (JOB_S, job_s)):
+            self.observe(name, list(chain.from_iterable(rows)))
+        for name, seconds in zip(STAGES_S, zip(*stages_s, strict=True), strict=True):
+            self.observe(name, seconds)
 
     def observe(self, name: str, values: Sequence[float]) -> None:
         """Put values into a histogram."""
@@ -134,6 +151,7 @@ class ModelStats:
 
     def drain(self) -> list[tuple[str, str]]:
         """Take the increments, to be added by report.lua."""
+        self._observe_batches()
         taken = [(name, repr(by)) for name, by in self._deltas.items()]
         self._deltas.clear()
         if not self._observed:

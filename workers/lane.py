@@ -20,7 +20,7 @@ from headrace.media import is_json
 from headrace.messages import read_envelope
 from headrace.scripts import CLAIM_HEAD, CLAIM_ROW
 from headrace.store.base import new_entry
-from headrace.telemetry import JOB_S, ModelStats
+from headrace.telemetry import ModelStats
 from workers.backlog import Backlog
 from workers.batcher import Batcher, Hold, Leave, Policy
 from workers.cargo import Cargo, Load
@@ -353,11 +353,11 @@ class Lane:
             len(items),
             [item.claimed_at - item.enqueued_at for item in items],
             [item.dispatched_at - item.claimed_at for item in items],
+            [now - item.enqueued_at for item in items],
             [took / 1000 for took in times[:3]],
             padding,
             times[3] / 1000,
         )
-        self.stats.observe(JOB_S, [now - item.enqueued_at for item in items])
 
     def _discarded(self, item: Item, batch: int | str, took: str) -> Settlement:
         """What a job ends with that was handed over and that nobody wants any more from here."""

@@ -113,7 +113,7 @@ def test_metrics(api: ApiServer, redis_db: RedisServer) -> None:
     api.http.post("/api/v1/models/echo/jobs?priority=x", json=1)
     stats = ModelStats()
     waited, held, stages = [0.002, 0.02, 0.02, 700, 0.02], [0.01] * 5, (0.001, 0.003, 0.002)
-    stats.observe_batch(5, waited, held, stages, padding=3, starved_s=0.5)
+    stats.observe_batch(5, waited, held, [1.0] * 5, stages, padding=3, starved_s=0.5)
     stats.left("deadline")
     with redis_db.client() as client:
         publish_state(client, "w1", "echo", "ready")

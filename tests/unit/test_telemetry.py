@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
-from headrace.telemetry import COUNTED, HISTOGRAMS, LABELLED, ModelStats, read_report
+from headrace.telemetry import BATCHES_MAX, COUNTED, HISTOGRAMS, LABELLED, ModelStats, read_report
 from headrace.totals import BOUNDS, ModelTotals, read_labelled
 
 STAGES = (0.001, 0.5, 0.25)
@@ -16,8 +17,9 @@ def drained(stats: ModelStats) -> dict[bytes, bytes]:
 
 def test_totals_are_what_was_drained() -> None:
     stats = ModelStats()
-    stats.observe_batch(300, [0.001, 1000.0], [0.0, 0.3], STAGES, padding=212, starved_s=0.25)
-    stats.observe("job_seconds", [0.0009, 600.0, 601.0])
+    waits, held, whole = [0.001, 1000.0], [0.0, 0.3], [0.0009, 600.0]
+    stats.observe_batch(300, waits, held, whole, STAGES, padding=212, starved_s=0.25)
+    stats.observe("job_seconds", [601.0])
     for reason in ("full", "full", "idle"):
         stats.left(reason)
     stats.count("loads")
@@ -43,6 +45,19 @@ def test_totals_are_what_was_drained() -> None:
     assert (took["0.001"], took["300"], took["600"], took["+Inf"]) == (1, 1, 2, 3)
     for stage, took_s in zip(("preprocess", "inference", "postprocess"), STAGES, strict=True):
         assert totals.histograms[f"{stage}_seconds"].sum == took_s
+
+
+def test_however_many_batches_there_are_each_counts_once() -> None:
+    stats = ModelStats()
+    for _ in range(BATCHES_MAX * 2 + 1):
+        stats.observe_batch(2, [0.1, 0.2], [0.1, 0.2], [1.0, 2.0], STAGES)
+    totals = ModelTotals.from_fields(drained(stats))
+    batches = BATCHES_MAX * 2 + 1
+    assert totals.histograms["batch_size"].count == str(batches)
+    for name in ("queue_seconds", "hold_seconds", "job_seconds"):
+        assert totals.histograms[name].count == str(2 * batches)
+    assert totals.histograms["inference_seconds"].sum == pytest.approx(0.5 * batches)
+    assert drained(stats) == {}
 
 
 def test_what_another_version_has_counted_is_passed_over() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import redis
 from celery import Celery
+from typing_extensions import override
 
 from headrace import Client, errors
 from headrace.broker_check import check_broker
@@ -21,6 +22,7 @@ from headrace.errors import BrokerUnavailable, ConfigError
 from tests.harness.api_process import api_process
 from tests.harness.celery_client import GET_TIMEOUT_S, send, stock_client
 from tests.harness.certificates import Authority
+from tests.harness.pipelines import pipeline_site
 from tests.harness.redis_servers import RedisServer, free_port, redis_server
 from tests.harness.up import RunningUp, headrace, started
 from tests.harness.wait import wait_until
@@ -154,6 +156,31 @@ def test_flower_shows_the_deployment_by_the_same_user(
                 return False
 
         wait_until(sees_worker, "Flower sees the worker", 90)
+        assert guarded.refusals() == []
+
+
+class Behind(RedisServer):
+    """A server by the way that the deployment takes to it."""
+
+    way = ""
+
+    @property
+    @override
+    def url(self) -> str:
+        return self.way
+
+
+def test_pipelines_and_errands_run_by_the_same_user(guarded: Guarded, tmp_path: Path) -> None:
+    server = Behind("redis7", guarded.server.port, guarded.server.folder)
+    server.way = guarded.url
+    stages = {"cut": None, "weigh": {"model": "weigh", "each": "pieces[*]"}}
+    with (
+        guarded.server.client() as admin,
+        pipeline_site(server, tmp_path, {"pieces": {"stages": stages}}) as site,
+    ):
+        admin.execute_command("ACL", "LOG", "RESET")
+        site.errands()
+        assert len(site.result(site.submit("pieces", {"pieces": 5, "size": 100_000}))) == 5
         assert guarded.refusals() == []
 
 

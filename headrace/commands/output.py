@@ -33,6 +33,10 @@ def advice(error: errors.HeadraceError) -> str:
     hint = error.hint
     if isinstance(error, errors.ServerUnreachable):
         hint = "start it with `headrace up`, or name another address: --url, or HEADRACE_URL"
+    if isinstance(error, errors.Unauthorized):
+        hint = (
+            "set HEADRACE_API_KEY; whoever operates the server makes keys: `headrace keys create`"
+        )
     if not hint:
         return error.message
     return f"{error.message}{'. ' if hint[:1].isupper() else '; '}{hint.removesuffix('.')}"

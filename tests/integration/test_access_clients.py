@@ -149,6 +149,8 @@ def test_an_operator_makes_lists_renews_and_revokes_keys(
         headrace("keys", "create", "x", *wrong, cwd=tmp_path, rc=2, url=url)
     for name in ("", "x" * 65, "a\nb"):
         headrace("keys", "create", name, cwd=tmp_path, rc=2, url=url)
+    keyless = headrace("models", "--url", api.url, cwd=tmp_path, rc=2)
+    assert "set HEADRACE_API_KEY" in keyless.stderr.decode()
     nowhere = headrace("keys", "list", cwd=tmp_path, rc=2)
     assert "no Redis is named" in nowhere.stderr.decode()
 

@@ -22,8 +22,9 @@ from tests.harness.redis_servers import RedisServer
 from tests.harness.up import ROOT, clean_environment
 
 SEED = 20261121
-EXAMPLES_PER_ROUTE = 15
-RUN_TIMEOUT_S = 100
+EXAMPLES_PER_ROUTE = 10
+#: On a machine that is busy with other things; alone it takes a fraction of that.
+RUN_TIMEOUT_S = 360
 
 
 @pytest.fixture
@@ -96,6 +97,7 @@ expected-statuses = ["2xx", "4xx", {", ".join(str(status) for status in ended if
 """
 
 
+@pytest.mark.timeout(RUN_TIMEOUT_S + 60)
 @pytest.mark.leaves_keys
 def test_the_server_is_what_it_says_it_is(api: ApiServer, tmp_path: Path) -> None:
     described = document(__version__)

@@ -118,8 +118,6 @@ class Publisher:
                 if isinstance(error, NoScriptError):
                     # The server is another one than at connect: a failover under our feet.
                     raise RedisConnectionError("the server does not know the scripts any more")
-                if outage_code(error):
-                    raise RedisConnectionError(f"the server takes no writes: {error}")
         except DISCONNECTED:
             self.close()
             raise
@@ -137,5 +135,8 @@ class Publisher:
             try:
                 replies.append(read(disable_decoding=True))
             except ResponseError as error:
+                if outage_code(error):
+                    # With some of these the connection is closed already.
+                    raise RedisConnectionError(f"the server takes no writes: {error}") from error
                 replies.append(error)
         return replies

@@ -17,10 +17,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import redis
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from headrace.outages import DISCONNECTED
+from headrace.outages import DISCONNECTED, outage_code
 from headrace.traffic import TRAFFIC
 
 logger = logging.getLogger(__name__)
@@ -95,6 +96,7 @@ class Wake:
         try:
             connection.read_response()
         except ResponseError as error:
+            _raise_if_for_now(error)
             logger.warning(
                 "Redis refuses CLIENT TRACKING, so new jobs are looked for every %d ms: %s",
                 POLL_S * 1000, error,
@@ -109,6 +111,7 @@ class Wake:
             connection.send_command("PING")
             connection.read_response()
         except ResponseError as error:
+            _raise_if_for_now(error)
             logger.warning(
                 "Redis refuses SUBSCRIBE, so a cancel is seen when leases are renewed: %s", error
             )
@@ -217,6 +220,12 @@ class Wake:
         self._changed |= queues
         self.unwatched |= queues
         return _PUSH
+
+
+def _raise_if_for_now(error: ResponseError) -> None:
+    """A server that cannot serve at the moment says nothing of what it can do otherwise."""
+    if outage_code(error):
+        raise RedisConnectionError(f"the server takes no writes: {error}") from error
 
 
 def _raw(name: bytes | str) -> bytes:

@@ -11,6 +11,7 @@ from redis.exceptions import NoScriptError, OutOfMemoryError, ResponseError
 
 from headrace import keys
 from headrace.errors import BrokerUnavailable
+from headrace.expiry import EXPIRE_ARGUMENTS
 from headrace.outages import outage_code
 from headrace.queue import translate
 from headrace.scripts import NAMES, Arg, script
@@ -243,12 +244,13 @@ def test_a_server_that_knows_no_script_is_told(queue: Queue, name: str) -> None:
         "put_payload": ["e", "r", 1, 0, 17, "more than nothing"], "follow": ["x", 1],
         "report": ["w", 1, 0, 2, "m", "{}"], "file_begin": ["f", 0],
         "file_part": ["f", "redis:0", 0, 1, 1, 1], "file_finish": ["f", "batch", 1, 1],
-        "take_tokens": ["k", "1", 1, 1],
+        "take_tokens": ["k", "1", 1, 1], "expire": list(EXPIRE_ARGUMENTS),
+        "outcomes": [""], "forget": [""], "tell_run": ["r", "{}", "", 60, 10, "-"],
     }  # fmt: skip
     command = known.call(queue.keys, *arguments[name])
     with pytest.raises(NoScriptError):
         queue.execute(*command)
     assert queue.execute(*known.load_command()).decode() == known.sha
     queue.execute(*command)
-    queue.client.delete(keys.WORKERS, keys.rate("k"))
+    queue.client.delete(keys.WORKERS, keys.rate("k"), keys.RUNS, keys.run("r"))
     assert queue.client.dbsize() == 0

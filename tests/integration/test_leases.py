@@ -10,10 +10,12 @@ from pathlib import Path
 from headrace import keys
 from headrace.jobs import State
 from headrace.recovery import release_incarnation
+from headrace.scripts import script
 from tests.harness.redis_servers import RedisServer
 from tests.harness.verbs import Bench, bench
 from tests.harness.wait import wait_until
-from tests.harness.worker import celery_worker
+from tests.harness.worker import HANDLERS, Client, celery_worker, write_models
+from workers.consumer import SWEEP_S
 
 QUEUE = "headrace.m"
 #: Far longer than anything here waits: who has its jobs back did not get them by the lease's end.
@@ -134,6 +136,77 @@ def test_jobs_of_a_lost_host_are_handed_out_again_when_their_leases_end_and_not_
             assert {job.state for job in jobs.values()} == {State.SUCCEEDED}
             assert all(jobs[one].started_us >= end_us for one, end_us in ends_us.items())
             assert [jobs[one].attempts for one in ids] == [2, 2, 2, 2, 1, 1]
+
+
+def test_the_first_sweep_after_a_lost_hosts_lease_gives_its_jobs_to_a_worker_that_waits(
+    redis_db: RedisServer, tmp_path: Path
+) -> None:
+    """Sweeps come once a second, so that this is the upper bound: `lease_ttl` and a second."""
+    assert SWEEP_S <= 1
+    with (
+        bench(redis_db, tmp_path, "InTurn", SHORT) as at,
+        redis_db.client() as client,
+        client.monitor() as monitor,
+    ):
+        (job_id,) = at.submit({"name": "x", "inference": at.gate("open")})
+        at.wait_for("inference x begins")
+        with celery_worker(
+            redis_db.url, at.worker.models, tmp_path, node="cpu1@test", environ=SHORT
+        ) as second:
+            second.wait_ready("m")
+            # From one lease_ttl after it has connected it reaps.
+            reaps_from_s = at.client.redis.time()[0] + 2
+            wait_until(lambda: at.client.redis.time()[0] > reaps_from_s, "it may reap")
+            at.worker.kill()
+            held = at.client.redis.zscore(keys.lease(QUEUE), job_id)
+            at.open("open")
+            job = at.job(job_id)
+        client.echo("that is all")
+        sweeps_us = []
+        while "that is all" not in (seen := monitor.next_command())["command"]:
+            if script("sweep").sha in seen["command"]:
+                sweeps_us.append(seen["time"] * 1_000_000)
+    assert (job.state, job.attempts) == (State.SUCCEEDED, 2)
+    after = [at_us for at_us in sweeps_us if held < at_us <= job.started_us]
+    assert len(after) == 1, "the first one has given it back, and it was claimed before the next"
+
+
+def test_a_stopped_worker_whose_pool_prepares_a_job_cannot_settle_it(
+    redis_db: RedisServer, tmp_path: Path
+) -> None:
+    handler = f"{HANDLERS / 'prepared.py'}:Prepared"
+    path = write_models(tmp_path, m={"handler": handler, "preprocess_processes": 2})
+    begins, gate = tmp_path / "begins", tmp_path / "gate"
+    with (
+        celery_worker(redis_db.url, path, tmp_path, environ=SOON) as first,
+        Client(redis_db.url, path) as client,
+    ):
+        first.wait_ready("m")
+        (job_id,) = client.submit("m", {"n": 1, "begins": str(begins), "until": str(gate)})
+
+        def begun() -> int:
+            return len(begins.read_text().splitlines()) if begins.exists() else 0
+
+        wait_until(lambda: begun() == 1, "its pool prepares it")
+        os.kill(first.pid, signal.SIGSTOP)
+        try:
+            with celery_worker(
+                redis_db.url, path, tmp_path, node="cpu1@test", environ=SOON
+            ) as second:
+                wait_until(lambda: begun() == 2, "another's pool prepares it", 60)
+                os.kill(first.pid, signal.SIGCONT)
+                wait_until(lambda: "lets go of it" in first.log, "its renewal is refused", 60)
+                (theirs,) = second.model_pids()
+                gate.touch()
+                (job,) = client.wait(job_id)
+                assert (job.state, job.attempts) == (State.SUCCEEDED, 2)
+                assert client.result(job_id)["model_pid"] == theirs
+                wait_until(
+                    lambda: "this answer is dropped" in first.log, "its answer is refused", 60
+                )
+                assert client.result(job_id)["model_pid"] == theirs
+        finally:
+            os.kill(first.pid, signal.SIGCONT)
 
 
 def test_a_job_of_ten_times_the_lease_runs_once_though_another_worker_waits_for_it(

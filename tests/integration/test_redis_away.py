@@ -12,6 +12,7 @@ from headrace import keys
 from tests.harness.celery_client import stock_client
 from tests.harness.outage_site import DURABLE, QUEUE, Site, outage_site
 from tests.harness.redis_servers import redis_server
+from tests.harness.refusals import REFUSALS, refusing
 from tests.harness.wait import wait_until
 
 
@@ -114,6 +115,22 @@ def test_a_failover_behind_the_same_name(site: Site) -> None:
             gate.touch()
             site.assert_each_ran_once(ids)
         assert old_client.zcard(keys.lease(QUEUE)) == 0
+
+
+@pytest.mark.parametrize("code", REFUSALS)
+def test_a_server_that_takes_no_writes_for_now(site: Site, code: str) -> None:
+    """Model processes go on meanwhile, and what they gave is settled once it takes writes again."""
+    with site.at_work() as (ids, gate):
+        poll = site.wait(ids[0])
+        with refusing(site.server, code):
+            refused = site.api.http.post("/api/v1/jobs", json={"model": "gated", "input": 1})
+            assert_unavailable(refused)
+            assert code in refused.text
+            wait_until(lambda: site.told("takes no writes"), "both workers have noticed", 60)
+            gate.touch()
+            wait_until(lambda: site.runs().keys() >= set(ids), "all are run meanwhile", 60)
+        assert poll.result(120).json()["status"] == "succeeded"
+        site.assert_each_ran_once(ids)
 
 
 def test_a_full_server_refuses_submits_and_lets_all_else_end(site: Site) -> None:

@@ -2,7 +2,8 @@
 
 An input is an object: `die` ends the process that preprocesses it, `raise` raises there, `error`
 gives an error in its place, `odd` gives what cannot cross, `hang` never ends; `room`: it is too
-large for more than so many at a time.
+large for more than so many at a time; `begins` names a file in which its preprocess writes, and
+`until` one that it then waits for.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import numpy as np
 
 from headrace.errors import InputError
 from headrace.handler import Context, Handler
+
+POLL_S = 0.01
 
 
 def never_ends() -> None:
@@ -48,6 +51,11 @@ class Prepared(Handler):
             return InputError(value["error"])
         if value.get("hang"):
             never_ends()
+        if value.get("begins"):
+            with open(value["begins"], "a") as told:
+                told.write(f"{os.getpid()}\n")
+        while not os.path.exists(value.get("until", "/")):
+            time.sleep(POLL_S)
         if value.get("odd"):
             return object()
         if size > value.get("room", size):

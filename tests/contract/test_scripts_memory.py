@@ -246,11 +246,12 @@ def test_a_server_that_knows_no_script_is_told(queue: Queue, name: str) -> None:
         "file_part": ["f", "redis:0", 0, 1, 1, 1], "file_finish": ["f", "batch", 1, 1],
         "take_tokens": ["k", "1", 1, 1], "expire": list(EXPIRE_ARGUMENTS),
         "outcomes": [""], "forget": [""], "tell_run": ["r", "{}", "", 60, 10, "-"],
+        "errands": ["", "", 1], "stages": ["x", 1, "{}"], "hand_over": ["e", "e2"],
     }  # fmt: skip
     command = known.call(queue.keys, *arguments[name])
     with pytest.raises(NoScriptError):
         queue.execute(*command)
     assert queue.execute(*known.load_command()).decode() == known.sha
     queue.execute(*command)
-    queue.client.delete(keys.WORKERS, keys.rate("k"), keys.RUNS, keys.run("r"))
+    queue.client.delete(keys.WORKERS, keys.rate("k"), keys.RUNS, keys.run("r"), keys.PAYLOADS)
     assert queue.client.dbsize() == 0

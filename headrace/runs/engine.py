@@ -164,6 +164,7 @@ class Engine:
             if self._cancel:
                 self._cancel_all(flight)
             self._save(flight)
+            self.progress.in_flight = flight.open
             if error is not None:
                 raise error
             return "cancelled" if self._cancel else "stopped"

@@ -236,6 +236,7 @@ def test_a_stop_leaves_what_is_under_way_and_a_cancel_ends_it(out: Path) -> None
     engine.close()
     assert set(rows(out)) == set(range(30))
     assert (engine.checkpoint.n, server.cancelled) == (30, [])
+    assert 10 <= engine.progress.in_flight <= 80
     engine = Engine(server, order(in_flight=80), Counted(1000, raw), JsonlSink(out))
     engine.open()
 

@@ -16,8 +16,10 @@ def test_lines_to_lines_beside_a_celery_group(monkeypatch: pytest.MonkeyPatch) -
     assert table.rows[2][1] == "not installed"
 
 
+# Two processes load torch and the model.
+@pytest.mark.timeout(400)
 def test_images_against_a_dataloader() -> None:
-    table = runs.images(40, 1)
+    table = runs.images(8, 1)
     assert len(table.rows) == 3
 
 

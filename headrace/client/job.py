@@ -44,6 +44,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             the end, and where it is too long to be shown. `value` has it decoded.
         result_size: its bytes, where it is too long to be shown; `client.result` fetches it.
         due_at: when it joins its queue, while it is scheduled: at first, or for another try.
+        stages: of a pipeline's job that has begun: how far its stages have come.
         error: how it ended, where it did not succeed; before the end, how its last try did.
     """
 
@@ -67,6 +68,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     result: Any = None
     result_size: int | None = None
     due_at: datetime | None = None
+    stages: list[dict[str, Any]] = []
     error: Failure | None = None
 
     @property

@@ -20,7 +20,9 @@ import httpx2
 import nbformat
 import pytest
 from nbclient import NotebookClient
+from PIL import Image
 
+from handlers.digits_data import held_out
 from headrace import Client, errors
 from headrace.ports import free_port
 from tests.harness.up import ROOT, RunningUp, clean_environment, running_up
@@ -33,7 +35,7 @@ DIGITS = sorted((EXAMPLES / "digits").glob("*.png"))
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
     folder = tmp_path_factory.mktemp("examples")
-    with running_up(folder, models=EXAMPLES / "models.yaml") as running:
+    with running_up(folder, models=EXAMPLES / "models.yaml", errands=True) as running:
         wait_until(lambda: running.request("GET", "/ready?models=all")[0] == 200, "loaded", 90)
         yield running
 
@@ -87,6 +89,39 @@ def answer(http: httpx2.Client, path: str, *statuses: int) -> httpx2.Response:
     found = wait_until(look, f"{path} is answered with {statuses}", 60)
     assert found is not None
     return found
+
+
+def page(images: list[bytes], columns: int) -> bytes:
+    """The digits in lines on one canvas, each where nobody would measure it."""
+    places = [(20 + n % columns * 90 + n % 3 * 5, 15 + n // columns * 100 + n % 2 * 6)
+              for n in range(len(images))]  # fmt: skip
+    canvas = Image.new("L", (columns * 90 + 40, -(-len(images) // columns) * 100 + 20), 255)
+    for image, place in zip(images, places, strict=True):
+        with Image.open(io.BytesIO(image)) as digit:
+            canvas.paste(digit, place)
+    file = io.BytesIO()
+    canvas.save(file, "PNG")
+    return file.getvalue()
+
+
+def test_a_pipeline_reads_a_page_of_digits(client: Client, tmp_path: Path) -> None:
+    samples = held_out()[:60]
+    files = []
+    for n in range(0, 60, 20):
+        files.append(tmp_path / f"{n}.png")
+        files[-1].write_bytes(page([image for image, _ in samples[n : n + 20]], 5))
+    named = []
+    for result in client.map("read_page", files):
+        assert len(result.value["find"]["crops"]) == 20
+        named += [found["digit"] for found in result.value["digits"]]
+    right = sum(a == label for a, (_, label) in zip(named, samples, strict=True))
+    assert right >= 58, f"{right} of 60 are right"
+    job = client.submit("read_page", files[0], id="one-page")
+    client.result(job)
+    stages = client.status(job).stages
+    assert [(one["name"], one["done"]) for one in stages] == [("find", 1), ("digits", 20)]
+    with pytest.raises(errors.InputError, match="stage find: this is not an image"):
+        client.result(client.submit("read_page", b"no page"))
 
 
 def test_the_index_names_every_example() -> None:

@@ -106,7 +106,7 @@ def write_site(folder: Path, pipelines: Mapping[str, Any], **models: Any) -> Pat
         "weigh": {"handler": f"{STAGED}:Weigh", "options": options},
     }
     for name, values in models.items():
-        ours[name] = {**ours.get(name, {}), **values}
+        ours[name] = {**ours.get(name, ours["weigh"]), **values}
     path = folder / "models.yaml"
     path.write_text(yaml.safe_dump({"models": ours, "pipelines": dict(pipelines)}, sort_keys=False))
     return path

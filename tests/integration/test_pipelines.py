@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from celery import chain
 
+from tests.harness.celery_client import stock_client
 from tests.harness.pipelines import PipelineSite, pipeline_site
 from tests.harness.redis_servers import leaked_keys, redis_server
+from tests.harness.stock_worker import ours
 from tests.harness.wait import wait_until
 
 PIECES = {"model": "weigh", "each": "pieces[*]"}
@@ -32,16 +35,24 @@ PIPELINES: dict[str, Any] = {
     },
     "image": {"stages": {"weigh": {"select": "kind"}, "again": {"model": "weigh"}}},
     "picture": {"stages": {"weigh": {"select": "kind"}}},
+    "raw_kind": {"stages": {"weigh": {}, "again": {"model": "weigh"}}},
+    "through": {"stages": {"cut": {}, "narrow": {"each": "pieces[*]"}}},
     "raw": {"stages": {"cut": {}}},
     "few": {"stages": {"cut": {}, "weigh": PIECES}, "max_items": 3},
     "late": {"stages": {"cut": {}, "weigh": PIECES}, "timeout_s": 1.0},
 }
 
 
+NARROW = {"max_queue_depth": 2, "max_batch_size": 1}
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PipelineSite]:
     folder = tmp_path_factory.mktemp("pipelines")
-    with redis_server() as server, pipeline_site(server, folder, PIPELINES) as running:
+    with (
+        redis_server() as server,
+        pipeline_site(server, folder, PIPELINES, narrow=NARROW) as running,
+    ):
         running.errands()
         yield running
         with server.client() as client:
@@ -150,6 +161,47 @@ def test_errors_name_their_stage(
     assert job["status"] == "failed"
     assert job["error"]["type"] == code, job["error"]
     assert job["error"]["message"].startswith(message), job["error"]
+
+
+def test_its_dead_letter_stands_for_that_of_the_stage(site: PipelineSite) -> None:
+    http, before = site.api.http, len(site.runs("weigh"))
+    job_id = site.submit("picture", {"kind": "transient"}, max_retries=0)
+    job = site.ended(job_id)
+    assert job["error"] == {
+        "type": "transient-error", "message": "stage weigh: not just now", "retryable": False
+    }  # fmt: skip
+    assert job["dead_lettered"] is True
+    letters = http.get("/api/v1/models/picture/dead-letters").json()["dead_letters"]
+    assert [letter["id"] for letter in letters] == [job_id]
+
+    def none_of_the_stage() -> bool:
+        return not http.get("/api/v1/models/weigh/dead-letters").json()["dead_letters"]
+
+    wait_until(none_of_the_stage, "the stage's own letter is gone", 30)
+    path = "/api/v1/models/picture/dead-letters/requeue"
+    assert http.post(path, json={"ids": [job_id]}).status_code == 200
+    wait_until(lambda: len(site.runs("weigh")) == before + 2, "all of it runs again", 60)
+    assert site.ended(job_id)["status"] == "failed"
+    http.request("POST", "/api/v1/models/picture/dead-letters/purge", json={"all": True})
+
+
+def test_a_stock_client_takes_it_for_a_task(site: PipelineSite) -> None:
+    with stock_client(site.server.url) as app:
+        first = ours(app, "pieces", {"pieces": 2, "size": 1})
+        then = ours(app, "image")
+        alone = first.apply_async()
+        assert alone.get(timeout=60) == weighed(2, 1)
+        # The list is the input of the next, which finds no `kind` in it.
+        row = chain(ours(app, "row", {"pieces": 3, "size": 1}), ours(app, "raw_kind")).apply_async()
+        assert row.get(timeout=60) == {"given": {"given": {"given": {"given": 3}}}}
+        broken = chain(first, then).apply_async()
+        with pytest.raises(Exception, match="there is no kind"):
+            broken.get(timeout=60)
+
+
+def test_a_full_queue_of_a_model_is_waited_for(site: PipelineSite) -> None:
+    # `narrow` takes two jobs that wait, and the list has six.
+    assert site.result(site.submit("through", {"pieces": 6, "size": 1})) == weighed(6, 1)
 
 
 def test_a_cancel_ends_what_is_under_way(site: PipelineSite) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace import Handler, Response
-from headrace.errors import InputError
+from headrace.errors import InputError, TransientError
 from headrace.handler import Context
 
 
@@ -67,6 +67,8 @@ class Weigh(_Noting):
             if item[0] == 13:
                 return InputError("thirteen is refused")
             return {"first": item[0], "bytes": item[1]}
+        if item == "transient":
+            return TransientError("not just now")
         if item == "image":
             return Response(b"\x89PNG" + bytes(100_000), "image/png")
         return {"given": item}

@@ -36,10 +36,15 @@ from tests.harness.worker import write_models
 DEPTH: Final = 100_000_000
 A_CALL: Final = 250
 SCRAPES: Final = 200
+#: Their CPU is read together, as the kernel counts it in hundredths of a second.
+A_GROUP: Final = 20
 
 
 class Cost(NamedTuple):
-    """What one scrape cost, on the average, and how large it was."""
+    """What one scrape cost, and how large it was.
+
+    The CPU is the lower quartile of groups, so that what else the machine does weighs little.
+    """
 
     cpu_ms: float
     p50_ms: float
@@ -109,18 +114,21 @@ def measure(server: RedisServer, models: int, scrapes: int = SCRAPES) -> Cost:
             wait_until(lambda: answers(f"{url}/live"), "the API answers", 60)
             for _ in range(5):
                 text = http.get(f"{url}/metrics").text
-            before, redis_us = cpu_s(api.pid), spent_us(client)
-            took = []
-            for _ in range(scrapes):
-                started = time.perf_counter()
-                if http.get(f"{url}/metrics").status_code != 200:
-                    raise RuntimeError((folder / "api.log").read_text())
-                took.append((time.perf_counter() - started) * 1000)
-            spent = (cpu_s(api.pid) - before) / scrapes * 1000
+            redis_us, cpus, took = spent_us(client), [], []
+            for _ in range(0, scrapes, A_GROUP):
+                before = cpu_s(api.pid)
+                for _ in range(A_GROUP):
+                    started = time.perf_counter()
+                    if http.get(f"{url}/metrics").status_code != 200:
+                        raise RuntimeError((folder / "api.log").read_text())
+                    took.append((time.perf_counter() - started) * 1000)
+                cpus.append((cpu_s(api.pid) - before) / A_GROUP * 1000)
+            scrapes = len(took)
             redis_ms = (spent_us(client) - redis_us) / scrapes / 1000
     took.sort()
     p99 = took[int(scrapes * 0.99)]
     lines, size = text.count("\n"), len(text.encode())
+    spent = sorted(cpus)[len(cpus) // 4]
     return Cost(spent, statistics.median(took), p99, redis_ms, lines, size)
 
 

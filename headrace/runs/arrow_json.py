@@ -59,7 +59,7 @@ def from_values(values: list[Any], kind: pa.DataType) -> pa.Array:
     """A column of a type from what `to_json` has made of one.
 
     Raises:
-        ValueError, TypeError: a value is not of that type.
+        ValueError, TypeError, LookupError: a value is not of that type.
     """
     walk = _hearing(kind)
     return pa.array(values if walk is None else [walk(value) for value in values], kind)
@@ -138,6 +138,10 @@ def _hearing(kind: pa.DataType) -> _Walk:
         return _known(datetime.date.fromisoformat)
     if types.is_decimal(kind):
         return _known(Decimal)
+    if types.is_struct(kind):
+        # Arrow would drop what it has no field for.
+        inner = {field.name: _hearing(field.type) or _same for field in kind}
+        return _known(lambda found: {name: inner[name](value) for name, value in found.items()})
     return _within(kind, _hearing, pairs=tuple)
 
 

@@ -66,7 +66,7 @@ def column_of(values: list[Any], field: pa.Field) -> pa.Array:
     """The column of some values.
 
     Raises:
-        ValueError, TypeError, OverflowError: a value is not of the field's type.
+        ValueError, TypeError, LookupError, OverflowError: a value is not of the field's type.
     """
     if is_json(field):
         encode = msgspec.json.encode

@@ -134,7 +134,14 @@ def _batch(rows: _Rows, schema: pa.Schema) -> pa.RecordBatch:
     for field in schema:
         try:
             columns.append(column_of([row.get(field.name) for row in rows], field))
-        except (pa.ArrowException, ValueError, TypeError, OverflowError, AttributeError):
+        except (
+            pa.ArrowException,
+            ValueError,
+            TypeError,
+            LookupError,
+            ArithmeticError,
+            AttributeError,
+        ):
             raise _Unlike(field.name) from None
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 

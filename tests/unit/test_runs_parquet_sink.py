@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import subprocess
+import sys
 import tempfile
 from decimal import Decimal
 from pathlib import Path
@@ -18,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError, Conflict
-from headrace.runs import parquet_rows, parquet_sink
+from headrace.runs import kinds, parquet_rows, parquet_sink
 from headrace.runs.column_types import is_json
 from headrace.runs.parquet_rows import read_parquet, write_parquet
 from headrace.runs.registry import sink_for
@@ -267,6 +269,19 @@ def test_what_is_carried_from_parquet_keeps_its_type(tmp_path: Path) -> None:
         assert column.combine_chunks().equals(carried.column(name).combine_chunks())
 
 
+def test_files_whose_columns_are_of_other_types_lose_nothing(tmp_path: Path) -> None:
+    for name, column in (("a", {"x": 1}), ("b", {"x": 1, "y": "more"}), ("c", "text")):
+        pq.write_table(pa.table({"text": [name], "meta": [column]}), tmp_path / f"{name}.parquet")
+    source = opened(tmp_path / "[abc].parquet", input="text")
+    sink = sink_for(str(tmp_path / "out.parquet"), source)
+    sink.recover(None)
+    for entry in source.entries(None, 0):
+        sink.append([Row(entry.n, entry.key, "succeeded", carried=entry.carried)])
+    ended(sink)
+    said = [json.loads(one["meta"]) for one in table(tmp_path)]
+    assert said == [{"x": 1}, {"x": 1, "y": "more"}, "text"]
+
+
 def test_columns_that_only_some_rows_have(tmp_path: Path) -> None:
     sink = begun(lambda: sink_of(tmp_path))
     sink.append([row(0, a=1), row(1, b="x"), row(2)])
@@ -276,3 +291,27 @@ def test_columns_that_only_some_rows_have(tmp_path: Path) -> None:
         (None, "x"),
         (None, None),
     ]
+
+
+def test_without_pyarrow_it_is_said_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "in.parquet").touch()
+    monkeypatch.setattr(kinds, "find_spec", lambda _: None)
+    for open_it in (lambda: sink_of(tmp_path), lambda: opened(tmp_path / "in.parquet")):
+        with pytest.raises(ConfigError, match="needs pyarrow, which is not installed") as raised:
+            open_it()
+        assert raised.value.hint == "pip install 'headrace[tables]'"
+
+
+def test_pyarrow_and_boto3_are_imported_by_those_alone_who_need_them(tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text("x\n1\n")
+    code = (
+        "import sys; from headrace.runs.registry import *; from headrace.runs.options import *\n"
+        "list(source_for('in.csv', SourceOptions()).entries(None, 0)); sink_for('out.jsonl')\n"
+        "print({'pyarrow', 'boto3'} & set(sys.modules))"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert told.stdout == "set()\n"

@@ -72,7 +72,7 @@ def run(url: str | None, asked: Asked) -> ExitCode:
     from headrace.runs.engine import Engine
 
     source = source_for(asked.source, asked.source_options())
-    sink = sink_for(asked.output)
+    sink = sink_for(asked.output, source)
     with Client(url, retry_s=asked.retry_s) as client:
         # Before anything is written: a name that is misspelt leaves no file behind.
         client.model(asked.model)

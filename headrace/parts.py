@@ -135,20 +135,10 @@ def worker_child(
     def release(end: Exit) -> None:
         release_leases(url, end.environment[INCARNATION], settings.max_deliveries, say)
 
-    command = [
-        *_celery("worker"), "-n", node, "-E", "--loglevel", settings.log_level,
-        "--without-gossip", "--without-mingle",
-    ]  # fmt: skip
-    return Child(
-        name=device.name,
-        command=command,
-        environment=fresh,
-        stage=1,
-        stop_rank=1,
-        ready=lambda env: _is_there(url, keys.worker(env[INCARNATION])),
-        stop_timeout_s=settings.drain_timeout_s + _WORKER_CLOSE_S,
-        on_exit=release,
-    )
+    return _celery_worker(
+        device.name, [*_celery("worker"), "-n", node, "-E"], settings, fresh, release,
+        lambda env: _is_there(url, keys.worker(env[INCARNATION])),
+    )  # fmt: skip
 
 
 def errands_child(
@@ -171,17 +161,28 @@ def errands_child(
     def release(end: Exit) -> None:
         release_errands(url, end.environment[INCARNATION], say)
 
-    command = [
-        *_celery("worker", "workers.errands"), "-n", node, "--loglevel", settings.log_level,
-        "--without-gossip", "--without-mingle",
-    ]  # fmt: skip
+    return _celery_worker(
+        errands.NODE, [*_celery("worker", "workers.errands"), "-n", node], settings, fresh, release,
+        lambda env: _is_there(url, keys.errands_alive(env[INCARNATION])),
+    )  # fmt: skip
+
+
+def _celery_worker(
+    name: str,
+    command: list[str],
+    settings: Settings,
+    fresh: Callable[[], dict[str, str]],
+    release: Callable[[Exit], None],
+    ready: Callable[[Mapping[str, str]], bool],
+) -> Child:
+    options = ["--loglevel", settings.log_level, "--without-gossip", "--without-mingle"]
     return Child(
-        name=errands.NODE,
-        command=command,
+        name=name,
+        command=[*command, *options],
         environment=fresh,
         stage=1,
         stop_rank=1,
-        ready=lambda env: _is_there(url, keys.errands_alive(env[INCARNATION])),
+        ready=ready,
         stop_timeout_s=settings.drain_timeout_s + _WORKER_CLOSE_S,
         on_exit=release,
     )

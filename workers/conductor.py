@@ -11,7 +11,6 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -20,15 +19,13 @@ import msgspec
 from redis.exceptions import RedisError
 
 from headrace import keys
-from headrace.canvas import read_canvas
 from headrace.catalog import Catalog, ModelConfig
 from headrace.connections import SOCKET_TIMEOUT_S, connect, connect_async
-from headrace.errors import HeadraceError, InvalidRequest
+from headrace.errors import HeadraceError
 from headrace.jobs import US_PER_S
-from headrace.messages import read_envelope
 from headrace.pipelines import PipelineConfig
 from headrace.queue import JobQueue
-from headrace.scripts import CLAIM_HEAD, CLAIM_MAX_BYTES, CLAIM_ROW
+from headrace.scripts import CLAIM_MAX_BYTES
 from headrace.settings import Settings
 from headrace.store.stores import build_stores
 from headrace.telemetry import ModelState
@@ -36,7 +33,8 @@ from headrace.waiting import Waiters
 from workers.canvas import TRY_AGAIN, ChordBusy, Malformed, Progress, Sender
 from workers.course import Course, StageFailed
 from workers.herald import tell_end
-from workers.items import NEVER, Item, Settlement, cancelled, claimed_item, failed, put_off
+from workers.items import NEVER, Item, Settlement, cancelled, claimed_item
+from workers.pipeline_begin import claimed_rows, read_course
 from workers.pipeline_end import failure, success
 from workers.sequels import Told
 from workers.stage_jobs import AGAIN_MAX_S, StageJobs
@@ -197,7 +195,7 @@ class Conductor:
             int(model.max_yield_s * US_PER_S),
         )  # fmt: skip
         now, now_us = time.monotonic(), int(reply[0])
-        rows = list(_rows(reply))
+        rows = list(claimed_rows(reply))
         for raw, row in rows:
             self._begin(line, raw, claimed_item(row, now, now_us, NEVER))
         return bool(rows)
@@ -211,37 +209,11 @@ class Conductor:
         self._doubtful = False
 
     def _begin(self, line: Line, raw: bytes, item: Item) -> None:
-        course, settlement = self._read(line, raw, item)
+        course, settlement = read_course(line.config, raw, item, self._jobs)
         run = self._run(line, course) if settlement is None else self._end(line, course, settlement)
         task = asyncio.create_task(run)
         line.courses[item.id] = (course, task)
         task.add_done_callback(partial(self._over, line, course))
-
-    def _read(self, line: Line, raw: bytes, item: Item) -> tuple[Course, Settlement | None]:
-        """The course of a claimed job; its settlement where it is not to run now."""
-        wall = time.time()
-        item.dispatched_at, item.dispatched_epoch_s = item.claimed_at, wall
-        course = Course(line.config, item, self._jobs, wall + line.config.timeout_s)
-        try:
-            message = item.message = read_envelope(raw)
-        except InvalidRequest as error:
-            item.canvas = read_canvas(raw)
-            return course, failed(item, error.code, error.message)
-        if message.timeout_s is not None:
-            course.deadline = wall + message.timeout_s
-        if message.followed:
-            item.canvas = read_canvas(raw)
-            if item.canvas is None:
-                unreadable = "the signatures of what follows the job cannot be read"
-                return course, failed(item, InvalidRequest.code, unreadable)
-        if message.model != line.model.name:
-            wrong = f"the queue {line.model.queue} is not that of {message.model[:64]!r}"
-            return course, failed(item, InvalidRequest.code, wrong)
-        if message.expires_s is not None and wall >= message.expires_s:
-            return course, failed(item, "expired", "its expires passed before it began")
-        if message.eta_s is not None and wall < message.eta_s:
-            return course, put_off(item, message.eta_s - wall)
-        return course, None
 
     # Running
 
@@ -399,12 +371,6 @@ class Conductor:
             pairs = [text for course, _ in held for text in (course.item.id, course.item.token)]
             if pairs:
                 await self._queue.on_queue("release", line.model.queue, "free", LOSSES, *pairs)
-
-
-def _rows(reply: Sequence[Any]) -> Iterator[tuple[bytes, Sequence[Any]]]:
-    for at in range(CLAIM_HEAD, len(reply), CLAIM_ROW):
-        raw, *row = reply[at : at + CLAIM_ROW]
-        yield raw, row
 
 
 def _text(part: Any) -> str:

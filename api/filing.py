@@ -1,4 +1,4 @@
-"""Files for the routes. What reads and writes them blocks, and is asked from threads."""
+"""Files and batches for the routes. What reads and writes them blocks; threads are asked."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
+from headrace.batches.batches import Batches
 from headrace.files.files import Files
 from headrace.settings import Settings
 from headrace.store.caller import Caller
@@ -17,15 +18,17 @@ T = TypeVar("T")
 
 
 class Filing:
-    """The files, for one event loop.
+    """The files and batches, for one event loop.
 
     Args:
         stores: where their parts lie; closed with this.
         files: the files over them.
+        batches: the batches over these.
     """
 
-    def __init__(self, stores: Stores, files: Files) -> None:
+    def __init__(self, stores: Stores, files: Files, batches: Batches) -> None:
         self.files = files
+        self.batches = batches
         self._stores = stores
         self._threads = ThreadPoolExecutor(THREADS, "headrace-files")
 
@@ -41,10 +44,12 @@ class Filing:
 
 
 def build_filing(settings: Settings, redis_url: str) -> Filing:
-    """The files of one API process; they connect when first used.
+    """The files and batches of one API process; they connect when first used.
 
     Raises:
         ConfigError: the settings of the store are wrong.
     """
     stores = build_stores(settings, redis_url)
-    return Filing(stores, Files(stores, Caller(stores.client), settings.file_ttl_s))
+    caller = Caller(stores.client)
+    files = Files(stores, caller, settings.file_ttl_s)
+    return Filing(stores, files, Batches(caller, settings.file_ttl_s, settings.lease_ttl_s))

@@ -27,6 +27,7 @@ from api.asgi import (
 )
 from api.envelopes import envelope, unexpected_envelope
 from api.problems import problem, unexpected
+from api.routes.batches import cancel_batch, create_batch, get_batch, list_batches
 from api.routes.bulk import submit_bulk
 from api.routes.files import create_file, delete_file, get_content, get_file, list_files
 from api.routes.jobs import cancel_job, get_job, get_result
@@ -58,6 +59,9 @@ OPENAI_PREFIX: Final = "/v1/"
 FILES: Final = "/v1/files"
 FILE: Final = "/v1/files/{file_id}"
 CONTENT: Final = "/v1/files/{file_id}/content"
+BATCHES: Final = "/v1/batches"
+BATCH: Final = "/v1/batches/{batch_id}"
+BATCH_CANCEL: Final = "/v1/batches/{batch_id}/cancel"
 
 #: What counters call the route of a path at which there is nothing.
 NO_ROUTE: Final = "none"
@@ -74,6 +78,9 @@ HOT_ROUTES: Final[dict[str, Methods]] = {
     FILES: {"GET": list_files, "HEAD": list_files, "POST": create_file},
     FILE: {"GET": get_file, "HEAD": get_file, "DELETE": delete_file},
     CONTENT: {"GET": get_content, "HEAD": get_content},
+    BATCHES: {"GET": list_batches, "HEAD": list_batches, "POST": create_batch},
+    BATCH: {"GET": get_batch, "HEAD": get_batch},
+    BATCH_CANCEL: {"POST": cancel_batch},
 }
 #: What each of them wants of whoever asks; see api/scopes.py.
 HOT_NEEDS: Final = {
@@ -130,6 +137,12 @@ def _find_openai(path: str) -> Route:
             return Route(FILE, HOT_ROUTES[FILE], file_id)
         case ["files", file_id, "content"]:
             return Route(CONTENT, HOT_ROUTES[CONTENT], file_id)
+        case ["batches"]:
+            return Route(BATCHES, HOT_ROUTES[BATCHES], "")
+        case ["batches", batch_id]:
+            return Route(BATCH, HOT_ROUTES[BATCH], batch_id)
+        case ["batches", batch_id, "cancel"]:
+            return Route(BATCH_CANCEL, HOT_ROUTES[BATCH_CANCEL], batch_id)
         case _:
             return Route(NO_ROUTE, {}, "")
 

@@ -1,7 +1,8 @@
-"""`headrace api`, `worker`, `errands` and `flower`: one part alone, on a Redis that is named."""
+"""`headrace api`, `worker`, `errands`, `runner`, `flower`: a part alone, on a Redis of a name."""
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from collections.abc import Mapping
@@ -9,8 +10,10 @@ from typing import NoReturn
 
 from headrace import errands, parts, state_dir
 from headrace.api_processes import api_children, api_command, listen_for_api
+from headrace.batches.runner import Runner
 from headrace.broker_check import check_broker
 from headrace.catalog import load_catalog
+from headrace.client.shell import ENV_URL
 from headrace.connections import redact_url
 from headrace.console import console_for
 from headrace.devices import worker_devices
@@ -114,6 +117,29 @@ def _supervise_api(
         on_ready=lambda: console.say(OWN_NAME, ready),
         on_stop=lambda: close_all(listeners),
     ).run()
+
+
+def run_runner(settings: Settings, environ: Mapping[str, str]) -> None:
+    """`headrace runner`: drive batches, until it is told to stop.
+
+    Args:
+        settings: the deployment's; where the API is, unless HEADRACE_URL says.
+        environ: its environment.
+
+    Raises:
+        ConfigError: no Redis is named, or the payload store cannot be used.
+        BrokerError: that Redis cannot be used.
+    """
+    url = _named_redis(settings, "runner")
+    logging.basicConfig(
+        level=settings.log_level.upper(), format="%(levelname)s %(name)s: %(message)s"
+    )
+    # It says a line for every request.
+    logging.getLogger("httpx2").setLevel(logging.WARNING)
+    check_broker(url)
+    beside = http_url(settings.host, settings.port, tls=settings.tls)
+    api_url = environ.get(ENV_URL) or beside
+    Runner(settings, url, api_url, environ.get(parts.INCARNATION, "")).run()
 
 
 def run_flower(

@@ -58,6 +58,9 @@ def up(
     no_errands: Annotated[
         bool, typer.Option("--no-errands", help="Do not run the errands worker.")
     ] = False,
+    no_runner: Annotated[
+        bool, typer.Option("--no-runner", help="Do not run the runner of batches.")
+    ] = False,
     workers: WorkersOption = None,
     api_processes: Annotated[
         int | None, typer.Option("--api-processes", min=1, max=256, help=_API_PROCESSES_HELP)
@@ -70,7 +73,9 @@ def up(
     settings = _settings(
         state_dir=state_dir, host=host, port=port, models_file=models, api_processes=api_processes
     )
-    options = UpOptions(workers=workers, flower=not no_flower, errands=not no_errands)
+    options = UpOptions(
+        workers=workers, flower=not no_flower, errands=not no_errands, runner=not no_runner
+    )
     Up(settings, options, os.environ).run()
 
 
@@ -107,6 +112,14 @@ def errands(models: ModelsOption = None) -> None:
 
 
 @app.command()
+def runner(host: HostOption = None, port: PortOption = None) -> None:
+    """Drive batches, over the API at HEADRACE_URL (or --host and --port), on HEADRACE_REDIS_URL."""
+    from headrace.alone import run_runner
+
+    run_runner(_settings(host=host, port=port), os.environ)
+
+
+@app.command()
 def flower(
     published_at: Annotated[
         str | None,
@@ -128,7 +141,7 @@ def flower(
 @app.command()
 def health(
     part: Annotated[
-        str, typer.Argument(metavar="PART", help="api, worker, errands, flower or redis.")
+        str, typer.Argument(metavar="PART", help="api, worker, errands, runner, flower or redis.")
     ],
     workers: WorkersOption = None,
 ) -> None:

@@ -34,6 +34,7 @@ class Part(StrEnum):
     API = "api"
     WORKER = "worker"
     ERRANDS = "errands"
+    RUNNER = "runner"
     FLOWER = "flower"
     REDIS = "redis"
 
@@ -74,6 +75,8 @@ def check(part: Part, settings: Settings, workers: int | None, environ: Mapping[
         return check_workers(_redis_url(settings), workers, environ)
     if part is Part.ERRANDS:
         return check_errands(_redis_url(settings))
+    if part is Part.RUNNER:
+        return check_runner(_redis_url(settings))
     if part is Part.REDIS:
         return check_redis(_redis_url(settings))
     if part is Part.FLOWER:
@@ -137,6 +140,20 @@ def check_workers(url: str, workers: int | None, environ: Mapping[str, str]) -> 
     if missing:
         raise HeadraceError(f"not seen in the last {keys.WORKER_TTL_S} s: {', '.join(missing)}")
     return f"serving: {', '.join(wanted) or 'no worker was asked for'}"
+
+
+def check_runner(url: str) -> str:
+    """A runner of this host has lately said that it lives, and has a process.
+
+    Raises:
+        HeadraceError: none has.
+    """
+    host = socket.gethostname()
+    found = _ask(url, parts.living_runners).values()
+    pids = [pid for at, pid in found if at == host and start_time_ticks(pid) is not None]
+    if not pids:
+        raise HeadraceError(f"no runner of this host was seen in the last {keys.WORKER_TTL_S} s")
+    return f"running: {', '.join(map(str, pids))}"
 
 
 def _living_nodes(client: redis.Redis) -> set[str]:

@@ -91,7 +91,8 @@ Files, and batches over them (headrace/files, headrace/batches)::
     hr:batches                      zset    FILES_TTL_S from the last; ids of batches, in order
     hr:batches:open                 zset    FILES_TTL_S from the last; batch that has not ended ->
                                             until when it is leased to a runner
-    hr:runner:<owner>               string  WORKER_TTL_S; a runner that lives
+    hr:runners                      zset    WORKER_TTL_S; "<owner> <host> <pid>" of a runner -> when
+                                            it was last seen, in seconds
 
 Times are integer microseconds of Redis' own clock.
 """
@@ -131,6 +132,7 @@ PAYLOAD_PREFIX: Final = "hr:payload:"
 FILES: Final = "hr:files"
 BATCHES: Final = "hr:batches"
 OPEN_BATCHES: Final = "hr:batches:open"
+RUNNERS: Final = "hr:runners"
 #: Longer than a file is kept, and than a batch runs and is then kept.
 FILES_TTL_S: Final = 62 * 86_400
 API_KEYS: Final = "hr:keys"
@@ -187,6 +189,7 @@ class FileField:
     BYTES: Final = "b"
     CREATED: Final = "c"  # seconds since 1970
     EXPIRES: Final = "x"  # seconds since 1970
+    OWNER: Final = "k"  # id of the API key whose it is; absent for nobody's
 
 
 class BatchField:
@@ -360,11 +363,6 @@ def file_parts(file_id: str) -> str:
 def batch(batch_id: str) -> str:
     """The record of a batch."""
     return f"hr:batch:{batch_id}"
-
-
-def runner(owner: str) -> str:
-    """Stands while a runner lives."""
-    return f"hr:runner:{owner}"
 
 
 def run(run_id: str) -> str:

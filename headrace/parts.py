@@ -1,4 +1,4 @@
-"""The parts of a deployment as children of a supervisor: Redis, API, workers, errands, Flower."""
+"""The parts of a deployment as children of a supervisor: Redis, API, workers and the rest."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import redis
 import redis.exceptions
 
 from headrace import errands, keys
+from headrace.client.shell import ENV_URL
 from headrace.connections import connect
 from headrace.devices import Device
 from headrace.embedded import EmbeddedServer
 from headrace.errors import ConfigError, HeadraceError
 from headrace.layout import server_root
-from headrace.ports import http_connection, reachable
+from headrace.ports import http_connection, http_url, reachable
 from headrace.recovery import release_incarnation
 from headrace.running import Child, Exit
 from headrace.settings import ENV_CONFIG, Settings
@@ -40,6 +42,8 @@ _QUIET: Final = (
     "ignore:An entry for the specified gid or egid was not found",
 )
 
+#: A runner that is to stop gives back what it drives, once what it asks is answered.
+RUNNER_STOP_S: Final = 25.0
 _PROBE_TIMEOUT_S: Final = 0.5
 _LOAD_TIMEOUT_S: Final = 3600.0
 _SAVE_TIMEOUT_S: Final = 60.0
@@ -188,6 +192,29 @@ def _celery_worker(
     )
 
 
+def runner_child(settings: Settings, environ: Mapping[str, str]) -> Child:
+    """A runner beside the API of these settings. Without it batches wait; the rest serves."""
+    url = environ["HEADRACE_REDIS_URL"]
+
+    def fresh() -> dict[str, str]:
+        return {
+            **environ,
+            ENV_URL: http_url(settings.host, settings.port, tls=settings.tls),
+            INCARNATION: f"runner-{secrets.token_hex(4)}",
+        }
+
+    return Child(
+        name="runner",
+        command=[*PYTHON, "headrace", "runner"],
+        environment=fresh,
+        stage=2,
+        stop_rank=0,
+        ready=lambda env: _runner_is_seen(url, env[INCARNATION]),
+        stop_timeout_s=RUNNER_STOP_S,
+        essential=False,
+    )
+
+
 def check_flower(address: str, environ: Mapping[str, str], *, change: str) -> None:
     """Refuse a Flower that strangers can reach and that asks for no password.
 
@@ -280,10 +307,26 @@ def _celery_environ(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _is_there(redis_url: str, key: str) -> bool:
+    return _asked(redis_url, lambda client: bool(client.exists(key)))
+
+
+def _runner_is_seen(redis_url: str, incarnation: str) -> bool:
+    return _asked(redis_url, lambda client: incarnation in living_runners(client))
+
+
+def living_runners(client: redis.Redis) -> dict[str, tuple[str, int]]:
+    """Host and process of each runner that was seen lately, by its name."""
+    members: Any = client.zrange(keys.RUNNERS, 0, -1)
+    named = (member.decode().split(" ") for member in members)
+    return {owner: (host, int(pid)) for owner, host, pid in named}
+
+
+def _asked(redis_url: str, question: Callable[[redis.Redis], bool]) -> bool:
+    """The answer to a question; no where there is none."""
     timeouts = {"socket_timeout": _PROBE_TIMEOUT_S, "socket_connect_timeout": _PROBE_TIMEOUT_S}
     client = connect(redis_url, **timeouts)
     try:
-        return bool(client.exists(key))
+        return question(client)
     except (redis.exceptions.RedisError, OSError):
         return False
     finally:

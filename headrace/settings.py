@@ -102,7 +102,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         input_roots: the folders out of which a client may name a file as `input_ref`.
         input_buckets: the buckets out of which a client may name an object.
         file_limit_bytes: the largest file that may be uploaded.
-        file_ttl_s: how long a file is kept that does not say.
+        file_ttl_s: how long a file is kept that does not say, and a batch after its end.
+        batch_max_lines: a batch takes no more lines.
+        batch_in_flight: how many jobs of one batch are under way at a time.
+        runner_batches: how many batches one runner drives at a time.
         log_level: the least severe level that is logged.
     """
 
@@ -147,6 +150,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     input_buckets: tuple[_Text, ...] = ()
     file_limit_bytes: Annotated[int, Meta(ge=1, le=1024 * 1024 * MIB)] = 512 * MIB
     file_ttl_s: Annotated[int, Meta(ge=1, le=30 * DAY_S)] = 30 * DAY_S
+    batch_max_lines: Annotated[int, Meta(ge=1, le=100_000_000)] = 1_000_000
+    batch_in_flight: Annotated[int, Meta(ge=1, le=100_000)] = 1000
+    runner_batches: Annotated[int, Meta(ge=1, le=64)] = 4
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @property

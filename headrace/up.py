@@ -30,11 +30,13 @@ class UpOptions:
         workers: how many Celery workers; None for one per GPU, or one without.
         flower: whether to run Flower.
         errands: whether to run the errands worker.
+        runner: whether to run the runner of batches.
     """
 
     workers: int | None = None
     flower: bool = True
     errands: bool = True
+    runner: bool = True
 
 
 class Up:
@@ -128,6 +130,8 @@ class Up:
         children += [parts.worker_child(d, settings, environ, self._say) for d in devices]
         if options.errands:
             children.append(parts.errands_child(settings, environ, self._say))
+        if options.runner:
+            children.append(parts.runner_child(settings, environ))
         if options.flower:
             children.append(parts.flower_child(settings, environ))
         return children

@@ -10,6 +10,7 @@ import hashlib
 import json
 from typing import Any, Final
 
+from api.openapi.batches import BATCH_SCHEMAS, batch_paths
 from api.openapi.files import FILE_SCHEMAS, file_paths
 from api.openapi.job_schemas import JOB_SCHEMAS
 from api.openapi.jobs import job_paths
@@ -32,6 +33,7 @@ SCHEMAS: Final = {
     **LETTER_SCHEMAS,
     **RUN_SCHEMAS,
     **FILE_SCHEMAS,
+    **BATCH_SCHEMAS,
 }
 
 _ABOUT: Final = (
@@ -46,6 +48,7 @@ _TAGS: Final = {
     "runs": "Offline runs, as they tell of themselves.",
     "dead letters": "What could not run: look, put back, remove.",
     "files": "By OpenAI's conventions, for its SDK: what batches read and write.",
+    "batches": "By OpenAI's conventions: files of requests, run in the background.",
     "health": "For probes, Prometheus and whoever met a problem.",
 }
 
@@ -92,6 +95,7 @@ def document(version: str) -> dict[str, Any]:
                 **letter_paths(),
                 **run_paths(),
                 **file_paths(),
+                **batch_paths(),
             }
         ),
         "components": {

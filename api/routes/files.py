@@ -55,7 +55,8 @@ class _Intake:
         draft: what was written of it; None before it begins.
     """
 
-    def __init__(self, filing: Filing, upload: Upload) -> None:
+    def __init__(self, filing: Filing, upload: Upload, owner: str) -> None:
+        self._owner = owner
         self.draft: Draft | None = None
         self._filing = filing
         self._upload = upload
@@ -78,7 +79,9 @@ class _Intake:
         if upload.filename is None:
             return
         if self.draft is None:
-            self.draft = await run(self._filing.files.begin, _filename(upload.filename))
+            self.draft = await run(
+                self._filing.files.begin, _filename(upload.filename), self._owner
+            )
         while upload.waiting_bytes >= least:
             await run(self.draft.add, upload.take(PART_BYTES))
 
@@ -91,7 +94,7 @@ class _Intake:
 
 
 async def _take_in(filing: Filing, request: Request, upload: Upload) -> StoredFile:
-    intake = _Intake(filing, upload)
+    intake = _Intake(filing, upload, request.caller.key_id)
     try:
         await intake.read(request)
         return await intake.finish()
@@ -111,6 +114,7 @@ async def list_files(services: Services, request: Request, _: str) -> Reply:
     filing = services.filing
     page = await filing.run(
         filing.files.page,
+        request.caller,
         after=query.get("after", ""),
         limit=limit_of(query, PAGE_MAX, PAGE_MAX),
         newest_first=order == "desc",
@@ -123,14 +127,14 @@ async def get_file(services: Services, request: Request, file_id: str) -> Reply:
     """One file, without its content."""
     request.query(_NONE)
     filing = services.filing
-    return _reply(file_object(await filing.run(filing.files.get, file_id)))
+    return _reply(file_object(await filing.run(filing.files.get, file_id, request.caller)))
 
 
 async def delete_file(services: Services, request: Request, file_id: str) -> Reply:
     """Delete a file."""
     request.query(_NONE)
     filing = services.filing
-    await filing.run(filing.files.delete, file_id)
+    await filing.run(filing.files.delete, file_id, request.caller)
     return _reply({"id": file_id, "object": "file", "deleted": True})
 
 
@@ -138,7 +142,7 @@ async def get_content(services: Services, request: Request, file_id: str) -> Rep
     """The bytes of a file, in bounded memory."""
     request.query(_NONE)
     filing = services.filing
-    reader = await filing.run(filing.files.open, file_id)
+    reader = await filing.run(filing.files.open, file_id, request.caller)
     # What cannot be read at all is answered as an error.
     first = await filing.run(reader.read, 0)
 

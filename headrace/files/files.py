@@ -13,9 +13,18 @@ from collections.abc import Iterator
 from typing import Final
 
 from headrace import keys
+from headrace.access import EVERYBODY
+from headrace.access import Caller as Asker
 from headrace.errors import FileMissing, HeadraceError, StoreUnavailable
 from headrace.files.listing import Page, page_of
-from headrace.files.records import KEEP_MAX_S, StoredFile, is_file_id, new_file_id, read_file
+from headrace.files.records import (
+    KEEP_MAX_S,
+    PURPOSES,
+    StoredFile,
+    is_file_id,
+    new_file_id,
+    read_file,
+)
 from headrace.keys import FileField
 from headrace.store.base import Entry, PayloadMissing
 from headrace.store.caller import Caller
@@ -49,32 +58,44 @@ class Files:
         self.caller = caller
         self.ttl_s = ttl_s
 
-    def begin(self, name: str) -> Draft:
+    def begin(self, name: str, owner: str) -> Draft:
         """Begin to write a file.
+
+        Args:
+            name: as its owner calls it.
+            owner: the id of the API key whose it is; "" for nobody's.
 
         Raises:
             BrokerError: Redis does not answer, or takes no more.
         """
         file_id = new_file_id()
-        self.caller.call("file_begin", file_id, ABANDONED_S * 1000, FileField.NAME, name)
+        fields = (FileField.NAME, name, FileField.OWNER, owner)
+        self.caller.call("file_begin", file_id, ABANDONED_S * 1000, *fields)
         return Draft(self, file_id)
 
-    def get(self, file_id: str) -> StoredFile:
+    def get(self, file_id: str, asker: Asker = EVERYBODY) -> StoredFile:
         """A file that is whole.
+
+        Args:
+            file_id: which.
+            asker: who asks; files of others do not exist for it.
 
         Raises:
             FileMissing: there is none of that id.
             BrokerError: Redis does not answer.
         """
         found = self._read([file_id])[0] if is_file_id(file_id) else None
-        if found is None:
+        if found is None or not asker.may_see(found.owner):
             raise missing_file(file_id)
         return found
 
-    def page(self, *, after: str, limit: int, newest_first: bool, purpose: str) -> Page[StoredFile]:
+    def page(
+        self, asker: Asker, *, after: str, limit: int, newest_first: bool, purpose: str
+    ) -> Page[StoredFile]:
         """A page of files.
 
         Args:
+            asker: who asks; files of others do not exist for it.
             after: the id of a file, which may be gone; "" for the beginning.
             limit: files at the most.
             newest_first: the order.
@@ -90,17 +111,19 @@ class Files:
             after=after,
             limit=limit,
             newest_first=newest_first,
-            keep=lambda file: not purpose or file.purpose == purpose,
+            keep=lambda file: (
+                file.purpose in ([purpose] if purpose else PURPOSES) and asker.may_see(file.owner)
+            ),
         )
 
-    def delete(self, file_id: str) -> None:
+    def delete(self, file_id: str, asker: Asker = EVERYBODY) -> None:
         """Delete a file. What of its parts cannot be deleted now is left to the sweep.
 
         Raises:
             FileMissing: there is none of that id.
             BrokerError: Redis does not answer.
         """
-        self.get(file_id)
+        self.get(file_id, asker)
         self.forget(file_id)
 
     def forget(self, file_id: str) -> None:
@@ -133,14 +156,14 @@ class Files:
         self.stores.put(entry, body, bounded=bounded)
         return entry.ref
 
-    def open(self, file_id: str) -> Reader:
+    def open(self, file_id: str, asker: Asker = EVERYBODY) -> Reader:
         """Read a file that is whole.
 
         Raises:
             FileMissing: there is none of that id.
             BrokerError: Redis does not answer.
         """
-        found = self.get(file_id)
+        found = self.get(file_id, asker)
         command = ("ZRANGE", keys.file_parts(file_id), 0, -1, "WITHSCORES")
         placed = self.caller.execute(*command, withscores=True)
         return Reader(self.stores, found, [(int(at), ref.decode()) for ref, at in placed])

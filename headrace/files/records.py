@@ -32,6 +32,7 @@ class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
         expires_at: when it will be gone, in seconds since 1970.
         filename: as the client called it.
         purpose: one of PURPOSES.
+        owner: the id of the API key whose it is; "" for nobody's.
     """
 
     id: str
@@ -40,6 +41,7 @@ class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: int
     filename: str
     purpose: str
+    owner: str = ""
 
 
 def new_file_id() -> str:
@@ -64,4 +66,5 @@ def read_file(file_id: str, record: Mapping[bytes, bytes]) -> StoredFile | None:
         expires_at=int(text[FileField.EXPIRES]),
         filename=text[FileField.NAME],
         purpose=text[FileField.PURPOSE],
+        owner=text.get(FileField.OWNER, ""),
     )

@@ -74,6 +74,9 @@ class Lines:
             return b'%s%s%s"input":%s}' % (self._head, job_id.encode(), self._middle, value)
         if isinstance(value, HeadraceError):
             raise value
+        if callable(value):
+            line: bytes = value(job_id)
+            return line
         if isinstance(value, InputRef):
             order = self._order
             return job_line(order.model, value, kind, order.version, order.options, job_id)

@@ -34,7 +34,8 @@ class Entry(msgspec.Struct, gc=False):
         key: what people know it by: a path, a line, a row.
         input: `msgspec.Raw` is JSON text on one line, sent as it is; anything else is what the SDK
             takes (`pathlib.Path`, bytes, ...: headrace/client/inputs.py); a `HeadraceError` says
-            why it cannot be sent, and becomes its row.
+            why it cannot be sent, and becomes its row; a callable makes its whole line from the
+            job's id, where an input has a model and options of its own.
         carried: what its row brings along, by column; JSON values without a line feed.
         cursor: from where `Source.entries` goes on with the one behind it.
         content_type: what the input is, where its kind does not say so.

@@ -35,7 +35,7 @@ DIGITS = sorted((EXAMPLES / "digits").glob("*.png"))
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
     folder = tmp_path_factory.mktemp("examples")
-    with running_up(folder, models=EXAMPLES / "models.yaml", errands=True) as running:
+    with running_up(folder, models=EXAMPLES / "models.yaml", errands=True, runner=True) as running:
         wait_until(lambda: running.request("GET", "/ready?models=all")[0] == 200, "loaded", 90)
         yield running
 
@@ -204,6 +204,25 @@ def test_the_folder_script_writes_a_line_for_each_file(url: str, tmp_path: Path)
     )
     assert unreachable.returncode == 1
     assert "headrace up" in unreachable.stderr
+
+
+def test_the_batch_through_openais_sdk_names_what_failed(url: str, tmp_path: Path) -> None:
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for path in DIGITS[:3]:
+        (folder / path.name).write_bytes(path.read_bytes())
+    done = example(url, EXAMPLES / "openai_batch.py", folder)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["completed: 3 of 3, 0 failed"] + [
+        f"{path.name} {path.name[0]}" for path in DIGITS[:3]
+    ]
+    (folder / "broken.png").write_bytes(b"no image")
+    done = example(url, EXAMPLES / "openai_batch.py", folder)
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.count("completed: 3 of 4, 1 failed") == 1
+    # The broken one alone runs again, and fails again.
+    assert done.stdout.splitlines()[-1] == "completed: 0 of 1, 1 failed"
+    assert done.stderr.startswith("broken.png ")
 
 
 def test_the_text_model_tells_text_from_gibberish(client: Client, url: str) -> None:

@@ -149,6 +149,7 @@ def running_up(
     models: Path | None = None,
     flower: bool = False,
     errands: bool = False,
+    runner: bool = False,
     **variables: str,
 ) -> Iterator[RunningUp]:
     """A running `headrace up`; every process that it started is gone afterwards.
@@ -164,6 +165,8 @@ def running_up(
         up.arguments.append("--no-flower")
     if not errands:
         up.arguments.append("--no-errands")
+    if not runner:
+        up.arguments.append("--no-runner")
     with started(up):
         up.wait_for("Ctrl-C stops everything")
         yield up

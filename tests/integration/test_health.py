@@ -14,7 +14,8 @@ from headrace import errands, keys
 from headrace.ports import free_port
 from tests.harness.api_server import api_server, catalog
 from tests.harness.redis_servers import RedisServer, redis_server
-from tests.harness.up import headrace
+from tests.harness.up import RunningUp, headrace, started
+from tests.harness.wait import wait_until
 
 HOST = socket.gethostname()
 
@@ -123,7 +124,22 @@ def test_what_is_not_configured_is_not_healthy(tmp_path: Path) -> None:
     assert "HEADRACE_PORT" in said
 
 
+def test_a_runner_is_seen_while_it_lives(tmp_path: Path, redis_db: RedisServer) -> None:
+    variables = {"HEADRACE_REDIS_URL": redis_db.url}
+    status, said = health(tmp_path, "runner", **variables)
+    assert status == 1
+    assert "no runner of this host was seen" in said
+    runner = RunningUp(tmp_path, "runner", HEADRACE_URL="http://127.0.0.1:1", **variables)
+    with started(runner):
+        wait_until(lambda: health(tmp_path, "runner", **variables)[0] == 0, "it is seen", 60)
+        assert health(tmp_path, "runner", **variables)[1] == f"running: {runner.process.pid}"
+        runner.process.kill()
+        runner.process.wait(10)
+        # What it has said stands for some seconds more.
+        assert health(tmp_path, "runner", **variables)[0] == 1
+
+
 def test_a_part_that_there_is_not(tmp_path: Path) -> None:
     status, said = health(tmp_path, "wroker")
     assert status == 2
-    assert "api, worker, errands, flower, redis" in said
+    assert "api, worker, errands, runner, flower, redis" in said

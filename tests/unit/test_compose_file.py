@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from headrace import api_processes, health, parts
+from headrace.client.shell import ENV_URL
 from headrace.devices import Device
 from headrace.settings import ENV_PREFIX, OTHER_VARIABLES, Settings, load_settings
 from tests.harness import compose_file
@@ -20,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 CPU = [ROOT / "docker-compose.yml"]
 GPU = [*CPU, ROOT / "deploy/compose.gpu.yml"]
 MONITORED = [*CPU, ROOT / "deploy/compose.monitoring.yml"]
-PARTS = ("api", "worker", "errands", "flower")
+PARTS = ("api", "worker", "errands", "runner", "flower")
 EXAMPLE = (ROOT / ".env.example").read_text()
 
 
@@ -80,7 +81,7 @@ def test_merge() -> None:
 
 def test_plain_up_is_the_whole_thing() -> None:
     found = services(CPU)
-    assert set(found) == {"redis", "api", "worker", "errands", "flower"}
+    assert set(found) == {"redis", "api", "worker", "errands", "runner", "flower"}
     assert not [name for name, spec in found.items() if "profiles" in spec]
 
 
@@ -123,7 +124,7 @@ def test_every_service_is_restarted_watched_and_locked_in(files: list[Path]) -> 
 def test_ports_are_published_on_loopback_unless_one_says_otherwise() -> None:
     ports = {name: spec.get("ports") for name, spec in services(CPU).items()}
     assert ports == {
-        "redis": None, "worker": None, "errands": None,
+        "redis": None, "worker": None, "errands": None, "runner": None,
         "api": ["127.0.0.1:8080:8080"], "flower": ["127.0.0.1:5555:5555"],
     }  # fmt: skip
     wide = services(CPU, API_BIND="0.0.0.0", API_PORT="80", FLOWER_BIND="10.0.0.1")
@@ -149,6 +150,7 @@ def test_there_is_time_to_stop_in_order() -> None:
         "worker": worker.stop_timeout_s,
         "errands": parts.errands_child(settings, environ, print).stop_timeout_s,
         "api": api_processes._STOP_TIMEOUT_S,
+        "runner": parts.runner_child(settings, environ).stop_timeout_s,
         "flower": parts.flower_child(settings, environ).stop_timeout_s,
     }
     for name, stop_s in wanted.items():
@@ -161,7 +163,7 @@ def test_settings_in_the_compose_file_are_settings() -> None:
     known = {ENV_PREFIX + name.upper() for name in Settings.__struct_fields__}
     for spec in services(GPU).values():
         ours = {name for name in spec["environment"] if name.startswith(ENV_PREFIX)}
-        assert ours <= known
+        assert ours - {ENV_URL} <= known
     for name in PARTS:
         spec = services(CPU)[name]
         assert spec["env_file"] == [{"path": ".env", "required": False}]

@@ -1,0 +1,52 @@
+-- What a runner has done of a batch: its record and the files that it writes, all at once or, where the batch is no
+-- longer its own, nothing. With nothing to say it renews the lease. KEYS: none.
+-- ARGV: 1 batch, 2 token, 3 us of the lease from now on (what is 0 or less gives it back), 4 its new status, '' for as
+-- it is, 5 seconds that it is kept once it has ended, 6 how many words of fields and values follow, these, then for
+-- each file: id, name, owner, bytes, seconds that it is kept once the batch has ended, a part that another replaces or '',
+-- how many new parts, then reference and offset of each.
+-- Returns {1, seconds since 1970, its status}; {0} where it is another's, or gone.
+local id, token, status = ARGV[1], ARGV[2], ARGV[4]
+local batch = 'hr:batch:' .. id
+local current = redis.call('HMGET', batch, 'status', 'token', 'cancelling_at')
+if not current[1] or current[2] ~= token then return {0} end
+redis.call('ZCARD', 'hr:files')
+pass_at_maxmemory('hr:batches:open')
+local ended = status == 'completed' or status == 'failed' or status == 'expired' or status == 'cancelled'
+if current[3] and (status == 'in_progress' or status == 'finalizing') then status = '' end
+-- It was asked for before all had ended: who asked is to see that it was heard.
+if current[3] and status == 'completed' then status = 'cancelled' end
+local fields = tonumber(ARGV[6])
+if fields > 0 then redis.call('HSET', batch, unpack(ARGV, 7, 6 + fields)) end
+if status ~= '' then redis.call('HSET', batch, 'status', status, status .. '_at', time[1]) end
+
+local batch_ttl_s = redis.call('TTL', batch)
+local at = 7 + fields
+while ARGV[at] do
+  local name, owner, bytes, keep_s, replaced, count = unpack(ARGV, at + 1, at + 6)
+  local file = 'hr:file:' .. ARGV[at]
+  local parts = file .. ':parts'
+  redis.call('HSET', file, 's', 'w', 'n', name, 'k', owner, 'b', bytes)
+  if replaced ~= '' then redis.call('ZREM', parts, replaced) end
+  local expires = whole(time[1] + (ended and tonumber(keep_s) or batch_ttl_s))
+  for i = at + 7, at + 5 + 2 * count, 2 do
+    redis.call('ZADD', parts, ARGV[i + 1], ARGV[i])
+    redis.call('EXPIREAT', PAYLOAD .. string.match(ARGV[i], ':(.*)'), whole(time[1] + batch_ttl_s + tonumber(keep_s)))
+  end
+  if ended then
+    redis.call('HSET', file, 's', 'p', 'u', 'batch_output', 'c', time[1], 'x', expires)
+    redis.call('ZADD', 'hr:files', 0, ARGV[at])
+    redis.call('EXPIRE', 'hr:files', 62 * 86400)
+  end
+  redis.call('EXPIREAT', file, expires)
+  redis.call('EXPIREAT', parts, expires)
+  at = at + 7 + 2 * count
+end
+
+if ended then
+  redis.call('HDEL', batch, 'token', 'checkpoint')
+  redis.call('EXPIRE', batch, ARGV[5])
+  redis.call('ZREM', 'hr:batches:open', id)
+else
+  redis.call('ZADD', 'hr:batches:open', whole(NOW_US + tonumber(ARGV[3])), id)
+end
+return {1, time[1], redis.call('HGET', batch, 'status')}

@@ -39,6 +39,7 @@ from workers.lane import Lane
 from workers.ledger import Ledger, Limits
 from workers.nvml import Nvml
 from workers.porter import Porter
+from workers.prompt import Prompt
 from workers.publisher import Publisher
 from workers.replica import Replica
 from workers.reporter import Reporter, model_report
@@ -185,6 +186,7 @@ class HeadraceStep(bootsteps.StartStopStep):
         self._build = build
         self._consumer: Consumer | None = None
         self._thread: threading.Thread | None = None
+        self._prompt: Prompt | None = None
 
     @override
     def start(self, parent: Any) -> None:
@@ -195,12 +197,22 @@ class HeadraceStep(bootsteps.StartStopStep):
             target=_run, args=(consumer,), name="headrace-consumer", daemon=True
         )
         self._thread.start()
+        self._prompt = Prompt()
+        self._prompt.listen()
+
+    def register_with_event_loop(self, parent: Any, hub: Any) -> None:
+        """Called by Celery whenever its loop begins; what the hub knew before is forgotten."""
+        if self._prompt is not None:
+            self._prompt.wake(hub)
 
     @override
     def stop(self, parent: Any) -> None:
         if self._consumer is not None and self._thread is not None:
             self._consumer.stop()
             self._thread.join()
+        if self._prompt is not None:
+            self._prompt.close()
+            self._prompt = None
 
     @override
     def terminate(self, parent: Any) -> None:

@@ -1,0 +1,62 @@
+"""Celery's loop is woken by a signal, and not by its next timer."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+from kombu.asynchronous import Hub
+
+from workers.prompt import Prompt
+
+
+@pytest.fixture(autouse=True)
+def _signals() -> Iterator[None]:
+    handler = signal.signal(signal.SIGUSR1, lambda *_: None)
+    fd = signal.set_wakeup_fd(-1)
+    yield
+    signal.set_wakeup_fd(fd)
+    signal.signal(signal.SIGUSR1, handler)
+
+
+@pytest.fixture
+def prompt() -> Iterator[Prompt]:
+    made = Prompt()
+    yield made
+    made.close()
+
+
+def test_each_poll_ends_at_a_signal_also_after_the_loop_has_begun_anew(
+    prompt: Prompt,
+) -> None:
+    hub = Hub()
+    prompt.listen()
+    for _ in range(2):
+        prompt.wake(hub)
+        loop = hub.create_loop()
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert readable(prompt)
+            next(loop)
+            # The hub has come by, and found nothing else to do.
+            assert not readable(prompt)
+        hub.reset()
+    hub.close()
+    prompt.close()
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_where_no_signals_come_it_leaves_them_alone(prompt: Prompt) -> None:
+    """Such as in a worker that a test runs in a thread."""
+    thread = threading.Thread(target=prompt.listen)
+    thread.start()
+    thread.join()
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+def readable(prompt: Prompt) -> bool:
+    return bool(select.select([prompt], [], [], 0)[0])

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import pytest
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
 _ARGUMENTS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic",
@@ -44,19 +44,26 @@ class Watched:
 
 
 @contextmanager
-def browser_page(*, scripts: bool = True) -> Iterator[Watched]:
-    """An empty page of a browser of its own."""
+def browser() -> Iterator[Browser]:
+    """A running browser. It takes seconds to start: one serves all tests of a module."""
     program = require_browser()
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=_ARGUMENTS)
+        running = playwright.chromium.launch(executable_path=program, args=_ARGUMENTS)
         try:
-            page = browser.new_page(
-                viewport={"width": 1280, "height": 1600}, java_script_enabled=scripts
-            )
-            watched = Watched(page)
-            page.on("request", lambda request: watched.requests.append(request.url))
-            page.on("console", lambda message: watched.complaints.append(message.text))
-            page.on("pageerror", lambda error: watched.complaints.append(str(error)))
-            yield watched
+            yield running
         finally:
-            browser.close()
+            running.close()
+
+
+@contextmanager
+def browser_page(running: Browser, *, scripts: bool = True) -> Iterator[Watched]:
+    """An empty page that shares nothing with other pages of the browser, such as its cache."""
+    page = running.new_page(viewport={"width": 1280, "height": 1600}, java_script_enabled=scripts)
+    try:
+        watched = Watched(page)
+        page.on("request", lambda request: watched.requests.append(request.url))
+        page.on("console", lambda message: watched.complaints.append(message.text))
+        page.on("pageerror", lambda error: watched.complaints.append(str(error)))
+        yield watched
+    finally:
+        page.close()

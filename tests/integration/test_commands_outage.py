@@ -57,7 +57,8 @@ def test_an_api_that_dies_at_the_first_request_has_no_input_run_twice(
     ):
 
         def kill() -> None:
-            wait_until(lambda: redis.llen("headrace.echo") == 250, "the request is worked on", 30)
+            # How many it has of the 250 at the most is for the machine to say.
+            wait_until(lambda: redis.llen("headrace.echo") > 0, "the request is worked on", 30)
             api.kill()
 
         cli = CommandsWithin(f"http://127.0.0.1:{carrier.port}", tmp_path)
@@ -66,12 +67,13 @@ def test_an_api_that_dies_at_the_first_request_has_no_input_run_twice(
         err = cli.complaint(*command, "--retry", "0.5", stdin=inputs, rc=3)
         assert "the same command with --resume" in err
         assert carrier.lost == 1
+        queued = redis.llen("headrace.echo")
         left = {one["id"] for one in records(tmp_path / "out.jsonl")}
         api.start()
         with FakeWorker(redis_db.url, "echo") as worker:
             assert cli.lines(*command, "--resume", stdin=inputs) == []
             assert len(worker.ran(count)) == len(set(worker.served)) == count
-        assert len(left) >= 250
+        assert 0 < queued <= len(left)
         assert left <= set(worker.served)
     last = {one["key"]: one for one in records(tmp_path / "out.jsonl")}
     assert [last[f"stdin:{n + 1}"]["result"] for n in range(count)] == [[n] for n in range(count)]

@@ -72,7 +72,7 @@ def result(stack: Stack, job_id: str) -> Any:
 
 def flower_page(stack: Stack, path: str) -> str:
     url = f"http://127.0.0.1:{stack['flower'].ports['5555']}{path}"
-    with urllib.request.urlopen(url, timeout=10) as response:
+    with urllib.request.urlopen(url, timeout=30) as response:
         text: str = response.read().decode()
     return text
 
@@ -90,7 +90,7 @@ def cpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         folder, REDIS_PASSWORD=PASSWORD, FLOWER_PORT="5999", FLOWER_BASIC_AUTH="", API_PORT="80",
         HEADRACE_LOG_LEVEL="", HEADRACE_MODELS_FILE="configs/models.yaml", HEADRACE_PORT="1",
     )  # fmt: skip
-    # One model with torch is enough, as the worker is started several times.
+    # One model with torch is enough.
     write_models(home / "configs", {"echo": {"handler": "echo"}, "digits": {"handler": "digits"}})
     with stack(home, folder / "run", *CPU) as running:
         running.up()
@@ -139,6 +139,8 @@ def test_only_volumes_and_tmp_are_written(cpu: Stack) -> None:
 def test_a_check_fails_when_its_part_is_dead_and_nothing_is_lost(cpu: Stack) -> None:
     flower, worker, api, redis = (cpu[name] for name in ("flower", "worker", "api", "redis"))
     errands = cpu["errands"]
+    # The worker is started twice more, and torch takes seconds to load.
+    write_models(worker.here / "configs")
 
     assert flower.stop() == 0
     assert "Connection refused" in cpu.wait_unhealthy("flower").stderr

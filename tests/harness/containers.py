@@ -33,6 +33,8 @@ INSTALLED = "/opt/headrace"
 HEALTHY_TIMEOUT_S = 180
 #: A check is a process, or several, which take from the service the time that it starts in.
 CHECK_INTERVAL_S = 0.5
+#: It may take the 15 s after which a worker that says nothing is gone.
+UNHEALTHY_INTERVAL_S = 2.0
 CHECK_TIMEOUT_S = 60
 REDIS_PORT = "6379"
 
@@ -276,7 +278,7 @@ class Stack:
         service = self.services[name]
         ended = wait_until(
             lambda: (check := service.check()).returncode and check, f"{name} is unhealthy", 60,
-            CHECK_INTERVAL_S,
+            UNHEALTHY_INTERVAL_S,
         )  # fmt: skip
         assert isinstance(ended, subprocess.CompletedProcess)
         return ended

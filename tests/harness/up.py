@@ -182,13 +182,9 @@ def started(up: RunningUp) -> Iterator[RunningUp]:
         print(up.text()[-8000:])  # noqa: T201 - pytest shows it with the failure
         raise
     finally:
+        # Killed, because an orderly stop takes seconds: a test that wants one calls `stop`.
         left = descendants(up.process.pid) if up.process.poll() is None else []
-        if up.process.poll() is None:
-            up.process.terminate()
-            try:
-                up.process.wait(30)
-            except subprocess.TimeoutExpired:
-                up.process.kill()
+        up.process.kill()
         up.process.wait(10)
         for pid in left:
             try:

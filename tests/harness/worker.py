@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import redis
@@ -24,6 +24,7 @@ from headrace.figures import FIELD as FIGURES
 from headrace.jobs import Job, JobOptions, job_from_record, new_id
 from headrace.scripts import script
 from headrace.submission import Submission, submission, submit_arguments
+from tests.harness.forked import Forked
 from tests.harness.wait import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,7 +50,9 @@ class Worker:
     environ: dict[str, str] = field(default_factory=dict)
     arguments: tuple[str, ...] = ("-E",)
     app: str = "workers.celery_app"
-    process: subprocess.Popen[bytes] | None = None
+    process: subprocess.Popen[bytes] | Forked | None = None
+    #: Set by pytest; a benchmark's worker is a program of its own, as a user's is.
+    forked: ClassVar[bool] = False
 
     @property
     def log(self) -> str:
@@ -62,7 +65,7 @@ class Worker:
 
     def start(self) -> None:
         command = [
-            sys.executable, "-m", "celery", "-A", self.app, "worker",
+            "celery", "-A", self.app, "worker",
             "-n", self.node, "-l", "INFO", "--without-gossip", "--without-mingle", *self.arguments,
         ]  # fmt: skip
         environ = {
@@ -72,9 +75,13 @@ class Worker:
             "PYTHONPATH": str(ROOT),
             **self.environ,
         }
-        with (self.folder / f"{self.node}.log").open("ab") as log:
+        path = self.folder / f"{self.node}.log"
+        if self.forked:
+            self.process = Forked(command, environ, self.folder, path)
+            return
+        with path.open("ab") as log:
             self.process = subprocess.Popen(
-                command,
+                [sys.executable, "-m", *command],
                 env=environ,
                 stdout=log,
                 stderr=log,
@@ -124,7 +131,10 @@ class Worker:
 
 @contextmanager
 def celery_worker(redis_url: str, models: Path, folder: Path, **options: Any) -> Iterator[Worker]:
-    """A running worker; it is stopped afterwards, and shows its log if the test fails."""
+    """A running worker; it is killed afterwards, and shows its log if the test fails.
+
+    Killed, because an orderly stop takes a second or two: a test that wants one calls `stop`.
+    """
     worker = Worker(redis_url, models, folder, **options)
     worker.start()
     try:
@@ -133,12 +143,7 @@ def celery_worker(redis_url: str, models: Path, folder: Path, **options: Any) ->
         print(worker.log[-6000:])  # noqa: T201 - pytest shows it with the failure
         raise
     finally:
-        assert worker.process is not None
-        if worker.process.poll() is None:
-            try:
-                worker.stop()
-            except subprocess.TimeoutExpired:
-                worker.kill()
+        worker.kill()
 
 
 class Client:

@@ -177,6 +177,8 @@ def test_counts_are_those_of_all_processes_and_outlive_them(
             bad = httpx2.post(f"{other.url}/api/v1/models/echo/jobs?priority=x", json=1)
             assert bad.status_code == 400
             wait_until(lambda: one.admitted() == other.admitted() == 7, "all are counted")
+            # It is alone, and ends by the signal that it was sent.
+            assert other.stop() in (0, -signal.SIGTERM)
         rejected = 'headrace_jobs_rejected_total{model="echo",reason="invalid-request"}'
         wait_until(lambda: one.metrics()[rejected] == 1, "the other has told it at its end")
         first = one.pids()[0]

@@ -1,0 +1,85 @@
+"""Processes that begin with their imports done: forked from a server that has them.
+
+To import Celery, Flower's commands and ours takes a worker a second of CPU, and the tests start
+hundreds of workers. Those of `headrace up`, in other tests, are started as users start them.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import runpy
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+_FORKS = multiprocessing.get_context("forkserver")
+# Nothing here starts a thread, or reads the environment when it is imported.
+_FORKS.set_forkserver_preload([
+    "tests.harness.forked", "celery.bin.celery", "celery.apps.worker", "celery.worker.consumer",
+    "celery.worker.loops", "celery.backends.redis", "kombu.transport.redis", "workers.celery_app",
+    "workers.pool", "headrace.store.file", "headrace.store.redis",
+])  # fmt: skip
+
+
+class Forked:
+    """`python -m <module> <arguments>` in a session of its own, with what `Popen` has of it.
+
+    Args:
+        command: the module and its arguments.
+        env: its whole environment.
+        cwd: its working directory, first on its path.
+        log: both its outputs are appended there.
+    """
+
+    def __init__(
+        self, command: Sequence[str], env: Mapping[str, str], cwd: Path, log: Path
+    ) -> None:
+        self.args = command
+        arguments = (list(command), dict(env), str(cwd), str(log))
+        # A daemon: should a test forget it, it ends with us.
+        self._process = _FORKS.Process(target=_run, args=arguments, daemon=True)
+        self._process.start()
+        pid = self._process.pid
+        assert pid is not None
+        self.pid = pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self.poll()
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        status = self.poll()
+        if status is None:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0)
+        return status
+
+    def send_signal(self, signum: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signum)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def _run(command: list[str], env: dict[str, str], cwd: str, log: str) -> None:
+    os.setsid()
+    file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    for number in (1, 2):
+        os.dup2(file, number)
+    os.close(file)
+    os.environ.clear()
+    os.environ.update(env)
+    os.chdir(cwd)
+    sys.path.insert(0, cwd)
+    sys.argv = command
+    runpy.run_module(command[0], run_name="__main__", alter_sys=True)

@@ -172,12 +172,12 @@ def test_who_holds_a_job_is_told_of_its_cancel(queue: Queue) -> None:
     with client.pubsub() as channels:
         channels.subscribe(keys.cancel_channel("w1"), keys.cancel_channel("w2"))
         for _ in range(2):
-            assert channels.get_message(timeout=5)
+            assert channels.get_message(timeout=30)
         ids = (first.id, waiting, "nobody", third.id, second.id)
         assert queue.cancel(*ids) == ["asked", "removed", "unknown", "asked", "asked"]
         told = {}
         for _ in range(2):
-            message = channels.get_message(timeout=5)
+            message = channels.get_message(timeout=30)
             assert message is not None, "one publication for each worker"
             told[message["channel"].decode()] = msgspec.msgpack.decode(message["data"])
         assert told == {

@@ -51,7 +51,7 @@ def test_a_cancelled_job_is_revoked_to_celery(queue: Queue, app: Celery, how: st
     assert status == "REVOKED"
     assert isinstance(error, TaskRevokedError)
     with pytest.raises(TaskRevokedError, match="cancelled"):
-        AsyncResult(job_id, app=app).get(timeout=5)
+        AsyncResult(job_id, app=app).get(timeout=30)
 
 
 def test_a_dead_letter_is_a_failure_to_celery(queue: Queue, app: Celery) -> None:
@@ -93,7 +93,7 @@ def test_a_stock_clients_message_is_claimed_and_its_result_read(queue: Queue, ap
         "task_id": sent.id,
     }
     queue.settle(leased, meta=json.dumps({**meta, "children": []}))
-    assert sent.get(timeout=5) == {"a": []}
+    assert sent.get(timeout=30) == {"a": []}
 
 
 def test_results_say_when_they_were_done(queue: Queue) -> None:

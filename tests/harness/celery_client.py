@@ -16,7 +16,7 @@ from kombu import Connection, Producer
 from headrace.keys import TASK_NAME, queue_name
 from tests.harness.wait import wait_until
 
-GET_TIMEOUT_S = 20
+GET_TIMEOUT_S = 60
 
 
 @contextmanager
@@ -38,11 +38,11 @@ def stock_client(url: str) -> Iterator[Celery]:
 
 
 def wait_until_handed_over(url: str, *ids: str) -> None:
-    """Wait until model processes have these jobs, whether or not they have begun them."""
+    """Wait until the model processes of the one worker have these jobs, begun or not."""
     with Celery("t", broker=url, set_as_current=False) as app:
 
         def active() -> set[str]:
-            told = app.control.inspect(timeout=1).active() or {}
+            told = app.control.inspect(timeout=2, limit=1).active() or {}
             return {job["id"] for jobs in told.values() for job in jobs}
 
         wait_until(lambda: set(ids) <= active(), "they are handed over", timeout_s=60)

@@ -46,14 +46,14 @@ class Site:
     def inspect(self, command: str, *args: Any) -> Any:
         """The worker's answer; that there is one is what Celery counts as being alive."""
         found: dict[str, Any] | None = getattr(
-            self.app.control.inspect(timeout=5, limit=1), command
+            self.app.control.inspect(timeout=30, limit=1), command
         )(*args)
         assert found is not None, f"no worker answered {command}"
         return found[NODE]
 
     def control(self, command: str, **arguments: Any) -> Any:
         replies: Any = self.app.control.broadcast(
-            command, arguments=arguments, reply=True, timeout=5, limit=1
+            command, arguments=arguments, reply=True, timeout=30, limit=1
         )
         assert replies, f"no worker answered {command}"
         return replies[0][NODE]
@@ -291,7 +291,7 @@ def test_after_a_restart_of_redis_control_heartbeats_and_events_go_on(site: Site
         site.server.start()
         with stock_client(url) as app:
             wait_until(lambda: app.control.ping(timeout=1), "the worker answers again")
-            (replies,) = app.control.broadcast("active", reply=True, timeout=5, limit=1) or [{}]
+            (replies,) = app.control.broadcast("active", reply=True, timeout=30, limit=1) or [{}]
             assert {info["id"] for info in replies[NODE]} == set(site.runs()) & set(ids)
     with stock_client(url) as app, Events(app) as events:
         heard = len(events.seen)

@@ -333,7 +333,7 @@ def test_revoke(app: Celery, site: Deployment) -> None:
         waiting = send(app, "one", "never")
         (known,) = site.ours.submit("one", "never either")
         for job_id in (waiting.id, known, running.id):
-            app.control.revoke(job_id, reply=True, timeout=5, limit=1)
+            app.control.revoke(job_id, reply=True, timeout=30, limit=1)
     for job_id in (waiting.id, known, running.id):
         result = app.AsyncResult(job_id)
         with pytest.raises(TaskRevokedError, match="cancelled"):
@@ -359,7 +359,7 @@ def test_what_stands_in_no_models_queue_is_left_alone(app: Celery, site: Deploym
     watcher = threading.Thread(target=watch)
     watcher.start()
     try:
-        assert watching.wait(5)
+        assert watching.wait(30)
         site.ours.redis.lpush("celery", raw_message("theirs", "[[], {}, null]"))
         for step in (0, 3, 6, 9):
             assert send(app, "tricky", step, priority=step).get(timeout=GET_TIMEOUT_S) == step
@@ -368,7 +368,7 @@ def test_what_stands_in_no_models_queue_is_left_alone(app: Celery, site: Deploym
     finally:
         stop.set()
         site.ours.redis.ping()
-        watcher.join(5)
+        watcher.join(30)
     assert site.ours.redis.llen("celery") == 1
     site.ours.redis.delete("celery")
     taking = re.compile(r"^(BRPOP|BLPOP|RPOP|LPOP|BLMOVE|LMOVE|RPOPLPUSH|BRPOPLPUSH|LMPOP|BLMPOP) ")

@@ -61,7 +61,7 @@ def test_an_orderly_stop_loses_nothing_and_port_and_password_stay(tmp_path: Path
         for i in range(200):
             client.rpush("list", i)
         process.terminate()
-        assert process.wait(10) == 0
+        assert process.wait(30) == 0
     second = embedded.prepare(tmp_path)
     assert second == first
     with serving(second), connect(second.url) as client:

@@ -54,7 +54,7 @@ class Flower:
             f"http://127.0.0.1:{self.port}{path}",
             data=None if body is None else json.dumps(body).encode(),
         )
-        with urllib.request.urlopen(request, timeout=10) as response:
+        with urllib.request.urlopen(request, timeout=30) as response:
             text: str = response.read().decode()
         return text
 

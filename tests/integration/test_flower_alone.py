@@ -17,7 +17,7 @@ from tests.harness.wait import wait_until
 
 def status_of(port: int, path: str) -> int:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         with error:

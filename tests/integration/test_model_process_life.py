@@ -240,7 +240,7 @@ def test_a_handler_that_holds_the_gil_and_its_child_are_gone_with_their_worker(
         pids = wait_until(lambda: [int(pid) for pid in told.read_text().split()], "it runs")
         assert all(map(alive, pids))
         worker.kill()
-        wait_until(lambda: not any(map(alive, pids)), "both are gone", timeout_s=5)
+        wait_until(lambda: not any(map(alive, pids)), "both are gone")
 
 
 @pytest.mark.leaves_keys
@@ -257,7 +257,7 @@ def test_a_guard_that_was_killed_is_replaced(redis_db: RedisServer, tmp_path: Pa
         client.submit("worn", {"do": "child", "pid": str(told), "session": False}, timeout=2)
         pids = wait_until(lambda: [int(pid) for pid in told.read_text().split()], "it runs")
         worker.kill()
-        wait_until(lambda: not any(map(alive, pids)), "both are gone", timeout_s=5)
+        wait_until(lambda: not any(map(alive, pids)), "both are gone")
 
 
 def guards(worker: Worker) -> list[psutil.Process]:

@@ -131,7 +131,7 @@ def test_an_input_that_takes_its_process_with_it_pays_alone_and_all_end_with_the
         pids = {one["pid"] for one in got} | {one["model_pid"] for one in got}
         assert len(pids) == 3
         worker.kill()
-        wait_until(lambda: not any(map(psutil.pid_exists, pids)), "they are gone", timeout_s=5)
+        wait_until(lambda: not any(map(psutil.pid_exists, pids)), "they are gone")
 
 
 @pytest.mark.parametrize(

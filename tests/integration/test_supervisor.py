@@ -170,7 +170,7 @@ def test_a_second_signal_hurries_but_lets_redis_save(tmp_path: Path) -> None:
             run.process.send_signal(signal.SIGINT)
             return run.process.poll() is not None
 
-        wait_until(hurried, "it ends at once", timeout_s=5)
+        wait_until(hurried, "it ends at once")
         assert run.process.returncode == 0
         assert "term redis" in run.words()
         assert gone(*started_pids(run))
@@ -200,9 +200,7 @@ def test_what_a_dead_child_leaves_behind_is_killed_at_once(tmp_path: Path) -> No
         (grandchild,) = run.pids("spawned", "parent")
         assert not gone(grandchild)
         os.kill(run.pids("start", "parent")[0], signal.SIGKILL)
-        wait_until(
-            lambda: gone(grandchild), "the grandchild in its own session is gone", timeout_s=5
-        )
+        wait_until(lambda: gone(grandchild), "the grandchild in its own session is gone", 20)
         assert run.process.poll() is None
 
 
@@ -225,7 +223,7 @@ def test_kill_9_of_the_supervisor_ends_its_children(tmp_path: Path) -> None:
         assert not gone(pids[0])
         run.process.kill()
         run.process.wait(10)
-        wait_until(lambda: gone(*pids), "all children are gone", timeout_s=5)
+        wait_until(lambda: gone(*pids), "all children are gone")
         # Only the one that must save was asked; the others were killed.
         assert [w for w in run.words() if w.startswith("term")] == ["term redis"]
 

@@ -109,7 +109,7 @@ def test_after_kill_9_nothing_is_left_and_the_next_start_finds_every_job(tmp_pat
         assert len(pids) >= 4  # redis, api, the worker and its model process
         up.process.kill()
         up.process.wait(10)
-        wait_until(lambda: gone(*pids), "its children are gone", timeout_s=5)
+        wait_until(lambda: gone(*pids), "its children are gone")
     with running_up(tmp_path, "--workers", "0") as up:
         assert up.result_of(done) == "first"
         queued = up.submit("echo", "second")
@@ -164,7 +164,7 @@ def test_a_killed_worker_comes_back_and_its_job_does_not_wait_for_the_lease(
     below = descendants(worker)
     os.kill(worker, signal.SIGKILL)
     shared.wait_for("0 ended by SIGKILL; starting it again")
-    wait_until(lambda: gone(*below), "its model processes are gone", timeout_s=5)
+    wait_until(lambda: gone(*below), "its model processes are gone")
     (tmp_path / "open").touch()
     assert shared.result_of(job_id, timeout_s=60) == str(tmp_path)
     assert shared.job(job_id)["attempts"] == 2
@@ -215,7 +215,7 @@ def test_flower_asks_for_its_password_and_keeps_its_history(tmp_path: Path) -> N
     }
 
     def tasks(authorization: str) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection(host, port, timeout=10)
+        connection = http.client.HTTPConnection(host, port, timeout=30)
         connection.request("GET", "/api/tasks", headers={"Authorization": authorization})
         response = connection.getresponse()
         answer = response.status, response.read()

@@ -219,7 +219,7 @@ def test_kill_9_of_a_worker_loses_nothing_and_leaves_no_process(
     wait_until(lambda: len(runs(tmp_path, ids)) > 10, "work is under way")
     pids = worker.model_pids()
     worker.kill()
-    wait_until(lambda: not any(map(alive, pids)), "the model processes are gone", timeout_s=5)
+    wait_until(lambda: not any(map(alive, pids)), "the model processes are gone")
     with celery_worker(
         redis_db.url, worker.models, tmp_path, node="cpu1@test", environ=FAST_LEASE
     ) as second:

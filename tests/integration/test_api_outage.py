@@ -20,6 +20,7 @@ from tests.harness.wait import wait_until
 
 ECHO_JOBS = "/api/v1/models/echo/jobs"
 BURST = 1500
+FILE_ID = "file-" + "0" * 32
 
 
 def problem_of(response: httpx2.Response, status: int, code: str) -> dict[str, Any]:
@@ -31,7 +32,14 @@ def problem_of(response: httpx2.Response, status: int, code: str) -> dict[str, A
 
 def _routes_that_ask_redis(job: str) -> list[tuple[str, str]]:
     """Method and path of every documented route that may answer 503, on the job at that path."""
-    names = {"model": "echo", "job_id": job.rpartition("/")[2], "name": "headrace.echo"}
+    names = {
+        "model": "echo",
+        "job_id": job.rpartition("/")[2],
+        "name": "headrace.echo",
+        "run_id": "run-1",
+        "file_id": FILE_ID,
+        "batch_id": "batch_" + "0" * 32,
+    }
     return [
         (method.upper(), path.format_map(names))
         for path, methods in document("any")["paths"].items()
@@ -42,8 +50,20 @@ def _routes_that_ask_redis(job: str) -> list[tuple[str, str]]:
 
 def _body_for(method: str, path: str) -> bytes:
     match method, path.rpartition("/")[2]:
-        case "POST", "status" | "cancel":
+        case "POST", "cancel" if "/jobs/" not in path:
+            return b""
+        case "POST", "status" | "cancel" | "outcomes" | "forget":
             return b'{"ids": ["a"]}'
+        case "PUT", "run-1":
+            return b'{"model": "echo"}'
+        case "POST", "batches":
+            return json.dumps(
+                {
+                    "input_file_id": FILE_ID,
+                    "endpoint": "/api/v1/jobs",
+                    "completion_window": "24h",
+                }
+            ).encode()
         case "POST", "requeue" | "purge" if "dead-letters" in path:
             return b'{"all": true}'
         case ("POST", _) | ("PUT", _) if "/models/" not in path and "/queues/" not in path:
@@ -52,22 +72,33 @@ def _body_for(method: str, path: str) -> bytes:
             return b"1"
 
 
+def _asked(http: httpx2.Client, method: str, where: str) -> httpx2.Response:
+    if (method, where) == ("POST", "/v1/files"):
+        return http.post(where, files={"file": ("a.jsonl", b"{}")}, data={"purpose": "batch"})
+    return http.request(method, where, content=_body_for(method, where))
+
+
 def test_while_redis_is_away() -> None:
     with redis_server("valkey9") as server, api_server(server.url, catalog(echo={})) as api:
         path = api.http.post(ECHO_JOBS, json=1).headers["location"]
         server.stop()
         waits = [("POST", f"{ECHO_JOBS}?wait=1"), ("GET", f"{path}?wait=1")]
         for method, where in (*waits, *_routes_that_ask_redis(path)):
-            response = api.http.request(method, where, content=_body_for(method, where))
-            problem = problem_of(response, 503, "broker-unavailable")
+            response = _asked(api.http, method, where)
             assert int(response.headers["retry-after"]) >= 1, where
+            if where.startswith("/v1/"):
+                assert response.status_code == 503, response.text
+                assert response.json()["error"]["code"] == "broker-unavailable"
+                continue
+            problem = problem_of(response, 503, "broker-unavailable")
             assert str(server.port) not in response.text, "where Redis is concerns no client"
             submits = where.startswith(ECHO_JOBS) or (method, where) == ("POST", "/api/v1/jobs")
-            assert ("job" in problem) == (submits or method == "PUT"), where
+            submits = submits or (method == "PUT" and "/runs/" not in where)
+            assert ("job" in problem) == submits, where
         assert api.http.get("/live").status_code == 200
         metrics = api.http.get("/metrics")
         assert metrics.status_code == 200
-        assert "headrace_broker_up 0.0" in metrics.text
+        assert "headrace_broker_up 0\n" in metrics.text
         assert api.services.waiters.count == 0
         server.start()
         wait_until(lambda: api.http.get("/ready").status_code == 200, "Redis is found again")

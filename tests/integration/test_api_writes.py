@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import uvicorn
 
-from api.protocol import JoinedWrites, Protocol
+from api.protocol import JoinedWrites, protocol_with
+from headrace.settings import Settings
 from tests.harness.wait import wait_until
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -78,7 +79,13 @@ def writes(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 def address(app: App, writes: list[bytes]) -> Iterator[tuple[str, int]]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = uvicorn.Server(
-            uvicorn.Config(app, http=Protocol, loop="uvloop", lifespan="off", log_config=None)
+            uvicorn.Config(
+                app,
+                http=protocol_with(Settings()),
+                loop="uvloop",
+                lifespan="off",
+                log_config=None,
+            )
         )
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()

@@ -9,7 +9,6 @@ request finds out by itself, and can be told more than "who are you?".
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import time
@@ -25,6 +24,7 @@ from headrace.access import NOBODY, ApiKey, Caller, caller_of, read_key
 from headrace.errors import BrokerError, Forbidden, RateLimited, Unauthorized
 from headrace.queue import JobQueue
 from headrace.settings import Settings
+from headrace.tasks import end
 from headrace.waiting import Subscription, as_it_is
 
 logger = logging.getLogger(__name__)
@@ -99,9 +99,7 @@ class Door:
     async def stop(self) -> None:
         """Listen no more."""
         if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await end(self._task)
 
     async def admit(self, request: Request, needs: Needs | None, *, listed: bool = True) -> None:
         """Say on whose behalf a request is, in its `caller`, or refuse it.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 
 from headrace.errors import BrokerError
 from headrace.expiry import EXPIRE_MAX_JOBS, INTERVAL_S
 from headrace.queue import JobQueue
+from headrace.tasks import end
 
 logger = logging.getLogger(__name__)
 
@@ -31,9 +31,7 @@ class Expiry:
     async def stop(self) -> None:
         """Look no more."""
         if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await end(self._task)
 
     async def _repeat(self) -> None:
         while True:

@@ -19,6 +19,7 @@ from redis.exceptions import RedisError
 from api.counters import Counters, Counts
 from headrace import keys
 from headrace.queue import translate
+from headrace.tasks import end
 from headrace.waiting import Waiters
 
 logger = logging.getLogger(__name__)
@@ -58,8 +59,7 @@ class Tally:
             # Not in the midst of telling, or it would be told twice.
             async with self._lock:
                 self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await end(self._task)
         with contextlib.suppress(RedisError, OSError):
             async with asyncio.timeout(STOP_MAX_S):
                 await self._tell()

@@ -7,12 +7,12 @@ leaves at once; under load the calls grow by themselves. Knows nothing of Redis.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
 from headrace.errors import BrokerUnavailable, HeadraceError
+from headrace.tasks import end
 
 Question = TypeVar("Question")
 Answer = TypeVar("Answer")
@@ -59,9 +59,7 @@ class Coalescer(Generic[Question, Answer]):
         """End the call under way; whoever still waits is told that the broker is unavailable."""
         flusher = self._flusher
         if flusher is not None:
-            flusher.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await flusher
+            await end(flusher)
 
     async def _flush(self) -> None:
         taken: list[tuple[Question, asyncio.Future[Answer]]] = []

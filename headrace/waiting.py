@@ -26,6 +26,7 @@ from typing_extensions import override
 from headrace import keys
 from headrace.connections import drop_connections
 from headrace.ended import Ended, read_ended
+from headrace.tasks import end
 
 logger = logging.getLogger(__name__)
 
@@ -168,9 +169,7 @@ class Waiters:
         for task in self._leaving:
             task.cancel()
         if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await end(self._task)
 
     def own(self, job_id: str) -> Wait:
         """Wait for a job that is about to be submitted with this process as its waiter."""

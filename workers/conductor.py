@@ -28,6 +28,7 @@ from headrace.queue import JobQueue
 from headrace.scripts import CLAIM_MAX_BYTES
 from headrace.settings import Settings
 from headrace.store.stores import build_stores
+from headrace.tasks import end
 from headrace.telemetry import ModelState
 from headrace.waiting import Waiters
 from workers.canvas import TRY_AGAIN, ChordBusy, Malformed, Progress, Sender
@@ -365,9 +366,7 @@ class Conductor:
         """Give back what is under way; whoever takes it goes on with it."""
         for line in self._lines:
             held = list(line.courses.values())
-            for _, task in held:
-                task.cancel()
-            await asyncio.gather(*(task for _, task in held), return_exceptions=True)
+            await end(*(task for _, task in held))
             pairs = [text for course, _ in held for text in (course.item.id, course.item.token)]
             if pairs:
                 await self._queue.on_queue("release", line.model.queue, "free", LOSSES, *pairs)

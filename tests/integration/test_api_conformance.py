@@ -87,6 +87,12 @@ include-operation-id = "submit_bulk"
 [operations.checks.negative_data_rejection]
 enabled = false
 
+# A body names a file or batch that is not there: by OpenAI's conventions 400, with the member.
+[[operations]]
+include-operation-id = "create_batch"
+[operations.checks.positive_data_acceptance]
+expected-statuses = ["2xx", 400, 404]
+
 # The output of a job that did not succeed is its problem; a range may lie behind the end.
 [[operations]]
 include-operation-id = "get_result"

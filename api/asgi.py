@@ -165,6 +165,12 @@ async def send_stream(send: Send, stream: Stream) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
+async def hung_up(receive: Receive) -> None:
+    """Wait until the client is gone; whatever else comes of its request is passed over."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
 async def _drain(receive: Receive) -> None:
     left = DRAIN_MAX_BYTES
     try:

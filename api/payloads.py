@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple, TypeVar
 
-from api.asgi import ClientGone, CutShort, Receive, Write
+from api.asgi import ClientGone, CutShort, Receive, Write, hung_up
 from api.asked import Asked
 from headrace.errors import BrokerUnavailable, HeadraceError, JobNotFound
 from headrace.jobs import StoredResult
@@ -118,7 +118,7 @@ class Payloads:
             ClientGone: nobody reads it.
             CutShort: the rest cannot be read.
         """
-        gone = asyncio.create_task(_hung_up(receive))
+        gone = asyncio.create_task(hung_up(receive))
         try:
             chunk = first
             while True:
@@ -141,11 +141,6 @@ class Payloads:
     async def _run(self, call: Callable[..., T], *arguments: Any) -> T:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, call, *arguments)
-
-
-async def _hung_up(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def build_payloads(settings: Settings, redis_url: str) -> Payloads:

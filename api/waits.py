@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from functools import lru_cache
 from typing import Final, Self
 
-from api.asgi import ClientGone, Receive
+from api.asgi import ClientGone, Receive, hung_up
 from headrace.ended import Ended
 from headrace.errors import BrokerError, InvalidRequest, JobNotFound
 from headrace.jobs import Job
@@ -87,8 +87,7 @@ class Vigil:
         self._watcher = self._loop.create_task(self._until_gone())
 
     async def _until_gone(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
+        await hung_up(self._receive)
         self.gone = True
         self._wait.wake()
 

@@ -30,6 +30,7 @@ from workers import errand_broker
 from workers.broker_url import celery_url
 from workers.celery_conf import common_conf
 from workers.conductor import Conductor
+from workers.vital import run_vital
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +40,6 @@ THREADS: Final = 16
 ALIVE_S: Final = 3.0
 #: How long a stop waits until what is under way was given back.
 STOP_MAX_S: Final = 10.0
-#: EX_SOFTWARE of sysexits.h.
-SOFTWARE_ERROR_STATUS: Final = 70
 
 
 def create_app(settings: Settings, catalog: Catalog, owner: str) -> Celery:
@@ -102,7 +101,10 @@ class ConductorStep(bootsteps.StartStopStep):
     def start(self, parent: Any) -> None:
         conductor = self._conductor = self._build(parent.hostname)
         self._thread = threading.Thread(
-            target=_run, args=(conductor,), name="headrace-pipelines", daemon=True
+            target=run_vital,
+            args=(conductor.run, "the pipelines'"),
+            name="headrace-pipelines",
+            daemon=True,
         )
         self._thread.start()
 
@@ -116,16 +118,6 @@ class ConductorStep(bootsteps.StartStopStep):
     @override
     def terminate(self, parent: Any) -> None:
         self.stop(parent)
-
-
-def _run(conductor: Conductor) -> None:
-    try:
-        conductor.run()
-    except BaseException:
-        # A worker that lives and runs no pipeline is worse than none: whoever supervises it starts
-        # another.
-        logger.critical("the pipelines' thread ended by an error", exc_info=True)
-        os._exit(SOFTWARE_ERROR_STATUS)
 
 
 def conductor_step(

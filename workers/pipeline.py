@@ -20,11 +20,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
 
 from workers.runner import Group, Runner, Work, clock
+from workers.vital import SOFTWARE_ERROR_STATUS
 
 logger = logging.getLogger("headrace.model")
-
-#: EX_SOFTWARE of sysexits.h: a thread of ours has ended, which is as bad as a crash.
-SOFTWARE_ERROR_STATUS: Final = 70
 
 Send = Callable[[list[Any]], None]
 #: Stands among the places of a batch that are dropped where another model is to have the device

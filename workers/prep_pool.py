@@ -23,8 +23,8 @@ from typing import Any, Final
 from headrace.errors import ConfigError, HandlerError, InputError
 from workers.frames import FrameSocket
 from workers.outcomes import Told
-from workers.pipeline import SOFTWARE_ERROR_STATUS
 from workers.runner import Input, Runner
+from workers.vital import SOFTWARE_ERROR_STATUS
 
 logger = logging.getLogger("headrace.model")
 

@@ -6,14 +6,13 @@ whenever its broker connection breaks, and the models must not be loaded again f
 
 from __future__ import annotations
 
-import logging
 import os
 import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from celery import bootsteps
 from typing_extensions import override
@@ -43,12 +42,8 @@ from workers.prompt import Prompt
 from workers.publisher import Publisher
 from workers.replica import Replica
 from workers.reporter import Reporter, model_report
+from workers.vital import run_vital
 from workers.wake import Wake
-
-logger = logging.getLogger(__name__)
-
-#: EX_SOFTWARE of sysexits.h.
-SOFTWARE_ERROR_STATUS: Final = 70
 
 
 def build_lanes(catalog: Catalog, settings: Settings, environ: Mapping[str, str]) -> list[Lane]:
@@ -194,7 +189,10 @@ class HeadraceStep(bootsteps.StartStopStep):
         self._consumer = parent.headrace = consumer
         control.count_active(consumer)
         self._thread = threading.Thread(
-            target=_run, args=(consumer,), name="headrace-consumer", daemon=True
+            target=run_vital,
+            args=(consumer.run, "the consumer's"),
+            name="headrace-consumer",
+            daemon=True,
         )
         self._thread.start()
         self._prompt = Prompt()
@@ -223,16 +221,6 @@ class HeadraceStep(bootsteps.StartStopStep):
         if self._consumer is None:
             return {}
         return {"headrace": {lane.model.name: model_report(lane) for lane in self._consumer.lanes}}
-
-
-def _run(consumer: Consumer) -> None:
-    try:
-        consumer.run()
-    except BaseException:
-        # A worker that heartbeats but consumes nothing is worse than none: end it, loudly, and
-        # whoever supervises it starts another; its leases are given back.
-        logger.critical("the consumer's thread ended by an error", exc_info=True)
-        os._exit(SOFTWARE_ERROR_STATUS)
 
 
 def consumer_step(

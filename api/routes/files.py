@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from api.asgi import NO_STORE, ClientGone, CutShort, Receive, Reply, Request, Stream, Write
+from api.asgi import NO_STORE, ClientGone, CutShort, Receive, Reply, Request, Stream, Write, hung_up
 from api.bodies import MULTIPART_TYPE, require_type
 from api.envelopes import InvalidParameter
 from api.filing import Filing
@@ -168,7 +168,7 @@ async def get_content(services: Services, request: Request, file_id: str) -> Rep
 async def _send(
     filing: Filing, reader: Reader, first: bytes, write: Write, receive: Receive
 ) -> None:
-    gone = asyncio.create_task(_hung_up(receive))
+    gone = asyncio.create_task(hung_up(receive))
     try:
         chunk, at = first, 0
         while chunk:
@@ -183,11 +183,6 @@ async def _send(
                 raise CutShort from None
     finally:
         gone.cancel()
-
-
-async def _hung_up(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def file_object(file: StoredFile) -> dict[str, Any]:

@@ -137,7 +137,8 @@ def ended(site: Site) -> Counter[tuple[str, str]]:
         late = site.submit("tricky", 1, expires=0.05)
         unwanted = site.submit("tricky", 1)
         assert site.http.delete(f"/api/v1/jobs/{unwanted}").status_code == 200
-    assert site.ends(late, unwanted) == ["expired", "cancelled"]
+        # Within the pause, as a worker that is quick enough would still run it.
+        assert site.ends(late, unwanted) == ["expired", "cancelled"]
     with site.paused("small"):
         small = [site.submit("small", n) for n in range(2)]
     assert small.pop() == "", "the queue was full"

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+import psutil
+
 
 class Asked:
     """A module of ours that runs with its stdin and stdout as pipes.
@@ -30,6 +32,11 @@ class Asked:
         self._process.stdin.write(f"{line}\n")
         self._process.stdin.flush()
         return self._process.stdout.readline()
+
+    def cpu_s(self) -> float:
+        """Seconds of CPU that it has used, its threads' too."""
+        times = psutil.Process(self._process.pid).cpu_times()
+        return float(times.user + times.system)
 
     def close(self) -> None:
         """Let it end, by EOF."""

@@ -6,6 +6,9 @@ They are measured in turn with the worker, so that all meet the same machine.
 
 `python -m benchmarks.images python` measures a handler with 10 ms of pure Python an item, by how
 many processes share its `preprocess`.
+
+`python -m benchmarks.images spin` measures how long the threads of a model process look for each
+other before they sleep, in the loop that decodes ahead: alone, and beside who wants a core.
 """
 
 from __future__ import annotations
@@ -16,11 +19,13 @@ import io
 import json
 import math
 import os
+import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -31,7 +36,7 @@ from headrace.handler import Context
 from headrace.jobs import State
 from tests.harness.redis_servers import redis_server
 from tests.harness.worker import HANDLERS, Client, celery_worker, write_models
-from workers.device import model_environ, tuned
+from workers.device import SPINS, model_environ, tuned
 
 BATCH = 32
 CROP_PX = (500, 375)
@@ -59,12 +64,12 @@ def as_input(jpeg: bytes) -> dict[str, str]:
     return {"content_type": "image/jpeg", "base64": base64.b64encode(jpeg).decode()}
 
 
-def bare_process(images: int) -> AbstractContextManager[Asked]:
+def bare_process(images: int, **variables: str) -> AbstractContextManager[Asked]:
     """The handler in a process of its own, without a queue; each line on stdin is one run.
 
     It answers with images a second, by `turn` or `ahead`.
     """
-    environ = tuned(model_environ(os.environ, 1), "cpu")
+    environ = tuned(model_environ({**os.environ, **variables}, 1), "cpu")
     return asked("benchmarks.images", "bare", "--images", str(images), environ=environ)
 
 
@@ -183,9 +188,48 @@ def pure_python(items: int, rounds: int) -> None:
                 print(f"{name}: {queue.run(inputs):.0f} items a second", flush=True)
 
 
+def spinning(images: int, rounds: int) -> None:
+    """Rates and CPU of the loop that decodes ahead, by how long its threads spin."""
+    variants = {"as libgomp has it": {"GOMP_SPINCOUNT": "300000"}, f"{SPINS} times": {}}
+    found: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    with ExitStack() as stack:
+        loops = {
+            name: stack.enter_context(bare_process(images, **variables))
+            for name, variables in variants.items()
+        }
+        for loop in loops.values():
+            loop.ask("warm")
+        for _ in range(rounds):
+            for beside in ("alone", "beside another"):
+                for name, loop in loops.items():
+                    with ExitStack() as running:
+                        if beside != "alone":
+                            running.enter_context(busy_process())
+                        before = loop.cpu_s()
+                        rate = float(loop.ask("ahead"))
+                        found.setdefault((name, beside), []).append((rate, loop.cpu_s() - before))
+    for (name, beside), runs in found.items():
+        rate, cpu_s = (median(run[n] for run in runs) for n in (0, 1))
+        print(f"{name}, {beside}: {rate:.1f} images/s, {1000 * cpu_s / images:.1f} ms of CPU each")
+
+
+@contextmanager
+def busy_process() -> Iterator[None]:
+    """A process that wants one core, for ten minutes at the most."""
+    code = "import time\nend = time.monotonic() + 600\nwhile time.monotonic() < end: pass"
+    process = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", nargs="?", default="images", choices=("images", "python", "bare"))
+    parser.add_argument(
+        "what", nargs="?", default="images", choices=("images", "python", "spin", "bare")
+    )
     parser.add_argument("--images", type=int, default=320)
     parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--preprocess-threads", type=int, default=1)
@@ -194,6 +238,8 @@ def main() -> None:
         bare(options.images)
     elif options.what == "python":
         pure_python(options.images, 3)
+    elif options.what == "spin":
+        spinning(options.images, options.pairs)
     else:
         threads = options.preprocess_threads
         against_bare(options.images, options.pairs, preprocess_threads=threads)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from workers.device import TUNABLES, tuned
+import pytest
+
+from workers.device import SPINS, TUNABLES, model_environ, tuned
 
 
 def test_what_the_user_has_set_wins_and_the_rest_is_added() -> None:
@@ -12,3 +14,13 @@ def test_what_the_user_has_set_wins_and_the_rest_is_added() -> None:
 
 def test_a_gpus_process_keeps_its_environment() -> None:
     assert tuned({"A": "1"}, "cuda:0") == {"A": "1"}
+
+
+@pytest.mark.parametrize(
+    ("given", "spins"),
+    [({}, SPINS), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)],
+)
+def test_threads_sleep_soon_unless_the_user_has_said_how_they_wait(
+    given: dict[str, str], spins: str | None
+) -> None:
+    assert model_environ(given, 1).get("GOMP_SPINCOUNT") == spins

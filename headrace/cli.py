@@ -13,6 +13,7 @@ from headrace import __version__
 from headrace.commands import output
 from headrace.commands.app import register
 from headrace.commands.exits import exit_code
+from headrace.commands.options import JsonOption
 from headrace.errors import ConfigError, HeadraceError
 
 if TYPE_CHECKING:
@@ -149,6 +150,31 @@ def health(
     from headrace.health import run_check
 
     typer.echo(run_check(part, workers, os.environ))
+
+
+@app.command()
+def doctor(
+    redis_url: Annotated[
+        str | None,
+        typer.Option(
+            "--redis-url",
+            metavar="URL",
+            help="The Redis [HEADRACE_REDIS_URL, else of headrace up here].",
+        ),
+    ] = None,
+    models: ModelsOption = None,
+    api_url: Annotated[
+        str | None, typer.Option("--api", metavar="URL", help="The API [the one on this host].")
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="A warning counts as a failure too.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Look at Redis, workers, models, devices and this host: a line each, and what to do."""
+    from headrace.commands.doctor import examine
+
+    raise typer.Exit(examine(redis_url, models, api_url, strict=strict, as_json=as_json))
 
 
 @app.command("check-config")

@@ -13,7 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, chain
 from typing import Any, Final
 
@@ -203,12 +203,14 @@ class WorkerReport:
         pid: its process.
         models: by name.
         figures: what it measures of its host, its devices and its model processes.
+        versions: of Headrace, Python and packages, by name; empty where it does not say.
     """
 
     node: str
     pid: int
     models: dict[str, ModelState]
     figures: Figures
+    versions: dict[str, str] = field(default_factory=dict)
 
 
 _FIGURES: Final = FIGURES.encode()
@@ -217,6 +219,7 @@ _FIGURES: Final = FIGURES.encode()
 class _Own(msgspec.Struct, frozen=True):
     node: str = ""
     pid: int = 0
+    versions: dict[str, str] = {}
 
 
 def read_report(fields: Mapping[bytes, bytes]) -> WorkerReport:
@@ -232,4 +235,4 @@ def read_report(fields: Mapping[bytes, bytes]) -> WorkerReport:
                 own = msgspec.json.decode(value, type=_Own)
         except (msgspec.MsgspecError, UnicodeDecodeError):
             continue
-    return WorkerReport(own.node, own.pid, models, figures)
+    return WorkerReport(own.node, own.pid, models, figures, own.versions)

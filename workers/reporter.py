@@ -21,6 +21,7 @@ from headrace.jobs import US_PER_S, State, iso
 from headrace.messages import arguments_repr
 from headrace.scripts import Arg, Command, script
 from headrace.traffic import TRAFFIC
+from headrace.versions import running
 from workers.events import (
     EventLog,
     Failed,
@@ -79,6 +80,7 @@ class Reporter:
         self._channel = channel
         self._dispatcher = dispatcher
         self._figures = figures
+        self._own = _encode({"node": hostname, "pid": os.getpid(), "versions": running()})
         self._log = EventLog(hostname, ticks)
         self._asked_for = False
         # Jobs whose start was told, by token, with when their batch ended and how long it ran. Only
@@ -203,8 +205,7 @@ class Reporter:
 
     def states(self, lanes: list[Lane]) -> list[Command]:
         """Model states, figures and counters, for /ready and /metrics."""
-        own = _encode({"node": self.hostname, "pid": os.getpid()})
-        fields: list[Arg] = ["", own, FIGURES, self._figures()]
+        fields: list[Arg] = ["", self._own, FIGURES, self._figures()]
         for lane in lanes:
             fields += (lane.model.name, _encode({"node": self.hostname, **model_report(lane)}))
         counted: list[Arg] = []

@@ -48,7 +48,9 @@ class Authority:
         self.ca_file = folder / f"{name}.pem"
         self.ca_file.write_bytes(_pem(self._certificate))
 
-    def _builder(self, subject: x509.Name, key: Any) -> x509.CertificateBuilder:
+    def _builder(
+        self, subject: x509.Name, key: Any, ends_in: timedelta = timedelta(days=2)
+    ) -> x509.CertificateBuilder:
         now = datetime.now(UTC)
         return (
             x509.CertificateBuilder()
@@ -56,8 +58,8 @@ class Authority:
             .issuer_name(self._name)
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - timedelta(hours=1))
-            .not_valid_after(now + timedelta(days=2))
+            .not_valid_before(now - timedelta(days=3))
+            .not_valid_after(now + ends_in)
             .add_extension(
                 x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False
             )
@@ -67,12 +69,12 @@ class Authority:
             )
         )
 
-    def sign(self, name: str = "server") -> Certificate:
+    def sign(self, name: str = "server", ends_in: timedelta = timedelta(days=2)) -> Certificate:
         """A new certificate, in files of that name."""
         key = ec.generate_private_key(ec.SECP256R1())
         names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
         signed = (
-            self._builder(_named(name), key)
+            self._builder(_named(name), key, ends_in)
             .add_extension(x509.SubjectAlternativeName(names), critical=False)
             .sign(self._key, hashes.SHA256())
         )

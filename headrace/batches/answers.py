@@ -20,8 +20,14 @@ CANCELLED: Final = Failure(
     message="the batch was cancelled before this request had run",
     retryable=True,
 )
-#: No job, or none that has run.
-NOT_RUN: Final = frozenset({EXPIRED.type, CANCELLED.type})
+REFUSED: Final = Failure(
+    type="batch_unauthorized",
+    message="the API key of the batch was revoked or has expired before this request's result was"
+    " read",
+    retryable=False,
+)
+#: No job, or none that has run as far as the batch knows.
+NOT_RUN: Final = frozenset({EXPIRED.type, CANCELLED.type, REFUSED.type})
 
 _OK: Final = 200
 _ENCODER: Final = msgspec.json.Encoder()

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from headrace import keys
-from headrace.access import EVERYBODY
+from headrace.access import EVERYBODY, NOBODY
 from headrace.access import Caller as Asker
 from headrace.batches.records import Batch, Spec, is_batch_id, new_batch_id, read_batch
 from headrace.errors import BatchNotFound
@@ -173,6 +173,15 @@ class Batches:
             said += file.words
         saved, *rest = self._caller.call("batch_save", *said)
         return (int(rest[0]), rest[1].decode()) if saved else None
+
+    def cancel_jobs(self, batch: Batch, ids: Sequence[str]) -> None:
+        """Cancel jobs of a batch for which the API lets nobody in any more; its own alone.
+
+        Raises:
+            BrokerError: Redis does not answer.
+        """
+        owner = batch.spec.owner or NOBODY
+        self._caller.call("cancel", keys.QUEUE_PREFIX, 0, *(f"{one} {owner}" for one in ids))
 
     def _read(self, ids: list[str]) -> list[Batch | None]:
         found = self._caller.pipelined([("HGETALL", keys.batch(one)) for one in ids])

@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from headrace.batches import records
-from headrace.batches.answers import CANCELLED, EXPIRED
+from headrace.batches.answers import CANCELLED, EXPIRED, REFUSED
 from headrace.batches.batches import Batches, Lease
 from headrace.batches.lines import Requests, read_lines
 from headrace.batches.records import LineError
@@ -73,6 +73,8 @@ class Driving:
         self._client = client
         self._settings = settings
         self._why = ""
+        # Why the API lets its owner in no more; then nothing is asked of it.
+        self._refused: LineError | None = None
         self._engine: Engine | None = None
         self._lock = threading.Lock()
         self._late_at = time.monotonic() + self.batch.expires_at - lease.now_s
@@ -139,12 +141,16 @@ class Driving:
         batch, spec = self.batch, self.batch.spec
         keep_s = self._settings.file_ttl_s if spec.output_ttl_s is None else spec.output_ttl_s
         sink = BatchSink(self._files, self._batches, self._lease, keep_s, self._job_id)
+        models: dict[str, str] = {}
         try:
-            requests = Requests(spec.endpoint, self._models())
+            models = self._models()
         except (Unauthorized, Forbidden) as error:
             # The runner's own key is fresh, so that it is the owner's.
-            self._fail(sink, LineError(error.code.replace("-", "_"), error.message))
-            return
+            self._refused = LineError(error.code.replace("-", "_"), error.message)
+            if not batch.total:
+                self._fail(sink, self._refused)
+                return
+        requests = Requests(spec.endpoint, models)
         limit_bytes = self._settings.body_limit_bytes
         try:
             only = None
@@ -204,13 +210,16 @@ class Driving:
         engine.open()
         with self._lock:
             self._engine = engine
-            if self._why:
+            if self._why or self._refused:
                 engine.stop()
-        if not (engine.checkpoint.ended or self._why):
+        if not (engine.checkpoint.ended or self._why or self._refused):
             engine.run()
         self._check()
         if not engine.checkpoint.ended:
             self._write_off(engine.checkpoint, source, sink)
+        if self._refused is not None and not engine.checkpoint.ended:
+            self._fail(sink, self._refused)
+            return
         self._say(records.FINALIZING)
         status = records.COMPLETED if engine.checkpoint.ended else self._why
         sink.end(status, {})
@@ -225,6 +234,8 @@ class Driving:
     def _write_off(self, kept: Checkpoint, source: BatchSource, sink: BatchSink) -> None:
         """Give each line a row that has none: what its job came to, else why it did not run."""
         why = EXPIRED if self._why == records.EXPIRED else CANCELLED
+        if self._refused is not None:
+            why = REFUSED
         done, unsaved = kept.numbers, 0
         for rest in _packs(source.entries(kept.cursor, kept.n), done):
             for rows in self._rows_of(rest, why):
@@ -246,6 +257,11 @@ class Driving:
     def _rows_of(self, entries: list[Entry], why: Failure) -> Iterator[list[Row]]:
         """Cancel the jobs of these, and give their rows as they end."""
         waiting = {self._job_id(entry.n): entry for entry in entries}
+        if self._refused is not None:
+            # What runs to its end all the same is seen by `manage` alone, as of any revoked key.
+            self._batches.cancel_jobs(self.batch, list(waiting))
+            yield [self._row(entry, name, None, why) for name, entry in waiting.items()]
+            return
         self._client.run(cancel_many(self._client.session, list(waiting)))
         while waiting:
             ids = list(waiting)

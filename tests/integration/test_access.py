@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -239,6 +241,24 @@ def test_a_rate_holds_across_api_processes(api: ApiServer, redis_db: RedisServer
             refused = one.get("/api/v1/models")
             problem(refused, 429, "rate-limited")
             assert int(refused.headers["retry-after"]) > 500
+
+
+def test_a_key_makes_as_many_requests_as_its_rate_gives_and_no_more(
+    api: ApiServer, redis_db: RedisServer
+) -> None:
+    rate = 20.0
+    _, key = make_key(redis_db, rate=rate)
+    _, free = make_key(redis_db)
+    answers: Counter[int] = Counter()
+    with http_as(api, key) as http, http_as(api, free) as unbound:
+        began_at = time.monotonic()
+        while answers[429] < 5 or answers[200] < 2 * rate:
+            answers[http.get("/api/v1/models").status_code] += 1
+        # A bucket of one second's worth, which fills as time goes, however slow the machine is.
+        most = rate + rate * (time.monotonic() - began_at) + 1
+        assert rate <= answers[200] <= most, answers
+        assert set(answers) == {200, 429}
+        assert unbound.get("/api/v1/models").status_code == 200, "each key has its own"
 
 
 def test_a_line_of_a_bulk_request_counts_as_a_request(

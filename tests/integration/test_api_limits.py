@@ -12,6 +12,7 @@ import httpx2
 import pytest
 
 from api.protocol import READ_MAX_BYTES
+from api.routes import bulk
 from tests.harness.api_server import ApiServer, api_server, catalog
 from tests.harness.redis_servers import RedisServer
 
@@ -206,6 +207,26 @@ def test_a_bulk_request_has_so_many_lines(api: ApiServer, redis_db: RedisServer)
     assert said[-1]["error"]["type"] == "/problems/payload-too-large"
     with redis_db.client() as client:
         assert client.llen("headrace.echo") == 2 * LINES
+        client.flushall()
+
+
+def test_a_bulk_body_of_which_nothing_more_comes_is_cut_off_and_its_lines_are_jobs(
+    api: ApiServer, redis_db: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk, "IDLE_MAX_S", 0.2)
+    line = json.dumps({"model": "echo", "input": 1}).encode() + b"\n"
+    head = b"POST %s/bulk HTTP/1.1\r\n%s" % (JOBS.encode(), HOST)
+    head += b"Content-Type: application/x-ndjson\r\nContent-Length: 1000\r\n\r\n"
+    said = b""
+    with connected(api) as connection:
+        connection.sendall(head + line + b'{"model": ')
+        while data := connection.recv(65_536):
+            said += data
+    assert said.startswith(b"HTTP/1.1 200 ")
+    assert said.count(b'"status":"queued"') == 1, "what had come whole is a job, and nothing else"
+    assert not said.endswith(b"0\r\n\r\n"), "the answer is cut off, and not ended"
+    with redis_db.client() as client:
+        assert client.llen("headrace.echo") == 1
         client.flushall()
 
 

@@ -184,6 +184,31 @@ def test_pipelines_and_errands_run_by_the_same_user(guarded: Guarded, tmp_path: 
         assert guarded.refusals() == []
 
 
+def test_a_server_that_asks_for_a_client_certificate(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    own, ours, port = authority.sign(), authority.sign("headrace"), free_port()
+    arguments = (
+        "--tls-port", str(port), "--tls-cert-file", str(own.cert_file),
+        "--tls-key-file", str(own.key_file), "--tls-ca-cert-file", str(authority.ca_file),
+        "--tls-auth-clients", "yes",
+    )  # fmt: skip
+    with redis_server("redis7", *arguments):
+        url = f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={authority.ca_file}"
+        with pytest.raises(BrokerUnavailable, match=r"(?i)certificate"):
+            check_broker(url)
+        url += f"&ssl_certfile={ours.cert_file}&ssl_keyfile={ours.key_file}"
+        models = write_models(tmp_path, echo={"handler": "echo"})
+        with (
+            celery_worker(url, models, tmp_path) as worker,
+            api_process(url, models) as api,
+            Client(api.url) as client,
+        ):
+            worker.wait_ready("echo")
+            assert client.result(client.submit("echo", {"x": 1})) == {"x": 1}
+            with stock_client(celery_url(url).url) as app:
+                assert send(app, "echo", {"y": 2}).get(timeout=GET_TIMEOUT_S) == {"y": 2}
+
+
 @pytest.mark.parametrize(
     "command",
     [

@@ -6,6 +6,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import msgspec
@@ -101,6 +102,32 @@ def test_a_renewed_certificate_is_shown_without_a_restart(
         first.cert_file.write_bytes(second.cert_file.read_bytes())
         wait_until(lambda: serial_at(api.port) == second.serial, "the new certificate is shown")
         client.models()
+
+
+def test_nothing_older_than_tls_1_2_is_spoken(redis_db: RedisServer, authority: Authority) -> None:
+    own = authority.sign()
+    files = {"tls_cert_file": own.cert_file, "tls_key_file": own.key_file}
+
+    def spoken(version: ssl.TLSVersion) -> str | None:
+        context = ssl.create_default_context(cafile=str(authority.ca_file))
+        # So that it is not this client which refuses what is old.
+        context.set_ciphers("ALL:@SECLEVEL=0")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            context.minimum_version = context.maximum_version = version
+        with (
+            socket.create_connection(("127.0.0.1", api.port), 20) as plain,
+            context.wrap_socket(plain, server_hostname="127.0.0.1") as connection,
+        ):
+            return connection.version()
+
+    with api_server(redis_db.url, catalog(echo={}), **files) as api:
+        assert spoken(ssl.TLSVersion.TLSv1_3) == "TLSv1.3"
+        assert spoken(ssl.TLSVersion.TLSv1_2) == "TLSv1.2"
+        for old in (ssl.TLSVersion.TLSv1_1, ssl.TLSVersion.TLSv1):
+            # By the server: asyncio closes where it could send the alert.
+            with pytest.raises(ssl.SSLError, match=r"(?i)alert protocol version|EOF occurred"):
+                spoken(old)
 
 
 def test_a_certificate_that_cannot_be_used_keeps_the_api_from_starting(

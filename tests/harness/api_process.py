@@ -46,6 +46,14 @@ class ApiProcess:
         with httpx2.Client(base_url=self.url, timeout=5) as http:
             wait_until(lambda: answers(http, "/ready"), "the API is ready", 60)
 
+    def restart(self, redis_url: str) -> None:
+        """Stop it in order, and start it on the same port with another URL of Redis."""
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait(60)
+        self._environ["HEADRACE_REDIS_URL"] = redis_url
+        self.start()
+
     def kill(self) -> None:
         """kill -9, if it runs."""
         if self._process is not None:

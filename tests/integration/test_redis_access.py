@@ -7,6 +7,7 @@ import re
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -266,6 +267,39 @@ def test_every_flavour_knows_the_documented_user(any_redis: RedisServer) -> None
                     execute("CONFIG", "GET", "*")
         finally:
             admin.execute_command("ACL", "DELUSER", "headrace")
+
+
+def test_the_password_is_changed_under_load_and_no_request_fails(tmp_path: Path) -> None:
+    models = write_models(tmp_path, echo={"handler": "echo"})
+    count, seen = 3_000, []
+    with redis_server() as server, server.client() as admin:
+        words = [">one" if word == ">PASSWORD" else word for word in documented_acl()]
+        admin.execute_command("ACL", "SETUSER", *words)
+        old, new = (f"redis://headrace:{word}@127.0.0.1:{server.port}/0" for word in ("one", "two"))
+        with (
+            celery_worker(old, models, tmp_path) as first,
+            api_process(old, models) as api,
+            Client(api.url, retry_s=120) as client,
+        ):
+            first.wait_ready("echo")
+            results = client.map("echo", range(count), ordered=True)
+            seen += [one.value for one in islice(results, 500)]
+            # A user may have several passwords.
+            admin.execute_command("ACL", "SETUSER", "headrace", ">two")
+            with celery_worker(new, models, tmp_path, node="cpu1@test") as second:
+                second.wait_ready("echo")
+                assert first.stop() == 0
+                seen += [one.value for one in islice(results, 500)]
+                api.restart(new)
+                seen += [one.value for one in islice(results, 500)]
+                admin.execute_command("ACL", "SETUSER", "headrace", "<one")
+                # Connections outlive their password: what still had the old one shows now.
+                admin.execute_command("CLIENT", "KILL", "USER", "headrace")
+                seen += [one.value for one in results]
+                assert client.ready()
+        with pytest.raises(BrokerUnavailable, match=r"(?i)password"):
+            check_broker(old)
+    assert seen == [*range(count)]
 
 
 def test_celery_checks_the_certificate_too(guarded: Guarded) -> None:

@@ -1,0 +1,110 @@
+"""What a job takes of Redis' memory: `python -m benchmarks.sizing [--flavour F] [--write]`.
+
+Jobs go through the scripts that API and workers call, so that what lies in Redis is what would lie
+there. Read is `used_memory`, before and after; the least of three rounds, as Redis allocates ahead.
+`--write` puts the table into docs/operations.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from typing import Any, Final
+
+from benchmarks.tables import Table, write_tables
+from headrace import keys
+from headrace.catalog import ModelConfig
+from headrace.jobs import new_id
+from headrace.scripts import script
+from headrace.settings import Settings
+from headrace.submission import submission, submit_arguments
+from tests.harness.fake_worker import Answer, claim, settle
+from tests.harness.redis_servers import FLAVOURS, redis_server
+from tests.harness.up import ROOT
+
+MODEL: Final = ModelConfig(name="sized", handler="echo", max_queue_depth=10_000_000)
+SIZES: Final = (16, 256, 1024, 4096, 16_384, 65_536)
+RESULT: Final = 128
+STATES: Final = ("queued", "running", "ended")
+ROUNDS: Final = 3
+A_CALL: Final = 200
+DOC: Final = ROOT / "docs" / "operations.md"
+
+
+def text_of(size: int) -> bytes:
+    """A JSON string of so many bytes."""
+    return json.dumps("x" * (size - 2)).encode()
+
+
+def used_bytes(client: Any) -> int:
+    """What Redis has allocated."""
+    return int(client.info("memory")["used_memory"])
+
+
+def measure(client: Any, input_bytes: int, result_bytes: int, jobs: int) -> dict[str, float]:
+    """Bytes a job, queued, running and ended, of so many jobs with the same input and result."""
+    client.execute_command("FLUSHALL", "SYNC")
+    body, answer = text_of(input_bytes), Answer(result=text_of(result_bytes))
+    client.execute_command(*script("submit").load_command())
+    found = {}
+    before = used_bytes(client)
+    for _ in range(0, jobs, A_CALL):
+        made = [
+            submission(new_id(), MODEL, body, now_s=time.time(), result_ttl_s=86_400)
+            for _ in range(A_CALL)
+        ]
+        index = Settings().job_index_max
+        client.execute_command(*script("submit").call([], index, *submit_arguments(made)))
+    found["queued"] = (used_bytes(client) - before) / jobs
+    # As many as fit into a claim's bytes at a time.
+    claimed = []
+    while some := claim(client, MODEL.name, A_CALL):
+        claimed += some
+    if len(claimed) != jobs:
+        raise RuntimeError(f"{len(claimed)} of {jobs} jobs were claimed")
+    found["running"] = (used_bytes(client) - before) / jobs
+    for at in range(0, jobs, A_CALL):
+        some = claimed[at : at + A_CALL]
+        settle(client, MODEL.name, some, [answer] * len(some))
+    found["ended"] = (used_bytes(client) - before) / jobs
+    if client.llen(keys.queue_name(MODEL.name)) or client.exists(f"hr:held:{MODEL.queue}"):
+        raise RuntimeError("not all jobs have ended")
+    return found
+
+
+def jobs_of(size: int, most: int) -> int:
+    """How many jobs of a size are looked at: the more the less the shares of tables weigh."""
+    return max(A_CALL, min(most, 64 * 1024 * 1024 // size) // A_CALL * A_CALL)
+
+
+def least(client: Any, input_bytes: int, result_bytes: int, most: int) -> dict[str, float]:
+    """The least of some rounds."""
+    jobs = jobs_of(max(input_bytes, result_bytes), most)
+    measure(client, 16, 16, A_CALL)  # so that the scripts are there already
+    rounds = [measure(client, input_bytes, result_bytes, jobs) for _ in range(ROUNDS)]
+    return {state: min(one[state] for one in rounds) for state in STATES}
+
+
+def main() -> None:
+    """Print the bytes of a job, and write the table where asked."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--flavour", choices=FLAVOURS, default="valkey9")
+    parser.add_argument("--jobs", type=int, default=40_000, help="the most jobs of a size")
+    parser.add_argument("--write", action="store_true", help="put it into docs/operations.md")
+    arguments = parser.parse_args()
+    table = Table("input", "result", "queued", "running", "ended")
+    with redis_server(arguments.flavour) as server, server.client() as client:
+        version = client.info("server")["redis_version"]
+        cases = [(size, RESULT) for size in SIZES] + [(RESULT, size) for size in SIZES[2:]]
+        for input_bytes, result_bytes in cases:
+            found = least(client, input_bytes, result_bytes, arguments.jobs)
+            shown = [f"{found[state]:,.0f}" for state in STATES]
+            table.add(f"{input_bytes:,}", f"{result_bytes:,}", *shown)
+    if arguments.write:
+        told = f"{arguments.flavour} ({version}), bytes a job."
+        write_tables("sizing", told, table, doc=DOC)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""Another version of Headrace: a copy of the tree that writes what this one does not know."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Final
+
+from tests.harness.up import ROOT
+
+VERSION: Final = "9.9.9"
+PACKAGES: Final = ("headrace", "api", "workers", "handlers")
+#: A field of job records that this version does not know.
+RECORD_FIELD: Final = "zz"
+
+#: What a later version might change, each in what travels between processes of both versions.
+CHANGES: Final = {
+    "headrace/__init__.py": (("__version__ = ", f'__version__ = "{VERSION}"  # '),),
+    # A header of the task message, and a member of our own.
+    "headrace/messages.py": (
+        ('"origin":"headrace",', '"origin":"headrace","next":{{"a":[1]}},'),
+        ('own = b"{}" if usual', "own = b'{\"next\":1}' if usual"),
+    ),
+    "headrace/submission.py": (
+        ("fields: list[Arg] = [F.MODEL, model,", f'fields: list[Arg] = ["{RECORD_FIELD}", "1", '
+         "F.MODEL, model,"),
+    ),
+    # What workers say of themselves, and how far a batch is.
+    "headrace/telemetry.py": (
+        ("    state: str\n    replicas: int = 0\n", '    state: str\n    next_field: str = "x"\n'
+         "    replicas: int = 0\n"),
+    ),
+    "headrace/runs/checkpoint.py": (
+        ("    started_at: float = 0.0\n",
+         '    started_at: float = 0.0\n    next_field: str = "x"\n'),
+    ),
+}  # fmt: skip
+
+
+def next_version(folder: Path) -> Path:
+    """Write the next version's tree into a folder, for a PYTHONPATH.
+
+    Every script differs, so that Redis knows those of both versions by other hashes.
+    """
+    for package in PACKAGES:
+        ignored = shutil.ignore_patterns("__pycache__", "static")
+        shutil.copytree(ROOT / package, folder / package, ignore=ignored)
+    shutil.copytree(ROOT / "api/static", folder / "api/static")
+    for name, changes in CHANGES.items():
+        path = folder / name
+        text = path.read_text("utf-8")
+        for old, new in changes:
+            assert text.count(old) == 1, f"{name} says {old!r} {text.count(old)} times"
+            text = text.replace(old, new)
+        path.write_text(text, "utf-8")
+    for script in (folder / "headrace/scripts").glob("*.lua"):
+        with script.open("a") as file:
+            file.write(f"-- {VERSION}\n")
+    return folder

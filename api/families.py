@@ -131,6 +131,10 @@ LOAD_S: Final = Family(
     _MODEL,
 )
 RENEWED: Final = _counter("lease_renewals", "Leases that were renewed.")
+UNTOLD: Final = _counter(
+    "events_left_out",
+    "Jobs that ended and of which Celery's monitors, Flower too, were told nothing.",
+)
 LEASES_LOST: Final = _counter(
     "lease_losses", "Leases that ran out, so that their jobs went back to the queue."
 )

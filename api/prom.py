@@ -36,6 +36,7 @@ _COUNTED: Final = {
     telemetry.LOAD_FAILURES: f.LOAD_FAILURES,
     telemetry.RENEWED: f.RENEWED,
     telemetry.LEASES_LOST: f.LEASES_LOST,
+    telemetry.UNTOLD: f.UNTOLD,
 }
 _LABELLED: Final = {
     telemetry.REJECTED: (f.REJECTED, (QueueFull.code,)),

@@ -36,13 +36,18 @@ class Site:
 
     def drain(self, size: int, jobs: int) -> tuple[float, dict[str, float]]:
         """Jobs a second, and microseconds of CPU per job by process."""
-        model, server = f"of{size}", self.server
+        return self.drain_model(f"of{size}", jobs)
+
+    def drain_model(self, model: str, jobs: int, **others: int) -> tuple[float, dict[str, float]]:
+        """The same of a model by its name, and of these other processes."""
+        server = self.server
         assert server.process is not None
         states = self.worker.states()
         cpu = Cpu({
             "worker": [self.worker.pid],
             "model": states[model]["pids"],
             "redis": [server.process.pid],
+            **{name: [pid] for name, pid in others.items()},
         })  # fmt: skip
         os.kill(self.worker.pid, signal.SIGSTOP)
         try:

@@ -205,6 +205,16 @@ class ModelSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         ]
         | Literal["auto"]
     ) = "auto"
+    events: (
+        Annotated[
+            bool,
+            Meta(
+                description="Whether Celery's monitors, such as Flower, are told of the jobs; "
+                "sampled: of up to events_per_s a second (a setting) and of a sample beyond.",
+            ),
+        ]
+        | Literal["sampled"]
+    ) = "sampled"
     malloc_tuning: Annotated[
         bool,
         Meta(

@@ -76,6 +76,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         tls_key_file: its private key; None where it stands in the same file.
         flower_host: the address that Flower listens on.
         flower_port: its port.
+        events_per_s: of how many jobs a second a worker tells Celery's monitors, per model whose
+            `events` are sampled.
         body_limit_bytes: the largest request body that the API takes.
         header_limit_bytes: the longest line and headers of a request.
         header_limit_count: the most headers.
@@ -124,6 +126,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     tls_key_file: Path | None = None
     flower_host: _Text = "127.0.0.1"
     flower_port: _Port = 5555
+    events_per_s: Annotated[int, Meta(ge=1, le=1_000_000)] = 100
     body_limit_bytes: Annotated[int, Meta(ge=1, le=1024 * MIB)] = 32 * MIB
     header_limit_bytes: Annotated[int, Meta(ge=1024, le=MIB)] = 32 * 1024
     header_limit_count: Annotated[int, Meta(ge=16, le=1000)] = 100

@@ -54,8 +54,9 @@ RENEWED: Final = "leases_renewed"
 LOADS: Final = "loads"
 LOAD_S: Final = "load_seconds"
 LOAD_FAILURES: Final = "load_failures"
+UNTOLD: Final = "events_left_out"
 COUNTED: Final = (
-    ADMITTED, DEAD, LEASES_LOST, PADDING, STARVED, RENEWED, LOADS, LOAD_S, LOAD_FAILURES,
+    ADMITTED, DEAD, LEASES_LOST, PADDING, STARVED, RENEWED, LOADS, LOAD_S, LOAD_FAILURES, UNTOLD,
 )  # fmt: skip
 
 #: Counters of one thing in several forms: submits that were refused, by the code of the error;

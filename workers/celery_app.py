@@ -52,7 +52,7 @@ def create_app(settings: Settings, catalog: Catalog) -> Celery:
         worker_pool="workers.pool:TaskPool",
     )
     app.steps["worker"].add(consumer_step(settings, catalog, url, CONTROL_QUEUE))
-    control.install(url)
+    control.install(url, CONTROL_QUEUE)
     refusals.pass_by()
 
     @app.task(name=TASK_NAME, shared=False)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
+
+from celery.worker.control import Panel
 
 from headrace.connections import SOCKET_TIMEOUT_S
 from workers.broker_url import CeleryUrl
@@ -48,3 +50,16 @@ def common_conf(target: CeleryUrl, queue: str, transport: Mapping[str, Any]) -> 
         # `-E` asks for them, as does Flower by its enable_events.
         "worker_send_task_events": False,
     }
+
+
+def refuse(commands: Mapping[str, str]) -> None:
+    """Let this process' worker answer commands of remote control by errors.
+
+    Args:
+        commands: the commands that do not work here, with what to do instead.
+    """
+    Panel.data.update({name: _refusal(why) for name, why in commands.items()})
+
+
+def _refusal(why: str) -> Callable[..., dict[str, str]]:
+    return lambda state, **_: {"error": why}

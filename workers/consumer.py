@@ -253,7 +253,7 @@ class Consumer:
         draining = self._stopping.is_set()
         claims = self._ledger.connected and not draining
         while (dispatched := self._devices.next(now, draining, claims)) is not None:
-            self._run(dispatched.replica, dispatched.batch)
+            self._run(dispatched.lane, dispatched.replica, dispatched.batch)
         for lane in () if draining else self.lanes:
             for replica in lane.replicas:
                 staged = replica.staged
@@ -262,16 +262,16 @@ class Consumer:
             second = takes_second(lane, self.lanes, now)
             staged = lane.next_batch(now) if second is not None else None
             if second is not None and staged is not None:
-                self._run(second, staged)
+                self._run(lane, second, staged)
         for lane in self.lanes:
             if lane.deadlines.ended:
                 self._ledger.settle(lane, lane.deadlines.ended)
                 lane.deadlines.ended = []
 
-    def _run(self, replica: Replica, batch: Batch) -> None:
+    def _run(self, lane: Lane, replica: Replica, batch: Batch) -> None:
         self._seq += 1
         batch.seq = self._seq
-        self._reporter.started(batch)
+        self._reporter.started(lane, batch)
         replica.run(batch)
 
     # Sleep and stop

@@ -19,6 +19,7 @@ from redis.exceptions import NoScriptError, RedisError
 from headrace import keys
 from headrace.connections import connect
 from headrace.scripts import script
+from workers.celery_conf import refuse
 from workers.consumer import Consumer
 from workers.items import Item
 from workers.lane import Lane
@@ -26,15 +27,33 @@ from workers.lane import Lane
 #: The most ids that one call of cancel.lua takes.
 CANCEL_MAX_JOBS: Final = 128
 
+_REPLICAS: Final = (
+    "a worker has no pool that could change: a model has as many processes as its `replicas` in "
+    "the models file says, from the worker's next start on"
+)
+#: What cannot be done to our workers, with what to do instead.
+REFUSED: Final = {
+    "pool_grow": _REPLICAS,
+    "pool_shrink": _REPLICAS,
+    "autoscale": _REPLICAS,
+    "pool_restart": "a worker has no pool that could start anew: restart the worker, whose jobs "
+    "then go back to their queues; `max_jobs` in the models file recycles a model's processes",
+    "rate_limit": "models have no rate limit: `max_batch_size` and `replicas` in the models file "
+    "bound what runs at once, and the rate of an API key what its client submits",
+    "time_limit": "models have no time limit that could change while they run: set `timeout_s` in "
+    "the models file (there is no soft one), or give a job its own",
+}
+
 _stock: Final = dict(Panel.data)
 Command = Callable[..., Any]
 
 
-def install(redis_url: str) -> None:
+def install(redis_url: str, control_queue: str) -> None:
     """Put our answers in the place of Celery's.
 
     Args:
         redis_url: where revoked jobs are cancelled.
+        control_queue: the only queue that Celery's own consumer may have.
     """
     revoke = _revoke_command(redis_url)
     commands: dict[str, Command] = {
@@ -47,17 +66,11 @@ def install(redis_url: str) -> None:
         "stats": _stats,
         "revoke": revoke,
         "terminate": lambda state, signal, task_id, **_: revoke(state, task_id),
-        "add_consumer": _stock_queues_only("add_consumer"),
-        "cancel_consumer": _stock_queues_only("cancel_consumer"),
+        "add_consumer": _own_queue_only("add_consumer", control_queue),
+        "cancel_consumer": _own_queue_only("cancel_consumer", control_queue),
     }
-    for name, key in (
-        ("rate_limit", "max_batch_size"),
-        ("time_limit", "timeout_s"),
-        ("pool_grow", "replicas"),
-        ("pool_shrink", "replicas"),
-    ):
-        commands[name] = _refused(f"models have no {name}: set {key} in the models file")
     Panel.data.update(commands)
+    refuse(REFUSED)
 
 
 def count_active(consumer: Consumer) -> None:
@@ -199,18 +212,18 @@ def _cancelled(redis_url: str, ids: list[str]) -> dict[str, str]:
     return answers
 
 
-def _stock_queues_only(name: str) -> Command:
+def _own_queue_only(name: str, own: str) -> Command:
     def command(state: Any, queue: str, *args: Any, **options: Any) -> Any:
         if queue.startswith(keys.QUEUE_PREFIX):
             why = f"{queue} is a model's queue: the models file says what a worker serves"
             return {"error": why}
+        if queue != own:
+            # It would take messages of tasks that it does not know, which loses them.
+            why = f"a worker of models takes nothing from {queue}: give that to a Celery worker"
+            return {"error": f"{why} of your own"}
         return _stock[name](state, queue, *args, **options)
 
     return command
-
-
-def _refused(why: str) -> Command:
-    return lambda state, **_: {"error": why}
 
 
 def _listed(ids: str | Sequence[str]) -> list[str]:

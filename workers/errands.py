@@ -28,7 +28,7 @@ from headrace.errors import ConfigError
 from headrace.settings import Settings, load_settings
 from workers import errand_broker
 from workers.broker_url import celery_url
-from workers.celery_conf import common_conf
+from workers.celery_conf import common_conf, refuse
 from workers.conductor import Conductor
 from workers.vital import run_vital
 
@@ -36,6 +36,15 @@ logger = logging.getLogger(__name__)
 
 #: How many errands are done at a time; most of them wait for others.
 THREADS: Final = 16
+_THREADS: Final = f"an errands worker has {THREADS} threads, for good: run another one beside it"
+#: What its pool cannot do, with what to do instead.
+REFUSED: Final = {
+    "pool_grow": _THREADS,
+    "pool_shrink": _THREADS,
+    "autoscale": _THREADS,
+    "pool_restart": "the pool of an errands worker cannot start anew: restart the worker, and what "
+    "it does is done again",
+}
 #: How often it says that it lives, in seconds.
 ALIVE_S: Final = 3.0
 #: How long a stop waits until what is under way was given back.
@@ -212,6 +221,7 @@ def deployed() -> Celery:
     settings = load_settings(None, os.environ, {})
     owner = os.environ.get("HEADRACE_INCARNATION") or f"errands-{secrets.token_hex(6)}"
     errand_broker.install()
+    refuse(REFUSED)
     catalog = load_catalog(settings.models_file, timeout_s=settings.timeout_s)
     return create_app(settings, catalog, owner)
 

@@ -47,6 +47,7 @@ from workers.replica import Replica
 from workers.restarts import Restarts
 from workers.retries import RetryPolicy
 from workers.sequels import Sequels
+from workers.telling import Telling
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +72,8 @@ class Lane:
         restarts: which of them were lost, and when the next may be started.
         policy: how often and when its jobs are tried again, unless they say.
         deadlines: until when its jobs must have begun, and have ended.
+        events_per_s: of how many jobs a second monitors are told where they get a sample.
+        telling: of which jobs they are told.
         last_error: why a load failed last.
         prepare_s: what `preprocess` takes for one item, of late.
         starved: which share of the device's time it stood idle, of late, because the batch that it
@@ -92,6 +95,8 @@ class Lane:
     sequels: Sequels = field(default_factory=Sequels)
     prepare_s: float = 0.0
     starved: float = 0.0
+    events_per_s: int = 100
+    telling: Telling = field(init=False)
     deadlines: Deadlines = field(init=False)
     restarts: Restarts = field(init=False)
     policy: RetryPolicy = field(init=False)
@@ -102,6 +107,7 @@ class Lane:
     def __post_init__(self) -> None:
         model = self.model
         self.deadlines = Deadlines(model)
+        self.telling = Telling(model.name, model.events, self.events_per_s, self.stats)
         bounds = (model.retry_backoff_s, model.retry_backoff_max_s)
         self.policy = RetryPolicy(self.max_retries, *bounds)
         self.restarts = Restarts(model.max_restarts_per_minute)

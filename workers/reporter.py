@@ -98,14 +98,14 @@ class Reporter:
             self._asked_for = dispatcher.enabled and (not groups or "task" in groups)
         return self._asked_for
 
-    def started(self, batch: Batch) -> None:
-        """A batch went to its model process."""
+    def started(self, lane: Lane, batch: Batch) -> None:
+        """A batch of the lane went to its model process."""
         celery_state.all_total_count[0] += len(batch.items)
         celery_state.total_count[keys.TASK_NAME] += len(batch.items)
         if not self._listening:
             return
         head, add = self._log.head, self._log.events.append
-        for item in batch.items:
+        for item in lane.telling.of(batch.items, time.monotonic()):
             if item.token in self._told:
                 continue  # its first batch gave way
             started_s = item.dispatched_epoch_s
@@ -131,19 +131,29 @@ class Reporter:
 
     def settled(self, lane: Lane, settlements: Sequence[Settlement], codes: Sequence[Any]) -> None:
         """Redis has answered how these jobs of the lane, which still holds them, have ended."""
-        listening, now_s = self._listening, time.time()
+        listening, now_s, left_out = self._listening, time.time(), 0
         for settlement, code in zip(settlements, codes, strict=True):
             told = self._told.pop(settlement.token, None)
             if int(code) == FENCED or (told is None and not listening):
                 continue
-            item = lane.held.get(settlement.id)
-            if told is None and item is not None and not item.dispatched_at:
-                # Refused, expired or put off as soon as it was claimed.
+            if told is None:
+                # Left out until now; or refused, expired or put off as soon as it was claimed.
+                item = lane.held.get(settlement.id)
+                if item is None or not self._worth_telling(lane, item, settlement):
+                    left_out += int(code) != PUT_OFF
+                    continue
                 self._received(item, now_s)
                 told = NOT_YET
-            if told is not None:
-                self._ended(settlement, int(code), *told)
+            self._ended(settlement, int(code), *told)
+        lane.telling.left_out(left_out)
         self._due()
+
+    def _worth_telling(self, lane: Lane, item: Item, settlement: Settlement) -> bool:
+        """Whether to tell of a job at its end of which nothing was told when it began."""
+        telling = lane.telling
+        if item.dispatched_at and (telling.mode is True or settlement.state == State.SUCCEEDED):
+            return False
+        return telling.notable(time.monotonic())
 
     def released(self, items: Sequence[Item], outcomes: Sequence[Any]) -> None:
         """Redis has answered what became of jobs that were given back."""

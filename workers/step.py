@@ -59,7 +59,8 @@ def build_lanes(catalog: Catalog, settings: Settings, environ: Mapping[str, str]
         replicas = [Replica(init, own_environ, model.load_timeout_s) for _ in range(model.replicas)]
         retries = model.max_retries if model.max_retries is not None else settings.max_retries
         cargo = Cargo(settings.payload_store, settings.inline_limit_bytes)
-        lanes.append(Lane(model, retries, replicas, cargo=cargo))
+        lane = Lane(model, retries, replicas, cargo=cargo, events_per_s=settings.events_per_s)
+        lanes.append(lane)
     return lanes
 
 
@@ -220,7 +221,12 @@ class HeadraceStep(bootsteps.StartStopStep):
     def info(self, obj: Any) -> dict[str, Any]:  # type: ignore[override] # stubs say None
         if self._consumer is None:
             return {}
-        return {"headrace": {lane.model.name: model_report(lane) for lane in self._consumer.lanes}}
+        return {
+            "headrace": {
+                lane.model.name: {**model_report(lane), **lane.telling.shown()}
+                for lane in self._consumer.lanes
+            }
+        }
 
 
 def consumer_step(

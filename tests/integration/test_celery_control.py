@@ -197,7 +197,11 @@ def test_no_answer_holds_the_password(site: Site) -> None:
         ("time_limit", {"task_name": keys.TASK_NAME, "hard": 5}, "timeout_s"),
         ("pool_grow", {"n": 1}, "replicas"),
         ("pool_shrink", {"n": 1}, "replicas"),
+        ("autoscale", {"min": 1, "max": 3}, "replicas"),
+        ("pool_restart", {"reload": False}, "restart the worker"),
         ("add_consumer", {"queue": QUEUE}, "models file"),
+        ("add_consumer", {"queue": "celery"}, "of your own"),
+        ("cancel_consumer", {"queue": "celery"}, "of your own"),
         ("cancel_consumer", {"queue": QUEUE}, "models file"),
     ],
 )

@@ -121,6 +121,11 @@ def test_what_is_no_message_is_dropped_and_hinders_nothing(
         client.rpush(keys.ERRANDS, b"\xff", b"[]", b'{"properties": {}}')
         send(server, "after")
         open_gate(client, "after")
+        with Celery(broker=server.url, set_as_current=False) as app:
+            for command in ("pool_grow", "pool_shrink", "autoscale", "pool_restart"):
+                answers: Any = app.control.broadcast(command, reply=True, timeout=30, limit=1)
+                (answer,) = answers
+                assert "errands worker" in answer["only@test"]["error"]
         assert worker.log.count("is no message of Celery") == 3
         nothing_held(client)
 

@@ -1,108 +1,31 @@
-"""Flower on our app, over HTTP, against a real worker."""
+"""Flower on our app, over HTTP and in a browser, against a real worker."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-import urllib.error
-import urllib.request
+import html
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from contextlib import ExitStack
 
 import pytest
 
 from headrace import keys
-from headrace.jobs import State, new_id
+from headrace.jobs import State
+from tests.harness.browser import browser
 from tests.harness.celery_client import GET_TIMEOUT_S, send, stock_client
-from tests.harness.children import end_child
-from tests.harness.redis_servers import free_port, leaked_keys, redis_server
+from tests.harness.flower import PASSWORD, Flower, asked, running_flower
+from tests.harness.redis_servers import leaked_keys, redis_server
 from tests.harness.wait import wait_until
-from tests.harness.worker import HANDLERS, ROOT, Client, celery_worker, write_models
+from tests.harness.worker import HANDLERS, Client, celery_worker, write_models
 
 SECRET = "the-input-itself"
 NODE = "cpu0@test"
-FLOWER_TIMEOUT_S = 20
+QUEUES = {"headrace.still", "headrace.gated", "headrace:control", "headrace:errands"}
 
 
-@dataclass
-class Flower:
-    """A running Flower, and clients of the deployment that it shows."""
-
-    port: int
-    redis_url: str
-    folder: Path
-    ours: Client
-
-    @contextmanager
-    def running(self) -> Iterator[str]:
-        """A job that runs as long as the context."""
-        gate = self.folder / new_id()
-        (job_id,) = self.ours.submit("gated", {"until": str(gate)})
-        try:
-            yield job_id
-        finally:
-            gate.touch()
-
-    def read(self, path: str, body: dict[str, Any] | None = None) -> str:
-        """The answer to a GET, or to a POST of this JSON."""
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}{path}",
-            data=None if body is None else json.dumps(body).encode(),
-        )
-        with urllib.request.urlopen(request, timeout=30) as response:
-            text: str = response.read().decode()
-        return text
-
-    def json(self, path: str, body: dict[str, Any] | None = None) -> Any:
-        return json.loads(self.read(path, body))
-
-    def task(self, job_id: str) -> dict[str, Any]:
-        """What Flower knows of a job; empty while it knows nothing."""
-        try:
-            found: dict[str, Any] = self.json(f"/api/task/info/{job_id}")
-        except urllib.error.HTTPError as error:
-            if error.code == 404:
-                return {}
-            raise
-        return found
-
-    def wait_for(self, state: str, *job_ids: str) -> list[dict[str, Any]]:
-        """Wait until Flower shows these jobs in this state."""
-        wait_until(
-            lambda: all(self.task(job_id).get("state") == state for job_id in job_ids),
-            f"Flower shows {state}",
-        )
-        return [self.task(job_id) for job_id in job_ids]
-
-
-@contextmanager
-def running_flower(redis_url: str, models: Path, folder: Path) -> Iterator[int]:
-    port = free_port()
-    environ = {
-        **os.environ,
-        "FLOWER_UNAUTHENTICATED_API": "true",
-        "HEADRACE_REDIS_URL": redis_url,
-        "HEADRACE_MODELS_FILE": str(models),
-        "PYTHONPATH": str(ROOT),
-    }
-    command = [
-        sys.executable, "-m", "celery", "-A", "workers.celery_app", "flower",
-        "--address=127.0.0.1", f"--port={port}",
-    ]  # fmt: skip
-    with (folder / "flower.log").open("wb") as log:
-        process = subprocess.Popen(command, env=environ, cwd=folder, stdout=log, stderr=log)
-    try:
-        yield port
-    except BaseException:
-        print((folder / "flower.log").read_text(errors="replace")[-4000:])  # noqa: T201
-        raise
-    finally:
-        end_child(process, 10)
+def lengths(flower: Flower) -> dict[str, int]:
+    """What stands in each queue, as the Broker page has it."""
+    queues = flower.json("/api/queues/length")["active_queues"]
+    return {queue["name"]: queue["messages"] for queue in queues}
 
 
 @pytest.fixture(scope="module")
@@ -114,15 +37,18 @@ def flower(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flower]:
     path = write_models(folder, gated=gated, still=still)
     with (
         redis_server() as server,
-        celery_worker(server.url, path, folder, node=NODE, arguments=()) as worker,
-        running_flower(server.url, path, folder) as port,
+        running_flower(server.url, path, folder) as process,
         Client(server.url, path) as ours,
+        ExitStack() as started,
     ):
-        worker.wait_ready("gated")
-        flower = Flower(port, server.url, folder, ours)
-        wait_until(
-            lambda: flower.json("/workers?json=1")["data"], "Flower sees a worker", FLOWER_TIMEOUT_S
+        flower = Flower(process.port, server.url, folder, ours)
+        # It is there before any worker, and knows the queues all the same.
+        assert set(lengths(flower)) == QUEUES
+        worker = started.enter_context(
+            celery_worker(server.url, path, folder, node=NODE, arguments=())
         )
+        worker.wait_ready("gated")
+        wait_until(lambda: flower.json("/workers?json=1")["data"], "Flower sees a worker", 60)
         wait_until(lambda: "enabled by remote" in worker.log, "Flower has asked for events")
         yield flower
         leaked = leaked_keys(ours.redis)
@@ -156,17 +82,12 @@ def test_a_workers_page(flower: Flower) -> None:
 
 
 def test_queues_have_their_true_lengths_over_all_priorities(flower: Flower) -> None:
-    flower.json("/api/workers?refresh=1")
     ids = [
         job_id
         for priority, count in ((0, 3), (4, 2), (9, 1))
         for job_id in flower.ours.submit("still", *range(count), priority=priority)
     ]
-    lengths = {
-        queue["name"]: queue["messages"]
-        for queue in flower.json("/api/queues/length")["active_queues"]
-    }
-    assert lengths == {"headrace.still": 6, "headrace.gated": 0, "headrace:control": 0}
+    assert lengths(flower) == {**dict.fromkeys(QUEUES, 0), "headrace.still": 6}
     page = flower.read("/broker")
     assert "headrace.still" in page
     flower.ours.redis.delete(*keys.step_keys("headrace.still"), *map(keys.job, ids))
@@ -205,13 +126,103 @@ def test_a_running_job_is_started(flower: Flower) -> None:
     flower.wait_for("SUCCESS", job_id)
 
 
-def test_terminate_cancels(flower: Flower) -> None:
+@pytest.mark.parametrize("query", ["?terminate=true", "?terminate=false", ""])
+def test_terminate_and_revoke_cancel(flower: Flower, query: str) -> None:
     with flower.running() as job_id:
         flower.wait_for("STARTED", job_id)
-        flower.json(f"/api/task/revoke/{job_id}?terminate=true", {})
+        flower.json(f"/api/task/revoke/{job_id}{query}", {})
         wait_until(lambda: flower.ours.job(job_id).cancel_asked, "the worker has heard of it")
     (job,) = flower.ours.wait(job_id)
     assert job.state is State.CANCELLED
+    flower.wait_for("REVOKED", job_id)
+
+
+def test_revoke_cancels_a_job_that_waits_and_that_flower_does_not_know(flower: Flower) -> None:
+    (waiting,) = flower.ours.submit("still", 1)
+    assert flower.task(waiting) == {}
+    flower.json(f"/api/task/revoke/{waiting}", {})
+    (job,) = flower.ours.wait(waiting)
+    assert job.state is State.CANCELLED
+    flower.ours.redis.delete("headrace.still")  # where its message stands until it comes up
+
+
+#: Each button that can do nothing here: its address, what the page sends, and what it is told.
+REFUSALS = [
+    ("worker/pool/grow/{node}", "n=2", "`replicas` in the models file"),
+    ("worker/pool/shrink/{node}", "n=1", "`replicas` in the models file"),
+    ("worker/pool/autoscale/{node}", "min=1&max=3", "`replicas` in the models file"),
+    ("worker/pool/restart/{node}", "", "restart the worker"),
+    ("worker/queue/add-consumer/{node}", "queue=headrace.gated", "is a model&#x27;s queue"),
+    ("worker/queue/add-consumer/{node}", "queue=celery", "a Celery worker of your own"),
+    ("worker/queue/cancel-consumer/{node}", "queue=headrace.gated", "is a model&#x27;s queue"),
+    ("task/rate-limit/headrace.predict", "workername={node}&ratelimit=5", "rate of an API key"),
+    ("task/timeout/headrace.predict", "workername={node}&hard=5", "`timeout_s` in the models file"),
+    ("task/timeout/headrace.predict", "workername={node}&soft=5", "there is no soft one"),
+    ("task/abort/some-id", "", "/api/task/revoke/some-id"),
+]
+
+
+@pytest.mark.parametrize(("path", "sent", "told"), REFUSALS)
+def test_a_button_that_can_do_nothing_says_what_to_do(
+    flower: Flower, path: str, sent: str, told: str
+) -> None:
+    flower.read(f"/worker/{NODE}")  # from then on it knows the worker
+    body = sent.format(node=NODE).encode()
+    status, text = flower.ask("POST", f"/api/{path.format(node=NODE)}", body)
+    assert status == 403
+    assert told.replace("&#x27;", "'") in html.unescape(text)
+    # The page shows the text of this answer as that of an HTML element.
+    assert text.startswith("<p>") == path.startswith("task/timeout")
+
+
+def test_its_api_sends_jobs_to_the_queue_of_their_model(flower: Flower) -> None:
+    arguments = {"kwargs": {"model": "gated", "input": {"x": 1}}}
+    answer = flower.json(f"/api/task/apply/{keys.TASK_NAME}", {**arguments, "timeout": 60})
+    assert (answer["state"], answer["result"]) == ("SUCCESS", {"x": 1})
+    assert flower.json(f"/api/task/result/{answer['task-id']}")["result"] == {"x": 1}
+    sent = flower.json(f"/api/task/async-apply/{keys.TASK_NAME}", {"args": ["gated", 2]})
+    flower.ours.wait(sent["task-id"])
+
+
+def test_without_the_password_only_health_and_metrics_answer(flower: Flower) -> None:
+    for path in ("/", "/workers", f"/worker/{NODE}", "/tasks", "/broker", "/api/workers"):
+        assert asked(flower.port, "GET", path)[0] == 401, path
+        assert asked(flower.port, "GET", path, password="me:wrong")[0] == 401, path
+    assert asked(flower.port, "POST", f"/api/worker/shutdown/{NODE}", b"")[0] == 401
+    assert asked(flower.port, "GET", "/healthcheck") == (200, "OK")
+    assert asked(flower.port, "GET", "/metrics")[0] == 200
+    other = {"Origin": "http://evil.example"}
+    path = f"/api/worker/pool/grow/{NODE}"
+    assert asked(flower.port, "POST", path, b"", password=PASSWORD, **other)[0] == 403
+
+
+def test_the_buttons_of_its_pages_say_what_was_done(flower: Flower) -> None:
+    user, _, password = PASSWORD.partition(":")
+    with browser() as running, flower.running() as job_id:
+        flower.wait_for("STARTED", job_id)
+        page = running.new_page(http_credentials={"username": user, "password": password})
+        page.goto(f"http://127.0.0.1:{flower.port}/worker/{NODE}")
+
+        def told(button: str) -> str:
+            page.click(button)
+            toast = page.locator("#toast-container .toast-body").last
+            toast.wait_for()
+            text = toast.text_content() or ""
+            page.evaluate("document.querySelector('#toast-container').replaceChildren()")
+            return text
+
+        assert "`replicas` in the models file" in told("#worker-pool-grow")
+        page.click("#worker-tab-limits")
+        page.fill("#limits-table td:nth-child(3) input", "5")
+        assert "`timeout_s` in the models file" in told("[id^=task-timeout-hard]")
+        page.goto(f"http://127.0.0.1:{flower.port}/tasks")
+        page.click("[data-task-state=STARTED]")
+        row = page.locator("#tasks-table tbody tr", has_text=job_id)
+        row.wait_for()
+        assert "'model': 'gated'" in row.inner_text()
+        row.locator("a", has_text=job_id).click()
+        assert "Revoked" in told("#task-terminate")
+        wait_until(lambda: flower.ours.job(job_id).cancel_asked, "the worker has heard of it")
     flower.wait_for("REVOKED", job_id)
 
 

@@ -29,6 +29,7 @@ from workers.outcomes import encode_result
 from workers.reporter import EVENTS_MAX, EVENTS_S, Reporter
 from workers.retries import RetryPolicy
 from workers.step import event_channel, take_ticks
+from workers.telling import Telling
 
 SETTLED, REPEATED = 1, 2
 
@@ -73,7 +74,7 @@ class Desk:
         for item in items:
             item.dispatched_at, item.dispatched_epoch_s = now, time.time()
         batch = Batch(items, "idle", now - 0.25, now + 60)
-        self.reporter.started(batch)
+        self.reporter.started(self.lane, batch)
         return batch
 
     def end(self, batch: Batch, *settlements: Settlement, codes: list[int] | None = None) -> None:
@@ -233,6 +234,29 @@ def test_nothing_is_told_that_nobody_asked_for(desk: Desk, dispatcher: Dispatche
     desk.end(batch, success(items[0]))
     assert desk.reporter.events(float("inf")) == []
     assert desk.reporter.events_at == float("inf")
+
+
+def test_beyond_the_rate_failures_are_told_whole_and_the_rest_is_counted(desk: Desk) -> None:
+    desk.lane.telling = Telling("m", "sampled", 0.1, desk.lane.stats)
+    items = desk.claim("seen", "good", "bad", "late", "put-off")
+    batch = desk.start(items[:3])
+    desk.end(batch, success(items[0]), success(items[1]), failure(items[2], InputError("no")))
+    desk.settle(failed(items[3], "expired", "late"), put_off(items[4], 5), codes=[SETTLED, PUT_OFF])
+    assert desk.kinds() == [
+        ("good", "received"), ("good", "started"), ("good", "succeeded"),
+        ("bad", "received"), ("bad", "failed"),
+    ]  # fmt: skip
+    assert desk.lane.telling.untold == 2, "`seen` and `late`; who waits for his time has not ended"
+
+
+def test_of_a_model_without_events_nothing_is_told(desk: Desk) -> None:
+    desk.lane.telling = Telling("m", False, 100, desk.lane.stats)
+    items = desk.claim("good", "bad", "late")
+    batch = desk.start(items[:2])
+    desk.end(batch, success(items[0]), failure(items[1], InputError("no")))
+    desk.settle(failed(items[2], "expired", "late"))
+    assert desk.said() == []
+    assert desk.lane.telling.untold == 0
 
 
 def test_while_celery_has_no_dispatcher_the_last_word_stands(desk: Desk) -> None:

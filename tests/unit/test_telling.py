@@ -1,0 +1,72 @@
+"""Which jobs monitors are told of, by the model's `events`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headrace.telemetry import UNTOLD, ModelStats
+from workers.items import Item
+from workers.telling import BURST_S, Bucket, Telling
+
+
+def items(count: int, attempts: int = 1) -> list[Item]:
+    return [
+        Item(str(n), f"t{n}", None, 0, 0.0, 0.0, attempts=attempts, alone=False)
+        for n in range(count)
+    ]
+
+
+def telling(mode: bool | str, per_s: float = 1.0) -> Telling:
+    return Telling("m", mode, per_s, ModelStats())
+
+
+def test_a_bucket_gives_its_rate_after_its_burst() -> None:
+    bucket, at = Bucket(5), 1000.0
+    assert bucket.take(10_000, at) == 5 * BURST_S
+    assert bucket.take(1, at) == 0
+    assert bucket.take(10, at + 1) == 5
+    assert sum(bucket.take(1, at + 1 + n / 100) for n in range(1, 201)) == 10
+    assert bucket.take(10_000, at + 10_000) == 5 * BURST_S
+
+
+@pytest.mark.parametrize("mode", [True, False, "sampled"])
+def test_small_loads_are_told_whole_unless_they_are_not_to_be(mode: bool | str) -> None:
+    batch = items(7)
+    assert list(telling(mode).of(batch, 1.0)) == (batch if mode else [])
+    assert telling(mode).notable(1.0) is bool(mode)
+
+
+def test_beyond_the_rate_a_sample_is_spread_over_each_batch() -> None:
+    sampled, at = telling("sampled", 4), 1000.0
+    batch = items(40)
+    assert sampled.of(batch, at) is batch
+    assert list(sampled.of(batch, at)) == []
+    assert [item.id for item in sampled.of(batch, at + 1)] == ["5", "15", "25", "35"]
+    every = telling(True, 4)
+    assert all(every.of(batch, at) is batch for _ in range(10))
+
+
+def test_later_attempts_and_bad_ends_have_a_rate_of_their_own() -> None:
+    sampled, at = telling("sampled", 1), 1000.0
+    sampled.of(items(10), at)
+    again = items(4, attempts=2)
+    assert list(sampled.of([*items(3), *again], at)) == again
+    assert [sampled.notable(at) for _ in range(7)] == [True] * 6 + [False]
+    assert list(sampled.of(again, at)) == []
+
+
+def test_what_was_left_out_is_counted_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    stats: Any = ModelStats()
+    sampled = Telling("m", "sampled", 100, stats)
+    with caplog.at_level("INFO"):
+        for count in (0, 3, 4):
+            sampled.left_out(count)
+    assert dict(stats.drain()) == {UNTOLD: "7.0"}
+    assert sampled.shown() == {"events": "sampled", "events_left_out": 7}
+    (line,) = caplog.messages
+    assert line.startswith("model m: of more than 100 jobs a second")
+    off = telling(False)
+    off.left_out(5)
+    assert off.untold == 0

@@ -32,7 +32,7 @@ from headrace.tasks import end
 from headrace.telemetry import ModelState
 from headrace.waiting import Waiters
 from workers.canvas import TRY_AGAIN, ChordBusy, Malformed, Progress, Sender
-from workers.course import Course, StageFailed
+from workers.course import Course, StageFailed, about
 from workers.herald import tell_end
 from workers.items import NEVER, Item, Settlement, cancelled, claimed_item
 from workers.pipeline_begin import claimed_rows, read_course
@@ -244,7 +244,7 @@ class Conductor:
         except HeadraceError as error:
             return failure(course, StageFailed(error.code, f"the result: {error.message}"))
         except Exception as error:
-            logger.exception("job %s: the pipeline %s", course.item.id, course.pipeline.name)
+            logger.exception("the pipeline could not be run", extra=about(course))
             why = f"the pipeline could not be run: {type(error).__name__}"
             return failure(course, StageFailed("internal-error", why))
 
@@ -275,7 +275,9 @@ class Conductor:
             try:
                 return await self._jobs.in_thread(self._tell, end, progress)
             except (*TRY_AGAIN, ChordBusy, Malformed) as error:
-                logger.warning("what follows %s cannot be told yet: %s", course.item.id, error)
+                logger.warning(
+                    "what follows the job cannot be told yet: %s", error, extra=about(course)
+                )
                 progress.tries += 1
             await asyncio.sleep(AGAIN_MAX_S / 4)
 
@@ -291,7 +293,7 @@ class Conductor:
             del line.courses[course.item.id]
         if not task.cancelled() and task.exception() is not None:
             # Its lease runs out, and whoever takes it then goes on with it.
-            logger.error("job %s was let go", course.item.id, exc_info=task.exception())
+            logger.error("the job was let go", exc_info=task.exception(), extra=about(course))
         self._woken.set()
 
     # Keeping

@@ -99,6 +99,8 @@ class Conductor:
         self._woken = asyncio.Event()
         self._stopping = False
         self._doubtful = False
+        # Pipelines that have jobs which wait, as far as was read by now.
+        self._filled: set[int] = set()
         # Redis' clock at this process' second 0, and from when on others' leases may be reaped.
         self._zero_us: int | None = None
         self._reap_after = NEVER
@@ -145,6 +147,7 @@ class Conductor:
         try:
             if self._wake.socket() is None:
                 await asyncio.to_thread(self._wake.connect)
+                self._filled.clear()
                 self._reap_after = time.monotonic() + self._settings.lease_ttl_s
                 self._renew_at = self._sweep_at = 0.0
             await self._upkeep()
@@ -152,10 +155,14 @@ class Conductor:
             wanted = [
                 n for n, line in enumerate(self._lines) if line.rooms and n in self._wake.unwatched
             ]
-            filled = await asyncio.to_thread(self._wake.watch, wanted)
+            self._filled |= await asyncio.to_thread(self._wake.watch, wanted)
+            self._wake.check(time.monotonic())
             self._heard()
-            for n in sorted(filled):
-                if self._lines[n].rooms and await self._claim(self._lines[n]):
+            for n in sorted(self._filled):
+                if not self._lines[n].rooms:
+                    continue
+                self._filled.discard(n)
+                if await self._claim(self._lines[n]):
                     return
             await self._sleep()
         except _AWAY as error:
@@ -180,7 +187,9 @@ class Conductor:
             pass
         finally:
             loop.remove_reader(sock)
-        await asyncio.to_thread(self._wake.drain)
+        # A server that is slow gives lengths here. What has changed is asked for again anyway.
+        told = await asyncio.to_thread(self._wake.drain)
+        self._filled |= told - self._wake.unwatched
         self._heard()
 
     async def _claim(self, line: Line) -> bool:

@@ -113,6 +113,9 @@ def test_each_alert_has_a_test_and_words_for_who_is_woken() -> None:
     for rule in ALERTS:
         assert rule["labels"]["severity"] in ("page", "ticket")
         assert rule["annotations"]["summary"]
+        # The anchor of its heading.
+        runbook = f"docs/operations.md#{rule['alert'].lower()}"
+        assert rule["annotations"]["runbook_url"] == runbook
         assert tested.count(f"alertname: {rule['alert']}\n") >= 1, rule["alert"]
         assert f"### {rule['alert']}\n" in explained, f"{rule['alert']} is not explained"
     told = re.findall(r"^### (Headrace\w+)$", explained, re.MULTILINE)

@@ -27,7 +27,6 @@ from headrace.errors import (
 )
 from headrace.handler import Context, Handler
 from headrace.inputs import decode_input, decode_payload
-from headrace.logs import AT_HAND
 from workers.device_loss import device_lost
 from workers.outcomes import Outcome, failure, out_of_memory, outcome_of
 from workers.thread_context import overlaps
@@ -334,8 +333,7 @@ class Runner:
         return next((size for size in allowed if size >= count), count) - count
 
     def _at_hand(self, inputs: list[Input]) -> None:
-        ids = self.context.request_ids = [job_id for job_id, _, _ in inputs]
-        AT_HAND.set(ids)
+        self.context.request_ids = [job_id for job_id, _, _ in inputs]
         self.context.content_types = [kind for _, _, kind in inputs]
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -25,17 +25,20 @@ from headrace.batches.source import BatchSource, failed_ids
 from headrace.batches.validation import Found, validate
 from headrace.client.bulk import LOOKUP_JOBS, cancel_many
 from headrace.client.job import Failure
+from headrace.client.steps import Plan
 from headrace.client.sync import Client
 from headrace.errors import BrokerError, FileMissing, Forbidden, HeadraceError, Unauthorized
 from headrace.files.files import Files
 from headrace.keys import BatchField
 from headrace.runs import calls
 from headrace.runs.checkpoint import Checkpoint
-from headrace.runs.engine import Engine
+from headrace.runs.engine import Engine, row_of
 from headrace.runs.numbers import Numbers
 from headrace.runs.order import RunOrder
 from headrace.runs.seams import Entry, Row
 from headrace.settings import Settings
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -80,18 +83,16 @@ class Driving:
         self._late_at = time.monotonic() + self.batch.expires_at - lease.now_s
         if self.batch.status == records.CANCELLING:
             self._why = records.CANCELLED
-
-    @property
-    def _about(self) -> dict[str, str]:
-        """The fields of a line that concerns the batch."""
-        return {"api_batch": self.batch.id}
+        elif self.batch.expires_at <= lease.now_s:
+            # While no runner was there: nothing more is begun.
+            self._why = records.EXPIRED
 
     def renew(self) -> None:
         """Say that the batch is still ours, and hear whether it is to end; often, from outside."""
         try:
             said = self._batches.save(self._lease)
         except BrokerError as error:
-            logger.warning("the lease was not renewed: %s", error.message, extra=self._about)
+            logger.warning("%s: the lease was not renewed: %s", self.batch.id, error.message)
             return
         if said is None:
             self.stop("lost")
@@ -120,17 +121,15 @@ class Driving:
             self._drive()
             again_s = None if self._why != "stopped" else 0.0
         except LeaseLost:
-            logger.warning("the batch is another runner's by now", extra=self._about)
+            logger.warning("%s is another runner's by now", self.batch.id)
             again_s = None
         except _Stopped:
             again_s = 0.0 if self._why == "stopped" else None
         except HeadraceError as error:
-            logger.warning(
-                "the batch waits, and is tried again: %s", error.message, extra=self._about
-            )
+            logger.warning("%s waits, and is tried again: %s", self.batch.id, error.message)
             again_s = AGAIN_S
         except Exception:
-            logger.exception("the batch waits, and is tried again", extra=self._about)
+            logger.exception("%s waits, and is tried again", self.batch.id)
             again_s = AGAIN_S
         finally:
             self.done = True
@@ -142,9 +141,7 @@ class Driving:
         try:
             self._batches.save(self._lease, lease_s=again_s)
         except BrokerError as error:
-            logger.warning(
-                "the batch is left until its lease ends: %s", error.message, extra=self._about
-            )
+            logger.warning("%s is left until its lease ends: %s", self.batch.id, error.message)
 
     def _drive(self) -> None:
         batch, spec = self.batch, self.batch.spec
@@ -174,7 +171,7 @@ class Driving:
 
     def _fail(self, sink: BatchSink, error: LineError) -> None:
         """End it with an error of its own; what has ended stays to be had."""
-        logger.warning("the batch failed: %s", error.message, extra=self._about)
+        logger.warning("%s failed: %s", self.batch.id, error.message)
         sink.end(records.FAILED, {BatchField.ERRORS: msgspec.json.encode([error])})
 
     def _models(self) -> dict[str, str]:
@@ -195,7 +192,7 @@ class Driving:
                 max_lines=self._settings.batch_max_lines, beat=self._check,
             )  # fmt: skip
         if found.errors:
-            logger.info("%d lines cannot be run", found.bad, extra=self._about)
+            logger.info("%s: %d lines cannot be run", self.batch.id, found.bad)
             sink.end(records.FAILED, {BatchField.ERRORS: msgspec.json.encode(found.errors)})
             return False
         self.batch.total = found.total
@@ -232,8 +229,9 @@ class Driving:
         self._say(records.FINALIZING)
         status = records.COMPLETED if engine.checkpoint.ended else self._why
         sink.end(status, {})
-        told = status, sink.completed, sink.failed
-        logger.info("%s, %d completed, %d failed", *told, extra=self._about)
+        logger.info(
+            "%s: %s, %d completed, %d failed", self.batch.id, status, sink.completed, sink.failed
+        )
 
     def _say(self, status: str) -> None:
         if self._batches.save(self._lease, status) is None:
@@ -287,13 +285,10 @@ class Driving:
     def _row(self, entry: Entry, job_id: str, outcome: calls.Outcome | None, why: Failure) -> Row:
         if outcome is None or outcome.status == "cancelled":
             return Row(entry.n, entry.key, "cancelled", error=why, carried=entry.carried)
-        result: msgspec.Raw | None = outcome.result or None
-        if outcome.result_size is not None:
-            result = self._client.run(calls.long_result(self._client.session, job_id))
-        return Row(
-            entry.n, entry.key, outcome.status, outcome.attempts, outcome.timings or None, result,
-            outcome.error, entry.carried,
-        )  # fmt: skip
+        return row_of(entry, job_id, outcome, self._ask)
+
+    def _ask(self, plan: Callable[..., Plan[T]], *arguments: Any) -> T:
+        return self._client.run(plan(self._client.session, *arguments))
 
 
 class _Stopped(Exception):

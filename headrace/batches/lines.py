@@ -209,7 +209,7 @@ class Requests:
         try:
             job = _JOB.decode(body)
             given = _GIVEN.decode(body).options
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise BadLine("invalid_body", f"body: {_plain(error)}", "body") from None
         self._check_model(job.model, job.version)
         if bool(job.input) == (job.input_ref is not None):
@@ -267,7 +267,7 @@ def _options_of(query: str) -> dict[str, Any]:
         if "metadata" in given:
             given["metadata"] = msgspec.json.decode(given["metadata"])
         options = msgspec.convert(given, JobOptions, strict=False)
-    except (ValueError, msgspec.MsgspecError) as error:
+    except (ValueError, msgspec.MsgspecError, RecursionError) as error:
         raise BadLine("invalid_url", f"url: {_plain(error)}", "url") from None
     _check_metadata(options)
     return {name: getattr(options, name) for name in given}

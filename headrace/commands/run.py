@@ -58,8 +58,9 @@ class Asked:
     def source_options(self) -> SourceOptions:
         """How the source is read."""
         return SourceOptions(
-            input=self.input, key=self.key, glob=self.glob, content_type=self.content_type
-        )
+            input=self.input, key=self.key, glob=self.glob, content_type=self.content_type,
+            output=self.output,
+        )  # fmt: skip
 
 
 def run(url: str | None, asked: Asked) -> ExitCode:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Self
 from headrace.commands import output
 from headrace.commands.progress import Bar
 from headrace.errors import HeadraceError
+from headrace.runs.local_state import path_text
 
 if TYPE_CHECKING:
     from headrace.runs.engine import Engine
@@ -112,12 +113,13 @@ class Watch:
 
         kept, progress = self._engine.checkpoint, self._engine.progress
         told = {
-            "model": kept.model, "name": kept.name, "source": self._source, "output": kept.output,
-            "state": state, "total": progress.total, "succeeded": progress.succeeded,
-            "failed": progress.failed, "in_flight": progress.in_flight,
-            "per_second": round(self._pacer.per_second, 3), "started_at": kept.started_at,
-            "command": ["headrace", *sys.argv[1:]], "host": socket.gethostname(),
-            "folder": os.getcwd(), "error": why,
+            "model": kept.model, "name": kept.name, "source": path_text(self._source),
+            "output": kept.output, "state": state, "total": progress.total,
+            "succeeded": progress.succeeded, "failed": progress.failed,
+            "in_flight": progress.in_flight, "per_second": round(self._pacer.per_second, 3),
+            "started_at": kept.started_at,
+            "command": ["headrace", *map(path_text, sys.argv[1:])],
+            "host": socket.gethostname(), "folder": path_text(os.getcwd()), "error": why,
         }  # fmt: skip
         begun = not self._begun
         with (

@@ -22,6 +22,7 @@ from typing_extensions import override
 
 from headrace.errors import ConfigError, Conflict, HeadraceError, InvalidRequest
 from headrace.runs.braces import expand
+from headrace.runs.local_state import is_of_output, path_text
 
 READ_BYTES: Final = 1 << 20
 #: What reading raises where compressed bytes are broken or end too early.
@@ -75,7 +76,7 @@ class LocalBlob:
         if not self._path.is_file():
             raise ConfigError(f"{path}: no such file")
         found = self._path.stat()
-        self.name: Final = os.fsencode(self._path).decode("utf-8", "backslashreplace")
+        self.name: Final = path_text(self._path)
         self.bytes: Final = found.st_size
         self.version: Final = str(found.st_mtime_ns)
 
@@ -127,10 +128,14 @@ class _Unpacked(gzip.GzipFile):
         self._inner.close()
 
 
-def local_blobs(named: str) -> list[Blob]:
+def local_blobs(named: str, output: str = "") -> list[Blob]:
     """The files that a path, a pattern or a range of names stands for, in order.
 
     A path that exists is never read as a pattern.
+
+    Args:
+        named: as the user wrote it.
+        output: the run's own, which no pattern stands for.
 
     Raises:
         ConfigError: there is none, or one of those that are named is missing.
@@ -140,7 +145,12 @@ def local_blobs(named: str) -> list[Blob]:
     found: list[Blob] = []
     for one in expand(named):
         if _GLOB & set(one) and not Path(one).exists():
-            paths = sorted(path for path in map(Path, iglob(one, recursive=True)) if path.is_file())
+            own = str(Path(output).resolve()) if output else ""
+            paths = sorted(
+                path
+                for path in map(Path, iglob(one, recursive=True))
+                if path.is_file() and not is_of_output(str(path.resolve()), own)
+            )
             if not paths:
                 raise ConfigError(f"{one}: no file matches{_of(one, named)}")
             found.extend(map(LocalBlob, paths))

@@ -23,14 +23,22 @@ from headrace.client.job import Failure
 from headrace.client.requests import job_request
 from headrace.client.steps import Pause, Plan, Request
 from headrace.client.sync import Client, send_once
-from headrace.errors import ConfigError, HeadraceError, JobNotFound, RequestError
+from headrace.errors import (
+    ConfigError,
+    Forbidden,
+    HeadraceError,
+    JobNotFound,
+    RequestError,
+    Throttled,
+    Unauthorized,
+)
 from headrace.runs import calls
 from headrace.runs.checkpoint import Checkpoint
 from headrace.runs.feeder import Feeder, Lines, Stopping
 from headrace.runs.flight import Flight, Item
 from headrace.runs.order import Progress, RunOrder
 from headrace.runs.pace import Pace
-from headrace.runs.seams import Row, Sink, Source
+from headrace.runs.seams import Entry, Row, Sink, Source
 from headrace.runs.start import begin
 
 T = TypeVar("T")
@@ -162,7 +170,8 @@ class Engine:
             # What it is submitting is to be cancelled too.
             feeder.join(2 * calls.HOLD_S)
             if self._cancel:
-                self._cancel_all(flight)
+                with suppress(Stopping):  # asked to stop in the middle of it
+                    self._cancel_all(flight)
             self._save(flight)
             self.progress.in_flight = flight.open
             if error is not None:
@@ -205,7 +214,8 @@ class Engine:
                     lost.append(item)
                 elif outcome.status in _ENDED:
                     overtaken = len(slow)
-                    ended.append((item, self._row(item, outcome)))
+                    row = row_of(item.entry, item.job_id, outcome, self._perform)
+                    ended.append((item, row))
                 else:
                     slow.append(item)
         flight.overtake(slow[:overtaken])
@@ -213,22 +223,6 @@ class Engine:
         if lost:
             self._again(flight, lost)
         return len(ended)
-
-    def _row(self, item: Item, outcome: calls.Outcome) -> Row:
-        entry, result, error = item.entry, outcome.result, outcome.error
-        status = outcome.status
-        if outcome.result_size is not None:
-            try:
-                result = self._perform(calls.long_result, item.job_id)
-            except RequestError as gone:
-                status = "failed"
-                error = Failure(type=gone.code, message=gone.message, retryable=True)
-        elif status != "succeeded":
-            error = error or Failure(message=f"the job is {status}")
-        return Row(
-            entry.n, entry.key, status, outcome.attempts, outcome.timings or None, result or None,
-            error, entry.carried,
-        )  # fmt: skip
 
     def _write(self, flight: Flight, ended: list[tuple[Item, Row]]) -> None:
         if not ended:
@@ -313,6 +307,32 @@ class Engine:
                     raise Stopping
             else:
                 raise ConfigError(f"a run takes no {type(step).__name__} step")
+
+
+def row_of(entry: Entry, job_id: str, outcome: calls.Outcome, perform: Callable[..., Any]) -> Row:
+    """The row of an entry whose job has ended; a long result is fetched for it.
+
+    Args:
+        entry: the entry.
+        job_id: its job.
+        outcome: how that has ended.
+        perform: runs a plan.
+    """
+    result, error, status = outcome.result, outcome.error, outcome.status
+    if outcome.result_size is not None:
+        try:
+            result = perform(calls.long_result, job_id)
+        except (Unauthorized, Forbidden, Throttled):
+            raise  # nothing is wrong with this one
+        except RequestError as gone:
+            status, result = "failed", calls.NO_JSON
+            error = Failure(type=gone.code, message=gone.message, retryable=True)
+    elif status != "succeeded":
+        error = error or Failure(message=f"the job is {status}")
+    return Row(
+        entry.n, entry.key, status, outcome.attempts, outcome.timings or None, result or None,
+        error, entry.carried,
+    )  # fmt: skip
 
 
 def _wait_for(session: Any, job_id: str) -> Plan[None]:

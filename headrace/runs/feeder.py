@@ -15,6 +15,7 @@ from headrace.client.job import Failure
 from headrace.client.requests import job_line
 from headrace.client.steps import Plan
 from headrace.errors import (
+    ConfigError,
     Conflict,
     HeadraceError,
     InputForbidden,
@@ -130,7 +131,8 @@ class Feeder(threading.Thread):
         except Stopping:
             pass
         except BaseException as error:  # noqa: BLE001 - raised again by the engine
-            self.error = error
+            # Also where the source has ended by one before: what is under way was not all sent.
+            self.error, self.from_source = error, False
         self._flight.end_taking()
 
     def _feed(self) -> None:
@@ -150,6 +152,10 @@ class Feeder(threading.Thread):
         """What the source gives; its error is kept until all before it is sent."""
         try:
             yield from self._source.entries(self._cursor, self._n)
+        except OSError as error:
+            why = error.strerror or str(error)
+            self.error = ConfigError(f"the source cannot be read on: {why}")
+            self.from_source = True
         except Exception as error:  # noqa: BLE001 - raised again by the engine
             self.error = error
             self.from_source = True
@@ -206,7 +212,9 @@ class _Pack:
         """Take one in."""
         if isinstance(line, bytes):
             item.size = len(line)
-            self._size += item.size
+        if item.entry.carried:
+            item.size += sum(memoryview(raw).nbytes for raw in item.entry.carried.values())
+        self._size += item.size
         if not self.items:
             self._late = time.monotonic() + GATHER_S
         self.items.append(item)

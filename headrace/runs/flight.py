@@ -27,7 +27,7 @@ class Item(msgspec.Struct, gc=False):
         entry: itself.
         job_id: the id of its job.
         before: the cursor of the entry before it.
-        size: bytes of its line.
+        size: bytes of its line, and of what its row carries.
         lost: how often the server did not know its job any more.
     """
 

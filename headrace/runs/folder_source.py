@@ -6,6 +6,7 @@ of them lie in a temporary file while they are read.
 
 from __future__ import annotations
 
+import errno
 import heapq
 import os
 import re
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any, Final, TypeAlias
 
 from headrace.errors import ConfigError
+from headrace.runs.local_state import is_of_output, path_text
 from headrace.runs.options import SourceOptions
 from headrace.runs.seams import NOTHING_CARRIED, Cursor, Entry
 
@@ -49,7 +51,8 @@ class FolderSource:
         below = "" if is_folder else "/".join(parts[plain:])
         self._folder = Path(named if is_folder else Path(*parts[:plain])).resolve()
         self._globs = (*options.glob, *([f"/{below}"] if below else []))
-        self._meant = _matcher(options.glob, below)
+        self._matches = _matcher(options.glob, below)
+        self._own = str(Path(options.output).resolve()) if options.output else ""
         if not self._folder.is_dir():
             raise ConfigError(f"{named}: there is no folder {self._folder}")
         self._known: tuple[int, int] | None = None
@@ -62,7 +65,12 @@ class FolderSource:
     def describe(self) -> dict[str, Any]:
         """The folder, how many files are meant, and a digest of their names, in no order."""
         count, names = self._survey()
-        said = {"kind": "folder", "path": str(self._folder), "files": count, "names": f"{names:x}"}
+        said = {
+            "kind": "folder",
+            "path": path_text(self._folder),
+            "files": count,
+            "names": f"{names:x}",
+        }
         return {**said, "glob": list(self._globs)} if self._globs else said
 
     def count(self) -> int | None:
@@ -75,13 +83,17 @@ class FolderSource:
         Raises:
             ConfigError: a folder cannot be read.
         """
-        behind = os.fsencode(after).split(b"/") if after is not None else []
+        behind = _path_of(after).split(b"/") if after is not None else []
         for path in self._walk(b"", behind):
             name = os.fsdecode(path)
-            if self._meant(name):
+            if self._is_meant(name):
                 key = path.decode("utf-8", "backslashreplace")
-                yield Entry(n, key, self._folder / name, NOTHING_CARRIED, name)
+                yield Entry(n, key, self._folder / name, NOTHING_CARRIED, _cursor_of(path))
                 n += 1
+
+    def _is_meant(self, path: str) -> bool:
+        """Whether a file below the folder is an input; what the run itself writes is none."""
+        return self._matches(path) and not is_of_output(f"{self._folder}/{path}", self._own)
 
     def _walk(self, below: bytes, after: Sequence[bytes]) -> Iterator[bytes]:
         for name, is_folder in self._sorted_names(below):
@@ -112,7 +124,7 @@ class FolderSource:
                         continue
                     if one.is_dir(follow_symlinks=False):
                         yield one.name, True
-                    elif one.is_file():
+                    elif _is_file(one):
                         yield one.name, False
         except OSError as error:
             raise ConfigError(f"{os.fsdecode(folder)}: cannot be read: {error.strerror}") from None
@@ -128,11 +140,33 @@ class FolderSource:
                     path = below + name
                     if is_folder:
                         folders.append(path + b"/")
-                    elif self._meant(os.fsdecode(path)):
+                    elif self._is_meant(os.fsdecode(path)):
                         count += 1
                         names += int.from_bytes(blake2b(path, digest_size=8).digest())
             self._known = count, names % (1 << 64)
         return self._known
+
+
+def _cursor_of(path: bytes) -> Cursor:
+    """A path as JSON says it: text, else (it is not UTF-8) a list of its bytes in hexadecimal."""
+    try:
+        return path.decode()
+    except UnicodeDecodeError:
+        return [path.hex()]
+
+
+def _path_of(cursor: Cursor) -> bytes:
+    return os.fsencode(cursor) if isinstance(cursor, str) else bytes.fromhex(cursor[0])
+
+
+def _is_file(one: os.DirEntry[bytes]) -> bool:
+    """Whether it is a file, or a link to one; no pipes, which would be waited for."""
+    try:
+        return one.is_file()
+    except OSError as error:
+        # A link that leads to itself leads nowhere. Whatever else cannot be looked at is an input
+        # that cannot be read, and fails alone.
+        return error.errno != errno.ELOOP
 
 
 def _spilled(names: Sequence[_Name]) -> Iterator[_Name]:
@@ -155,9 +189,9 @@ def _read_names(file: IO[bytes]) -> Iterator[_Name]:
 
 def _matcher(globs: Sequence[str], below: str) -> Callable[[str], bool]:
     """Whether a path below the folder is meant: by one of the globs, and by the pattern."""
-    names = [re.compile(_regex(glob)) for glob in globs if "/" not in glob]
-    paths = [re.compile(_regex(glob.lstrip("/"))) for glob in globs if "/" in glob]
-    pattern = re.compile(_regex(below)) if below else None
+    names = [_compiled(glob) for glob in globs if "/" not in glob]
+    paths = [_compiled(glob.lstrip("/")) for glob in globs if "/" in glob]
+    pattern = _compiled(below) if below else None
 
     def meant(path: str) -> bool:
         if pattern is not None and not pattern.fullmatch(path):
@@ -172,6 +206,13 @@ def _matcher(globs: Sequence[str], below: str) -> Callable[[str], bool]:
     return meant
 
 
+def _compiled(glob: str) -> re.Pattern[str]:
+    try:
+        return re.compile(_regex(glob), re.DOTALL)
+    except re.error as error:
+        raise ConfigError(f"the pattern {glob!r} cannot be read: {error.msg}") from None
+
+
 def _regex(glob: str) -> str:
     """A pattern as a regular expression: `**/` is any number of folders, `*` stays in one."""
     pieces = re.split(r"(\*\*/?|\*|\?|\[!?[^\]]+\])", glob)
@@ -179,7 +220,10 @@ def _regex(glob: str) -> str:
     regex = ""
     for piece in pieces:
         if piece.startswith("[") and piece.endswith("]") and len(piece) > 2:
-            regex += piece.replace("[!", "[^", 1)
+            inside = piece[1:-1]
+            no = inside.startswith("!")
+            letters = re.escape(inside[no:]).replace(r"\-", "-")
+            regex += f"[{'^' * no}{letters}]"
         else:
             regex += known.get(piece, re.escape(piece))
-    return f"(?s:{regex})"
+    return regex

@@ -11,7 +11,7 @@ import msgspec
 
 from headrace.client.job import Failure
 from headrace.errors import ConfigError, Conflict
-from headrace.runs.local_state import LocalCheckpoints, sync_folder
+from headrace.runs.local_state import LocalCheckpoints, path_text, sync_folder
 from headrace.runs.numbers import Numbers
 from headrace.runs.seams import Mark, Row
 
@@ -69,7 +69,7 @@ class JsonlSink:
 
     def describe(self) -> str:
         """The absolute path."""
-        return str(self._path)
+        return path_text(self._path)
 
     def recover(self, mark: Mark | None) -> Iterable[tuple[int, bool]]:
         """Go on at the end of the last whole line.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
-from typing import Any, Final
+from functools import partial
+from typing import Any, BinaryIO, Final
 
 import msgspec
 
@@ -15,6 +16,9 @@ from headrace.runs.seams import Carried, carry
 from headrace.runs.tables import END, Item, bad
 from headrace.suggest import did_you_mean
 
+#: A longer line is read over: a file with no line feeds would else be taken into memory whole.
+LINE_MAX_BYTES: Final = 256 << 20
+_MARK: Final = b"\xef\xbb\xbf"
 _OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _VALUE: Final = msgspec.json.Decoder(msgspec.Raw)
 
@@ -52,11 +56,16 @@ class JsonlReader:
         place, number = (0, 0) if at is None else (int(at[0]), int(at[1]))
         try:
             with closing(unpacked(blob, place)) as file:
-                for line in file:
+                for line in iter(partial(file.readline, LINE_MAX_BYTES), b""):
                     place += len(line)
                     number += 1
-                    if not line.isspace():
-                        yield self._item(blob, line, number, [place, number])
+                    if len(line) == LINE_MAX_BYTES and not line.endswith(b"\n"):
+                        place += _read_over(file)
+                        yield _too_long(blob, number, [place, number])
+                        continue
+                    text = line.removeprefix(_MARK) if number == 1 else line
+                    if text and not text.isspace():
+                        yield self._item(blob, text, number, [place, number])
         except BROKEN as error:
             yield bad(cut_off(blob, error), str(number + 1), END)
         except OSError as error:
@@ -66,13 +75,15 @@ class JsonlReader:
         column, key_column = self._options.input, self._options.key
         where = str(number)
         try:
+            if not line.isascii():
+                line.decode()  # what is passed on unread is not looked at by msgspec
             if column is None and key_column is None:
                 return Item(where, _VALUE.decode(line), at)
             columns = _OBJECT.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            key = _key(columns, key_column)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             wrong = f"line {number}: is not the JSON that is expected: {error}"
             return bad(InvalidRequest(f"{blob.name}, {wrong}"), where, at)
-        key = _key(columns, key_column)
         if column is None:
             return Item(where, _VALUE.decode(line), at, key=key)
         given: Any = columns.pop(column, None)
@@ -87,5 +98,23 @@ def _key(columns: Carried, column: str | None) -> str:
     """The text of the key column; "" where there is none."""
     if column is None or column not in columns:
         return ""
-    value = msgspec.json.decode(columns[column])
-    return value if isinstance(value, str) else bytes(columns[column]).decode()
+    text = bytes(columns[column])
+    return msgspec.json.decode(text, type=str) if text.startswith(b'"') else text.decode()
+
+
+def _read_over(file: BinaryIO) -> int:
+    """Read the rest of a line and keep nothing of it; its length."""
+    length = 0
+    while rest := file.readline(READ_BYTES):
+        length += len(rest)
+        if rest.endswith(b"\n"):
+            break
+    return length
+
+
+def _too_long(blob: Blob, number: int, at: Any) -> Item:
+    wrong = InvalidRequest(
+        f"{blob.name}, line {number}: has more than {LINE_MAX_BYTES} bytes",
+        hint="Is it a file of JSON lines, each ending by a line feed?",
+    )
+    return bad(wrong, str(number), at)

@@ -4,9 +4,32 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 from pathlib import Path
+from typing import Final
 
 from headrace.errors import ConfigError, Conflict
+
+#: What a run puts beside its output, behind the output's name: checkpoint, lock, spool, and each
+#: of them while it is written.
+_BESIDE: Final = re.compile(r"(\.(run|lock|rows|new|upload|parquet))*")
+
+
+def path_text(path: Path | str) -> str:
+    """A path as JSON can say it: a byte that is not of UTF-8 stands as its number."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
+def is_of_output(path: str, output: str) -> bool:
+    """Whether a file is a run's output, or one that lies beside it for the run.
+
+    Args:
+        path: the file.
+        output: the output, in the same form; "" for none.
+    """
+    if not output or not path.startswith(output):
+        return False
+    return _BESIDE.fullmatch(path[len(output) :]) is not None
 
 
 class LocalCheckpoints:

@@ -17,17 +17,20 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
         key: the column that names the input.
         glob: in a folder, only files whose path below it matches one of these.
         content_type: what every input is, where it is a file or bytes.
+        output: where the rows go: what a folder or a pattern finds there is no input. How the
+            source is read does not depend on it, so that `told` leaves it out.
     """
 
     input: str | None = None
     key: str | None = None
     glob: tuple[str, ...] = ()
     content_type: str | None = None
+    output: str = ""
 
     def told(self) -> dict[str, Any]:
         """Those that were given, for `Source.describe`."""
         known = msgspec.to_builtins(self)
-        return {name: value for name, value in known.items() if value}
+        return {name: value for name, value in known.items() if value and name != "output"}
 
     def refuse(self, *names: str, of: str) -> None:
         """Refuse options that mean nothing for a source.

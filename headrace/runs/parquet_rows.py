@@ -34,6 +34,7 @@ _OWN: Final[dict[str, pa.DataType | None]] = {
     "timings": None,
 }
 
+_RAWS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _Rows = list[dict[str, Any]]
 
 
@@ -162,8 +163,24 @@ def _some(file: BinaryIO) -> _Rows:
     rows: _Rows = []
     size = 0
     for line in file:
-        rows.append(msgspec.json.decode(line))
+        rows.append(_row(line))
         size += len(line)
         if size >= BATCH_BYTES or len(rows) >= BATCH_ROWS:
             break
     return rows
+
+
+def _row(line: bytes) -> dict[str, Any]:
+    """A row's values; those that are no values here (a number such as 1e999) stay JSON text."""
+    try:
+        row: dict[str, Any] = msgspec.json.decode(line)
+    except (msgspec.DecodeError, RecursionError):
+        return {name: _value(raw) for name, raw in _RAWS.decode(line).items()}
+    return row
+
+
+def _value(raw: msgspec.Raw) -> Any:
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.DecodeError, RecursionError):
+        return raw

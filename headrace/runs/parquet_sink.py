@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 
 from headrace.errors import ConfigError, Conflict
-from headrace.runs.local_state import sync_folder
+from headrace.runs.local_state import path_text, sync_folder
 from headrace.runs.parquet_rows import read_parquet, write_parquet
 
 
@@ -27,7 +27,7 @@ class LocalParquet:
 
     def describe(self) -> str:
         """The absolute path."""
-        return str(self._path)
+        return path_text(self._path)
 
     def look(self) -> Any:
         """Its size; None where there is none."""

@@ -8,7 +8,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from headrace.errors import Conflict
+from headrace.errors import Conflict, InvalidRequest
+from headrace.runs.local_state import path_text
 from headrace.runs.seams import NOTHING_CARRIED, Cursor, Entry
 
 _DIGEST_BYTES: Final = 8
@@ -29,7 +30,7 @@ class PathsSource:
 
     def describe(self) -> dict[str, Any]:
         """The folder from which relative paths are found; the list itself is known when read."""
-        return {"kind": "paths", "path": str(Path.cwd())}
+        return {"kind": "paths", "path": path_text(Path.cwd())}
 
     def count(self) -> int | None:
         """Nobody knows."""
@@ -50,9 +51,9 @@ class PathsSource:
             if number == skip and digest.hex() != expected:
                 break
             if number > skip and name.strip():
-                path = Path(os.fsdecode(name))
                 key = name.decode("utf-8", "backslashreplace")
-                yield Entry(n, key, path, NOTHING_CARRIED, [number, digest.hex()])
+                given = _given(Path(os.fsdecode(name)), key)
+                yield Entry(n, key, given, NOTHING_CARRIED, [number, digest.hex()])
                 n += 1
         if number <= skip and (digest.hex() != expected if number == skip else skip):
             raise Conflict(
@@ -60,3 +61,10 @@ class PathsSource:
                 " differ",
                 hint="Give the same list, or name another output.",
             )
+
+
+def _given(path: Path, key: str) -> Path | InvalidRequest:
+    """The input; why it is none, where it is a pipe or a device, which might never end."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        return InvalidRequest(f"{key} is no file", hint="Pipes and devices are not read.")
+    return path

@@ -251,8 +251,12 @@ def split(url: str) -> tuple[str, str]:
     return bucket, key
 
 
-def s3_blobs(url: str) -> list[Blob]:
+def s3_blobs(url: str, output: str = "") -> list[Blob]:
     """The objects that a URL, a pattern or a range of names stands for, in order.
+
+    Args:
+        url: as the user wrote it.
+        output: the URL of the run's own, which no pattern stands for.
 
     Raises:
         ConfigError: there is none, or one of those that are named is missing.
@@ -265,7 +269,8 @@ def s3_blobs(url: str) -> list[Blob]:
         if bucket is None or bucket.name != name:
             bucket = Bucket(name)
         if _GLOB.search(key):
-            matching = list(matches(bucket, key))
+            found = matches(bucket, key)
+            matching = [one for one in found if bucket.url(one.key) != output]
         else:
             whole = bucket.find(key)
             matching = [] if whole is None else [whole]

@@ -32,7 +32,7 @@ def s3_source(named: str, options: SourceOptions) -> Source:
     for suffix, of in _TABLES.items():
         if name.endswith(suffix):
             options.refuse("glob", of=named)
-            return of(s3_blobs(named), options)
+            return of(s3_blobs(named, options.output), options)
     options.refuse("input", "key", of=named)
     bucket, key = split(named)
     return S3Objects(Bucket(bucket), key, options)

@@ -114,7 +114,8 @@ class S3Objects:
             below = found.key[len(self._prefix) :]
             hidden = any(part.startswith(".") for part in below.split("/"))
             fits = not self._patterns or any(one.fullmatch(found.key) for one in self._patterns)
-            if fits and not hidden and not found.key.endswith("/"):
+            is_own = self._bucket.url(found.key) == self._options.output
+            if fits and not hidden and not is_own and not found.key.endswith("/"):
                 yield found
 
 

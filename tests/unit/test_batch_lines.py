@@ -157,3 +157,10 @@ def test_a_file_is_looked_at_as_a_whole() -> None:
     assert [(error.line, error.code) for error in found.errors] == [(4, "too_many_lines")]
     found = looked(*[b"{"] * (ERRORS_MAX + 50))
     assert (len(found.errors), found.bad) == (ERRORS_MAX, ERRORS_MAX + 50)
+
+
+def test_options_that_are_nested_too_deeply_make_a_bad_line() -> None:
+    deep = '{"a":' + "[" * 3000 + "]" * 3000 + "}"
+    with pytest.raises(BadLine, match="recursion") as raised:
+        Requests(MODEL, MODELS).read(said(url=f"{MODEL}?metadata={deep}"))
+    assert raised.value.error.code == "invalid_url"

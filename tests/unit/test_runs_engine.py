@@ -6,7 +6,7 @@ import gc
 import json
 import tracemalloc
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,10 @@ import pytest
 from typing_extensions import override
 
 from headrace import errors
+from headrace.runs import calls
 from headrace.runs import engine as engines
+from headrace.runs import feeder as feeders
+from headrace.runs import flight as flights
 from headrace.runs.engine import Engine
 from headrace.runs.jsonl_sink import JsonlSink
 from headrace.runs.order import RunOrder
@@ -225,6 +228,61 @@ def test_a_source_that_breaks_ends_the_run_once_what_it_gave_has_its_row(out: Pa
     run(out, StandIn(), source)
     assert set(rows(out)) == set(range(100))
     assert source.began[-1] == 60
+
+
+def test_a_server_that_refuses_what_a_broken_source_gave_last_ends_the_run(out: Path) -> None:
+    class Broken(Counted):
+        @override
+        def entries(self, after: Any, n: int) -> Iterator[Entry]:
+            yield from super().entries(after, n)
+            raise OSError(5, "Input/output error")
+
+    refused = StandIn(refuse=lambda _: problem("model-not-found", 404))
+    with pytest.raises(errors.ModelNotFound):
+        run(out, refused, Broken(9, raw))
+    with pytest.raises(errors.ConfigError, match="source cannot be read on: Input/output error"):
+        run(out, StandIn(), Broken(9, raw))
+    assert set(rows(out)) == set(range(9))
+
+
+def test_what_rows_carry_counts_as_bytes_that_are_under_way(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Carrying(Counted):
+        @override
+        def entries(self, after: Any, n: int) -> Iterator[Entry]:
+            for entry in super().entries(after, n):
+                carried = {"text": msgspec.Raw(b'"' + b"x" * 998 + b'"')}
+                yield msgspec.structs.replace(entry, carried=carried)
+
+    monkeypatch.setattr(flights, "MOST_BYTES", 20_000)
+    monkeypatch.setattr(feeders, "PACK_BYTES", 5_000)
+    server, most = StandIn(), []
+    engine = Engine(server, order(in_flight=1000), Carrying(300, raw), JsonlSink(out))
+    monkeypatch.setattr(engines, "WATCH_S", 0.0)
+    engine.open()
+    assert engine.run(lambda progress: most.append(progress.in_flight)) == "ended"
+    engine.close()
+    assert 0 < max(most) <= 20
+    assert len(rows(out)) == 300
+
+
+def test_a_long_result_that_nobody_may_read_ends_the_run_and_one_that_is_gone_its_input() -> None:
+    entry = Entry(0, "k", None, {}, None)
+    outcome = calls.Outcome("succeeded", result_size=70_000)
+
+    def perform(error: Exception) -> Callable[..., Any]:
+        def raising(*_: Any) -> Any:
+            raise error
+
+        return raising
+
+    with pytest.raises(errors.Unauthorized):
+        engines.row_of(entry, "r.0", outcome, perform(errors.Unauthorized("revoked")))
+    row = engines.row_of(entry, "r.0", outcome, perform(errors.JobNotFound("gone")))
+    assert (row.status, row.result, row.error and row.error.type) == (
+        "failed", None, "job-not-found",
+    )  # fmt: skip
 
 
 def test_a_stop_leaves_what_is_under_way_and_a_cancel_ends_it(out: Path) -> None:

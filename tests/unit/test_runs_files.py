@@ -2,16 +2,18 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import random
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from headrace.errors import ConfigError, Conflict
 from headrace.runs import folder_source
 from headrace.runs.options import SourceOptions
 from headrace.runs.paths_source import PathsSource
-from headrace.runs.registry import source_for
+from headrace.runs.registry import sink_for, source_for
 from headrace.runs.seams import Source
 
 
@@ -110,3 +112,59 @@ def test_paths_go_on_behind_the_lines_that_are_the_same(monkeypatch: pytest.Monk
     for changed in (text.replace(b"a/1", b"a/2"), b"a/1.jpg\n", b""):
         with pytest.raises(Conflict, match="not the list"):
             list(PathsSource(io.BytesIO(changed)).entries(whole[1].cursor, 2))
+
+
+def test_what_leads_nowhere_or_waits_for_ever_is_no_input(photos: Path) -> None:
+    whole = keys(folder(photos))
+    (photos / "round").symlink_to("round")
+    (photos / "nowhere").symlink_to("nothing")
+    os.mkfifo(photos / "pipe")
+    assert keys(folder(photos)) == whole
+    listed = PathsSource(io.BytesIO(os.fsencode(photos / "pipe") + b"\n/dev/zero\n/no/such\n"))
+    first, second, third = [entry.input for entry in listed.entries(None, 0)]
+    assert "pipe is no file" in str(first)
+    assert "/dev/zero is no file" in str(second)
+    assert third == Path("/no/such")  # which fails as it is sent
+
+
+def test_a_name_that_is_not_utf_8_can_be_gone_on_behind(tmp_path: Path) -> None:
+    for name in (b"a\xff/1", b"b", b"c\xfe"):
+        path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/x\xfd/" + name))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    source = folder(os.fsdecode(os.fsencode(tmp_path) + b"/x\xfd"))
+    json.dumps(source.describe()).encode()
+    whole = list(source.entries(None, 0))
+    assert [entry.key for entry in whole] == ["a\\xff/1", "b", "c\\xfe"]
+    for entry in whole:
+        after = msgspec.json.decode(msgspec.json.encode(entry.cursor))
+        assert [e.key for e in source.entries(after, 0)] == [e.key for e in whole[entry.n + 1 :]]
+    sink = sink_for(os.fsdecode(os.fsencode(tmp_path) + b"/x\xfd/out.jsonl"))
+    assert msgspec.json.encode(sink.describe()).endswith(b'/x\\\\xfd/out.jsonl"')
+
+
+def test_a_pattern_that_is_none_is_an_error_and_a_class_is_letters_only(photos: Path) -> None:
+    with pytest.raises(ConfigError, match=r"'\[z-a\]\.jpg' cannot be read"):
+        folder(photos, "[z-a].jpg")
+    (photos / "[1.jpg").touch()
+    assert keys(folder(photos, "[[]1.jpg")) == ["[1.jpg"]
+    with pytest.raises(ConfigError, match="no file matches"):
+        folder(photos, r"a/[\d].jpg")
+
+
+@pytest.mark.parametrize("output", ["out.jsonl", "a/out.parquet"])
+def test_what_a_run_writes_into_its_own_source_is_no_input_of_it(
+    photos: Path, output: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(photos)
+    options = SourceOptions(output=output)
+    before = source_for(".", options)
+    for end in ("", ".run", ".run.lock", ".run.new", ".rows", ".rows.new", ".new"):
+        (photos / f"{output}{end}").touch()
+    (photos / f"{output}.png").touch()
+    assert {*keys(source_for(".", options))} == {*keys(before), f"{output}.png"}
+    (photos / f"{output}.png").unlink()
+    assert source_for(".", options).describe() == before.describe()
+    # And so with files that a pattern names.
+    Path("one.jsonl").write_text("1\n")
+    assert keys(source_for("*.jsonl", SourceOptions(output="out.jsonl"))) == ["1"]

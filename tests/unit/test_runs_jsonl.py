@@ -13,6 +13,7 @@ import pytest
 from headrace.client.job import Failure
 from headrace.errors import ConfigError, Conflict, InvalidRequest
 from headrace.runs import checkpoint as checkpoints
+from headrace.runs import jsonl_source
 from headrace.runs.jsonl_sink import JsonlSink
 from headrace.runs.local_state import LocalCheckpoints
 from headrace.runs.options import SourceOptions
@@ -230,3 +231,44 @@ def test_the_same_command_is_the_same_run_and_the_same_input_the_same_job() -> N
     assert kept.job_id(3) == f"{one}.3"
     kept.attempt = 2
     assert kept.job_id(3) == f"{one}.3.2"
+
+
+def test_lines_that_are_no_json_that_others_can_read_fail_alone(tmp_path: Path) -> None:
+    path = tmp_path / "odd.jsonl"
+    deep = b"[" * 5000 + b"]" * 5000
+    path.write_bytes(
+        b'\xef\xbb\xbf{"k": "first", "x": 1}\r\n{"k": "b", "x": 1, "c": "a\xff"}\n'
+        b'{"k": "a\xff", "x": 1}\n{"k": "b", "x": ' + deep + b"}\n"
+        b'{"k": "\xc3\xa4", "x": "\xc3\xb6"}\n{"k": 123456789012345678901234567890, "x": 2}\n'
+    )
+    found = list(source_of(path, input="x", key="k").entries(None, 0))
+    assert [e.key for e in found] == [
+        "first", "2", "3", "4", "\u00e4", "123456789012345678901234567890",
+    ]  # fmt: skip
+    bad = [str(e.input) for e in found if isinstance(e.input, InvalidRequest)]
+    assert [text.partition(": is not the JSON")[0][-6:] for text in bad] == [
+        "line 2", "line 3", "line 4",
+    ]  # fmt: skip
+    whole = list(source_of(path).entries(None, 0))
+    assert [isinstance(e.input, InvalidRequest) for e in whole] == [
+        False, True, True, True, False, False,
+    ]  # fmt: skip
+
+
+def test_a_line_that_never_ends_is_read_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jsonl_source, "LINE_MAX_BYTES", 20)
+    monkeypatch.setattr(jsonl_source, "READ_BYTES", 7)
+    path = tmp_path / "long.jsonl"
+    path.write_bytes(b"1\n" + b'"' + b"x" * 17 + b'"\n' + b"y" * 20 + b"\n3\n" + b"z" * 50)
+    source = source_of(path)
+    found = list(source.entries(None, 0))
+    assert [e.key for e in found] == ["1", "2", "3", "4", "5"]
+    assert [isinstance(e.input, InvalidRequest) for e in found] == [
+        False, False, True, False, True,
+    ]  # fmt: skip
+    assert "line 3: has more than 20 bytes" in str(found[2].input)
+    for entry in found:
+        rest = [e.key for e in source.entries(entry.cursor, entry.n + 1)]
+        assert rest == [e.key for e in found[entry.n + 1 :]]

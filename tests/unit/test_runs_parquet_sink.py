@@ -55,6 +55,18 @@ def test_rows_become_a_typed_table(tmp_path: Path) -> None:
     assert (failed["result"], failed["timings"], failed["attempts"]) == (None, None, 2)
 
 
+def test_what_is_json_and_no_value_here_is_text_in_its_column_alone(tmp_path: Path) -> None:
+    sink = begun(lambda: sink_of(tmp_path))
+    for n, text in enumerate((b"[1]", b"[1e999]")):
+        carried = {"big": msgspec.Raw(text)}
+        sink.append([msgspec.structs.replace(row(n, label=n), carried=carried)])
+    ended(sink)
+    found = pq.read_table(tmp_path / "out.parquet")
+    assert [field.name for field in found.schema if is_json(field)] == ["big"]
+    assert found.column("big").to_pylist() == ["[1]", "[1e999]"]
+    assert [one["score"] for one in found.column("result").to_pylist()] == [0.0, 0.5]
+
+
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False)
     | st.text(max_size=4),

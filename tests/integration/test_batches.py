@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -245,6 +248,23 @@ def test_a_batch_whose_window_is_over_gives_what_it_has(
     good, bad = batches.both(batch)
     assert {f"quick{n}" for n in range(5)} <= set(good)
     assert set(not_run(bad, "batch_expired")) >= set(WAITING)
+
+
+def test_nothing_runs_of_a_batch_whose_window_was_over_before_a_runner_came(
+    batches: Batches, up: RunningUp
+) -> None:
+    runner = up.record()["pids"]["runner"]
+    os.kill(runner, signal.SIGSTOP)
+    try:
+        made = batches.create([line(f"late{n}", "echo", n) for n in range(3)], ECHO, "1s")
+        wait_until(lambda: time.time() > made.expires_at + 1, "the window is over")
+    finally:
+        os.kill(runner, signal.SIGCONT)
+    batch = batches.ended(made)
+    assert batch.status == "expired"
+    good, bad = batches.both(batch)
+    assert good == {}
+    assert not_run(bad, "batch_expired") == ["late0", "late1", "late2"]
 
 
 def test_lists_and_the_async_sdk(batches: Batches, up: RunningUp) -> None:

@@ -18,9 +18,11 @@ from typing import Any, Final
 import uvicorn
 from typing_extensions import override
 
+from api.access_log import access_log
 from api.app import Application, create_app
 from api.protocol import protocol_with, watch
 from api.tls import check_certificate, renew
+from headrace import logs
 from headrace.api_keys import api_keys_at
 from headrace.broker_check import check_broker
 from headrace.catalog import load_catalog
@@ -126,6 +128,8 @@ def _serve(settings: Settings, inherited: argparse.Namespace) -> None:
     finally:
         stores.close()
     app = create_app(settings, catalog)
+    if settings.access_log:
+        app.access_log = access_log(settings, os.environ)
     server = server_for(app, settings.host, settings.port, settings.log_level)
     server.ready_fd = inherited.ready
     # What was imported stays: a full collection that walks it all halts every request meanwhile.
@@ -159,15 +163,14 @@ def main() -> int:
     try:
         inherited = _inherited()
         settings = load_settings(None, os.environ, {})
-        logging.basicConfig(
-            level=settings.log_level.upper(), format="%(levelname)s %(name)s: %(message)s"
-        )
-        # A form that cannot be read is the client's matter, and answered as such.
-        logging.getLogger("python_multipart").setLevel(logging.ERROR)
+        logs.configure(
+            settings.log_format, settings.log_level, "api",
+            environ=os.environ, redis_url=settings.redis_url,
+        )  # fmt: skip
         _serve(settings, inherited)
     except HeadraceError as error:
         hint = f" ({error.hint})" if error.hint else ""
-        print(f"headrace: {error.message}{hint}", file=sys.stderr)  # noqa: T201 - no log yet
+        print(f"headrace: {error.message}{hint}", file=sys.stderr)  # noqa: T201 - for people
         return 2 if isinstance(error, ConfigError) else 3
     return 0
 

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from typing_extensions import override
 
 from api import front
+from api.access_log import AccessLog, asked_id, watched
 from api.openapi import document
 from api.replies import ANSWERED, answer_errors
 from api.routes import documentation, health, letters, metrics, models, queues, runs
@@ -23,11 +24,11 @@ from headrace.settings import Settings
 #: What pages of other origins may send, and read of an answer.
 _CORS_REQUEST: Final = (
     "Authorization", "X-API-Key", "Content-Type", "Idempotency-Key", "Prefer", "Range", "If-Range",
-    "Last-Event-ID", "traceparent",
+    "Last-Event-ID", "traceparent", "tracestate", "X-Request-ID",
 )  # fmt: skip
 _CORS_ANSWER: Final = (
     "Location", "Retry-After", "Idempotency-Replayed", "Preference-Applied", "ETag",
-    "Content-Range", "Accept-Ranges",
+    "Content-Range", "Accept-Ranges", "X-Request-ID",
 )  # fmt: skip
 
 
@@ -45,8 +46,20 @@ class Application(FastAPI):
     #: In front of everything, where pages of other origins may call.
     cors: ASGIApp | None = None
 
+    #: Has a line written for each request.
+    access_log: AccessLog | None = None
+
     @override
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            request_id = asked_id(scope)
+            if request_id or self.access_log is not None:
+                await watched(self.answer, scope, receive, send, self.access_log, request_id)
+                return
+        await self.answer(scope, receive, send)
+
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, of whatever origin."""
         if self.cors is not None and scope["type"] == "http":
             await self.cors(scope, receive, send)
         else:

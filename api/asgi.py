@@ -19,6 +19,8 @@ Header = tuple[bytes, bytes]
 
 JSON: Final = b"application/json"
 NO_STORE: Final = (b"cache-control", b"no-store")
+#: Where a scope keeps what is seen of its request, where somebody wants to see it.
+SEEN: Final = "headrace.seen"
 #: Where a scope says on whose behalf its request is.
 CALLER: Final = "headrace.caller"
 #: After a refused body so much more is read and dropped, in bytes and seconds, so that the client

@@ -50,7 +50,7 @@ def envelope(error: HeadraceError) -> Reply:
 def unexpected_envelope(error: Exception, path: str) -> Reply:
     """An error that nobody foresaw: its details go to the log, its id also to the client."""
     error_id = str(uuid.uuid4())
-    logger.error("internal error %s on %s", error_id, path, exc_info=error)
+    logger.error("internal error", exc_info=error, extra={"error_id": error_id, "path": path})
     hint = f"Search the log of the API process for {error_id}."
     return envelope(InternalError("the API failed on this request", hint=hint))
 

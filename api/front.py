@@ -14,6 +14,7 @@ from starlette.routing import BaseRoute, Match
 
 from api.asgi import (
     CALLER,
+    SEEN,
     ClientGone,
     CutShort,
     Receive,
@@ -153,6 +154,9 @@ async def serve(
     """Answer a request for a hot route; whatever goes wrong is a problem, or OpenAI's error."""
     template, methods, name = found
     request = Request(scope, receive)
+    seen = scope.get(SEEN)
+    if seen is not None:
+        seen.found(template, name, request)
     openai = request.path.startswith(OPENAI_PREFIX)
     try:
         endpoint = methods.get(request.method)

@@ -80,7 +80,7 @@ def failure_of(job: Job) -> JobFailure | None:
         try:
             error = msgspec.json.decode(job.error_json, type=_Error)
         except msgspec.MsgspecError:
-            logger.warning("the error in the record of job %s cannot be read", job.id)
+            logger.warning("the error in the record cannot be read", extra={"job": job.id})
         else:
             return JobFailure(error.type, error.message, error.retryable)
     if not job.state.final:
@@ -111,7 +111,7 @@ def job_problem(job: Job, failure: JobFailure, path: str) -> Reply:
 def unexpected(error: Exception, path: str) -> Reply:
     """An error that nobody foresaw: its details go to the log, its id also to the client."""
     error_id = str(uuid.uuid4())
-    logger.error("internal error %s on %s", error_id, path, exc_info=error)
+    logger.error("internal error", exc_info=error, extra={"error_id": error_id, "path": path})
     ours = InternalError(
         "the API failed on this request",
         hint=f"Search the log of the API process for {error_id}.",

@@ -95,7 +95,8 @@ def main() -> None:
     arguments = parser.parse_args()
     table = Table("input", "result", "queued", "running", "ended")
     with redis_server(arguments.flavour) as server, server.client() as client:
-        version = client.info("server")["redis_version"]
+        about = client.info("server")
+        version = about.get("valkey_version", about["redis_version"])
         cases = [(size, RESULT) for size in SIZES] + [(RESULT, size) for size in SIZES[2:]]
         for input_bytes, result_bytes in cases:
             found = least(client, input_bytes, result_bytes, arguments.jobs)

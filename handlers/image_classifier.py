@@ -194,11 +194,11 @@ def _module(context: Context, options: ClassifierOptions) -> nn.Module:
         load_weights(module, context.weights)
     else:
         logger.warning(
-            "model %s has no weights in the models file: they are as %s makes them, random with "
+            "the model has no weights in the models file: they are as %s makes them, random with "
             "seed %d unless it loads its own",
-            context.model_name,
             options.model,
             RANDOM_WEIGHTS_SEED,
+            extra={"model": context.model_name},
         )
     return module
 

@@ -51,16 +51,18 @@ def use_channels_last(module: nn.Module, example: Tensor, mode: str, name: str) 
         last_s, plain_s, apart = _compare(module, example)
     except Exception as error:  # noqa: BLE001 - a module that cannot take it is run as it is
         _to(module, torch.contiguous_format)
-        logger.info("model %s: channels last is off, the module fails with it: %s", name, error)
+        logger.info(
+            "channels last is off, the module fails with it: %s", error, extra={"model": name}
+        )
         return False
     tolerance = TOLERANCE if example.dtype is torch.float32 else ROUGH_TOLERANCE
     good = apart <= tolerance and last_s <= plain_s * SLACK
     if not good:
         _to(module, torch.contiguous_format)
     logger.info(
-        "model %s: channels last is %s: %.1f ms for a batch of %d, and %.1f ms without; "
-        "answers differ by %.1g",
-        name, "on" if good else "off", last_s * 1000, len(example), plain_s * 1000, apart,
+        "channels last is %s: %.1f ms for a batch of %d, %.1f ms without; answers differ by %.1g",
+        "on" if good else "off", last_s * 1000, len(example), plain_s * 1000, apart,
+        extra={"model": name},
     )  # fmt: skip
     return good
 

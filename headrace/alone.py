@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
-from headrace import errands, parts, state_dir
+from headrace import errands, logs, parts, state_dir
 from headrace.api_processes import api_children, api_command, listen_for_api
 from headrace.batches.runner import Runner
 from headrace.broker_check import check_broker
 from headrace.catalog import load_catalog
 from headrace.client.shell import ENV_URL
 from headrace.connections import redact_url
-from headrace.console import console_for
+from headrace.console import Console, console_for
 from headrace.devices import worker_devices
 from headrace.errors import ConfigError
 from headrace.ports import close_all, http_url, require_free
@@ -34,7 +33,7 @@ def run_workers(settings: Settings, workers: int | None, environ: Mapping[str, s
     url = _named_redis(settings, "worker")
     load_catalog(settings.models_file, timeout_s=settings.timeout_s)
     devices = worker_devices(environ, workers)
-    console = console_for([OWN_NAME, *(device.name for device in devices)])
+    console = _console([device.name for device in devices], settings)
 
     def say(text: str) -> None:
         console.say(OWN_NAME, text)
@@ -58,7 +57,7 @@ def run_errands(settings: Settings, environ: Mapping[str, str]) -> None:
     """
     url = _named_redis(settings, "errands")
     load_catalog(settings.models_file, timeout_s=settings.timeout_s)
-    console = console_for([OWN_NAME, errands.NODE])
+    console = _console([errands.NODE], settings)
 
     def say(text: str) -> None:
         console.say(OWN_NAME, text)
@@ -106,7 +105,7 @@ def _supervise_api(
     warnings: list[str],
 ) -> None:
     children = api_children(settings, variables, listeners)
-    console = console_for([OWN_NAME, *(child.name for child in children)])
+    console = _console([child.name for child in children], settings)
     for warning in warnings:
         console.say(OWN_NAME, warning)
     url = http_url(settings.host, settings.port, tls=settings.tls)
@@ -131,11 +130,9 @@ def run_runner(settings: Settings, environ: Mapping[str, str]) -> None:
         BrokerError: that Redis cannot be used.
     """
     url = _named_redis(settings, "runner")
-    logging.basicConfig(
-        level=settings.log_level.upper(), format="%(levelname)s %(name)s: %(message)s"
+    logs.configure(
+        settings.log_format, settings.log_level, "runner", environ=environ, redis_url=url
     )
-    # It says a line for every request.
-    logging.getLogger("httpx2").setLevel(logging.WARNING)
     check_broker(url)
     beside = http_url(settings.host, settings.port, tls=settings.tls)
     api_url = environ.get(ENV_URL) or beside
@@ -168,6 +165,11 @@ def run_flower(
     state_dir.make(settings.state_dir, change="choose another with HEADRACE_STATE_DIR")
     child = parts.flower_child(settings, parts.environment(settings, url, environ))
     os.execve(child.command[0], list(child.command), child.environment())  # noqa: S606
+
+
+def _console(names: Sequence[str], settings: Settings) -> Console:
+    as_json = parts.log_format(settings) == logs.JSON
+    return console_for([OWN_NAME, *names], as_json=as_json)
 
 
 def _named_redis(settings: Settings, part: str) -> str:

@@ -1,10 +1,16 @@
-"""One console for many processes: each line behind the aligned, coloured name of who wrote it."""
+"""One console for many processes: each line behind the aligned, coloured name of who wrote it.
+
+Where lines are to be JSON, what a process wrote as JSON passes as it is, and everything else (a
+server's own log, the last words of an interpreter) becomes the `event` of a line of its own.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Final, TextIO
 
 _COLOURS: Final = (36, 32, 35, 33, 34, 96, 92, 95, 93, 94)
@@ -21,6 +27,7 @@ class Console:
         names: every name that will write, so that the prefixes align.
         colour: whether to colour the prefixes.
         hidden: by name, parts of lines that are not worth showing.
+        as_json: each line is to be a JSON object.
     """
 
     def __init__(
@@ -30,6 +37,7 @@ class Console:
         *,
         colour: bool,
         hidden: Mapping[str, Sequence[bytes]] | None = None,
+        as_json: bool = False,
     ) -> None:
         self._stream = stream
         self._hidden = hidden or {}
@@ -37,6 +45,8 @@ class Console:
         self._colour = colour
         self._codes = {name: _COLOURS[i % len(_COLOURS)] for i, name in enumerate(names)}
         self._partial: dict[str, bytes] = {}
+        self._line = self._json_line if as_json else self._plain_line
+        self._as_json = as_json
 
     def feed(self, name: str, data: bytes) -> None:
         """Take bytes that a process wrote; complete lines come out, the rest waits."""
@@ -54,17 +64,31 @@ class Console:
 
     def say(self, name: str, text: str) -> None:
         """Write a message of our own under a name, line by line."""
-        self._write("".join(self._line(name, line.encode()) for line in text.split("\n")))
+        lines = [text] if self._as_json else text.split("\n")
+        self._write("".join(self._line(name, line.encode()) for line in lines))
 
     def _shows(self, name: str, line: bytes) -> bool:
         return not any(part in line for part in self._hidden.get(name, ()))
 
-    def _line(self, name: str, line: bytes) -> str:
+    def _plain_line(self, name: str, line: bytes) -> str:
         text = line[:MAX_LINE_BYTES].decode(errors="replace").rstrip("\r")
         prefix = f"{name:<{self._width}} |"
         if self._colour:
             prefix = f"\x1b[{self._codes.get(name, 37)}m{prefix}{_RESET}"
         return f"{prefix} {text}\n"
+
+    def _json_line(self, name: str, line: bytes) -> str:
+        text = line.decode(errors="replace").strip()
+        if not text or said_in_json(text) is not None:
+            return f"{text}\n" if text else ""
+        told = {
+            "timestamp": datetime.now(UTC).isoformat().replace("+00:00", "Z"),
+            "level": "info",
+            "logger": name,
+            "event": text[:MAX_LINE_BYTES],
+            "part": name,
+        }
+        return json.dumps(told) + "\n"
 
     def _write(self, text: str) -> None:
         if not text:
@@ -77,14 +101,28 @@ class Console:
             self._stream = open(os.devnull, "w")  # noqa: SIM115
 
 
+def said_in_json(line: str) -> str | None:
+    """What a line of a log says that is JSON; None where it is none."""
+    if not (line.startswith('{"') and line.endswith("}")):
+        return None
+    try:
+        told = json.loads(line)
+    except ValueError:
+        return None
+    return str(told.get("event", line))
+
+
 def wants_colour(stream: TextIO, environ: Mapping[str, str]) -> bool:
     """Whether a stream shows colours: a terminal, and NO_COLOR (no-color.org) is not set."""
     return stream.isatty() and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
 
 
 def console_for(
-    names: Sequence[str], hidden: Mapping[str, Sequence[bytes]] | None = None
+    names: Sequence[str],
+    hidden: Mapping[str, Sequence[bytes]] | None = None,
+    *,
+    as_json: bool = False,
 ) -> Console:
     """The console on standard output."""
-    colour = wants_colour(sys.stdout, os.environ)
-    return Console(sys.stdout, names, colour=colour, hidden=hidden)
+    colour = not as_json and wants_colour(sys.stdout, os.environ)
+    return Console(sys.stdout, names, colour=colour, hidden=hidden, as_json=as_json)

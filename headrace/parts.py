@@ -15,7 +15,7 @@ from typing import Any, Final
 import redis
 import redis.exceptions
 
-from headrace import errands, keys
+from headrace import errands, keys, logs
 from headrace.client.shell import ENV_URL
 from headrace.connections import connect
 from headrace.devices import Device
@@ -80,10 +80,17 @@ def environment(settings: Settings, redis_url: str, environ: Mapping[str, str]) 
         "HEADRACE_STATE_DIR": str(settings.state_dir.absolute()),
         "HEADRACE_HOST": settings.host,
         "HEADRACE_PORT": str(settings.port),
+        # Whether there is a terminal is for us to say: they write into our pipe.
+        "HEADRACE_LOG_FORMAT": log_format(settings),
     }
     if environ.get(ENV_CONFIG):
         result[ENV_CONFIG] = str(Path(environ[ENV_CONFIG]).absolute())
     return result
+
+
+def log_format(settings: Settings) -> str:
+    """How the lines of all parts look, which are seen on our standard output."""
+    return logs.format_of(settings.log_format, sys.stdout)
 
 
 def redis_child(server: EmbeddedServer, lock: int, on_ready: Callable[[], None]) -> Child:

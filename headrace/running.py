@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from headrace import processes
+from headrace.console import said_in_json
 
 _CHILD_PROGRAM: Final = Path(__file__).with_name("child.py")
 _READ_BYTES: Final = 64 * 1024
@@ -149,7 +150,7 @@ class Running:
             return None
         lines = data.decode(errors="replace").strip().splitlines()
         if lines:
-            self.last_line = lines[-1][:300]
+            self.last_line = (said_in_json(lines[-1]) or lines[-1])[:300]
         return data
 
     def has_ended(self) -> bool:

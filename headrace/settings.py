@@ -109,6 +109,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         batch_in_flight: how many jobs of one batch are under way at a time.
         runner_batches: how many batches one runner drives at a time.
         log_level: the least severe level that is logged.
+        log_format: how lines look; auto: for people on a terminal, JSON elsewhere.
+        access_log: whether the API logs a line for each request.
     """
 
     redis_url: _Text | None = None
@@ -157,6 +159,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     batch_in_flight: Annotated[int, Meta(ge=1, le=100_000)] = 1000
     runner_batches: Annotated[int, Meta(ge=1, le=64)] = 4
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["console", "json", "auto"] = "console"
+    access_log: bool = False
 
     @property
     def public_host(self) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headrace import embedded, errands, parts, state_dir
+from headrace import embedded, errands, logs, parts, state_dir
 from headrace.api_processes import api_children, listen_for_api
 from headrace.broker_check import check_broker
 from headrace.catalog import load_catalog
@@ -55,7 +55,8 @@ class Up:
         self._broker_url = ""
         self._stale: list[str] = []
         self._listeners: list[socket.socket] = []
-        self._console = Console(sys.stdout, [OWN_NAME], colour=False)
+        self._as_json = parts.log_format(settings) == logs.JSON
+        self._console = Console(sys.stdout, [OWN_NAME], colour=False, as_json=self._as_json)
 
     def run(self) -> None:
         """Start everything, and return when it was asked to stop and has stopped.
@@ -83,7 +84,9 @@ class Up:
 
     def _supervise(self, children: list[Child]) -> None:
         self._console = console_for(
-            [OWN_NAME, *(child.name for child in children)], parts.HIDDEN_LINES
+            [OWN_NAME, *(child.name for child in children)],
+            parts.HIDDEN_LINES,
+            as_json=self._as_json,
         )
         supervisor = Supervisor(
             children,

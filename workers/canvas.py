@@ -228,7 +228,7 @@ class Sender:
             except Exception as error:
                 if isinstance(error, (*TRY_AGAIN, ChordBusy)) and not never_passes(error):
                     raise
-                logger.exception("job %s: its %s cannot be told", canvas.id, name)
+                logger.exception("its %s cannot be told", name, extra={"job": canvas.id})
             progress.told.add(name)
 
     def _signature(self, written: Signature) -> Any:

@@ -19,7 +19,7 @@ from headrace.keys import TASK_NAME, queue_name
 from headrace.settings import Settings, load_settings
 from workers import control, refusals
 from workers.broker_url import celery_url
-from workers.celery_conf import common_conf
+from workers.celery_conf import common_conf, log_as
 from workers.step import consumer_step
 
 #: No model can have this queue: a colon stands in no model's name.
@@ -71,6 +71,7 @@ def deployed() -> Celery:
         ConfigError: a setting or the models file is wrong.
     """
     settings = load_settings(None, os.environ, {})
+    log_as("worker", settings)
     return create_app(settings, load_catalog(settings.models_file, timeout_s=settings.timeout_s))
 
 

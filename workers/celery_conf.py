@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from celery.signals import setup_logging
 from celery.worker.control import Panel
 
+from headrace import logs
 from headrace.connections import SOCKET_TIMEOUT_S
+from headrace.settings import Settings
 from workers.broker_url import CeleryUrl
 
 #: How often kombu looks whether its connections live.
@@ -63,3 +67,19 @@ def refuse(commands: Mapping[str, str]) -> None:
 
 def _refusal(why: str) -> Callable[..., dict[str, str]]:
     return lambda state, **_: {"error": why}
+
+
+def log_as(part: str, settings: Settings) -> None:
+    """Have this process log as all others do when Celery comes to set up its logs.
+
+    Celery's own level is followed where it is the lower one, as by `-l debug`.
+    """
+
+    def set_up(loglevel: int | None = None, **_: Any) -> None:
+        own = logs.level_number(settings.log_level)
+        level = own if loglevel is None else min(own, loglevel)
+        logs.configure(
+            settings.log_format, level, part, environ=os.environ, redis_url=settings.redis_url
+        )
+
+    setup_logging.connect(set_up, weak=False, dispatch_uid="headrace.logs")

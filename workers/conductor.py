@@ -32,7 +32,7 @@ from headrace.tasks import end
 from headrace.telemetry import ModelState
 from headrace.waiting import Waiters
 from workers.canvas import TRY_AGAIN, ChordBusy, Malformed, Progress, Sender
-from workers.course import Course, StageFailed
+from workers.course import Course, StageFailed, about
 from workers.herald import tell_end
 from workers.items import NEVER, Item, Settlement, cancelled, claimed_item
 from workers.pipeline_begin import claimed_rows, read_course
@@ -99,6 +99,8 @@ class Conductor:
         self._woken = asyncio.Event()
         self._stopping = False
         self._doubtful = False
+        # Pipelines that have jobs which wait, as far as was read by now.
+        self._filled: set[int] = set()
         # Redis' clock at this process' second 0, and from when on others' leases may be reaped.
         self._zero_us: int | None = None
         self._reap_after = NEVER
@@ -145,6 +147,7 @@ class Conductor:
         try:
             if self._wake.socket() is None:
                 await asyncio.to_thread(self._wake.connect)
+                self._filled.clear()
                 self._reap_after = time.monotonic() + self._settings.lease_ttl_s
                 self._renew_at = self._sweep_at = 0.0
             await self._upkeep()
@@ -152,10 +155,14 @@ class Conductor:
             wanted = [
                 n for n, line in enumerate(self._lines) if line.rooms and n in self._wake.unwatched
             ]
-            filled = await asyncio.to_thread(self._wake.watch, wanted)
+            self._filled |= await asyncio.to_thread(self._wake.watch, wanted)
+            self._wake.check(time.monotonic())
             self._heard()
-            for n in sorted(filled):
-                if self._lines[n].rooms and await self._claim(self._lines[n]):
+            for n in sorted(self._filled):
+                if not self._lines[n].rooms:
+                    continue
+                self._filled.discard(n)
+                if await self._claim(self._lines[n]):
                     return
             await self._sleep()
         except _AWAY as error:
@@ -180,7 +187,9 @@ class Conductor:
             pass
         finally:
             loop.remove_reader(sock)
-        await asyncio.to_thread(self._wake.drain)
+        # A server that is slow gives lengths here. What has changed is asked for again anyway.
+        told = await asyncio.to_thread(self._wake.drain)
+        self._filled |= told - self._wake.unwatched
         self._heard()
 
     async def _claim(self, line: Line) -> bool:
@@ -244,7 +253,7 @@ class Conductor:
         except HeadraceError as error:
             return failure(course, StageFailed(error.code, f"the result: {error.message}"))
         except Exception as error:
-            logger.exception("job %s: the pipeline %s", course.item.id, course.pipeline.name)
+            logger.exception("the pipeline could not be run", extra=about(course))
             why = f"the pipeline could not be run: {type(error).__name__}"
             return failure(course, StageFailed("internal-error", why))
 
@@ -275,7 +284,9 @@ class Conductor:
             try:
                 return await self._jobs.in_thread(self._tell, end, progress)
             except (*TRY_AGAIN, ChordBusy, Malformed) as error:
-                logger.warning("what follows %s cannot be told yet: %s", course.item.id, error)
+                logger.warning(
+                    "what follows the job cannot be told yet: %s", error, extra=about(course)
+                )
                 progress.tries += 1
             await asyncio.sleep(AGAIN_MAX_S / 4)
 
@@ -291,7 +302,7 @@ class Conductor:
             del line.courses[course.item.id]
         if not task.cancelled() and task.exception() is not None:
             # Its lease runs out, and whoever takes it then goes on with it.
-            logger.error("job %s was let go", course.item.id, exc_info=task.exception())
+            logger.error("the job was let go", exc_info=task.exception(), extra=about(course))
         self._woken.set()
 
     # Keeping

@@ -7,7 +7,6 @@ on; what they answer is settled when it is back, under the same tokens.
 
 from __future__ import annotations
 
-import logging
 import os
 import selectors
 import threading
@@ -18,7 +17,9 @@ from typing import Any, Final
 from redis.exceptions import RedisError
 
 from headrace.keys import STEPS
+from headrace.logs import batch_name, batch_tag
 from headrace.outages import DISCONNECTED
+from workers.batch_log import log_ended, log_left
 from workers.dialing import Dialing
 from workers.dispatch import Dispatch
 from workers.dropping import Dropping
@@ -35,8 +36,6 @@ from workers.replica import Replica
 from workers.reporter import Reporter
 from workers.staging import gave_way, takes_second
 from workers.wake import POLL_S, Wake
-
-logger = logging.getLogger(__name__)
 
 SWEEP_S: Final = 1.0
 #: While a model's devices are busy, its prepared batch is topped up at most this often.
@@ -86,6 +85,7 @@ class Consumer:
         self._drain_until = float("inf")
         self._watched: list[Any] = []
         self._seq = 0
+        self._tag = batch_tag(ledger.owner)
         self._sweep_at = self._renew_at = self._top_up_at = 0.0
 
     def stop(self) -> None:
@@ -230,6 +230,7 @@ class Consumer:
         if batch is None:
             return
         replica.jobs += len(batch.items)
+        log_ended(lane, batch, outcomes, now)
         settlements = lane.collect(batch, outcomes, times, padding, fits, now)
         self._reporter.finished(batch, settlements)
         self._ledger.settle(lane, settlements)
@@ -271,8 +272,10 @@ class Consumer:
     def _run(self, lane: Lane, replica: Replica, batch: Batch) -> None:
         self._seq += 1
         batch.seq = self._seq
+        batch.id = batch_name(self._tag, self._seq)
         self._reporter.started(lane, batch)
         replica.run(batch)
+        log_left(lane, batch)
 
     # Sleep and stop
 

@@ -289,3 +289,8 @@ def _failure(shown: str, job: Job) -> StageFailed:
         dead=job.dead_lettered,
         traceback=job.traceback or "",
     )
+
+
+def about(course: Course) -> dict[str, str]:
+    """The fields of a line that concerns a pipeline's job."""
+    return {"model": course.pipeline.name, "job": course.item.id}

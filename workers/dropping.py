@@ -105,7 +105,10 @@ class Dropping:
                 replica.drop(item)
 
     def _lose(self, lane: Lane, item: Item) -> None:
-        logger.warning("job %s is another's by now; this worker lets go of it", item.id)
+        logger.warning(
+            "the job is another's by now; this worker lets go of it",
+            extra={"model": lane.model.name, "job": item.id},
+        )
         taken_out = self._taken_out(lane, item)
         if not taken_out and not item.dispatched_at:
             return  # its settlement or its release is under way, and says so too

@@ -28,7 +28,7 @@ from headrace.errors import ConfigError
 from headrace.settings import Settings, load_settings
 from workers import errand_broker
 from workers.broker_url import celery_url
-from workers.celery_conf import common_conf, refuse
+from workers.celery_conf import common_conf, log_as, refuse
 from workers.conductor import Conductor
 from workers.vital import run_vital
 
@@ -222,6 +222,7 @@ def deployed() -> Celery:
     owner = os.environ.get("HEADRACE_INCARNATION") or f"errands-{secrets.token_hex(6)}"
     errand_broker.install()
     refuse(REFUSED)
+    log_as("errands", settings)
     catalog = load_catalog(settings.models_file, timeout_s=settings.timeout_s)
     return create_app(settings, catalog, owner)
 

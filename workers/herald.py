@@ -221,7 +221,7 @@ def tell_end(end: Told, sender: Sender, progress: Progress) -> Settlement:
     except Malformed as error:
         if progress.tries < MALFORMED_TRIES:
             raise
-        logger.warning("job %s: what follows it cannot be sent: %s", item.id, error)
+        logger.warning("what follows the job cannot be sent: %s", error, extra={"job": item.id})
         settlement = _unsendable(item, settlement, error)
         outcome = _outcome(item, settlement)
     if progress.children:

@@ -146,6 +146,7 @@ class Batch:
         reason: why it left, one of `workers.batcher.Reason`.
         deadline: when the first of their timeouts runs out; not before it `runs_from` some time.
         seq: its number on the frame socket.
+        id: its name in logs and traces.
     """
 
     items: list[Item]
@@ -153,6 +154,7 @@ class Batch:
     started_at: float
     deadline: float
     seq: int = 0
+    id: str = ""
 
     @property
     def offline(self) -> bool:

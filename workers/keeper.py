@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from headrace import telemetry
+from workers.batch_log import about
 from workers.guard import Guard
 from workers.lane import Lane
 from workers.life import STARTING, Phase
@@ -74,7 +75,7 @@ class Keeper:
         # It is tried again and again: what was said in full before is not repeated.
         again = traceback == lane.last_error
         told = traceback.rstrip().rpartition("\n")[2] if again else traceback
-        logger.error("model %s cannot be loaded:\n%s", lane.model.name, told)
+        logger.error("the model cannot be loaded", extra={**about(lane), "traceback": told})
         lane.last_error = traceback
         lane.stats.count(telemetry.LOAD_FAILURES)
         replica.load_failed(traceback)
@@ -86,12 +87,12 @@ class Keeper:
         lane.stats.count(telemetry.LOAD_S, info["load_s"])
         if replica.fits:
             lane.fit(lane.model.max_batch_size, replica.fits)
-        logger.info("model %s: loaded in %.2f s", lane.model.name, info["load_s"])
+        logger.info("loaded in %.2f s", info["load_s"], extra=about(lane))
         limit = lane.model.max_memory_mb
         if limit is not None and (taken := replica.memory_mib()) > limit:
             logger.error(
-                "model %s: loaded, it takes %d MiB, more than max_memory_mb, %d: it is not "
-                "recycled for its memory; raise max_memory_mb", lane.model.name, taken, limit,
+                "loaded, it takes %d MiB, more than max_memory_mb, %d: it is not recycled for its "
+                "memory; raise max_memory_mb", taken, limit, extra=about(lane),
             )  # fmt: skip
             replica.outgrown = True
         for old in lane.replicas:
@@ -129,7 +130,7 @@ class Keeper:
             self._start(lane, replica, now)
         else:
             told = lane.restarts.told(now).partition("\n")[0]
-            logger.error("model %s: %s", lane.model.name, told)
+            logger.error("%s", told, extra=about(lane))
 
     def _start(self, lane: Lane, replica: Replica, now: float) -> None:
         lane.deadlines.least.forget()
@@ -148,7 +149,7 @@ class Keeper:
             why = self._worn(lane, replica, look)
             if why:
                 replica.recycling = why
-                logger.info("model %s: a model process is recycled: %s", lane.model.name, why)
+                logger.info("a model process is recycled: %s", why, extra=about(lane))
                 lane.recycled += 1
                 lane.stats.count(f"{telemetry.RESTARTS}:recycled")
                 if lane.model.recycle_overlap:

@@ -280,7 +280,6 @@ class Lane:
         epoch = time.time()
         for item in items:
             item.dispatched_at, item.dispatched_epoch_s = now, epoch
-        logger.debug("model %s: a batch of %d left: %s", self.model.name, len(items), reason)
         return Batch(items, reason, now, now + min(limits))
 
     def fit(self, size: int, fits: int) -> None:
@@ -290,8 +289,8 @@ class Lane:
             self.batcher.policy = replace(self.batcher.policy, max_batch_size=limit)
             if fits:
                 logger.warning(
-                    "model %s: out of memory with %d items; its batches have at most %d for now",
-                    self.model.name, size, limit,
+                    "out of memory with %d items; its batches have at most %d for now",
+                    size, limit, extra={"model": self.model.name, "size": size},
                 )  # fmt: skip
 
     def _weigh(self, size: int, prepare: float, infer: float, _: float, starved: float) -> None:

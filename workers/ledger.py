@@ -204,7 +204,8 @@ class Ledger:
             for settlement, code in zip(settlements, reply, strict=True):
                 if int(code) == FENCED:
                     logger.warning(
-                        "job %s is another's by now; this answer is dropped", settlement.id
+                        "the job is another's by now; this answer is dropped",
+                        extra={"model": lane.model.name, "job": settlement.id},
                     )
                 if int(code) == PUT_OFF:
                     lane.due(now + int(settlement.retry_us) / US_PER_S)

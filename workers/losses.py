@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import selectors
 
+from workers.batch_log import about_batches
 from workers.guard import Guard
 from workers.items import Batch
 from workers.keeper import Keeper
@@ -51,7 +52,7 @@ class Losses:
     def timed_out(self, lane: Lane, replica: Replica, batch: Batch, now: float) -> None:
         """A batch has run for too long, and its process has told where it is."""
         size = len(batch.items)
-        logger.error("model %s: a batch of %d ran into its timeout", lane.model.name, size)
+        logger.error("a batch ran into its timeout", extra=about_batches(lane, [batch]))
         begun, untouched = replica.suspects()
         self.give_back(lane, untouched, "free")
         if size == 1 and len(begun) == 1:
@@ -72,11 +73,8 @@ class Losses:
             return
         begun, untouched = replica.suspects()
         if begun:
-            sizes = " and ".join(str(len(batch.items)) for batch in begun)
-            logger.error(
-                "model %s: a model process died under a batch of %s\n%s",
-                lane.model.name, sizes, replica.trace(),
-            )  # fmt: skip
+            told = {**about_batches(lane, begun), "traceback": replica.trace()}
+            logger.error("a model process died under a batch", extra=told)
         self.give_back(lane, untouched, "free")
         self.give_back(lane, begun, "crash")
         self._give_up(lane, replica, now, "its device was lost" if replica.leaving else "it died")

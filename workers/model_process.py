@@ -18,6 +18,7 @@ import threading
 import time
 from typing import Any, Final
 
+from headrace import logs
 from headrace.handler import Context
 from workers.frames import FrameSocket
 from workers.guard import MARK
@@ -41,11 +42,13 @@ def main() -> None:
     write_stacks_to(int(sys.argv[2]))
     # Ctrl-C reaches the whole foreground group; the worker decides when this process ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     frames = FrameSocket(socket.socket(fileno=int(sys.argv[1])))
     inbox: Inbox = queue.SimpleQueue()
     threading.Thread(target=_read, args=(frames, inbox), daemon=True).start()
     config = inbox.get()[1]
+    shape, level, tag = config["logs"]
+    told = {"model": config["model"]}
+    logs.configure(shape, level, "model", environ=os.environ, theirs=True, fields=told)
     started = time.monotonic()
     try:
         runner, helpers = _load(config)
@@ -66,18 +69,19 @@ def main() -> None:
     }  # fmt: skip
     frames.send(["ready", ready])
     if overlap:
-        Pipeline(runner, inbox, frames.send).run()
+        Pipeline(runner, inbox, frames.send, tag).run()
     else:
-        _serve(frames, inbox, runner)
+        _serve(frames, inbox, runner, tag)
 
 
-def _serve(frames: FrameSocket, inbox: Inbox, runner: Runner) -> None:
+def _serve(frames: FrameSocket, inbox: Inbox, runner: Runner, tag: str) -> None:
     """Run batches in turn until told to stop, by when the worker has handed over its last."""
     while True:
         frame = inbox.get()
         if frame[0] == "stop":
             return
         _, seq, items, dropped = frame
+        logs.CONCERN.set({"batch": logs.batch_name(tag, seq)})
         work = runner.run(items, dropped)
         if work.device_lost:
             leave(frames.send, seq, work, alone=True)

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
 
+from headrace import logs
 from workers.runner import Group, Runner, Work, clock
 from workers.vital import SOFTWARE_ERROR_STATUS
 
@@ -72,9 +73,11 @@ class Pipeline:
         runner: the handler and its verbs.
         inbox: frames from the worker.
         send: sends a frame to it; called by one thread at a time.
+        tag: how the names of its batches begin.
     """
 
-    def __init__(self, runner: Runner, inbox: Inbox, send: Send) -> None:
+    def __init__(self, runner: Runner, inbox: Inbox, send: Send, tag: str = "") -> None:
+        self._tag = tag
         self._runner = runner
         self._inbox = inbox
         self._send = send
@@ -95,6 +98,10 @@ class Pipeline:
         for thread in threads:
             thread.join()
 
+    def _concerns(self, seq: int) -> None:
+        """Lines of this thread concern this batch from now on."""
+        logs.CONCERN.set({"batch": logs.batch_name(self._tag, seq)})
+
     def _prepare(self) -> None:
         while (frame := self._inbox.get())[0] != "stop":
             _, seq, items, dropped = frame
@@ -103,6 +110,7 @@ class Pipeline:
                 if self._inside > 1:
                     # The worker may take it back uncharged for as long as this is not said.
                     self._send(["began", seq])
+            self._concerns(seq)
             passage = Passage(seq, self._runner.read(items, dropped))
             if passage.work.readable and not passage.yields:
                 passage.group = passage.work.group(passage.places)
@@ -125,6 +133,7 @@ class Pipeline:
                     self._inside -= 1
                     self._send(["yielded", passage.seq])
                 continue
+            self._concerns(passage.seq)
             passage.begun = True
             if not passage.split:
                 waited_s = clock() - max(idle_since, passage.arrived_at)
@@ -143,6 +152,7 @@ class Pipeline:
 
     def _finish(self) -> None:
         while (passage := self._inferred.get()) is not None:
+            self._concerns(passage.seq)
             if passage.group is not None:
                 try:
                     self._runner.finish(passage.group)

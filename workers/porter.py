@@ -138,7 +138,9 @@ class Porter:
             elif item.dropped and load is None:
                 continue  # settled meanwhile
             elif error is not None:
-                logger.warning("job %s: %s", item.id, error.message)
+                logger.warning(
+                    "%s", error.message, extra={"model": lane.model.name, "job": item.id}
+                )
                 settlement = lane.unmoved(item, error, retryable=retryable)
                 ledger.settle(lane, [settlement])
             elif load is not None:
@@ -187,7 +189,7 @@ class Porter:
         try:
             moved = move(lane, item, load)
         except Exception as error:
-            logger.exception("the payload of job %s was not moved", item.id)
+            logger.exception("a payload was not moved", extra={"job": item.id})
             kind = InputUnavailable if load is None else ResultNotStored
             why = kind(f"the payload could not be moved: {type(error).__name__}")
             moved = Moved(lane, item, load=load, error=why, retryable=True)

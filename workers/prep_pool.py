@@ -16,10 +16,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final
 
+from headrace import logs
 from headrace.errors import ConfigError, HandlerError, InputError
 from workers.frames import FrameSocket
 from workers.outcomes import Told
@@ -108,7 +110,7 @@ class PrepProcess:
 
         number = self.free.pop() if self.free else len(self.slabs)
         try:
-            self.frames.send(["prepare", number, inputs])
+            self.frames.send(["prepare", number, inputs, dict(logs.CONCERN.get() or {})])
         except OverflowError as error:
             self._give(number)
             raise InputError(f"a number in the input has more than 64 bits: {error}") from None
@@ -170,7 +172,9 @@ class PrepPool:
         futures = []
         for share in shares:
             number = self._turn = (self._turn + 1) % len(self._workers)
-            futures.append(self._executors[number].submit(self._workers[number], share))
+            futures.append(
+                self._executors[number].submit(copy_context().run, self._workers[number], share)
+            )
         errors = [future.exception() for future in futures]
         for error in errors:
             if isinstance(error, PreprocessDied):

@@ -8,12 +8,13 @@ gone.
 
 from __future__ import annotations
 
-import logging
+import os
 import signal
 import socket
 import sys
 from typing import Any
 
+from headrace import logs
 from headrace.errors import ConfigError
 from headrace.handler import Context, Handler
 from workers.crossing import Packer, Slab
@@ -29,14 +30,17 @@ def main() -> None:
     die_with_parent(int(sys.argv[4]))
     write_stacks_to(int(sys.argv[3]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     frames = FrameSocket(socket.socket(fileno=int(sys.argv[1])))
     files = socket.socket(fileno=int(sys.argv[2]))
     received: list[list[Any]] = []
     while not received:
         received = frames.receive()
+    config = received[0][1]
+    shape, level, _ = config["logs"]
+    told = {"model": config["model"]}
+    logs.configure(shape, level, "preprocess", environ=os.environ, theirs=True, fields=told)
     try:
-        runner = _load(received[0][1])
+        runner = _load(config)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is shown in /ready
         frames.send(["failed", why_not_loaded(error)])
         return
@@ -47,7 +51,8 @@ def main() -> None:
             received = frames.receive()
         except (EOFError, OSError):
             return
-        for _, number, rows in received:
+        for _, number, rows, concern in received:
+            logs.CONCERN.set(concern)
             frames.send(_serve(files, slabs, number, runner, rows))
 
 

@@ -27,6 +27,7 @@ from headrace.errors import (
 )
 from headrace.handler import Context, Handler
 from headrace.inputs import decode_input, decode_payload
+from headrace.logs import AT_HAND
 from workers.device_loss import device_lost
 from workers.outcomes import Outcome, failure, out_of_memory, outcome_of
 from workers.thread_context import overlaps
@@ -333,7 +334,8 @@ class Runner:
         return next((size for size in allowed if size >= count), count) - count
 
     def _at_hand(self, inputs: list[Input]) -> None:
-        self.context.request_ids = [job_id for job_id, _, _ in inputs]
+        ids = self.context.request_ids = [job_id for job_id, _, _ in inputs]
+        AT_HAND.set(ids)
         self.context.content_types = [kind for _, _, kind in inputs]
 
 

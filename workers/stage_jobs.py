@@ -30,7 +30,7 @@ from headrace.store.parts import read_bytes, read_parts, size_of
 from headrace.store.stores import THREADS, Stores
 from headrace.submission import submission
 from headrace.waiting import Wait, Waiters
-from workers.course import Course
+from workers.course import Course, about
 from workers.items import Settlement
 from workers.values import Foreign, Stored, Value, parts_of
 
@@ -115,7 +115,7 @@ class StageJobs:
         try:
             await self._queue.once("stages", course.item.id, token, course.stages_json())
         except HeadraceError as error:
-            logger.warning("job %s: its stages are not written down: %s", course.item.id, error)
+            logger.warning("its stages are not written down: %s", error, extra=about(course))
 
     async def job(self, course: Course, stage: Stage, job_id: str, value: Value) -> Job:
         """Submit a stage's job, unless it is there, and wait for its end.
@@ -130,7 +130,7 @@ class StageJobs:
                 found = await self._ended(course, stage, job_id, model, value)
                 if found is not None:
                     return found
-                logger.warning("job %s: Redis has lost %s; sent again", course.item.id, job_id)
+                logger.warning("Redis has lost %s; sent again", job_id, extra=about(course))
 
         return await self.patiently(ended)
 
@@ -180,7 +180,7 @@ class StageJobs:
             if entries:
                 await self.in_thread(self.stores.drop, *entries)
         except (HeadraceError, RedisError, OSError) as error:
-            logger.warning("job %s: what is left of its stages runs out: %s", course.item.id, error)
+            logger.warning("what is left of its stages runs out: %s", error, extra=about(course))
 
     async def settled(self, course: Course, settlement: Settlement) -> None:
         """The job has ended: its own input goes, and its result stays as long as its record."""

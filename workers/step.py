@@ -21,6 +21,7 @@ from headrace import keys
 from headrace.catalog import Catalog, ModelConfig
 from headrace.connections import SOCKET_TIMEOUT_S, connect
 from headrace.errors import ConfigError
+from headrace.logs import batch_tag
 from headrace.settings import Settings
 from headrace.store.origin import Origins
 from headrace.store.stores import THREADS, build_stores
@@ -46,15 +47,18 @@ from workers.vital import run_vital
 from workers.wake import Wake
 
 
-def build_lanes(catalog: Catalog, settings: Settings, environ: Mapping[str, str]) -> list[Lane]:
+def build_lanes(
+    catalog: Catalog, settings: Settings, environ: Mapping[str, str], owner: str = ""
+) -> list[Lane]:
     """One lane per model of the catalogue, with its replicas not yet started."""
     models = list(catalog.models.values())
     processes = sum(model.replicas for model in models)
     child_environ = model_environ(environ, min(settings.device_slots or processes, processes))
+    told = [settings.log_format, settings.log_level, batch_tag(owner)]
     lanes = []
     for model in models:
         device = device_of(model, environ)
-        init = _init_frame(model, catalog.base_dir, device)
+        init = {**_init_frame(model, catalog.base_dir, device), "logs": told}
         own_environ = tuned(child_environ, device) if model.malloc_tuning else child_environ
         replicas = [Replica(init, own_environ, model.load_timeout_s) for _ in range(model.replicas)]
         retries = model.max_retries if model.max_retries is not None else settings.max_retries
@@ -101,8 +105,8 @@ def take_ticks(clock: Any, count: int) -> int:
 
 def build_consumer(worker: Any, settings: Settings, catalog: Catalog, redis_url: str) -> Consumer:
     """The consumer of one worker, with all that it works with, not yet running."""
-    lanes = build_lanes(catalog, settings, os.environ)
     owner = os.environ.get("HEADRACE_INCARNATION") or f"{worker.hostname}-{secrets.token_hex(4)}"
+    lanes = build_lanes(catalog, settings, os.environ, owner)
     # A try to connect is over in time for the next one to renew the leases.
     patience_s = min(SOCKET_TIMEOUT_S, max(1.0, settings.lease_ttl_s / 3))
     client = connect(redis_url, socket_timeout=patience_s, socket_connect_timeout=patience_s)

@@ -87,8 +87,8 @@ class Telling:
             return
         if not self.untold:
             logger.info(
-                "model %s: of more than %g jobs a second monitors get a sample; `events` in the "
-                "models file changes that", self._model, self._per_s,
+                "of more than %g jobs a second monitors get a sample; `events` in the models file "
+                "changes that", self._per_s, extra={"model": self._model},
             )  # fmt: skip
         self.untold += count
         self._stats.count(UNTOLD, count)

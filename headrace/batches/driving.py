@@ -87,12 +87,17 @@ class Driving:
             # While no runner was there: nothing more is begun.
             self._why = records.EXPIRED
 
+    @property
+    def _about(self) -> dict[str, str]:
+        """The fields of a line that concerns the batch."""
+        return {"api_batch": self.batch.id}
+
     def renew(self) -> None:
         """Say that the batch is still ours, and hear whether it is to end; often, from outside."""
         try:
             said = self._batches.save(self._lease)
         except BrokerError as error:
-            logger.warning("%s: the lease was not renewed: %s", self.batch.id, error.message)
+            logger.warning("the lease was not renewed: %s", error.message, extra=self._about)
             return
         if said is None:
             self.stop("lost")
@@ -121,15 +126,17 @@ class Driving:
             self._drive()
             again_s = None if self._why != "stopped" else 0.0
         except LeaseLost:
-            logger.warning("%s is another runner's by now", self.batch.id)
+            logger.warning("the batch is another runner's by now", extra=self._about)
             again_s = None
         except _Stopped:
             again_s = 0.0 if self._why == "stopped" else None
         except HeadraceError as error:
-            logger.warning("%s waits, and is tried again: %s", self.batch.id, error.message)
+            logger.warning(
+                "the batch waits, and is tried again: %s", error.message, extra=self._about
+            )
             again_s = AGAIN_S
         except Exception:
-            logger.exception("%s waits, and is tried again", self.batch.id)
+            logger.exception("the batch waits, and is tried again", extra=self._about)
             again_s = AGAIN_S
         finally:
             self.done = True
@@ -141,7 +148,9 @@ class Driving:
         try:
             self._batches.save(self._lease, lease_s=again_s)
         except BrokerError as error:
-            logger.warning("%s is left until its lease ends: %s", self.batch.id, error.message)
+            logger.warning(
+                "the batch is left until its lease ends: %s", error.message, extra=self._about
+            )
 
     def _drive(self) -> None:
         batch, spec = self.batch, self.batch.spec
@@ -171,7 +180,7 @@ class Driving:
 
     def _fail(self, sink: BatchSink, error: LineError) -> None:
         """End it with an error of its own; what has ended stays to be had."""
-        logger.warning("%s failed: %s", self.batch.id, error.message)
+        logger.warning("the batch failed: %s", error.message, extra=self._about)
         sink.end(records.FAILED, {BatchField.ERRORS: msgspec.json.encode([error])})
 
     def _models(self) -> dict[str, str]:
@@ -192,7 +201,7 @@ class Driving:
                 max_lines=self._settings.batch_max_lines, beat=self._check,
             )  # fmt: skip
         if found.errors:
-            logger.info("%s: %d lines cannot be run", self.batch.id, found.bad)
+            logger.info("%d lines cannot be run", found.bad, extra=self._about)
             sink.end(records.FAILED, {BatchField.ERRORS: msgspec.json.encode(found.errors)})
             return False
         self.batch.total = found.total
@@ -229,9 +238,8 @@ class Driving:
         self._say(records.FINALIZING)
         status = records.COMPLETED if engine.checkpoint.ended else self._why
         sink.end(status, {})
-        logger.info(
-            "%s: %s, %d completed, %d failed", self.batch.id, status, sink.completed, sink.failed
-        )
+        told = status, sink.completed, sink.failed
+        logger.info("%s, %d completed, %d failed", *told, extra=self._about)
 
     def _say(self, status: str) -> None:
         if self._batches.save(self._lease, status) is None:

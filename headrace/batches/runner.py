@@ -133,7 +133,7 @@ class Runner:
         lease = self._batches.claim()
         if lease is None:
             return False
-        logger.info("%s: %s", lease.batch.id, lease.batch.status)
+        logger.info("the batch is %s", lease.batch.status, extra={"api_batch": lease.batch.id})
         owner = lease.batch.spec.owner or NOBODY
         client = ApiClient(
             self._api_url, self._settings, api_key=self._key(), headers={ACTS_FOR: owner}
@@ -151,7 +151,9 @@ class Runner:
         for driving, thread in self._threads.items():
             thread.join(max(0.0, until - time.monotonic()))
             if thread.is_alive():
-                logger.warning("%s is left until its lease ends", driving.batch.id)
+                logger.warning(
+                    "the batch is left until its lease ends", extra={"api_batch": driving.batch.id}
+                )
         try:
             self._caller.execute("ZREM", keys.RUNNERS, self._name)
         except HeadraceError:

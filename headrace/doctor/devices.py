@@ -96,7 +96,7 @@ def torch(site: Site) -> Finding:
     if not said["cuda"]:
         return fail(
             f"{text} is built for the CPU, and this host has {count(len(found), 'GPU')}",
-            "install the build for CUDA (docs/deploy.md)",
+            "install the build for CUDA (docs/compose.md)",
         )
     if said["problem"]:
         return fail(

@@ -144,7 +144,11 @@ class Files:
             try:
                 self.stores.drop(*entries[at : at + _PAGE_IDS])
             except HeadraceError as error:
-                logger.warning("parts of %s are left to the sweep: %s", file_id, error.message)
+                logger.warning(
+                    "parts of the file are left to the sweep: %s",
+                    error.message,
+                    extra={"file": file_id},
+                )
 
     def put(self, file_id: str, body: bytes, *, bounded: bool = True) -> str:
         """Write a part, which no record names yet; its reference.
@@ -231,7 +235,9 @@ class Draft:
         try:
             self._files.forget(self.id)
         except HeadraceError as error:
-            logger.warning("the unfinished %s is left to run out: %s", self.id, error.message)
+            logger.warning(
+                "the unfinished file is left to run out: %s", error.message, extra={"file": self.id}
+            )
 
 
 class Reader:

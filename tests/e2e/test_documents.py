@@ -56,7 +56,9 @@ def test_the_commands_give_what_they_promise(up: RunningUp, document: str) -> No
     assert statuses.count("succeeded") >= 2, statuses
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/cli.md", "docs/offline.md"])
+@pytest.mark.parametrize(
+    "document", ["README.md", "docs/cli.md", "docs/offline.md", "docs/operations.md"]
+)
 def test_the_sessions_with_headrace_print_what_is_shown(
     up: RunningUp, tmp_path: Path, document: str
 ) -> None:

@@ -21,6 +21,7 @@ _FORKS.set_forkserver_preload([
     "tests.harness.forked", "celery.bin.celery", "celery.apps.worker", "celery.worker.consumer",
     "celery.worker.loops", "celery.backends.redis", "kombu.transport.redis", "workers.celery_app",
     "workers.pool", "headrace.store.file", "headrace.store.redis",
+    "headrace.log_lines",
 ])  # fmt: skip
 
 

@@ -42,9 +42,11 @@ class PipelineSite:
         lines = log.read_text().splitlines() if log.exists() else []
         return [line.partition(" ")[2] for line in lines if line.partition(" ")[0] == model]
 
-    def errands(self, name: str = "errands", **environ: str) -> Worker:
+    def errands(
+        self, name: str = "errands", app: str = "workers.errands", **environ: str
+    ) -> Worker:
         """One more errands worker."""
-        options = {"app": "workers.errands", "node": f"{name}@test", "arguments": ()}
+        options = {"app": app, "node": f"{name}@test", "arguments": ()}
         environ = {"HEADRACE_INCARNATION": name, "HEADRACE_LEASE_TTL_S": "5", **environ}
         made: Worker = self.stack.enter_context(
             celery_worker(self.server.url, self.models, self.folder, environ=environ, **options)

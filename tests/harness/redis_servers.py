@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 import redis
@@ -62,19 +63,21 @@ class RedisServer:
     arguments: tuple[str, ...] = ()
     environ: Mapping[str, str] | None = None
     process: subprocess.Popen[bytes] | None = None
+    password: str = ""
 
     @property
     def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}/0"
+        secret = f":{quote(self.password, safe='')}@" if self.password else ""
+        return f"redis://{secret}127.0.0.1:{self.port}/0"
 
     def client(self) -> redis.Redis:
-        return redis.Redis(host="127.0.0.1", port=self.port)
+        return redis.Redis(host="127.0.0.1", port=self.port, password=self.password or None)
 
     def start(self) -> None:
         command = [
             require(self.flavour), "--port", str(self.port), "--bind", "127.0.0.1", "--save", "",
             "--dir", str(self.folder), "--daemonize", "no", "--loglevel", "warning",
-            *self.arguments,
+            *(("--requirepass", self.password) if self.password else ()), *self.arguments,
         ]  # fmt: skip
         with (self.folder / "redis.log").open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env=self.environ)
@@ -103,11 +106,14 @@ class RedisServer:
 
 @contextmanager
 def redis_server(
-    flavour: str = "valkey9", *arguments: str, environ: Mapping[str, str] | None = None
+    flavour: str = "valkey9",
+    *arguments: str,
+    environ: Mapping[str, str] | None = None,
+    password: str = "",
 ) -> Iterator[RedisServer]:
     """A server that is gone afterwards, files and all."""
     folder = Path(tempfile.mkdtemp(prefix="headrace-redis-"))
-    server = RedisServer(flavour, free_port(), folder, arguments, environ)
+    server = RedisServer(flavour, free_port(), folder, arguments, environ, password=password)
     server.start()
     try:
         yield server

@@ -58,6 +58,10 @@ class Worker:
     def log(self) -> str:
         return (self.folder / f"{self.node}.log").read_text(errors="replace")
 
+    def says(self, text: str, about: str) -> int:
+        """How many lines of its log say this about a job or a model."""
+        return sum(text in line and about in line for line in self.log.splitlines())
+
     @property
     def pid(self) -> int:
         assert self.process is not None

@@ -278,7 +278,7 @@ def test_an_error_that_nobody_foresaw(
     assert (response.status_code, problem["type"]) == (500, "/problems/internal-error")
     assert "yesterday" not in response.text
     assert "Traceback" not in response.text
-    records = [record for record in caplog.records if problem["id"] in record.getMessage()]
+    records = [record for record in caplog.records if vars(record).get("error_id") == problem["id"]]
     assert len(records) == 1
     assert records[0].exc_info is not None
     assert "yesterday" in str(records[0].exc_info[1])

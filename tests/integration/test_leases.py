@@ -259,7 +259,7 @@ def test_a_stopped_worker_can_do_nothing_to_what_another_holds(
                 os.kill(at.worker.pid, signal.SIGCONT)
                 for job_id in ids:
                     wait_until(
-                        lambda one=job_id: f"job {one} is another's by now" in at.worker.log,  # type: ignore[misc]
+                        lambda one=job_id: at.worker.says("is another's by now", one),  # type: ignore[misc]
                         "it hears that it is another's",
                     )
                 assert at.client.job(inside).state is State.RUNNING

@@ -83,10 +83,11 @@ def test_a_load_that_hangs_is_killed_and_its_place_is_told(
             error = failed(worker, load)
             assert error.startswith("the load took longer than load_timeout_s, 4 s")
             assert where in error
-        told = {load: f"model {load} cannot be loaded" for load in places}
-        first = {load: worker.log.count(text) for load, text in told.items()}
-        for load, text in told.items():
-            wait_until(lambda t=text, n=first[load]: worker.log.count(t) > n, "killed again", 60)  # type: ignore[misc]
+        told = "cannot be loaded"
+        first = {load: worker.says(told, f"model={load}") for load in places}
+        for load, n in first.items():
+            about = f"model={load}"
+            wait_until(lambda a=about, n=n: worker.says(told, a) > n, "killed again", 60)  # type: ignore[misc]
         pids = wait_until(worker.model_pids, "one of them is tried again", 60)
         assert worker.states()["echo"]["state"] == "ready"
     wait_until(lambda: not any(map(alive, pids)), "none is left")

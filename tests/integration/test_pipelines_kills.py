@@ -63,6 +63,14 @@ def test_a_kill_between_two_stages_runs_neither_again(site: PipelineSite) -> Non
     assert len(site.runs("weigh")) == PIECES
 
 
+def test_a_redis_that_is_slow_to_tell_lengths_leaves_no_job_behind(site: PipelineSite) -> None:
+    # More than run at once: what is left is found without anybody pushing anew.
+    ids = [site.submit("pieces", {"pieces": 1, "size": 10}) for _ in range(20)]
+    site.errands("late", "tests.harness.late_errands")
+    for job_id in ids:
+        assert len(site.result(job_id)) == 1
+
+
 def test_a_stop_in_order_hands_on_at_once(site: PipelineSite) -> None:
     first = site.errands("first")
     site.gate.touch()

@@ -195,7 +195,7 @@ class BatchUnderWay:
     def go_on(self) -> None:
         before = self.completed()
         self._client.resume_queue("lines")
-        wait_until(lambda: self.completed() > before, "rows of the batch are saved", 120)
+        wait_until(lambda: self.completed() > before, "rows of the batch are saved", 120, 0.25)
         self._client.pause_queue("lines")
         assert self.completed() < LINES
 
@@ -223,7 +223,9 @@ def test_an_upgrade_under_load_and_back(site: Site, tmp_path: Path) -> None:
         runner = replace_runner(site, batch, runner, new)
         site.gate.touch()
         whole = client.submit("pieces", {"pieces": 4, "size": 10})
-        wait_until(lambda: client.status(whole).status == "running", "the pipeline is under way")
+        wait_until(
+            lambda: client.status(whole).status == "running", "the pipeline is under way", 60, 0.25
+        )
         errands = swap(load, errands, site.start("errands", new, "errands on"))
         # And back, with what the new version has left in Redis.
         worker_again = site.worker(old)

@@ -74,6 +74,16 @@ Errands: what is neither a model's work nor a request's (workers/errands.py)::
     hr:errands:held:<owner>         hash    no TTL, empty when idle; delivery tag -> message that it
                                             has not acknowledged
 
+Webhooks (headrace/webhooks)::
+
+    hr:hook:<id>                    hash    s, en: how the job has ended last, and when, where a
+                                            webhook asked for it; <delivery>: JSON, how far it is;
+                                            b:<delivery>: what it sends, while that may be sent
+                                            again; m:<delivery>: the errand of its next try. 7 days
+                                            from an end; webhook_retry_s and webhook_log_ttl_s from
+                                            a try
+    hr:hooks                        zset    no TTL; "<id> <delivery>" -> when it is tried again
+
 Payloads, of the inputs and results that are too long for a message (headrace/store)::
 
     hr:payloads                     zset    no TTL; "<reference> <id> <model> <i|r>" -> when to look
@@ -133,6 +143,7 @@ FILES: Final = "hr:files"
 BATCHES: Final = "hr:batches"
 OPEN_BATCHES: Final = "hr:batches:open"
 RUNNERS: Final = "hr:runners"
+HOOKS: Final = "hr:hooks"
 #: Longer than a file is kept, and than a batch runs and is then kept.
 FILES_TTL_S: Final = 62 * 86_400
 API_KEYS: Final = "hr:keys"
@@ -177,6 +188,9 @@ class F:
     FOLLOWED: Final = "fw"  # the token under which what follows it is told of its end
     KEY: Final = "ky"  # id of the API key that it belongs to
     STAGES: Final = "sg"  # JSON: how far the stages of a pipeline have come
+    WEBHOOK: Final = "wh"  # the errand that tells a webhook of the end, whole
+    WEBHOOK_ENDS: Final = "we"  # the states in which it is sent, by their letters
+    WEBHOOK_STARTED: Final = "ws"  # the errand that tells of the first claim, until that is sent
     RESULT_REF: Final = "rr"  # "reference bytes content-type" of a result that lies there
 
 
@@ -318,6 +332,11 @@ def errands_taken(owner: str) -> str:
 def errands_held(owner: str) -> str:
     """The messages that one errands worker has not acknowledged."""
     return f"hr:errands:held:{owner}"
+
+
+def hook(job_id: str) -> str:
+    """The webhook deliveries of one job."""
+    return f"hr:hook:{job_id}"
 
 
 def stats(model: str) -> str:

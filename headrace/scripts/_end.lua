@@ -89,6 +89,16 @@ end
 -- once, whatever becomes of the answer or of who has called.
 local function count(queue, word, n) tally(queue, 'ended:' .. word, n) end
 
+-- Sends the errand that tells a webhook of a job's end, as the submit has written it, where `events` has the letter of the
+-- state; how it has ended is noted, as the record may be gone by then. Another type under the keys hinders nothing.
+local function tell_webhook(id, events, state)
+  local errand = string.find(events, state, 1, true) and redis.call('HGET', JOB .. id, 'wh')
+  if not errand then return end
+  redis.pcall('HSET', HOOK .. id, 's', state, 'en', NOW)
+  redis.pcall('EXPIRE', HOOK .. id, HOOK_TTL_S)
+  redis.pcall('LPUSH', ERRANDS, errand)
+end
+
 -- Ends a job: record, result, both on their TTL, both publications and the counter. `fields` is a flat list for HSET that
 -- begins with the state; `raw` is its message, where that is still there.
 local function finish(id, ttl, waiter, meta, fields, queue, raw)
@@ -99,8 +109,9 @@ local function finish(id, ttl, waiter, meta, fields, queue, raw)
   redis.call('PUBLISH', META .. id, meta)
   if waiter then redis.call('PUBLISH', DONE .. waiter, cmsgpack.pack({{id}})) end
   -- An input in the payload store is looked at by the next sweep; no worker may have known of it.
-  local input, model, owner = unpack(redis.call('HMGET', job, 'ir', 'm', 'ky'))
+  local input, model, owner, events = unpack(redis.call('HMGET', job, 'ir', 'm', 'ky', 'we'))
   if owner then landed(owner, 1) end
+  if events then tell_webhook(id, events, fields[2]) end
   if input and model then redis.pcall('ZADD', PAYLOADS, 'XX', NOW, input .. ' ' .. id .. ' ' .. model .. ' i') end
   if raw then leave_untold(queue, id, raw, meta) end
   count(queue, FINAL[fields[2]], 1)

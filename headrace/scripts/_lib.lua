@@ -10,6 +10,8 @@ local CANCELLED, REVOKED_IDS = 'hr:cancel:', 'hr:revoked'
 -- By when jobs must have begun, until then; longer than any job may be scheduled for.
 local EXPIRING, EXPIRING_TTL_S = 'hr:expiring', 62 * 86400
 local PAYLOADS, PAYLOAD_SIZES, PAYLOAD = 'hr:payloads', 'hr:payloads:size', 'hr:payload:'
+-- Errands, and what webhooks need to know of a job's end; see headrace/webhooks.
+local ERRANDS, HOOK, HOOK_TTL_S = 'headrace:errands', 'hr:hook:', 7 * 86400
 -- API key -> its jobs that have not ended.
 local IN_FLIGHT = 'hr:inflight'
 -- The states of a record that has ended, and what counters call them.

@@ -93,7 +93,7 @@ local function look(raw, s)
         return
       end
     end
-    local r = redis.pcall('HMGET', JOB .. id, 's', 'm', 'c', 'a', 'x', 'rn', 'j')
+    local r = redis.pcall('HMGET', JOB .. id, 's', 'm', 'c', 'a', 'x', 'rn', 'j', 'ws')
     if r.err then
       why, id = 'record-of-another-type', nil
     elseif r[1] and r[2] ~= model then
@@ -219,6 +219,11 @@ local function lease(j, leases, helds)
       'm', model, 'v', version, 'c', NOW, 'p', STEPS[j[3]], 'l', ARGV[9])
     fresh[#fresh + 1] = NOW
     fresh[#fresh + 1] = id
+  end
+  if r[8] then
+    -- A webhook is told once that its job has begun, by the errand that the submit has written.
+    redis.call('HDEL', JOB .. id, 'ws')
+    redis.pcall('LPUSH', ERRANDS, r[8])
   end
   local a = #answer
   answer[a + 1], answer[a + 2], answer[a + 3], answer[a + 4] = raw, id, fence, r[3] or ''

@@ -12,7 +12,7 @@ local answer, ours, passed, waiting, ended_of = {}, {}, {}, {}, {}
 for i = 2, #ARGV, PER_JOB do
   local n = (i - 2) / PER_JOB + 1
   local id = ARGV[i]
-  local r = read(id, 't', 's', 'w', 'cr', 'l', 'st', 'a', 'e', 'ky')
+  local r = read(id, 't', 's', 'w', 'cr', 'l', 'st', 'a', 'e', 'ky', 'we')
   if r[1] ~= ARGV[i + 1] or r[2] == 'q' then
     answer[n] = 0
   elseif r[2] ~= 'r' or passed[id] then
@@ -81,6 +81,7 @@ local function settle(i, id, r)
   if NOT_RUN[state] then r[6], r[7] = '', not_run(id, r[7]) end
   redis.call('EXPIRE', job, ttl)
   if r[9] then ended_of[r[9]] = (ended_of[r[9]] or 0) + 1 end
+  if r[10] then tell_webhook(id, r[10], state) end
   local heard
   if meta ~= '' then
     redis.call('SET', META .. id, meta, 'EX', ttl)

@@ -75,6 +75,8 @@ class Job:
     key: str = ""
     key_limit: int = 0
     key_sees_all: bool = False
+    webhook_ends: str = ""
+    webhook_started: bool = False
 
 
 def foreign(**changes: Any) -> bytes:
@@ -133,6 +135,10 @@ class Queue:
         fields: list[Arg] = ["m", self.model, "v", "1.0", "l", job.ttl_s]
         if job.waiter:
             fields += ["w", job.waiter]
+        if job.webhook_ends:
+            fields += ["wh", f"end of {job.id}", "we", job.webhook_ends]
+        if job.webhook_started:
+            fields += ["ws", f"start of {job.id}"]
         if job.input_ref:
             fields += ["ir", job.input_ref]
         owner = ""

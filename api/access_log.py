@@ -20,9 +20,9 @@ from typing import Any, BinaryIO, Final
 import msgspec
 
 from api.asgi import CALLER, SEEN, Message, Receive, Request, Scope, Send
-from api.wire import JOBS_PATH
 from headrace import logs
 from headrace.access import EVERYBODY
+from headrace.job_json import JOBS_PATH
 from headrace.log_lines import plain, shown
 from headrace.redaction import Redaction
 from headrace.settings import Settings

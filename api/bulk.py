@@ -26,9 +26,9 @@ from api.payloads import Kept
 from api.problems import problem, unexpected
 from api.routes.submit import fresh_job, fresh_state, submission_of
 from api.services import Services
-from api.wire import fresh_line, job_object
 from headrace.access import EVERYBODY, Caller
 from headrace.errors import BrokerUnavailable, HeadraceError, PayloadTooLarge, StoreUnavailable
+from headrace.job_json import fresh_line, job_object
 from headrace.jobs import Job, new_ids
 from headrace.queue import VIEW_MAX_JOBS
 from headrace.store.stores import THREADS
@@ -166,6 +166,7 @@ class BulkSubmitter:
                     hint="Send a smaller input, or raise body_limit_bytes.",
                 )
             said = read_job_request(line.text)
+            services.webhooks.check(said.options)
             model = model_for(services.catalog, said)
             identity = self._identity(said.id, line.number, fresh_id)
             limit_bytes = services.settings.inline_limit_bytes

@@ -57,6 +57,14 @@ BUILD: Final = _gauge("build_info", "1, with the version that answers.", ("versi
 WORKERS: Final = _gauge("workers", "Workers that are alive.")
 WAITING: Final = _gauge("requests_waiting", "Requests that wait for a job's end.")
 
+ERRANDS: Final = _gauge("errands_waiting", "Errands that no errands worker has taken.")
+WEBHOOKS_PENDING: Final = _gauge(
+    "webhooks_pending", "Webhook deliveries that wait for another try."
+)
+WEBHOOKS: Final = _counter(
+    "webhook_tries", "Tries to deliver a webhook, by what came of them.", ("outcome",)
+)
+
 DEPTH: Final = _gauge("queue_depth", "Jobs that wait, by priority.", _PLACE)
 OLDEST: Final = _gauge(
     "queue_oldest_age_seconds",

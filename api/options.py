@@ -43,6 +43,8 @@ def options_from_query(given: Mapping[str, str]) -> JobOptions:
                 f"the query parameter metadata is not JSON: {error}",
                 hint='Give a JSON object, percent-encoded, such as {"batch":7}.',
             ) from None
+    if "webhook_events" in values:
+        values["webhook_events"] = values["webhook_events"].split(",")
     try:
         options = msgspec.convert(values, JobOptions, strict=False)
     except msgspec.ValidationError as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import logging
 import uuid
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 
@@ -27,7 +27,8 @@ from headrace.errors import (
     Throttled,
     Unauthorized,
 )
-from headrace.jobs import Job, State
+from headrace.failures import JobFailure
+from headrace.jobs import Job
 
 logger = logging.getLogger(__name__)
 
@@ -45,47 +46,6 @@ PROBLEMS: Final[dict[str, type[HeadraceError]]] = {
     for code, cls in BY_CODE.items()
     if code not in ("error", "config-error") and not issubclass(cls, ClientError)
 }
-
-
-class JobFailure(NamedTuple):
-    """How a job ended that did not succeed."""
-
-    type: str
-    message: str
-    retryable: bool
-
-    @property
-    def status(self) -> int:
-        """Its HTTP status; 500 for what this version does not know."""
-        return BY_CODE.get(self.type, HeadraceError).status
-
-
-class _Error(msgspec.Struct):
-    type: str = "error"
-    message: str = ""
-    retryable: bool = False
-
-
-_ENDINGS: Final = {
-    State.CANCELLED: JobFailure("cancelled", "the job was cancelled", retryable=False),
-    State.EXPIRED: JobFailure("expired", "the job was not started in time", retryable=False),
-}
-
-
-def failure_of(job: Job) -> JobFailure | None:
-    """The error of a job that ended without success, or of its last try; None where none is."""
-    if job.state is State.SUCCEEDED:
-        return None
-    if job.error_json:
-        try:
-            error = msgspec.json.decode(job.error_json, type=_Error)
-        except msgspec.MsgspecError:
-            logger.warning("the error in the record cannot be read", extra={"job": job.id})
-        else:
-            return JobFailure(error.type, error.message, error.retryable)
-    if not job.state.final:
-        return None
-    return _ENDINGS.get(job.state, JobFailure("error", "the job failed", retryable=False))
 
 
 def problem(error: HeadraceError, path: str, **members: Any) -> Reply:

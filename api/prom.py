@@ -19,6 +19,8 @@ from headrace.scrape import Scraped
 from headrace.telemetry import WorkerReport
 from headrace.totals import BOUNDS, ModelTotals, read_labelled
 from headrace.traffic import ERRORS, ROUND_TRIPS
+from headrace.webhooks.records import COUNTER as WEBHOOKS
+from headrace.webhooks.records import OUTCOMES as WEBHOOK_OUTCOMES
 
 T = TypeVar("T")
 
@@ -84,6 +86,8 @@ def _all(
     yield _one(f.BUILD, 1, (__version__,))
     yield _one(f.WORKERS, len(scraped.workers))
     yield _one(f.WAITING, waiting)
+    yield _one(f.ERRANDS, scraped.errands)
+    yield _one(f.WEBHOOKS_PENDING, scraped.webhooks)
     yield from _queues(scraped.depths, scraped.paused, versions)
     yield from _counted(scraped.totals)
     yield from _models(statuses, scraped.totals)
@@ -157,9 +161,13 @@ def _shared(fields: Mapping[bytes, bytes]) -> Iterator[Found]:
         series.append((method, route, code))
         values.append(count)
     yield Found(f.REQUESTS, series, values)
-    for name, family in ((ROUND_TRIPS, f.ROUND_TRIPS), (ERRORS, f.ERRORS)):
-        counts = {**dict.fromkeys(_PARTS, 0.0), **read_labelled(fields, name)}
-        yield Found(family, [(part,) for part in counts], list(counts.values()))
+    for name, family, always in (
+        (ROUND_TRIPS, f.ROUND_TRIPS, _PARTS),
+        (ERRORS, f.ERRORS, _PARTS),
+        (WEBHOOKS, f.WEBHOOKS, WEBHOOK_OUTCOMES),
+    ):
+        counts = {**dict.fromkeys(always, 0.0), **read_labelled(fields, name)}
+        yield Found(family, [(which,) for which in counts], list(counts.values()))
 
 
 def _measured(workers: Sequence[WorkerReport]) -> Iterator[Found]:

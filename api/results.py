@@ -10,8 +10,8 @@ from api.asgi import NO_STORE, Header, Reply, Request, Stream, Write
 from api.problems import problem
 from api.ranges import Span, Unsatisfiable, span_of
 from api.services import Services
-from api.wire import raw_result
 from headrace.errors import RangeNotSatisfiable
+from headrace.job_json import raw_result
 from headrace.jobs import Job, StoredResult
 
 #: A handler's output has the API's own origin: a browser is not to guess that it is HTML, and where

@@ -24,6 +24,8 @@ from headrace.run_records import RunRecords
 from headrace.scrape import Scraper
 from headrace.settings import Settings
 from headrace.waiting import Waiters
+from headrace.webhooks.records import HookStore
+from headrace.webhooks.target import WebhookPolicy
 
 
 @dataclass(slots=True)
@@ -50,6 +52,8 @@ class Services:
     payloads: Payloads
     filing: Filing
     door: Door | None
+    webhooks: WebhookPolicy
+    hooks: HookStore
     clients: list[redis.asyncio.Redis]
 
     async def start(self) -> None:
@@ -106,5 +110,7 @@ def build(settings: Settings, catalog: Catalog) -> Services:
         payloads=build_payloads(settings, settings.redis_url),
         filing=build_filing(settings, settings.redis_url),
         door=Door(settings, queue, client) if settings.asks_for_keys else None,
+        webhooks=WebhookPolicy(settings),
+        hooks=HookStore(queue),
         clients=[client],
     )

@@ -165,6 +165,13 @@ class LetterNotFound(RequestError):
     title = "Dead letter not found"
 
 
+class WebhookNotFound(RequestError):
+    """A job has no webhook delivery of that id, or none yet."""
+
+    code = "webhook-not-found"
+    status = 404
+
+
 class FileMissing(RequestError):
     """There is no file of that id: it was deleted, has expired, or was never uploaded whole."""
 

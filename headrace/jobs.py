@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -56,6 +56,14 @@ CELERY_STATES: Final = {
     State.CANCELLED: "REVOKED",
 }
 
+WebhookEvent = Literal["started", "succeeded", "failed", "cancelled", "expired"]
+#: The events that are a job's end.
+ENDS: Final = {
+    state.status: state for state in (State.SUCCEEDED, State.FAILED, State.CANCELLED, State.EXPIRED)
+}
+#: Not given at all, where None would change the digests of requests that older versions took.
+_NotGiven = msgspec.UnsetType
+
 #: Seconds between tries.
 Backoff = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
 _Seconds = Annotated[float, msgspec.Meta(gt=0, le=MAX_WAIT_FOR_START_S)]
@@ -74,6 +82,8 @@ class JobOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         retry_backoff: the longest wait before the first retry, in seconds; each more doubles it.
         retry_backoff_max: the longest wait before any.
         metadata: the client's own, given back with the job; at most 4 KiB as JSON.
+        webhook: the URL that is told of the job.
+        webhook_events: of what it is told; left out, of the end, whichever it is.
     """
 
     priority: Annotated[int, msgspec.Meta(ge=0, le=9)] = 0
@@ -85,6 +95,10 @@ class JobOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     retry_backoff: Backoff | None = None
     retry_backoff_max: Backoff | None = None
     metadata: dict[str, Any] | None = None
+    webhook: str | _NotGiven | None = msgspec.UNSET
+    webhook_events: (
+        Annotated[tuple[WebhookEvent, ...], msgspec.Meta(min_length=1)] | _NotGiven | None
+    ) = msgspec.UNSET
 
 
 DEFAULT_OPTIONS: Final = JobOptions()

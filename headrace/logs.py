@@ -43,6 +43,7 @@ FIELDS: Final[Mapping[str, str]] = {
     "request": "the request's id",
     "api_batch": "the batch over HTTP (`/v1/batches`)",
     "file": "the file (`/v1/files`)",
+    "webhook": "the delivery of a webhook",
     "size": "how many inputs a batch has",
     "reason": "why a batch left, or a process ended",
     "failed": "how many jobs of a batch failed",

@@ -260,11 +260,20 @@ class JobQueue:
         Raises:
             BrokerError: Redis does not answer.
         """
+        fields = await self.fields(keys.api_key(key_id))
+        return key_from(key_id, fields) if fields else None
+
+    async def fields(self, key: str) -> dict[bytes, bytes]:
+        """A hash; empty where there is none.
+
+        Raises:
+            BrokerError: Redis does not answer.
+        """
         try:
-            fields: Any = await self._client.hgetall(keys.api_key(key_id))
+            found: dict[bytes, bytes] = await self._client.hgetall(key)
         except RedisError as error:
             raise translate(error) from error
-        return key_from(key_id, fields) if fields else None
+        return found
 
     async def pause(self, queue: str, paused: bool) -> None:
         """Let nothing more be claimed from a queue, or let it be claimed again.

@@ -40,6 +40,8 @@ class Scraped:
         workers: what live workers say of themselves, by owner.
         waiting: the requests that wait in each live API process, by its id, as far as it has said.
         paused: queues from which nothing is claimed.
+        errands: errands that wait.
+        webhooks: deliveries that wait for another try.
     """
 
     depths: dict[str, Depth]
@@ -48,6 +50,8 @@ class Scraped:
     workers: dict[str, WorkerReport]
     waiting: dict[str, int]
     paused: frozenset[str]
+    errands: int = 0
+    webhooks: int = 0
 
 
 class Scraper:
@@ -69,6 +73,8 @@ class Scraper:
             ("PUBSUB", "CHANNELS", keys.done_channel("*")),
             ("SMEMBERS", keys.PAUSED),
             ("HGETALL", keys.SHARED_STATS),
+            ("LLEN", keys.ERRANDS),
+            ("ZCARD", keys.HOOKS),
             *(("HGETALL", keys.stats(name)) for name in self._names),
         ]
         self._first = (_packed(commands), len(commands))
@@ -85,7 +91,8 @@ class Scraper:
             raise translate(error) from error
 
     async def _read(self) -> Scraped:
-        rows, owners, channels, paused, shared, *stats = await self._asked(*self._first)
+        first = await self._asked(*self._first)
+        rows, owners, channels, paused, shared, errands, hooks, *stats = first
         if isinstance(rows, NoScriptError):
             await self._client.script_load(script("depth").source)
             rows = (await self._asked(*self._first))[0]
@@ -108,6 +115,8 @@ class Scraper:
             workers={name: read_report(f) for name, f in zip(names, reports, strict=True) if f},
             waiting={api_id: int(count or 0) for api_id, count in zip(api_ids, said, strict=False)},
             paused=frozenset(raw.decode() for raw in _listed(paused)),
+            errands=errands if isinstance(errands, int) else 0,
+            webhooks=hooks if isinstance(hooks, int) else 0,
         )
 
     async def _asked(self, packed: bytes, count: int) -> list[Any]:

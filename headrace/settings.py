@@ -19,6 +19,8 @@ from headrace.connections import SCHEMES, parse_sentinel, redact_url
 from headrace.errors import ConfigError
 from headrace.layout import server_root
 from headrace.suggest import did_you_mean
+from headrace.webhooks.addresses import read_networks
+from headrace.webhooks.signing import read_secret
 from headrace.yamlconf import convert, load_yaml, read_fields
 
 ENV_PREFIX: Final = "HEADRACE_"
@@ -46,7 +48,9 @@ OTHER_VARIABLES: Final = frozenset(
 MODELS_FILE: Final = Path("configs/models.yaml")
 
 #: Settings that are lists; in a variable their items stand between commas.
-LISTS: Final = frozenset({"input_roots", "input_buckets", "cors_origins"})
+LISTS: Final = frozenset(
+    {"input_roots", "input_buckets", "cors_origins", "webhook_secrets", "webhook_allow_networks"}
+)
 
 MIB: Final = 1024 * 1024
 DAY_S: Final = 86_400
@@ -108,6 +112,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         batch_max_lines: a batch takes no more lines.
         batch_in_flight: how many jobs of one batch are under way at a time.
         runner_batches: how many batches one runner drives at a time.
+        webhook_secrets: what webhooks are signed with, the newest first; empty: nothing is sent.
+        webhook_allow_networks: private networks that webhooks may be sent to.
+        webhook_allow_http: whether they may be sent over plain HTTP.
+        webhook_ca_file: certificates (PEM) that receivers may have besides public ones.
+        webhook_timeout_s: how long one try of a webhook may take, and
+        webhook_connect_timeout_s: how long of it until there is a connection.
+        webhook_retry_s: how long after an event its webhook is tried; 0 for once.
+        webhook_log_ttl_s: how long its deliveries can be looked at after the last try.
         log_level: the least severe level that is logged.
         log_format: how lines look; auto: for people on a terminal, JSON elsewhere.
         access_log: whether the API logs a line for each request.
@@ -158,6 +170,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     batch_max_lines: Annotated[int, Meta(ge=1, le=100_000_000)] = 1_000_000
     batch_in_flight: Annotated[int, Meta(ge=1, le=100_000)] = 1000
     runner_batches: Annotated[int, Meta(ge=1, le=64)] = 4
+    webhook_secrets: tuple[str, ...] = ()
+    webhook_allow_networks: tuple[_Text, ...] = ()
+    webhook_allow_http: bool = False
+    webhook_ca_file: Path | None = None
+    webhook_timeout_s: Annotated[float, Meta(ge=0.1, le=60)] = 20.0
+    webhook_connect_timeout_s: Annotated[float, Meta(ge=0.1, le=60)] = 5.0
+    webhook_retry_s: Annotated[int, Meta(ge=0, le=7 * DAY_S)] = DAY_S
+    webhook_log_ttl_s: Annotated[int, Meta(ge=60, le=30 * DAY_S)] = DAY_S
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["console", "json", "auto"] = "console"
     access_log: bool = False
@@ -183,6 +203,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         shown = {name: getattr(self, name) for name in self.__struct_fields__}
         if self.redis_url is not None:
             shown["redis_url"] = redact_url(self.redis_url)
+        shown["webhook_secrets"] = tuple("***" for _ in self.webhook_secrets)
         return list(shown.items())
 
     @override
@@ -222,9 +243,22 @@ def load_settings(
         **_from_environ(environ, problems),
         **_from_overrides(overrides, problems),
     }
+    _check_webhooks(values, problems)
     if problems:
         raise ConfigError("\n".join(problems), hint="docs/configuration.md lists them all")
     return Settings(**{"models_file": _default_models_file(), **values})
+
+
+def _check_webhooks(values: Mapping[str, Any], problems: list[str]) -> None:
+    for place, text in enumerate(values.get("webhook_secrets", ()), 1):
+        try:
+            read_secret(text)
+        except ValueError as error:
+            problems.append(f"webhook_secrets: number {place}: {error}")
+    try:
+        read_networks(values.get("webhook_allow_networks", ()))
+    except ValueError as error:
+        problems.append(f"webhook_allow_networks: {error}")
 
 
 def _default_models_file() -> Path:
@@ -250,7 +284,14 @@ def _from_file(file: Path, problems: list[str]) -> dict[str, Any]:
     problems.extend(document.problems)
     # As in the models file: a path in a file does not depend on who starts the server where.
     folder = file.absolute().parent
-    for key in ("models_file", "state_dir", "payload_dir", "tls_cert_file", "tls_key_file"):
+    for key in (
+        "models_file",
+        "state_dir",
+        "payload_dir",
+        "tls_cert_file",
+        "tls_key_file",
+        "webhook_ca_file",
+    ):
         if values.get(key) is not None:
             values[key] = folder / values[key]
     if "input_roots" in values:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from itertools import chain, groupby
 from operator import attrgetter
@@ -26,6 +26,7 @@ from headrace.jobs import DEFAULT_OPTIONS, US_PER_S, Job, JobOptions, iso
 from headrace.keys import F
 from headrace.messages import Source, envelope
 from headrace.scripts import Arg
+from headrace.webhooks.errand import webhook_fields
 
 _STEPS: Final = tuple(str(keys.step_of(priority)) for priority in range(10))
 #: Of a job that was not queued submit.lua tells so many values.
@@ -100,9 +101,14 @@ def submission(
     )
     own = (job_id, message, request_hash) if request_hash else (job_id, message)
     rare: tuple[Arg, ...] = ()
+    shared_by: Callable[..., tuple[Arg, ...]] = _shared
     if options is not DEFAULT_OPTIONS or source is not None:
         rare = _rare_fields(options, model, source)
-    shared = _shared(
+        if options.webhook:
+            rare += tuple(webhook_fields(job_id, model.name, caller.key_id, options))
+            # No other job's are the same: they are not to displace what others share.
+            shared_by = _shared.__wrapped__
+    shared = shared_by(
         model.name,
         model.version,
         queue,

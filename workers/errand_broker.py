@@ -12,6 +12,7 @@ import logging
 import time
 from queue import Empty
 from typing import Any, Final
+from uuid import uuid4
 
 from kombu import transport as kombu_transport
 from kombu.transport import redis as kombu_redis
@@ -138,6 +139,8 @@ class _Moving:
             logger.exception("dropped: what stood in %s is no message of Celery", keys.ERRANDS)
             self.client.delete(keys.errands_taken(self.owner))
             return
+        # Scripts may push the same message twice, and both may be held at a time.
+        message["properties"]["delivery_tag"] = uuid4().hex
         self.connection._deliver(message, keys.ERRANDS)
 
 

@@ -16,7 +16,9 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import Any, Final
 
+import msgspec
 from celery import Celery, bootsteps
+from celery.exceptions import Reject
 from kombu import Queue
 from redis.exceptions import RedisError
 from typing_extensions import override
@@ -24,12 +26,14 @@ from typing_extensions import override
 from headrace import errands, keys
 from headrace.catalog import Catalog, load_catalog
 from headrace.connections import SOCKET_TIMEOUT_S, connect
-from headrace.errors import ConfigError
+from headrace.errors import BrokerError, ConfigError
 from headrace.settings import Settings, load_settings
+from headrace.webhooks import errand as hook_errand
 from workers import errand_broker
 from workers.broker_url import celery_url
 from workers.celery_conf import common_conf, log_as, refuse
 from workers.conductor import Conductor
+from workers.courier import Courier
 from workers.vital import run_vital
 
 logger = logging.getLogger(__name__)
@@ -84,6 +88,7 @@ def create_app(settings: Settings, catalog: Catalog, owner: str) -> Celery:
         worker_prefetch_multiplier=1,
     )
     app.steps["consumer"].add(account_step(url, owner))
+    app.steps["worker"].add(courier_step(app, Courier(settings, url)))
     if catalog.pipelines:
         app.steps["worker"].add(conductor_step(settings, catalog, url, owner))
     return app
@@ -144,6 +149,33 @@ def conductor_step(
             super().__init__(worker, build, **kwargs)
 
     return DeployedStep
+
+
+def courier_step(app: Celery, courier: Courier) -> type[bootsteps.StartStopStep]:
+    """The task that delivers webhooks, and the step that lets it begin.
+
+    It ends with the process: what is under way when that is asked to stop may still end.
+    """
+
+    @app.task(name=hook_errand.TASK, shared=False)
+    def deliver(errand: dict[str, Any]) -> None:
+        try:
+            courier.deliver(msgspec.convert(errand, hook_errand.Errand))
+        except BrokerError as error:
+            logger.warning("a webhook waits for Redis", extra={"reason": error.message})
+            # It is put back, and so done again once Redis takes it.
+            raise Reject(str(error), requeue=True) from error
+
+    class CourierStep(bootsteps.StartStopStep):
+        """Starts the thread that sends, and that looks for what is due."""
+
+        name = "headrace-webhooks"
+
+        @override
+        def start(self, parent: Any) -> None:
+            courier.start()
+
+    return CourierStep
 
 
 class AccountStep(bootsteps.StartStopStep):

@@ -20,6 +20,7 @@ from api.openapi.problems import problem_examples, problem_schemas
 from api.openapi.runs import RUN_SCHEMAS, run_paths
 from api.openapi.view_schemas import VIEW_SCHEMAS
 from api.openapi.views import view_paths
+from api.openapi.webhooks import WEBHOOK_SCHEMAS, webhook_paths, webhooks
 from api.scopes import ROUTES, Open
 from headrace.access import Scope
 
@@ -32,6 +33,7 @@ SCHEMAS: Final = {
     **VIEW_SCHEMAS,
     **LETTER_SCHEMAS,
     **RUN_SCHEMAS,
+    **WEBHOOK_SCHEMAS,
     **FILE_SCHEMAS,
     **BATCH_SCHEMAS,
 }
@@ -94,10 +96,12 @@ def document(version: str) -> dict[str, Any]:
                 **view_paths(),
                 **letter_paths(),
                 **run_paths(),
+                **webhook_paths(),
                 **file_paths(),
                 **batch_paths(),
             }
         ),
+        "webhooks": webhooks(),
         "components": {
             "securitySchemes": _SCHEMES,
             "schemas": {**SCHEMAS, **problem_schemas()},

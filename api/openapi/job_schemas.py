@@ -8,6 +8,8 @@ from api.bodies import CONTENT_TYPE_MAX_CHARS
 from api.openapi.shapes import COUNT, MODEL, STRING, TIME, Schema, array, nullable, object_of
 from headrace.jobs import MAX_WAIT_FOR_START_S, State
 from headrace.store.origin import REFERENCE_MAX_CHARS
+from headrace.webhooks.errand import EVENTS
+from headrace.webhooks.target import URL_MAX_CHARS
 
 JOB_ID: Final = r"^[A-Za-z0-9_.:@-]{1,128}$"
 IDEMPOTENCY_KEY: Final = r"^[!-~]{1,255}$"
@@ -146,6 +148,7 @@ JOB: Final = object_of(
     examples=[SUCCEEDED_JOB, QUEUED_JOB],
 )
 
+WEBHOOK_URL: Final = r"^https?://[A-Za-z0-9._~:/?\[\]!$&'()*+,;=%-]+$"
 _SECONDS: Final = {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_WAIT_FOR_START_S}
 _BACKOFF: Final = {"type": "number", "minimum": 0, "maximum": 86_400}
 #: A job's options, as `headrace.jobs.JobOptions` has them.
@@ -180,6 +183,15 @@ OPTIONS: Final[dict[str, Schema]] = {
         "type": "object",
         "description": "The client's own, given back with the job; at most 4 KiB as JSON.",
     },
+    "webhook": {
+        "type": "string", "pattern": WEBHOOK_URL, "maxLength": URL_MAX_CHARS,
+        "description": "A URL that is told of the job, where this server sends webhooks; an "
+        "address in a private network is refused unless `webhook_allow_networks` has it.",
+    },
+    "webhook_events": {
+        "type": "array", "items": {"enum": list(EVENTS)}, "minItems": 1,
+        "description": "Of what it is told; left out, of the end, whichever it is.",
+    },
 }  # fmt: skip
 
 _REQUEST: Final[dict[str, Schema]] = {
@@ -204,6 +216,7 @@ _REQUEST: Final[dict[str, Schema]] = {
         },
         optional=tuple(OPTIONS),
         additionalProperties=False,
+        dependentRequired={"webhook_events": ["webhook"]},
     ),
 }
 _OWN_ID: Final = {

@@ -100,6 +100,9 @@ def _option(name: str, schema: Schema) -> dict[str, Any]:
     if name == "metadata":
         # An object in a query is JSON as text.
         return {**found, "content": {JSON: {"schema": bare, "example": {"batch": 7}}}}
+    if schema["type"] == "array":
+        # Between commas.
+        return {**found, "schema": bare, "style": "form", "explode": False}
     return {**found, "schema": bare}
 
 

@@ -7,15 +7,16 @@ from typing import Final
 import msgspec
 
 from api.asgi import NO_STORE, Header, Reply, Request, Stream
-from api.problems import failure_of, job_problem
+from api.problems import job_problem
 from api.results import result_reply
 from api.routes.submit import NOT_YET, end_of
 from api.services import Services
 from api.waits import asked_wait_s, preferred_wait_s
-from api.wire import job_object
 from headrace.access import Caller
 from headrace.errors import JobNotFound
+from headrace.failures import failure_of
 from headrace.ids import is_id
+from headrace.job_json import job_object
 from headrace.jobs import Job, State
 
 _QUERY: Final = frozenset({"wait"})

@@ -11,10 +11,10 @@ from api.asgi import NO_STORE, Reply, Request
 from api.bodies import not_json, read_body, require_json
 from api.options import reworded
 from api.services import Services
-from api.wire import job_object
 from headrace.access import Caller
 from headrace.errors import InvalidRequest
 from headrace.ids import is_id
+from headrace.job_json import job_object
 from headrace.jobs import Job, State
 from headrace.queue import VIEW_MAX_JOBS
 

@@ -11,11 +11,11 @@ from typing import Any, Final
 import msgspec
 
 from api.asgi import NO_STORE, Reply, Request
-from api.problems import failure_of
 from api.routes.many import NULL, parts_of, read_ids
 from api.services import Services
-from api.wire import result_member, timings_member
+from headrace.failures import failure_of
 from headrace.ids import is_id
+from headrace.job_json import result_member, timings_member
 from headrace.jobs import Job, State, stored_result
 
 _NONE: Final[frozenset[str]] = frozenset()

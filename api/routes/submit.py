@@ -25,7 +25,6 @@ from api.options import OPTION_NAMES, options_from_query
 from api.problems import problem
 from api.services import Services
 from api.waits import Vigil, asked_wait_s, preferred_wait_s, until_ended
-from api.wire import JOBS_PATH, job_object
 from headrace.ended import Ended
 from headrace.errors import (
     BrokerError,
@@ -36,6 +35,7 @@ from headrace.errors import (
     StoreError,
 )
 from headrace.ids import check_key
+from headrace.job_json import JOBS_PATH, job_object
 from headrace.jobs import Job, JobOptions, State
 from headrace.messages import Source
 from headrace.submission import Submission, of_another, repeat_of, submission
@@ -63,6 +63,7 @@ async def submit_input(services: Services, request: Request, name: str) -> Reply
     try:
         query = request.query(_MODEL_QUERY)
         options = options_from_query(query)
+        services.webhooks.check(options)
         wait_s = asked_wait_s(query.get("wait"), services.settings.max_wait_s)
         identity = identity_of(None, key_of(request), owner=request.caller.key_id)
         body = await read_body(request, services.settings.body_limit_bytes)
@@ -109,6 +110,7 @@ async def _submit_json(services: Services, request: Request, path_id: str | None
     said = read_job_request(await read_body(request, services.settings.body_limit_bytes))
     model = model_for(services.catalog, said)
     try:
+        services.webhooks.check(said.options)
         caller = request.caller
         given_id = _one_id(path_id, said.id)
         identity = identity_of(given_id, key_of(request), owner=caller.key_id)

@@ -177,6 +177,26 @@ ROWS: Final[list[tuple[str, list[Panel]]]] = [
                 ],
             ),
             (
+                "Webhooks",
+                "ops",
+                "Tries each second, by what came of them.",
+                [
+                    (
+                        f"sum by (outcome) (rate(headrace_webhook_tries_total{RATE}))",
+                        "{{outcome}}",
+                    )
+                ],
+            ),
+            (
+                "Errands that wait",
+                "short",
+                "For an errands worker, and webhooks for another try.",
+                [
+                    ("headrace_errands_waiting", "errands"),
+                    ("headrace_webhooks_pending", "webhooks"),
+                ],
+            ),
+            (
                 "Versions",
                 "short",
                 "Of the API process that was scraped.",

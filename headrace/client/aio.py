@@ -11,7 +11,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, overload
 import httpx2
 from typing_extensions import override
 
-from headrace.client import bulk, calls, control, mapping, offline
+from headrace.client import bulk, calls, control, hooks, mapping, offline
 from headrace.client.exchange import Session
 from headrace.client.job import Cancelled, Job
 from headrace.client.shell import Shell, answer_of, broken_by
@@ -94,6 +94,8 @@ class AsyncClient(Shell):
     runs = _awaiting(offline.runs)
     run_record = _awaiting(offline.run_record)
     cancel_run = _awaiting(offline.cancel_run)
+    webhooks = _awaiting(hooks.webhooks)
+    redeliver_webhook = _awaiting(hooks.redeliver_webhook)
 
     @overload
     async def status(self, job: str | Job) -> Job: ...  # type: ignore[overload-overlap]

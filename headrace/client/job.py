@@ -218,6 +218,43 @@ class Requeued(msgspec.Struct, frozen=True, kw_only=True):
     left: dict[str, str] = {}
 
 
+class WebhookAttempt(msgspec.Struct, frozen=True, kw_only=True):
+    """One try to deliver a webhook.
+
+    Attributes:
+        status: what the receiver answered; None where it did not.
+        error: what was wrong; None where nothing was.
+    """
+
+    at: datetime
+    duration_ms: int = 0
+    status: int | None = None
+    error: str | None = None
+
+
+class WebhookDelivery(msgspec.Struct, frozen=True, kw_only=True):
+    """What a webhook was told of a job, or is to be told.
+
+    Attributes:
+        id: the header `webhook-id` of each try.
+        type: such as `job.succeeded`.
+        url: where to, without its query.
+        state: `pending`, `delivered` or `failed`.
+        next_attempt_at: when it is tried again, while it is pending.
+        tries: how many there were.
+        attempts: the newest of them.
+    """
+
+    id: str
+    type: str
+    url: str
+    state: str
+    created_at: datetime
+    next_attempt_at: datetime | None = None
+    tries: int = 0
+    attempts: list[WebhookAttempt] = []
+
+
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """An offline run, as it told of itself last.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final, TypedDict
 from urllib.parse import quote
 
@@ -29,6 +30,8 @@ class Options(TypedDict, total=False):
     retry_backoff: float | None
     retry_backoff_max: float | None
     metadata: dict[str, Any] | None
+    webhook: str | None
+    webhook_events: Sequence[str] | None
 
 
 class _Line(msgspec.Struct, omit_defaults=True):

@@ -10,7 +10,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, overload
 import httpx2
 from typing_extensions import override
 
-from headrace.client import bulk, calls, control, mapping, offline
+from headrace.client import bulk, calls, control, hooks, mapping, offline
 from headrace.client.exchange import Session
 from headrace.client.job import Cancelled, Job
 from headrace.client.shell import Shell, answer_of, broken_by
@@ -94,6 +94,8 @@ class Client(Shell):
     runs = _blocking(offline.runs)
     run_record = _blocking(offline.run_record)
     cancel_run = _blocking(offline.cancel_run)
+    webhooks = _blocking(hooks.webhooks)
+    redeliver_webhook = _blocking(hooks.redeliver_webhook)
 
     @overload
     def status(self, job: str | Job) -> Job: ...  # type: ignore[overload-overlap]

@@ -32,6 +32,7 @@ from headrace.commands.options import (
     json_object,
 )
 from headrace.commands.run_group import run, runs_group
+from headrace.commands.webhook_group import webhooks_group
 
 IN_FLIGHT: Final = 1000
 IN_FLIGHT_MAX: Final = 100_000
@@ -46,6 +47,7 @@ def register(app: typer.Typer) -> None:
     app.add_typer(queues_group, name="queues")
     app.add_typer(dead_group, name="dead")
     app.add_typer(keys_group, name="keys")
+    app.add_typer(webhooks_group, name="webhooks")
 
 
 def submit(
@@ -170,6 +172,19 @@ def submit(
         str | None,
         typer.Option("--metadata", metavar="JSON", help="An object, given back with the job."),
     ] = None,
+    webhook: Annotated[
+        str | None,
+        typer.Option("--webhook", metavar="URL", help="Tell it of each job's end [nobody]."),
+    ] = None,
+    webhook_event: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--webhook-event",
+            metavar="EVENT",
+            help="Tell it of started, succeeded, failed, cancelled or expired; repeatable "
+            "[every end].",
+        ),
+    ] = None,
     retry: Annotated[
         float,
         typer.Option(
@@ -209,6 +224,8 @@ def submit(
         "retry_backoff": retry_backoff,
         "retry_backoff_max": retry_backoff_max,
         "metadata": json_object(metadata),
+        "webhook": webhook,
+        "webhook_events": webhook_event or None,
     }
     what = Submission(
         model=model, sources=sources, job_id=checked_id(job_id),

@@ -51,6 +51,10 @@ YesOption = Annotated[
 ]
 
 
+#: The options that are called otherwise on the command line.
+_FLAGS: Final = {"timeout": "--job-timeout", "webhook_events": "--webhook-event"}
+
+
 def checked_id(job_id: str | None) -> str | None:
     """The id that a job is to have.
 
@@ -76,7 +80,7 @@ def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
         try:
             msgspec.convert({name: value}, JobOptions)
         except msgspec.ValidationError as error:
-            flag = "--job-timeout" if name == "timeout" else f"--{name.replace('_', '-')}"
+            flag = _FLAGS.get(name, f"--{name.replace('_', '-')}")
             said = str(error).partition(" - at ")[0]
             raise typer.BadParameter(
                 f"{value}: {said[:1].lower()}{said[1:]}", param_hint=flag

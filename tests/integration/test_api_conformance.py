@@ -16,6 +16,7 @@ from api.openapi import SCHEMAS, document
 from api.openapi.problems import JOB_PROBLEMS
 from api.problems import PROBLEMS
 from headrace import __version__, keys
+from headrace.webhooks.signing import new_secret
 from tests.harness.api_server import ApiServer, api_server, catalog
 from tests.harness.fake_worker import FakeWorker, publish_state
 from tests.harness.redis_servers import RedisServer
@@ -33,7 +34,9 @@ def api(redis_db: RedisServer) -> Iterator[ApiServer]:
     models = catalog(echo={}, tiny={"max_queue_depth": 1})
     with (
         FakeWorker(redis_db.url, "echo"),
-        api_server(redis_db.url, models, max_wait_s=0.2, bulk_hold_s=0.2) as server,
+        api_server(
+            redis_db.url, models, max_wait_s=0.2, bulk_hold_s=0.2, webhook_secrets=(new_secret(),)
+        ) as server,
         redis_db.client() as client,
     ):
         for model in ("echo", "tiny"):

@@ -54,6 +54,8 @@ def _body_for(method: str, path: str) -> bytes:
             return b""
         case "POST", "status" | "cancel" | "outcomes" | "forget":
             return b'{"ids": ["a"]}'
+        case "POST", "redeliver":
+            return b""
         case "PUT", "run-1":
             return b'{"model": "echo"}'
         case "POST", "batches":

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from api.problems import failure_of
+from headrace.failures import failure_of
 from headrace.jobs import US_PER_S, Job, State, iso, result_in
 from headrace.media import JSON_TYPE
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from api.wire import fresh_line, job_object
+from headrace.job_json import fresh_line, job_object
 from headrace.jobs import Job, State, job_from_record, new_ids
 from headrace.keys import F
 

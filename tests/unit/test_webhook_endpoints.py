@@ -1,0 +1,75 @@
+"""Which receiver may be sent something now, and how long the rest waits."""
+
+from __future__ import annotations
+
+import pytest
+
+from workers.courier import RETRY_MAX_S, backoff_s
+from workers.hook_endpoints import (
+    CLOSED_MAX_S,
+    CLOSED_S,
+    PER_ENDPOINT,
+    QUEUE_MAX_S,
+    TRIP,
+    Endpoint,
+    Endpoints,
+)
+
+
+def test_so_many_at_a_time_and_the_rest_one_behind_the_other() -> None:
+    endpoint = Endpoint(took_s=1.0)
+    for _ in range(PER_ENDPOINT):
+        assert endpoint.wait_s(100.0) == 0
+        endpoint.running += 1
+    waits = [endpoint.wait_s(100.0) for _ in range(3)]
+    assert waits == pytest.approx([1 / PER_ENDPOINT, 2 / PER_ENDPOINT, 3 / PER_ENDPOINT])
+    assert max(endpoint.wait_s(100.0) for _ in range(10_000)) <= QUEUE_MAX_S
+    endpoint.running -= 1
+    assert endpoint.wait_s(100.0) == 0, "room is for whoever comes first"
+
+
+def test_one_that_is_down_is_left_alone_for_longer_and_longer() -> None:
+    endpoint, now = Endpoint(), 0.0
+    for _ in range(TRIP - 1):
+        endpoint.ended(now, 0.1, answers=False)
+    assert endpoint.wait_s(now) == 0
+    closed = []
+    for _ in range(12):
+        endpoint.ended(now, 0.1, answers=False)
+        closed.append(endpoint.closed_until - now)
+        assert endpoint.wait_s(now) > closed[-1]
+        now = endpoint.closed_until
+        assert endpoint.wait_s(now) == 0, "one tries"
+        endpoint.running = 1
+        assert endpoint.wait_s(now) > 0, "and no other"
+        endpoint.running = 0
+    assert closed[0] == CLOSED_S
+    assert closed == sorted(closed)
+    assert closed[-1] == CLOSED_MAX_S
+    endpoint.ended(now, 0.1, answers=True)
+    assert endpoint.failures == 0
+
+
+def test_it_is_left_alone_for_as_long_as_it_asks() -> None:
+    endpoint = Endpoint()
+    endpoint.ended(10.0, 0.1, answers=True, hold_s=60)
+    assert endpoint.wait_s(69.0) >= 1
+    assert endpoint.wait_s(70.0) == 0
+
+
+def test_nothing_is_remembered_for_nothing() -> None:
+    endpoints = Endpoints()
+    busy, failing, quiet = (endpoints.of(("", host, 0)) for host in "abc")
+    busy.running, failing.failures = 1, 1
+    assert endpoints.of(("", "c", 0)) is quiet
+    endpoints.forget(1.0)
+    assert [place[1] for place in endpoints.known] == ["a", "b"]
+
+
+def test_retries_come_after_longer_and_longer_times() -> None:
+    assert all(0 <= backoff_s(1) <= 5 for _ in range(100))
+    for tries in (2, 5, 9, 50, 10_000):
+        drawn = [backoff_s(tries) for _ in range(200)]
+        most = min(RETRY_MAX_S, 5.0 * 4 ** min(tries - 1, 16))
+        assert max(drawn) <= most
+        assert max(drawn) > most / 2 > min(drawn)

@@ -6,6 +6,7 @@ hundreds of workers. Those of `headrace up`, in other tests, are started as user
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import runpy
@@ -15,6 +16,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+_PR_SET_PDEATHSIG = 1
 _FORKS = multiprocessing.get_context("forkserver")
 # Nothing here starts a thread, or reads the environment when it is imported.
 _FORKS.set_forkserver_preload([
@@ -74,6 +76,10 @@ class Forked:
 
 def _run(command: list[str], env: dict[str, str], cwd: str, log: str) -> None:
     os.setsid()
+    # As an exec would; one of them is what tells the server that forks that pytest is gone, also
+    # where that was killed, and this process goes with the server.
+    os.closerange(3, 1024)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     for number in (1, 2):
         os.dup2(file, number)

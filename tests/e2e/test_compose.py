@@ -20,12 +20,16 @@ import pytest
 
 from headrace.processes import children_of
 from tests.harness.containers import Service, Stack, can_sandbox, stack
+from tests.harness.flower import asked
 from tests.harness.up import ROOT, descendants, gone, write_models
 from tests.harness.wait import wait_until
 
 CPU = ("docker-compose.yml",)
 GPU = (*CPU, "deploy/compose.gpu.yml")
+#: All that an operator runs, but Grafana, of which Debian has no package.
+OPERATED = (*CPU, "deploy/compose.production.yml", "deploy/compose.monitoring.yml")
 PASSWORD = "0123456789abcdef"
+FLOWER_PASSWORD = "me:correct-horse"
 LISTING = "\n".join(f"GPU {i}: Some GPU (UUID: GPU-{c * 4})" for i, c in enumerate("ab"))
 
 pytestmark = pytest.mark.timeout(400)
@@ -35,7 +39,7 @@ def project(folder: Path, **variables: str) -> Path:
     """What a user has beside the Compose file, with an `.env` of these."""
     made = folder / "project"
     made.mkdir()
-    for name in ("configs", "models"):
+    for name in ("configs", "models", "deploy"):
         shutil.copytree(ROOT / name, made / name)
     (made / ".env").write_text("".join(f"{k}={v}\n" for k, v in variables.items()))
     return made
@@ -71,10 +75,17 @@ def result(stack: Stack, job_id: str) -> Any:
 
 
 def flower_page(stack: Stack, path: str) -> str:
-    url = f"http://127.0.0.1:{stack['flower'].ports['5555']}{path}"
-    with urllib.request.urlopen(url, timeout=30) as response:
-        text: str = response.read().decode()
+    port = stack["flower"].ports["5555"]
+    status, text = asked(port, "GET", path, password=FLOWER_PASSWORD)
+    assert status == 200, text
     return text
+
+
+def monitor(stack: Stack, name: str, path: str) -> Any:
+    """What Prometheus or Alertmanager answers."""
+    (port,) = stack[name].ports.values()
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as response:
+        return json.loads(response.read())
 
 
 def workers_of(service: Service) -> list[int]:
@@ -84,15 +95,17 @@ def workers_of(service: Service) -> list[int]:
 
 @pytest.fixture(scope="module")
 def cpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """`docker compose up`, with a password for Redis and what else people change in `.env`."""
+    """`docker compose up` with all files, and what else people change in `.env`."""
     folder = tmp_path_factory.mktemp("compose")
     home = project(
-        folder, REDIS_PASSWORD=PASSWORD, FLOWER_PORT="5999", FLOWER_BASIC_AUTH="", API_PORT="80",
-        HEADRACE_LOG_LEVEL="", HEADRACE_MODELS_FILE="configs/models.yaml", HEADRACE_PORT="1",
+        folder, REDIS_PASSWORD=PASSWORD, REDIS_MAXMEMORY="1gb", REDIS_MEMORY="2g",
+        WORKER_MEMORY="4g", FLOWER_PORT="5999", FLOWER_BASIC_AUTH=FLOWER_PASSWORD, API_PORT="80",
+        GRAFANA_PASSWORD="another", HEADRACE_LOG_LEVEL="",
+        HEADRACE_MODELS_FILE="configs/models.yaml", HEADRACE_PORT="1",
     )  # fmt: skip
     # One model with torch is enough.
     write_models(home / "configs", {"echo": {"handler": "echo"}, "digits": {"handler": "digits"}})
-    with stack(home, folder / "run", *CPU) as running:
+    with stack(home, folder / "run", *OPERATED) as running:
         running.up()
         yield running
 
@@ -115,7 +128,33 @@ def test_flower_sees_the_worker_and_its_queues(cpu: Stack) -> None:
     wait_until(queues, "Flower knows the queues", 60)
 
 
+def test_flower_asks_for_its_password(cpu: Stack) -> None:
+    port = cpu["flower"].ports["5555"]
+    assert asked(port, "GET", "/workers")[0] == 401
+    assert asked(port, "POST", "/api/worker/shutdown/any", b"")[0] == 401
+    assert asked(port, "GET", "/workers", password="me:wrong")[0] == 401
+
+
+def test_prometheus_scrapes_and_tells_alertmanager(cpu: Stack) -> None:
+    def scraped() -> bool:
+        (target,) = monitor(cpu, "prometheus", "/api/v1/targets")["data"]["activeTargets"]
+        assert target["scrapePool"] == "headrace"
+        return bool(target["health"] == "up")
+
+    wait_until(scraped, "Prometheus has scraped the API", 90)
+    told = monitor(cpu, "prometheus", "/api/v1/alertmanagers")["data"]["activeAlertmanagers"]
+    (here,) = cpu["alertmanager"].ports.values()
+    assert [one["url"] for one in told] == [f"http://127.0.0.1:{here}/api/v2/alerts"]
+    groups = monitor(cpu, "prometheus", "/api/v1/rules")["data"]["groups"]
+    assert {rule["health"] for group in groups for rule in group["rules"]} <= {"ok", "unknown"}
+    assert monitor(cpu, "alertmanager", "/api/v2/status")["cluster"]["status"] == "disabled"
+
+
 def test_redis_asks_for_the_password_and_no_argument_shows_it(cpu: Stack) -> None:
+    memory = cpu["redis"].run("valkey-cli", "CONFIG", "GET", "maxmemory*").stdout.split()
+    limits = dict(zip(memory[::2], memory[1::2], strict=True))
+    assert limits["maxmemory"] == str(1024**3)
+    assert limits["maxmemory-policy"] == "noeviction"
     bare = cpu["redis"].run("env", "-u", "REDISCLI_AUTH", "valkey-cli", "ping")
     assert "NOAUTH" in bare.stdout
     for service in cpu.services.values():
@@ -139,6 +178,13 @@ def test_only_volumes_and_tmp_are_written(cpu: Stack) -> None:
 def test_a_check_fails_when_its_part_is_dead_and_nothing_is_lost(cpu: Stack) -> None:
     flower, worker, api, redis = (cpu[name] for name in ("flower", "worker", "api", "redis"))
     errands = cpu["errands"]
+
+    for name in ("prometheus", "alertmanager"):
+        assert cpu[name].stop() == 0
+        assert cpu.wait_unhealthy(name).returncode
+        cpu[name].start()
+        cpu.wait_healthy(name)
+
     # The worker is started twice more, and torch takes seconds to load.
     write_models(worker.here / "configs")
 

@@ -20,6 +20,14 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OPERATOR = re.compile(r":?[-+?]")
 
 
+class _Given(dict[str, str]):
+    """Variables of which each is set, so that none is missed."""
+
+    def get(self, name: str, default: Any = None) -> str:
+        del name, default
+        return "given"
+
+
 def load(files: Sequence[Path], variables: Mapping[str, str]) -> dict[str, Any]:
     """`docker compose -f FILE -f FILE config`, with these variables from `.env` and the shell."""
     model: dict[str, Any] = {}
@@ -41,7 +49,7 @@ def names_in(value: Any) -> dict[str, str]:
         for item in value:
             found |= names_in(item)
     elif isinstance(value, str):
-        _expand(value, {}, found)
+        _expand(value, _Given(), found)
     return found
 
 

@@ -2,12 +2,14 @@
 
 Each runs its own command with the environment that Compose would give it, on a read-only file
 system in which only its volumes and tmpfs can be written, under a user id that has no name. Names
-of services become loopback ports, and paths of the container become paths below one folder.
+of services become loopback ports, and paths of the container become paths below one folder. Of
+images that are not ours Debian has the program, for all but Grafana's.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -22,7 +24,7 @@ from typing import Any
 from dotenv import dotenv_values
 
 from headrace.ports import free_port
-from tests.harness import compose_file, dockerfile
+from tests.harness import compose_file, dockerfile, monitoring
 from tests.harness.redis_servers import require
 from tests.harness.up import ROOT, descendants
 from tests.harness.wait import wait_until
@@ -37,6 +39,13 @@ CHECK_INTERVAL_S = 0.5
 UNHEALTHY_INTERVAL_S = 2.0
 CHECK_TIMEOUT_S = 60
 REDIS_PORT = "6379"
+#: What images that are not ours run, as Debian calls it, and the port that they listen on.
+PROGRAMS = {
+    "prom/prometheus": ("prometheus", "9090"),
+    "prom/alertmanager": ("prometheus-alertmanager", "9093"),
+}
+#: Nothing here can stand in for them.
+ABSENT = ("grafana/grafana",)
 
 # Only the folders that are given can be written, and root has become somebody without a name.
 _READ_ONLY = """
@@ -89,6 +98,11 @@ class Service:
     process: subprocess.Popen[bytes] | None = None
 
     @property
+    def program(self) -> tuple[str, str] | None:
+        """What its image runs and where that listens, where the image is not ours."""
+        return PROGRAMS.get(self.spec["image"].partition(":")[0])
+
+    @property
     def log(self) -> str:
         return (self.folder / "log").read_text(errors="replace")
 
@@ -104,9 +118,12 @@ class Service:
 
     def translated(self, text: str) -> str:
         """The text with the container's paths as they are here."""
-        for path in sorted(self.paths, key=len, reverse=True):
-            text = text.replace(path, self.paths[path])
-        return text
+        if not self.paths:
+            return text
+        longest_first = sorted(self.paths, key=len, reverse=True)
+        # At once, as one path may be part of another; and only whole names.
+        pattern = f"(?<![\\w.-])({'|'.join(map(re.escape, longest_first))})(?![\\w.-])"
+        return re.sub(pattern, lambda found: self.paths[found.group(1)], text)
 
     def _wrapped(self, command: Sequence[str]) -> list[str]:
         command = [self.translated(word) for word in command]
@@ -129,6 +146,9 @@ class Service:
     def check(self) -> subprocess.CompletedProcess[str]:
         """Its health check."""
         kind, *command = self.spec["healthcheck"]["test"]
+        if self.program is not None:
+            port = f":{self.program[1]}/"
+            command = [word.replace(port, f":{self.ports[port[1:-1]]}/") for word in command]
         return self.run(*(["sh", "-c", *command] if kind == "CMD-SHELL" else command))
 
     def is_healthy(self) -> bool:
@@ -140,7 +160,7 @@ class Service:
         """`docker compose stop`: SIGTERM, and within its grace period it is gone."""
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(seconds(self.spec["stop_grace_period"]))
+        return self.process.wait(seconds(self.spec.get("stop_grace_period", "10s")))
 
 
 class Stack:
@@ -157,6 +177,7 @@ class Stack:
         self.services = {
             name: Service(name, spec, folder / name)
             for name, spec in self.model["services"].items()
+            if spec["image"].partition(":")[0] not in ABSENT
         }
         for service in self.services.values():
             service.folder.mkdir()
@@ -196,6 +217,10 @@ class Stack:
             image = final.environment(image)
             command = command or final.command()
             service.workdir = final.last("WORKDIR")
+        if service.program is not None:
+            name, port = service.program
+            listen = f"--web.listen-address=127.0.0.1:{service.ports[port]}"
+            command = [monitoring.require(name), *command, listen]
         service.command = command
         self._mount(service)
         given = {
@@ -239,12 +264,20 @@ class Stack:
         if source.startswith("."):
             path = self._project / source
             assert path.is_dir(), f"{service.name} mounts {source}, which Docker would make as root"
-            return path
+            return path if service.program is None else self._readdressed(service, path)
         assert source in self.model["volumes"], f"{source} is declared nowhere"
         path = self._folder / "volumes" / source
         path.mkdir(parents=True, exist_ok=True)
         service.writable.append(path)
         return path
+
+    def _readdressed(self, service: Service, source: Path) -> Path:
+        """A copy of a folder of configuration, with names and ports as they are here."""
+        copy = self._folder / service.name / "configuration"
+        shutil.copytree(source, copy)
+        for path in filter(Path.is_file, copy.rglob("*")):
+            path.write_text(self._address(service, path.read_text()))
+        return copy
 
     def _address(self, service: Service, value: str) -> str:
         """A value of the environment with names and ports as they are here."""

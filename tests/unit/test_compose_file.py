@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +25,19 @@ ROOT = Path(__file__).parents[2]
 CPU = [ROOT / "docker-compose.yml"]
 GPU = [*CPU, ROOT / "deploy/compose.gpu.yml"]
 MONITORED = [*CPU, ROOT / "deploy/compose.monitoring.yml"]
+PRODUCTION = [*CPU, ROOT / "deploy/compose.production.yml"]
+#: What has no default where it is wanted, so that nobody forgets it.
+WANTED = {
+    "REDIS_PASSWORD": "s3cret", "REDIS_MAXMEMORY": "2gb", "REDIS_MEMORY": "3g",
+    "WORKER_MEMORY": "8g", "FLOWER_BASIC_AUTH": "me:it", "GRAFANA_PASSWORD": "g",
+}  # fmt: skip
 PARTS = ("api", "worker", "errands", "runner", "flower")
 EXAMPLE = (ROOT / ".env.example").read_text()
 
 
 def services(files: list[Path], **variables: str) -> dict[str, Any]:
+    if files == MONITORED:
+        variables = {"GRAFANA_PASSWORD": "g", **variables}
     found: dict[str, Any] = compose_file.load(files, variables)["services"]
     return found
 
@@ -96,10 +108,18 @@ def test_redis_keeps_what_it_is_given() -> None:
     assert "ports" not in redis
 
 
-@pytest.mark.parametrize("files", [CPU, GPU, MONITORED], ids=["cpu", "gpu", "monitored"])
+@pytest.mark.parametrize(
+    "files",
+    [CPU, GPU, MONITORED, [*PRODUCTION, MONITORED[1]]],
+    ids=["cpu", "gpu", "monitored", "production"],
+)
 def test_every_service_is_restarted_watched_and_locked_in(files: list[Path]) -> None:
-    declared = compose_file.load(files, {})["volumes"]
-    for spec in services(files).values():
+    declared = compose_file.load(files, WANTED)["volumes"]
+    for spec in services(files, **WANTED).values():
+        assert spec["logging"]["options"] == {"max-size": "10m", "max-file": "5"}
+        limits = spec["deploy"]["resources"]["limits"]
+        assert limits.keys() == {"cpus", "memory", "pids"}
+        assert int(limits["pids"]) > 0
         assert spec["restart"] == "unless-stopped"
         assert spec["read_only"] is True
         assert spec["cap_drop"] == ["ALL"]
@@ -113,7 +133,7 @@ def test_every_service_is_restarted_watched_and_locked_in(files: list[Path]) -> 
             ours = (ROOT / source).is_dir() and volume.endswith(":ro")
             assert source in declared or ours, volume
     for name in PARTS:
-        spec = services(files)[name]
+        spec = services(files, **WANTED)[name]
         # Docker's own first process reaps what a killed part leaves, and hands on signals.
         assert spec["init"] is True
         assert spec["depends_on"]["redis"] == {"condition": "service_healthy"}
@@ -140,6 +160,53 @@ def test_the_password_reaches_both_ends() -> None:
     for name in PARTS:
         assert found[name]["environment"]["HEADRACE_REDIS_URL"] == "redis://:s3cret@redis:6379/0"
         assert services(CPU)[name]["environment"]["HEADRACE_REDIS_URL"] == "redis://redis:6379/0"
+
+
+@pytest.mark.parametrize("name", WANTED)
+def test_what_an_operator_has_to_say_is_asked_for(name: str) -> None:
+    files = [*PRODUCTION, MONITORED[1]]
+    for value in ({}, {name: ""}):
+        given = {key: other for key, other in WANTED.items() if key != name} | value
+        with pytest.raises(ValueError, match=rf"^{name} is not set: set {name}.* in \.env"):
+            compose_file.load(files, given)
+
+
+def test_in_production_passwords_and_memory_are_as_the_operator_says() -> None:
+    found = services(PRODUCTION, **WANTED)
+    plain = services(CPU, **WANTED)
+    assert found["redis"]["environment"] == {
+        "APPENDFSYNC": "everysec", "MAXMEMORY": "2gb",
+        "REDISCLI_AUTH": "s3cret", "VALKEYCLI_AUTH": "s3cret",
+    }  # fmt: skip
+    assert found["flower"]["environment"]["FLOWER_BASIC_AUTH"] == "me:it"
+    del found["flower"]["environment"]["FLOWER_BASIC_AUTH"]
+    assert found == plain, "the rest is as without the file, where the same is said"
+    memory = {name: spec["deploy"]["resources"]["limits"]["memory"] for name, spec in found.items()}
+    assert (memory["redis"], memory["worker"]) == ("3g", "8g")
+    assert all(value != "0" for value in memory.values())
+
+
+def test_compose_s_own_schema_knows_what_stands_there(tmp_path: Path) -> None:
+    if importlib.util.find_spec("check_jsonschema") is None:
+        message = "check-jsonschema, which has the schema, is not installed: make setup"
+        if os.environ.get("CI"):
+            pytest.fail(message)
+        pytest.skip(message)
+    files = [*PRODUCTION, GPU[1], MONITORED[1]]
+    merged, broken = tmp_path / "merged.yml", tmp_path / "broken.yml"
+    model = compose_file.load(files, WANTED)
+    merged.write_text(yaml.safe_dump(model))
+    assert not complaints(*files, merged)
+    model["services"]["api"]["heathcheck"] = model["services"]["api"].pop("healthcheck")
+    broken.write_text(yaml.safe_dump(model))
+    assert "heathcheck" in complaints(broken)
+
+
+def complaints(*files: Path) -> str:
+    """What the Compose Specification's JSON schema has against these files."""
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
+    done = subprocess.run([*command, *files], capture_output=True, text=True, check=False)
+    return done.stdout if done.returncode else ""
 
 
 def test_there_is_time_to_stop_in_order() -> None:
@@ -198,6 +265,9 @@ def test_the_example_of_env_names_every_variable_with_its_default() -> None:
     given = examples()
     assert {name: given.get(name) for name in wanted} == wanted
     fields = {ENV_PREFIX + f.name.upper(): f for f in msgspec.structs.fields(Settings)}
+    asked = compose_file.names_in(yaml.safe_load(PRODUCTION[1].read_text()))
+    assert asked.keys() == WANTED.keys() - {"GRAFANA_PASSWORD"}
+    assert asked.keys() <= given.keys()
     others = set(given) - set(wanted) - {"FLOWER_BASIC_AUTH"}
     assert others
     for name in others:
@@ -211,7 +281,8 @@ def test_the_example_of_env_names_every_variable_with_its_default() -> None:
 
 def test_the_example_of_env_changes_nothing() -> None:
     for files in (GPU, MONITORED):
-        assert services(files, **examples()) == services(files)
+        given = {"GRAFANA_PASSWORD": "g"}
+        assert services(files, **{**examples(), **given}) == services(files, **given)
 
 
 def test_monitoring_changes_nothing_else_and_finds_its_parts() -> None:
@@ -223,7 +294,6 @@ def test_monitoring_changes_nothing_else_and_finds_its_parts() -> None:
         spec = found[name]
         assert re.fullmatch(r"[\w/.-]+:v?\d+\.\d+\.\d+", spec["image"]), "pinned by its tag"
         assert all(port.startswith("127.0.0.1:") for port in spec["ports"])
-        assert spec["deploy"]["resources"]["limits"].keys() == {"cpus", "memory"}
     config = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())
     named = {"api": config["scrape_configs"], "alertmanager": config["alerting"]["alertmanagers"]}
     ports = {name: found[name]["ports"][0].rpartition(":")[2] for name in (*named, "prometheus")}

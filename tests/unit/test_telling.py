@@ -66,7 +66,7 @@ def test_what_was_left_out_is_counted_and_said_once(caplog: pytest.LogCaptureFix
     assert dict(stats.drain()) == {UNTOLD: "7.0"}
     assert sampled.shown() == {"events": "sampled", "events_left_out": 7}
     (line,) = caplog.messages
-    assert line.startswith("model m: of more than 100 jobs a second")
+    assert "of more than 100 jobs a second" in line
     off = telling(False)
     off.left_out(5)
     assert off.untold == 0

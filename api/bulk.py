@@ -70,6 +70,7 @@ class BulkSubmitter:
         hold_s: how long lines that find no room are held back.
         caller: on whose behalf.
         brief: say only how many lines were accepted, between those that were not.
+        quiet: nobody but who asks hears of the jobs' ends.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class BulkSubmitter:
         caller: Caller = EVERYBODY,
         *,
         brief: bool = False,
+        quiet: bool = False,
     ) -> None:
         self._services = services
         self._caller = caller
@@ -88,6 +90,7 @@ class BulkSubmitter:
         self._key = key
         self._hold_s = hold_s
         self._brief = brief
+        self._quiet = quiet
 
     def read(self, lines: Sequence[Line]) -> list[Row]:
         """What lines ask for; a bad one hinders no other."""
@@ -172,7 +175,7 @@ class BulkSubmitter:
             limit_bytes = services.settings.inline_limit_bytes
             row.asked = asked_by(said, model, identity, limit_bytes, self._caller)
             if not row.asked.elsewhere:
-                row.job = submission_of(services, row.asked, now_s)
+                row.job = submission_of(services, row.asked, now_s, quiet=self._quiet)
         except HeadraceError as error:
             row.outcome = error
         return row
@@ -198,7 +201,9 @@ class BulkSubmitter:
                 row.outcome = error
                 return
         source = row.kept.source
-        row.job = submission_of(self._services, asked, time.time(), source=source)
+        row.job = submission_of(
+            self._services, asked, time.time(), source=source, quiet=self._quiet
+        )
 
     async def _drop(self, row: Row, kept: Kept) -> None:
         """Of what was not enqueued the input is not needed; an outcome that is unknown keeps it."""

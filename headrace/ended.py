@@ -51,6 +51,7 @@ class Ended(msgspec.Struct, array_like=True, frozen=True):
             error_json=self.value if self.extra == F.ERROR else "",
             metadata_json=metadata_json,
             stored=stored_result(self.value) if self.extra == F.RESULT_REF else None,
+            recorded=self.value if self.extra == F.RESULT else "",
             meta=self.meta,
             dead_lettered=bool(self.dead),
         )

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from headrace.keys import F
+from headrace.keys import NOBODY, F
 
 US_PER_S: Final = 1_000_000
 MAX_WAIT_FOR_START_S: Final = 30 * 86400
@@ -160,6 +160,8 @@ class Job:
         due_us: when it joins its queue, while it is scheduled; 0 where that is not known.
         key: id of the API key that it belongs to; "" for nobody's.
         stages_json: of a pipeline's job, how far its stages have come.
+        quiet: nobody is told of its end, until somebody listens.
+        recorded: its result, JSON text, where that stands in the record.
     """
 
     id: str
@@ -183,6 +185,8 @@ class Job:
     request_hash: str = ""
     key: str = ""
     stages_json: str = ""
+    quiet: bool = False
+    recorded: str = field(default="", repr=False)
     stored: StoredResult | None = None
     meta: str = field(default="", repr=False)
 
@@ -198,7 +202,9 @@ class Job:
 
     @property
     def result_json(self) -> bytes | None:
-        """The result as the JSON text in the Celery result; None where it is not kept there."""
+        """The result as JSON text; None where it is not kept in the record or the Celery result."""
+        if self.recorded:
+            return self.recorded.encode()
         if not self.meta or self.stored is not None or self.state is not State.SUCCEEDED:
             return None
         return result_in(self.meta)
@@ -268,6 +274,8 @@ def job_from_record(job_id: str, record: dict[str, str], meta: str = "", place: 
         request_hash=get(F.REQUEST_HASH, ""),
         key=get(F.KEY, ""),
         stages_json=get(F.STAGES, ""),
+        quiet=get(F.WAITER) == NOBODY,
+        recorded=get(F.RESULT, ""),
         stored=stored_result(get(F.RESULT_REF, "")),
         meta=meta,
     )

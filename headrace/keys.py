@@ -127,6 +127,9 @@ REVOKED_TTL_S: Final = 86_400
 ERRANDS: Final = "headrace:errands"
 ERRAND_OWNERS: Final = "hr:errands:owners"
 
+#: Of a quiet job, in place of the API process that waits; taken away once somebody listens.
+NOBODY: Final = "-"
+
 JOB_PREFIX: Final = "hr:job:"
 META_PREFIX: Final = "celery-task-meta-"
 ENDED_PREFIX: Final = "hr:ended:"
@@ -164,7 +167,7 @@ class F:
     STEP: Final = "p"
     TICKET: Final = "n"  # place in its list, counted from the queue's first message
     JOINED: Final = "j"  # when it joined its list, if it was delayed before
-    WAITER: Final = "w"  # API process that waits for the end
+    WAITER: Final = "w"  # API process that waits for the end; NOBODY: nobody is told of it
     TTL: Final = "l"  # result_ttl in seconds
     TOKEN: Final = "t"  # noqa: S105 - the fence of its last claim
     OWNER: Final = "o"  # incarnation of the worker that leased it last
@@ -175,6 +178,7 @@ class F:
     ENDED: Final = "en"
     BATCH: Final = "b"  # how many ran together; 5+3 where 3 inputs were added to 5
     TIMINGS: Final = "tm"  # queued,hold,preprocess,inference,postprocess in ms
+    RESULT: Final = "r"  # JSON text of a quiet job's result, which has no Celery result
     RESULT_TYPE: Final = "rt"  # content type of a result that is not JSON
     ERROR: Final = "e"  # JSON {type, message, retryable}
     RETRIES: Final = "rn"  # how often it was tried again after such an error

@@ -95,6 +95,7 @@ def envelope(
     timeout_s: float | None = None,
     expires_at: str | None = None,
     source: Source | None = None,
+    quiet: bool = False,
 ) -> bytes:
     """One task message, ready for LPUSH.
 
@@ -111,8 +112,7 @@ def envelope(
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"the input is not UTF-8, as JSON must be: {error}") from None
     described = described_in_json(input_json) if source is None else _encode(source.described)[1:-1]
-    usual = options is DEFAULT_OPTIONS and source is None
-    own = b"{}" if usual else _own_header(options, source)
+    own = _own_header(options, quiet) if source is None else _sourced_header(options, source, quiet)
     expires = b"null" if expires_at is None else b'"%s"' % expires_at.encode()
     name = job_id.encode()
     blank = _blank(model, queue, timeout_s, options.priority)
@@ -139,20 +139,25 @@ def _blank(model: str, queue: str, timeout_s: float | None, priority: int) -> by
     return text.replace("%", "%%").replace(_SLOT, "%s").encode()
 
 
-def _own_header(options: JobOptions, source: Source | None) -> bytes:
+def _own_header(options: JobOptions, quiet: bool) -> bytes:
+    if options is DEFAULT_OPTIONS and not quiet:
+        return b"{}"
+    return _encode(_own_options(options, quiet))
+
+
+def _own_options(options: JobOptions, quiet: bool) -> dict[str, Any]:
     own: dict[str, Any] = {
         name: value for name in _OWN_OPTIONS if (value := getattr(options, name)) is not None
     }
-    if source is not None:
-        own |= _source_header(source)
-    return _encode(own)
+    return {**own, "quiet": True} if quiet else own
 
 
-def _source_header(source: Source) -> dict[str, Any]:
+def _sourced_header(options: JobOptions, source: Source, quiet: bool) -> bytes:
     named: dict[str, Any] = {"ref": source.ref} if source.ref else {"from": source.origin}
     if source.parts:
         named = {"parts": source.parts}
-    return {**named, "type": source.type, "size": source.size}
+    own = _own_options(options, quiet)
+    return _encode({**own, **named, "type": source.type, "size": source.size})
 
 
 class _Own(msgspec.Struct, frozen=True):
@@ -166,6 +171,7 @@ class _Own(msgspec.Struct, frozen=True):
     type: str = ""
     size: int = -1
     parts: tuple[str | Stretch, ...] = ()
+    quiet: bool = False
 
     def source(self) -> Source:
         """Where the input lies.
@@ -251,6 +257,7 @@ class Message(msgspec.Struct, frozen=True):
         ours: the API wrote it, and not a Celery client.
         source: where the input lies; None where it is in the message.
         followed: other tasks follow its end, as headrace.canvas reads them.
+        quiet: its result goes into the record, and no Celery result is kept of its success.
     """
 
     id: str
@@ -270,6 +277,7 @@ class Message(msgspec.Struct, frozen=True):
     retry_backoff_s: float | None = None
     retry_backoff_max_s: float | None = None
     followed: bool = False
+    quiet: bool = False
 
 
 def read_envelope(raw: bytes) -> Message:
@@ -302,6 +310,7 @@ def read_envelope(raw: bytes) -> Message:
         group=headers.group,
         ours=own is not _STOCK,
         source=own.source() if own.ref or own.origin or own.parts else None,
+        quiet=own.quiet,
     )
     if embed is not None and embed.any:
         message = msgspec.structs.replace(message, followed=True)

@@ -201,6 +201,14 @@ class JobQueue:
         """
         return int((await self._call("forget", owner or "", *ids))[0])
 
+    async def listen(self, job_id: str) -> None:
+        """See to it that the end of a quiet job is published.
+
+        Raises:
+            BrokerError: Redis does not answer.
+        """
+        await self._call("listen", job_id)
+
     async def on_run(self, name: str, *arguments: Arg) -> list[Any]:
         """Call a script about runs, which a repeat leaves as it is.
 

@@ -72,6 +72,7 @@ def submission(
     request_hash: str = "",
     source: Source | None = None,
     caller: Caller = EVERYBODY,
+    quiet: bool = False,
 ) -> Submission:
     """Build what submit.lua is given for one job.
 
@@ -86,6 +87,7 @@ def submission(
         source: where the input lies, if not in the message; input_json is `null` then.
         request_hash: see `hash_request`; a repeat of the id under another hash is a conflict.
         caller: whose job it is to be.
+        quiet: nobody but who asks hears of its end: it has no Celery result, and is not listed.
     """
     expires = None if options.expires is None else iso(int((now_s + options.expires) * US_PER_S))
     queue = model.queue
@@ -98,6 +100,7 @@ def submission(
         timeout_s=options.timeout if options.timeout is not None else model.timeout_s,
         expires_at=expires,
         source=source,
+        quiet=quiet,
     )
     own = (job_id, message, request_hash) if request_hash else (job_id, message)
     rare: tuple[Arg, ...] = ()
@@ -118,7 +121,7 @@ def submission(
         0 if options.expires is None else max(1, int(options.expires * US_PER_S)),
         len(own),
         options.result_ttl or result_ttl_s,
-        waiter,
+        keys.NOBODY if quiet else waiter,
         rare,
         caller,
     )
@@ -149,7 +152,8 @@ def _shared(
         fields += (F.KEY, caller.key_id)
         owner = f"{caller.key_id} {caller.in_flight} {int(caller.sees_all)}"
     fields += rare
-    return (queue, step, max_depth, delay_us, begin_us, owner, width, len(fields), *fields)
+    listed = int(waiter != keys.NOBODY)
+    return (queue, step, max_depth, delay_us, begin_us, listed, owner, width, len(fields), *fields)
 
 
 def _rare_fields(options: JobOptions, model: ModelConfig, source: Source | None) -> tuple[Arg, ...]:

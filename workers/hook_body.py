@@ -55,7 +55,7 @@ def told_by(delivery: Delivery) -> Told:
 def body_of(delivery: Delivery, told: Told, job: Job | None) -> bytes:
     """The body; of a job whose record says something else by now, what is known of it."""
     if job is not None and (told.state is None or job.ended_us == told.at_us):
-        data = job_object(job, with_result=len(job.meta) <= RESULT_MAX_BYTES)
+        data = job_object(job, with_result=len(job.meta) + len(job.recorded) <= RESULT_MAX_BYTES)
     else:
         data = _without_record(delivery, told)
     return b'{"type":"%s","timestamp":"%s","data":%s}' % (

@@ -219,10 +219,12 @@ def succeeded(
     item: Item, result: bytes, kind: str, batch: Arg, timings: str, done: str
 ) -> Settlement:
     """The job ends with this result (JSON text); `kind` is its content type if it is not JSON."""
-    meta = _meta(item, b"SUCCESS", result, b"null", done)
-    extra, value = (F.RESULT_TYPE, kind) if kind else ("", "")
+    own: tuple[bytes, str, Arg] = (b"", F.RESULT, bytes(result))
+    if kind or item.message is None or not item.message.quiet:
+        meta = _meta(item, b"SUCCESS", result, b"null", done)
+        own = (meta, F.RESULT_TYPE, kind) if kind else (meta, "", "")
     return Settlement(
-        item.id, item.token, State.SUCCEEDED, meta, batch, timings, extra, value, "", ""
+        item.id, item.token, State.SUCCEEDED, own[0], batch, timings, *own[1:], "", ""
     )
 
 

@@ -93,6 +93,13 @@ _BRIEF: Final = {
     "schema": {"type": "string", "enum": ["0", "1"], "default": "0"},
     "description": "1 answers with `{accepted: N}` for N lines in a row whose jobs are there.",
 }
+_QUIET: Final = {
+    "name": "quiet",
+    "in": "query",
+    "schema": {"type": "string", "enum": ["0", "1"], "default": "0"},
+    "description": "1 is for jobs whose ends only who asks is to hear of: they are not listed, "
+    "and no Celery result is written when they succeed.",
+}
 _RESULTS: Final = {
     "name": "results",
     "in": "query",
@@ -192,7 +199,7 @@ def _bulk() -> dict[str, Any]:
             }
         },
         ("invalid-request", "invalid-id", "unsupported-media"),
-        parameters=[_HOLD, _BRIEF, KEY],
+        parameters=[_HOLD, _BRIEF, _QUIET, KEY],
         requestBody={
             "required": False,
             "description": "Each line is a JobRequest. Of no lines there are no answers.",

@@ -32,7 +32,7 @@ CALL_MAX_BYTES: Final = 1024 * 1024
 #: A body of which nothing has come for so long is taken for one of which nothing ever will. The
 #: answer has begun, so that the connection can only be cut.
 IDLE_MAX_S: Final = 600.0
-_QUERY: Final = frozenset({"hold", "brief"})
+_QUERY: Final = frozenset({"hold", "brief", "quiet"})
 #: A proxy that gathers an answer before it passes it on would undo the streaming.
 _UNBUFFERED: Final = (b"x-accel-buffering", b"no")
 
@@ -45,6 +45,7 @@ async def submit_bulk(services: Services, request: Request, _: str) -> Reply | S
     query = request.query(_QUERY)
     asked_s = asked_wait_s(query.get("hold"), most_s, "hold")
     brief = is_said(query.get("brief"), "brief", default=False)
+    quiet = is_said(query.get("quiet"), "quiet", default=False)
     require_type(request, lambda kind: kind in TYPES, "Send application/x-ndjson, a job a line.")
     key = key_of(request)
     if key:
@@ -52,7 +53,9 @@ async def submit_bulk(services: Services, request: Request, _: str) -> Reply | S
     # Before the answer begins, or a client that waits for `100 Continue` would never get it.
     first = await request.receive()
     hold_s = most_s if asked_s is None else asked_s
-    submitter = BulkSubmitter(services, request.path, key, hold_s, request.caller, brief=brief)
+    submitter = BulkSubmitter(
+        services, request.path, key, hold_s, request.caller, brief=brief, quiet=quiet
+    )
     exchange = _Exchange(services, request, submitter, first)
     return Stream(200, exchange.run, NDJSON, (NO_STORE, _UNBUFFERED))
 

@@ -51,7 +51,7 @@ def _outcome(job_id: str, row: Any) -> bytes:
         return NULL
     if isinstance(row, bytes):
         return b'{"status":"%s"}' % _STATUS[row]
-    state, attempts, timings, created, ended, result_type, error, stored, meta = row
+    state, attempts, timings, created, ended, result_type, error, stored, result, meta = row
     times = timings_member(timings, int(ended or 0) - int(created or 0)) if timings else NULL
     head = b'{"status":"%s","attempts":%d,"timings":%s' % (
         _STATUS[state], int(attempts or 0), times,
@@ -61,7 +61,9 @@ def _outcome(job_id: str, row: Any) -> bytes:
     if stored:
         size = stored_result(stored.decode())
         return b'%s,"result_size":%d}' % (head, size.size if size else 0)
-    return b'%s,"result":%s}' % (head, result_member(meta, result_type.decode()) or NULL)
+    if not result:
+        result = result_member(meta, result_type.decode()) or NULL
+    return b'%s,"result":%s}' % (head, result)
 
 
 def _error_member(job_id: str, state: bytes, error: bytes) -> bytes:

@@ -227,6 +227,8 @@ def submission_of(
     now_s: float,
     waiter: str = "",
     source: Source | None = None,
+    *,
+    quiet: bool = False,
 ) -> Submission:
     """What submit.lua is given for what was asked."""
     return submission(
@@ -240,6 +242,7 @@ def submission_of(
         request_hash=asked.request_hash,
         source=source,
         caller=asked.caller,
+        quiet=quiet,
     )
 
 
@@ -288,6 +291,10 @@ async def end_of(services: Services, request: Request, job: Job, wait_s: float) 
     """Wait for the end of a job that anybody may have submitted."""
     waiters = services.waiters
     async with waiters.foreign(job.id) as wait:
+        if job.quiet:
+            # Where Redis is away, the record is read when it is back, or when the time is up.
+            with contextlib.suppress(BrokerError):
+                await services.queue.listen(job.id)
         with Vigil(wait, wait_s, request.receive) as vigil:
             # It may have ended before the subscription stood.
             wait.wake()

@@ -48,8 +48,15 @@ class _Line(msgspec.Struct):
 _LINE: Final = msgspec.json.Decoder(_Line)
 
 
-def submit(session: Session, lines: Sequence[bytes]) -> Plan[list[HeadraceError | None]]:
+def submit(
+    session: Session, lines: Sequence[bytes], quiet: bool = False
+) -> Plan[list[HeadraceError | None]]:
     """Submit lines; what fails for a reason that passes is said again, under the same ids.
+
+    Args:
+        session: the server.
+        lines: a job each.
+        quiet: nobody else is to hear of their ends, which spares the server some work.
 
     Returns:
         For each line None where its job is there, else why it is not.
@@ -61,7 +68,7 @@ def submit(session: Session, lines: Sequence[bytes]) -> Plan[list[HeadraceError 
     open_ = list(range(len(lines)))
     patience = Patience(session)
     while True:
-        answer = yield from exchange(session, _bulk([lines[at] for at in open_]))
+        answer = yield from exchange(session, _bulk([lines[at] for at in open_], quiet))
         answers = list(_answers(answer))
         # An API process that is stopped answers what it has read, and no more.
         left = open_[len(answers) :]
@@ -112,8 +119,8 @@ def _named(verb: str, ids: Sequence[str]) -> Request:
     return Request("POST", f"{JOBS}/{verb}", body=body, headers=JSON_HEADERS)
 
 
-def _bulk(lines: list[bytes]) -> Request:
-    query = {"brief": "1", "hold": f"{HOLD_S:g}"}
+def _bulk(lines: list[bytes], quiet: bool) -> Request:
+    query = {"brief": "1", "quiet": str(int(quiet)), "hold": f"{HOLD_S:g}"}
     body = b"\n".join([*lines, b""])
     return Request("POST", f"{JOBS}/bulk", query, body, NDJSON_HEADERS, wait_s=HOLD_S)
 

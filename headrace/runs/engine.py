@@ -244,7 +244,7 @@ class Engine:
         again = [item for item in lost if item.lost <= RESUBMITS]
         gone = [item for item in lost if item.lost > RESUBMITS]
         lines = [line(item.entry, item.job_id) for item in again]
-        errors = self._perform(calls.submit, lines) if lines else []
+        errors = self._perform(calls.submit, lines, line.quiet) if lines else []
         refused = []
         for item, error in zip(again, errors, strict=True):
             if error is None:

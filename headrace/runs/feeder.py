@@ -42,7 +42,7 @@ OF_ONE_INPUT: Final = (
     Conflict, InputForbidden, InvalidId, InvalidRequest, PayloadTooLarge, UnsupportedMedia,
 )  # fmt: skip
 
-Submit = Callable[[Callable[..., Plan[Any]], list[bytes]], Any]
+Submit = Callable[[Callable[..., Plan[Any]], list[bytes], bool], Any]
 Refuse = Callable[[list[tuple[Item, Row]]], None]
 
 
@@ -51,10 +51,14 @@ class Lines:
 
     Args:
         order: the run's.
+
+    Attributes:
+        quiet: their jobs are forgotten anyway, and nobody is to hear of them.
     """
 
     def __init__(self, order: RunOrder) -> None:
         self._order = order
+        self.quiet = order.forget
         head = msgspec.json.encode({"model": order.model})[:-1]
         rest: dict[str, Any] = {}
         if order.version is not None:
@@ -185,7 +189,7 @@ class Feeder(threading.Thread):
         said = [line for line in lines if isinstance(line, bytes)]
         pack.clear()
         if good:
-            errors = self._submit(calls.submit, said)
+            errors = self._submit(calls.submit, said, self._lines.quiet)
             refused = list(zip(good, errors, strict=True))
             bad += [(item, error) for item, error in refused if error is not None]
             _check(error for _, error in bad)

@@ -53,7 +53,7 @@ NAMES: Final = (
     "submit", "claim", "settle", "renew", "release", "release_owner", "sweep", "cancel", "view",
     "depth", "index", "purge", "requeue", "purge_letters", "put_payload", "look_payloads",
     "follow", "report", "file_begin", "file_part", "file_finish", "take_tokens",
-    "outcomes", "forget", "tell_run", "expire",
+    "outcomes", "forget", "listen", "tell_run", "expire",
     "hook_save", "hooks_due",
     "batch_create", "batch_cancel", "batch_claim", "batch_save",
 )  # fmt: skip

@@ -107,7 +107,7 @@ local function finish(id, ttl, waiter, meta, fields, queue, raw)
   redis.call('EXPIRE', job, ttl)
   redis.call('SET', META .. id, meta, 'EX', ttl)
   redis.call('PUBLISH', META .. id, meta)
-  if waiter then redis.call('PUBLISH', DONE .. waiter, cmsgpack.pack({{id}})) end
+  if waiter and waiter ~= NOBODY then redis.call('PUBLISH', DONE .. waiter, cmsgpack.pack({{id}})) end
   -- An input in the payload store is looked at by the next sweep; no worker may have known of it.
   local input, model, owner, events = unpack(redis.call('HMGET', job, 'ir', 'm', 'ky', 'we'))
   if owner then landed(owner, 1) end

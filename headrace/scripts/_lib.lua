@@ -17,6 +17,8 @@ local IN_FLIGHT = 'hr:inflight'
 -- The states of a record that has ended, and what counters call them.
 local FINAL = {s = 'succeeded', f = 'failed', x = 'expired', c = 'cancelled'}
 local DEFAULT_TTL_S = '86400'
+-- In place of the API process that waits for a job's end: nobody does, until one says so (listen.lua).
+local NOBODY = '-'
 -- A model's jobs by the time of their submit. Without a new one it outlives what may be scheduled, and then kept, longest.
 local INDEX, INDEX_TTL_S = 'hr:jobs:', 62 * 86400
 -- Lua's unpack takes some 8,000 values at most.

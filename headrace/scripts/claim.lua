@@ -114,11 +114,29 @@ local function look(raw, s)
   refused[#refused + 1] = {raw, why, id}
 end
 
--- One LINDEX a message: no more bytes are read than are taken, and Redis 6.2 walks to LRANGE's start from the left.
+-- The next messages of a list, the oldest last: as many as will be taken if they are as long as the longest so far, so
+-- that hardly more bytes are read than are taken. Redis 6.2 (which does not say what it is) walks to LRANGE's start from
+-- the left, and is asked for one at a time.
+local READ_MAX = redis.REDIS_VERSION_NUM and 32 or 1
+local longest = max_bytes
+
+local function read_messages(s, enough)
+  local count = math.min(READ_MAX, enough - #jobs, math.floor((max_bytes - bytes) / longest))
+  if count < 2 then return {redis.call('LINDEX', KEYS[s], -1 - consumed[s]) or nil} end
+  return redis.call('LRANGE', KEYS[s], -count - consumed[s], -1 - consumed[s])
+end
+
 local function look_at_list(s, enough)
+  local raws, at = {}, 0
   while not full and #jobs < enough and scanned < SCAN_MAX do
-    local raw = redis.call('LINDEX', KEYS[s], -1 - consumed[s])
+    if at == 0 then
+      raws = read_messages(s, enough)
+      at = #raws
+    end
+    local raw = raws[at]
     if not raw then return end
+    at = at - 1
+    if longest == max_bytes or #raw > longest then longest = #raw end
     full = #jobs > 0 and bytes + #raw > max_bytes
     if full then return end
     local before = #jobs

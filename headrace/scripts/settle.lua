@@ -82,19 +82,16 @@ local function settle(i, id, r)
   redis.call('EXPIRE', job, ttl)
   if r[9] then ended_of[r[9]] = (ended_of[r[9]] or 0) + 1 end
   if r[10] then tell_webhook(id, r[10], state) end
-  local heard
-  if meta ~= '' then
-    redis.call('SET', META .. id, meta, 'EX', ttl)
-    heard = redis.call('PUBLISH', META .. id, meta)
-  else
-    -- No result is kept (ignore_result). Who waits looks at the record; Celery passes this state over.
-    heard = redis.call('PUBLISH', META .. id, '{"status": "IGNORED", "task_id": "' .. id .. '"}')
-  end
+  if meta ~= '' then redis.call('SET', META .. id, meta, 'EX', ttl) end
+  if r[3] == NOBODY then return 1 end
+  -- Without a Celery result (ignore_result, or it is in the record) who waits looks at the record; Celery passes this state over.
+  local heard = redis.call('PUBLISH', META .. id,
+    meta ~= '' and meta or '{"status": "IGNORED", "task_id": "' .. id .. '"}')
   if not r[3] and heard == 0 then return 1 end
   local ended = {id, state, r[6], NOW, r[7], ARGV[i + 4], ARGV[i + 5], field, value, meta,
     ARGV[i + 9] == 'dead' and '1' or ''}
   -- An API process may be among those who listen: this saves it the way back for the record.
-  if heard > 0 and #meta <= TOLD_MAX_BYTES then redis.call('PUBLISH', ENDED .. id, cmsgpack.pack({ended})) end
+  if heard > 0 and #meta + #value <= TOLD_MAX_BYTES then redis.call('PUBLISH', ENDED .. id, cmsgpack.pack({ended})) end
   if r[3] then
     local w = waiting[r[3]]
     if not w then w = {}; waiting[r[3]] = w end

@@ -2,13 +2,13 @@
 -- KEYS: none beyond what ARGV names (Redis Cluster is refused at start).
 -- ARGV: 1 how many of a model's newest jobs are indexed (0: none), then runs of neighbours that have all but their ids,
 --       messages and request hashes in common: queue, step, max depth, delay in us (0 = now), in how many us they must
---       have begun (0 = any time), API key ('' = none; else its id, the most jobs that it may have in flight, 0 for any, and
+--       have begun (0 = any time), whether they are listed (1 or 0), API key ('' = none; else its id, the most jobs that it may have in flight, 0 for any, and
 --       1 where the jobs of others exist for it), values of a job w (2, or 3 where they have hashes), count n, then n record
 --       fields and values, count of jobs, then per job w: id, raw message, request hash.
 -- Returns {now, then 4 for each job that was not queued: its place from 1, code, created, depth}; code 2 known already,
 -- 0 queue full, 3 the id is another request's, 4 a key of the queue is not of its type, 5 the id is another API key's, 6
 -- the API key has as many jobs in flight as it may (its depth). A job that cannot be taken does not hinder its neighbours.
-local HEAD = 8
+local HEAD = 9
 local index_most = tonumber(ARGV[1])
 local answer, queues, records, owners, expiring = {NOW}, {}, {}, {}, {}
 
@@ -51,10 +51,10 @@ end
 
 local i, n = 2, 0
 while i <= #ARGV do
-  local name, owner, width = ARGV[i], ARGV[i + 5], tonumber(ARGV[i + 6])
+  local name, owner, width = ARGV[i], ARGV[i + 6], tonumber(ARGV[i + 7])
   if queues[name] == nil then queues[name] = look(name) end
   if owner ~= '' and not owners[owner] then owners[owner] = look_at_owner(owner) end
-  local first = i + HEAD + tonumber(ARGV[i + 7]) + 1
+  local first = i + HEAD + tonumber(ARGV[i + 8]) + 1
   i = first + width * tonumber(ARGV[first - 1])
   for at = first, i - 1, width do
     n = n + 1
@@ -85,9 +85,9 @@ local function refusal(name, max_depth, id, record, hash, owner)
 end
 
 -- What a job's message joins, once all records are written.
-local function gather(q, step, delay, id, raw)
+local function gather(q, step, delay, id, raw, listed)
   local k = #q.fresh
-  q.fresh[k + 1], q.fresh[k + 2] = NOW, id
+  if listed then q.fresh[k + 1], q.fresh[k + 2] = NOW, id end
   q.depth = q.depth + 1
   if delay > 0 then
     q.due, q.parked = q.due or {}, q.parked or {}
@@ -106,10 +106,11 @@ local place = 0
 
 -- Takes the jobs of the run that begins at `from`; where the next begins, or why Redis refuses to write.
 local function take(from)
-  local name, step, delay, width = ARGV[from], ARGV[from + 1], tonumber(ARGV[from + 3]), tonumber(ARGV[from + 6])
-  local max_depth, q, s, owner = tonumber(ARGV[from + 2]), queues[name], STEP_INDEX[step], owners[ARGV[from + 5]]
+  local name, step, delay, width = ARGV[from], ARGV[from + 1], tonumber(ARGV[from + 3]), tonumber(ARGV[from + 7])
+  local max_depth, q, s, owner = tonumber(ARGV[from + 2]), queues[name], STEP_INDEX[step], owners[ARGV[from + 6]]
   local begin_by = ARGV[from + 4] ~= '0' and whole(NOW_US + tonumber(ARGV[from + 4]))
-  local first = from + HEAD + tonumber(ARGV[from + 7]) + 1
+  local listed = ARGV[from + 5] == '1'
+  local first = from + HEAD + tonumber(ARGV[from + 8]) + 1
   local after = first + width * tonumber(ARGV[first - 1])
   -- The arguments of HSET; those in which its jobs differ are filled in for each.
   local set = {'', 's', delay > 0 and 'd' or 'q', 'c', NOW, 'p', step, unpack(ARGV, from + HEAD, first - 2)}
@@ -132,7 +133,7 @@ local function take(from)
       if type(result) == 'table' then return nil, result.err end
       written[record] = true
       if owner then owner.count, owner.fresh = owner.count + 1, owner.fresh + 1 end
-      gather(q, s, delay, id, ARGV[at + 1])
+      gather(q, s, delay, id, ARGV[at + 1], listed)
       if begin_by then
         expiring[#expiring + 1] = begin_by
         expiring[#expiring + 1] = id

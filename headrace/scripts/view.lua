@@ -10,6 +10,14 @@ local function place_of(f)
   return math.max(1, place)
 end
 
+local function without(record, field)
+  local rest = {}
+  for k = 1, #record, 2 do
+    if record[k] ~= field then rest[#rest + 1], rest[#rest + 2] = record[k], record[k + 1] end
+  end
+  return rest
+end
+
 local answer = {}
 for i = 3, #ARGV do
   local id = ARGV[i]
@@ -26,8 +34,9 @@ for i = 3, #ARGV do
       local due = redis.pcall('ZSCORE', 'hr:delayed:' .. ARGV[1] .. f['m'], id)
       place = type(due) == 'string' and tonumber(due) or 0
     elseif ARGV[2] == '1' and (f['s'] == 's' or f['s'] == 'f') then
-      meta = redis.call('GET', META .. id) or ''
+      meta = not f['r'] and redis.call('GET', META .. id) or ''
     end
+    if f['r'] and ARGV[2] ~= '1' then record = without(record, 'r') end
     answer[#answer + 1] = {record, meta, place}
   end
 end

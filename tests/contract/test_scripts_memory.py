@@ -59,6 +59,14 @@ def test_work_that_is_queued_still_runs_and_ends(queue: Queue) -> None:
     assert all(queue.meta(job_id) for job_id in ids)
 
 
+def test_a_quiet_job_ends_and_is_listened_for_at_maxmemory(queue: Queue) -> None:
+    ids = [queue.submit_one(waiter=keys.NOBODY) for _ in range(2)]
+    with full_memory(queue):
+        assert [queue.listen(job_id) for job_id in ids] == [1, 1]
+        assert queue.settle(*queue.claim().jobs, meta="", extra=("r", "7")) == [1, 1]
+    assert [queue.record(job_id)["r"] for job_id in ids] == ["7", "7"]
+
+
 def test_leases_are_reaped(queue: Queue) -> None:
     job_id = queue.submit_one()
     queue.claim_one(lease_us=0)
@@ -245,7 +253,8 @@ def test_a_server_that_knows_no_script_is_told(queue: Queue, name: str) -> None:
         "report": ["w", 1, 0, 2, "m", "{}"], "file_begin": ["f", 0],
         "file_part": ["f", "redis:0", 0, 1, 1, 1], "file_finish": ["f", "batch", 1, 1],
         "take_tokens": ["k", "1", 1, 1], "expire": list(EXPIRE_ARGUMENTS),
-        "outcomes": [""], "forget": [""], "tell_run": ["r", "{}", "", 60, 10, "-"],
+        "outcomes": [""], "forget": [""], "listen": ["x"],
+        "tell_run": ["r", "{}", "", 60, 10, "-"],
         "errands": ["", "", 1], "stages": ["x", 1, "{}"], "hand_over": ["e", "e2"],
         "batch_create": ["b", "{}", 0, 0, 0], "batch_cancel": ["b"], "batch_claim": [1],
         "batch_save": ["b", 1, 1, "", 1, 0],

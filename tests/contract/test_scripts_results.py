@@ -14,8 +14,9 @@ from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 
 from headrace import keys
+from headrace.ended import read_ended
 from headrace.errors import InvalidRequest, ReplicaLost
-from tests.harness.calls import MAX_CRASHES, SUCCESS, Job, Queue
+from tests.harness.calls import MAX_CRASHES, SUCCESS, TTL_S, Job, Queue
 from tests.harness.redis_servers import RedisServer
 from tests.harness.wait import wait_until
 
@@ -268,3 +269,55 @@ def test_one_odd_key_blinds_nobody_to_the_depth_of_other_queues(queue: Queue) ->
     _, odd, good = queue.call("depth", [], queue.name, other.name)
     assert [int(n) for n in odd[:7]] == [0] * 7
     assert [int(n) for n in good[:7]] == [1, 0, 0, 0, 0, 0, 0]
+
+
+def _heard(listener: Any) -> list[tuple[str, bytes]]:
+    """What has been published on the channels that a pubsub listens to, up to now."""
+    listener.ping()
+    heard: list[tuple[str, bytes]] = []
+    while (message := listener.get_message(timeout=10)) is not None:
+        if message["type"] == "pong":
+            break
+        if message["type"] == "message":
+            heard.append((message["channel"].decode(), message["data"]))
+    return heard
+
+
+def test_of_a_quiet_job_nobody_is_told_until_somebody_listens(queue: Queue) -> None:
+    queue.index_max = 100
+    ids = [queue.submit_one(waiter=keys.NOBODY) for _ in range(3)]
+    loud = queue.submit_one()
+    assert queue.client.zrange(keys.job_index(queue.model), 0, -1) == [loud.encode()]
+    assert [queue.listen(job_id) for job_id in (ids[1], ids[1], loud, "none")] == [1, 0, 0, 0]
+    client: Any = queue.client
+    with client.pubsub() as listener:
+        listener.subscribe(*map(keys.meta, ids), *map(keys.ended, ids), keys.done_channel("-"))
+        wait_until(lambda: len(queue.client.pubsub_channels()) == 7, "it listens")
+        quiet = [job for job in queue.claim().jobs if job.id != loud]
+        assert queue.settle(*quiet[:2], meta="", extra=("r", '{"a":[1]}')) == [1, 1]
+        queue.cancel(ids[2])
+        assert queue.settle(quiet[2], meta="", extra=("r", "1")) == [3]
+        (status, ignored), (ended, said), (cancelled, _) = _heard(listener)
+    assert (status, json.loads(ignored)["status"]) == (keys.meta(ids[1]), "IGNORED")
+    assert ended == keys.ended(ids[1])
+    (row,) = read_ended(said)
+    assert row.job("m", "1.0", 0).result_json == b'{"a":[1]}'
+    assert cancelled == keys.meta(ids[2])
+    for job_id in ids[:2]:
+        assert queue.meta(job_id) is None
+        assert 0 < queue.client.ttl(keys.job(job_id)) <= TTL_S
+    queue.settle_all()
+    queue.client.delete(keys.job_index(queue.model))
+
+
+def test_a_quiet_jobs_result_is_read_from_its_record(queue: Queue) -> None:
+    job_id = queue.submit_one(waiter=keys.NOBODY)
+    assert queue.settle(queue.claim_one(), meta="", extra=("r", '{"a":[1]}')) == [1]
+    for results in (True, False):
+        ((flat, meta, _),) = queue.view(job_id, results=results)
+        record = dict(zip(flat[::2], flat[1::2], strict=True))
+        assert (record.get(b"r"), meta) == (b'{"a":[1]}' if results else None, b"")
+    ((state, *_, result, meta),) = queue.outcomes(job_id)
+    assert (state, result, meta) == (b"s", b'{"a":[1]}', b"")
+    assert queue.call("forget", [], "", job_id, job_id) == [1]
+    assert queue.client.exists(keys.job(job_id)) == 0

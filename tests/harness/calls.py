@@ -149,8 +149,9 @@ class Queue:
             [one.id, self.message(one), *([one.request_hash] if one.request_hash else [])]
             for one in jobs
         ]
-        times = (job.delay_us, job.begin_us)
-        head: list[Arg] = [self.name, str(job.step), job.max_depth, *times, owner, len(own[0])]
+        times, listed = (job.delay_us, job.begin_us), int(job.waiter != keys.NOBODY)
+        head: list[Arg] = [self.name, str(job.step), job.max_depth, *times, listed, owner]
+        head.append(len(own[0]))
         return [*head, len(fields), *fields, len(own), *(value for one in own for value in one)]
 
     def submit(self, *jobs: Job) -> list[tuple[int, int, int]]:
@@ -277,6 +278,12 @@ class Queue:
 
     def purge_letters(self, *names: str) -> int:
         return int(self._run("purge_letters", self.name, *names))
+
+    def listen(self, job_id: str) -> int:
+        return int(self.call("listen", [], job_id)[0])
+
+    def outcomes(self, *ids: str) -> list[Any]:
+        return list(self.call("outcomes", [], "", *ids))
 
     def cancel(self, *ids: str, remember_s: int = 0) -> list[str]:
         answer = self.call("cancel", [], keys.QUEUE_PREFIX, remember_s, *ids)

@@ -83,8 +83,11 @@ def settle(
     flat: list[Arg] = []
     for (message, token), answer in zip(claimed, answers, strict=True):
         meta = b"" if answer.ignore_result else _meta(message.id, answer)
+        extra: tuple[Arg, Arg] = (answer.extra, answer.value)
+        if message.quiet and answer.state is State.SUCCEEDED and not answer.extra:
+            meta, extra = b"", (F.RESULT, answer.result)
         flat += (message.id, token, answer.state, meta, len(claimed), "1.5,0.25,0.1,2.0,0.1")
-        flat += (answer.extra, answer.value, "", "")
+        flat += (*extra, "", "")
     call(client, "settle", keys.queue_name(model), *flat)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from headrace.jobs import new_id
 from tests.harness.api_server import ApiServer
 from tests.harness.fake_worker import Answer, claim, failure, settle
@@ -17,10 +19,10 @@ PNG = b'{"__type__":"base64","__value__":"AAE="}'
 MEMBERS = ("status", "attempts", "timings", "result", "result_size", "error")
 
 
-def submit(api: ApiServer, *lines: dict[str, Any]) -> list[Any]:
+def submit(api: ApiServer, *lines: dict[str, Any], quiet: int = 0) -> list[Any]:
     """What a brief bulk submit answers to these lines."""
     body = "".join(f"{json.dumps({'model': 'echo', 'input': 1, **line})}\n" for line in lines)
-    answer = api.http.post(f"{BULK}?brief=1", content=body)
+    answer = api.http.post(f"{BULK}?brief=1&quiet={quiet}", content=body)
     return [json.loads(line) for line in answer.text.splitlines()]
 
 
@@ -40,11 +42,12 @@ def end(server: RedisServer, *answers: Answer) -> list[str]:
     return [message.id for message, _ in claimed]
 
 
+@pytest.mark.parametrize("quiet", [0, 1])
 def test_an_outcome_is_what_the_job_object_says_of_it(
-    api: ApiServer, redis_db: RedisServer
+    api: ApiServer, redis_db: RedisServer, quiet: int
 ) -> None:
     ids = [f"run-x.{n}" for n in range(6)]
-    assert submit(api, *({"id": job_id} for job_id in ids)) == [{"accepted": 6}]
+    assert submit(api, *({"id": job_id} for job_id in ids), quiet=quiet) == [{"accepted": 6}]
     error = {"type": "input-error", "message": "bäd", "retryable": False}
     end(
         redis_db,
@@ -65,6 +68,10 @@ def test_an_outcome_is_what_the_job_object_says_of_it(
             assert outcome == {"status": "queued"}
         else:
             assert outcome == {name: job[name] for name in MEMBERS if name in job}
+    raw = api.http.get(f"/api/v1/jobs/{ids[0]}/result")
+    assert (raw.status_code, raw.content) == (200, b'{"d":[1,2]}')
+    listed = api.http.get("/api/v1/jobs?model=echo").json()["jobs"]
+    assert len(listed) == (0 if quiet else 6)
     assert found[2]["result"] == {"d": [1, 2]}
     assert found[3]["result"] == {"content_type": "image/png", "base64": "AAE="}
     assert found[4]["error"] == error

@@ -113,6 +113,21 @@ def test_those_who_wait_on_several_processes_are_all_answered(
     one.wait_for_waiters(0)
 
 
+def test_who_waits_for_a_quiet_job_is_woken_on_each_process(
+    pair: tuple[ApiProcesses, ApiProcesses], client: redis.Redis, pool: ThreadPoolExecutor
+) -> None:
+    line = b'{"model":"echo","input":1,"id":"quiet-1"}'
+    answer = httpx2.post(f"{pair[0].url}/api/v1/jobs/bulk?quiet=1", content=line)
+    assert answer.json()["status"] == "queued"
+    asked = [waits_for(api, "quiet-1", pool) for api in pair]
+    wait_until(lambda: client.hget(keys.job("quiet-1"), "w") is None, "somebody listens")
+    wait_until(lambda: subscribers(client, "quiet-1") == 2, "both wait")
+    settle(client, "echo", claimed_jobs(client), [Answer(result=b"7")])
+    answers = [future.result(60).json() for future in asked]
+    assert [(job["status"], job["result"]) for job in answers] == [("succeeded", 7)] * 2
+    assert client.exists(keys.meta("quiet-1")) == 0
+
+
 @pytest.mark.parametrize("ignore_result", [False, True])
 def test_a_stock_clients_job_wakes_who_waits_for_it(
     server: RedisServer,

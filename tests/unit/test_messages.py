@@ -17,7 +17,7 @@ from headrace.errors import InvalidRequest
 from headrace.inputs import binary_input, decode_input, describe_input, loads
 from headrace.jobs import JobOptions, new_id
 from headrace.keys import TASK_NAME, queue_name
-from headrace.messages import arguments_repr, envelope, read_envelope
+from headrace.messages import Source, arguments_repr, envelope, read_envelope
 
 SAFE = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-"
 MODELS = st.text(SAFE, min_size=1, max_size=64)
@@ -100,6 +100,15 @@ def test_an_envelope_has_the_ends_by_which_the_claim_knows_it() -> None:
     raw = envelope("id-1", "m", "headrace.m", b"1")
     assert raw.startswith(b'{"headers":{"id":"id-1","task":"headrace.predict",')
     assert raw.endswith(b'","content-encoding":"utf-8","content-type":"application/json"}')
+
+
+def test_a_quiet_jobs_message_says_so() -> None:
+    options = JobOptions(max_retries=3)
+    for source in (None, Source(ref="redis:" + "1f" * 16, type="", size=1)):
+        raw = envelope("id-1", "m", "headrace.m", b"1", options, source=source, quiet=True)
+        message = read_envelope(raw)
+        assert (message.quiet, message.max_retries, message.source) == (True, 3, source)
+    assert not read_envelope(envelope("id-1", "m", "headrace.m", b"1")).quiet
 
 
 def test_an_input_that_is_no_utf8_is_refused() -> None:

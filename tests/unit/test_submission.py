@@ -8,6 +8,7 @@ from headrace.access import EVERYBODY, Caller
 from headrace.catalog import ModelConfig
 from headrace.errors import BrokerUnavailable, Conflict, QueueFull
 from headrace.jobs import JobOptions, new_ids
+from headrace.keys import NOBODY
 from headrace.messages import Source
 from headrace.scripts import Arg
 from headrace.submission import (
@@ -30,10 +31,10 @@ def runs(arguments: list[Arg]) -> list[tuple[list[Arg], list[str]]]:
     """Per run its head with its fields, and the ids of its jobs."""
     found, at = [], 0
     while at < len(arguments):
-        width, count = arguments[at + 6], arguments[at + 7]
+        width, count = arguments[at + 7], arguments[at + 8]
         assert isinstance(width, int)
         assert isinstance(count, int)
-        first = at + 8 + count + 1
+        first = at + 9 + count + 1
         jobs = arguments[first - 1]
         assert isinstance(jobs, int)
         end = first + width * jobs
@@ -59,10 +60,10 @@ def test_neighbours_of_one_kind_are_one_run() -> None:
     parts = [ids[:3], ids[3:4], ids[4:5], ids[5:7], ids[7:8], ids[8:9]]
     assert [of for _, of in found] == parts
     fields: list[Arg] = ["m", "a", "v", MODELS[0].version, "l", 60]
-    assert found[0][0] == ["headrace.a", "0", 5, 0, 0, "", 2, 6, *fields]
-    assert found[3][0] == ["headrace.a", "0", 5, 0, 0, "", 3, 6, *fields]
-    assert found[4][0] == ["headrace.a", "0", 5, 0, 0, "", 2, 8, *fields, "md", b'{"a":1}']
-    assert found[5][0] == ["headrace.a", "0", 5, 0, 0, "", 2, 8, *fields, "ir", "redis:1"]
+    assert found[0][0] == ["headrace.a", "0", 5, 0, 0, 1, "", 2, 6, *fields]
+    assert found[3][0] == ["headrace.a", "0", 5, 0, 0, 1, "", 3, 6, *fields]
+    assert found[4][0] == ["headrace.a", "0", 5, 0, 0, 1, "", 2, 8, *fields, "md", b'{"a":1}']
+    assert found[5][0] == ["headrace.a", "0", 5, 0, 0, 1, "", 2, 8, *fields, "ir", "redis:1"]
 
 
 def test_options_that_the_queue_acts_on_part_runs() -> None:
@@ -79,7 +80,16 @@ def test_options_that_the_queue_acts_on_part_runs() -> None:
         ["headrace.a", "3", 5, 0, 0],
         ["headrace.a", "3", 5, 0, 0],
     ]
-    assert [head[12:] for head in heads] == [["l", 60], ["l", 7], ["l", 7, "w", "api"]]
+    assert [head[13:] for head in heads] == [["l", 60], ["l", 7], ["l", 7, "w", "api"]]
+
+
+def test_quiet_jobs_are_a_run_that_is_not_listed() -> None:
+    ids = new_ids(3)
+    jobs = [job(ids[0]), job(ids[1], quiet=True), job(ids[2], quiet=True)]
+    found = runs(submit_arguments(jobs))
+    assert [of for _, of in found] == [ids[:1], ids[1:]]
+    assert [head[5] for head, _ in found] == [1, 0]
+    assert found[1][0][-2:] == ["w", NOBODY]
 
 
 def test_jobs_of_two_api_keys_are_two_runs_and_say_whose_they_are() -> None:
@@ -88,7 +98,7 @@ def test_jobs_of_two_api_keys_are_two_runs_and_say_whose_they_are() -> None:
     jobs = [job(i, caller=c) for i, c in zip(ids, (plain, plain, manager, EVERYBODY), strict=True)]
     found = runs(submit_arguments(jobs))
     assert [of for _, of in found] == [ids[:2], ids[2:3], ids[3:]]
-    assert [head[5] for head, _ in found] == ["a1 7 0", "b2 0 1", ""]
+    assert [head[6] for head, _ in found] == ["a1 7 0", "b2 0 1", ""]
     assert [head[-2:] for head, _ in found] == [["ky", "a1"], ["ky", "b2"], ["l", 60]]
 
 

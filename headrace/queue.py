@@ -58,6 +58,8 @@ SUBMIT_MAX_BYTES: Final = 4 * 1024 * 1024
 PURGE_MAX_JOBS: Final = 500
 #: The most jobs that one call of view.lua reads or cancel.lua ends.
 VIEW_MAX_JOBS: Final = 128
+#: The most jobs that one call of outcomes.lua reads or forget.lua removes.
+OUTCOMES_MAX_JOBS: Final = 256
 
 
 @dataclass(frozen=True, slots=True)

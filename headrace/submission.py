@@ -187,12 +187,20 @@ def hash_request(
         version: the version that was asked for; None where the client took any, so that a repeat
             is one also after the model was renewed.
     """
+    # Metadata cannot be a key; without it most requests of a client differ in their input alone.
+    begun = _begun_digest if options.metadata is None else _begun_digest.__wrapped__
+    digest = begun(model, options, version).copy()
+    digest.update(input_json)
+    return digest.hexdigest()
+
+
+@lru_cache(maxsize=256)
+def _begun_digest(model: str, options: JobOptions, version: str | None) -> hashlib.blake2b:
     digest = hashlib.blake2b(digest_size=16)
     # Each part ends where only it can end: a name has no NUL, and the rest is JSON.
     digest.update(b"%s\0%s\0" % (model.encode(), msgspec.json.encode(version)))
     digest.update(msgspec.json.encode(options, order="deterministic"))
-    digest.update(input_json)
-    return digest.hexdigest()
+    return digest
 
 
 def submit_arguments(jobs: Iterable[Submission]) -> list[Arg]:

@@ -110,10 +110,10 @@ def listed(said: Sequence[bytes]) -> Reply:
     return Reply(200, b'{"jobs":[%s]}' % b",".join(said), headers=(NO_STORE,))
 
 
-def parts_of(ids: Sequence[str]) -> Iterator[Sequence[str]]:
+def parts_of(ids: Sequence[str], most: int = VIEW_MAX_JOBS) -> Iterator[Sequence[str]]:
     """The ids in parts, each of which a script may take at once."""
-    for at in range(0, len(ids), VIEW_MAX_JOBS):
-        yield ids[at : at + VIEW_MAX_JOBS]
+    for at in range(0, len(ids), most):
+        yield ids[at : at + most]
 
 
 async def read_ids(services: Services, request: Request) -> list[str]:

@@ -17,6 +17,7 @@ from headrace.failures import failure_of
 from headrace.ids import is_id
 from headrace.job_json import result_member, timings_member
 from headrace.jobs import Job, State, stored_result
+from headrace.queue import OUTCOMES_MAX_JOBS
 
 _NONE: Final[frozenset[str]] = frozenset()
 _STATUS: Final = {state.value.encode(): state.status.encode() for state in State}
@@ -30,7 +31,7 @@ async def read_outcomes(services: Services, request: Request, _: str) -> Reply:
     found: list[Any] = []
     # An id that none can have is unknown to Redis too, unless it reads another's key.
     named = [job_id if is_id(job_id) else "" for job_id in ids]
-    for part in parts_of(named):
+    for part in parts_of(named, OUTCOMES_MAX_JOBS):
         found += await services.queue.outcomes(part, request.caller.only)
     said = [_outcome(job_id, row) for job_id, row in zip(named, found, strict=True)]
     return Reply(200, b'{"outcomes":[%s]}' % b",".join(said), headers=(NO_STORE,))
@@ -41,7 +42,7 @@ async def forget_many(services: Services, request: Request, _: str) -> Reply:
     request.query(_NONE)
     ids = await read_ids(services, request)
     forgotten = 0
-    for part in parts_of([job_id for job_id in ids if is_id(job_id)]):
+    for part in parts_of([job_id for job_id in ids if is_id(job_id)], OUTCOMES_MAX_JOBS):
         forgotten += await services.queue.forget(part, request.caller.only)
     return Reply(200, b'{"forgotten":%d}' % forgotten, headers=(NO_STORE,))
 

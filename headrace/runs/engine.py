@@ -1,8 +1,9 @@
 """The engine of a run: entries out of a source, through a model, rows into a sink.
 
-Two threads share the work: the feeder reads and submits, and the caller's own reads what has ended,
-writes rows and checkpoints. Each pack of inputs is one request, and so is each look at what has
-ended; nothing is asked once per input, and nothing is kept of an input that has its row.
+Three threads share the work: the feeder reads and submits, the caller's own reads what has ended,
+writes rows and checkpoints, and another has jobs forgotten whose rows are safe. Each pack of inputs
+is one request, and so is each look at what has ended; nothing is asked once per input, and nothing
+is kept of an input that has its row.
 
 A crash at any moment loses nothing: the checkpoint says what was safe, the sink finds the rows
 behind it, and what was under way is said again under the same ids.
@@ -36,6 +37,7 @@ from headrace.runs import calls
 from headrace.runs.checkpoint import Checkpoint
 from headrace.runs.feeder import Feeder, Lines, Stopping
 from headrace.runs.flight import Flight, Item
+from headrace.runs.forgetting import Forgetter
 from headrace.runs.order import Progress, RunOrder
 from headrace.runs.pace import Pace
 from headrace.runs.seams import Entry, Row, Sink, Source
@@ -71,6 +73,7 @@ class Engine:
     """
 
     checkpoint: Checkpoint
+    _forgetter: Forgetter
 
     def __init__(self, client: Client, order: RunOrder, source: Source, sink: Sink) -> None:
         self._client = client
@@ -80,7 +83,6 @@ class Engine:
         self._stop = threading.Event()
         self._cancel = False
         self._refused: deque[tuple[Item, Row]] = deque()
-        self._forgettable: deque[str] = deque()
         self._unsafe: list[str] = []
         self._pace = Pace()
         self.progress = Progress(total=None)
@@ -129,14 +131,18 @@ class Engine:
             self._source, flight, (found.cursor, found.n, found.numbers), Lines(self._order),
             found.job_id, self._perform, self._refused.extend,
         )  # fmt: skip
+        self._forgetter = Forgetter(lambda ids: self._perform(calls.forget, ids))
         feeder.start()
+        self._forgetter.start()
         try:
             self._collect(flight, feeder, watch or (lambda _: None))
             state = self._end(flight, feeder)
         finally:
             self._stop.set()
             flight.stop()
-            feeder.join(calls.HOLD_S)
+            self._forgetter.end(drop=True)
+            for thread in (feeder, self._forgetter):
+                thread.join(calls.HOLD_S)
         return state
 
     def close(self) -> None:
@@ -150,8 +156,8 @@ class Engine:
         while not flight.finished and not self._stop.is_set():
             with suppress(Stopping):
                 self._look(flight)
-                # A part, so that results are read meanwhile; half, so that the rest stays short.
-                self._forget(max(LOOKUP_JOBS, len(self._forgettable) // 2))
+            if self._forgetter.error is not None and not self._stop.is_set():
+                raise self._forgetter.error
             now = time.monotonic()
             if now - saved >= CHECKPOINT_S:
                 self._save(flight)
@@ -181,9 +187,9 @@ class Engine:
         self._save(flight, last=error is None)
         if error is not None:
             raise error
-        with suppress(HeadraceError, Stopping):
-            # What could not be forgotten goes after its result_ttl.
-            self._forget(len(self._forgettable))
+        # What could not be forgotten goes after its result_ttl.
+        self._forgetter.end()
+        self._forgetter.join()
         return "ended"
 
     def _look(self, flight: Flight) -> None:
@@ -265,17 +271,8 @@ class Engine:
         kept.succeeded, kept.failed = self.progress.succeeded, self.progress.failed
         kept.ended = last
         self._sink.checkpoints.save(kept.encode())
-        self._forgettable.extend(self._unsafe)
+        self._forgetter.add(self._unsafe)
         self._unsafe.clear()
-
-    def _forget(self, count: int) -> None:
-        """Let the server forget jobs whose rows are safe."""
-        while self._forgettable and count > 0:
-            some = min(LOOKUP_JOBS, count, len(self._forgettable))
-            self._perform(calls.forget, [self._forgettable[at] for at in range(some)])
-            for _ in range(some):
-                self._forgettable.popleft()
-            count -= some
 
     def _cancel_all(self, flight: Flight) -> None:
         """Cancel what is under way, and write the rows of what has ended by that."""

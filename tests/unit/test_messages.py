@@ -108,6 +108,9 @@ def test_a_quiet_jobs_message_says_so() -> None:
         raw = envelope("id-1", "m", "headrace.m", b"1", options, source=source, quiet=True)
         message = read_envelope(raw)
         assert (message.quiet, message.max_retries, message.source) == (True, 3, source)
+        assert raw.startswith(b'{"headers":{"id":"id-1","task":"headrace.predict",')
+        assert raw.endswith(b'","content-encoding":"utf-8","content-type":"application/json"}')
+        assert _kombu(raw).decode() == [[], {"model": "m", "input": 1}, {}]
     assert not read_envelope(envelope("id-1", "m", "headrace.m", b"1")).quiet
 
 

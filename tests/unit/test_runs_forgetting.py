@@ -1,0 +1,59 @@
+"""Forgetting beside a run: all of it, in order; what breaks it, and what it leaves."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from headrace.client.bulk import LOOKUP_JOBS
+from headrace.errors import BrokerUnavailable
+from headrace.runs import forgetting
+from headrace.runs.forgetting import Forgetter
+
+
+def test_all_is_forgotten_by_the_thousand() -> None:
+    asked: list[list[str]] = []
+    forgetter = Forgetter(lambda ids: asked.append(list(ids)))
+    ids = [f"r.{n}" for n in range(2 * LOOKUP_JOBS + 1)]
+    forgetter.add(ids)
+    forgetter.start()
+    forgetter.end()
+    forgetter.join(60)
+    assert not forgetter.is_alive()
+    assert [len(some) for some in asked] == [LOOKUP_JOBS, LOOKUP_JOBS, 1]
+    assert [job_id for some in asked for job_id in some] == ids
+
+
+def test_an_error_ends_it_and_holds_nobody_up() -> None:
+    def forget(ids: Sequence[str]) -> None:
+        raise BrokerUnavailable("gone")
+
+    forgetter = Forgetter(forget)
+    forgetter.start()
+    forgetter.add(["a"])
+    forgetter.join(60)
+    assert isinstance(forgetter.error, BrokerUnavailable)
+    forgetter.add(str(n) for n in range(forgetting.BACKLOG_MAX + 1))
+    forgetter.add(["b"])
+
+
+def test_who_gives_it_too_much_waits_until_some_is_forgotten() -> None:
+    entered, allowed = threading.Event(), threading.Event()
+
+    def forget(ids: Sequence[str]) -> None:
+        entered.set()
+        assert allowed.wait(60)
+
+    forgetter = Forgetter(forget)
+    forgetter.start()
+    forgetter.add(str(n) for n in range(forgetting.BACKLOG_MAX + LOOKUP_JOBS))
+    assert entered.wait(60)
+    adding = threading.Thread(target=forgetter.add, args=(["late"],), daemon=True)
+    adding.start()
+    assert adding.is_alive()
+    allowed.set()
+    adding.join(60)
+    assert not adding.is_alive()
+    forgetter.end(drop=True)
+    forgetter.join(60)
+    assert not forgetter.is_alive()

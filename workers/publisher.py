@@ -8,10 +8,11 @@ it is told: both count as a broken connection, after which the caller decides wh
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import redis
+from hiredis import pack_command
 from redis.exceptions import (
     ConnectionError as RedisConnectionError,
 )
@@ -24,6 +25,9 @@ from headrace.outages import DISCONNECTED, outage_code
 from headrace.scripts import NAMES, Command, script
 
 logger = logging.getLogger(__name__)
+
+# hiredis' own stub asks for a tuple of one.
+_pack: Final[Callable[[Command], bytes]] = pack_command  # type: ignore[assignment]
 
 Reply = Any
 
@@ -98,8 +102,8 @@ class Publisher:
         if connection is None:
             raise RedisConnectionError("not connected")
         try:
-            # One write: redis-py would send each long command by itself.
-            connection.send_packed_command([b"".join(connection.pack_commands(commands))])
+            # One write: redis-py would send each long command by itself, and look at each argument.
+            connection.send_packed_command([b"".join(map(_pack, commands))])
         except DISCONNECTED:
             self.close()
             raise

@@ -52,19 +52,20 @@ def _outcome(job_id: str, row: Any) -> bytes:
         return NULL
     if isinstance(row, bytes):
         return b'{"status":"%s"}' % _STATUS[row]
-    state, attempts, timings, created, ended, result_type, error, stored, result, meta = row
+    state, attempts, timings, created, ended, *rest = row
     times = timings_member(timings, int(ended or 0) - int(created or 0)) if timings else NULL
     head = b'{"status":"%s","attempts":%d,"timings":%s' % (
         _STATUS[state], int(attempts or 0), times,
     )  # fmt: skip
+    if len(rest) == 1:
+        return b'%s,"result":%s}' % (head, rest[0])
+    result_type, error, stored, meta = rest
     if state != _SUCCEEDED:
         return b"%s,%s" % (head, _error_member(job_id, state, error))
     if stored:
         size = stored_result(stored.decode())
         return b'%s,"result_size":%d}' % (head, size.size if size else 0)
-    if not result:
-        result = result_member(meta, result_type.decode()) or NULL
-    return b'%s,"result":%s}' % (head, result)
+    return b'%s,"result":%s}' % (head, result_member(meta, result_type.decode()) or NULL)
 
 
 def _error_member(job_id: str, state: bytes, error: bytes) -> bytes:

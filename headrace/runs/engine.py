@@ -200,12 +200,13 @@ class Engine:
             flight.wait(WATCH_S)
             return
         self._pace.begin()
-        with suppress(JobNotFound):
-            # One that is lost is known by the lookup too.
-            self._perform(_wait_for, aim[-1].job_id)
+        if not self._pace.behind:
+            with suppress(JobNotFound):
+                # One that is lost is known by the lookup too.
+                self._perform(_wait_for, aim[-1].job_id)
         sweep = self._pace.waited()
         looked = flight.all_sent() if sweep else flight.oldest(2 * self._pace.goal)
-        self._pace.read(self._read(flight, looked))
+        self._pace.read(self._read(flight, looked), len(looked))
 
     def _read(self, flight: Flight, looked: list[Item]) -> int:
         ended: list[tuple[Item, Row]] = []

@@ -22,10 +22,12 @@ class Pace:
 
     Attributes:
         goal: that many.
+        behind: all that was looked at last had ended, so that the next need not be waited for.
     """
 
     def __init__(self) -> None:
         self.goal = 1
+        self.behind = False
         self._swept = self._began = time.monotonic()
         self._waited_s = 0.0
 
@@ -42,8 +44,9 @@ class Pace:
         self._swept = now
         return True
 
-    def read(self, ended: int) -> None:
-        """So many had ended."""
+    def read(self, ended: int, looked: int) -> None:
+        """So many had ended, of those that were looked at."""
+        self.behind = ended == looked
         if self._waited_s > SLOW_S:
             self.goal = max(1, self.goal // 2)
         elif ended >= self.goal and self._waited_s < QUICK_S:

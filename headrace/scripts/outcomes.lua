@@ -1,22 +1,27 @@
 -- How jobs have ended, and no more than that: per id 0 where it is unknown or of another key, its state where it has not ended, else
--- {state, attempts, timings, created, ended, result type, error, stored result, result in the record, Celery result where the result
--- is in none of these}; '' for what there is not.
+-- {state, attempts, timings, created, ended, result} where the record has the result, else
+-- {state, attempts, timings, created, ended, result type, error, stored result, Celery result or ''}.
 -- KEYS: none. ARGV: 1 the API key whose jobs are known ('' for all; -: nobody's), then ids.
-local FIELDS, OWNER = {'s', 'a', 'tm', 'c', 'en', 'rt', 'e', 'rr', 'r', 'ky'}, 10
+local OWNER = 7
 
 local answer = {}
 for i = 2, #ARGV do
-  local row = read(ARGV[i], unpack(FIELDS))
+  local id = ARGV[i]
+  local row = read(id, 's', 'a', 'tm', 'c', 'en', 'r', 'ky')
   local state = row[1]
   if not state or not (ARGV[1] == '' or ARGV[1] == (row[OWNER] or '-')) then
     answer[#answer + 1] = 0
   elseif not FINAL[state] then
     answer[#answer + 1] = state
   else
-    for k = 2, #FIELDS do row[k] = row[k] or '' end
-    local elsewhere = state == 's' and row[8] == '' and row[9] == ''
-    local meta = elsewhere and redis.pcall('GET', META .. ARGV[i]) or ''
-    row[OWNER] = type(meta) == 'string' and meta or ''
+    row[OWNER] = nil
+    if not row[6] then
+      local kind, err, stored = unpack(read(id, 'rt', 'e', 'rr'))
+      local meta = state == 's' and not stored and redis.pcall('GET', META .. id)
+      row[6], row[7], row[8] = kind or '', err or '', stored or ''
+      row[9] = type(meta) == 'string' and meta or ''
+    end
+    for k = 2, 5 do row[k] = row[k] or '' end
     answer[#answer + 1] = row
   end
 end

@@ -317,7 +317,7 @@ def test_a_quiet_jobs_result_is_read_from_its_record(queue: Queue) -> None:
         ((flat, meta, _),) = queue.view(job_id, results=results)
         record = dict(zip(flat[::2], flat[1::2], strict=True))
         assert (record.get(b"r"), meta) == (b'{"a":[1]}' if results else None, b"")
-    ((state, *_, result, meta),) = queue.outcomes(job_id)
-    assert (state, result, meta) == (b"s", b'{"a":[1]}', b"")
+    ((state, *_, result),) = queue.outcomes(job_id)
+    assert (state, result) == (b"s", b'{"a":[1]}')
     assert queue.call("forget", [], "", job_id, job_id) == [1]
     assert queue.client.exists(keys.job(job_id)) == 0

@@ -43,9 +43,8 @@ def next_version(folder: Path) -> Path:
     Every script differs, so that Redis knows those of both versions by other hashes.
     """
     for package in PACKAGES:
-        ignored = shutil.ignore_patterns("__pycache__", "static")
-        shutil.copytree(ROOT / package, folder / package, ignore=ignored)
-    shutil.copytree(ROOT / "api/static", folder / "api/static")
+        # With what Python has compiled, which is good for whatever is not changed below.
+        shutil.copytree(ROOT / package, folder / package)
     for name, changes in CHANGES.items():
         path = folder / name
         text = path.read_text("utf-8")

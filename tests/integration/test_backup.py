@@ -54,6 +54,11 @@ def back_up_aof(client: Any, source: Path, copy: Path) -> None:
 
 def restore_rdb(server: RedisServer) -> None:
     """A server with AOF does not read a snapshot: it is started without, and told to write one."""
+    server.start()
+    with server.client() as client:
+        assert client.dbsize() == 0, "as operations.md warns"
+    server.stop(kill=True)
+    shutil.rmtree(server.folder / "appendonlydir")
     server.arguments = ()
     server.start()
     with server.client() as client:

@@ -31,13 +31,12 @@ from headrace.store.stores import build_stores
 from headrace.tasks import end
 from headrace.telemetry import ModelState
 from headrace.waiting import Waiters
-from workers.canvas import TRY_AGAIN, ChordBusy, Malformed, Progress, Sender
 from workers.course import Course, StageFailed, about
-from workers.herald import tell_end
 from workers.items import NEVER, Item, Settlement, cancelled, claimed_item
 from workers.pipeline_begin import claimed_rows, read_course
 from workers.pipeline_end import failure, success
-from workers.sequels import Told
+from workers.pipeline_tells import Tells
+from workers.sequels import UNTOLD_MAX
 from workers.stage_jobs import AGAIN_MAX_S, StageJobs
 from workers.wake import POLL_S, Wake
 
@@ -45,6 +44,8 @@ logger = logging.getLogger(__name__)
 
 SWEEP_S: Final = 1.0
 SWEEP_MAX_JOBS: Final = 500
+#: So much stands before the ends that scripts have left in a sweep's answer.
+SWEEP_HEAD: Final = 8
 #: A lost conductor is never a job's fault, as it runs nobody's code: it is charged to none, and
 #: the job need not wait.
 LOSSES: Final = "1000000000 0 0"
@@ -60,11 +61,13 @@ class Line:
         config: what it runs.
         model: as it looks from outside.
         courses: its jobs that are under way here, by id, each with the task that runs it.
+        telling: tells of the ends that scripts have left, while there are some.
     """
 
     config: PipelineConfig
     model: ModelConfig
     courses: dict[str, tuple[Course, asyncio.Task[None]]] = field(default_factory=dict)
+    telling: asyncio.Task[None] | None = None
 
     @property
     def rooms(self) -> list[int]:
@@ -125,6 +128,7 @@ class Conductor:
         waiters = Waiters(client, self._owner)
         stores = build_stores(self._settings, self._url)
         self._jobs = StageJobs(client, self._queue, waiters, stores, self._catalog, self._settings)
+        self._tells = Tells(self._url, self._settings.result_ttl_s, self._jobs)
         lists = [keys.step_keys(line.model.queue) for line in self._lines]
         self._wake = Wake(watcher, lists, keys.cancel_channel(self._owner))
         await waiters.start()
@@ -270,32 +274,12 @@ class Conductor:
             # Before it is settled: whoever requeues it then runs all of it again.
             await self._jobs.clear(course, over)
         if course.item.canvas is not None and not settlement.retried:
-            settlement = await self._told(course, settlement)
+            settlement = await self._tells.ended(course, settlement)
         queue = line.model.queue
         await self._jobs.patiently(lambda: self._queue.on_queue("settle", queue, *settlement))
         if good:
             await self._jobs.clear(course, over)
         await self._jobs.settled(course, settlement)
-
-    async def _told(self, course: Course, settlement: Settlement) -> Settlement:
-        """Tell what follows the job, as a stock client's message may say."""
-        progress, end = Progress(), Told(course.item, settlement)
-        while True:
-            try:
-                return await self._jobs.in_thread(self._tell, end, progress)
-            except (*TRY_AGAIN, ChordBusy, Malformed) as error:
-                logger.warning(
-                    "what follows the job cannot be told yet: %s", error, extra=about(course)
-                )
-                progress.tries += 1
-            await asyncio.sleep(AGAIN_MAX_S / 4)
-
-    def _tell(self, end: Told, progress: Progress) -> Settlement:
-        sender = Sender(self._url, self._settings.result_ttl_s)
-        try:
-            return tell_end(end, sender, progress)
-        finally:
-            sender.close()
 
     def _over(self, line: Line, course: Course, task: asyncio.Task[None]) -> None:
         if line.courses.get(course.item.id, (None,))[0] is course:
@@ -337,8 +321,13 @@ class Conductor:
         reap_until = 0
         if now >= self._reap_after and self._zero_us is not None:
             reap_until = self._zero_us + int((now + self._settings.lease_ttl_s / 3) * US_PER_S)
-        arguments = (reap_until, LOSSES, SWEEP_MAX_JOBS, 0)
+        telling = line.telling is not None and not line.telling.done()
+        room = 0 if telling else UNTOLD_MAX
+        arguments = (reap_until, LOSSES, SWEEP_MAX_JOBS, room)
         reply = await self._queue.on_queue("sweep", line.model.queue, *arguments)
+        if len(reply) > SWEEP_HEAD:
+            told = self._tells.left(line.model.queue, reply[SWEEP_HEAD:])
+            line.telling = asyncio.create_task(told)
         self._zero_us = int(reply[7]) - int(time.monotonic() * US_PER_S)
         if int(reply[2]) >= 0:
             self._sweep_at = min(self._sweep_at, now + int(reply[2]) / US_PER_S + 0.001)

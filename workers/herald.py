@@ -237,14 +237,27 @@ def _unsendable(item: Item, settlement: Settlement, error: Malformed) -> Settlem
 
 
 def _left(lane: Lane, entry: Untold, sender: Sender, progress: Progress) -> Heard:
-    """Tell of an end that a script has left; only a worker can read what follows."""
+    tell_left(entry, sender, progress)
+    return Heard(lane)
+
+
+def tell_left(entry: Untold, sender: Sender, progress: Progress) -> None:
+    """Tell of an end that a script has left; only a worker can read what follows.
+
+    Args:
+        entry: what it has left.
+        sender: the connection.
+        progress: what an earlier try has told.
+
+    Raises:
+        Malformed, TRY_AGAIN, ChordBusy: it is to be tried again.
+    """
     length, _, rest = entry.entry.partition(b":")
     canvas = read_canvas(rest[int(length) :]) if length.isdigit() else None
     if canvas is not None:
         meta = msgspec.json.decode(rest[: int(length)], type=_Meta)
         sender.tell(canvas, Outcome(meta.status, meta.result, meta.traceback, b""), progress)
     sender.done(entry.queue, entry.name)
-    return Heard(lane)
 
 
 class _Meta(msgspec.Struct):

@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 from celery import chain
+from celery.exceptions import TaskRevokedError
+from celery.result import AsyncResult
 
+from headrace import keys
 from tests.harness.celery_client import stock_client
 from tests.harness.pipelines import PipelineSite, pipeline_site
 from tests.harness.redis_servers import leaked_keys, redis_server
@@ -197,6 +200,20 @@ def test_a_stock_client_takes_it_for_a_task(site: PipelineSite) -> None:
         broken = chain(first, then).apply_async()
         with pytest.raises(Exception, match="there is no kind"):
             broken.get(timeout=60)
+
+
+def test_what_follows_is_told_of_a_job_that_is_cancelled_while_it_waits(site: PipelineSite) -> None:
+    parked = keys.parked(keys.queue_name("pieces"))
+    with stock_client(site.server.url) as app, site.server.client() as client:
+        first = ours(app, "pieces", {"pieces": 2, "size": 1}).set(countdown=600)
+        sent = chain(first, ours(app, "image")).apply_async()
+        assert isinstance(sent.parent, AsyncResult)
+        waits = sent.parent.id
+        wait_until(lambda: client.hexists(parked, waits), "it is put off", 60)
+        assert site.api.http.delete(f"/api/v1/jobs/{waits}").json()["outcome"] == "removed"
+        with pytest.raises(TaskRevokedError):
+            sent.get(timeout=60)
+        wait_until(lambda: not client.exists(keys.untold("headrace.pieces")), "it is done with", 60)
 
 
 def test_a_full_queue_of_a_model_is_waited_for(site: PipelineSite) -> None:

@@ -218,6 +218,7 @@ class BatchField:
     CREATED: Final = "created_at"
     EXPIRES: Final = "expires_at"
     TOKEN: Final = "token"  # noqa: S105 - the fence of the runner that has it
+    RUNNER: Final = "runner"  # which one that is
     CANCEL: Final = "cancelling_at"  # asked to be cancelled
     TOTAL: Final = "total"
     COMPLETED: Final = "completed"

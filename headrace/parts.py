@@ -16,6 +16,7 @@ import redis
 import redis.exceptions
 
 from headrace import errands, keys, logs
+from headrace.batches.batches import Batches
 from headrace.client.shell import ENV_URL
 from headrace.connections import connect
 from headrace.devices import Device
@@ -26,8 +27,10 @@ from headrace.ports import http_connection, http_url, reachable
 from headrace.recovery import release_incarnation
 from headrace.running import Child, Exit
 from headrace.settings import ENV_CONFIG, Settings
+from headrace.store.caller import Caller
 
 INCARNATION: Final = "HEADRACE_INCARNATION"
+RUNNER: Final = "runner"
 PYTHON: Final = (sys.executable, "-m")
 
 #: What the embedded server says at its loudest level at every start and stop. The first is for a
@@ -205,19 +208,30 @@ def _celery_worker(
     )
 
 
-def runner_child(settings: Settings, environ: Mapping[str, str]) -> Child:
-    """A runner beside the API of these settings. Without it batches wait; the rest serves."""
+def runner_child(
+    settings: Settings, environ: Mapping[str, str], say: Callable[[str], None]
+) -> Child:
+    """A runner beside the API of these settings. Without it batches wait; the rest serves.
+
+    Args:
+        settings: where the API listens.
+        environ: the parts' environment.
+        say: where to report what became of its batches.
+    """
     url = environ["HEADRACE_REDIS_URL"]
 
     def fresh() -> dict[str, str]:
         return {
             **environ,
             ENV_URL: http_url(settings.host, settings.port, tls=settings.tls),
-            INCARNATION: f"runner-{secrets.token_hex(4)}",
+            INCARNATION: f"{RUNNER}-{secrets.token_hex(4)}",
         }
 
+    def release(end: Exit) -> None:
+        release_batches(url, end.environment[INCARNATION], say)
+
     return Child(
-        name="runner",
+        name=RUNNER,
         command=[*PYTHON, "headrace", "runner"],
         environment=fresh,
         stage=2,
@@ -225,6 +239,7 @@ def runner_child(settings: Settings, environ: Mapping[str, str]) -> Child:
         ready=lambda env: _runner_is_seen(url, env[INCARNATION]),
         stop_timeout_s=RUNNER_STOP_S,
         essential=False,
+        on_exit=release,
     )
 
 
@@ -294,6 +309,18 @@ def release_errands(redis_url: str, owner: str, say: Callable[[str], None]) -> N
         return
     if back:
         say(f"{back} errands of {owner} will be done again")
+
+
+def release_batches(redis_url: str, runner: str, say: Callable[[str], None]) -> None:
+    """Let another runner go on at once with the batches of one that is gone."""
+    try:
+        with connect(redis_url) as client:
+            released = Batches(Caller(client), 0, 0).release(runner)
+    except (HeadraceError, redis.exceptions.RedisError, OSError) as error:
+        say(f"batches of {runner} not released, their leases run out by themselves: {error}")
+        return
+    if released:
+        say(f"released {released} batches of {runner}")
 
 
 def get_json(host: str, port: int, path: str, *, tls: bool = False) -> Any:

@@ -134,7 +134,7 @@ class Up:
         if options.errands:
             children.append(parts.errands_child(settings, environ, self._say))
         if options.runner:
-            children.append(parts.runner_child(settings, environ))
+            children.append(parts.runner_child(settings, environ, self._say))
         if options.flower:
             children.append(parts.flower_child(settings, environ))
         return children
@@ -145,6 +145,9 @@ class Up:
         for incarnation in stale:
             if incarnation.startswith(f"{errands.NODE}@"):
                 parts.release_errands(self._broker_url, incarnation, self._say)
+                continue
+            if incarnation.startswith(f"{parts.RUNNER}-"):
+                parts.release_batches(self._broker_url, incarnation, self._say)
                 continue
             parts.release_leases(
                 self._broker_url, incarnation, self._settings.max_deliveries, self._say

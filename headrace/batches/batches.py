@@ -128,17 +128,28 @@ class Batches:
         asked, *record = self._caller.call("batch_cancel", batch_id)
         return _batch(batch_id, record), bool(asked)
 
-    def claim(self) -> Lease | None:
+    def claim(self, runner: str = "") -> Lease | None:
         """Lease the batch that has waited longest; None where none does.
+
+        Args:
+            runner: who asks, for `release`.
 
         Raises:
             BrokerError: Redis does not answer.
         """
-        answer = self._caller.call("batch_claim", round(self._lease_s * US_PER_S))
+        answer = self._caller.call("batch_claim", round(self._lease_s * US_PER_S), runner)
         if not answer:
             return None
         raw_id, token, now_s, *record = answer
         return Lease(_batch(raw_id.decode(), record), int(token), int(now_s))
+
+    def release(self, runner: str) -> int:
+        """Let others have at once what a runner had that is gone; how many batches it was.
+
+        Raises:
+            BrokerError: Redis does not answer; the leases run out by themselves.
+        """
+        return int(self._caller.call("batch_release", runner)[0])
 
     def save(
         self,

@@ -74,7 +74,8 @@ class Runner:
         self._redis_url = redis_url
         self._api_key = ""
         self._key_until = float("-inf")
-        self._name = f"{owner or secrets.token_hex(4)} {socket.gethostname()} {os.getpid()}"
+        self._owner = owner or secrets.token_hex(4)
+        self._name = f"{self._owner} {socket.gethostname()} {os.getpid()}"
         self._stores: Stores = build_stores(settings, redis_url)
         self._caller = Caller(self._stores.client)
         self._files = Files(self._stores, self._caller, settings.file_ttl_s)
@@ -130,7 +131,7 @@ class Runner:
 
     def _claim(self) -> bool:
         """Begin with a batch; whether there was one."""
-        lease = self._batches.claim()
+        lease = self._batches.claim(self._owner)
         if lease is None:
             return False
         logger.info("the batch is %s", lease.batch.status, extra={"api_batch": lease.batch.id})

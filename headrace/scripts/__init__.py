@@ -55,7 +55,7 @@ NAMES: Final = (
     "follow", "report", "file_begin", "file_part", "file_finish", "take_tokens",
     "outcomes", "forget", "listen", "tell_run", "expire",
     "hook_save", "hooks_due",
-    "batch_create", "batch_cancel", "batch_claim", "batch_save",
+    "batch_create", "batch_cancel", "batch_claim", "batch_save", "batch_release",
 )  # fmt: skip
 
 

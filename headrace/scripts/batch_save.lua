@@ -43,7 +43,7 @@ while ARGV[at] do
 end
 
 if ended then
-  redis.call('HDEL', batch, 'token', 'checkpoint')
+  redis.call('HDEL', batch, 'token', 'runner', 'checkpoint')
   redis.call('EXPIRE', batch, ARGV[5])
   redis.call('ZREM', 'hr:batches:open', id)
 else

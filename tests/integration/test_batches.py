@@ -267,6 +267,17 @@ def test_nothing_runs_of_a_batch_whose_window_was_over_before_a_runner_came(
     assert not_run(bad, "batch_expired") == ["late0", "late1", "late2"]
 
 
+def test_another_runner_goes_on_at_once_where_the_supervisor_sees_one_die(
+    batches: Batches, up: RunningUp, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    made = half_done(batches, up, gate, "24h")
+    os.kill(up.record()["pids"]["runner"], signal.SIGKILL)
+    up.wait_for("released 1 batches of runner-")
+    gate.touch()
+    assert batches.ended(made).status == "completed"
+
+
 def test_lists_and_the_async_sdk(batches: Batches, up: RunningUp) -> None:
     ids = [batches.create([line("a", "echo", n)], ECHO).id for n in range(3)]
 

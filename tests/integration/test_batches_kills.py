@@ -173,6 +173,23 @@ def test_who_has_lost_its_batch_changes_nothing(shelf: Shelf, redis_db: RedisSer
     assert shelf.records.claim() is None
 
 
+def test_what_a_runner_had_that_is_gone_is_for_the_next_at_once(shelf: Shelf) -> None:
+    made = [shelf.records.create(SPEC).id for _ in range(3)]
+    first = [shelf.records.claim("one"), shelf.records.claim("one"), shelf.records.claim("two")]
+    assert shelf.records.claim("three") is None
+    assert shelf.records.release("nobody") == 0
+    assert shelf.records.release("one") == 2
+    taken = [shelf.records.claim("three"), shelf.records.claim("three")]
+    ids = [lease.batch.id for lease in (*first, *taken) if lease is not None]
+    assert sorted(ids[:3]) == sorted(made)
+    assert sorted(ids[3:]) == sorted(ids[:2])
+    assert shelf.records.claim("three") is None
+    # They are no longer the first one's, also where it is not quite dead.
+    assert first[0] is not None
+    assert shelf.records.save(first[0]) is None
+    assert shelf.records.release("one") == 0
+
+
 def test_an_output_grows_by_its_last_part_and_is_gone_on_with(
     shelf: Shelf, redis_db: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

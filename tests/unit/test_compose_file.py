@@ -217,7 +217,7 @@ def test_there_is_time_to_stop_in_order() -> None:
         "worker": worker.stop_timeout_s,
         "errands": parts.errands_child(settings, environ, print).stop_timeout_s,
         "api": api_processes._STOP_TIMEOUT_S,
-        "runner": parts.runner_child(settings, environ).stop_timeout_s,
+        "runner": parts.runner_child(settings, environ, print).stop_timeout_s,
         "flower": parts.flower_child(settings, environ).stop_timeout_s,
     }
     for name, stop_s in wanted.items():

@@ -7,6 +7,8 @@ Flower does the rest by itself. What it gets from here:
 - jobs that its API sends (`/api/task/apply/headrace.predict`) go to the queue of their model;
 - what a worker answers to `Soft` and `Hard` is shown: the page takes the text out of the answer as
   if that were HTML, and shows nothing where it is not;
+- without a password its buttons say that they want one, in place of the variable that would let
+  every web page press them;
 - its API asks for the password as its pages do, so that a browser which has it gives it: else the
   buttons of a page that was opened directly fail without a word;
 - `/api/task/abort` refuses, since it would write over a job's result and end nothing;
@@ -36,6 +38,12 @@ from headrace import keys
 from headrace.catalog import Catalog, load_catalog
 from headrace.settings import load_settings
 from workers.celery_app import CONTROL_QUEUE, create_app
+
+#: What a button says where Flower has no password.
+CLOSED: Final = (
+    "Flower has no password, so that only its pages can be seen: start it with "
+    "FLOWER_BASIC_AUTH=user:password (docs/flower.md)"
+)
 
 
 class TimeLimits(TaskTimout):  # type: ignore[misc] # Flower has no types
@@ -95,14 +103,20 @@ def adapt(app: Celery, catalog: Catalog) -> None:
     for place, handler in enumerate(urls.handlers):
         if isinstance(handler, tuple) and handler[1] in _REPLACED:
             urls.handlers[place] = (handler[0], _REPLACED[handler[1]])
-    bare = BaseApiHandler.write_error
+    prepare, bare = BaseApiHandler.prepare, BaseApiHandler.write_error
+
+    def closed(answer: Any) -> None:
+        try:
+            prepare(answer)
+        except HTTPError as error:
+            raise HTTPError(error.status_code, CLOSED) from None
 
     def challenge(answer: Any, status_code: int, **said: Any) -> None:
         if status_code == HTTPStatus.UNAUTHORIZED and answer.application.options.basic_auth:
             answer.set_header("WWW-Authenticate", 'Basic realm="flower"')
         bare(answer, status_code, **said)
 
-    BaseApiHandler.write_error = challenge
+    BaseApiHandler.prepare, BaseApiHandler.write_error = closed, challenge
     of_workers = BaseHandler.get_active_queue_names
     ours = {CONTROL_QUEUE, keys.ERRANDS, *queues.values()}
     BaseHandler.get_active_queue_names = lambda page: sorted({*of_workers(page), *ours})

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from headrace.ports import free_port
+from tests.harness.flower import asked
 from tests.harness.redis_servers import RedisServer
 from tests.harness.up import RunningUp, headrace, started, write_models
 from tests.harness.wait import wait_until
@@ -42,6 +43,9 @@ def test_it_asks_for_the_password_that_there_is(
     with started(flower):
         wait_until(lambda: status_of(port, "/healthcheck") == 200, "Flower answers", 60)
         assert status_of(port, "/workers") == status
+        refused, text = asked(port, "POST", "/api/worker/shutdown/any", b"")
+        assert refused == 401
+        assert ("FLOWER_BASIC_AUTH" in text) == (not password)
         ended = headrace("health", "flower", cwd=tmp_path, HEADRACE_FLOWER_PORT=str(port))
         assert ended.returncode == 0, ended.stderr
         flower.process.send_signal(signal.SIGTERM)

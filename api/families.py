@@ -117,6 +117,8 @@ STARVED: Final = _counter(
     "For how long the device waited for a batch that was still in preprocess.",
 )
 
+REDIS_MEMORY: Final = _gauge("redis_memory_used_bytes", "Memory that Redis uses.")
+REDIS_LIMIT: Final = _gauge("redis_memory_max_bytes", "Redis' maxmemory; 0 where it has none.")
 READY: Final = _gauge("model_ready_replicas", "Replicas that are loaded, over all workers.", _MODEL)
 REPLICAS: Final = _gauge(
     "model_replicas", "Replicas that there are to be, over all live workers.", _MODEL

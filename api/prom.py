@@ -88,6 +88,10 @@ def _all(
     yield _one(f.WAITING, waiting)
     yield _one(f.ERRANDS, scraped.errands)
     yield _one(f.WEBHOOKS_PENDING, scraped.webhooks)
+    if scraped.memory is not None:
+        used, most = scraped.memory
+        yield _one(f.REDIS_MEMORY, used)
+        yield _one(f.REDIS_LIMIT, most)
     yield from _queues(scraped.depths, scraped.paused, versions)
     yield from _counted(scraped.totals)
     yield from _models(statuses, scraped.totals)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
@@ -27,6 +28,7 @@ from headrace.totals import ModelTotals
 
 _Fields = Mapping[bytes, bytes]
 _NONE: Final[_Fields] = {}
+_MEMORY: Final = re.compile(rb"^(used_memory|maxmemory):(\d+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ class Scraped:
         paused: queues from which nothing is claimed.
         errands: errands that wait.
         webhooks: deliveries that wait for another try.
+        memory: bytes that Redis uses, and its maxmemory, where it says so; 0 for no bound.
     """
 
     depths: dict[str, Depth]
@@ -52,6 +55,7 @@ class Scraped:
     paused: frozenset[str]
     errands: int = 0
     webhooks: int = 0
+    memory: tuple[int, int] | None = None
 
 
 class Scraper:
@@ -75,6 +79,7 @@ class Scraper:
             ("HGETALL", keys.SHARED_STATS),
             ("LLEN", keys.ERRANDS),
             ("ZCARD", keys.HOOKS),
+            ("INFO", "memory"),
             *(("HGETALL", keys.stats(name)) for name in self._names),
         ]
         self._first = (_packed(commands), len(commands))
@@ -92,7 +97,7 @@ class Scraper:
 
     async def _read(self) -> Scraped:
         first = await self._asked(*self._first)
-        rows, owners, channels, paused, shared, errands, hooks, *stats = first
+        rows, owners, channels, paused, shared, errands, hooks, memory, *stats = first
         if isinstance(rows, NoScriptError):
             await self._client.script_load(script("depth").source)
             rows = (await self._asked(*self._first))[0]
@@ -117,6 +122,7 @@ class Scraper:
             paused=frozenset(raw.decode() for raw in _listed(paused)),
             errands=errands if isinstance(errands, int) else 0,
             webhooks=hooks if isinstance(hooks, int) else 0,
+            memory=_memory(memory),
         )
 
     async def _asked(self, packed: bytes, count: int) -> list[Any]:
@@ -165,6 +171,16 @@ def _listed(reply: Any) -> list[Any]:
 def _fields(reply: Any) -> _Fields:
     """A hash; empty where another type lies under its key, which is to blind nobody to the rest."""
     return reply if isinstance(reply, dict) else _NONE
+
+
+def _memory(reply: Any) -> tuple[int, int] | None:
+    """What INFO says of memory; None where the user may not ask."""
+    if not isinstance(reply, bytes):
+        return None
+    said = dict(_MEMORY.findall(reply))
+    if b"used_memory" not in said:
+        return None
+    return int(said[b"used_memory"]), int(said.get(b"maxmemory", 0))
 
 
 def _totals(reply: Any) -> ModelTotals:

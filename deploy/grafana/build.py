@@ -197,6 +197,15 @@ ROWS: Final[list[tuple[str, list[Panel]]]] = [
                 ],
             ),
             (
+                "Memory of Redis",
+                "bytes",
+                "What it uses, and its maxmemory (0: none). At that it takes no new jobs.",
+                [
+                    ("max(headrace_redis_memory_used_bytes)", "used"),
+                    ("max(headrace_redis_memory_max_bytes)", "maxmemory"),
+                ],
+            ),
+            (
                 "Versions",
                 "short",
                 "Of the API process that was scraped.",

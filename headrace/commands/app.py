@@ -34,6 +34,7 @@ from headrace.commands.options import (
 from headrace.commands.run_group import run, runs_group
 from headrace.commands.webhook_group import webhooks_group
 
+INTERVAL_S: Final = 2.0
 IN_FLIGHT: Final = 1000
 IN_FLIGHT_MAX: Final = 100_000
 RETRY_S: Final = 60
@@ -41,7 +42,7 @@ RETRY_S: Final = 60
 
 def register(app: typer.Typer) -> None:
     """Add the client commands."""
-    for command in (submit, run, result, jobs, cancel, models):
+    for command in (submit, run, result, jobs, cancel, models, top):
         app.command()(command)
     app.add_typer(runs_group, name="runs")
     app.add_typer(queues_group, name="queues")
@@ -321,3 +322,26 @@ def models(
         list_models(url, as_json=as_json)
     else:
         show_model(url, model, as_json=as_json)
+
+
+def top(
+    interval: Annotated[
+        float,
+        typer.Option(
+            "--interval",
+            min=0.5,
+            max=3600,
+            metavar="SECONDS",
+            show_default=False,
+            help=f"Between two looks [{INTERVAL_S:g}].",
+        ),
+    ] = INTERVAL_S,
+    once: Annotated[
+        bool, typer.Option("--once", help="Print one view and end, for pipes and scripts.")
+    ] = False,
+    url: UrlOption = None,
+) -> None:
+    """Show queues, models, hosts and devices as they change, on a terminal."""
+    from headrace.commands.top import top as go
+
+    raise typer.Exit(go(url, interval_s=interval, once=once))

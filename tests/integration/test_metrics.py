@@ -77,6 +77,11 @@ def test_a_scrape_takes_three_round_trips_whatever_there_is(
             assert samples(api, "headrace_workers") == {(): 3}
             depth = samples(api, "headrace_queue_depth")
             assert len(depth) == 4 * len(names)
+            used = int(client.info()["used_memory"])
+            assert samples(api, "headrace_redis_memory_used_bytes")[()] == pytest.approx(
+                used, rel=0.5
+            )
+            assert samples(api, "headrace_redis_memory_max_bytes") == {(): 0}
     assert 2 <= alone <= 3
     assert 2 <= many <= 3
 

@@ -78,6 +78,9 @@ class JsonlSink:
             Conflict: it has lines, and no checkpoint; or fewer bytes than its checkpoint covers.
             ConfigError: it cannot be written.
         """
+        covered = 0 if mark is None else _bytes_of(mark, self._path)
+        if covered:
+            self._need_file()
         file = self._opened()
         size = os.fstat(file.fileno()).st_size
         if mark is None:
@@ -87,7 +90,6 @@ class JsonlSink:
                     hint="Name another output, or remove the file.",
                 )
             return ()
-        covered = _bytes_of(mark, self._path)
         if size < covered:
             raise Conflict(
                 f"{self._path} has {size} bytes, and its run had written {covered}",
@@ -113,6 +115,7 @@ class JsonlSink:
 
     def retract(self) -> Numbers:
         """Write the file anew without the rows that did not succeed, then rename it."""
+        self._need_file()
         file, kept = self._opened(), Numbers()
         part = self._path.with_name(f"{self._path.name}.new")
         file.seek(0)
@@ -134,6 +137,14 @@ class JsonlSink:
         if self._file is not None:
             file, self._file = self._file, None
             file.close()
+
+    def _need_file(self) -> None:
+        """Leave no empty file behind where one is missing."""
+        if not self._path.exists():
+            raise Conflict(
+                f"{self._path} is gone, and its run had written rows there",
+                hint="Bring it back, or name another output.",
+            )
 
     def _opened(self) -> BinaryIO:
         if self._file is None:

@@ -77,6 +77,12 @@ def _again(found: Checkpoint, sink: Sink) -> Checkpoint:
         found.attempt += 1
         sink.checkpoints.save(found.encode())
     kept = sink.retract()
+    if len(kept) != found.succeeded:
+        raise Conflict(
+            f"{found.output} has {len(kept)} rows that succeeded, and its run had "
+            f"{found.succeeded}",
+            hint="Was it changed? Bring it back, or name another output.",
+        )
     found.mark = sink.sync()
     found.cursor, found.n, found.done = None, 0, kept.ranges()
     found.succeeded, found.failed = len(kept), 0

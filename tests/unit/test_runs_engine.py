@@ -124,6 +124,25 @@ def test_only_what_failed_runs_again_under_ids_of_its_own(out: Path) -> None:
     assert len(server.submits) == 15
 
 
+@pytest.mark.parametrize("only_failed", [False, True])
+def test_an_output_that_was_moved_or_cut_is_not_begun_anew(out: Path, only_failed: bool) -> None:
+    server = StandIn(lambda _, value: succeeded(1) if value["n"] else {"status": "failed"})
+    run(out, server, Counted(10, raw))
+    whole, before = out.read_bytes(), len(server.submits)
+    out.rename(out.with_suffix(".moved"))
+    with pytest.raises(errors.Conflict, match="is gone"):
+        run(out, server, Counted(10, raw), only_failed=only_failed)
+    assert not out.exists()
+    out.write_bytes(b"".join(whole.splitlines(keepends=True)[:5]))
+    with pytest.raises(errors.Conflict, match="and its run had"):
+        run(out, server, Counted(10, raw), only_failed=only_failed)
+    assert len(server.submits) == before
+    out.write_bytes(whole)
+    run(out, server, Counted(10, raw), only_failed=True)
+    assert server.submits[before:] == ["r.0.1"]
+    assert set(rows(out)) == set(range(10))
+
+
 class Breaking(JsonlSink):
     """Fails once after so many rows, having written half of the next."""
 

@@ -79,7 +79,7 @@ class Server(uvicorn.Server):
             task.cancel()
         app = self.config.app
         if isinstance(app, Application) and app.services is not None:
-            app.services.waiters.dismiss()
+            app.services.dismiss()
         await super().shutdown(sockets)
 
 

@@ -25,7 +25,7 @@ from headrace.errors import BrokerError, Forbidden, RateLimited, Unauthorized
 from headrace.queue import JobQueue
 from headrace.settings import Settings
 from headrace.tasks import end
-from headrace.waiting import Subscription, as_it_is
+from headrace.waiting import Subscription, as_it_is, messages
 
 logger = logging.getLogger(__name__)
 
@@ -136,6 +136,16 @@ class Door:
                 hint="An operator makes keys with it: `headrace keys create --scope …`.",
             )
         request.caller = caller
+
+    async def still_admits(self, caller: Caller) -> bool:
+        """Whether what began on somebody's behalf may go on; yes, while Redis does not say."""
+        if not caller.key_id:
+            return True
+        try:
+            key = (await self._look_up(caller.key_id)).key
+        except BrokerError:
+            return True
+        return key is not None and not key.expired(time.time())
 
     async def spend(self, caller: Caller, count: int) -> tuple[int, float]:
         """Take of a key's rate; how many of `count` there were, and seconds until there is more.
@@ -260,16 +270,7 @@ class Door:
             await asyncio.sleep(RECONNECT_S)
 
     async def _hear(self, pubsub: Any) -> None:
-        asked = False
-        while True:
-            message = await pubsub.get_message(timeout=SILENCE_S)
-            if message is None:
-                if asked:
-                    raise TimeoutError("Redis does not answer")
-                asked = True
-                await pubsub.ping()
-                continue
-            asked = False
+        async for message in messages(pubsub, SILENCE_S):
             if message["type"] == "subscribe":
                 # What was published until here was not heard.
                 self._forget_all()

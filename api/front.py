@@ -30,6 +30,7 @@ from api.envelopes import envelope, unexpected_envelope
 from api.problems import problem, unexpected
 from api.routes.batches import cancel_batch, create_batch, get_batch, list_batches
 from api.routes.bulk import submit_bulk
+from api.routes.events import get_events
 from api.routes.files import create_file, delete_file, get_content, get_file, list_files
 from api.routes.jobs import cancel_job, get_job, get_result
 from api.routes.lists import list_jobs
@@ -50,6 +51,7 @@ MODEL_JOBS: Final = "/api/v1/models/{model}/jobs"
 JOBS: Final = "/api/v1/jobs"
 JOB: Final = "/api/v1/jobs/{job_id}"
 RESULT: Final = "/api/v1/jobs/{job_id}/result"
+EVENTS: Final = "/api/v1/jobs/{job_id}/events"
 BULK: Final = "/api/v1/jobs/bulk"
 STATUS: Final = "/api/v1/jobs/status"
 CANCEL: Final = "/api/v1/jobs/cancel"
@@ -71,6 +73,7 @@ HOT_ROUTES: Final[dict[str, Methods]] = {
     JOBS: {"GET": list_jobs, "HEAD": list_jobs, "POST": submit_job},
     JOB: {"GET": get_job, "HEAD": get_job, "PUT": put_job, "DELETE": cancel_job},
     RESULT: {"GET": get_result, "HEAD": get_result},
+    EVENTS: {"GET": get_events, "HEAD": get_events},
     BULK: {"POST": submit_bulk},
     STATUS: {"POST": read_many},
     CANCEL: {"POST": cancel_many},
@@ -126,6 +129,8 @@ def find(path: str) -> Route | None:
             return Route(JOBS, HOT_ROUTES[JOBS], "")
         case ["jobs", job_id, "result"]:
             return Route(RESULT, HOT_ROUTES[RESULT], job_id)
+        case ["jobs", job_id, "events"]:
+            return Route(EVENTS, HOT_ROUTES[EVENTS], job_id)
         case _:
             return None
 

@@ -38,6 +38,7 @@ ROUTES: Final[dict[tuple[str, str], Needs]] = {
     ("GET", "/api/v1/jobs"): _READ,
     ("GET", "/api/v1/jobs/{job_id}"): _READ,
     ("GET", "/api/v1/jobs/{job_id}/result"): _READ,
+    ("GET", "/api/v1/jobs/{job_id}/events"): _READ,
     ("GET", "/api/v1/jobs/{job_id}/webhooks"): _READ,
     ("POST", "/api/v1/jobs/{job_id}/webhooks/redeliver"): _SUBMIT,
     ("POST", "/api/v1/jobs/status"): _READ,

@@ -14,11 +14,13 @@ from api.exposition import Exposition
 from api.filing import Filing, build_filing
 from api.fleet import Fleet
 from api.payloads import Payloads, build_payloads
+from api.seats import Seats
 from api.tally import Tally
 from headrace.catalog import Catalog
 from headrace.connections import connect_async
 from headrace.errors import ConfigError
 from headrace.letters import DeadLetters
+from headrace.news import News
 from headrace.queue import JobQueue
 from headrace.run_records import RunRecords
 from headrace.scrape import Scraper
@@ -43,6 +45,8 @@ class Services:
     letters: DeadLetters
     runs: RunRecords
     waiters: Waiters
+    news: News
+    seats: Seats
     fleet: Fleet
     counters: Counters
     tally: Tally
@@ -56,6 +60,11 @@ class Services:
     hooks: HookStore
     clients: list[redis.asyncio.Redis]
 
+    def dismiss(self) -> None:
+        """Have everybody who waits or watches answered, now and from here on."""
+        self.waiters.dismiss()
+        self.news.dismiss()
+
     async def start(self) -> None:
         """Begin to listen for ended jobs, to tell what is counted and to look for what is over."""
         await self.waiters.start()
@@ -67,6 +76,7 @@ class Services:
     async def stop(self) -> None:
         """End every wait and close the connections."""
         await self.waiters.stop()
+        await self.news.stop()
         await self.expiry.stop()
         await self.tally.stop()
         if self.door is not None:
@@ -93,7 +103,8 @@ def build(settings: Settings, catalog: Catalog) -> Services:
     queue = JobQueue(client, job_index_max=settings.job_index_max)
     counters = Counters()
     # A name that no other process has or had: a restart must not hear its predecessor's jobs.
-    waiters = Waiters(client, os.urandom(6).hex())
+    api_id = os.urandom(6).hex()
+    waiters = Waiters(client, api_id)
     return Services(
         settings=settings,
         catalog=catalog,
@@ -101,6 +112,8 @@ def build(settings: Settings, catalog: Catalog) -> Services:
         letters=DeadLetters(client, queue),
         runs=RunRecords(client, queue),
         waiters=waiters,
+        news=News(client, queue, api_id),
+        seats=Seats(settings.event_streams_max, settings.event_streams_per_key),
         fleet=Fleet(queue, catalog),
         counters=counters,
         tally=Tally(client, counters, waiters),

@@ -27,7 +27,8 @@
     │   └── Throttled
     │       ├── QueueFull      queue-full           429, retry
     │       ├── RateLimited    rate-limited         429, retry  more requests than the key may make
-    │       └── TooManyInFlight too-many-in-flight  429, retry  more jobs than the key may have
+    │       ├── TooManyInFlight too-many-in-flight  429, retry  more jobs than the key may have
+    │       └── TooManyStreams too-many-streams     429, retry  more event streams than there may be
     ├── JobError                                    how a job that was accepted ended
     │   ├── InputError         input-error          422  the input is bad; it fails alone
     │   ├── HandlerError       handler-error        500  the handler raised on this input
@@ -310,6 +311,13 @@ class TooManyInFlight(Throttled):
 
     code = "too-many-in-flight"
     title = "Too many jobs in flight"
+
+
+class TooManyStreams(Throttled):
+    """As many event streams are open on this API process, or of this API key, as there may be."""
+
+    code = "too-many-streams"
+    title = "Too many event streams"
 
 
 class JobError(HeadraceError):

@@ -17,9 +17,12 @@ alone (workers/runner.py).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
+
+from headrace.progress import Progress, progress_of
 
 
 @dataclass(slots=True)
@@ -51,6 +54,39 @@ class Context:
     allowed_batch_sizes: list[int] = field(default_factory=list)
     request_ids: list[str] = field(default_factory=list)
     content_types: list[str] = field(default_factory=list)
+    #: Takes what `progress` is told on to the worker; None outside of a model process.
+    _reports: Callable[[int | None, Progress], None] | None = field(
+        default=None, init=False, repr=False, compare=False
+    )
+
+    def progress(
+        self,
+        done: float | None = None,
+        total: float | None = None,
+        message: str = "",
+        *,
+        item: int | None = None,
+    ) -> None:
+        """Say how far the batch at hand has come; whoever watches one of its jobs sees it.
+
+        Cheap enough for an inner loop: the newest word counts, and a few a second are passed on.
+        It never raises and never waits; outside of a batch it does nothing.
+
+        Args:
+            done: a fraction from 0 to 1; with `total`, how much of that.
+            total: how much there is, in any unit.
+            message: a few words for people, 200 characters at the most.
+            item: the place, in what the verb was given, of the item that this is about; None for
+                all of them.
+        """
+        if self._reports is not None:
+            said = progress_of(done, total, message)
+            if said is not None:
+                self._reports(item, said)
+
+    def reports_to(self, take: Callable[[int | None, Progress], None]) -> None:
+        """Have what `progress` is told taken on; for whoever runs the handler."""
+        self._reports = take
 
 
 @dataclass(frozen=True, slots=True)

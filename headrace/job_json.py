@@ -12,6 +12,7 @@ import msgspec
 from headrace.failures import failure_of
 from headrace.jobs import US_PER_S, Job, State, iso, result_in
 from headrace.media import JSON_TYPE
+from headrace.progress import Progress
 
 JOBS_PATH: Final = "/api/v1/jobs/"
 REPLICA: Final = "replica"
@@ -41,6 +42,7 @@ class _JobObject(msgspec.Struct):
     waiting_for: str | None
     urls: msgspec.Raw
     stages: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    progress: Progress | msgspec.UnsetType = msgspec.UNSET
     batch_padding: int | msgspec.UnsetType = msgspec.UNSET
     dead_lettered: bool | msgspec.UnsetType = msgspec.UNSET
     cancel_requested: bool | msgspec.UnsetType = msgspec.UNSET
@@ -100,20 +102,27 @@ def job_object(job: Job, *, has_replica: bool = True, with_result: bool = True) 
         view.batch_padding = job.batch_padding
     if job.dead_lettered:
         view.dead_lettered = True
-    if job.cancel_asked and not state.final:
-        view.cancel_requested = True
+    if not state.final:
+        _add_on_its_way(view, job)
     if state is State.SUCCEEDED:
         if with_result:
             view.result = _result(job)
         if job.stored is not None:
             view.result_size = job.stored.size
     else:
-        if job.due_us:
-            view.due_at = _time(job.due_us)
         failure = failure_of(job)
         if failure is not None:
             view.error = _Error(failure.type, failure.message, failure.retryable)
     return _ENCODER.encode(view)
+
+
+def _add_on_its_way(view: _JobObject, job: Job) -> None:
+    if job.cancel_asked:
+        view.cancel_requested = True
+    if job.progress is not None:
+        view.progress = job.progress
+    if job.due_us:
+        view.due_at = _time(job.due_us)
 
 
 def fresh_line(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import zlib
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -12,6 +13,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 import msgspec
 
 from headrace.keys import NOBODY, F
+from headrace.progress import Progress, stages_progress
 
 US_PER_S: Final = 1_000_000
 MAX_WAIT_FOR_START_S: Final = 30 * 86400
@@ -162,6 +164,9 @@ class Job:
         stages_json: of a pipeline's job, how far its stages have come.
         quiet: nobody is told of its end, until somebody listens.
         recorded: its result, JSON text, where that stands in the record.
+        token: the fence of its last claim; "" where there is none.
+        progress: how far it has come, while it runs and its handler says so.
+        progress_mark: tells one word of that from any other under the same token.
     """
 
     id: str
@@ -187,6 +192,9 @@ class Job:
     stages_json: str = ""
     quiet: bool = False
     recorded: str = field(default="", repr=False)
+    token: str = ""
+    progress: Progress | None = None
+    progress_mark: str = ""
     stored: StoredResult | None = None
     meta: str = field(default="", repr=False)
 
@@ -239,6 +247,28 @@ def read_batch(text: str) -> tuple[int, int]:
     return int(size or 0), int(padding or 0)
 
 
+_PROGRESS: Final = msgspec.json.Decoder(Progress)
+
+
+def read_progress(token: str, said: str, stages: str) -> tuple[str, Progress | None]:
+    """How far a running job has come: a mark of that word, and the word; None where none is.
+
+    Args:
+        token: the fence of its claim.
+        said: the record's `pg`; what stands there under another token was said of an earlier try.
+        stages: the record's `sg`, of a pipeline's job.
+    """
+    of, _, rest = said.partition(" ")
+    if rest and of == token:
+        mark, _, text = rest.partition(" ")
+        try:
+            return mark, _PROGRESS.decode(text)
+        except msgspec.MsgspecError:
+            return "", None
+    found = stages_progress(stages) if stages else None
+    return (f"s{zlib.crc32(stages.encode()):x}", found) if found is not None else ("", None)
+
+
 def job_from_record(job_id: str, record: dict[str, str], meta: str = "", place: int = 0) -> Job:
     """Read a record (HGETALL's fields).
 
@@ -252,6 +282,10 @@ def job_from_record(job_id: str, record: dict[str, str], meta: str = "", place: 
     state = State(record[F.STATE])
     scheduled = state is State.SCHEDULED
     batch_size, batch_padding = read_batch(get(F.BATCH, ""))
+    token, stages = get(F.TOKEN, ""), get(F.STAGES, "")
+    mark, progress = "", None
+    if state is State.RUNNING:
+        mark, progress = read_progress(token, get(F.PROGRESS, ""), stages)
     return Job(
         id=job_id,
         model=get(F.MODEL, ""),
@@ -273,9 +307,12 @@ def job_from_record(job_id: str, record: dict[str, str], meta: str = "", place: 
         cancel_asked=F.CANCEL in record,
         request_hash=get(F.REQUEST_HASH, ""),
         key=get(F.KEY, ""),
-        stages_json=get(F.STAGES, ""),
         quiet=get(F.WAITER) == NOBODY,
         recorded=get(F.RESULT, ""),
+        stages_json=stages,
+        token=token,
+        progress=progress,
+        progress_mark=mark,
         stored=stored_result(get(F.RESULT_REF, "")),
         meta=meta,
     )

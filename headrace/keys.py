@@ -46,6 +46,7 @@ Shared::
     hr:api:<api>                    string  API_TTL_S; requests that wait in one API process
     hr:done:<api>                   channel the ended jobs that one API process waits for
     hr:ended:<id>                   channel how a job has ended, for whoever else waits for it
+    hr:news:<id>                    channel that a job has come further; its record says how far
     hr:cancel:<owner>               channel model, id and token of jobs that one worker holds and
                                             that were cancelled
     hr:revoked                      zset    REVOKED_TTL_S; id -> until when no message of it runs
@@ -133,6 +134,7 @@ NOBODY: Final = "-"
 JOB_PREFIX: Final = "hr:job:"
 META_PREFIX: Final = "celery-task-meta-"
 ENDED_PREFIX: Final = "hr:ended:"
+NEWS_PREFIX: Final = "hr:news:"
 TOKEN: Final = "hr:token"  # noqa: S105 - a fence, no secret
 WORKERS: Final = "hr:workers"
 PAUSED: Final = "hr:paused"
@@ -195,6 +197,7 @@ class F:
     WEBHOOK: Final = "wh"  # the errand that tells a webhook of the end, whole
     WEBHOOK_ENDS: Final = "we"  # the states in which it is sent, by their letters
     WEBHOOK_STARTED: Final = "ws"  # the errand that tells of the first claim, until that is sent
+    PROGRESS: Final = "pg"  # token of the claim, a number, and JSON: how far its handler has come
     RESULT_REF: Final = "rr"  # "reference bytes content-type" of a result that lies there
 
 
@@ -262,6 +265,11 @@ def meta(job_id: str) -> str:
 def ended(job_id: str) -> str:
     """Channel on which the end of a job is published to API processes that did not submit it."""
     return ENDED_PREFIX + job_id
+
+
+def news(job_id: str) -> str:
+    """Channel on which API processes are told that a job has come further."""
+    return NEWS_PREFIX + job_id
 
 
 def lease(queue: str) -> str:

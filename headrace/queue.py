@@ -179,6 +179,14 @@ class JobQueue:
         answers = await self._call("view", keys.QUEUE_PREFIX, int(results), *ids)
         return [_job(job_id, answer) for job_id, answer in zip(ids, answers, strict=True)]
 
+    async def standings(self, ids: Sequence[str]) -> list[Any]:
+        """How jobs stand, as watch.lua gives it: less than `view`, and cheaper.
+
+        Raises:
+            BrokerUnavailable: Redis does not answer.
+        """
+        return await self._call("watch", keys.QUEUE_PREFIX, *ids)
+
     async def outcomes(self, ids: Sequence[str], owner: str | None = None) -> list[Any]:
         """How jobs have ended, as outcomes.lua gives it: less than `view`, and cheaper.
 

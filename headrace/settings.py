@@ -88,6 +88,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         request_timeout_s: how long a request's head may take, and its body may stand still.
         bulk_limit_lines: the most lines of a bulk request.
         max_wait_s: the longest that a request may wait for a result.
+        event_streams_max: how many event streams one API process has open at most.
+        event_streams_per_key: ... and of one API key.
+        event_stream_max_s: how long one is open; then its client comes back for the rest.
         bulk_hold_s: how long a line of a bulk request waits for room in its queue or in the store.
         job_index_max: how many of a model's newest jobs can be listed; 0 switches lists off.
         result_ttl_s: how long a job's record and result are kept after its end.
@@ -147,6 +150,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     request_timeout_s: Annotated[float, Meta(ge=1, le=3600)] = 30.0
     bulk_limit_lines: Annotated[int, Meta(ge=1, le=1_000_000_000)] = 10_000_000
     max_wait_s: Annotated[float, Meta(ge=0, le=600)] = 60.0
+    event_streams_max: Annotated[int, Meta(ge=0, le=100_000)] = 1000
+    event_streams_per_key: Annotated[int, Meta(ge=1, le=100_000)] = 100
+    event_stream_max_s: Annotated[float, Meta(gt=0, le=DAY_S)] = 3600.0
     bulk_hold_s: Annotated[float, Meta(ge=0, le=600)] = 30.0
     job_index_max: Annotated[int, Meta(ge=0, le=10_000_000)] = 100_000
     result_ttl_s: Annotated[int, Meta(ge=1, le=30 * DAY_S)] = DAY_S

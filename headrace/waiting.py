@@ -103,6 +103,25 @@ class Subscription(PubSub):
         await conn.disconnect(nowait=True)
 
 
+async def messages(pubsub: PubSub, silence_s: float) -> AsyncIterator[dict[str, Any]]:
+    """What comes on a subscription connection, for as long as that lives.
+
+    Raises:
+        TimeoutError: it was silent for so long, was asked whether it lives, and did not say so.
+    """
+    asked = False
+    while True:
+        message = await pubsub.get_message(timeout=silence_s)
+        if message is not None:
+            asked = False
+            yield message
+        elif asked:
+            raise TimeoutError("Redis does not answer on a subscription connection")
+        else:
+            asked = True
+            await pubsub.ping()
+
+
 def _channels(job_id: str) -> tuple[str, str]:
     """Those of a job; once the last is confirmed, so is the first."""
     return keys.ended(job_id), keys.meta(job_id)
@@ -270,17 +289,8 @@ class Waiters:
         self._wake_all()
 
     async def _hear_all(self, pubsub: PubSub) -> None:
-        asked = False
-        while True:
-            message = await pubsub.get_message(timeout=SILENCE_MAX_S)
-            if message is not None:
-                asked = False
-                self._hear(message)
-            elif asked:
-                raise TimeoutError("Redis does not answer on the waiting connection")
-            else:
-                asked = True
-                await pubsub.ping()
+        async for message in messages(pubsub, SILENCE_MAX_S):
+            self._hear(message)
 
     def _hear(self, message: dict[str, Any]) -> None:
         kind = message["type"]

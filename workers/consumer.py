@@ -31,6 +31,7 @@ from workers.ledger import Ledger
 from workers.life import Phase
 from workers.losses import Losses
 from workers.moments import lane_moments, wants_wake
+from workers.news import News
 from workers.porter import Porter
 from workers.replica import Replica
 from workers.reporter import Reporter
@@ -75,6 +76,7 @@ class Consumer:
         self._porter = porter
         self._devices = dispatch
         self._dropping = Dropping(lanes, ledger)
+        self._news = News(ledger)
         self._herald = herald
         self._selector = selectors.DefaultSelector()
         self._losses = Losses(self._selector, ledger, reporter, guard)
@@ -144,6 +146,7 @@ class Consumer:
             self._ledger.lost(now, error)
             return
         self._ledger.joined(self.lanes, now)
+        self._news.joined()
         self._renew_at = self._sweep_at = now
         for lane in self.lanes:
             lane.backlog.look()
@@ -206,21 +209,24 @@ class Consumer:
                 continue
             if kind == "done":
                 self._done(lane, replica, rest, now)
-                continue
-            if kind == "yielded":
+            elif kind == "progress":
+                self._news.heard(replica, *rest)
+            elif kind == "yielded":
                 self._gave_way(lane, replica, rest[0], now)
-                continue
-            if kind == "began":
+            elif kind == "began":
                 replica.began = replica.staged is not None and replica.staged.seq == rest[0]
-                continue
-            if kind == "phase":
-                replica.entered(Phase(rest[0]))
-            elif kind == "ready":
-                self._keeper.ready(lane, replica, rest[0])
-                lane.backlog.look()
             else:
-                self._keeper.load_failed(lane, replica, rest[0])
-            self._sweep_at = 0.0
+                self._lives(lane, replica, kind, rest[0])
+
+    def _lives(self, lane: Lane, replica: Replica, kind: str, told: Any) -> None:
+        if kind == "phase":
+            replica.entered(Phase(told))
+        elif kind == "ready":
+            self._keeper.ready(lane, replica, told)
+            lane.backlog.look()
+        else:
+            self._keeper.load_failed(lane, replica, told)
+        self._sweep_at = 0.0
 
     def _done(self, lane: Lane, replica: Replica, rest: list[Any], now: float) -> None:
         seq, outcomes, times, padding, fits, device_lost = rest

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import threading
 from typing import Any, Final
 
 import msgspec
@@ -18,11 +19,15 @@ _decoder: Final = msgspec.msgpack.Decoder()
 
 
 class FrameSocket:
-    """One end of a socketpair. Sends block; `receive` takes what is there without blocking."""
+    """One end of a socketpair. Sends block; `receive` takes what is there without blocking.
+
+    Several threads may send.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._buffer = bytearray()
+        self._sending = threading.Lock()
 
     def fileno(self) -> int:
         """For selectors."""
@@ -35,7 +40,8 @@ class FrameSocket:
             OSError: the other end is gone.
         """
         payload = _encoder.encode(frame)
-        self._sock.sendall(_LENGTH.pack(len(payload)) + payload)
+        with self._sending:
+            self._sock.sendall(_LENGTH.pack(len(payload)) + payload)
 
     def receive(self) -> list[list[Any]]:
         """Read once and give the frames that are complete; blocks if nothing is there.

@@ -63,6 +63,8 @@ def main() -> None:
     seconds = time.monotonic() - started
     device = runner.context.device
     overlap = overlaps(runner.handler)
+    # From here on: of the handler's own example nobody wants to know.
+    runner.tells(lambda seq, rows: frames.send(["progress", seq, rows]))
     ready = {
         "pid": os.getpid(), "device": device, "load_s": seconds, "fits": fits, "helpers": helpers,
         "overlap": overlap,
@@ -82,7 +84,7 @@ def _serve(frames: FrameSocket, inbox: Inbox, runner: Runner, tag: str) -> None:
             return
         _, seq, items, dropped = frame
         logs.CONCERN.set({"batch": logs.batch_name(tag, seq)})
-        work = runner.run(items, dropped)
+        work = runner.run(items, dropped, seq)
         if work.device_lost:
             leave(frames.send, seq, work, alone=True)
         frames.send(done_frame(seq, work))

@@ -111,7 +111,7 @@ class Pipeline:
                     # The worker may take it back uncharged for as long as this is not said.
                     self._send(["began", seq])
             self._concerns(seq)
-            passage = Passage(seq, self._runner.read(items, dropped))
+            passage = Passage(seq, self._runner.read(items, dropped, seq))
             if passage.work.readable and not passage.yields:
                 passage.group = passage.work.group(passage.places)
                 try:

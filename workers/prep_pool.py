@@ -27,6 +27,7 @@ from workers.frames import FrameSocket
 from workers.outcomes import Told
 from workers.runner import Input, Runner
 from workers.vital import SOFTWARE_ERROR_STATUS
+from workers.words import Row
 
 logger = logging.getLogger("headrace.model")
 
@@ -50,6 +51,7 @@ class PrepProcess:
     Attributes:
         slabs: descriptors of its shared memory, by number.
         free: the numbers of those that nobody reads.
+        tell: takes rows of what the handler says there of its progress.
     """
 
     process: subprocess.Popen[bytes]
@@ -57,6 +59,8 @@ class PrepProcess:
     files: socket.socket
     slabs: list[int] = field(default_factory=list)
     free: list[int] = field(default_factory=list)
+    tell: Callable[[Sequence[Row]], None] | None = None
+    _received: list[list[Any]] = field(default_factory=list)
 
     @classmethod
     def spawn(cls, config: dict[str, Any], stacks: int) -> PrepProcess:
@@ -135,14 +139,18 @@ class PrepProcess:
             self.slabs.append(received[0])
 
     def _receive(self) -> list[Any]:
-        received: list[list[Any]] = []
-        while not received:
+        while True:
+            while self._received:
+                frame = self._received.pop(0)
+                if frame[0] != "progress":
+                    return frame
+                if self.tell is not None:
+                    self.tell(frame[1])
             try:
-                received = self.frames.receive()
+                self._received = self.frames.receive()
             except (EOFError, OSError):
                 status = self.process.wait()
                 raise PreprocessDied(f"a preprocess process ended with {status}") from None
-        return received[0]
 
 
 _THREADS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -172,9 +180,9 @@ class PrepPool:
         futures = []
         for share in shares:
             number = self._turn = (self._turn + 1) % len(self._workers)
-            futures.append(
-                self._executors[number].submit(copy_context().run, self._workers[number], share)
-            )
+            # What the handler logs, and says of its progress, concerns the batch of this thread.
+            run = copy_context().run
+            futures.append(self._executors[number].submit(run, self._workers[number], share))
         errors = [future.exception() for future in futures]
         for error in errors:
             if isinstance(error, PreprocessDied):
@@ -233,6 +241,7 @@ def install(runner: Runner, processes: list[PrepProcess], threads: int) -> None:
             hint="if it keeps nothing on itself between its verbs, say so: overlap = True",
         )
     for process in processes:
+        process.tell = lambda rows: runner.teller.forward(rows) if runner.teller else None
         process.ready()
     prepare: list[Prepare] = [process.prepare for process in processes]
     per_item = bool(getattr(handler, "preprocess_per_item", False))

@@ -23,6 +23,7 @@ from workers.life import write_stacks_to
 from workers.loading import context_of, die_with_parent, handler_of, why_not_loaded
 from workers.outcomes import failure
 from workers.runner import Input, Runner
+from workers.words import News
 
 
 def main() -> None:
@@ -40,7 +41,7 @@ def main() -> None:
     told = {"model": config["model"]}
     logs.configure(shape, level, "preprocess", environ=os.environ, theirs=True, fields=told)
     try:
-        runner = _load(config)
+        runner = _load(config, frames)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is shown in /ready
         frames.send(["failed", why_not_loaded(error)])
         return
@@ -56,7 +57,7 @@ def main() -> None:
             frames.send(_serve(files, slabs, number, runner, rows))
 
 
-def _load(config: dict[str, Any]) -> Runner:
+def _load(config: dict[str, Any], frames: FrameSocket) -> Runner:
     context: Context = context_of({**config, "device": "cpu"}, Context)
     handler = handler_of(config)
     initialize = getattr(handler, "initialize_preprocess", None)
@@ -69,7 +70,9 @@ def _load(config: dict[str, Any]) -> Runner:
             hint="write initialize_preprocess(context): what preprocess needs, without the model",
         )
     initialize(context)
-    return Runner(handler, context)
+    runner = Runner(handler, context)
+    runner.tells(lambda _, rows: frames.send(["progress", rows]))
+    return runner
 
 
 def _serve(
@@ -79,7 +82,7 @@ def _serve(
     inputs: list[Input] = [(job_id, value, kind) for job_id, value, kind in rows]
     packer = Packer()
     try:
-        packed = packer.pack(runner.own_preprocess(inputs))
+        packed = packer.pack(_prepared(runner, inputs))
         if number == len(slabs):
             slabs.append(Slab.new())
             # It is there before the frame that speaks of it.
@@ -88,6 +91,18 @@ def _serve(
     except Exception as error:  # noqa: BLE001 - whatever a handler raises becomes that job's error
         return ["raised", failure(error), len(slabs)]
     return ["prepared", packer.size, packed]
+
+
+def _prepared(runner: Runner, inputs: list[Input]) -> Any:
+    teller, news = runner.teller, News()
+    if teller is None:
+        return runner.own_preprocess(inputs)
+    teller.enter(news, inputs)
+    try:
+        return runner.own_preprocess(inputs)
+    finally:
+        teller.enter(None)
+        teller.close(news)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,9 @@ from headrace.inputs import decode_input, decode_payload
 from headrace.logs import AT_HAND
 from workers.device_loss import device_lost
 from workers.outcomes import Outcome, failure, out_of_memory, outcome_of
+from workers.rows import padded, rows_of
 from workers.thread_context import overlaps
+from workers.words import News, Teller
 
 #: A job's id, its input as the handler gets it, and its content type.
 Input = tuple[str, Any, str]
@@ -71,6 +73,7 @@ class Group:
         places: their places in the batch.
         dropped: the places that are not wanted any more.
         left_out: which of the inputs took no further verb for that.
+        news: what the handler says of their batch; None where nobody listens.
     """
 
     inputs: list[Input]
@@ -83,6 +86,7 @@ class Group:
     items: Any = None
     padding: int = 0
     outputs: Any = None
+    news: News | None = None
 
     @property
     def at_hand(self) -> list[Input]:
@@ -107,6 +111,7 @@ class Work:
         too_large: groups that ran out of memory, and those items that did so alone.
         dropped: the places of items that are not wanted any more; another thread adds to them.
         device_lost: they took the device with them: nothing more can run in this process.
+        news: what the handler says of them.
     """
 
     outcomes: list[Outcome]
@@ -116,11 +121,12 @@ class Work:
     too_large: list[list[int]] = field(default_factory=list)
     dropped: set[int] = field(default_factory=set)
     device_lost: bool = False
+    news: News = field(default_factory=News)
 
     def group(self, places: list[int]) -> Group:
         """These items, to go through the verbs together."""
         inputs = [self.readable[place] for place in places]
-        return Group(inputs, self.times, places, self.dropped)
+        return Group(inputs, self.times, places, self.dropped, news=self.news)
 
     @property
     def fits(self) -> int:
@@ -140,38 +146,51 @@ class Runner:
 
     Attributes:
         preprocess: the handler's own verb on these inputs, or what stands for it.
+        teller: takes what the handler says of its progress; None where nobody listens.
     """
 
     handler: Handler
     context: Context
     preprocess: Callable[[list[Input]], Any] = field(init=False)
+    teller: Teller | None = None
 
     def __post_init__(self) -> None:
         self.preprocess = self.own_preprocess
 
+    def tells(self, send: Callable[[int, list[list[Any]]], None]) -> None:
+        """Pass on what the handler says of its progress: a batch's number, and rows."""
+        self.teller = Teller(send, shared=not overlaps(self.handler))
+        self.context.reports_to(self.teller.take)
+
     def own_preprocess(self, inputs: list[Input]) -> Any:
         """The handler's verb, in this thread."""
         self._at_hand(inputs)
+        if self.teller is not None:
+            self.teller.narrow(inputs)
         return self.handler.preprocess([value for _, value, _ in inputs])
 
-    def run(self, items: Sequence[Sequence[Any]], dropped: set[int] | None = None) -> Work:
+    def run(
+        self, items: Sequence[Sequence[Any]], dropped: set[int] | None = None, seq: int = 0
+    ) -> Work:
         """Run a batch, one verb after the other; one outcome per item."""
-        work = self.read(items, dropped)
+        work = self.read(items, dropped, seq)
         if work.readable:
             self.attempt(work, list(work.readable))
         work.times.starved = work.times.preprocess
         return self.close(work)
 
     @staticmethod
-    def read(items: Sequence[Sequence[Any]], dropped: set[int] | None = None) -> Work:
+    def read(items: Sequence[Sequence[Any]], dropped: set[int] | None = None, seq: int = 0) -> Work:
         """Read the inputs; what cannot be read has its outcome.
 
         Args:
             items: as in the frame: (id, input JSON), or (id, bytes, content type) of a payload;
                 of what may expire before it is read also until when, in seconds since 1970.
             dropped: the places of items that are not wanted any more, now and from now on.
+            seq: the batch's number, for what is said of it.
         """
-        work = Work([[] for _ in items], {}, dropped=set() if dropped is None else dropped)
+        gone = set() if dropped is None else dropped
+        work = Work([[] for _ in items], {}, dropped=gone, news=News(seq))
         for place, (job_id, raw, *more) in enumerate(items):
             if place in work.dropped:
                 work.outcomes[place] = CANCELLED
@@ -186,9 +205,10 @@ class Runner:
                 work.outcomes[place] = failure(InputError(error.message))
         return work
 
-    @staticmethod
-    def close(work: Work) -> Work:
-        """Give an outcome to those items that got none."""
+    def close(self, work: Work) -> Work:
+        """Give an outcome to those items that got none; of its progress nothing more is said."""
+        if self.teller is not None:
+            self.teller.close(work.news)
         missing = failure(HandlerError("the handler gave no result for this input"))
         work.outcomes = [outcome or missing for outcome in work.outcomes]
         return work
@@ -259,11 +279,13 @@ class Runner:
 
     def prepare(self, group: Group) -> None:
         """`preprocess`."""
+        self._enter(group)
         started = clock()
         try:
             items = self.preprocess(group.inputs)
         finally:
             group.times.preprocess += (clock() - started) * 1000
+            self._leave()
         results = group.results = _checked(items, len(group.inputs), "preprocess")
         group.good = [n for n, item in enumerate(results) if not isinstance(item, BaseException)]
         # A handler may return a tensor; it is passed on whole unless an item dropped out.
@@ -277,11 +299,13 @@ class Runner:
         if not group.good:
             return
         self._at_hand(group.at_hand)
+        self._enter(group, group.good)
         started = clock()
         try:
             group.outputs = self.handler.inference(group.items)
         finally:
             group.times.inference += (clock() - started) * 1000
+            self._leave()
         group.items = None
 
     def finish(self, group: Group) -> None:
@@ -291,12 +315,14 @@ class Runner:
         if not group.good:
             return
         self._at_hand(group.at_hand)
+        self._enter(group, group.good)
         started = clock()
         try:
             size = len(group.good) + group.padding
             final = _checked(self.handler.postprocess(group.outputs), size, "postprocess")
         finally:
             group.times.postprocess += (clock() - started) * 1000
+            self._leave()
         for n, result in zip(group.good, final[: len(group.good)], strict=True):
             group.results[n] = result
 
@@ -309,7 +335,7 @@ class Runner:
             self._drop(group, gone)
         elif overlaps(self.handler):
             rows = [row for row, n in enumerate(group.good) if n not in gone]
-            kept = _rows(group.items, rows)
+            kept = rows_of(group.items, rows)
             if kept is not None:
                 self._drop(group, gone)
                 group.items = kept
@@ -326,12 +352,20 @@ class Runner:
         group.times.padding -= group.padding
         group.padding = self._padding(len(group.good))
         if group.padding:
-            group.items = _padded(group.items, len(group.good), group.padding)
+            group.items = padded(group.items, len(group.good), group.padding)
             group.times.padding += group.padding
 
     def _padding(self, count: int) -> int:
         allowed = self.context.allowed_batch_sizes if count else ()
         return next((size for size in allowed if size >= count), count) - count
+
+    def _enter(self, group: Group, good: list[int] | None = None) -> None:
+        if self.teller is not None:
+            self.teller.enter(group.news, group.inputs, good, group.padding)
+
+    def _leave(self) -> None:
+        if self.teller is not None:
+            self.teller.enter(None)
 
     def _at_hand(self, inputs: list[Input]) -> None:
         ids = self.context.request_ids = [job_id for job_id, _, _ in inputs]
@@ -345,20 +379,6 @@ def free_memory() -> None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.empty_cache()
-
-
-def _rows(items: Any, rows: list[int]) -> Any:
-    """These rows of a batch; None where it is of a kind that cannot be taken apart."""
-    if hasattr(items, "shape"):
-        return items[rows]
-    return [items[row] for row in rows] if isinstance(items, (list, tuple)) else None
-
-
-def _padded(items: Any, count: int, padding: int) -> Any:
-    """The batch with its last item so many times more: of a shape that the model takes for sure."""
-    if hasattr(items, "shape"):  # a tensor or an array; both take a list of rows
-        return items[[*range(count), *[count - 1] * padding]]
-    return [*items, *[items[-1]] * padding]
 
 
 def _checked(values: Any, length: int, verb: str) -> list[Any]:

@@ -82,6 +82,17 @@ _STAGE: Final = object_of(
     },
 )
 
+_PROGRESS: Final = object_of(
+    {
+        "fraction": {"type": ["number", "null"], "minimum": 0, "maximum": 1},
+        "done": {"type": "number"},
+        "total": {"type": "number", "exclusiveMinimum": 0},
+        "message": STRING,
+    },
+    optional=("done", "total", "message"),
+    description="While it runs, as its handler says; of a pipeline's job, by its stages.",
+)
+
 JOB: Final = object_of(
     {
         "id": {"type": "string", "pattern": r"^[^\s]{1,128}$"},
@@ -109,6 +120,7 @@ JOB: Final = object_of(
             **array(_STAGE),
             "description": "Of a pipeline's job that has begun: how far its stages have come.",
         },
+        "progress": _PROGRESS,
         "metadata": {"type": ["object", "null"], "description": "The client's own."},
         "waiting_for": {
             "enum": ["replica", None],
@@ -138,6 +150,7 @@ JOB: Final = object_of(
     optional=(
         "batch_padding",
         "stages",
+        "progress",
         "result",
         "result_size",
         "error",

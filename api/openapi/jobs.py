@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from api.front import HOT_ROUTES, JOB, JOBS, MODEL_JOBS, RESULT
+from api.front import EVENTS, HOT_ROUTES, JOB, JOBS, MODEL_JOBS, RESULT
 from api.openapi.many import list_operation
 from api.openapi.operations import (
     JSON,
@@ -69,6 +69,7 @@ def job_paths() -> dict[str, Any]:
             "delete": _cancel_job(),
         },
         RESULT: {"parameters": [path_parameter("job_id")], "get": _get_result()},
+        EVENTS: {"parameters": [path_parameter("job_id")], "get": _get_events()},
     }
 
 
@@ -115,6 +116,37 @@ def _cancel_job() -> dict[str, Any]:
         "202": answer("It runs; its result will be discarded.", ref("Cancellation")),
     }
     return operation("cancel_job", "Cancel a job", _TAG, answers, _READ)
+
+
+def _get_events() -> dict[str, Any]:
+    last_id = {"schema": {"type": "string"}}
+    stream = {
+        "description": "Events until the job has ended: `queued`, `scheduled`, `running`, "
+        "`progress`, and `ended` with the job object. docs/api.md says what is in each.",
+        "content": {"text/event-stream": {"schema": {}}},
+    }
+    return operation(
+        "get_events",
+        "What becomes of a job, as server-sent events",
+        _TAG,
+        {"200": stream, "204": {"description": "The end was told already."}},
+        (*_READ, "too-many-streams"),
+        parameters=[
+            {
+                "name": "last_event_id",
+                "in": "query",
+                "description": "As Last-Event-ID, which it wins over.",
+                **last_id,
+            },
+            {
+                "name": "Last-Event-ID",
+                "in": "header",
+                "description": "The id of the last event that the client has: only what came "
+                "after it is told. An id that is none of ours counts for nothing.",
+                **last_id,
+            },
+        ],
+    )
 
 
 def _get_result() -> dict[str, Any]:

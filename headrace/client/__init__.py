@@ -10,6 +10,7 @@ One core without I/O (calls.py, exchange.py and what they use) is driven by two 
 """
 
 from headrace.client.aio import AsyncClient
+from headrace.client.events import JobEvent
 from headrace.client.inputs import InputRef
 from headrace.client.job import (
     Cancelled,
@@ -24,6 +25,7 @@ from headrace.client.job import (
 )
 from headrace.client.requests import Options
 from headrace.client.sync import Client
+from headrace.progress import Progress
 
 __all__ = [
     "AsyncClient",
@@ -33,8 +35,10 @@ __all__ = [
     "Failure",
     "InputRef",
     "Job",
+    "JobEvent",
     "Model",
     "Options",
+    "Progress",
     "Queue",
     "Requeued",
     "Result",

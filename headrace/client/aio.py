@@ -11,14 +11,18 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, overload
 import httpx2
 from typing_extensions import override
 
-from headrace.client import bulk, calls, control, hooks, mapping, offline
+from headrace.client import bulk, calls, control, events, hooks, mapping, offline
 from headrace.client.exchange import Session
 from headrace.client.job import Cancelled, Job
-from headrace.client.shell import Shell, answer_of, broken_by
+from headrace.client.shell import Shell, answer_of, broken_by, is_stream
 from headrace.client.steps import (
     Answer,
     Broken,
     Emit,
+    Hear,
+    Hush,
+    Listen,
+    Opened,
     Pause,
     Plan,
     Request,
@@ -57,6 +61,23 @@ def _iterating(
     return call
 
 
+class _Ear:
+    """An answer whose body is read as it comes."""
+
+    def __init__(self, response: httpx2.Response) -> None:
+        self._response = response
+        self._chunks = response.aiter_bytes()
+
+    async def hear(self) -> bytes | Broken:
+        try:
+            return await anext(self._chunks, b"")
+        except (httpx2.TransportError, httpx2.StreamError) as error:
+            return Broken(str(error) or type(error).__name__, refused=False)
+
+    async def close(self) -> None:
+        await self._response.aclose()
+
+
 class AsyncClient(Shell):
     """What `Client` is, for asyncio: every method is awaited, every iterator is an async one."""
 
@@ -79,6 +100,7 @@ class AsyncClient(Shell):
     result = _awaiting(calls.result)
     submit_many = _iterating(bulk.submit_many)
     map = _iterating(mapping.map_inputs)
+    events = _iterating(events.events)
     jobs = _iterating(calls.jobs)
     models = _awaiting(calls.models)
     model = _awaiting(calls.model)
@@ -139,25 +161,55 @@ class AsyncClient(Shell):
     async def iterate(self, stream: Stream[T]) -> AsyncIterator[T]:
         """Run a stream, and give what it emits."""
         came: object = None
-        while True:
-            try:
-                step = stream.send(came)
-            except StopIteration:
-                return
-            if isinstance(step, Emit):
-                for item in step.items:
-                    yield item
-                came = None
-            else:
+        opened: list[_Ear] = []
+        try:
+            while True:
+                try:
+                    step = stream.send(came)
+                except StopIteration:
+                    return
+                if isinstance(step, Emit):
+                    for item in step.items:
+                        yield item
+                    came = None
+                    continue
                 came = await self._perform(step)
+                if isinstance(came, Opened) and came.ear is not None:
+                    opened = [came.ear]
+        finally:
+            # Also where the caller has had enough of it.
+            for ear in opened:
+                await ear.close()
 
-    async def _perform(self, step: Step) -> Answer | Broken | Taken | None:
+    async def _perform(self, step: Step) -> Answer | Broken | Taken | Opened | bytes | None:
         if isinstance(step, Request):
             return await self._send(step)
         if isinstance(step, Pause):
             await asyncio.sleep(step.seconds)
             return None
+        if isinstance(step, Listen):
+            return await self._listen(step.request)
+        if isinstance(step, Hear):
+            heard: bytes | Broken = await step.ear.hear()
+            return heard
+        if isinstance(step, Hush):
+            await step.ear.close()
+            return None
         return await self._take(step)
+
+    async def _listen(self, request: Request) -> Opened:
+        try:
+            built = self._http.build_request(**self._arguments(request))
+            response = await self._http.send(built, stream=True)
+            if is_stream(response):
+                return Opened(Answer(200, response.headers, b""), _Ear(response))
+            try:
+                await response.aread()
+            finally:
+                await response.aclose()
+        except httpx2.TransportError as error:
+            return Opened(broken_by(error))
+        return Opened(answer_of(response))
 
     async def _take(self, step: Take) -> Taken:
         if isinstance(step.source, Iterator):

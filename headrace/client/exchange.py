@@ -118,13 +118,25 @@ def exchange(session: Session, request: Request, *, until: float | None = None) 
     patience = Patience(session, until)
     while True:
         outcome: Answer | Broken = yield request
-        failure = _judge(session, outcome)
-        if failure is None:
+        if (yield from borne(session, patience, outcome)):
             assert isinstance(outcome, Answer)  # noqa: S101 - what is broken is a failure
             return outcome
-        yield from _bear(patience, failure)
-        if isinstance(outcome, Broken):
-            yield from _until_alive(session, patience)
+
+
+def borne(session: Session, patience: Patience, outcome: Answer | Broken) -> Plan[bool]:
+    """Whether an outcome is success; else it was borne, and the request may be sent again.
+
+    Raises:
+        HeadraceError: the answer is that error.
+        ServerUnreachable: there was no answer.
+    """
+    failure = _judge(session, outcome)
+    if failure is None:
+        return True
+    yield from _bear(patience, failure)
+    if isinstance(outcome, Broken):
+        yield from _until_alive(session, patience)
+    return False
 
 
 def _until_alive(session: Session, patience: Patience) -> Plan[None]:

@@ -14,6 +14,7 @@ import msgspec
 
 from headrace.errors import UnexpectedAnswer
 from headrace.media import is_json
+from headrace.progress import Progress
 
 In = TypeVar("In")
 
@@ -44,6 +45,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             the end, and where it is too long to be shown. `value` has it decoded.
         result_size: its bytes, where it is too long to be shown; `client.result` fetches it.
         due_at: when it joins its queue, while it is scheduled: at first, or for another try.
+        progress: how far it has come, while it runs and its handler says so.
         stages: of a pipeline's job that has begun: how far its stages have come.
         error: how it ended, where it did not succeed; before the end, how its last try did.
     """
@@ -69,6 +71,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     result_size: int | None = None
     due_at: datetime | None = None
     stages: list[dict[str, Any]] = []
+    progress: Progress | None = None
     error: Failure | None = None
 
     @property

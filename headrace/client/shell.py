@@ -20,6 +20,7 @@ ENV_API_KEY: Final = "HEADRACE_API_KEY"
 ENV_CA_FILE: Final = "HEADRACE_CA_FILE"
 DEFAULT_URL: Final = "http://127.0.0.1:8080"
 CONNECT_TIMEOUT_S: Final = 5.0
+EVENT_STREAM: Final = "text/event-stream"
 #: uvicorn closes what was idle for 5 s; a connection that is about to be closed is not to be used.
 KEEPALIVE_S: Final = 4.0
 
@@ -148,6 +149,12 @@ def timeout_of(timeout_s: float, request: Request) -> httpx2.Timeout:
 def answer_of(response: httpx2.Response) -> Answer:
     """An answer whose body has been read."""
     return Answer(response.status_code, response.headers, response.content)
+
+
+def is_stream(response: httpx2.Response) -> bool:
+    """Whether its body is a stream of events."""
+    kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+    return response.status_code == 200 and kind == EVENT_STREAM
 
 
 def broken_by(error: httpx2.TransportError) -> Broken:

@@ -63,6 +63,40 @@ class Broken:
 
 
 @dataclass(frozen=True, slots=True)
+class Listen:
+    """Send this, and give `Opened`; its answer may be a stream that is read by `Hear`."""
+
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What came of a `Listen`.
+
+    Attributes:
+        outcome: the answer, without its body where that is a stream.
+        ear: the shell's own, for `Hear` and `Hush`; None where it is no stream.
+    """
+
+    outcome: Answer | Broken
+    ear: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Hear:
+    """Give the next bytes of a stream: none once it has ended, `Broken` where it broke."""
+
+    ear: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Hush:
+    """Close a stream."""
+
+    ear: Any
+
+
+@dataclass(frozen=True, slots=True)
 class Pause:
     """Let so many seconds pass."""
 
@@ -138,6 +172,6 @@ class Emit(Generic[T]):
     items: list[T]
 
 
-Step: TypeAlias = Request | Pause | Take
+Step: TypeAlias = Request | Pause | Take | Listen | Hear | Hush
 Plan: TypeAlias = Generator[Step, Any, T]
 Stream: TypeAlias = Generator[Step | Emit[T], Any, None]

@@ -10,14 +10,18 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, overload
 import httpx2
 from typing_extensions import override
 
-from headrace.client import bulk, calls, control, hooks, mapping, offline
+from headrace.client import bulk, calls, control, events, hooks, mapping, offline
 from headrace.client.exchange import Session
 from headrace.client.job import Cancelled, Job
-from headrace.client.shell import Shell, answer_of, broken_by
+from headrace.client.shell import Shell, answer_of, broken_by, is_stream
 from headrace.client.steps import (
     Answer,
     Broken,
     Emit,
+    Hear,
+    Hush,
+    Listen,
+    Opened,
     Pause,
     Plan,
     Request,
@@ -57,6 +61,23 @@ def _iterating(
     return call
 
 
+class _Ear:
+    """An answer whose body is read as it comes."""
+
+    def __init__(self, response: httpx2.Response) -> None:
+        self._response = response
+        self._chunks = response.iter_bytes()
+
+    def hear(self) -> bytes | Broken:
+        try:
+            return next(self._chunks, b"")
+        except (httpx2.TransportError, httpx2.StreamError) as error:
+            return Broken(str(error) or type(error).__name__, refused=False)
+
+    def close(self) -> None:
+        self._response.close()
+
+
 class Client(Shell):
     """Submits jobs, waits for them and reads their results. May be shared by threads."""
 
@@ -79,6 +100,7 @@ class Client(Shell):
     result = _blocking(calls.result)
     submit_many = _iterating(bulk.submit_many)
     map = _iterating(mapping.map_inputs)
+    events = _iterating(events.events)
     jobs = _iterating(calls.jobs)
     models = _blocking(calls.models)
     model = _blocking(calls.model)
@@ -139,24 +161,54 @@ class Client(Shell):
     def iterate(self, stream: Stream[T]) -> Iterator[T]:
         """Run a stream, and give what it emits."""
         came: object = None
-        while True:
-            try:
-                step = stream.send(came)
-            except StopIteration:
-                return
-            if isinstance(step, Emit):
-                yield from step.items
-                came = None
-            else:
+        opened: list[_Ear] = []
+        try:
+            while True:
+                try:
+                    step = stream.send(came)
+                except StopIteration:
+                    return
+                if isinstance(step, Emit):
+                    yield from step.items
+                    came = None
+                    continue
                 came = self._perform(step)
+                if isinstance(came, Opened) and came.ear is not None:
+                    opened = [came.ear]
+        finally:
+            # Also where the caller has had enough of it.
+            for ear in opened:
+                ear.close()
 
-    def _perform(self, step: Step) -> Answer | Broken | Taken | None:
+    def _perform(self, step: Step) -> Answer | Broken | Taken | Opened | bytes | None:
         if isinstance(step, Request):
             return self._send(step)
         if isinstance(step, Pause):
             time.sleep(step.seconds)
             return None
+        if isinstance(step, Listen):
+            return self._listen(step.request)
+        if isinstance(step, Hear):
+            heard: bytes | Broken = step.ear.hear()
+            return heard
+        if isinstance(step, Hush):
+            step.ear.close()
+            return None
         return self._take(step)
+
+    def _listen(self, request: Request) -> Opened:
+        try:
+            built = self._http.build_request(**self._arguments(request))
+            response = self._http.send(built, stream=True)
+            if is_stream(response):
+                return Opened(Answer(200, response.headers, b""), _Ear(response))
+            try:
+                response.read()
+            finally:
+                response.close()
+        except httpx2.TransportError as error:
+            return Opened(broken_by(error))
+        return Opened(answer_of(response))
 
     def _take(self, step: Take) -> Taken:
         if not isinstance(step.source, Iterator):

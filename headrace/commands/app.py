@@ -42,7 +42,7 @@ RETRY_S: Final = 60
 
 def register(app: typer.Typer) -> None:
     """Add the client commands."""
-    for command in (submit, run, result, jobs, cancel, models, top):
+    for command in (submit, run, result, jobs, watch, cancel, models, top):
         app.command()(command)
     app.add_typer(runs_group, name="runs")
     app.add_typer(queues_group, name="queues")
@@ -298,6 +298,17 @@ def jobs(
             raise typer.BadParameter("ids are given: leave out --model, --status and --since")
         raise typer.Exit(show_jobs(url, ids, as_json=as_json))
     list_jobs(url, model=model, statuses=status or (), since=after, limit=limit, as_json=as_json)
+
+
+def watch(
+    job_id: Annotated[str, typer.Argument(metavar="ID", help="The job.")],
+    as_json: JsonOption = False,
+    url: UrlOption = None,
+) -> None:
+    """Print what becomes of a job until it has ended: its place, its progress, its end."""
+    from headrace.commands.watch import watch as go
+
+    raise typer.Exit(go(url, job_id, as_json=as_json))
 
 
 def cancel(ids: IdsArgument, as_json: JsonOption = False, url: UrlOption = None) -> None:

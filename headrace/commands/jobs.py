@@ -14,6 +14,7 @@ import typer
 from headrace.commands import output
 from headrace.commands.exits import ExitCode
 from headrace.commands.ids import given_ids
+from headrace.commands.watch import progress_text
 
 if TYPE_CHECKING:
     from headrace.client.job import Job
@@ -142,6 +143,8 @@ def _row(job: Job) -> tuple[str, ...]:
 def _remark(job: Job) -> str:
     if job.error is not None:
         return output.short_line(f"{job.error.type}: {job.error.message}")
+    if job.progress is not None:
+        return progress_text(job.progress)
     if job.waiting_for:
         return f"no {job.waiting_for} of the model is loaded"
     return f"place {job.queue_position:,}" if job.queue_position else ""

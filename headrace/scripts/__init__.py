@@ -1,7 +1,8 @@
 """The Lua scripts, and the commands that call them. Knows no connection: callers send them.
 
 Each script is `_lib.lua`, then `_end.lua` where it ends jobs or gives them back, `_withdraw.lua`
-where it takes them out of the midst of a queue, then its own file.
+where it takes them out of the midst of a queue, `_place.lua` where it says where they stand in one,
+then its own file.
 A server that does not know a script (after a restart or a failover) answers NOSCRIPT; the caller
 then sends `load_command` and the call again.
 """
@@ -47,6 +48,8 @@ _ENDING: Final = frozenset(
 )
 #: Those of them that take jobs out of the midst of their queues, and so have _withdraw.lua too.
 _WITHDRAWING: Final = frozenset({"cancel", "expire"})
+#: The scripts that say where jobs stand in their queues, and so have _place.lua too.
+_PLACING: Final = frozenset({"view", "watch"})
 
 NAMES: Final = (
     "errands", "stages", "hand_over",
@@ -56,6 +59,7 @@ NAMES: Final = (
     "outcomes", "forget", "listen", "tell_run", "expire",
     "hook_save", "hooks_due",
     "batch_create", "batch_cancel", "batch_claim", "batch_save", "batch_release",
+    "progress", "watch",
 )  # fmt: skip
 
 
@@ -64,7 +68,8 @@ def script(name: str) -> Script:
     """The script of that name, one of NAMES."""
     ending = ("_end",) if name in _ENDING else ()
     withdrawing = ("_withdraw",) if name in _WITHDRAWING else ()
-    parts = ("_lib", *ending, *withdrawing, name)
+    placing = ("_place",) if name in _PLACING else ()
+    parts = ("_lib", *ending, *withdrawing, *placing, name)
     folder = files("headrace.scripts")
     source = "".join(folder.joinpath(f"{part}.lua").read_text("utf-8") for part in parts)
     sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()

@@ -6,6 +6,7 @@
 local STEPS = {'0', '3', '6', '9'}
 local STEP_INDEX = {['0'] = 1, ['3'] = 2, ['6'] = 3, ['9'] = 4}
 local JOB, META, DONE, ENDED = 'hr:job:', 'celery-task-meta-', 'hr:done:', 'hr:ended:'
+local NEWS = 'hr:news:'
 local CANCELLED, REVOKED_IDS = 'hr:cancel:', 'hr:revoked'
 -- By when jobs must have begun, until then; longer than any job may be scheduled for.
 local EXPIRING, EXPIRING_TTL_S = 'hr:expiring', 62 * 86400

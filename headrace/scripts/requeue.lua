@@ -4,7 +4,7 @@
 check_types(true)
 local prefix = 'hr:letter:' .. ARGV[1] .. ':'
 -- All that its last life left in the record; the client's own fields stay.
-local LEFT = {'a', 'k', 'x', 't', 'o', 'st', 'en', 'b', 'tm', 'rt', 'e', 'tb', 'dl', 'cr', 'rn', 'fw', 'sg'}
+local LEFT = {'a', 'k', 'x', 't', 'o', 'st', 'en', 'b', 'tm', 'rt', 'e', 'tb', 'dl', 'cr', 'rn', 'fw', 'sg', 'pg'}
 
 -- How long a requeued job that has no record may wait for its claim before its stored input is let go.
 local UNCLAIMED_S = 30 * 86400

@@ -1,15 +1,6 @@
 -- Read jobs: per id {record as a flat list, Celery result or '', place in the queue or 0; of a scheduled job when it
 -- is due, in us}, or 0 where unknown.
--- KEYS: none. ARGV: 1 queue prefix, 2 with results (1 or 0), then ids. The place is approximate: what was put back
--- to the head after this job was queued is counted, cancelled neighbours behind it are not subtracted.
-local function place_of(f)
-  local queue, s = ARGV[1] .. f['m'], STEP_INDEX[f['p']] or 1
-  local out = redis.call('HGET', 'hr:count:' .. queue, 'out' .. STEPS[s])
-  local place = tonumber(f['n']) - (tonumber(out or '0') or 0)
-  for better = 1, s - 1 do place = place + redis.call('LLEN', list_of(queue, better)) end
-  return math.max(1, place)
-end
-
+-- KEYS: none. ARGV: 1 queue prefix, 2 with results (1 or 0), then ids. The place is approximate; see _place.lua.
 local function without(record, field)
   local rest = {}
   for k = 1, #record, 2 do
@@ -29,10 +20,9 @@ for i = 3, #ARGV do
   else
     local place, meta = 0, ''
     if f['s'] == 'q' and f['n'] and f['m'] then
-      place = place_of(f)
+      place = place_of(ARGV[1] .. f['m'], f['p'], f['n'])
     elseif f['s'] == 'd' and f['m'] then
-      local due = redis.pcall('ZSCORE', 'hr:delayed:' .. ARGV[1] .. f['m'], id)
-      place = type(due) == 'string' and tonumber(due) or 0
+      place = due_of(ARGV[1] .. f['m'], id)
     elseif ARGV[2] == '1' and (f['s'] == 's' or f['s'] == 'f') then
       meta = not f['r'] and redis.call('GET', META .. id) or ''
     end

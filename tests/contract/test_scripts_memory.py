@@ -152,6 +152,15 @@ def test_what_is_no_job_is_buried(queue: Queue) -> None:
     assert [letter["raw"] for letter in queue.letters().values()] == [b"junk"]
 
 
+def test_progress_is_written(queue: Queue) -> None:
+    queue.submit_one()
+    leased = queue.claim_one()
+    with full_memory(queue):
+        assert queue.progress(leased, '1 {"fraction":0.5}') == 1
+    assert queue.record(leased.id)["pg"] == leased.token + ' 1 {"fraction":0.5}'
+    queue.settle(leased)
+
+
 def test_reading_passes(queue: Queue) -> None:
     job_id = queue.submit_one()
     with full_memory(queue):
@@ -259,6 +268,7 @@ def test_a_server_that_knows_no_script_is_told(queue: Queue, name: str) -> None:
         "batch_create": ["b", "{}", 0, 0, 0], "batch_cancel": ["b"], "batch_claim": [1, "r"],
         "batch_save": ["b", 1, 1, "", 1, 0], "batch_release": ["r"],
         "hook_save": ["x", "msg_1", "another", "{}", 60, "", "", "", ""], "hooks_due": [10],
+        "progress": ["x", 1, "1 {}"], "watch": [keys.QUEUE_PREFIX],
     }  # fmt: skip
     command = known.call(queue.keys, *arguments[name])
     with pytest.raises(NoScriptError):

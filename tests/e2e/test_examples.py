@@ -280,6 +280,18 @@ def test_the_handler_with_its_own_preprocessing_names_the_tone(client: Client) -
         assert broken[bad.input] in bad.error.message
 
 
+def test_the_handler_that_reports_says_how_far_it_has_come(client: Client) -> None:
+    events = list(client.events(client.submit("pi", {"rounds": 200})))
+    told = [event.progress for event in events if event.progress is not None]
+    assert all(progress.total == 200 for progress in told)
+    assert told[0].message.startswith("pi is about 3.")
+    ended = events[-1].job
+    assert ended is not None
+    assert abs(ended.value["pi"] - 3.14) < 0.1
+    with pytest.raises(errors.InputError, match="rounds"):
+        client.result(client.submit("pi", {"rounds": 0}))
+
+
 NOTEBOOKS = {
     "digits.ipynb": (f"{len(DIGITS)} of {len(DIGITS)} right", "not an image", "<table>"),
     "offline_run.ipynb": (f"{len(DIGITS)} of {len(DIGITS)} right", "image/png", "median "),

@@ -303,6 +303,12 @@ class Queue:
     def view(self, *ids: str, results: bool = True) -> list[Any]:
         return list(self.call("view", [], keys.QUEUE_PREFIX, int(results), *ids))
 
+    def watch(self, *ids: str) -> list[Any]:
+        return list(self.call("watch", [], keys.QUEUE_PREFIX, *ids))
+
+    def progress(self, job: Leased, word: str) -> int:
+        return int(self.call("progress", [], job.id, job.token, word))
+
     def place(self, job_id: str) -> int:
         return int(self.view(job_id)[0][2])
 

@@ -35,7 +35,12 @@ def api(redis_db: RedisServer) -> Iterator[ApiServer]:
     with (
         FakeWorker(redis_db.url, "echo"),
         api_server(
-            redis_db.url, models, max_wait_s=0.2, bulk_hold_s=0.2, webhook_secrets=(new_secret(),)
+            redis_db.url,
+            models,
+            max_wait_s=0.2,
+            bulk_hold_s=0.2,
+            webhook_secrets=(new_secret(),),
+            event_stream_max_s=0.2,
         ) as server,
         redis_db.client() as client,
     ):

@@ -1,0 +1,101 @@
+"""How far an item has come, as a handler says it. Knows no batches, no Redis and no HTTP."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any, Final
+
+import msgspec
+
+logger = logging.getLogger(__name__)
+
+MESSAGE_MAX_CHARS: Final = 200
+#: A fraction is told to so many decimals.
+DECIMALS: Final = 4
+
+
+class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How far an item has come.
+
+    Attributes:
+        fraction: 0 to 1; None where that is not known.
+        done: of `total`, in the handler's own unit.
+        total: None where it was not said.
+        message: a few words for people.
+    """
+
+    fraction: float | None
+    done: int | float | None = None
+    total: int | float | None = None
+    message: str = ""
+
+
+class _Stage(msgspec.Struct):
+    name: str
+    status: str
+    jobs: int = 0
+    done: int = 0
+
+
+_STAGES: Final = msgspec.json.Decoder(list[_Stage])
+
+
+def stages_progress(stages: str) -> Progress | None:
+    """How far a pipeline's job has come, by what its record says of its stages."""
+    try:
+        found = _STAGES.decode(stages)
+    except msgspec.MsgspecError:
+        return None
+    if not found:
+        return None
+    shares = [
+        1.0 if stage.status == "succeeded" else stage.done / stage.jobs if stage.jobs else 0.0
+        for stage in found
+    ]
+    at = [(n, stage.name) for n, stage in enumerate(found, 1) if stage.status == "running"]
+    message = ", ".join(f"stage {name} ({n} of {len(found)})" for n, name in at)
+    return Progress(round(sum(shares) / len(found), DECIMALS), message=_shown(message))
+
+
+def progress_of(done: Any, total: Any, message: Any) -> Progress | None:
+    """What a handler said; None where it says nothing that could be shown.
+
+    It never raises: a mistake in what is only told must not fail a job. What cannot be used is
+    passed over, and stands in the log.
+    """
+    text = _shown(message)
+    so_far, most = _number(done), _number(total)
+    if (done is not None and so_far is None) or (total is not None and not (most and most > 0)):
+        logger.warning(
+            "progress of %.40r of %.40r is passed over: give a fraction, or a number and a total "
+            "above 0",
+            done,
+            total,
+        )
+        return Progress(None, message=text) if text else None
+    if so_far is None:
+        return Progress(None, message=text) if text else None
+    fraction = round(min(1.0, max(0.0, so_far / (most or 1.0))), DECIMALS)
+    if most is None:
+        return Progress(fraction, message=text)
+    return Progress(fraction, so_far, most, text)
+
+
+def _number(value: Any) -> float | None:
+    """A finite number, whole where it is; None for anything else."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        return None
+    if not math.isfinite(number):
+        return None
+    return int(number) if number.is_integer() and abs(number) < 2**53 else number
+
+
+def _shown(message: Any) -> str:
+    """A message on one line, cut where it is long."""
+    text = "" if message is None else str(message)
+    text = " ".join(text[: 4 * MESSAGE_MAX_CHARS].split())
+    text = "".join(char if char.isprintable() else "\ufffd" for char in text)
+    return text if len(text) <= MESSAGE_MAX_CHARS else text[: MESSAGE_MAX_CHARS - 1] + "…"

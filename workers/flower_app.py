@@ -3,7 +3,8 @@
 Flower does the rest by itself. What it gets from here:
 
 - the queues of the models file on its Broker page, which else shows what it has heard of workers
-  when it started, or when somebody opened the page of one;
+  when it started, or when somebody opened the page of one; and the certificates of a `rediss://`
+  URL, which that page looks for in Celery's configuration;
 - jobs that its API sends (`/api/task/apply/headrace.predict`) go to the queue of their model;
 - what a worker answers to `Soft` and `Hard` is shown: the page takes the text out of the answer as
   if that were HTML, and shows nothing where it is not;
@@ -23,6 +24,7 @@ from collections.abc import Mapping
 from functools import cache
 from http import HTTPStatus
 from typing import Any, Final
+from urllib.parse import parse_qsl, urlsplit
 
 from celery import Celery
 from flower import urls
@@ -100,6 +102,10 @@ def adapt(app: Celery, catalog: Catalog) -> None:
         return route(queues, name, args, kwargs)
 
     app.conf.task_routes = (router,)
+    url = urlsplit(str(app.conf.broker_url))
+    if url.scheme == "rediss":
+        given = parse_qsl(url.query)
+        app.conf.broker_use_ssl = {k: v for k, v in given if k.startswith("ssl_")}
     for place, handler in enumerate(urls.handlers):
         if isinstance(handler, tuple) and handler[1] in _REPLACED:
             urls.handlers[place] = (handler[0], _REPLACED[handler[1]])

@@ -23,6 +23,7 @@ from headrace.errors import BrokerUnavailable, ConfigError
 from tests.harness.api_process import api_process
 from tests.harness.celery_client import GET_TIMEOUT_S, send, stock_client
 from tests.harness.certificates import Authority
+from tests.harness.flower import asked
 from tests.harness.pipelines import pipeline_site
 from tests.harness.redis_servers import RedisServer, free_port, redis_server
 from tests.harness.up import RunningUp, headrace, started
@@ -157,6 +158,9 @@ def test_flower_shows_the_deployment_by_the_same_user(
                 return False
 
         wait_until(sees_worker, "Flower sees the worker", 90)
+        status, text = asked(port, "GET", "/api/queues/length")
+        assert status == 200, text
+        assert {"name": "headrace.echo", "messages": 0} in json.loads(text)["active_queues"]
         assert guarded.refusals() == []
 
 

@@ -8,8 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-#: Tries under way at a time to one receiver, of the threads that do errands.
+#: Tries under way at a time to one receiver, of the threads that do errands, ...
 PER_ENDPOINT: Final = 4
+#: ... and to one that has answered within so many seconds, as it holds each of them but briefly.
+PER_QUICK_ENDPOINT: Final = 8
+QUICK_S: Final = 0.2
 #: After so many failures in a row a receiver is left alone for a while, and then tried by one.
 TRIP: Final = 5
 CLOSED_S: Final = 5.0
@@ -36,11 +39,13 @@ class Endpoint:
     failures: int = 0
     closed_until: float = 0.0
     next_at: float = 0.0
-    took_s: float = 0.1
+    took_s: float = 0.5
 
     def wait_s(self, now: float) -> float:
         """How long a try is to be put off; 0 where it may begin."""
-        most = 1 if self.failures >= TRIP else PER_ENDPOINT
+        most = PER_QUICK_ENDPOINT if self.took_s < QUICK_S else PER_ENDPOINT
+        if self.failures >= TRIP:
+            most = 1
         if now >= self.closed_until and self.running < most:
             return 0.0
         # One behind the other at the pace at which it answers, so that nobody asks in vain.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import email.utils
+import logging
 import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -20,6 +21,8 @@ from headrace.errors import ConfigError, InvalidRequest
 from headrace.settings import Settings
 from headrace.webhooks.addresses import Address, may_reach, read_address, read_networks
 from headrace.webhooks.target import Target, read_target
+
+logger = logging.getLogger(__name__)
 
 #: So much of an answer is read, so that the receiver is not cut off in it; nobody looks at it.
 BODY_MAX_BYTES: Final = 16 * 1024
@@ -115,6 +118,10 @@ class HookSender:
             return Sent(error=_short(f"the name cannot be looked up: {error}"))
         except httpx2.HTTPError as error:
             return Sent(error=_short(f"{type(error).__name__}: {error}"))
+        except Exception as error:
+            # Nobody has foreseen it; such as a URL of which httpx2 thinks otherwise.
+            logger.exception("a webhook cannot be sent", extra={"webhook": headers["webhook-id"]})
+            return Sent(error=_short(f"it cannot be sent: {error}"))
         outcome = _outcome(answer)
         await _let_go(answer)
         return outcome

@@ -111,6 +111,12 @@ def test_a_name_that_nobody_knows_and_one_that_is_asked_for_too_long() -> None:
     assert not sent.final
     (sent,) = send("http://silent.example/", silent, webhook_timeout_s=0.1)
     assert sent.error == "no answer within 0.1 s"
+
+    async def broken(host: str, port: int) -> Sequence[str]:
+        raise RuntimeError("nobody has foreseen it")
+
+    (sent,) = send("http://broken.example/", broken)
+    assert (sent.error, sent.final) == ("it cannot be sent: nobody has foreseen it", False)
     (sent,) = send("http://plain.example/", webhook_allow_http=False)
     assert sent.final, "what was allowed at the submit need not be now"
 

@@ -11,7 +11,9 @@ import pytest
 
 from headrace import Client, keys
 from headrace.errors import WebhookNotFound
+from headrace.webhooks.signing import secrets_of, written
 from tests.harness.celery_client import stock_client
+from tests.harness.commands import CommandsWithin
 from tests.harness.hook_receiver import HUGE_BYTES, hook_receiver
 from tests.harness.hook_site import HookSite, hook_site
 from tests.harness.wait import wait_until
@@ -39,11 +41,13 @@ def test_every_way_to_submit_tells_the_end_signed(site: HookSite) -> None:
     http, url = site.api.http, site.receiver.url("/200?token=a%20b")
     body = {"model": "tricky", "input": {"n": 1}, "options": {"webhook": url}}
     line = json.dumps({**body, "id": "of-a-line"}) + "\n"
+    quiet = json.dumps(body) + "\n"
     ids = [
         http.post("/api/v1/models/tricky/jobs", params={"webhook": url}, json=1).json()["id"],
         http.post(JOBS, json=body).json()["id"],
         http.put(f"{JOBS}/named", json=body).json()["id"],
         json.loads(http.post(f"{JOBS}/bulk", content=line).text)["id"],
+        json.loads(http.post(f"{JOBS}/bulk?quiet=1", content=quiet).text)["id"],
     ]
     with Client(site.api.url) as client:
         ids += [client.submit("tricky", 1, webhook=url).id]
@@ -210,7 +214,9 @@ def test_what_is_counted(site: HookSite) -> None:
     before = counted()
     site.delivery(site.submit("/200"), "delivered")
     site.delivery(site.submit("/410"), "failed")
-    site.delivery(site.submit("/later/503"), "pending")
+    with hook_receiver() as other:
+        # Which is then left alone for an hour.
+        site.delivery(site.submit("", webhook=other.url("/later/503")), "pending")
     after = counted()
     grown = {word: after[name(word)] - before[name(word)] for word in ("delivered", "failed")}
     assert grown == {"delivered": 1, "failed": 1}
@@ -239,6 +245,35 @@ def test_an_address_that_is_refused_at_the_submit(site: HookSite, url: str) -> N
     for answer in answers:
         assert answer["status"] == 400
         assert REFUSED[url] in answer["detail"]
+
+
+def test_the_commands(site: HookSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cli = CommandsWithin(site.api.url, tmp_path)
+    asked = ("--webhook", site.receiver.url("/410"), "--webhook-event", "succeeded")
+    (job_id,) = cli.lines("submit", "tricky", "--json-input", "1", *asked)
+    delivery = site.delivery(job_id, "failed")
+    head, row = cli.lines("webhooks", "show", job_id)
+    assert head.split() == ["ID", "TYPE", "STATE", "TRIES", "LAST", "NEXT", "URL"]
+    assert row.split()[:4] == [delivery["id"], "job.succeeded", "failed", "1"]
+    assert "answered 410" in row
+    assert cli.lines("webhooks", "redeliver", job_id, delivery["id"]) == [
+        f"{delivery['id']}  is told again"
+    ]
+    site.delivery(job_id, "failed", tries=2)
+    assert [one["tries"] for one in cli.json("webhooks", "show", job_id)] == [2]
+    assert cli.json("webhooks", "redeliver", job_id)[0]["state"] == "pending"
+    site.delivery(job_id, "failed", tries=3)
+    assert "there is no job" in cli.complaint("webhooks", "show", "none", rc=4)
+    assert "no webhook delivery" in cli.complaint("webhooks", "redeliver", job_id, "msg_x", rc=2)
+    wrong = ("submit", "tricky", "--json-input", "1", *asked[:2], "--webhook-event", "done")
+    assert "--webhook-event" in cli.complaint(*wrong, rc=2)
+    (fresh,) = cli.lines("webhooks", "secret", "--new")
+    assert "webhook_secrets is not set here" in cli.complaint("webhooks", "secret", rc=2)
+    monkeypatch.setenv("HEADRACE_WEBHOOK_SECRETS", ",".join((fresh, *site.secrets)))
+    assert cli.lines("webhooks", "secret") == [fresh, *site.secrets]
+    own = cli.lines("webhooks", "secret", "0123456789ab")
+    assert own == [written(one) for one in secrets_of((fresh, *site.secrets), "0123456789ab")]
+    assert "no id of an API key" in cli.complaint("webhooks", "secret", "hr_x", rc=2)
 
 
 def test_a_job_without_webhooks_has_none_and_an_unknown_one_is_unknown(site: HookSite) -> None:

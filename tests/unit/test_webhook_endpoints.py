@@ -9,6 +9,7 @@ from workers.hook_endpoints import (
     CLOSED_MAX_S,
     CLOSED_S,
     PER_ENDPOINT,
+    PER_QUICK_ENDPOINT,
     QUEUE_MAX_S,
     TRIP,
     Endpoint,
@@ -26,6 +27,16 @@ def test_so_many_at_a_time_and_the_rest_one_behind_the_other() -> None:
     assert max(endpoint.wait_s(100.0) for _ in range(10_000)) <= QUEUE_MAX_S
     endpoint.running -= 1
     assert endpoint.wait_s(100.0) == 0, "room is for whoever comes first"
+
+
+def test_one_that_answers_quickly_has_more_until_it_does_not() -> None:
+    endpoint = Endpoint()
+    for _ in range(6):
+        endpoint.ended(0.0, 0.01, answers=True)
+    endpoint.running = PER_QUICK_ENDPOINT - 1
+    assert endpoint.wait_s(0.0) == 0
+    endpoint.ended(0.0, 2.0, answers=True)
+    assert endpoint.wait_s(0.0) > 0
 
 
 def test_one_that_is_down_is_left_alone_for_longer_and_longer() -> None:

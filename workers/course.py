@@ -8,6 +8,7 @@ by what its `Tools` do.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -17,15 +18,15 @@ import msgspec
 
 from headrace.errors import HeadraceError, InvalidRequest, PayloadTooLarge
 from headrace.ids import id_of_sequel
-from headrace.jobs import Job, JobOptions, State
+from headrace.jobs import MAX_WAIT_FOR_START_S, Job, JobOptions, State
 from headrace.media import is_json
 from headrace.messages import Message, Stretch
 from headrace.pipelines import INPUT, PipelineConfig, Stage
 from workers.items import Item
 from workers.values import Foreign, Many, Named, Stored, Text, Value, follow, value_of
 
-#: How long a stage's job is kept once it has ended, where nobody removes it; its pipeline's job is
-#: over long before, or asks for it again.
+#: How much longer than its pipeline's job may take (twice, as another may go on with that) a
+#: stage's job is kept once it has ended, where nobody removes it.
 KEPT_S: Final = 3_600
 #: A stage's job has so much longer than its pipeline's, whose deadline is the one to tell of.
 LATER_S: Final = 5.0
@@ -138,6 +139,7 @@ class Course:
         self.under_way: dict[str, Stage] = {}
         self.ended: dict[str, tuple[Stage, Job]] = {}
         self._tools = tools
+        self._began = time.time()
         self._results: dict[str, asyncio.Task[Value]] = {}
 
     @property
@@ -181,6 +183,7 @@ class Course:
         if message.expires_s is not None and INPUT in stage.sources:
             # It has not really begun before its first stage has.
             expires_s = max(0.001, message.expires_s - time.time())
+        kept_s = KEPT_S + 2 * max(0, math.ceil(self.deadline - self._began))
         return JobOptions(
             priority=self.item.step,
             expires=expires_s,
@@ -188,7 +191,7 @@ class Course:
             max_retries=message.max_retries,
             retry_backoff=message.retry_backoff_s,
             retry_backoff_max=message.retry_backoff_max_s,
-            result_ttl=KEPT_S,
+            result_ttl=min(kept_s, MAX_WAIT_FOR_START_S),
         )
 
     async def _stage(self, stage: Stage) -> Value:

@@ -8,6 +8,7 @@ bodies is in it but the request's id.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -20,12 +21,14 @@ from typing import Any, BinaryIO, Final
 import msgspec
 
 from api.asgi import CALLER, SEEN, Message, Receive, Request, Scope, Send
+from api.spans import ApiSpans
 from headrace import logs
 from headrace.access import EVERYBODY
 from headrace.job_json import JOBS_PATH
 from headrace.log_lines import plain, shown
 from headrace.redaction import Redaction
 from headrace.settings import Settings
+from headrace.trace import Trace
 
 REQUEST_ID: Final = b"x-request-id"
 LOGGER: Final = "access"
@@ -49,7 +52,7 @@ class Seen:
 
     Attributes:
         scope: ASGI's.
-        id: the request's id.
+        id: the request's id; empty where it has none.
         template: the template of its path, once it is known.
         name: the model, the job or the file in the path.
         request: as its route sees it, which knows on whose behalf it is.
@@ -86,7 +89,8 @@ class Seen:
             for name, value in headers:
                 if name == b"location" and value.startswith(_JOBS_PATH):
                     self.job = value[len(_JOBS_PATH) :].decode("latin-1")
-            message = {**message, "headers": [*headers, (REQUEST_ID, self.id)]}
+            if self.id:
+                message = {**message, "headers": [*headers, (REQUEST_ID, self.id)]}
         elif message["type"] == "http.response.body":
             self.size += len(message.get("body", b""))
         await self._send(message)
@@ -173,6 +177,8 @@ class AccessLog:
             told["job"] = job[:128]
         if key := seen.key:
             told["key"] = key
+        if parent := logs.TRACE.get():
+            told["trace_id"] = Trace(parent).trace_id
         client = scope.get("client")
         if client:
             told["client"] = client[0]
@@ -246,24 +252,30 @@ def asked_id(scope: Scope) -> bytes:
 
 
 async def watched(
-    app: App, scope: Scope, receive: Receive, send: Send, log: AccessLog | None, request_id: bytes
+    app: App, seen: Seen, receive: Receive, log: AccessLog | None, spans: ApiSpans | None
 ) -> None:
     """Answer a request that is seen from outside.
 
     Args:
         app: what answers.
-        scope: ASGI's.
-        receive: likewise.
-        send: likewise.
+        seen: the request.
+        receive: ASGI's.
         log: has a line written; None writes none.
-        request_id: as `asked_id` found it.
+        spans: has a span for it; None has none.
     """
-    seen = Seen(scope, send, request_id or (log.new_id() if log is not None else b""))
+    if log is not None and not seen.id:
+        seen.id = log.new_id()
+    scope = seen.scope
     scope[SEEN] = seen
-    token = logs.CONCERN.set({"request": seen.id.decode("ascii")})
+    fields = {"request": seen.id.decode("ascii")} if seen.id else {}
+    concern = logs.CONCERN.set(fields)
+    span = spans.request(seen) if spans is not None and scope["path"] not in QUIET else None
     try:
-        await app(scope, receive, seen.send)
+        with span or contextlib.nullcontext():
+            try:
+                await app(scope, receive, seen.send)
+            finally:
+                if log is not None:
+                    log.told(seen)
     finally:
-        logs.CONCERN.reset(token)
-        if log is not None:
-            log.told(seen)
+        logs.CONCERN.reset(concern)

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from typing_extensions import override
 
 from api import front
-from api.access_log import AccessLog, asked_id, watched
+from api.access_log import AccessLog, Seen, asked_id, watched
 from api.openapi import document
 from api.replies import ANSWERED, answer_errors
 from api.routes import documentation, health, letters, metrics, models, queues, runs, webhooks
@@ -53,8 +53,10 @@ class Application(FastAPI):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             request_id = asked_id(scope)
-            if request_id or self.access_log is not None:
-                await watched(self.answer, scope, receive, send, self.access_log, request_id)
+            spans = self.services.spans if self.services is not None else None
+            if request_id or self.access_log is not None or spans is not None:
+                seen = Seen(scope, send, request_id)
+                await watched(self.answer, seen, receive, self.access_log, spans)
                 return
         await self.answer(scope, receive, send)
 

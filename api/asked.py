@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from api.asgi import Request
 from api.bodies import Payload, media_type, not_json
 from api.options import checked, reworded
 from headrace.access import EVERYBODY, Caller
@@ -17,6 +18,7 @@ from headrace.jobs import DEFAULT_OPTIONS, JobOptions, new_id
 from headrace.messages import Source
 from headrace.store.origin import type_of
 from headrace.submission import hash_request
+from headrace.trace import Trace, read_trace
 
 #: msgspec gives each request its own Raw; an absent one is this.
 _NO_INPUT: Final = msgspec.Raw(b"")
@@ -62,6 +64,7 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
         payload: an input that is too long for its message; input_json is `null` then.
         source: the operator's own file that the client names as input; likewise.
         caller: on whose behalf.
+        trace: where in a trace.
     """
 
     model: ModelConfig
@@ -72,6 +75,7 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
     payload: Payload | None = None
     source: Source | None = None
     caller: Caller = EVERYBODY
+    trace: Trace | None = None
 
     @property
     def elsewhere(self) -> bool:
@@ -90,6 +94,20 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
         elif self.source is not None:
             said = b"r%s\0%s" % (self.source.type.encode(), self.source.origin.encode())
         return hash_request(self.model.name, said, self.options, self.version)
+
+
+def trace_of(request: Request) -> Trace | None:
+    """The trace of a request; one that is not as it should be is none."""
+    parent = request.header(b"traceparent")
+    if not parent:
+        return None
+    state = request.header(b"tracestate")
+    return read_trace(parent.decode("latin-1"), state.decode("latin-1"))
+
+
+def in_trace(asked: Asked, trace: Trace | None) -> Asked:
+    """The same as a part of this trace."""
+    return asked if trace is None else msgspec.structs.replace(asked, trace=trace)
 
 
 def identity_of(given_id: str | None, key: str, fresh_id: str = "", owner: str = "") -> Identity:

@@ -17,6 +17,7 @@ from api.asked import (
     asked_by,
     identity_of,
     identity_under,
+    in_trace,
     model_for,
     read_job_request,
 )
@@ -33,6 +34,7 @@ from headrace.jobs import Job, new_ids
 from headrace.queue import VIEW_MAX_JOBS
 from headrace.store.stores import THREADS
 from headrace.submission import Receipt, Submission, of_another, repeat_of
+from headrace.trace import Trace
 
 #: Between two tries of lines that are held back, in seconds; doubled while nothing moves.
 HOLD_MIN_S: Final = 0.02
@@ -69,6 +71,7 @@ class BulkSubmitter:
         key: its idempotency key; "" for none.
         hold_s: how long lines that find no room are held back.
         caller: on whose behalf.
+        trace: of the request, which all its jobs are part of.
         brief: say only how many lines were accepted, between those that were not.
         quiet: nobody but who asks hears of the jobs' ends.
     """
@@ -81,9 +84,11 @@ class BulkSubmitter:
         hold_s: float,
         caller: Caller = EVERYBODY,
         *,
+        trace: Trace | None = None,
         brief: bool = False,
         quiet: bool = False,
     ) -> None:
+        self.trace = trace
         self._services = services
         self._caller = caller
         self._path = path
@@ -173,7 +178,8 @@ class BulkSubmitter:
             model = model_for(services.catalog, said)
             identity = self._identity(said.id, line.number, fresh_id)
             limit_bytes = services.settings.inline_limit_bytes
-            row.asked = asked_by(said, model, identity, limit_bytes, self._caller)
+            asked = asked_by(said, model, identity, limit_bytes, self._caller)
+            row.asked = in_trace(asked, self.trace)
             if not row.asked.elsewhere:
                 row.job = submission_of(services, row.asked, now_s, quiet=self._quiet)
         except HeadraceError as error:

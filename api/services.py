@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from api.filing import Filing, build_filing
 from api.fleet import Fleet
 from api.payloads import Payloads, build_payloads
 from api.seats import Seats
+from api.spans import ApiSpans, api_spans
 from api.tally import Tally
 from headrace.catalog import Catalog
 from headrace.connections import connect_async
@@ -37,6 +39,7 @@ class Services:
     Attributes:
         door: asks for API keys; None where nobody is asked.
         clients: the connections, to be closed at the end.
+        spans: of requests and submits; None where none are sent.
     """
 
     settings: Settings
@@ -59,6 +62,7 @@ class Services:
     webhooks: WebhookPolicy
     hooks: HookStore
     clients: list[redis.asyncio.Redis]
+    spans: ApiSpans | None = None
 
     def dismiss(self) -> None:
         """Have everybody who waits or watches answered, now and from here on."""
@@ -86,6 +90,8 @@ class Services:
         self.filing.close()
         for client in self.clients:
             await client.aclose()
+        if self.spans is not None:
+            await asyncio.to_thread(self.spans.close)
 
 
 def build(settings: Settings, catalog: Catalog) -> Services:
@@ -126,4 +132,5 @@ def build(settings: Settings, catalog: Catalog) -> Services:
         webhooks=WebhookPolicy(settings),
         hooks=HookStore(queue),
         clients=[client],
+        spans=api_spans(os.environ),
     )

@@ -41,6 +41,8 @@ class Context:
         allowed_batch_sizes: the sizes that `inference` is called with, ascending; empty is any.
         request_ids: the job ids of the batch at hand, in order.
         content_types: the content type of each input of the batch at hand, in order.
+        traceparents: where in a trace each job of it was submitted (W3C `traceparent`), "" for
+            nowhere; empty where that holds for all.
     """
 
     model_name: str
@@ -54,6 +56,7 @@ class Context:
     allowed_batch_sizes: list[int] = field(default_factory=list)
     request_ids: list[str] = field(default_factory=list)
     content_types: list[str] = field(default_factory=list)
+    traceparents: list[str] = field(default_factory=list)
     #: Takes what `progress` is told on to the worker; None outside of a model process.
     _reports: Callable[[int | None, Progress], None] | None = field(
         default=None, init=False, repr=False, compare=False

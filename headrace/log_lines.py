@@ -16,7 +16,8 @@ from typing import Any, Final
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
-from headrace.logs import AT_HAND, CONCERN, FIELDS, JSON, about_jobs
+from headrace.logs import AT_HAND, CONCERN, FIELDS, JSON, TRACE, about_jobs
+from headrace.trace import Trace
 
 #: The order of fields; those of users' code come behind them.
 _PLACES: Final = {name: place for place, name in enumerate(FIELDS)}
@@ -89,6 +90,10 @@ def _concern(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
         event.setdefault(name, value)
     if "job" not in event and "jobs" not in event:
         event.update(about_jobs(AT_HAND.get()))
+    if parent := TRACE.get():
+        trace = Trace(parent)
+        event.setdefault("trace_id", trace.trace_id)
+        event.setdefault("span_id", trace.span_id)
     return event
 
 

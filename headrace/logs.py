@@ -85,6 +85,9 @@ CONCERN: Final[ContextVar[Mapping[str, Any] | None]] = ContextVar("headrace_conc
 #: The jobs whose verb runs in this thread.
 AT_HAND: Final[ContextVar[Sequence[str]]] = ContextVar("headrace_at_hand", default=())
 
+#: The span that the lines of this thread or task belong to, as a `traceparent`.
+TRACE: Final[ContextVar[str]] = ContextVar("headrace_trace", default="")
+
 
 def format_of(setting: str, stream: TextIO) -> str:
     """The format of a setting: `auto` is for people at a terminal, and for programs elsewhere."""

@@ -20,6 +20,7 @@ from headrace.inputs import describe_input, described_in_json, loads
 from headrace.jobs import DEFAULT_OPTIONS, Backoff, JobOptions
 from headrace.keys import TASK_NAME
 from headrace.store.base import REFERENCE
+from headrace.trace import TRACEPARENT, TRACESTATE, Trace, read_trace
 
 #: A stock client's message may name a model of any length.
 SHOWN_MAX_CHARS: Final = 128
@@ -96,6 +97,7 @@ def envelope(
     expires_at: str | None = None,
     source: Source | None = None,
     quiet: bool = False,
+    trace: Trace | None = None,
 ) -> bytes:
     """One task message, ready for LPUSH.
 
@@ -113,6 +115,9 @@ def envelope(
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"the input is not UTF-8, as JSON must be: {error}") from None
     own = _own_header(options, quiet) if source is None else _sourced_header(options, source, quiet)
+    if trace is not None:
+        # Where Celery's own instrumentation puts it: among the headers, behind the last of ours.
+        own += _trace_headers(trace)
     expires = b"null" if expires_at is None else b'"%s"' % expires_at.encode()
     name = job_id.encode()
     if quiet:
@@ -181,6 +186,11 @@ def _own_options(options: JobOptions, quiet: bool) -> dict[str, Any]:
     return {**own, "quiet": True} if quiet else own
 
 
+def _trace_headers(trace: Trace) -> bytes:
+    told = {TRACEPARENT: trace.parent, **({TRACESTATE: trace.state} if trace.state else {})}
+    return b"," + _encode(told)[1:-1]
+
+
 def _sourced_header(options: JobOptions, source: Source, quiet: bool) -> bytes:
     named: dict[str, Any] = {"ref": source.ref} if source.ref else {"from": source.origin}
     if source.parts:
@@ -238,6 +248,9 @@ class Headers(msgspec.Struct, frozen=True):
     group: str | None = None
     compression: str | None = None
     headrace: _Own = _STOCK
+    # Of any type: what is no trace is passed over.
+    traceparent: Any = None
+    tracestate: Any = None
 
 
 class _Properties(msgspec.Struct, frozen=True):
@@ -287,6 +300,7 @@ class Message(msgspec.Struct, frozen=True):
         source: where the input lies; None where it is in the message.
         followed: other tasks follow its end, as headrace.canvas reads them.
         quiet: its result goes into the record, and no Celery result is kept of its success.
+        trace: where in a trace it was submitted.
     """
 
     id: str
@@ -307,6 +321,7 @@ class Message(msgspec.Struct, frozen=True):
     retry_backoff_max_s: float | None = None
     followed: bool = False
     quiet: bool = False
+    trace: Trace | None = None
 
 
 def read_envelope(raw: bytes) -> Message:
@@ -343,6 +358,9 @@ def read_envelope(raw: bytes) -> Message:
     )
     if embed is not None and embed.any:
         message = msgspec.structs.replace(message, followed=True)
+    if headers.traceparent is not None:
+        trace = read_trace(headers.traceparent, headers.tracestate)
+        message = msgspec.structs.replace(message, trace=trace)
     first, most = own.retry_backoff, own.retry_backoff_max
     if first is None and most is None:
         return message

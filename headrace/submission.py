@@ -26,6 +26,7 @@ from headrace.jobs import DEFAULT_OPTIONS, US_PER_S, Job, JobOptions, iso
 from headrace.keys import F
 from headrace.messages import Source, envelope
 from headrace.scripts import Arg
+from headrace.trace import Trace
 from headrace.webhooks.errand import webhook_fields
 
 _STEPS: Final = tuple(str(keys.step_of(priority)) for priority in range(10))
@@ -73,6 +74,7 @@ def submission(
     source: Source | None = None,
     caller: Caller = EVERYBODY,
     quiet: bool = False,
+    trace: Trace | None = None,
 ) -> Submission:
     """Build what submit.lua is given for one job.
 
@@ -88,6 +90,7 @@ def submission(
         request_hash: see `hash_request`; a repeat of the id under another hash is a conflict.
         caller: whose job it is to be.
         quiet: nobody but who asks hears of its end: it has no Celery result, and is not listed.
+        trace: where in a trace it is submitted.
     """
     expires = None if options.expires is None else iso(int((now_s + options.expires) * US_PER_S))
     queue = model.queue
@@ -101,6 +104,7 @@ def submission(
         expires_at=expires,
         source=source,
         quiet=quiet,
+        trace=trace,
     )
     own = (job_id, message, request_hash) if request_hash else (job_id, message)
     rare: tuple[Arg, ...] = ()

@@ -398,6 +398,7 @@ class Consumer:
             self._dialing.leave()
         self._wake.close()
         self._ledger.close()
+        self._reporter.close()
         self._selector.close()
         os.close(self._signal_out)
         os.close(self._signal_in)

@@ -147,6 +147,8 @@ class Batch:
         deadline: when the first of their timeouts runs out; not before it `runs_from` some time.
         seq: its number on the frame socket.
         id: its name in logs and traces.
+        traced: some of its jobs may be part of a trace.
+        span: where in a trace it runs itself (`traceparent`); "" for nowhere.
     """
 
     items: list[Item]
@@ -155,6 +157,17 @@ class Batch:
     deadline: float
     seq: int = 0
     id: str = ""
+    traced: bool = False
+    span: str = ""
+
+    @property
+    def traces(self) -> dict[str, str]:
+        """By job, where in a trace it was submitted."""
+        return {
+            item.id: item.message.trace.parent
+            for item in self.items
+            if item.message is not None and item.message.trace is not None
+        }
 
     @property
     def offline(self) -> bool:

@@ -75,6 +75,7 @@ class Lane:
         events_per_s: of how many jobs a second monitors are told where they get a sample.
         telling: of which jobs they are told.
         last_error: why a load failed last.
+        traced: a job was part of a trace, as others may be from then on.
         prepare_s: what `preprocess` takes for one item, of late.
         starved: which share of the device's time it stood idle, of late, because the batch that it
             was to run was still in `preprocess`.
@@ -93,6 +94,7 @@ class Lane:
     last_error: str = ""
     cargo: Cargo = field(default_factory=Cargo)
     sequels: Sequels = field(default_factory=Sequels)
+    traced: bool = False
     prepare_s: float = 0.0
     starved: float = 0.0
     events_per_s: int = 100
@@ -233,6 +235,8 @@ class Lane:
             self.sequels.link(item, raw)
             return failed(item, error.code, error.message)
         item.message = message
+        if message.trace is not None:
+            self.traced = True
         if message.followed and not self.sequels.link(item, raw):
             unreadable = "the signatures of what follows the job cannot be read"
             return failed(item, InvalidRequest.code, unreadable)
@@ -280,7 +284,7 @@ class Lane:
         epoch = time.time()
         for item in items:
             item.dispatched_at, item.dispatched_epoch_s = now, epoch
-        return Batch(items, reason, now, now + min(limits))
+        return Batch(items, reason, now, now + min(limits), traced=self.traced)
 
     def fit(self, size: int, fits: int) -> None:
         """Learn how much memory has room for: a batch of `size` ran, or only `fits` at once."""

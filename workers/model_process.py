@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from headrace import logs
 from headrace.handler import Context
+from headrace.tracing import tracing
 from workers.frames import FrameSocket
 from workers.guard import MARK
 from workers.life import Phase, write_stacks_to
@@ -27,7 +28,7 @@ from workers.loading import context_of, die_with_parent, handler_of, why_not_loa
 from workers.pipeline import YIELDED, Inbox, Pipeline, done_frame, leave
 from workers.prep_pool import LoadFailed, PrepProcess, install
 from workers.runner import Runner
-from workers.thread_context import ThreadContext, overlaps
+from workers.thread_context import ThreadContext, begin, overlaps
 from workers.warm_up import warm_up
 
 logger = logging.getLogger("headrace.model")
@@ -49,6 +50,8 @@ def main() -> None:
     shape, level, tag = config["logs"]
     told = {"model": config["model"]}
     logs.configure(shape, level, "model", environ=os.environ, theirs=True, fields=told)
+    # Before the handler loads, which may be instrumented itself.
+    spans = tracing("model", os.environ, for_all=True)
     started = time.monotonic()
     try:
         runner, helpers = _load(config)
@@ -70,10 +73,16 @@ def main() -> None:
         "overlap": overlap,
     }  # fmt: skip
     frames.send(["ready", ready])
+    if spans is not None:
+        from workers.verb_spans import VerbSpans
+
+        runner.span = VerbSpans(spans, config["model"])
     if overlap:
         Pipeline(runner, inbox, frames.send, tag).run()
     else:
         _serve(frames, inbox, runner, tag)
+    if spans is not None:
+        spans.close()
 
 
 def _serve(frames: FrameSocket, inbox: Inbox, runner: Runner, tag: str) -> None:
@@ -82,8 +91,8 @@ def _serve(frames: FrameSocket, inbox: Inbox, runner: Runner, tag: str) -> None:
         frame = inbox.get()
         if frame[0] == "stop":
             return
-        _, seq, items, dropped = frame
-        logs.CONCERN.set({"batch": logs.batch_name(tag, seq)})
+        _, seq, items, *traces, dropped = frame
+        begin(tag, seq, traces)
         work = runner.run(items, dropped, seq)
         if work.device_lost:
             leave(frames.send, seq, work, alone=True)

@@ -19,8 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
 
-from headrace import logs
 from workers.runner import Group, Runner, Work, clock
+from workers.thread_context import begin
 from workers.vital import SOFTWARE_ERROR_STATUS
 
 logger = logging.getLogger("headrace.model")
@@ -41,6 +41,7 @@ class Passage:
         split: they raised together, and are to be run in halves.
         arrived_at: when its preprocessing began.
         begun: its inference has begun.
+        traces: as of `thread_context.begin`.
     """
 
     seq: int
@@ -49,6 +50,7 @@ class Passage:
     split: bool = False
     arrived_at: float = field(default_factory=clock)
     begun: bool = False
+    traces: list[Any] = field(default_factory=list)
 
     @property
     def yields(self) -> bool:
@@ -98,20 +100,16 @@ class Pipeline:
         for thread in threads:
             thread.join()
 
-    def _concerns(self, seq: int) -> None:
-        """Lines of this thread concern this batch from now on."""
-        logs.CONCERN.set({"batch": logs.batch_name(self._tag, seq)})
-
     def _prepare(self) -> None:
         while (frame := self._inbox.get())[0] != "stop":
-            _, seq, items, dropped = frame
+            _, seq, items, *traces, dropped = frame
             with self._lock:
                 self._inside += 1
                 if self._inside > 1:
                     # The worker may take it back uncharged for as long as this is not said.
                     self._send(["began", seq])
-            self._concerns(seq)
-            passage = Passage(seq, self._runner.read(items, dropped, seq))
+            begin(self._tag, seq, traces)
+            passage = Passage(seq, self._runner.read(items, dropped, seq), traces=traces)
             if passage.work.readable and not passage.yields:
                 passage.group = passage.work.group(passage.places)
                 try:
@@ -133,7 +131,7 @@ class Pipeline:
                     self._inside -= 1
                     self._send(["yielded", passage.seq])
                 continue
-            self._concerns(passage.seq)
+            begin(self._tag, passage.seq, passage.traces)
             passage.begun = True
             if not passage.split:
                 waited_s = clock() - max(idle_since, passage.arrived_at)
@@ -152,7 +150,7 @@ class Pipeline:
 
     def _finish(self) -> None:
         while (passage := self._inferred.get()) is not None:
-            self._concerns(passage.seq)
+            begin(self._tag, passage.seq, passage.traces)
             if passage.group is not None:
                 try:
                     self._runner.finish(passage.group)

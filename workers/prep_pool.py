@@ -26,6 +26,7 @@ from headrace.errors import ConfigError, HandlerError, InputError
 from workers.frames import FrameSocket
 from workers.outcomes import Told
 from workers.runner import Input, Runner
+from workers.thread_context import TRACES
 from workers.vital import SOFTWARE_ERROR_STATUS
 from workers.words import Row
 
@@ -114,7 +115,9 @@ class PrepProcess:
 
         number = self.free.pop() if self.free else len(self.slabs)
         try:
-            self.frames.send(["prepare", number, inputs, dict(logs.CONCERN.get() or {})])
+            self.frames.send(
+                ["prepare", number, inputs, dict(logs.CONCERN.get() or {}), TRACES.get()]
+            )
         except OverflowError as error:
             self._give(number)
             raise InputError(f"a number in the input has more than 64 bits: {error}") from None

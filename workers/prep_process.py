@@ -23,6 +23,7 @@ from workers.life import write_stacks_to
 from workers.loading import context_of, die_with_parent, handler_of, why_not_loaded
 from workers.outcomes import failure
 from workers.runner import Input, Runner
+from workers.thread_context import TRACES, Traces
 from workers.words import News
 
 
@@ -52,8 +53,9 @@ def main() -> None:
             received = frames.receive()
         except (EOFError, OSError):
             return
-        for _, number, rows, concern in received:
+        for _, number, rows, concern, traces in received:
             logs.CONCERN.set(concern)
+            TRACES.set(Traces(*traces) if traces else None)
             frames.send(_serve(files, slabs, number, runner, rows))
 
 

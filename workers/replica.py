@@ -172,7 +172,9 @@ class Replica:
                     else (item.id, item.input, item.kind, item.expires_s)
                     for row, item in zip(rows, batch.items, strict=True)
                 ]
-            self.frames.send(["batch", batch.seq, rows])
+            traces = batch.traces if batch.traced else None
+            told = [[traces, batch.span]] if traces else []
+            self.frames.send(["batch", batch.seq, rows, *told])
 
     def take_back(self) -> None:
         """Ask for the staged batch, as another model is to have the device first."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 from celery.worker import state as celery_state
@@ -39,6 +39,9 @@ from workers.lane import Lane
 from workers.ledger import CANCELLED, FENCED, PUT_OFF
 from workers.life import BEST_FIRST, Phase
 
+if TYPE_CHECKING:
+    from workers.spans import Spans
+
 #: Events leave at least this often, in seconds, ...
 EVENTS_S: Final = 0.1
 #: ... or as soon as there are this many.
@@ -64,6 +67,9 @@ class Reporter:
         ticks: advances Celery's logical clock by so many and gives the first of them.
         dispatcher: gives Celery's event dispatcher, or None while there is none.
         figures: what was measured last of host, devices and model processes, as JSON.
+
+    Attributes:
+        spans: hears the same, where spans are sent.
     """
 
     def __init__(
@@ -87,6 +93,12 @@ class Reporter:
         # of these is the end told, so that a monitor sees no job without a name.
         self._told: dict[str, tuple[float | None, float | None]] = {}
         self.events_at = NEVER
+        self.spans: Spans | None = None
+
+    def close(self) -> None:
+        """The worker ends: send what is left of spans."""
+        if self.spans is not None:
+            self.spans.close()
 
     @property
     def _listening(self) -> bool:
@@ -102,6 +114,8 @@ class Reporter:
         """A batch of the lane went to its model process."""
         celery_state.all_total_count[0] += len(batch.items)
         celery_state.total_count[keys.TASK_NAME] += len(batch.items)
+        if batch.traced and self.spans is not None:
+            self.spans.started(batch)
         if not self._listening:
             return
         head, add = self._log.head, self._log.events.append
@@ -116,6 +130,8 @@ class Reporter:
 
     def finished(self, batch: Batch, settlements: Iterable[Settlement]) -> None:
         """A batch left its model process; without settlements its jobs went back to the queue."""
+        if batch.traced and self.spans is not None:
+            self.spans.finished(batch)
         ended = (time.time(), time.monotonic() - batch.started_at)
         for settlement in settlements:
             if settlement.token in self._told:
@@ -123,6 +139,8 @@ class Reporter:
 
     def gave_way(self, batch: Batch) -> None:
         """A batch came back as another model's was to run first; its jobs leave in others."""
+        if batch.traced and self.spans is not None:
+            self.spans.gave_way(batch)
         celery_state.all_total_count[0] -= len(batch.items)
         celery_state.total_count[keys.TASK_NAME] -= len(batch.items)
         for item in batch.items:
@@ -131,6 +149,8 @@ class Reporter:
 
     def settled(self, lane: Lane, settlements: Sequence[Settlement], codes: Sequence[Any]) -> None:
         """Redis has answered how these jobs of the lane, which still holds them, have ended."""
+        if self.spans is not None:
+            self.spans.settled(settlements)
         listening, now_s, left_out = self._listening, time.time(), 0
         for settlement, code in zip(settlements, codes, strict=True):
             told = self._told.pop(settlement.token, None)
@@ -157,6 +177,8 @@ class Reporter:
 
     def released(self, items: Sequence[Item], outcomes: Sequence[Any]) -> None:
         """Redis has answered what became of jobs that were given back."""
+        if self.spans is not None:
+            self.spans.released(items)
         for item, outcome in zip(items, outcomes, strict=True):
             told = self._told.pop(item.token, None)
             head = self._log.head(item.id, time.time())

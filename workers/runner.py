@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from headrace import logs
 from headrace.errors import (
     NOT_STARTED,
     HandlerError,
@@ -27,11 +28,10 @@ from headrace.errors import (
 )
 from headrace.handler import Context, Handler
 from headrace.inputs import decode_input, decode_payload
-from headrace.logs import AT_HAND
 from workers.device_loss import device_lost
 from workers.outcomes import Outcome, failure, out_of_memory, outcome_of
 from workers.rows import padded, rows_of
-from workers.thread_context import overlaps
+from workers.thread_context import TRACES, SpanOf, no_span, overlaps, traces_of
 from workers.words import News, Teller
 
 #: A job's id, its input as the handler gets it, and its content type.
@@ -147,12 +147,14 @@ class Runner:
     Attributes:
         preprocess: the handler's own verb on these inputs, or what stands for it.
         teller: takes what the handler says of its progress; None where nobody listens.
+        span: what a verb runs in, by its name and how many items it has.
     """
 
     handler: Handler
     context: Context
     preprocess: Callable[[list[Input]], Any] = field(init=False)
     teller: Teller | None = None
+    span: SpanOf = no_span
 
     def __post_init__(self) -> None:
         self.preprocess = self.own_preprocess
@@ -282,7 +284,8 @@ class Runner:
         self._enter(group)
         started = clock()
         try:
-            items = self.preprocess(group.inputs)
+            with self.span("preprocess", len(group.inputs)):
+                items = self.preprocess(group.inputs)
         finally:
             group.times.preprocess += (clock() - started) * 1000
             self._leave()
@@ -302,7 +305,8 @@ class Runner:
         self._enter(group, group.good)
         started = clock()
         try:
-            group.outputs = self.handler.inference(group.items)
+            with self.span("inference", len(group.good)):
+                group.outputs = self.handler.inference(group.items)
         finally:
             group.times.inference += (clock() - started) * 1000
             self._leave()
@@ -319,7 +323,8 @@ class Runner:
         started = clock()
         try:
             size = len(group.good) + group.padding
-            final = _checked(self.handler.postprocess(group.outputs), size, "postprocess")
+            with self.span("postprocess", len(group.good)):
+                final = _checked(self.handler.postprocess(group.outputs), size, "postprocess")
         finally:
             group.times.postprocess += (clock() - started) * 1000
             self._leave()
@@ -369,8 +374,10 @@ class Runner:
 
     def _at_hand(self, inputs: list[Input]) -> None:
         ids = self.context.request_ids = [job_id for job_id, _, _ in inputs]
-        AT_HAND.set(ids)
+        logs.AT_HAND.set(ids)
         self.context.content_types = [kind for _, _, kind in inputs]
+        if TRACES.get() is not None or self.context.traceparents:
+            self.context.traceparents = traces_of(ids)
 
 
 def free_memory() -> None:

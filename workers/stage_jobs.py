@@ -242,6 +242,7 @@ class StageJobs:
             result_ttl_s=self._settings.result_ttl_s,
             waiter=self._waiters.api_id,
             source=given.source,
+            trace=course.message.trace,
         )
 
     async def _input(self, job_id: str, model: ModelConfig, value: Value) -> Input:

@@ -25,6 +25,7 @@ from headrace.logs import batch_tag
 from headrace.settings import Settings
 from headrace.store.origin import Origins
 from headrace.store.stores import THREADS, build_stores
+from headrace.tracing import tracing
 from workers import control
 from workers.broker_url import celery_url
 from workers.canvas import Sender
@@ -119,6 +120,11 @@ def build_consumer(worker: Any, settings: Settings, catalog: Catalog, redis_url:
         lambda: getattr(getattr(worker, "consumer", None), "event_dispatcher", None),
         gauges.latest,
     )
+    spans = tracing("worker", os.environ)
+    if spans is not None:
+        from workers.spans import Spans
+
+        reporter.spans = Spans(spans)
     limits = Limits(
         settings.lease_ttl_s,
         settings.max_deliveries,

@@ -11,6 +11,7 @@ import asyncio
 from typing import Final
 
 from api.asgi import NO_STORE, CutShort, Message, Reply, Request, Stream, Write
+from api.asked import trace_of
 from api.bodies import FORM_TYPE, require_type
 from api.bulk import BulkSubmitter, Row
 from api.lines import Line, LineSplitter, batches
@@ -54,10 +55,27 @@ async def submit_bulk(services: Services, request: Request, _: str) -> Reply | S
     first = await request.receive()
     hold_s = most_s if asked_s is None else asked_s
     submitter = BulkSubmitter(
-        services, request.path, key, hold_s, request.caller, brief=brief, quiet=quiet
+        services,
+        request.path,
+        key,
+        hold_s,
+        request.caller,
+        trace=trace_of(request),
+        brief=brief,
+        quiet=quiet,
     )
     exchange = _Exchange(services, request, submitter, first)
-    return Stream(200, exchange.run, NDJSON, (NO_STORE, _UNBUFFERED))
+
+    async def run(write: Write) -> None:
+        if services.spans is None:
+            await exchange.run(write)
+            return
+        # All lines of a request go out in one.
+        with services.spans.submit("") as trace:
+            submitter.trace = trace
+            await exchange.run(write)
+
+    return Stream(200, run, NDJSON, (NO_STORE, _UNBUFFERED))
 
 
 class _Exchange:

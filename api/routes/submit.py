@@ -17,8 +17,10 @@ from api.asked import (
     asked_by,
     asked_with,
     identity_of,
+    in_trace,
     model_for,
     read_job_request,
+    trace_of,
 )
 from api.bodies import input_of, read_body, require_json
 from api.options import OPTION_NAMES, options_from_query
@@ -133,6 +135,7 @@ def _one_id(path_id: str | None, body_id: str | None) -> str | None:
 async def _submit(
     services: Services, request: Request, asked: Asked, wait_s: float | None
 ) -> Reply:
+    asked = in_trace(asked, trace_of(request))
     applied: tuple[Header, ...] = ()
     prefer = request.header(b"prefer")
     if prefer and wait_s is None:
@@ -164,6 +167,13 @@ async def _submit(
 
 async def _enqueued(services: Services, asked: Asked, waiter: str = "") -> Enqueued:
     """Enqueue the job, or find the one that an earlier request enqueued."""
+    if services.spans is None:
+        return await _put(services, asked, waiter)
+    with services.spans.submit(asked.model.queue, asked.identity.job_id) as trace:
+        return await _put(services, in_trace(asked, trace), waiter)
+
+
+async def _put(services: Services, asked: Asked, waiter: str) -> Enqueued:
     if not asked.elsewhere:
         return await _submitted(services, asked, waiter, None)
     try:
@@ -243,6 +253,7 @@ def submission_of(
         source=source,
         caller=asked.caller,
         quiet=quiet,
+        trace=asked.trace,
     )
 
 

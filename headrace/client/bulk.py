@@ -13,7 +13,14 @@ from typing_extensions import Unpack
 from headrace.client.exchange import PASSING, Patience, Session, exchange
 from headrace.client.job import Cancelled, Job
 from headrace.client.problems import Problem, decoded, problem_error
-from headrace.client.requests import JOBS, JSON_HEADERS, NDJSON_HEADERS, Options, job_line
+from headrace.client.requests import (
+    JOBS,
+    JSON_HEADERS,
+    NDJSON_HEADERS,
+    Options,
+    job_line,
+    trace_headers,
+)
 from headrace.client.steps import Answer, Emit, Plan, Request, Stream, Take, Taken, source_of
 from headrace.errors import HeadraceError, InvalidRequest, RequestError, UnexpectedAnswer
 from headrace.jobs import new_id
@@ -195,7 +202,7 @@ def _bulk(lines: list[bytes], hold_s: float | None) -> Request:
         f"{JOBS}/bulk",
         {} if hold_s is None else {"hold": f"{hold_s:g}"},
         b"\n".join([*lines, b""]),
-        NDJSON_HEADERS,
+        {**NDJSON_HEADERS, **trace_headers()},
         wait_s=HOLD_S if hold_s is None else hold_s,
     )
 

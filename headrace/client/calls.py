@@ -16,7 +16,14 @@ from headrace.client.inputs import InputRef
 from headrace.client.job import Cancelled, Job, Model, Queue, decode_output
 from headrace.client.pages import Page, listed
 from headrace.client.problems import decoded, job_error
-from headrace.client.requests import JOBS, JSON_HEADERS, Options, job_line, job_request
+from headrace.client.requests import (
+    JOBS,
+    JSON_HEADERS,
+    Options,
+    job_line,
+    job_request,
+    trace_headers,
+)
 from headrace.client.steps import Answer, Pause, Plan, Request, Stream
 from headrace.errors import InvalidRequest, WaitTimeout
 from headrace.ids import check_key
@@ -77,7 +84,7 @@ def submit(
         BrokerError: Redis cannot take it.
         ServerUnreachable: nothing answers.
     """
-    headers = dict(JSON_HEADERS)
+    headers = {**JSON_HEADERS, **trace_headers()}
     if idempotency_key is not None:
         headers["idempotency-key"] = check_key(idempotency_key)
     elif id is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any, Final, TypedDict
 from urllib.parse import quote
@@ -16,6 +17,17 @@ from headrace.errors import InvalidRequest
 JOBS: Final = "/api/v1/jobs"
 JSON_HEADERS: Final = {"content-type": "application/json"}
 NDJSON_HEADERS: Final = {"content-type": "application/x-ndjson"}
+
+
+def trace_headers() -> dict[str, str]:
+    """The headers that say of which trace a submit is part, where the caller uses OpenTelemetry."""
+    if "opentelemetry.trace" not in sys.modules:
+        return {}
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    headers: dict[str, str] = {}
+    TraceContextTextMapPropagator().inject(headers)
+    return headers
 
 
 class Options(TypedDict, total=False):

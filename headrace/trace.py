@@ -1,0 +1,71 @@
+"""The trace that a job is part of, by W3C Trace Context. Knows no OpenTelemetry."""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+TRACEPARENT: Final = "traceparent"
+TRACESTATE: Final = "tracestate"
+#: version-trace-parent-flags; later versions may bring more behind a dash.
+_PARENT: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+_INVALID_VERSION: Final = "ff"
+_FIRST_VERSION: Final = "00"
+PARENT_MAX_CHARS: Final = 256
+#: The specification has whoever passes it on carry at least so much.
+STATE_MAX_CHARS: Final = 512
+_STATE_MAX_MEMBERS: Final = 32
+_MEMBER: Final = re.compile(
+    r"[a-z0-9][a-z0-9_*/@-]{0,255}=[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]"
+)
+
+
+class Trace(NamedTuple):
+    """Where in a trace a job was submitted.
+
+    Attributes:
+        parent: the header `traceparent`.
+        state: the header `tracestate`; "" where there is none.
+    """
+
+    parent: str
+    state: str = ""
+
+    @property
+    def trace_id(self) -> str:
+        """The id of the trace."""
+        return self.parent[3:35]
+
+    @property
+    def span_id(self) -> str:
+        """The id of the span in which the job was submitted."""
+        return self.parent[36:52]
+
+
+def read_trace(parent: object, state: object = "") -> Trace | None:
+    """The trace that these headers name; None where they name none, which is no error.
+
+    A `tracestate` that cannot be read is dropped by itself.
+    """
+    if not isinstance(parent, str) or len(parent) > PARENT_MAX_CHARS:
+        return None
+    found = _PARENT.fullmatch(parent.strip(" \t"))
+    if found is None:
+        return None
+    version, trace_id, span_id, flags, more = found.groups()
+    wrong = version == _INVALID_VERSION or (version == _FIRST_VERSION and more is not None)
+    if wrong or not int(trace_id, 16) or not int(span_id, 16):
+        return None
+    # What a later version says beyond that is not ours to pass on.
+    return Trace(f"{_FIRST_VERSION}-{trace_id}-{span_id}-{flags}", _state(state))
+
+
+def _state(state: object) -> str:
+    if not isinstance(state, str) or not state or len(state) > STATE_MAX_CHARS:
+        return ""
+    members = [one for item in state.split(",") if (one := item.strip(" \t"))]
+    keys = {member.partition("=")[0] for member in members}
+    good = all(_MEMBER.fullmatch(member) for member in members)
+    if not good or len(members) > _STATE_MAX_MEMBERS or len(keys) < len(members):
+        return ""
+    return ",".join(members)

@@ -30,7 +30,7 @@ SILENT_S: Final = 6.0
 SKEW_S: Final = 2.0
 #: Workers trim each other from the list of those that live, by their own clocks.
 SKEW_BAD_S: Final = keys.WORKER_TTL_S / 2
-PING_S: Final = 5
+PING_S: Final = 10
 _API_TIMEOUT_S: Final = 5.0
 _NTP: Final = "let chrony or systemd-timesyncd set the clocks"
 

@@ -127,11 +127,11 @@ class _Alive(msgspec.Struct):
 
 def errands(site: Site) -> Finding:
     """`errands`: what is no model's work is done, and pipelines run."""
-    waiting = int(site.redis.llen(keys.ERRANDS))
+    waiting, hooks = int(site.redis.llen(keys.ERRANDS)), int(site.redis.zcard(keys.HOOKS))
     owners = sorted(site.redis.smembers(keys.ERRAND_OWNERS))
     said = site.redis.mget([keys.errands_alive(raw.decode()) for raw in owners]) if owners else []
     alive = [msgspec.json.decode(raw, type=_Alive).node for raw in said if raw is not None]
-    needed = waiting > 0 or (bool(site.catalog.pipelines) and site.anything_runs)
+    needed = waiting + hooks > 0 or (bool(site.catalog.pipelines) and site.anything_runs)
     if not alive and needed:
         why = (
             f"{count(waiting, 'errand')} to be done" if waiting else "the models file has pipelines"
@@ -139,9 +139,14 @@ def errands(site: Site) -> Finding:
         return fail(f"{why}, and no errands worker runs", "start one: headrace errands")
     if not alive:
         return skip("no errands worker runs, and nothing waits for one")
+    if hooks > ERRANDS_MANY:
+        return warn(
+            f"{hooks:,} webhooks wait for another try",
+            "their receivers are down or slow: the log of the errands worker names them",
+        )
     if waiting > ERRANDS_MANY:
         return warn(f"{waiting:,} errands wait", "start more: headrace errands, on any host")
-    return ok(f"{named(alive)}; {waiting:,} wait")
+    return ok(f"{named(alive)}; {waiting:,} wait, and {count(hooks, 'webhook')} for another try")
 
 
 def batches(site: Site) -> Finding:

@@ -111,7 +111,7 @@ MODELS: Final = (
 HOSTS: Final = (
     Column("HOST", lambda r: _plain(r.name), 0, left=True),
     Column("CPUS", lambda r: Text(str(r.cpus)), 3),
-    Column("CPU", lambda r: bar(r.cpu), 0, left=True),
+    Column("CPU", lambda r: bar(r.cpu, alarming=False), 0, left=True),
     Column("MEMORY", lambda r: bar(_share(r.memory_used, r.memory)), 1, left=True),
     Column("OF", lambda r: Text(size(r.memory)), 2),
     Column("DISK", lambda r: bar(_share(r.disk_used, r.disk)), 4, left=True),
@@ -121,7 +121,7 @@ DEVICES: Final = (
     Column("HOST", lambda r: _plain(r.host), 3, left=True),
     Column("GPU", lambda r: _plain(r.device), 0, left=True),
     Column("NAME", lambda r: _plain(r.name), 4, left=True),
-    Column("BUSY", lambda r: bar(r.busy), 0, left=True),
+    Column("BUSY", lambda r: bar(r.busy, alarming=False), 0, left=True),
     Column("MEMORY", lambda r: bar(_share(r.memory_used, r.memory)), 1, left=True),
     Column("OF", lambda r: Text("" if r.memory is None else size(r.memory)), 5),
     Column("TEMP", lambda r: Text("" if r.celsius is None else f"{r.celsius:.0f} °C"), 2),

@@ -21,6 +21,9 @@ TABLES_GAP: Final = 4
 NAME_MIN: Final = 10
 NAME_MAX: Final = 64
 BAR: Final = 10
+#: From where on a bar is coloured so.
+SOON_FROM: Final = 0.8
+BAD_FROM: Final = 0.95
 #: Columns up to this rank are worth a shorter name.
 SQUEEZES: Final = 5
 SOON: Final = "yellow"
@@ -85,13 +88,21 @@ def age(seconds: float) -> str:
     return duration(seconds) if seconds >= 0.05 else ""
 
 
-def bar(share: float | None, width: int = BAR) -> Text:
-    """A share as a bar with its percentage behind it."""
+def bar(share: float | None, width: int = BAR, *, alarming: bool = True) -> Text:
+    """A share as a bar with its percentage behind it.
+
+    Args:
+        share: 0 to 1; None draws nothing.
+        width: of the bar alone.
+        alarming: much of it is bad, as of memory, and not good, as of a device's time.
+    """
     if share is None:
         return Text("")
     full = min(max(share, 0.0), 1.0)
     filled = round(full * width)
-    style = BAD if full >= 0.95 else SOON if full >= 0.8 else "green"
+    style = "green"
+    if alarming and full >= SOON_FROM:
+        style = BAD if full >= BAD_FROM else SOON
     drawn = Text("█" * filled, style=style)
     drawn.append("░" * (width - filled), style=DIM)
     drawn.append(f" {full:4.0%}")

@@ -189,11 +189,16 @@ def test_no_room_for_connections(own: RedisServer) -> None:
 
 
 @breaks("redis-latency")
-def test_a_server_that_stands_still(own: RedisServer) -> None:
+def test_a_server_that_stands_still_or_is_far(
+    own: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speed, "TYPICAL_MS", 10_000.0)  # this machine may be busy
     with own.client() as client, site(own.url) as waiting:
         waiting.reach()
-        client.execute_command("CLIENT", "PAUSE", 400, "ALL")
+        client.execute_command("CLIENT", "PAUSE", 1500, "ALL")
         verdict(look(waiting, "redis-latency"), "warn", "PING", "stood still")
+    monkeypatch.setattr(speed, "TYPICAL_MS", 0.0)
+    verdict(found("redis-latency", own.url), "warn", "nearer to the workers")
 
 
 @breaks("redis-slow")
@@ -201,8 +206,6 @@ def test_commands_that_held_all_up(own: RedisServer) -> None:
     with own.client() as client:
         client.eval("for i = 1, 4e7 do end", 0)
         verdict(found("redis-slow", own.url), "warn", "EVAL", "SLOWLOG")
-        client.slowlog_reset()
-        verdict(found("redis-slow", own.url), "ok", "no command")
 
 
 @breaks("redis-fork")

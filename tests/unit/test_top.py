@@ -227,6 +227,7 @@ def test_numbers_as_people_read_them() -> None:
     ]  # fmt: skip
     assert bar(0.5).plain == "█████░░░░░  50%"
     assert bar(None).plain == ""
+    assert (bar(0.97).style, bar(0.97, alarming=False).style) == ("bold red", "green")
     assert cell_len(bar(7.0).plain) == cell_len(bar(-1.0).plain)
 
 

@@ -92,6 +92,18 @@ def test_a_prefix_with_other_objects_is_another_source(s3: S3Server, bucket: str
     assert [one["objects"] for one in (first, second, third)] == [2, 2, 3]
 
 
+def test_the_run_s_own_output_is_no_input_of_it(s3: S3Server, bucket: str) -> None:
+    put(s3, bucket, **{"in/a.jsonl": b"1\n"})
+    output = f"s3://{bucket}/in/out.jsonl"
+    for named in (f"s3://{bucket}/in/", f"s3://{bucket}/in/*.jsonl"):
+        before = opened(named, output=output).describe()
+        put(s3, bucket, **{"in/out.jsonl": b"{}\n"})
+        source = opened(named, output=output)
+        assert (source.describe(), len(list(source.entries(None, 0)))) == (before, 1)
+        assert opened(named).describe() != before
+        s3.client.delete_object(Bucket=bucket, Key="in/out.jsonl")
+
+
 def test_an_object_that_goes_meanwhile_fails_alone(s3: S3Server, bucket: str) -> None:
     put_all(s3, bucket, [f"in/{number}" for number in range(3)])
     source = opened(f"s3://{bucket}/in/")

@@ -41,9 +41,9 @@ _this_envelope = envelope
 
 def envelope(*args, **kwargs):
     raw = _this_envelope(*args, **kwargs)
-    more = raw.replace(b'"origin":"headrace"', b'"origin":"headrace","next":{"a":[1]}', 1)
-    more = more.replace(b'"headrace":{}', b'"headrace":{"next":1}', 1)
-    assert len(more) > len(raw) + 15, raw
+    more = raw.replace(b',"expires":', b',"next":{"a":[1]},"expires":', 1)
+    more = more.replace(b'"headrace":{', b'"headrace":{"next":1,', 1).replace(b'1,}', b'1}', 1)
+    assert len(more) >= len(raw) + 26, raw
     return more
 """,
 }

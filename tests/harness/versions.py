@@ -43,7 +43,7 @@ def envelope(*args, **kwargs):
     raw = _this_envelope(*args, **kwargs)
     more = raw.replace(b',"expires":', b',"next":{"a":[1]},"expires":', 1)
     more = more.replace(b'"headrace":{', b'"headrace":{"next":1,', 1).replace(b'1,}', b'1}', 1)
-    assert len(more) >= len(raw) + 26, raw
+    assert len(more) >= len(raw) + 25, raw
     return more
 """,
 }

@@ -119,6 +119,8 @@ def test_a_batch_whose_key_is_revoked_has_a_row_for_every_line(redis_db: RedisSe
         settle(redis, "echo", claimed[2:], [Answer()])
         assert claim(redis, "echo") == []
         states = [redis.hget(keys.job(f"{made.id}.{n}"), "s") for n in range(7)]
-        assert states == [b"s"] * 2 + [b"c"] * 5
+        # What has its row of a result is forgotten, perhaps by now.
+        assert set(states[:2]) <= {b"s", None}
+        assert states[2:] == [b"c"] * 5
         assert in_flight(redis_db) == {}
         redis.flushall()  # files are kept for days

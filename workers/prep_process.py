@@ -103,7 +103,7 @@ def _prepared(runner: Runner, inputs: list[Input]) -> Any:
     try:
         return runner.own_preprocess(inputs)
     finally:
-        teller.enter(None)
+        teller.leave()
         teller.close(news)
 
 

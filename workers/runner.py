@@ -370,7 +370,7 @@ class Runner:
 
     def _leave(self) -> None:
         if self.teller is not None:
-            self.teller.enter(None)
+            self.teller.leave()
 
     def _at_hand(self, inputs: list[Input]) -> None:
         ids = self.context.request_ids = [job_id for job_id, _, _ in inputs]

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from headrace.progress import Progress
 
@@ -44,13 +44,11 @@ class News:
     over: bool = False
 
 
-class _AtHand(NamedTuple):
-    """What a verb works at: item n of its argument is that of job `inputs[places[n]]`."""
-
-    news: News
-    inputs: Named
-    places: Sequence[int] | None
-    padding: int
+#: What a verb works at: item n of its argument is that of job `inputs[places[n]]`, or, without
+#: places, of `inputs[n]`; then come so many that were added. A plain tuple, as each batch makes
+#: three of them, and most handlers say nothing.
+_AtHand = tuple[News | None, Named, Sequence[int] | None, int]
+_NOTHING: Final[_AtHand] = (None, (), None, 0)
 
 
 class Teller:
@@ -75,28 +73,34 @@ class Teller:
     def enter(
         self,
         news: News | None,
-        inputs: Named = (),
+        inputs: Named,
         places: Sequence[int] | None = None,
         padding: int = 0,
     ) -> None:
-        """A verb begins on these; None: it has ended."""
-        at_hand = None if news is None else _AtHand(news, inputs, places, padding)
-        self._own.set(at_hand)
+        """A verb begins on these; without news nobody wants to know."""
         if self._shared:
-            self._only = at_hand
+            self._only = (news, inputs, places, padding)
+        else:
+            self._own.set((news, inputs, places, padding))
+
+    def leave(self) -> None:
+        """The verb has ended."""
+        if self._shared:
+            self._only = None
+        else:
+            self._own.set(None)
 
     def narrow(self, inputs: Named) -> None:
         """This thread has a share of the batch that the verb works at."""
-        at_hand = self._own.get()
-        if at_hand is not None and at_hand.inputs is not inputs:
-            self._own.set(at_hand._replace(inputs=inputs))
+        at_hand = None if self._shared else self._own.get()
+        if at_hand is not None and at_hand[1] is not inputs:
+            self._own.set((at_hand[0], inputs, None, 0))
 
     def take(self, item: Any, said: Progress) -> None:
         """What the handler said, of one item or of all."""
-        at_hand = self._own.get() or self._only
-        if at_hand is None:
+        news, inputs, places, padding = self._at_hand()
+        if news is None:
             return
-        news, inputs, places, padding = at_hand
         count = len(inputs if places is None else places)
         if item is None:
             wanted: Sequence[int] = range(count) if places is None else places
@@ -112,13 +116,11 @@ class Teller:
 
     def forward(self, rows: Sequence[Row]) -> None:
         """What a preprocess process has sent of the batch that this thread works at."""
-        at_hand = self._own.get()
-        if at_hand is None:
+        news, inputs, _, _ = self._at_hand()
+        if news is None:
             return
-        known = {job_id for job_id, *_ in at_hand.inputs}
-        self._put(
-            at_hand.news, {job_id: Progress(*rest) for job_id, *rest in rows if job_id in known}
-        )
+        known = {job_id for job_id, *_ in inputs}
+        self._put(news, {job_id: Progress(*rest) for job_id, *rest in rows if job_id in known})
 
     def close(self, news: News) -> None:
         """The batch's end is about to be sent: nothing is said of it any more."""
@@ -126,6 +128,9 @@ class Teller:
         if news.told:
             with self._news:
                 self._waiting.pop(news, None)
+
+    def _at_hand(self) -> _AtHand:
+        return (self._only if self._shared else self._own.get()) or _NOTHING
 
     def _put(self, news: News, said: dict[str, Progress]) -> None:
         with self._news:

@@ -56,6 +56,12 @@ class Site:
     def url(self, job_id: str, api: ApiServer | None = None) -> str:
         return f"{(api or self.one).url}/api/v1/jobs/{job_id}/events"
 
+    def begins(self, value: Any, model: str = "m") -> str:
+        """A job that runs by now, so that no stream of it begins in its queue."""
+        (job_id,) = self.client.submit(model, value)
+        wait_until(lambda: self.shown(job_id)["status"] == "running", "it runs")
+        return job_id
+
     def shown(self, job_id: str) -> dict[str, Any]:
         found: dict[str, Any] = self.one.http.get(f"/api/v1/jobs/{job_id}").json()
         return found
@@ -338,7 +344,7 @@ def test_there_are_so_many_streams_and_an_orderly_stop_ends_them(
 
 def test_a_stream_ends_after_its_time_and_goes_on_where_it_was(site: Site) -> None:
     gate = site.gate("short")
-    (job_id,) = site.client.submit("m", said([0.1], until=gate))
+    job_id = site.begins(said([0.1], until=gate))
     catalog = load_catalog(site.folder / "models.yaml")
     with api_server(site.redis.url, catalog, event_stream_max_s=0.5) as short:
         with reading(site.url(job_id, short)) as reader:
@@ -376,7 +382,7 @@ def test_progress_of_a_worker_that_lost_its_lease_is_not_written(site: Site) -> 
 
 def test_the_client_goes_on_by_itself_and_names_each_thing_once(site: Site) -> None:
     gate = site.gate("client")
-    (job_id,) = site.client.submit("m", said([0.25, None, "a"], [2, 4], until=gate))
+    job_id = site.begins(said([0.25, None, "a"], [2, 4], until=gate))
     catalog = load_catalog(site.folder / "models.yaml")
     seen: list[SdkEvent] = []
     # Each stream lasts a moment, so that there are many.
@@ -405,7 +411,7 @@ def test_the_client_goes_on_by_itself_and_names_each_thing_once(site: Site) -> N
 
 def test_a_client_that_has_enough_hangs_up(site: Site) -> None:
     gate = site.gate("enough")
-    (job_id,) = site.client.submit("m", said([0.25], until=gate))
+    job_id = site.begins(said([0.25], until=gate))
 
     async def first() -> str:
         async with AsyncClient(site.one.url) as client:

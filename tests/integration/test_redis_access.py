@@ -199,7 +199,8 @@ def test_a_server_that_asks_for_a_client_certificate(tmp_path: Path) -> None:
     )  # fmt: skip
     with redis_server("redis7", *arguments):
         url = f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={authority.ca_file}"
-        with pytest.raises(BrokerUnavailable, match=r"(?i)certificate"):
+        # Whether its alert or the end of the connection is seen first is a matter of luck.
+        with pytest.raises(BrokerUnavailable, match="does not answer"):
             check_broker(url)
         url += f"&ssl_certfile={ours.cert_file}&ssl_keyfile={ours.key_file}"
         models = write_models(tmp_path, echo={"handler": "echo"})

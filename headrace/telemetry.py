@@ -205,6 +205,7 @@ class WorkerReport:
         models: by name.
         figures: what it measures of its host, its devices and its model processes.
         versions: of Headrace, Python and packages, by name; empty where it does not say.
+        clock_s: its host's clock as it said so, in seconds since 1970; 0 where it does not say.
     """
 
     node: str
@@ -212,9 +213,13 @@ class WorkerReport:
     models: dict[str, ModelState]
     figures: Figures
     versions: dict[str, str] = field(default_factory=dict)
+    clock_s: float = 0.0
 
 
+#: No model can be called so.
+CLOCK: Final = ":clock"
 _FIGURES: Final = FIGURES.encode()
+_CLOCK: Final = CLOCK.encode()
 
 
 class _Own(msgspec.Struct, frozen=True):
@@ -225,15 +230,17 @@ class _Own(msgspec.Struct, frozen=True):
 
 def read_report(fields: Mapping[bytes, bytes]) -> WorkerReport:
     """Read `hr:worker:<owner>`. What cannot be read, as from another version, is left out."""
-    own, models, figures = _Own(), {}, Figures()
+    own, models, figures, clock_s = _Own(), {}, Figures(), 0.0
     for name, value in fields.items():
         try:
             if name == _FIGURES:
                 figures = msgspec.json.decode(value, type=Figures)
+            elif name == _CLOCK:
+                clock_s = msgspec.json.decode(value, type=float)
             elif name:
                 models[name.decode()] = msgspec.json.decode(value, type=ModelState)
             else:
                 own = msgspec.json.decode(value, type=_Own)
         except (msgspec.MsgspecError, UnicodeDecodeError):
             continue
-    return WorkerReport(own.node, own.pid, models, figures, own.versions)
+    return WorkerReport(own.node, own.pid, models, figures, own.versions, clock_s)

@@ -29,7 +29,7 @@ from headrace.scripts import CLAIM_MAX_BYTES
 from headrace.settings import Settings
 from headrace.store.stores import build_stores
 from headrace.tasks import end
-from headrace.telemetry import ModelState
+from headrace.telemetry import CLOCK, ModelState
 from headrace.waiting import Waiters
 from workers.course import Course, StageFailed, about
 from workers.items import NEVER, Item, Settlement, cancelled, claimed_item
@@ -336,12 +336,12 @@ class Conductor:
         """Say that this worker serves its pipelines, as workers say it of their models."""
         state = ModelState("ready", 1, 1, "", "", self._node, [])
         said: list[str | bytes] = [
-            "", msgspec.json.encode({"node": self._node, "pid": os.getpid()})
+            "", msgspec.json.encode({"node": self._node, "pid": os.getpid()}),
+            CLOCK, f"{time.time():.3f}",
         ]  # fmt: skip
         for line in self._lines:
             said += (line.model.name, msgspec.json.encode(state))
-        now_s = f"{time.time():.3f}"
-        await self._queue.once("report", self._owner, now_s, keys.WORKER_TTL_S, len(said), *said)
+        await self._queue.once("report", self._owner, keys.WORKER_TTL_S, len(said), *said)
 
     def _heard(self) -> None:
         """Jobs that were cancelled while they are under way here."""

@@ -20,6 +20,7 @@ from headrace.figures import FIELD as FIGURES
 from headrace.jobs import US_PER_S, State, iso
 from headrace.messages import arguments_repr
 from headrace.scripts import Arg, Command, script
+from headrace.telemetry import CLOCK
 from headrace.traffic import TRAFFIC
 from headrace.versions import running
 from workers.events import (
@@ -237,7 +238,8 @@ class Reporter:
 
     def states(self, lanes: list[Lane]) -> list[Command]:
         """Model states, figures and counters, for /ready and /metrics."""
-        fields: list[Arg] = ["", self._own, FIGURES, self._figures()]
+        clock = f"{time.time():.3f}"
+        fields: list[Arg] = ["", self._own, FIGURES, self._figures(), CLOCK, clock]
         for lane in lanes:
             fields += (lane.model.name, _encode({"node": self.hostname, **model_report(lane)}))
         counted: list[Arg] = []
@@ -247,7 +249,7 @@ class Reporter:
                 counted += (stats, name, by)
         for name, count in TRAFFIC.take("worker").items():
             counted += (keys.SHARED_STATS, name, repr(count))
-        head = (self.owner, int(time.time()), keys.WORKER_TTL_S, len(fields))
+        head = (self.owner, keys.WORKER_TTL_S, len(fields))
         return [script("report").call([], *head, *fields, *counted)]
 
     def offline(self) -> list[Command]:

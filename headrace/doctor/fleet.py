@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from headrace import __version__, keys, parts
+from headrace import __version__, parts
 from headrace.client.shell import ENV_URL
 from headrace.commands.exits import ExitCode
 from headrace.doctor.finding import Finding, NotLooked, fail, named, ok, skip, warn, worst
@@ -28,10 +28,11 @@ from headrace.versions import running
 #: A worker tells of itself each second.
 SILENT_S: Final = 6.0
 SKEW_S: Final = 2.0
-#: Workers trim each other from the list of those that live, by their own clocks.
-SKEW_BAD_S: Final = keys.WORKER_TTL_S / 2
+#: What a client names by its own clock (eta, and expires of stock Celery clients) is then far off.
+SKEW_BAD_S: Final = 30.0
 PING_S: Final = 10
 _API_TIMEOUT_S: Final = 5.0
+_OFF: Final = "expires and eta of Celery clients, and the times of webhooks, are off by so much"
 _NTP: Final = "let chrony or systemd-timesyncd set the clocks"
 
 
@@ -140,9 +141,9 @@ def clocks(site: Site) -> Finding:
             continue
         text = f"{name} is {abs(offset_s):.0f} s {'ahead of' if offset_s > 0 else 'behind'} Redis"
         if abs(offset_s) >= SKEW_BAD_S:
-            found.append(fail(f"{text}: workers take each other for dead", _NTP))
+            found.append(fail(f"{text}: {_OFF}", _NTP))
         else:
-            found.append(warn(f"{text}: expires, eta and timeouts are off by so much", _NTP))
+            found.append(warn(f"{text}: {_OFF}", _NTP))
     return worst(found, ok(f"{named(list(offsets))}: within {SKEW_S:g} s of Redis"))
 
 

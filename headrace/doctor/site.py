@@ -253,10 +253,11 @@ class Site:
         seen = []
         for (owner, told_s), fields, left_ms in zip(members, said[::2], said[1::2], strict=True):
             if fields:
-                # It is written with this TTL, and tells whole seconds.
+                # It is written with this TTL.
                 age_s = keys.WORKER_TTL_S - left_ms / 1000
-                ahead_s = told_s + 0.5 - (now_s - age_s)
-                seen.append(Seen(owner.decode(), read_report(fields), age_s, ahead_s))
+                report = read_report(fields)
+                ahead_s = report.clock_s - (now_s - age_s) if report.clock_s else 0.0
+                seen.append(Seen(owner.decode(), report, age_s, ahead_s))
             else:
                 seen.append(Seen(owner.decode(), None, now_s - told_s, 0.0))
         return seen

@@ -1,13 +1,13 @@
 -- What a worker says of itself each second; also at maxmemory, where it must not look as if it were gone. KEYS: none.
--- ARGV: 1 owner, 2 seconds since 1970, 3 for how many seconds that is to be believed, 4 how many values follow that are
--- fields and values of its models' states, then per counter: key, field, by how much, which is a number, or as many as
--- a histogram has, with a space between.
-local key, states = 'hr:worker:' .. ARGV[1], tonumber(ARGV[4])
+-- ARGV: 1 owner, 2 for how many seconds that is to be believed, 3 how many values follow that are fields and values of its
+-- models' states, then per counter: key, field, by how much, which is a number, or as many as a histogram has, with a
+-- space between.
+local key, states = 'hr:worker:' .. ARGV[1], tonumber(ARGV[3])
 redis.call('HLEN', key); redis.call('ZCARD', 'hr:workers')
-redis.call('ZREMRANGEBYSCORE', 'hr:workers', 0, whole(tonumber(ARGV[2]) - tonumber(ARGV[3])))
-redis.call('HSET', key, unpack(ARGV, 5, 4 + states))
-redis.call('EXPIRE', key, ARGV[3])
-redis.call('ZADD', 'hr:workers', ARGV[2], ARGV[1])
+redis.call('ZREMRANGEBYSCORE', 'hr:workers', 0, time[1] - tonumber(ARGV[2]))
+redis.call('HSET', key, unpack(ARGV, 4, 3 + states))
+redis.call('EXPIRE', key, ARGV[2])
+redis.call('ZADD', 'hr:workers', time[1], ARGV[1])
 local function add_all(key, field, by)
   local old = redis.pcall('HGET', key, field)
   if type(old) == 'table' then return end
@@ -22,7 +22,7 @@ local function add_all(key, field, by)
 end
 
 -- A counter that another application has put something else under costs the others nothing.
-for i = 5 + states, #ARGV, 3 do
+for i = 4 + states, #ARGV, 3 do
   local key, field, by = ARGV[i], ARGV[i + 1], ARGV[i + 2]
   if string.find(by, ' ', 1, true) then
     add_all(key, field, by)

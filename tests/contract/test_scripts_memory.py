@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from redis.exceptions import NoScriptError, OutOfMemoryError, ResponseError
@@ -138,11 +138,22 @@ def test_a_worker_goes_on_saying_that_it_lives(queue: Queue) -> None:
     with full_memory(queue):
         for _ in range(2):
             added = (stats, "ran", "1.5", stats, "took@1", "1 2 0.25")
-            queue.call("report", [], "w", int(time.time()), 15, 2, "m", "{}", *added)
+            queue.call("report", [], "w", 15, 2, "m", "{}", *added)
     assert queue.client.hgetall(keys.worker("w")) == {b"m": b"{}"}
     assert 0 < queue.client.ttl(keys.worker("w")) <= 15
     assert queue.client.zrange(keys.WORKERS, 0, -1) == [b"w"]
     assert queue.client.hgetall(stats) == {b"ran": b"3", b"took@1": b"2 4 0.5"}
+
+
+def test_who_lives_is_told_by_the_clock_of_redis(queue: Queue) -> None:
+    """However wrong a worker's own clock is, it makes nobody else look gone."""
+    seconds, _ = queue.client.time()
+    queue.client.zadd(keys.WORKERS, {"gone": seconds - 16, "silent": seconds - 5})
+    queue.call("report", [], "w", 15, 2, ":clock", "99999999999")
+    found: Any = queue.client.zrange(keys.WORKERS, 0, -1, withscores=True)
+    told = dict(found)
+    assert list(told) == [b"silent", b"w"]
+    assert 0 <= told[b"w"] - seconds < 60
 
 
 def test_what_is_no_job_is_buried(queue: Queue) -> None:
@@ -259,7 +270,7 @@ def test_a_server_that_knows_no_script_is_told(queue: Queue, name: str) -> None:
         "release_owner": [queue.name, "free", 3, "w"], "requeue": [queue.name, "x"],
         "purge_letters": [queue.name, "x"], "purge": [queue.name, 10], "look_payloads": [1],
         "put_payload": ["e", "r", 1, 0, 17, "more than nothing"], "follow": ["x", 1],
-        "report": ["w", 1, 0, 2, "m", "{}"], "file_begin": ["f", 0],
+        "report": ["w", 0, 2, "m", "{}"], "file_begin": ["f", 0],
         "file_part": ["f", "redis:0", 0, 1, 1, 1], "file_finish": ["f", "batch", 1, 1],
         "take_tokens": ["k", "1", 1, 1], "expire": list(EXPIRE_ARGUMENTS),
         "outcomes": [""], "forget": [""], "listen": ["x"],

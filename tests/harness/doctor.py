@@ -20,6 +20,7 @@ from headrace.doctor.site import Asked, Site
 from headrace.doctor.table import CHECKS
 from headrace.figures import FIELD as FIGURES
 from headrace.figures import Figures
+from headrace.telemetry import CLOCK
 
 BY_NAME = {check.name: check for check in CHECKS}
 F = TypeVar("F", bound=Callable[..., Any])
@@ -75,12 +76,13 @@ def tell(
     encode = msgspec.json.encode
     own = {"node": node, "pid": os.getpid() if pid is None else pid, "versions": versions or {}}
     fields = {"": encode(own), FIGURES: encode(figures or Figures())}
+    fields[CLOCK] = encode(time.time() + ahead_s)
     for name, said in (models or {}).items():
         state = {"state": "ready", "replicas": 1, "ready": 1, "device": "cpu", **said}
         fields[name] = encode({"node": node, **state})
     client.hset(keys.worker(owner), mapping=fields)  # type: ignore[arg-type]
     client.expire(keys.worker(owner), keys.WORKER_TTL_S)
-    client.zadd(keys.WORKERS, {owner: int(time.time() + ahead_s)})
+    client.zadd(keys.WORKERS, {owner: int(time.time())})
     return node
 
 

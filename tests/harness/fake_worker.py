@@ -132,7 +132,7 @@ def publish_stats(client: redis.Redis, **stats: ModelStats) -> None:
         for name, by in one.drain()
         for value in (keys.stats(model), name, by)
     ]
-    command = script("report").call([], "fake", int(time.time()), keys.WORKER_TTL_S, 2, "", "{}")
+    command = script("report").call([], "fake", keys.WORKER_TTL_S, 2, "", "{}")
     execute: Any = client.execute_command
     execute(*script("report").load_command())
     execute(*command, *added)

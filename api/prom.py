@@ -12,9 +12,9 @@ from api.families import Family
 from api.fleet import ModelStatus
 from api.services import Services
 from headrace import __version__, telemetry
+from headrace.depth import Depth
 from headrace.errors import BrokerError, QueueFull
 from headrace.figures import DeviceFigures, HostFigures
-from headrace.queue import Depth
 from headrace.scrape import Scraped
 from headrace.telemetry import WorkerReport
 from headrace.totals import BOUNDS, ModelTotals, read_labelled

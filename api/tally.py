@@ -18,7 +18,7 @@ from redis.exceptions import RedisError
 
 from api.counters import Counters, Counts
 from headrace import keys
-from headrace.queue import translate
+from headrace.outages import translate
 from headrace.tasks import end
 from headrace.waiting import Waiters
 

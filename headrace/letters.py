@@ -14,7 +14,8 @@ import redis.asyncio
 from redis.exceptions import RedisError
 
 from headrace import keys
-from headrace.queue import JobQueue, translate
+from headrace.outages import translate
+from headrace.queue import JobQueue
 
 #: So many letters are put back or removed in one call, so that Redis serves others in between.
 CHUNK: Final = 200

@@ -7,20 +7,29 @@ connection, which finds the new primary.
 
 from __future__ import annotations
 
+import logging
 import re
 from typing import Final
 
 from redis.exceptions import (
-    ConnectionError as RedisConnectionError,
+    BusyLoadingError,
+    MasterDownError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
 )
 from redis.exceptions import (
-    MasterDownError,
-    ReadOnlyError,
-    ResponseError,
+    ConnectionError as RedisConnectionError,
 )
 from redis.exceptions import (
     TimeoutError as RedisTimeoutError,
 )
+
+from headrace.errors import BrokerFull, BrokerUnavailable, HeadraceError
+from headrace.traffic import TRAFFIC
+
+logger = logging.getLogger(__name__)
 
 #: The connection broke, or nobody answers on it.
 DISCONNECTED: Final = (RedisConnectionError, RedisTimeoutError, OSError)
@@ -47,3 +56,28 @@ def outage_code(error: BaseException) -> str:
             return code
     found = _FOR_NOW.search(str(error)[:512])
     return found[1] if found else ""
+
+
+def translate(error: RedisError) -> HeadraceError:
+    """A redis-py error as one of the tree's.
+
+    The message is for clients: hosts and ports stay in the log.
+    """
+    TRAFFIC.errors += 1
+    if isinstance(error, OutOfMemoryError) or "OOM" in str(error)[:64]:
+        return BrokerFull(
+            "Redis is at its maxmemory and takes no new jobs",
+            hint="Wait until queued jobs have ended, or raise maxmemory; running jobs still end.",
+        )
+    logger.warning("Redis: %s: %s", type(error).__name__, error)
+    hint = "Try again in a moment."
+    if isinstance(error, BusyLoadingError):
+        return BrokerUnavailable("Redis is loading its data", hint=hint)
+    if code := outage_code(error):
+        return BrokerUnavailable(f"Redis takes no writes at the moment ({code})", hint=hint)
+    if isinstance(error, ResponseError):
+        code = str(error).partition(" ")[0][:32]
+        return BrokerUnavailable(
+            f"Redis refused a command ({code})", hint="See the log of the API process."
+        )
+    return BrokerUnavailable("Redis does not answer", hint=hint)

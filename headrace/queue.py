@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import redis.asyncio
 from hiredis import pack_command
 from redis.exceptions import (
-    BusyLoadingError,
-    NoScriptError,
-    OutOfMemoryError,
-    RedisError,
-    ResponseError,
+    ConnectionError as RedisConnectionError,
 )
 from redis.exceptions import (
-    ConnectionError as RedisConnectionError,
+    NoScriptError,
+    RedisError,
+    ResponseError,
 )
 from redis.exceptions import (
     TimeoutError as RedisTimeoutError,
@@ -27,10 +24,11 @@ from headrace import keys
 from headrace.access import ApiKey, key_from
 from headrace.coalesce import Coalescer
 from headrace.connections import drop_connections
-from headrace.errors import BrokerFull, BrokerUnavailable, HeadraceError
+from headrace.depth import Depth, read_depths
+from headrace.errors import HeadraceError
 from headrace.expiry import EXPIRE_ARGUMENTS
 from headrace.jobs import US_PER_S, Job, job_from_record
-from headrace.outages import NO_PRIMARY, outage_code
+from headrace.outages import NO_PRIMARY, outage_code, translate
 from headrace.scripts import Arg, Command, script
 from headrace.submission import (
     Receipt,
@@ -41,9 +39,8 @@ from headrace.submission import (
     submit_arguments,
 )
 from headrace.telemetry import WorkerReport, read_report
-from headrace.traffic import TRAFFIC
 
-__all__ = ["Depth", "JobQueue", "Receipt", "Submission", "hash_request", "submission", "translate"]
+__all__ = ["JobQueue", "Receipt", "Submission", "hash_request", "submission"]
 
 logger = logging.getLogger(__name__)
 
@@ -60,59 +57,6 @@ PURGE_MAX_JOBS: Final = 500
 VIEW_MAX_JOBS: Final = 128
 #: The most jobs that one call of outcomes.lua reads or forget.lua removes.
 OUTCOMES_MAX_JOBS: Final = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Depth:
-    """The state of one queue.
-
-    Attributes:
-        waiting: jobs that wait, by step: {0: …, 3: …, 6: …, 9: …}.
-        scheduled: jobs that wait for a countdown or a retry.
-        in_flight: jobs that a worker holds.
-        dead: dead letters.
-        oldest_age_s: how long the oldest waiting job has waited; None where none waits, or only
-            messages of stock clients, which carry no time.
-        oldest_ages_s: the same of each step where it is known.
-    """
-
-    queue: str
-    waiting: dict[int, int]
-    scheduled: int
-    in_flight: int
-    dead: int
-    oldest_age_s: float | None
-    oldest_ages_s: dict[int, float]
-
-    @property
-    def total(self) -> int:
-        """All that admission counts: waiting and scheduled."""
-        return sum(self.waiting.values()) + self.scheduled
-
-
-def translate(error: RedisError) -> HeadraceError:
-    """A redis-py error as one of the tree's.
-
-    The message is for clients: hosts and ports stay in the log.
-    """
-    TRAFFIC.errors += 1
-    if isinstance(error, OutOfMemoryError) or "OOM" in str(error)[:64]:
-        return BrokerFull(
-            "Redis is at its maxmemory and takes no new jobs",
-            hint="Wait until queued jobs have ended, or raise maxmemory; running jobs still end.",
-        )
-    logger.warning("Redis: %s: %s", type(error).__name__, error)
-    hint = "Try again in a moment."
-    if isinstance(error, BusyLoadingError):
-        return BrokerUnavailable("Redis is loading its data", hint=hint)
-    if code := outage_code(error):
-        return BrokerUnavailable(f"Redis takes no writes at the moment ({code})", hint=hint)
-    if isinstance(error, ResponseError):
-        code = str(error).partition(" ")[0][:32]
-        return BrokerUnavailable(
-            f"Redis refused a command ({code})", hint="See the log of the API process."
-        )
-    return BrokerUnavailable("Redis does not answer", hint=hint)
 
 
 class JobQueue:
@@ -456,20 +400,3 @@ def _job(job_id: str, answer: Any) -> Job | None:
     text = [item.decode("utf-8", "replace") for item in flat]
     record = dict(zip(text[::2], text[1::2], strict=True))
     return job_from_record(job_id, record, meta.decode("utf-8", "replace"), int(place))
-
-
-def read_depths(queues: Sequence[str], answer: Sequence[Any]) -> list[Depth]:
-    """What depth.lua has answered for these queues."""
-    now, *rows = answer
-    return [_depth(queue, row, int(now)) for queue, row in zip(queues, rows, strict=True)]
-
-
-def _depth(queue: str, row: Sequence[Any], now_us: int) -> Depth:
-    waiting = {step: int(row[index]) for index, step in enumerate(keys.STEPS)}
-    ages = {
-        step: max(0.0, (now_us - int(since)) / US_PER_S)
-        for step, since in zip(keys.STEPS, row[7:], strict=True)
-        if since
-    }
-    oldest = max(ages.values(), default=None)
-    return Depth(queue, waiting, int(row[4]), int(row[5]), int(row[6]), oldest, ages)

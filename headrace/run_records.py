@@ -15,7 +15,8 @@ from headrace import keys
 from headrace.access import NOBODY, Caller
 from headrace.errors import Conflict, RunNotFound
 from headrace.jobs import US_PER_S, iso
-from headrace.queue import JobQueue, translate
+from headrace.outages import translate
+from headrace.queue import JobQueue
 
 TTL_S: Final = 30 * 86_400
 #: The newest so many are kept.

@@ -21,7 +21,8 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from headrace import keys
 from headrace.catalog import ModelConfig
 from headrace.connections import SOCKET_TIMEOUT_S
-from headrace.queue import Depth, read_depths, translate
+from headrace.depth import Depth, read_depths
+from headrace.outages import translate
 from headrace.scripts import Command, script
 from headrace.telemetry import WorkerReport, read_report
 from headrace.totals import ModelTotals

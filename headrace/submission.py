@@ -14,6 +14,7 @@ import msgspec
 from headrace import keys
 from headrace.access import EVERYBODY, Caller
 from headrace.catalog import ModelConfig
+from headrace.envelope import envelope
 from headrace.errors import (
     BrokerUnavailable,
     Conflict,
@@ -24,7 +25,7 @@ from headrace.errors import (
 )
 from headrace.jobs import DEFAULT_OPTIONS, US_PER_S, Job, JobOptions, iso
 from headrace.keys import F
-from headrace.messages import Source, envelope
+from headrace.messages import Source
 from headrace.scripts import Arg
 from headrace.trace import Trace
 from headrace.webhooks.errand import webhook_fields

@@ -15,11 +15,11 @@ from redis.exceptions import RedisError
 from headrace import keys
 from headrace.catalog import Catalog, load_catalog
 from headrace.connections import connect
+from headrace.depth import Depth, read_depths
 from headrace.doctor.finding import NotLooked
 from headrace.embedded import prepared_url
 from headrace.errors import ConfigError
 from headrace.jobs import US_PER_S
-from headrace.queue import Depth, read_depths
 from headrace.scripts import script
 from headrace.settings import Settings, is_loopback, load_settings
 from headrace.state_dir import read_record

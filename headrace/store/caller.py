@@ -10,7 +10,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from headrace.queue import translate
+from headrace.outages import translate
 from headrace.scripts import Arg, script
 
 

@@ -16,7 +16,7 @@ from headrace import keys
 from headrace.errors import BrokerFull, PayloadTooLarge, StoreFull
 from headrace.jobs import US_PER_S
 from headrace.keys import PAYLOAD_PREFIX
-from headrace.queue import translate
+from headrace.outages import translate
 from headrace.scripts import Arg
 from headrace.store.base import Entry, read_entry
 from headrace.store.caller import Caller

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from headrace.errors import PayloadTooLarge
 from headrace.keys import PAYLOAD_PREFIX
-from headrace.queue import translate
+from headrace.outages import translate
 from headrace.store.base import Account, Entry, Store, missing, name_in
 
 #: Redis' own limit of a string (proto-max-bulk-len).

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from redis.exceptions import ResponseError
 
 from headrace import keys
+from headrace.envelope import envelope
 from headrace.jobs import new_id
-from headrace.messages import envelope
 from tests.harness.calls import Claimed, Job, Queue, foreign
 
 pytestmark = pytest.mark.leaves_keys

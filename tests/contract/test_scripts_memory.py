@@ -12,8 +12,7 @@ from redis.exceptions import NoScriptError, OutOfMemoryError, ResponseError
 from headrace import keys
 from headrace.errors import BrokerUnavailable
 from headrace.expiry import EXPIRE_ARGUMENTS
-from headrace.outages import outage_code
-from headrace.queue import translate
+from headrace.outages import outage_code, translate
 from headrace.scripts import NAMES, Arg, script
 from headrace.store.base import PayloadMissing, new_entry
 from headrace.store.index import Index

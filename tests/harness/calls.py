@@ -12,9 +12,10 @@ import redis
 from redis.exceptions import NoScriptError
 
 from headrace import keys
+from headrace.envelope import envelope
 from headrace.expiry import EXPIRE_ARGUMENTS
 from headrace.jobs import new_id
-from headrace.messages import Source, envelope
+from headrace.messages import Source
 from headrace.scripts import CLAIM_HEAD, CLAIM_MAX_BYTES, CLAIM_ROW, Arg, script
 
 LEASE_US = 60_000_000

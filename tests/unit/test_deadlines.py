@@ -9,7 +9,8 @@ from collections import deque
 import msgspec
 
 from headrace.catalog import ModelConfig
-from headrace.messages import envelope, read_envelope
+from headrace.envelope import envelope
+from headrace.messages import read_envelope
 from workers.batcher import Batcher, Policy
 from workers.deadlines import (
     LEAST_AGE_S,

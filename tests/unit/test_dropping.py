@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from headrace.catalog import ModelConfig
-from headrace.messages import envelope
+from headrace.envelope import envelope
 from workers.dropping import Dropping
 from workers.items import Item, Settlement
 from workers.lane import Lane

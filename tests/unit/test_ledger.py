@@ -9,8 +9,9 @@ import pytest
 from redis.exceptions import ResponseError
 
 from headrace.catalog import ModelConfig
+from headrace.envelope import envelope
 from headrace.errors import ResultNotStored
-from headrace.messages import Source, envelope
+from headrace.messages import Source
 from headrace.scripts import Command
 from workers.items import Item, Settlement, cancelled
 from workers.lane import Lane

@@ -15,11 +15,12 @@ from celery.worker import state as celery_state
 from kombu.clocks import LamportClock
 
 from headrace.catalog import load_catalog
+from headrace.envelope import envelope
 from headrace.errors import InputError, TransientError
 from headrace.inputs import binary_input
 from headrace.jobs import JobOptions
 from headrace.keys import TASK_NAME
-from headrace.messages import envelope, read_envelope
+from headrace.messages import read_envelope
 from tests.harness.worker import write_models
 from workers.events import RESULT_MAX_CHARS, result_text
 from workers.items import Batch, Item, Settlement, cancelled, failed, put_off, succeeded

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 
+from headrace.envelope import envelope
 from headrace.jobs import JobOptions, State
-from headrace.messages import envelope, read_envelope
+from headrace.messages import read_envelope
 from workers.items import Item, failed
 from workers.retries import DEAD, RetryPolicy
 

@@ -15,9 +15,10 @@ from celery import Celery, chain, chord, signature
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.envelope import envelope
 from headrace.errors import InvalidRequest
 from headrace.keys import TASK_NAME
-from headrace.messages import envelope, read_envelope
+from headrace.messages import read_envelope
 from tests.harness.celery_client import caught
 
 QUEUE = "headrace.m"

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.messages import envelope, read_envelope
+from headrace.envelope import envelope
+from headrace.messages import read_envelope
 from headrace.trace import Trace, read_trace
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

@@ -164,7 +164,8 @@ class Job:
         stages_json: of a pipeline's job, how far its stages have come.
         quiet: nobody is told of its end, until somebody listens.
         recorded: its result, JSON text, where that stands in the record.
-        token: the fence of its last claim; "" where there is none.
+        token: the fence of its last claim; "" where there is none, and where its end was told, not
+            read.
         progress: how far it has come, while it runs and its handler says so.
         progress_mark: tells one word of that from any other under the same token.
     """

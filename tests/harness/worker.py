@@ -20,7 +20,6 @@ import yaml
 
 from headrace import keys
 from headrace.catalog import Catalog, load_catalog
-from headrace.figures import FIELD as FIGURES
 from headrace.jobs import Job, JobOptions, job_from_record, new_id
 from headrace.scripts import script
 from headrace.submission import Submission, submission, submit_arguments
@@ -102,7 +101,7 @@ class Worker:
                     name.decode(): msgspec.json.decode(value) for name, value in fields.items()
                 }
                 if state.get("", {}).get("pid") == self.pid:
-                    return {name: of for name, of in state.items() if name != FIGURES}
+                    return {name: of for name, of in state.items() if not name.startswith(":")}
         return {}
 
     def wait_ready(self, *models: str, timeout_s: float = 60) -> None:

@@ -33,6 +33,10 @@ def api(redis_db: RedisServer) -> Iterator[ApiServer]:
         yield server
 
 
+#: So many operations are opened.
+SHOWN = 3
+
+
 def operations(api: ApiServer) -> list[dict[str, Any]]:
     paths = api.http.get("/openapi.json").json()["paths"]
     return [
@@ -54,11 +58,12 @@ def test_every_route_is_shown_and_nothing_is_asked_for_elsewhere(
         assert page.locator(".opblock").count() == len(operations(api)) + len(told)
         # Swagger UI 4 gives up on OpenAPI 3.1; this one says which it reads.
         assert page.locator(".version-stamp", has_text="OAS 3.1").count() == 1
-        # One of each group: to show an operation takes the browser a second of CPU.
+        # One of some groups: to show an operation takes the browser a second of CPU.
         groups = page.locator(".opblock-tag-section")
-        for group in groups.all():
+        assert groups.count() > SHOWN
+        for group in groups.all()[:SHOWN]:
             group.locator(".opblock-summary-control").first.click()
-        assert page.locator(".opblock-body").count() == groups.count() > 3
+        assert page.locator(".opblock-body").count() == SHOWN
         page.wait_for_load_state("networkidle")
         assert watched.complaints == []
         assert watched.requests
@@ -71,23 +76,23 @@ def test_every_route_is_shown_and_nothing_is_asked_for_elsewhere(
     )
 
 
-@pytest.mark.parametrize("name", ["submit_job", "submit_input_post"])
 def test_a_job_is_tried_out_on_the_page(
-    api: ApiServer, redis_db: RedisServer, chromium: Browser, name: str
+    api: ApiServer, redis_db: RedisServer, chromium: Browser
 ) -> None:
     with FakeWorker(redis_db.url, "echo"), browser_page(chromium) as watched:
         page = watched.page
         page.goto(f"{api.url}/docs")
         page.wait_for_selector(".opblock")
-        block = page.locator(f"[id=operations-jobs-{name}]")
-        block.locator(".opblock-summary-control").click()
-        # As it stands there: its own example, and no more than a click.
-        block.locator(".try-out__btn").click()
-        block.locator(".execute").click()
-        answer = block.locator(".live-responses-table tr.response")
-        answer.wait_for()
-        assert answer.locator(".response-col_status").inner_text().strip() == "200"
-        assert re.search(r'"result": \{\s*"x": 1', answer.inner_text())
+        for name in ("submit_job", "submit_input_post"):
+            block = page.locator(f"[id=operations-jobs-{name}]")
+            block.locator(".opblock-summary-control").click()
+            # As it stands there: its own example, and no more than a click.
+            block.locator(".try-out__btn").click()
+            block.locator(".execute").click()
+            answer = block.locator(".live-responses-table tr.response")
+            answer.wait_for()
+            assert answer.locator(".response-col_status").inner_text().strip() == "200", name
+            assert re.search(r'"result": \{\s*"x": 1', answer.inner_text()), name
         assert watched.complaints == []
 
 

@@ -35,7 +35,7 @@ CHANGES: Final = {
 #: What is put behind a module: wrapped is what others import, however that is written by then.
 ADDITIONS: Final = {
     # A header of the task message, and a member of our own.
-    "headrace/messages.py": """
+    "headrace/envelope.py": """
 _this_envelope = envelope
 
 

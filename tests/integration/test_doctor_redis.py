@@ -107,7 +107,9 @@ def test_a_server_that_is_too_old() -> None:
 
 @breaks("redis-mode")
 def test_a_cluster_a_sentinel_and_a_replica_are_refused(own: RedisServer) -> None:
-    with redis_server("valkey9", "--cluster-enabled", "yes") as cluster:
+    # By default 10,000 above the other, which may be no port.
+    bus = str(free_port())
+    with redis_server("valkey9", "--cluster-enabled", "yes", "--cluster-port", bus) as cluster:
         verdict(found("redis-mode", cluster.url), "fail", "Cluster", "single server")
     with redis_server("valkey9", "--replicaof", f"127.0.0.1 {own.port}") as replica:
         verdict(found("redis-mode", replica.url), "fail", "replica", "primary")

@@ -37,7 +37,8 @@ from benchmarks.images import BATCH, interval, jpegs
 from benchmarks.stack import DURABLE, ROOT, Cpu, answers, as_embedded, plain_celery, process
 from benchmarks.tables import Table, write_tables
 from headrace.handler import Context
-from tests.harness.redis_servers import free_port, redis_server
+from headrace.ports import free_port
+from tests.harness.redis_servers import redis_server
 from tests.harness.wait import wait_until
 from tests.harness.worker import HANDLERS, Worker, celery_worker, write_models
 from workers.device import model_environ, tuned

@@ -26,10 +26,11 @@ from headrace import keys, telemetry
 from headrace.catalog import ModelConfig
 from headrace.figures import Figures, HostFigures
 from headrace.jobs import new_id
+from headrace.ports import free_port
 from headrace.scripts import script
 from headrace.submission import submission, submit_arguments
 from tests.harness.fake_worker import publish_state, publish_stats
-from tests.harness.redis_servers import RedisServer, free_port, redis_server
+from tests.harness.redis_servers import RedisServer, redis_server
 from tests.harness.wait import wait_until
 from tests.harness.worker import write_models
 

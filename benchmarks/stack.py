@@ -19,8 +19,9 @@ import psutil
 import redis
 
 from headrace.embedded import EmbeddedServer, find_server
+from headrace.ports import free_port
 from tests.harness.children import end_child
-from tests.harness.redis_servers import RedisServer, free_port, redis_server
+from tests.harness.redis_servers import RedisServer, redis_server
 from tests.harness.wait import wait_until
 from tests.harness.worker import Client, Worker, celery_worker, write_models
 

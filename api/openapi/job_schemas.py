@@ -53,11 +53,6 @@ SUCCEEDED_JOB: Final = {
     },
     "result": {"digit": 3, "probability": 0.98},
 }  # fmt: skip
-FAILED_JOB: Final = {
-    **{name: value for name, value in SUCCEEDED_JOB.items() if name != "result"},
-    "status": "failed",
-    "error": {"type": "input-error", "message": "this is no image", "retryable": False},
-}
 
 _STAGES: Final = ("queued", "hold", "preprocess", "inference", "postprocess", "total")
 _TIMINGS: Final = object_of(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx2
 
-from tests.harness.redis_servers import free_port
+from headrace.ports import free_port
 from tests.harness.wait import wait_until
 
 

@@ -15,8 +15,8 @@ from api.__main__ import Server, server_for
 from api.app import Application, create_app
 from api.services import Services
 from headrace.catalog import Catalog, ModelConfig
+from headrace.ports import free_port
 from headrace.settings import Settings
-from tests.harness.redis_servers import free_port
 from tests.harness.wait import wait_until
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from headrace.jobs import new_id
+from headrace.ports import free_port
 from tests.harness.children import end_child
-from tests.harness.redis_servers import free_port
 from tests.harness.wait import wait_until
 from tests.harness.worker import ROOT, Client
 

@@ -19,8 +19,8 @@ import httpx2
 import pytest
 import yaml
 
+from headrace.ports import free_port
 from tests.harness.children import end_child
-from tests.harness.redis_servers import free_port
 from tests.harness.wait import wait_until
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -17,13 +16,9 @@ from urllib.parse import quote
 import pytest
 import redis
 
+from headrace.ports import free_port
+
 FLAVOURS = ("valkey9", "redis62", "redis7")
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def binary(flavour: str) -> str | None:

@@ -15,11 +15,12 @@ import pytest
 
 from headrace import Client
 from headrace.errors import Forbidden, InvalidRequest, RateLimited, TooManyInFlight, Unauthorized
+from headrace.ports import free_port
 from tests.harness.access import make_key, revoke_key
 from tests.harness.api_server import ApiServer, api_server, catalog
 from tests.harness.clients import SHELLS, client_of
 from tests.harness.fake_worker import FakeWorker
-from tests.harness.redis_servers import RedisServer, free_port
+from tests.harness.redis_servers import RedisServer
 from tests.harness.up import clean_environment
 from tests.harness.wait import wait_until
 

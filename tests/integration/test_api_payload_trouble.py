@@ -13,10 +13,11 @@ from typing import Any
 import httpx2
 import pytest
 
+from headrace.ports import free_port
 from tests.harness.api_server import api_server, catalog
 from tests.harness.payload_site import BODY
 from tests.harness.payloads import make_due, noted, payload_keys, sweep_all
-from tests.harness.redis_servers import RedisServer, free_port
+from tests.harness.redis_servers import RedisServer
 from tests.harness.s3 import s3_server
 from tests.harness.wait import wait_until
 from tests.harness.worker import ROOT

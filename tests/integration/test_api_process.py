@@ -12,9 +12,10 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from headrace.ports import free_port
 from tests.harness.api_process import answers, environ
 from tests.harness.fake_worker import Answer, claim, settle
-from tests.harness.redis_servers import RedisServer, free_port
+from tests.harness.redis_servers import RedisServer
 from tests.harness.wait import wait_until
 
 

@@ -12,9 +12,10 @@ import pytest
 
 from headrace import Client
 from headrace.errors import InputUnavailable, JobNotFound
+from headrace.ports import free_port
 from tests.harness.api_process import api_process
 from tests.harness.batches import BatchLog
-from tests.harness.redis_servers import RedisServer, free_port, redis_server
+from tests.harness.redis_servers import RedisServer, redis_server
 from tests.harness.wait import wait_until
 from tests.harness.worker import celery_worker, write_models
 

@@ -18,10 +18,11 @@ from headrace.inputs import decode_input
 from headrace.jobs import State, new_id
 from headrace.keys import F
 from headrace.messages import Message
+from headrace.ports import free_port
 from tests.harness.api_server import ApiServer
 from tests.harness.clients import SHELLS, client_of
 from tests.harness.fake_worker import Answer, FakeWorker, failure
-from tests.harness.redis_servers import RedisServer, free_port
+from tests.harness.redis_servers import RedisServer
 
 pytestmark = pytest.mark.usefixtures("redis_db")
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256))

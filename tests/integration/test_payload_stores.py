@@ -21,13 +21,14 @@ from headrace.errors import (
     StoreFull,
     StoreUnavailable,
 )
+from headrace.ports import free_port
 from headrace.settings import Settings
 from headrace.store import file as file_store
 from headrace.store.base import Entry, PayloadMissing
 from headrace.store.origin import Origins
 from headrace.store.stores import Stores, build_stores
 from tests.harness.payloads import make_due, noted
-from tests.harness.redis_servers import RedisServer, free_port
+from tests.harness.redis_servers import RedisServer
 from tests.harness.s3 import S3Server, s3_server
 
 BODY = bytes(range(256)) * 300

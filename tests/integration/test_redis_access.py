@@ -20,12 +20,13 @@ from headrace import Client, errors
 from headrace.broker_check import check_broker
 from headrace.connections import connect
 from headrace.errors import BrokerUnavailable, ConfigError
+from headrace.ports import free_port
 from tests.harness.api_process import api_process
 from tests.harness.celery_client import GET_TIMEOUT_S, send, stock_client
 from tests.harness.certificates import Authority
 from tests.harness.flower import asked
 from tests.harness.pipelines import pipeline_site
-from tests.harness.redis_servers import RedisServer, free_port, redis_server
+from tests.harness.redis_servers import RedisServer, redis_server
 from tests.harness.up import RunningUp, headrace, started
 from tests.harness.wait import wait_until
 from tests.harness.worker import HANDLERS, Worker, celery_worker, write_models

@@ -13,8 +13,9 @@ from celery import Celery
 
 from headrace.broker_check import check_broker
 from headrace.catalog import load_catalog
+from headrace.ports import free_port
 from tests.harness.api_server import api_server
-from tests.harness.redis_servers import free_port, redis_server, require
+from tests.harness.redis_servers import redis_server, require
 from tests.harness.wait import wait_until
 from tests.harness.worker import celery_worker, write_models
 from workers.broker_url import celery_url

@@ -18,11 +18,12 @@ from standardwebhooks.webhooks import WebhookVerificationError
 from headrace import keys
 from headrace.access import Scope
 from headrace.errands import give_back
+from headrace.ports import free_port
 from headrace.webhooks.signing import new_secret, secrets_of, signature, written
 from tests.harness.access import http_as, make_key
 from tests.harness.hook_receiver import hook_receiver
 from tests.harness.hook_site import HookSite, hook_site
-from tests.harness.redis_servers import free_port, leaked_keys
+from tests.harness.redis_servers import leaked_keys
 from tests.harness.up import ROOT
 from tests.harness.wait import wait_until
 

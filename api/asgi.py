@@ -18,6 +18,7 @@ Send = Callable[[Message], Awaitable[None]]
 Header = tuple[bytes, bytes]
 
 JSON: Final = b"application/json"
+NO_CONTENT: Final = 204
 NO_STORE: Final = (b"cache-control", b"no-store")
 #: Where a scope keeps what is seen of its request, where somebody wants to see it.
 SEEN: Final = "headrace.seen"
@@ -139,11 +140,14 @@ def unknown_name(what: str, name: str, known: frozenset[str]) -> InvalidRequest:
 async def send_reply(send: Send, reply: Reply, request: Request) -> None:
     """Answer; where the body was refused, close the connection once the client can have read it."""
     body = reply.body
-    headers = [
-        (b"content-type", reply.content_type),
-        (b"content-length", b"%d" % len(body)),
-        *reply.headers,
-    ]
+    if reply.status == NO_CONTENT:  # where a length and a type are not allowed
+        headers = [*reply.headers]
+    else:
+        headers = [
+            (b"content-type", reply.content_type),
+            (b"content-length", b"%d" % len(body)),
+            *reply.headers,
+        ]
     if request.drain:
         headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})

@@ -6,7 +6,7 @@ import re
 from functools import partial
 from typing import Final
 
-from api.asgi import NO_STORE, Header, Reply, Request, Stream, Write
+from api.asgi import NO_CONTENT, NO_STORE, Header, Reply, Request, Stream, Write
 from api.problems import problem
 from api.ranges import Span, Unsatisfiable, span_of
 from api.services import Services
@@ -37,7 +37,7 @@ async def result_reply(
     headers = (NO_STORE, *_HARMLESS, *applied)
     if job.stored is None and output is None:
         # A Celery client asked for no result (`ignore_result`).
-        return Reply(204, b"", headers=headers)
+        return Reply(NO_CONTENT, b"", headers=headers)
     etag = b'"%x"' % job.ended_us
     headers = (*headers, _RANGES, (b"etag", etag))
     if job.stored is not None:

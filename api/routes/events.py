@@ -5,7 +5,17 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from api.asgi import NO_STORE, ClientGone, Header, Reply, Request, Stream, Write, hung_up
+from api.asgi import (
+    NO_CONTENT,
+    NO_STORE,
+    ClientGone,
+    Header,
+    Reply,
+    Request,
+    Stream,
+    Write,
+    hung_up,
+)
 from api.events import HEAD, HEARTBEAT, Event, Story, end_id, frame
 from api.routes.jobs import visible_job
 from api.services import Services
@@ -36,7 +46,7 @@ async def get_events(services: Services, request: Request, job_id: str) -> Reply
     job = await visible_job(services, request.caller, job_id)
     if job.state.final and last_id == end_id(job.ended_us):
         # The client has it all: by the standard this is what ends its reconnecting.
-        return Reply(204, b"", _EVENT_STREAM, headers=(NO_STORE,))
+        return Reply(NO_CONTENT, b"", headers=(NO_STORE,))
     if request.method == "HEAD":
         return Stream(200, _nothing, _EVENT_STREAM, _HEADERS)
     if job.quiet and not job.state.final:

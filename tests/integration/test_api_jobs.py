@@ -115,6 +115,8 @@ def test_a_result_that_nobody_wanted(api: ApiServer, redis_db: RedisServer) -> N
     assert api.http.get(path).json()["result"] is None
     result = api.http.get(f"{path}/result")
     assert (result.status_code, result.content) == (204, b"")
+    # RFC 9110, 8.6: such an answer has no length.
+    assert not {"content-length", "content-type", "transfer-encoding"} & result.headers.keys()
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from api.asgi import NO_CONTENT, NO_STORE, Header, Reply, Request, Stream, Write
 from api.problems import problem
 from api.ranges import Span, Unsatisfiable, span_of
 from api.services import Services
-from headrace.errors import RangeNotSatisfiable
+from headrace.errors import RangeNotSatisfiable, ResultFreed
 from headrace.job_json import raw_result
 from headrace.jobs import Job, StoredResult
 
@@ -31,8 +31,15 @@ async def result_reply(
 
     Raises:
         JobNotFound: the result was deleted.
+        ResultFreed: it was passed on within a pipeline, and nobody there needs it any more.
         StoreUnavailable, BrokerError: its store does not answer.
     """
+    if job.freed:
+        raise ResultFreed(
+            f"the result of job {job.id!r} was freed: the stages of its pipeline that take from it "
+            "have ended",
+            hint="Read the result of the pipeline's job, or name the stage in its `result`.",
+        )
     output = raw_result(job) if job.stored is None else None
     headers = (NO_STORE, *_HARMLESS, *applied)
     if job.stored is None and output is None:

@@ -10,6 +10,7 @@
     │   ├── ModelNotFound      model-not-found      404
     │   ├── PathNotFound       not-found            404  the API has no such path
     │   ├── JobNotFound        job-not-found        404
+    │   ├── ResultFreed        result-freed         410  of a pipeline's stage; it was taken
     │   ├── ListsOff           lists-off            404  job_index_max is 0
     │   ├── QueueNotFound      queue-not-found      404
     │   ├── RunNotFound        run-not-found        404
@@ -140,6 +141,14 @@ class JobNotFound(RequestError):
     code = "job-not-found"
     status = 404
     title = "Job not found"
+
+
+class ResultFreed(RequestError):
+    """The result was that of a stage of a pipeline, all of whose takers have ended."""
+
+    code = "result-freed"
+    status = 410
+    title = "Result freed"
 
 
 class QueueNotFound(RequestError):

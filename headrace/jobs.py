@@ -162,6 +162,7 @@ class Job:
         due_us: when it joins its queue, while it is scheduled; 0 where that is not known.
         key: id of the API key that it belongs to; "" for nobody's.
         stages_json: of a pipeline's job, how far its stages have come.
+        freed: of a job of a pipeline's stage, that its result was taken, and freed.
         quiet: nobody is told of its end, until somebody listens.
         recorded: its result, JSON text, where that stands in the record.
         token: the fence of its last claim; "" where there is none, and where its end was told, not
@@ -191,6 +192,7 @@ class Job:
     request_hash: str = ""
     key: str = ""
     stages_json: str = ""
+    freed: bool = False
     quiet: bool = False
     recorded: str = field(default="", repr=False)
     token: str = ""
@@ -311,6 +313,7 @@ def job_from_record(job_id: str, record: dict[str, str], meta: str = "", place: 
         quiet=get(F.WAITER) == NOBODY,
         recorded=get(F.RESULT, ""),
         stages_json=stages,
+        freed=F.FREED in record,
         token=token,
         progress=progress,
         progress_mark=mark,

@@ -198,6 +198,7 @@ class F:
     WEBHOOK_ENDS: Final = "we"  # the states in which it is sent, by their letters
     WEBHOOK_STARTED: Final = "ws"  # the errand that tells of the first claim, until that is sent
     PROGRESS: Final = "pg"  # token of the claim, a number, and JSON: how far its handler has come
+    FREED: Final = "fd"  # the result of a pipeline's stage: its pipeline has taken it, and freed it
     RESULT_REF: Final = "rr"  # "reference bytes content-type" of a result that lies there
 
 

@@ -1,8 +1,9 @@
 """The course of one pipeline's job: its stages, each as soon as it has what it takes from.
 
 All of it can be begun anew at any time, by anybody: the id of a stage's job follows from the
-pipeline's job and its place, so that saying it again finds it, as it is by then. Knows Redis only
-by what its `Tools` do.
+pipeline's job and its place, so that saying it again finds it, as it is by then. What has been
+freed by then the note of the stages tells (`workers/resume.py`). Knows Redis only by what its
+`Tools` do.
 """
 
 from __future__ import annotations
@@ -10,19 +11,19 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Final, Protocol
 
 import msgspec
 
 from headrace.errors import HeadraceError, InvalidRequest, PayloadTooLarge
-from headrace.ids import id_of_sequel
 from headrace.jobs import MAX_WAIT_FOR_START_S, Job, JobOptions, State
 from headrace.media import is_json
 from headrace.messages import Message, Stretch
 from headrace.pipelines import INPUT, PipelineConfig, Stage
 from workers.items import Item
+from workers.resume import Past, read_past, stage_job_id
+from workers.stage_states import StageState
 from workers.values import Foreign, Many, Named, Stored, Text, Value, follow, value_of
 
 #: How much longer than its pipeline's job may take (twice, as another may go on with that) a
@@ -30,7 +31,6 @@ from workers.values import Foreign, Many, Named, Stored, Text, Value, follow, va
 KEPT_S: Final = 3_600
 #: A stage's job has so much longer than its pipeline's, whose deadline is the one to tell of.
 LATER_S: Final = 5.0
-_NAMES: Final = ("queued", "hold", "preprocess", "inference", "postprocess")
 
 
 class StageFailed(HeadraceError):
@@ -49,58 +49,6 @@ class StageFailed(HeadraceError):
         self.traceback = traceback
 
 
-@dataclass(slots=True)
-class StageState:
-    """How far a stage has come.
-
-    Attributes:
-        jobs: how many it has; 0 while that is not known.
-        done: how many of them have ended with a result.
-        began_s, ended_s: when its first was submitted and its last has ended, since 1970.
-        sums: of the timings of those that are done, in ms.
-        failed: one has ended otherwise.
-    """
-
-    model: str
-    jobs: int = 0
-    done: int = 0
-    began_s: float = 0.0
-    ended_s: float = 0.0
-    sums: list[float] = field(default_factory=lambda: [0.0] * len(_NAMES))
-    failed: bool = False
-
-    def add(self, job: Job) -> None:
-        """One of its jobs has ended with a result."""
-        self.done += 1
-        if job.timings:
-            for n, part in enumerate(job.timings.split(",")):
-                self.sums[n] += float(part)
-
-    def told(self, name: str) -> dict[str, Any]:
-        """As the job object says it; its timings are the means over its jobs."""
-        status = "waiting"
-        if self.failed:
-            status = "failed"
-        elif self.ended_s:
-            status = "succeeded"
-        elif self.began_s:
-            status = "running"
-        timings = None
-        if self.done:
-            means = (round(total / self.done, 3) for total in self.sums)
-            timings = dict(zip(_NAMES, means, strict=True))
-        if timings is not None and self.ended_s:
-            timings["total"] = round((self.ended_s - self.began_s) * 1000, 3)
-        return {
-            "name": name,
-            "model": self.model,
-            "status": status,
-            "jobs": self.jobs,
-            "done": self.done,
-            "timings": timings,
-        }
-
-
 class Tools(Protocol):
     """What a course asks of Redis and of the stores."""
 
@@ -113,7 +61,19 @@ class Tools(Protocol):
         """A stretch of a payload."""
 
     async def told(self, course: Course) -> None:
-        """Note how far the course has come."""
+        """Note how far the course has come, now or soon."""
+
+    async def noted(self, course: Course) -> bytes:
+        """How far it had come when that was noted last; empty where it never was."""
+
+    async def view(self, ids: Sequence[str]) -> list[Job | None]:
+        """Jobs with their results; None for those that Redis does not know."""
+
+    async def forget(self, ids: Sequence[str]) -> None:
+        """Remove what is left of stages' jobs that have ended, so that they can run again."""
+
+    async def free(self, course: Course, stages: Sequence[Stage]) -> bool:
+        """Note how far the course has come, and free these stages' results; whether it was done."""
 
 
 class Course:
@@ -129,6 +89,9 @@ class Course:
         states: how far each stage has come.
         under_way: the ids of its stages' jobs that have not ended, with the stage.
         ended: those that have, with the job.
+        freed: those that have, and whose results nobody needs.
+        telling: held while it is noted how far the course has come, as no note may overtake a
+            newer one.
     """
 
     def __init__(self, pipeline: PipelineConfig, item: Item, tools: Tools, deadline: float) -> None:
@@ -138,9 +101,13 @@ class Course:
         self.states = {stage.name: StageState(stage.model) for stage in pipeline.stages}
         self.under_way: dict[str, Stage] = {}
         self.ended: dict[str, tuple[Stage, Job]] = {}
+        self.freed: list[str] = []
+        self.telling = asyncio.Lock()
         self._tools = tools
         self._began = time.time()
-        self._results: dict[str, asyncio.Task[Value]] = {}
+        self._results: dict[str, asyncio.Future[Value]] = {}
+        # Stages whose results are freed.
+        self._done_with: set[str] = set()
 
     @property
     def message(self) -> Message:
@@ -158,11 +125,13 @@ class Course:
         """
         try:
             async with asyncio.timeout(max(0.0, self.deadline - time.time())):
+                past = await self._take_up()
                 async with asyncio.TaskGroup() as group:
                     # Each behind those that it takes from.
                     for stage in self.pipeline.stages:
-                        task = group.create_task(self._stage(stage))
-                        self._results[stage.name] = task
+                        if stage.name not in past.ended:
+                            task = group.create_task(self._stage(stage))
+                            self._results[stage.name] = task
         except BaseExceptionGroup as failures:
             raise _first(failures) from None
         return self._combined(self.pipeline.result, joined=self.pipeline.joined)
@@ -174,6 +143,11 @@ class Course:
     def unfinished(self) -> list[str]:
         """The stages that have begun, and have not ended."""
         return [n for n, state in self.states.items() if state.began_s and not state.ended_s]
+
+    def job_ids(self, stage: Stage) -> list[str]:
+        """The ids of a stage's jobs, as far as it is known how many there are."""
+        count = self.states[stage.name].jobs
+        return [stage_job_id(self.item.id, stage.name, n) for n in range(count)]
 
     def options(self, stage: Stage, timeout_s: float) -> JobOptions:
         """What a stage's job asks for: what the pipeline's job did, as far as it goes down."""
@@ -193,6 +167,26 @@ class Course:
             retry_backoff_max=message.retry_backoff_max_s,
             result_ttl=min(kept_s, MAX_WAIT_FOR_START_S),
         )
+
+    async def _take_up(self) -> Past:
+        """Go on where another has left it, or this one before; what holds of that."""
+        note = await self._tools.noted(self)
+        past = await read_past(self.item.id, self.pipeline, note, self._tools.view)
+        if past.undone:
+            await self._tools.forget(past.undone)
+        for stage in self.pipeline.stages:
+            if stage.name not in past.ended:
+                continue
+            self.states[stage.name] = StageState.of(stage.model, past.ended[stage.name])
+            jobs = past.jobs.get(stage.name)
+            if jobs is None:
+                self.freed += self.job_ids(stage)
+                continue
+            self.ended.update({job.id: (stage, job) for job in jobs})
+            values = tuple(value_of(job) for job in jobs)
+            known = self._results[stage.name] = asyncio.get_running_loop().create_future()
+            known.set_result(Many(values) if stage.spread else values[0])
+        return past
 
     async def _stage(self, stage: Stage) -> Value:
         for source in stage.sources:
@@ -215,8 +209,33 @@ class Course:
             ]
         values = tuple(task.result() for task in tasks)
         state.ended_s = time.time()
-        await self._tools.told(self)
+        await self._tell_end()
         return Many(values) if stage.spread else values[0]
+
+    async def _tell_end(self) -> None:
+        """A stage has ended: note it, at once where that frees what it and others took from."""
+        spent = self._spent()
+        if not spent:
+            await self._tools.told(self)
+        elif await self._tools.free(self, spent):
+            for stage in spent:
+                self._done_with.add(stage.name)
+                self._results.pop(stage.name, None)
+                ids = self.job_ids(stage)
+                self.freed += [name for name in ids if self.ended.pop(name, None) is not None]
+
+    def _spent(self) -> list[Stage]:
+        """The stages whose results are still there, and will not be taken any more.
+
+        None once all stages have ended: then the job ends, and everything goes.
+        """
+        over = {name for name, state in self.states.items() if state.ended_s}
+        if len(over) == len(self.states):
+            return []
+        needed = {source for one in self.pipeline.stages if one.name not in over
+                  for source in one.sources}  # fmt: skip
+        kept = {*needed, *self.pipeline.result, *self._done_with}
+        return [one for one in self.pipeline.stages if one.name in over and one.name not in kept]
 
     async def _given(self, stage: Stage) -> list[Value]:
         value = self._combined(stage.sources, joined=stage.joined)
@@ -232,7 +251,7 @@ class Course:
         return values
 
     async def _one(self, stage: Stage, n: int, of: int, value: Value) -> Value:
-        job_id = id_of_sequel(self.item.id, f"stage/{stage.name}/{n}")
+        job_id = stage_job_id(self.item.id, stage.name, n)
         self.under_way[job_id] = stage
         shown = f"stage {stage.name}" + (f" ({n + 1} of {of})" if stage.spread else "")
         state = self.states[stage.name]

@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
 import redis.asyncio
@@ -22,8 +23,9 @@ from headrace.jobs import Job
 from headrace.keys import F
 from headrace.letters import DeadLetters
 from headrace.messages import Source, Stretch
+from headrace.outages import translate
 from headrace.pipelines import Stage
-from headrace.queue import VIEW_MAX_JOBS, JobQueue
+from headrace.queue import OUTCOMES_MAX_JOBS, VIEW_MAX_JOBS, JobQueue
 from headrace.settings import Settings
 from headrace.store.base import Entry
 from headrace.store.parts import read_bytes, read_parts, size_of
@@ -45,6 +47,8 @@ AGAIN_MIN_S: Final = 0.05
 AGAIN_MAX_S: Final = 2.0
 #: How far the stages have come is written down at most so often, in seconds.
 TOLD_S: Final = 0.3
+#: The results of so many jobs are freed in one call: bounds how long it holds Redis.
+FREE_MAX_JOBS: Final = 256
 _PASSES: Final = (QueueFull, BrokerError, StoreError)
 _NOTHING: Final = b"null"
 
@@ -92,6 +96,7 @@ class StageJobs:
         self._letters = DeadLetters(client, queue)
         self._threads = ThreadPoolExecutor(THREADS, "headrace-stages")
         self._told_at: dict[str, float] = {}
+        self._dropping: set[asyncio.Task[None]] = set()
 
     def close(self) -> None:
         """Begin nothing more."""
@@ -108,14 +113,78 @@ class StageJobs:
 
     async def told(self, course: Course, *, now: bool = False) -> None:
         """Note in the record how far a course has come; a view, so that a failure is none of it."""
-        at, token = time.monotonic(), course.item.token
-        if not now and at < self._told_at.get(token, 0.0) + TOLD_S:
-            return
-        self._told_at[token] = at
+        if now or time.monotonic() >= self._told_at.get(course.item.token, 0.0) + TOLD_S:
+            await self._note(course)
+
+    async def noted(self, course: Course) -> bytes:
+        """How far a course had come when that was noted last; empty where it never was."""
+
+        async def read() -> bytes:
+            try:
+                found = await self._client.hget(keys.job(course.item.id), F.STAGES)
+            except RedisError as error:
+                raise translate(error) from error
+            return found or b""
+
+        return await self.patiently(read)
+
+    async def view(self, ids: Sequence[str]) -> list[Job | None]:
+        """Jobs with their results; None for those that Redis does not know."""
+        found: list[Job | None] = []
+        for chunk in _chunks(ids, VIEW_MAX_JOBS):
+            found += await self.patiently(partial(self._queue.view, chunk))
+        return found
+
+    async def forget(self, ids: Sequence[str]) -> None:
+        """Remove what is left of stages' jobs that have ended, so that they can run again."""
+        for chunk in _chunks(ids, OUTCOMES_MAX_JOBS):
+            await self.patiently(partial(self._queue.forget, chunk))
+
+    async def free(self, course: Course, stages: Sequence[Stage]) -> bool:
+        """Note how far a course has come, and free these stages' results; whether it was done.
+
+        Where it was not, because the course is another's by now or Redis is away, it need not be
+        said again: the next stage that ends frees these too, else the end of the job.
+        """
+        ids = [name for stage in stages for name in course.job_ids(stage)]
+        # Of no job, too, as the note is to have the stage that has ended.
+        for chunk in _chunks(ids, FREE_MAX_JOBS) if ids else ((),):
+            if not await self._note(course, *chunk):
+                return False
+        entries = _stored(course, ids)
+        if entries:
+            await self._delete(course, entries)
+        return True
+
+    async def _delete(self, course: Course, entries: Sequence[Entry]) -> None:
+        """Delete payloads; what lies outside of Redis behind the course, which goes on."""
         try:
-            await self._queue.once("stages", course.item.id, token, course.stages_json())
+            elsewhere = await self.in_thread(self.stores.index.look, *entries)
         except HeadraceError as error:
-            logger.warning("its stages are not written down: %s", error, extra=about(course))
+            logger.warning("payloads are left to the sweep: %s", error, extra=about(course))
+            return
+        if elsewhere:
+            task = asyncio.create_task(self._dropped(elsewhere))
+            self._dropping.add(task)
+            task.add_done_callback(self._dropping.discard)
+
+    async def _dropped(self, entries: Sequence[Entry]) -> None:
+        try:
+            await self.in_thread(self.stores.drop, *entries)
+        except HeadraceError as error:
+            logger.warning("payloads are left to the sweep: %s", error.message)
+
+    async def _note(self, course: Course, *freed: str) -> bool:
+        """Note how far a course has come, and with it that results are freed; whether it was."""
+        token = course.item.token
+        self._told_at[token] = time.monotonic()
+        async with course.telling:
+            try:
+                stages = course.stages_json()
+                return bool(await self._queue.once("stages", course.item.id, token, stages, *freed))
+            except HeadraceError as error:
+                logger.warning("its stages are not written down: %s", error, extra=about(course))
+                return False
 
     async def job(self, course: Course, stage: Stage, job_id: str, value: Value) -> Job:
         """Submit a stage's job, unless it is there, and wait for its end.
@@ -150,8 +219,7 @@ class StageJobs:
     async def cancel(self, ids: Sequence[str]) -> list[str]:
         """Cancel stages' jobs; those that have ended now."""
         over = []
-        for at in range(0, len(ids), VIEW_MAX_JOBS):
-            chunk = ids[at : at + VIEW_MAX_JOBS]
+        for chunk in _chunks(ids, VIEW_MAX_JOBS):
             said = await self._queue.cancel(chunk)
             over += [name for name, word in zip(chunk, said, strict=True) if word != "asked"]
         return over
@@ -164,15 +232,10 @@ class StageJobs:
             over: ids of jobs of its stages that have ended beside those that it knows.
         """
         self._told_at.pop(course.item.token, None)
-        names = [*course.ended, *over]
-        entries = [
-            Entry(job.stored.ref, job_id, stage.model, "r")
-            for job_id, (stage, job) in course.ended.items()
-            if job.stored is not None
-        ]
+        names = [*course.ended, *course.freed, *over]
+        entries = _stored(course, course.ended)
         try:
-            for at in range(0, len(names), VIEW_MAX_JOBS):
-                chunk = names[at : at + VIEW_MAX_JOBS]
+            for chunk in _chunks(names, VIEW_MAX_JOBS):
                 await self._client.unlink(*map(keys.job, chunk), *map(keys.meta, chunk))
             for job_id, (stage, job) in course.ended.items():
                 if job.dead_lettered:  # the pipeline's own letter stands for it
@@ -269,3 +332,18 @@ class StageJobs:
                 await self.in_thread(self.stores.drop, given.entry)
             except HeadraceError as error:
                 logger.warning("a payload is left to the sweep: %s", error.message)
+
+
+def _chunks(names: Sequence[str], most: int) -> Iterator[Sequence[str]]:
+    for at in range(0, len(names), most):
+        yield names[at : at + most]
+
+
+def _stored(course: Course, names: Iterable[str]) -> list[Entry]:
+    """The payloads of those of a course's jobs whose results lie in a store."""
+    found = [(name, *course.ended[name]) for name in names if name in course.ended]
+    return [
+        Entry(job.stored.ref, name, stage.model, "r")
+        for name, stage, job in found
+        if job.stored is not None
+    ]

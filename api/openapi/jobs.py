@@ -179,7 +179,7 @@ def _get_result() -> dict[str, Any]:
             "202": not_yet,
             "204": {"description": "A Celery client asked for no result (`ignore_result`)."},
         },
-        (*_READ, "range-not-satisfiable", "store-unavailable", *JOB_PROBLEMS),
+        (*_READ, "result-freed", "range-not-satisfiable", "store-unavailable", *JOB_PROBLEMS),
         parameters=[*WAIT, *_RANGE],
     )
     # A handler may fail with a code of its own.

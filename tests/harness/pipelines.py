@@ -109,6 +109,7 @@ def write_site(folder: Path, pipelines: Mapping[str, Any], **models: Any) -> Pat
     }
     for name, values in models.items():
         ours[name] = {**ours.get(name, ours["weigh"]), **values}
+        ours[name]["options"] = {**options, **values.get("options", {})}
     path = folder / "models.yaml"
     path.write_text(yaml.safe_dump({"models": ours, "pipelines": dict(pipelines)}, sort_keys=False))
     return path
@@ -116,15 +117,19 @@ def write_site(folder: Path, pipelines: Mapping[str, Any], **models: Any) -> Pat
 
 @contextmanager
 def pipeline_site(
-    server: RedisServer, folder: Path, pipelines: Mapping[str, Any], **models: Any
+    server: RedisServer,
+    folder: Path,
+    pipelines: Mapping[str, Any],
+    environ: Mapping[str, str] | None = None,
+    **models: Any,
 ) -> Iterator[PipelineSite]:
     """All but the errands worker, which a test starts, and may kill."""
     path = write_site(folder, pipelines, **models)
-    environ = {"HEADRACE_LEASE_TTL_S": "5"}
+    environ = {"HEADRACE_LEASE_TTL_S": "5", **(environ or {})}
     with ExitStack() as stack:
         worker = stack.enter_context(celery_worker(server.url, path, folder, environ=environ))
         api = stack.enter_context(api_server(server.url, load_catalog(path)))
-        worker.wait_ready("cut", "weigh")
+        worker.wait_ready("cut", "weigh", *models)
         yield PipelineSite(server, folder, path, api, worker, stack)
 
 

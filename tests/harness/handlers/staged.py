@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from redis import Redis
+
 from headrace import Handler, Response
 from headrace.errors import InputError, TransientError
 from headrace.handler import Context
@@ -50,6 +52,35 @@ class Cut(_Noting):
             }
             for item in items
         ]
+
+
+class Grow(_Noting):
+    """{"n": n, "size": s} -> the same of n + 1, and s letters. Notes n, and how many results lie
+    in the payload store.
+
+    At `held_at` it waits at the gate; at `fails_once` it says at first: try again.
+    """
+
+    def initialize(self, context: Context) -> None:
+        super().initialize(context)
+        self._redis = str(context.options["redis"])
+        self._failed: set[str] = set()
+
+    def inference(self, items: list[Any]) -> list[Any]:
+        with Redis.from_url(self._redis) as client:
+            entries: Any = client.zrange("hr:payloads", 0, -1)
+        stored = sum(entry.endswith(b" r") for entry in entries)
+        return [self._grown(item, stored) for item in items]
+
+    def _grown(self, item: Any, stored: int) -> Any:
+        n = item["n"]
+        self._note(f"{n} {stored}")
+        if item.get("held_at") == n:
+            self._wait()
+        if item.get("fails_once") == n and item["name"] not in self._failed:
+            self._failed.add(item["name"])
+            return TransientError("not just now")
+        return {**item, "n": n + 1, "pad": "x" * item["size"]}
 
 
 class Weigh(_Noting):

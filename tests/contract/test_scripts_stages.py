@@ -1,0 +1,104 @@
+"""The note of a pipeline's stages and what is freed with it: by whoever holds the job, or not."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from headrace import keys
+from headrace.keys import F
+from headrace.store.base import Entry, new_entry
+from headrace.store.index import Index
+from headrace.store.redis import RedisStore
+from tests.contract.test_scripts_memory import full_memory
+from tests.harness.calls import Leased, Queue
+
+NOTE = '[{"name":"a","status":"succeeded"}]'
+TYPE = "application/json"
+
+
+def say(queue: Queue, of: Leased, *freed: str, token: str = "") -> int:
+    return int(queue.call("stages", [], of.id, token or of.token, NOTE, *freed))
+
+
+def ended(queue: Queue, **settled: object) -> str:
+    """A stage's job that has ended so."""
+    queue.submit_one()
+    leased = queue.claim_one()
+    assert queue.settle(leased, **settled) == [1]  # type: ignore[arg-type] # as settle has them
+    return leased.id
+
+
+def whole(queue: Queue) -> Leased:
+    """The pipeline's job, under way."""
+    queue.submit_one()
+    return queue.claim_one()
+
+
+def stored(queue: Queue) -> tuple[str, Entry, Index]:
+    """A stage's job whose result lies in the store."""
+    index = Index(queue.client, 10_000)
+    queue.submit_one()
+    leased = queue.claim_one()
+    entry = new_entry("redis", leased.id, "m", "r")
+    RedisStore(index, queue.client).put(entry, b"x" * 1000, bounded=False)
+    assert queue.settle(leased, extra=(F.RESULT_REF, f"{entry.ref} 1000 {TYPE}")) == [1]
+    return leased.id, entry, index
+
+
+def test_a_result_is_freed_with_the_note_and_its_record_stays(queue: Queue) -> None:
+    short, (long, entry, index) = ended(queue), stored(queue)
+    job = whole(queue)
+    assert say(queue, job, short, long) == 1
+    assert json.loads(queue.record(job.id)[F.STAGES]) == json.loads(NOTE)
+    for name in (short, long):
+        assert queue.meta(name) is None
+        record = queue.record(name)
+        assert (record[F.STATE], record[F.FREED]) == ("s", "1")
+        assert F.RESULT_REF not in record
+        assert queue.client.ttl(keys.job(name)) > 0
+    # Due at once, for whoever sweeps; said again, it is the same.
+    assert index.due()[0] == 1
+    assert say(queue, job, short, long) == 1
+    assert not queue.client.exists(keys.PAYLOADS, keys.PAYLOAD_SIZES)
+    assert not queue.client.exists(keys.PAYLOAD_PREFIX + entry.ref.partition(":")[2])
+    queue.settle_all()
+
+
+@pytest.mark.parametrize("lost", ["another's", "ended", "gone"])
+def test_who_has_lost_the_job_frees_nothing(queue: Queue, lost: str) -> None:
+    stage, job = ended(queue), whole(queue)
+    if lost == "ended":
+        assert queue.settle(job) == [1]
+    elif lost == "gone":
+        queue.client.delete(keys.job(job.id), keys.lease(queue.name), keys.held(queue.name))
+    assert say(queue, job, stage, token="1" if lost == "another's" else "") == 0
+    assert queue.meta(stage) is not None
+    assert F.FREED not in queue.record(stage)
+    assert F.STAGES not in queue.record(job.id)
+    queue.settle_all()
+
+
+def test_what_has_not_succeeded_is_left_as_it_is(queue: Queue) -> None:
+    failed = ended(queue, state="f", extra=(F.ERROR, "{}"))
+    job = whole(queue)
+    waits = queue.submit_one()
+    queue.client.set(keys.job("odd"), "no record", ex=60)
+    before = {name: queue.record(name) for name in (failed, waits)}
+    assert say(queue, job, failed, waits, "odd", "unknown") == 1
+    assert {name: queue.record(name) for name in (failed, waits)} == before
+    assert queue.meta(failed) is not None
+    assert not queue.client.exists(keys.job("unknown"))
+    queue.settle(job)
+    queue.settle_all()
+
+
+def test_at_maxmemory_it_makes_room(queue: Queue) -> None:
+    name, entry, index = stored(queue)
+    job = whole(queue)
+    with full_memory(queue):
+        assert say(queue, job, name) == 1
+        assert index.look(entry) == []
+    assert not queue.client.exists(keys.PAYLOADS)
+    queue.settle_all()

@@ -1,0 +1,56 @@
+"""The errands worker, killed at a moment in which results of a pipeline's stages are freed.
+
+`TEST_DIES` says when: `half noted`, once some of the jobs of a stage are freed, in the first call
+of several; `noted`, when all are and none of their payloads is deleted; `freed`, when those are too
+and the next stage's job is not submitted. `TEST_DIES_AFTER`: so often it passes that moment.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+from workers import stage_jobs
+from workers.stage_jobs import StageJobs
+
+DIES = os.environ["TEST_DIES"]
+left = int(os.environ.get("TEST_DIES_AFTER", "0"))
+
+
+def _die() -> None:
+    global left
+    left -= 1
+    if left < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+_note, _delete, _free = StageJobs._note, StageJobs._delete, StageJobs.free
+
+
+async def note(self: StageJobs, course: Any, *freed: str) -> bool:
+    said = await _note(self, course, *freed)
+    if freed and DIES == "half noted":
+        _die()
+    return said
+
+
+async def delete(self: StageJobs, course: Any, entries: Any) -> None:
+    if DIES == "noted":
+        _die()
+    await _delete(self, course, entries)
+
+
+async def free(self: StageJobs, course: Any, stages: Any) -> bool:
+    done = await _free(self, course, stages)
+    if DIES == "freed":
+        _die()
+    return done
+
+
+stage_jobs.FREE_MAX_JOBS = 2  # type: ignore[misc] # so that a list of four takes two calls
+StageJobs._note, StageJobs._delete, StageJobs.free = note, delete, free  # type: ignore[method-assign]
+
+from workers.errands import app  # noqa: E402 - it is begun with these
+
+__all__ = ["app"]

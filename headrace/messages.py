@@ -114,7 +114,7 @@ class _Own(msgspec.Struct, frozen=True):
 _STOCK: Final = _Own()
 
 
-class Headers(msgspec.Struct, frozen=True):
+class Headers(msgspec.Struct, frozen=True, gc=False):
     """The headers of a task message that Headrace acts on; the rest pass by."""
 
     id: str
@@ -134,18 +134,18 @@ class Headers(msgspec.Struct, frozen=True):
     tracestate: Any = None
 
 
-class _Properties(msgspec.Struct, frozen=True):
+class _Properties(msgspec.Struct, frozen=True, gc=False):
     body_encoding: str | None = None
 
 
-class _Envelope(msgspec.Struct, frozen=True):
+class _Envelope(msgspec.Struct, frozen=True, gc=False):
     body: str
     headers: Headers
     properties: _Properties = _Properties()
     encoding: str | None = msgspec.field(default=None, name="content-encoding")
 
 
-class Embed(msgspec.Struct, frozen=True):
+class Embed(msgspec.Struct, frozen=True, gc=False):
     """What follows the task, in the signatures of Celery's canvas."""
 
     callbacks: Any = None
@@ -172,7 +172,7 @@ _USUAL_BODY: Final = msgspec.json.Decoder(tuple[tuple[()], _Kwargs, Embed | None
 _BODY: Final = msgspec.json.Decoder(tuple[list[msgspec.Raw], dict[str, msgspec.Raw], Embed | None])
 
 
-class Message(msgspec.Struct, frozen=True):
+class Message(msgspec.Struct, frozen=True, gc=False):
     """A task message as the worker needs it. Times are seconds since 1970.
 
     Attributes:
@@ -213,28 +213,27 @@ def read_envelope(raw: bytes) -> Message:
     """
     try:
         envelope_ = _ENVELOPE.decode(raw)
-        body = _body_text(envelope_)
-        model, payload, embed = _decode_body(body)
+        model, payload, embed = _decode_body(_body_text(envelope_))
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise InvalidRequest(f"the task message cannot be read: {error}") from None
     headers = envelope_.headers
-    hard, soft = headers.timelimit or (None, None)
-    own = headers.headrace
+    own, limits, eta, expires = headers.headrace, headers.timelimit, headers.eta, headers.expires
     message = Message(
-        id=headers.id,
-        model=model,
-        input=payload,
-        eta_s=_instant(headers.eta, "eta"),
-        expires_s=_instant(headers.expires, "expires"),
-        timeout_s=hard or soft,
-        ignore_result=bool(headers.ignore_result),
-        max_retries=own.max_retries,
-        retries=headers.retries or 0,
-        root_id=headers.root_id or headers.id,
-        parent_id=headers.parent_id,
-        group=headers.group,
-        ours=own is not _STOCK,
-        source=own.source() if own.ref or own.origin or own.parts else None,
+        headers.id,
+        model,
+        payload,
+        # Most have neither, and a call costs as much as the rest of a line.
+        None if eta is None else _instant(eta, "eta"),
+        None if expires is None else _instant(expires, "expires"),
+        None if limits is None else limits[0] or limits[1],
+        bool(headers.ignore_result),
+        own.max_retries,
+        headers.retries or 0,
+        headers.root_id or headers.id,
+        headers.parent_id,
+        headers.group,
+        own is not _STOCK,
+        own.source() if own.ref or own.origin or own.parts else None,
         quiet=own.quiet,
     )
     if embed is not None and embed.any:
@@ -250,12 +249,10 @@ def read_envelope(raw: bytes) -> Message:
 
 
 def _body_text(envelope_: _Envelope) -> bytes:
-    return body_text(
-        envelope_.body,
-        envelope_.properties.body_encoding,
-        envelope_.headers.compression,
-        envelope_.encoding,
-    )
+    coding, compressed = envelope_.properties.body_encoding, envelope_.headers.compression
+    if coding == "utf-8" and envelope_.encoding == "utf-8" and not compressed:
+        return envelope_.body.encode()  # as the API writes it
+    return body_text(envelope_.body, coding, compressed, envelope_.encoding)
 
 
 def body_text(text: str, coding: str | None, compressed: str | None, encoding: str | None) -> bytes:
@@ -335,9 +332,9 @@ def _arguments(args: list[msgspec.Raw], kwargs: dict[str, msgspec.Raw]) -> tuple
     return model, bytes(given["input"])
 
 
-def _instant(value: str | float | None, name: str) -> float | None:
+def _instant(value: str | float, name: str) -> float:
     """Celery writes ISO 8601; a time without a zone is UTC. Numbers are seconds since 1970."""
-    if value is None or isinstance(value, (int, float)):
+    if isinstance(value, (int, float)):
         return value
     try:
         when = datetime.fromisoformat(value)

@@ -178,8 +178,11 @@ class Batcher(Generic[ItemT]):
     def add(self, item: ItemT) -> None:
         """Take an item, in the order in which those of a step are to run."""
         self._came += 1
-        self._count(item, 1)
         step, key, at = item.step, item.key, item.enqueued_at
+        place = STEP_PLACE[step]
+        self._length += 1
+        self._counts[place] += 1
+        self._costs[place] += item.cost
         if item.overdue_at < self._overdue_at:
             self._overdue_at = item.overdue_at
         group = self._groups.get(key)

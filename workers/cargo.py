@@ -93,10 +93,10 @@ class Cargo:
         """The item's input is here, or its result is there, or neither will be."""
         self.moving.pop(item.token, None)
 
-    def settled(self, tokens: Iterable[str]) -> None:
+    def settled(self, claims: Iterable[Item | Settlement]) -> None:
         """These claims are over; whether their payloads are still needed, the record says."""
-        for token in tokens if self._entries else ():
-            self.ended += self._entries.pop(token, ())
+        for claim in claims if self._entries else ():
+            self.ended += self._entries.pop(claim.token, ())
 
     def _note(self, token: str, entry: Entry) -> None:
         self._entries.setdefault(token, []).append(entry)

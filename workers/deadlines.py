@@ -169,8 +169,13 @@ class Deadlines:
 
     def timeout_s(self, item: Item) -> float:
         """How long the item may run."""
-        asked = item.message.timeout_s if item.message is not None else None
-        return max(asked or self._model.timeout_s, self._model.min_timeout_s)
+        return self.shortest_s((item,))
+
+    def shortest_s(self, items: Iterable[Item]) -> float:
+        """How long all of these items may run: the shortest of their timeouts."""
+        asked = {item.message.timeout_s if item.message is not None else None for item in items}
+        shortest = min(one or self._model.timeout_s for one in asked)
+        return max(shortest, self._model.min_timeout_s)
 
     def timed_out(self, batch: Batch, now: float, trace: str) -> Settlement:
         """The end of a job that ran alone, as this batch, for longer than its timeout.

@@ -114,8 +114,7 @@ class Dropping:
             return  # its settlement or its release is under way, and says so too
         item.dropped = "lost"
         if taken_out:
-            lane.forget(item.id, item.token)
-            lane.cargo.settled([item.token])
+            lane.forget([item])
         else:
             for replica in lane.replicas:
                 replica.drop(item)

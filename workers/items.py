@@ -26,6 +26,9 @@ BEST_STEP: Final = b"0"
 #: What stands around the base64 of a result that is not JSON (workers/runner.py).
 BINARY_RESULT: Final = b'{"__type__": "base64", "__value__": ""}'
 _NO_CHILDREN: Final = b', "children": [], '
+_META: Final = (
+    b'{"status": "%s", "result": %s, "traceback": %s%s"date_done": "%s", "task_id": "%s"%s}'
+)
 _encode: Final = msgspec.json.encode
 #: As the scripts write it for jobs that they cancel themselves.
 REVOKED_JSON: Final = (
@@ -34,8 +37,7 @@ REVOKED_JSON: Final = (
 )
 
 
-@dataclass(slots=True, eq=False, weakref_slot=True)
-class Item:
+class Item(msgspec.Struct, eq=False, weakref=True):
     """One leased job. Times ending in `_at` are the worker's monotonic seconds.
 
     Attributes:
@@ -118,24 +120,25 @@ def claimed_item(row: Sequence[Any], now: float, now_us: int, yield_s: float) ->
     job_id, token, created, attempts, alone, retries, waits = row
     created_us = int(created) if created else now_us
     enqueued_at = now - (now_us - created_us) / US_PER_S
-    step, overdue_at = 0, NEVER
+    # By place, and what is as it is by default set after: a name costs as much as its value here.
+    item = Item(
+        job_id.decode(),
+        token.decode(),
+        None,
+        created_us,
+        enqueued_at,
+        now,
+        int(attempts),
+        alone != b"",
+    )
+    if retries:
+        item.retries = int(retries)
     if waits != BEST_STEP:
         place, _, since = waits.partition(b" ")
-        step = int(place)
-        overdue_at = yield_s + (now - (now_us - int(since)) / US_PER_S if since else enqueued_at)
-    return Item(
-        id=job_id.decode(),
-        token=token.decode(),
-        message=None,
-        created_us=created_us,
-        enqueued_at=enqueued_at,
-        claimed_at=now,
-        attempts=int(attempts),
-        alone=bool(alone),
-        retries=int(retries or 0),
-        step=step,
-        overdue_at=overdue_at,
-    )
+        item.step = int(place)
+        waited_from = now - (now_us - int(since)) / US_PER_S if since else enqueued_at
+        item.overdue_at = yield_s + waited_from
+    return item
 
 
 @dataclass(slots=True)
@@ -206,17 +209,18 @@ def date_done() -> str:
 
 
 def _meta(item: Item, status: bytes, result: bytes, traceback: bytes, done: str) -> bytes:
-    message = item.message
-    if message is not None and message.ignore_result:
-        return b""
-    family = b""
-    if message is not None and message.group is not None:
-        family += b', "group_id": ' + _encode(message.group)
-    if message is not None and message.parent_id is not None:
-        family += b', "parent_id": ' + _encode(message.parent_id)
-    head = b'{"status": "%s", "result": %s, "traceback": %s' % (status, result, traceback)
-    tail = b'"date_done": "%s", "task_id": %s%s}' % (done.encode(), _encode(item.id), family)
-    return head + _NO_CHILDREN + tail
+    message, family = item.message, b""
+    if message is not None:
+        if message.ignore_result:
+            return b""
+        if message.group is not None:
+            family += b', "group_id": ' + _encode(message.group)
+        if message.parent_id is not None:
+            family += b', "parent_id": ' + _encode(message.parent_id)
+    # An id has no character that JSON writes otherwise.
+    return _META % (
+        status, result, traceback, _NO_CHILDREN, done.encode(), item.id.encode(), family
+    )  # fmt: skip
 
 
 def with_children(settlement: Settlement, children: bytes) -> Settlement:
@@ -232,12 +236,15 @@ def succeeded(
     item: Item, result: bytes, kind: str, batch: Arg, timings: str, done: str
 ) -> Settlement:
     """The job ends with this result (JSON text); `kind` is its content type if it is not JSON."""
-    own: tuple[bytes, str, Arg] = (b"", F.RESULT, bytes(result))
-    if kind or item.message is None or not item.message.quiet:
+    message = item.message
+    if not kind and message is not None and message.quiet:
+        own: tuple[bytes, str, Arg] = (b"", F.RESULT, result)
+    else:
         meta = _meta(item, b"SUCCESS", result, b"null", done)
         own = (meta, F.RESULT_TYPE, kind) if kind else (meta, "", "")
+    meta, field, value = own
     return Settlement(
-        item.id, item.token, State.SUCCEEDED, own[0], batch, timings, *own[1:], "", ""
+        item.id, item.token, State.SUCCEEDED, meta, batch, timings, field, value, "", ""
     )
 
 
@@ -318,13 +325,21 @@ def put_off(item: Item, delay_s: float) -> Settlement:
     )
 
 
-def stages(times: list[float]) -> str:
+def stages(times: Sequence[float]) -> str:
     """The part of the timings that all jobs of a batch share: its stages in ms."""
     return f"{times[0]:.3f},{times[1]:.3f},{times[2]:.3f}"
 
 
 def timings(item: Item, shared: str) -> str:
     """The record's `tm`: ms from submit to claim, from claim to hand-over, and the stages."""
-    queued_ms = (item.claimed_at - item.enqueued_at) * 1000
-    hold_ms = (item.dispatched_at - item.claimed_at) * 1000
-    return f"{queued_ms:.3f},{hold_ms:.3f},{shared}"
+    return since_submit(item) + since_claim(item, shared)
+
+
+def since_submit(item: Item) -> str:
+    """The part of the timings that is the job's own."""
+    return f"{(item.claimed_at - item.enqueued_at) * 1000:.3f}"
+
+
+def since_claim(item: Item, shared: str) -> str:
+    """The rest of them, the same for all jobs of a batch that were claimed together."""
+    return f",{(item.dispatched_at - item.claimed_at) * 1000:.3f},{shared}"

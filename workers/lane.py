@@ -14,17 +14,17 @@ from typing import Any, Final
 import msgspec
 
 from headrace.catalog import ModelConfig
-from headrace.errors import HeadraceError, InvalidRequest, JobCancelled
-from headrace.jobs import US_PER_S, batch_text
+from headrace.errors import HeadraceError, InvalidRequest
+from headrace.jobs import US_PER_S
 from headrace.media import is_json
 from headrace.messages import read_envelope
 from headrace.scripts import CLAIM_HEAD, CLAIM_ROW
-from headrace.store.base import new_entry
 from headrace.telemetry import ModelStats
 from workers.backlog import Backlog
 from workers.batcher import Batcher, Hold, Leave, Policy
-from workers.cargo import Cargo, Load
+from workers.cargo import Cargo
 from workers.deadlines import Deadlines
+from workers.ending import discarded, settlements
 from workers.fitting import FittingSize
 from workers.items import (
     NEVER,
@@ -33,13 +33,8 @@ from workers.items import (
     Settlement,
     cancelled,
     claimed_item,
-    date_done,
     failed,
     put_off,
-    stages,
-    stored,
-    succeeded,
-    timings,
 )
 from workers.life import Phase
 from workers.measure import Measure
@@ -204,12 +199,11 @@ class Lane:
         """Take in what a claim gave; settle at once what will not run."""
         now_us = int(reply[0])
         self.backlog.saw([int(left) for left in reply[1 : CLAIM_HEAD - 1]])
-        ended = []
+        ended, yield_s = [], self.model.max_yield_s or NEVER
         for at in range(CLAIM_HEAD, len(reply), CLAIM_ROW):
-            raw, *row = reply[at : at + CLAIM_ROW]
-            item = claimed_item(row, now, now_us, self.model.max_yield_s or NEVER)
+            item = claimed_item(reply[at + 1 : at + CLAIM_ROW], now, now_us, yield_s)
             self.held[item.id] = item
-            settlement = self._read(item, raw)
+            settlement = self._read(item, reply[at])
             if settlement is not None:
                 ended.append(settlement)
             elif item.message is not None and item.message.source:
@@ -223,9 +217,8 @@ class Lane:
         if self.measure.needed:
             item.cost = self.measure.cost(item.input, item.kind)
             item.key = self.measure.key(item.input, item.kind)
-        if item.expires_s is not None and self.deadlines.hopeless(item, self.replicas):
-            return
-        self.batcher.add(item)
+        if item.expires_s is None or not self.deadlines.hopeless(item, self.replicas):
+            self.batcher.add(item)
 
     def _read(self, item: Item, raw: bytes) -> Settlement | None:
         """Read the message; the settlement of a job that is not to run now, else None."""
@@ -242,17 +235,16 @@ class Lane:
             return failed(item, InvalidRequest.code, unreadable)
         if item.token in self.foretold:
             return self.cancel(item)
-        wall = time.time()
         if message.model != self.model.name:
             return failed(
                 item,
                 "invalid-request",
                 f"the queue {self.queue} serves the model {self.model.name}, not {message.model!r}",
             )
-        if message.expires_s is not None and wall >= message.expires_s:
+        if message.expires_s is not None and time.time() >= message.expires_s:
             return self.deadlines.expired(item)
-        if message.eta_s is not None and wall < message.eta_s:
-            return put_off(item, message.eta_s - wall)
+        if message.eta_s is not None and (wait_s := message.eta_s - time.time()) > 0:
+            return put_off(item, wait_s)
         return None
 
     def take_all(self) -> list[Item]:
@@ -274,17 +266,17 @@ class Lane:
             return None
         items, reason = decision.items, decision.reason
         self.deadlines.left(items)
-        limits = [self.deadlines.timeout_s(item) for item in items]
+        limit_s = self.deadlines.shortest_s(items)
         least_s = self.deadlines.least.at(now)
-        if min(limits) < least_s:
+        if limit_s < least_s:
             items = self.deadlines.in_time(items, least_s)
-            limits = [limit for limit in limits if limit >= least_s]
             if not items:
                 return self.next_batch(now, draining=draining)
+            limit_s = self.deadlines.shortest_s(items)
         epoch = time.time()
         for item in items:
             item.dispatched_at, item.dispatched_epoch_s = now, epoch
-        return Batch(items, reason, now, now + min(limits), traced=self.traced)
+        return Batch(items, reason, now, now + limit_s, traced=self.traced)
 
     def fit(self, size: int, fits: int) -> None:
         """Learn how much memory has room for: a batch of `size` ran, or only `fits` at once."""
@@ -331,29 +323,11 @@ class Lane:
         self.batcher.observe(size + padding, now - batch.started_at)
         self.deadlines.least.add(now - batch.started_at, now)
         self._observe(batch, times, padding, now)
-        told = batch_text(size, padding)
-        done, shared = date_done(), stages(times)
-        inline_max = self.cargo.inline_limit_bytes
-        settled = []
         if self.sequels.linked:
             self.sequels.note(batch.items, outcomes)
-        for item, outcome in zip(batch.items, outcomes, strict=True):
-            took = timings(item, shared)
-            if item.dropped:
-                settled.append(self._discarded(item, told, took))
-            elif outcome[0]:
-                if len(outcome[1]) > inline_max and self.cargo.keeps(item, outcome[1]):
-                    self._load(item, outcome, told, took, done)
-                else:
-                    settled.append(succeeded(item, outcome[1], outcome[2], told, took, done))
-            else:
-                _, code, message, retryable, traceback = outcome
-                settlement = failed(
-                    item, code, message, retryable=retryable, traceback=traceback,
-                    batch=told, timings=took, retries=self.policy,
-                )  # fmt: skip
-                settled.append(settlement)
-        return settled
+        return settlements(
+            batch, outcomes, times, padding, self.cargo, self.policy, self.model.name
+        )
 
     def _observe(self, batch: Batch, times: list[float], padding: int, now: float) -> None:
         """Put a batch that has run into the histograms; its times are in ms."""
@@ -368,17 +342,6 @@ class Lane:
             times[3] / 1000,
         )
 
-    def _discarded(self, item: Item, batch: int | str, took: str) -> Settlement:
-        """What a job ends with that was handed over and that nobody wants any more from here."""
-        # Not as `cancelled`, which takes the attempt back. Redis knows of the cancel.
-        return failed(item, JobCancelled.code, "the job was cancelled", batch=batch, timings=took)
-
-    def _load(self, item: Item, outcome: Any, batch: int | str, took: str, done: str) -> None:
-        entry = new_entry(self.cargo.store, item.id, self.model.name, "r")
-        result, kind = outcome[1], outcome[2]
-        settlement = stored(item, entry.ref, result, kind, batch, took, done)
-        self.cargo.load(Load(item, settlement, entry, result, kind))
-
     def arrived(self, item: Item, body: bytes) -> None:
         """The item's input was fetched: it joins the others."""
         message = item.message
@@ -392,13 +355,16 @@ class Lane:
     def unmoved(self, item: Item, error: HeadraceError, *, retryable: bool) -> Settlement:
         """The end, or another try, of a job whose payload could not be moved."""
         if item.dropped:
-            return self._discarded(item, 0, "")
+            return discarded(item, 0, "")
         return failed(item, error.code, error.message, retryable=retryable, retries=self.policy)
 
-    def forget(self, job_id: str, token: str) -> None:
-        """The job is no longer this worker's under that token; it may hold it under a newer one."""
-        item = self.held.get(job_id)
-        if item is not None and item.token == token:
-            del self.held[job_id]
-        if self.sequels.linked:
-            self.sequels.linked.pop(token, None)
+    def forget(self, claims: Sequence[Item | Settlement]) -> None:
+        """These claims are over; of the jobs themselves it may hold newer ones."""
+        held, linked = self.held, self.sequels.linked
+        for claim in claims:
+            item = held.get(claim.id)
+            if item is not None and item.token == claim.token:
+                del held[claim.id]
+            if linked:
+                linked.pop(claim.token, None)
+        self.cargo.settled(claims)

@@ -11,6 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final, Protocol
 
 from redis.exceptions import ResponseError
@@ -35,8 +36,10 @@ ANSWER_MAX_S: Final = 5.0
 RECONNECT_MIN_S: Final = 0.05
 RECONNECT_MAX_S: Final = 2.0
 SWEEP_MAX_JOBS: Final = 500
-#: What settle.lua answers: the job is another's by now, it ended as cancelled, it was put off.
+#: What settle.lua answers: the job is another's by now, it has ended so, it ended as cancelled, it
+#: was put off.
 FENCED: Final = 0
+SETTLED: Final = 1
 CANCELLED: Final = 3
 PUT_OFF: Final = 4
 #: What renew.lua answers, beside FENCED: it is ours, it was cancelled meanwhile.
@@ -202,25 +205,27 @@ class Ledger:
         def settled(reply: Any, now: float) -> None:
             self._observer.settled(lane, settlements, reply)
             for settlement, code in zip(settlements, reply, strict=True):
-                if int(code) == FENCED:
-                    logger.warning(
-                        "the job is another's by now; this answer is dropped",
-                        extra={"model": lane.model.name, "job": settlement.id},
-                    )
-                if int(code) == PUT_OFF:
-                    lane.due(now + int(settlement.retry_us) / US_PER_S)
-                lane.forget(settlement.id, settlement.token)
-            lane.cargo.settled(settlement.token for settlement in settlements)
+                if code != SETTLED:
+                    self._unusual(lane, settlement, int(code), now)
+            lane.forget(settlements)
 
         def refused() -> None:
             # Of their end nothing is known, as if they were another's.
             self._observer.settled(lane, settlements, [FENCED] * len(settlements))
-            for settlement in settlements:
-                lane.forget(settlement.id, settlement.token)
-            lane.cargo.settled(settlement.token for settlement in settlements)
+            lane.forget(settlements)
 
-        flat = [argument for settlement in settlements for argument in settlement]
+        flat = chain.from_iterable(settlements)
         self._say(lane, "settle", *flat, handle=settled, refused=refused, again=True)
+
+    @staticmethod
+    def _unusual(lane: Lane, settlement: Settlement, code: int, now: float) -> None:
+        if code == FENCED:
+            logger.warning(
+                "the job is another's by now; this answer is dropped",
+                extra={"model": lane.model.name, "job": settlement.id},
+            )
+        elif code == PUT_OFF:
+            lane.due(now + int(settlement.retry_us) / US_PER_S)
 
     def release(self, lane: Lane, items: list[Item], mode: str) -> None:
         """Give jobs back to the head of their queue, the first claimed in front.
@@ -237,29 +242,17 @@ class Ledger:
 
         def released(reply: Any, _now: float) -> None:
             self._observer.released(last_first, reply)
-            for item in items:
-                lane.forget(item.id, item.token)
-            lane.cargo.settled(item.token for item in items)
+            lane.forget(items)
             for item in items:
                 lane.backlog.waiting[STEP_PLACE[item.step]] += 1
 
         def refused() -> None:
             self._observer.released(last_first, [b"fenced"] * len(items))
-            for item in items:
-                lane.forget(item.id, item.token)
-            lane.cargo.settled(item.token for item in items)
+            lane.forget(items)
 
         pairs = [value for item in last_first for value in (item.id, item.token)]
-        self._say(
-            lane,
-            "release",
-            mode,
-            self._losses(lane),
-            *pairs,
-            handle=released,
-            refused=refused,
-            again=True,
-        )
+        told = (mode, self._losses(lane), *pairs)
+        self._say(lane, "release", *told, handle=released, refused=refused, again=True)
 
     def renew(self, lane: Lane, answered: Callable[[list[Item], list[Any]], None]) -> None:
         """Renew the leases of all that the lane holds.

@@ -21,7 +21,10 @@ def wants_wake(lane: Lane, place: int, now: float) -> bool:
         now: the time.
     """
     known = lane.backlog
-    if known.waiting[place] or known.paused or not lane.serving or not lane.rooms[place]:
+    # The answer to a claim that is under way says what waits; to ask beside it is to wait for it.
+    if known.claiming or known.waiting[place] or known.paused:
+        return False
+    if not lane.serving or not lane.rooms[place]:
         return False
     # What is better than all that is here must not wait for a batch that is not running yet.
     offline_next = place < len(STEPS) - 1 and len(lane.batcher) and not lane.batcher.online

@@ -134,7 +134,7 @@ class Porter:
             lane.cargo.moved(item)
             if lane.held.get(item.id) is not item:
                 # Another's by now, or held under a newer claim: this one is over.
-                lane.cargo.settled([item.token])
+                lane.cargo.settled([item])
             elif item.dropped and load is None:
                 continue  # settled meanwhile
             elif error is not None:

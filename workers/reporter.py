@@ -134,7 +134,7 @@ class Reporter:
         if batch.traced and self.spans is not None:
             self.spans.finished(batch)
         ended = (time.time(), time.monotonic() - batch.started_at)
-        for settlement in settlements:
+        for settlement in settlements if self._told else ():
             if settlement.token in self._told:
                 self._told[settlement.token] = ended
 
@@ -153,6 +153,8 @@ class Reporter:
         if self.spans is not None:
             self.spans.settled(settlements)
         listening, now_s, left_out = self._listening, time.time(), 0
+        if not (listening or self._told):
+            return
         for settlement, code in zip(settlements, codes, strict=True):
             told = self._told.pop(settlement.token, None)
             if int(code) == FENCED or (told is None and not listening):

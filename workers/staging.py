@@ -75,8 +75,7 @@ def gave_way(lane: Lane, batch: Batch) -> list[Settlement]:
         if item.dropped == "cancelled":
             ended.append(lane.cancel(item))
         elif item.dropped:
-            lane.forget(item.id, item.token)
-            lane.cargo.settled([item.token])
+            lane.forget([item])
         elif item.expires_s is None or not lane.deadlines.hopeless(item, lane.replicas):
             waiting.append(item)
     lane.batcher.put_back(waiting)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections import deque
 
@@ -35,7 +34,7 @@ def item(name: str, expires_at: float = NEVER) -> Item:
 
 def sent(name: str, **given: float) -> Item:
     message = read_envelope(envelope(name, "m", "headrace.m", b"1"))
-    return dataclasses.replace(item(name), message=msgspec.structs.replace(message, **given))
+    return msgspec.structs.replace(item(name), message=msgspec.structs.replace(message, **given))
 
 
 def seen(batches: int, seconds: float = 1.0, at: float = 0.0) -> LeastTime:

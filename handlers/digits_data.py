@@ -12,8 +12,6 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 
 HELD_OUT: Final = 360
 PNG_PX: Final = 64
@@ -36,6 +34,10 @@ class Samples:
 
 def split() -> tuple[Samples, Samples]:
     """1,437 images to train on and 360 held out, always the same ones."""
+    # Here, since it takes two seconds, and `to_png` does without it.
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
     data: Any = load_digits()
     indices = np.arange(len(data.target))
     train, test = train_test_split(

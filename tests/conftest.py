@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -24,6 +27,28 @@ def pytest_configure() -> None:
     # A shell starts what runs in its background with SIGINT ignored, and children inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Import all modules of tests, each of several processes beginning with another one.
+
+    pytest rewrites and compiles each module, which takes as long as all of their imports. Where
+    nothing is compiled yet, as in a clean checkout, a process finds what the others compiled.
+    """
+    worker = getattr(session.config, "workerinput", None)
+    if worker is None or session.config.args_source is not session.config.ArgsSource.TESTPATHS:
+        return
+    tests = Path(__file__).parent
+    names = [
+        ".".join(path.relative_to(tests.parent).with_suffix("").parts)
+        for path in sorted(tests.glob("*/test_*.py"))
+    ]
+    first = int(worker["workerid"].removeprefix("gw")) * len(names) // worker["workercount"]
+    for name in names[first:] + names[:first]:
+        # What cannot be imported is reported when it is collected.
+        with suppress(BaseException):
+            importlib.import_module(name)
 
 
 @pytest.fixture(scope="session")

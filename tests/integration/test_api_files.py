@@ -27,7 +27,8 @@ from tests.harness.wait import wait_until
 
 LIMIT_BYTES = 12 * 1024 * 1024
 #: Three parts, none of which is like another.
-BODY = b"".join(b'{"custom_id": "%07d"}\n' % n for n in range(400_000))
+LINES = 400_000
+BODY = (b'{"custom_id": "%07d"}\n' * LINES) % tuple(range(LINES))
 BOUNDARY = "b0undary"
 
 

@@ -9,14 +9,13 @@ from typing import NoReturn
 
 from headrace import errands, logs, parts, state_dir
 from headrace.api_processes import api_children, api_command, listen_for_api
-from headrace.batches.runner import Runner
 from headrace.broker_check import check_broker
 from headrace.catalog import load_catalog
-from headrace.client.shell import ENV_URL
 from headrace.connections import redact_url
 from headrace.console import Console, console_for
 from headrace.devices import worker_devices
 from headrace.errors import ConfigError
+from headrace.layout import ENV_URL
 from headrace.ports import close_all, http_url, require_free
 from headrace.settings import Settings
 from headrace.supervisor import OWN_NAME, Supervisor
@@ -136,6 +135,9 @@ def run_runner(settings: Settings, environ: Mapping[str, str]) -> None:
     check_broker(url)
     beside = http_url(settings.host, settings.port, tls=settings.tls)
     api_url = environ.get(ENV_URL) or beside
+    # Here, as it brings the HTTP client, which no other part needs.
+    from headrace.batches.runner import Runner
+
     Runner(settings, url, api_url, environ.get(parts.INCARNATION, "")).run()
 
 

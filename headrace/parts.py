@@ -17,12 +17,11 @@ import redis.exceptions
 
 from headrace import errands, keys, logs
 from headrace.batches.batches import Batches
-from headrace.client.shell import ENV_URL
 from headrace.connections import connect
 from headrace.devices import Device
 from headrace.embedded import EmbeddedServer
 from headrace.errors import ConfigError, HeadraceError
-from headrace.layout import server_root
+from headrace.layout import ENV_URL, server_root
 from headrace.ports import http_connection, http_url, reachable
 from headrace.recovery import release_incarnation
 from headrace.running import Child, Exit

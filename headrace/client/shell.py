@@ -12,8 +12,8 @@ from headrace import __version__
 from headrace.client.exchange import Session
 from headrace.client.steps import Answer, Broken, Request
 from headrace.errors import InvalidRequest
+from headrace.layout import ENV_URL
 
-ENV_URL: Final = "HEADRACE_URL"
 #: The API key, where the server wants one. A variable, as arguments can be read by other users.
 ENV_API_KEY: Final = "HEADRACE_API_KEY"
 #: A file with the certificates of who may sign the server's, in place of the system's.

@@ -15,12 +15,12 @@ from urllib.parse import urlsplit
 import msgspec
 
 from headrace import __version__, parts
-from headrace.client.shell import ENV_URL
 from headrace.commands.exits import ExitCode
 from headrace.doctor.finding import Finding, NotLooked, fail, named, ok, skip, warn, worst
 from headrace.doctor.site import Site, sentence
 from headrace.doctor.speed import clock_skew_s
 from headrace.errors import ConfigError
+from headrace.layout import ENV_URL
 from headrace.ports import http_connection, http_url
 from headrace.processes import start_time_ticks
 from headrace.versions import running

@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from headrace import api_processes, health, parts
-from headrace.client.shell import ENV_URL
 from headrace.devices import Device
+from headrace.layout import ENV_URL
 from headrace.settings import ENV_PREFIX, OTHER_VARIABLES, Settings, load_settings
 from tests.harness import compose_file
 from tests.harness.containers import seconds

@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
+from headrace import keys
 from headrace.processes import children_of
 from tests.harness.containers import Service, Stack, can_sandbox, stack
 from tests.harness.flower import asked
@@ -91,6 +93,19 @@ def monitor(stack: Stack, name: str, path: str) -> Any:
 def workers_of(service: Service) -> list[int]:
     """The Celery workers below the supervisor."""
     return children_of(service.pid)
+
+
+def say_nothing(stack: Stack, pid: int, password: str | None = None) -> None:
+    """Stop a worker, and let what it has said run out as it would in some seconds."""
+    os.kill(pid, signal.SIGSTOP)
+    with redis.Redis(port=stack["redis"].ports["6379"], password=password) as client:
+        owners: Any = client.zrange(keys.WORKERS, 0, -1)
+        said = {
+            keys.worker(one.decode()): client.hget(keys.worker(one.decode()), "") for one in owners
+        }
+        (key,) = (key for key, raw in said.items() if raw and json.loads(raw)["pid"] == pid)
+        assert 0 < client.pttl(key) <= keys.WORKER_TTL_S * 1000
+        client.pexpire(key, 1)
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +209,7 @@ def test_a_check_fails_when_its_part_is_dead_and_nothing_is_lost(cpu: Stack) -> 
 
     # A worker that hangs says nothing more; one that is killed is started again.
     (celery,) = workers_of(worker)
-    os.kill(celery, signal.SIGSTOP)
+    say_nothing(cpu, celery, PASSWORD)
     assert "not seen" in cpu.wait_unhealthy("worker").stderr
     os.kill(celery, signal.SIGKILL)
     cpu.wait_healthy("worker")
@@ -261,7 +276,7 @@ def test_on_gpus_the_one_container_runs_a_worker_on_each(tmp_path: Path) -> None
     write_models(home / "configs").rename(home / "configs/echo.yaml")
     with stack(home, tmp_path / "run", *GPU) as made:
         made.program("nvidia-smi", f"cat <<'END'\n{LISTING}\nEND")
-        made.up()
+        made.up("api", "worker")
         check = made["worker"].check()
         nodes = check.stdout.strip().partition(": ")[2].split(", ")
         assert [node.partition("@")[0] for node in nodes] == ["gpu0", "gpu1"]
@@ -273,7 +288,7 @@ def test_on_gpus_the_one_container_runs_a_worker_on_each(tmp_path: Path) -> None
         assert visible == {b"CUDA_VISIBLE_DEVICES=GPU-aaaa", b"CUDA_VISIBLE_DEVICES=GPU-bbbb"}
         assert result(made, submit(made, "echo", b"[1, 2]", "application/json")) == [1, 2]
         # One of the two is not the whole.
-        os.kill(pids[1], signal.SIGSTOP)
+        say_nothing(made, pids[1])
         assert made.wait_unhealthy("worker").returncode == 1
         os.kill(pids[1], signal.SIGCONT)
         made.wait_healthy("worker")

@@ -34,7 +34,7 @@ BASE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 INSTALLED = "/opt/headrace"
 HEALTHY_TIMEOUT_S = 180
 #: A check is a process, or several, which take from the service the time that it starts in.
-CHECK_INTERVAL_S = 0.5
+CHECK_INTERVAL_S = 1.0
 #: It may take the 15 s after which a worker that says nothing is gone.
 UNHEALTHY_INTERVAL_S = 2.0
 CHECK_TIMEOUT_S = 60
@@ -288,18 +288,32 @@ class Stack:
             return str(service.ports[value])
         return "127.0.0.1" if value == "0.0.0.0" else value
 
-    def up(self) -> None:
-        """Start all, each when what it depends on is as it wants it."""
-        waiting = dict(self.services)
+    def up(self, *names: str) -> None:
+        """Start these with all that they depend on, or all, each when that is as it wants it."""
+        waiting = self._with_needs(names) if names else dict(self.services)
+        chosen = list(waiting)
+        healthy: set[str] = set()
         while waiting:
             name = next(n for n, s in waiting.items() if not set(_needs(s)) & set(waiting))
             service = waiting.pop(name)
             for other, condition in _needs(service).items():
                 assert condition == "service_healthy"
-                self.wait_healthy(other)
+                if other not in healthy:
+                    self.wait_healthy(other)
+                    healthy.add(other)
             service.start()
-        for name in self.services:
-            self.wait_healthy(name)
+        for name in chosen:
+            if name not in healthy:
+                self.wait_healthy(name)
+
+    def _with_needs(self, names: Sequence[str]) -> dict[str, Service]:
+        found: dict[str, Service] = {}
+        wanted = list(names)
+        while wanted:
+            name = wanted.pop()
+            found[name] = self.services[name]
+            wanted += set(_needs(found[name])) - set(found)
+        return found
 
     def wait_healthy(self, name: str) -> None:
         wait_until(

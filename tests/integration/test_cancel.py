@@ -136,7 +136,8 @@ def stock(redis_db: RedisServer) -> Iterator[Celery]:
 def test_a_revoke_outlives_the_worker_that_heard_it(
     redis_db: RedisServer, tmp_path: Path, stock: Celery
 ) -> None:
-    with bench(redis_db, tmp_path, "InTurn", {"HEADRACE_LEASE_TTL_S": "1"}) as at:
+    environ = {"HEADRACE_LEASE_TTL_S": "1"}
+    with bench(redis_db, tmp_path, "InTurn", environ) as at:
         blockers = at.submit({"name": "x", "inference": at.gate("x")}, {"name": "prepared"})
         at.wait_for("inference x begins")
         claimed(at, *blockers)
@@ -151,7 +152,9 @@ def test_a_revoke_outlives_the_worker_that_heard_it(
         wait_until(lambda: at.client.redis.exists(keys.REVOKED) == 1, "it is written down")
         at.worker.kill()
         at.open("x")
-        with celery_worker(redis_db.url, at.worker.models, tmp_path, node="cpu1@test") as second:
+        with celery_worker(
+            redis_db.url, at.worker.models, tmp_path, node="cpu1@test", environ=environ
+        ) as second:
             second.wait_ready("m")
             assert kept.get(timeout=60)["name"] == "k"
             wait_until(lambda: str(revoked.state) == "REVOKED", "its client is told")

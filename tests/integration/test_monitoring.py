@@ -273,4 +273,5 @@ def test_alerts_reach_who_is_to_hear_of_them(site: Site, ended: Counter[tuple[st
         for _, alert in told.heard
         if alert["labels"]["alertname"] == "HeadraceNoReadyReplica"
     }
-    assert broken == {"broken"}
+    # A process of `tricky` that was lost may be away for longer than these rules' patience of 1 s.
+    assert {"broken"} <= broken <= {"broken", "tricky"}

@@ -8,7 +8,7 @@ numbers.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 from prometheus_client import generate_latest
 from prometheus_client.metrics_core import (
@@ -24,7 +24,7 @@ from typing_extensions import override
 from api.families import Family
 
 #: A part of the text is about so long.
-PART_CHARS: Final = 32 * 1024
+PART_BYTES: Final = 32 * 1024
 #: The values of a series' labels.
 Labels = tuple[str, ...]
 
@@ -35,13 +35,13 @@ class Found(NamedTuple):
     Attributes:
         series: the labels of each.
         values: of each series one; of a summary its count and its sum; of a histogram the counts
-            at or below each bound, then the count of all, then the sum; as numbers or their text.
+            at or below each bound, then the count of all, then the sum; all numbers, or all text.
         bounds: of a histogram, as they are shown, `+Inf` last.
     """
 
     family: Family
     series: Sequence[Labels]
-    values: Sequence[float] | Sequence[str]
+    values: Sequence[float] | Sequence[bytes]
     bounds: tuple[str, ...] = ()
 
 
@@ -49,7 +49,7 @@ class Exposition:
     """Writes the metrics of one API process."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, tuple[Sequence[Labels], str]] = {}
+        self._kept: dict[str, tuple[Sequence[Labels], bytes]] = {}
 
     def text(self, metrics: Iterable[Found]) -> list[bytes]:
         """The body of an answer to a scrape, in parts.
@@ -63,12 +63,12 @@ class Exposition:
             kept = self._kept.get(name)
             if kept is None or kept[0] != found.series:
                 kept = self._kept[name] = (list(found.series), _with_holes(found))
-            some.append(kept[1] % tuple(found.values))
+            some.append(kept[1] % tuple(_texts(found.values)))
             length += len(some[-1])
-            if length >= PART_CHARS:
-                parts.append("".join(some).encode())
+            if length >= PART_BYTES:
+                parts.append(b"".join(some))
                 some, length = [], 0
-        parts.append("".join(some).encode())
+        parts.append(b"".join(some))
         return parts
 
 
@@ -81,13 +81,19 @@ class _One(Collector):
         yield self._metric
 
 
-def _with_holes(found: Found) -> str:
-    lines = generate_latest(_One(_metric(found))).decode().splitlines()
-    return "".join(_hole(line.replace("%", "%%")) for line in lines)
+def _texts(values: Sequence[float] | Sequence[bytes]) -> Iterable[bytes]:
+    if values and isinstance(values[0], bytes):
+        return cast("Sequence[bytes]", values)
+    return [str(value).encode() for value in values]
 
 
-def _hole(line: str) -> str:
-    return f"{line}\n" if line.startswith("#") else f"{line.rpartition(' ')[0]} %s\n"
+def _with_holes(found: Found) -> bytes:
+    lines = generate_latest(_One(_metric(found))).removesuffix(b"\n").split(b"\n")
+    return b"".join(_hole(line.replace(b"%", b"%%")) for line in lines)
+
+
+def _hole(line: bytes) -> bytes:
+    return line + b"\n" if line.startswith(b"#") else line.rpartition(b" ")[0] + b" %b\n"
 
 
 def _metric(found: Found) -> Metric:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Final
 
-from headrace.catalog import Catalog, ModelConfig
+from headrace.catalog import Catalog
 from headrace.errors import BrokerError
 from headrace.queue import JobQueue
 from headrace.telemetry import ModelState, WorkerReport
@@ -69,7 +70,10 @@ class Fleet:
 
     def learn(self, reports: dict[str, WorkerReport]) -> dict[str, ModelStatus]:
         """Every registered model, by what the workers were just found to say."""
-        statuses = {model.name: _status(model, reports) for model in self._catalog.served}
+        serving = _serving(reports)
+        statuses = {
+            model.name: _status(serving.get(model.name, [])) for model in self._catalog.served
+        }
         for pipeline in self._catalog.pipelines.values():
             own = statuses[pipeline.name]
             statuses[pipeline.name] = _as_its_models(own, [statuses[m] for m in pipeline.models])
@@ -106,12 +110,16 @@ def _as_its_models(own: ModelStatus, models: list[ModelStatus]) -> ModelStatus:
     return ModelStatus(worst.state, min(status.ready for status in models), own.workers)
 
 
-def _status(model: ModelConfig, reports: dict[str, WorkerReport]) -> ModelStatus:
-    workers = [
-        Served(owner, report.pid, report.models[model.name])
-        for owner, report in sorted(reports.items())
-        if model.name in report.models
-    ]
+def _serving(reports: dict[str, WorkerReport]) -> dict[str, list[Served]]:
+    """Who serves each model, in the order of the workers' names."""
+    serving: defaultdict[str, list[Served]] = defaultdict(list)
+    for owner, report in sorted(reports.items()):
+        for name, state in report.models.items():
+            serving[name].append(Served(owner, report.pid, state))
+    return serving
+
+
+def _status(workers: list[Served]) -> ModelStatus:
     states = {served.state.state for served in workers}
     state = next((name for name in BEST_FIRST if name in states), NO_WORKER)
     return ModelStatus(state, sum(served.state.ready for served in workers), workers)

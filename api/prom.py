@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import chain
 from typing import Final, TypeVar
 
 from api import families as f
@@ -17,7 +19,16 @@ from headrace.errors import BrokerError, QueueFull
 from headrace.figures import DeviceFigures, HostFigures
 from headrace.scrape import Scraped
 from headrace.telemetry import WorkerReport
-from headrace.totals import BOUNDS, ModelTotals, read_labelled
+from headrace.totals import (
+    BOUNDS,
+    ZERO,
+    Fields,
+    counted,
+    histogram,
+    labelled,
+    numbers,
+    read_labelled,
+)
 from headrace.traffic import ERRORS, ROUND_TRIPS
 from headrace.webhooks.records import COUNTER as WEBHOOKS
 from headrace.webhooks.records import OUTCOMES as WEBHOOK_OUTCOMES
@@ -46,6 +57,8 @@ _LABELLED: Final = {
     telemetry.LEFT: (f.BATCHES, _REASONS),
     telemetry.RESTARTS: (f.RESTARTS, _RESTARTED),
 }
+#: Stands among the ends, and is shown on its own.
+_RETRIED: Final = f"{telemetry.ENDED}:{telemetry.RETRIED}"
 _HOST: Final[tuple[tuple[Family, Callable[[HostFigures], float]], ...]] = (
     (f.HOST_CPUS, lambda host: host.cpus),
     (f.HOST_CPU, lambda host: host.cpu_ratio),
@@ -93,8 +106,8 @@ def _all(
         yield _one(f.REDIS_MEMORY, used)
         yield _one(f.REDIS_LIMIT, most)
     yield from _queues(scraped.depths, scraped.paused, versions)
-    yield from _counted(scraped.totals)
-    yield from _models(statuses, scraped.totals)
+    yield from _counted(scraped.counted)
+    yield from _models(statuses, scraped.counted)
     yield from _shared(scraped.shared)
     yield from _measured(list(scraped.workers.values()))
 
@@ -116,49 +129,51 @@ def _queues(
     yield _by_model(f.LETTERS, depths, lambda depth: depth.dead)
 
 
-def _counted(totals: Mapping[str, ModelTotals]) -> Iterator[Found]:
-    models = [(model,) for model in totals]
+def _counted(models: Mapping[str, Fields]) -> Iterator[Found]:
+    names, all_fields = [(model,) for model in models], models.values()
     for name, family in _COUNTED.items():
-        yield Found(family, models, [found.counted.get(name, 0) for found in totals.values()])
-    retried = [
-        found.labelled[telemetry.ENDED].get(telemetry.RETRIED, 0) for found in totals.values()
-    ]
-    yield Found(f.RETRIED, models, retried)
-    for name, (family, always) in _LABELLED.items():
-        zero = dict.fromkeys(always, 0.0)
+        yield Found(family, names, counted(all_fields, name))
+    yield Found(f.RETRIED, names, counted(all_fields, _RETRIED))
+    forms = [_forms(model, tuple(fields)) for model, fields in models.items()]
+    for name, (family, _) in _LABELLED.items():
         series: list[Labels] = []
-        values: list[float] = []
-        for model, found in totals.items():
-            counts = {**zero, **found.labelled[name]}
-            counts.pop(telemetry.RETRIED, None)
-            series += [(model, which) for which in counts]
-            values += counts.values()
-        yield Found(family, series, values)
+        values: list[bytes] = []
+        for (labels, raws), fields in zip((of[name] for of in forms), all_fields, strict=True):
+            series += labels
+            values += [fields.get(raw, b"0") for raw in raws]
+        yield Found(family, series, numbers(values))
     for name, family in f.HISTOGRAMS.items():
-        numbers: list[str] = []
-        for found in totals.values():
-            histogram = found.histograms[name]
-            numbers += histogram.numbers[:-1]
-            numbers += (histogram.count, histogram.numbers[-1])
-        yield Found(family, models, numbers, BOUNDS[name])
+        yield Found(family, names, histogram(all_fields, name), BOUNDS[name])
 
 
-def _models(
-    statuses: Mapping[str, ModelStatus], totals: Mapping[str, ModelTotals]
-) -> Iterator[Found]:
+# A model has the same fields from scrape to scrape.
+@lru_cache(maxsize=1024)
+def _forms(model: str, fields: tuple[bytes, ...]) -> dict[str, tuple[list[Labels], list[bytes]]]:
+    """The series of a model's `_LABELLED`, by name: their labels, and the field of each."""
+    found: dict[str, tuple[list[Labels], list[bytes]]] = {}
+    for name, (_, always) in _LABELLED.items():
+        forms = {which: f"{name}:{which}".encode() for which in always} | labelled(fields, name)
+        if name == telemetry.ENDED:
+            forms.pop(telemetry.RETRIED, None)
+        found[name] = ([(model, which) for which in forms], list(forms.values()))
+    return found
+
+
+def _models(statuses: Mapping[str, ModelStatus], models: Mapping[str, Fields]) -> Iterator[Found]:
     yield _by_model(f.READY, statuses, lambda status: status.ready)
     yield _by_model(
         f.REPLICAS, statuses, lambda status: sum(one.state.replicas for one in status.workers)
     )
-    loads: list[float] = []
-    for found in totals.values():
-        loads += (found.counted.get(telemetry.LOADS, 0), found.counted.get(telemetry.LOAD_S, 0))
-    yield Found(f.LOAD_S, [(model,) for model in totals], loads)
+    counts, seconds = (
+        counted(models.values(), name) for name in (telemetry.LOADS, telemetry.LOAD_S)
+    )
+    loads = list(chain.from_iterable(zip(counts, seconds, strict=True)))
+    yield Found(f.LOAD_S, [(model,) for model in models], loads)
 
 
-def _shared(fields: Mapping[bytes, bytes]) -> Iterator[Found]:
+def _shared(fields: Fields) -> Iterator[Found]:
     series: list[Labels] = []
-    values: list[float] = []
+    values: list[bytes] = []
     for name, count in read_labelled(fields, REQUESTS).items():
         method, _, rest = name.partition(" ")
         code, _, route = rest.partition(" ")
@@ -170,7 +185,7 @@ def _shared(fields: Mapping[bytes, bytes]) -> Iterator[Found]:
         (ERRORS, f.ERRORS, _PARTS),
         (WEBHOOKS, f.WEBHOOKS, WEBHOOK_OUTCOMES),
     ):
-        counts = {**dict.fromkeys(always, 0.0), **read_labelled(fields, name)}
+        counts = {**dict.fromkeys(always, ZERO), **read_labelled(fields, name)}
         yield Found(family, [(which,) for which in counts], list(counts.values()))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -25,10 +25,9 @@ from headrace.depth import Depth, read_depths
 from headrace.outages import translate
 from headrace.scripts import Command, script
 from headrace.telemetry import WorkerReport, read_report
-from headrace.totals import ModelTotals
+from headrace.totals import Fields
 
-_Fields = Mapping[bytes, bytes]
-_NONE: Final[_Fields] = {}
+_NONE: Final[Fields] = {}
 _MEMORY: Final = re.compile(rb"^(used_memory|maxmemory):(\d+)", re.MULTILINE)
 
 
@@ -38,7 +37,7 @@ class Scraped:
 
     Attributes:
         depths: the queues', by model.
-        totals: what was counted, by model.
+        counted: what was counted: the fields of `hr:stats:<model>`, by model.
         shared: the fields of `hr:stats:`, what was counted of no model.
         workers: what live workers say of themselves, by owner.
         waiting: the requests that wait in each live API process, by its id, as far as it has said.
@@ -49,8 +48,8 @@ class Scraped:
     """
 
     depths: dict[str, Depth]
-    totals: dict[str, ModelTotals]
-    shared: _Fields
+    counted: dict[str, Fields]
+    shared: Fields
     workers: dict[str, WorkerReport]
     waiting: dict[str, int]
     paused: frozenset[str]
@@ -115,7 +114,7 @@ class Scraper:
         reports = [_fields(reply) for reply in replies]
         return Scraped(
             depths=dict(zip(self._names, read_depths(self._queues, rows), strict=True)),
-            totals=dict(zip(self._names, map(_totals, stats), strict=True)),
+            counted=dict(zip(self._names, map(_fields, stats), strict=True)),
             shared=_fields(shared),
             # A worker's own key runs out before its name is trimmed.
             workers={name: read_report(f) for name, f in zip(names, reports, strict=True) if f},
@@ -169,7 +168,7 @@ def _listed(reply: Any) -> list[Any]:
     return list(reply) if isinstance(reply, (list, set)) else []
 
 
-def _fields(reply: Any) -> _Fields:
+def _fields(reply: Any) -> Fields:
     """A hash; empty where another type lies under its key, which is to blind nobody to the rest."""
     return reply if isinstance(reply, dict) else _NONE
 
@@ -182,7 +181,3 @@ def _memory(reply: Any) -> tuple[int, int] | None:
     if b"used_memory" not in said:
         return None
     return int(said[b"used_memory"]), int(said.get(b"maxmemory", 0))
-
-
-def _totals(reply: Any) -> ModelTotals:
-    return ModelTotals.from_fields(_fields(reply))

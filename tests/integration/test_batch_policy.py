@@ -11,9 +11,9 @@ import pytest
 from headrace import keys
 from headrace.inputs import binary_input
 from headrace.jobs import Job, State
-from headrace.totals import ModelTotals
 from tests.harness.batches import BatchLog
 from tests.harness.redis_servers import RedisServer
+from tests.harness.totals import ModelTotals
 from tests.harness.wait import wait_until
 from tests.harness.worker import Client, Worker, celery_worker, write_models
 

@@ -13,10 +13,10 @@ import pytest
 
 from headrace import keys
 from headrace.jobs import State
-from headrace.totals import ModelTotals
 from tests.harness.batches import BatchLog
 from tests.harness.celery_client import Events, stock_client
 from tests.harness.redis_servers import RedisServer
+from tests.harness.totals import ModelTotals
 from tests.harness.verbs import bench
 from tests.harness.wait import wait_until
 from tests.harness.worker import Client, Worker, celery_worker, write_models
@@ -162,7 +162,7 @@ def test_a_batch_that_is_only_prepared_makes_way_for_another_model(
         assert events.kinds(staged) == ["received", "started", events.kinds(staged)[-1]]
         ran = 2 if cancelled else 3
         wait_until(
-            lambda: totals(at.client).histograms["batch_size"].count == str(ran),
+            lambda: totals(at.client).histograms["batch_size"].count == ran,
             "all batches are counted",
         )
         counted = totals(at.client).labelled

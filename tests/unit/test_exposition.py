@@ -71,7 +71,7 @@ def test_it_is_prometheus_clients_own_text(kind: str) -> None:
     found = (
         Found(LOADS, [("m",)], [2.0, 1.25])
         if kind == "summary"
-        else Found(TOOK, [("m",)], ["1.0", "3.0", "3.0", "0.125"], ("0.5", "+Inf"))
+        else Found(TOOK, [("m",)], [b"1.0", b"3.0", b"3.0", b"0.125"], ("0.5", "+Inf"))
     )
     assert written(Exposition(), found) == generate_latest(Collector())
 

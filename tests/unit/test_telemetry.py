@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from headrace.telemetry import BATCHES_MAX, COUNTED, HISTOGRAMS, LABELLED, ModelStats, read_report
-from headrace.totals import BOUNDS, ModelTotals, read_labelled
+from headrace.totals import BOUNDS, histogram, numbers, read_labelled
+from tests.harness.totals import ModelTotals
 
 STAGES = (0.001, 0.5, 0.25)
 
@@ -33,15 +34,11 @@ def test_totals_are_what_was_drained() -> None:
         "padding": 212, "starved_seconds": 0.25, "loads": 1, "load_seconds": 2.5,
     }  # fmt: skip
     batch = totals.histograms["batch_size"]
-    assert (batch.buckets[0], batch.buckets[-2], batch.buckets[-1]) == (
-        ("1", 0),
-        ("256", 0),
-        ("+Inf", 1),
-    )
-    assert (batch.sum, batch.count) == (300, "1")
-    waited = dict(totals.histograms["queue_seconds"].buckets)
+    assert (batch.buckets["1"], batch.buckets["256"], batch.buckets["+Inf"]) == (0, 0, 1)
+    assert (batch.sum, batch.count) == (300, 1)
+    waited = totals.histograms["queue_seconds"].buckets
     assert (waited["0.001"], waited["600"], waited["+Inf"]) == (1, 1, 2)
-    took = dict(totals.histograms["job_seconds"].buckets)
+    took = totals.histograms["job_seconds"].buckets
     assert (took["0.001"], took["300"], took["600"], took["+Inf"]) == (1, 1, 2, 3)
     for stage, took_s in zip(("preprocess", "inference", "postprocess"), STAGES, strict=True):
         assert totals.histograms[f"{stage}_seconds"].sum == took_s
@@ -53,9 +50,9 @@ def test_however_many_batches_there_are_each_counts_once() -> None:
         stats.observe_batch(2, [0.1, 0.2], [0.1, 0.2], [1.0, 2.0], STAGES)
     totals = ModelTotals.from_fields(drained(stats))
     batches = BATCHES_MAX * 2 + 1
-    assert totals.histograms["batch_size"].count == str(batches)
+    assert totals.histograms["batch_size"].count == batches
     for name in ("queue_seconds", "hold_seconds", "job_seconds"):
-        assert totals.histograms[name].count == str(2 * batches)
+        assert totals.histograms[name].count == 2 * batches
     assert totals.histograms["inference_seconds"].sum == pytest.approx(0.5 * batches)
     assert drained(stats) == {}
 
@@ -76,17 +73,46 @@ def test_what_another_version_has_counted_is_passed_over() -> None:
 def test_no_counts_are_zeroes() -> None:
     totals = ModelTotals.from_fields({})
     assert totals.histograms.keys() == HISTOGRAMS.keys()
-    for name, histogram in totals.histograms.items():
-        assert len(histogram.buckets) == len(HISTOGRAMS[name]) + 1 == len(BOUNDS[name])
-        assert {count for _, count in histogram.buckets} == {histogram.sum} == {0}
+    for name, found in totals.histograms.items():
+        assert len(found.buckets) == len(HISTOGRAMS[name]) + 1 == len(BOUNDS[name])
+        assert {*found.buckets.values(), found.count, found.sum} == {0}
     assert totals.counted == dict.fromkeys(COUNTED, 0)
     assert totals.labelled == {name: {} for name in LABELLED}
 
 
 def test_counters_of_no_model_are_read_by_their_name() -> None:
     fields = {b"requests:GET 200 /live": b"3", b"requests_other:x": b"1", b"redis_errors:api": b"2"}
-    assert read_labelled(fields, "requests") == {"GET 200 /live": 3}
-    assert read_labelled(fields, "redis_errors") == {"api": 2}
+    assert read_labelled(fields, "requests") == {"GET 200 /live": b"3.0"}
+    assert read_labelled(fields, "redis_errors") == {"api": b"2.0"}
+
+
+@pytest.mark.parametrize(
+    ("raw", "shown"),
+    [
+        (b"1234567", b"1234567.0"),
+        # To the last digit what Redis has, which a float would round.
+        (b"0.30000000000000004441", b"0.30000000000000004441"),
+        (b"-1.5", b"-1.5"),
+        (b"1e3", b"1000.0"),
+        (b" 1_0 ", b"10.0"),
+        (b"1.2.3", b"0.0"),
+        (b".", b"0.0"),
+        (b"", b"0.0"),
+        ("\u0663".encode(), b"0.0"),
+        (b"\xff", b"0.0"),
+    ],
+)
+def test_a_counter_is_shown_as_redis_has_it(raw: bytes, shown: bytes) -> None:
+    assert numbers([raw, b"7"]) == [shown, b"7.0"]
+
+
+def test_the_histograms_of_many_models_follow_each_other() -> None:
+    field = f"batch_size@{len(HISTOGRAMS['batch_size'])}".encode()
+    row = b"1 2 3 4 5 6 7 8 9 10 0.5"
+    *counts, total = row.split()
+    models = [{field: row}, {}, {field: b"1 2"}, {field: b"\xff " * 11}, {field: row}]
+    full, none = [*counts, b"10", total], [b"0"] * 12
+    assert histogram(models, "batch_size") == [*full, *none, *none, *none, *full]
 
 
 def test_a_report_of_another_version_is_read_as_far_as_it_goes() -> None:

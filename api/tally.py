@@ -18,7 +18,9 @@ from redis.exceptions import RedisError
 
 from api.counters import Counters, Counts
 from headrace import keys
+from headrace.exchange import exchange, packed
 from headrace.outages import translate
+from headrace.scripts import Command
 from headrace.tasks import end
 from headrace.waiting import Waiters
 
@@ -40,8 +42,7 @@ class Tally:
     """
 
     def __init__(self, client: redis.asyncio.Redis, counters: Counters, waiters: Waiters) -> None:
-        # redis-py types its own replies as unions of all that a command could give.
-        self._client: Any = client
+        self._client = client
         self._counters = counters
         self._waiters = waiters
         self._said = 0
@@ -97,16 +98,19 @@ class Tally:
         async with self._lock:
             counts, waiting = self._counters.take(), self._waiters.count
             now = asyncio.get_running_loop().time()
-            pipe = self._client.pipeline(transaction=False)
-            for (model, name), count in counts.items():
-                pipe.hincrby(keys.stats(model), name, count)
+            commands: list[Command] = [
+                ("HINCRBY", keys.stats(model), name, count)
+                for (model, name), count in counts.items()
+            ]
             if waiting != self._said or (waiting and now - self._said_at >= REFRESH_S):
-                pipe.set(keys.api(self._waiters.api_id), waiting, ex=keys.API_TTL_S)
+                commands.append(
+                    ("SET", keys.api(self._waiters.api_id), waiting, "EX", keys.API_TTL_S)
+                )
                 self._said, self._said_at = waiting, now
-            if not len(pipe):
+            if not commands:
                 return
             try:
-                answers = await pipe.execute(raise_on_error=False)
+                answers = await exchange(self._client, packed(commands), len(commands))
             except BaseException:
                 # If only the answer was lost, these are told twice: better than never.
                 self._counters.give_back(counts)

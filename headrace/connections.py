@@ -7,6 +7,7 @@ that nobody knows of is how a job is claimed twice; who can say a command twice 
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -15,13 +16,15 @@ from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
 import redis
 import redis.asyncio
+from hiredis import PushNotification
+from redis._parsers.hiredis import NOT_ENOUGH_DATA
 from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.asyncio.sentinel import Sentinel as AsyncSentinel
 from redis.asyncio.sentinel import SentinelConnectionPool as AsyncSentinelPool
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 from redis.maint_notifications import MaintNotificationsConfig
 from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
@@ -197,6 +200,34 @@ class _Sends(AbstractConnection):
             await super().send_packed_command(command, check_health)
         except RuntimeError as error:
             raise RedisConnectionError(f"the connection was lost: {error}") from error
+
+    async def read_replies(self, count: int) -> list[Any]:
+        """So many replies, with an error at the place of its command. Whoever calls has a limit.
+
+        `read_response` for each would be three coroutines where the parser has it lying there.
+
+        Raises:
+            redis.exceptions.RedisError: the connection was lost, or Redis is not ready.
+        """
+        replies: list[Any] = []
+        while len(replies) < count:
+            # Waits for what has not come yet; the parser then has many.
+            try:
+                replies.append(await self.read_response(timeout=math.inf))
+            except ResponseError as error:
+                replies.append(error)
+            parser: Any = self._parser
+            while len(replies) < count:
+                reply = parser._reader.gets()
+                if reply is NOT_ENOUGH_DATA:
+                    break
+                if isinstance(reply, PushNotification):
+                    await parser.handle_push_response(reply)
+                elif isinstance(reply, Exception) and not isinstance(reply, ResponseError):
+                    raise reply
+                else:
+                    replies.append(reply)
+        return replies
 
 
 class _Pool(SentinelConnectionPool):

@@ -1,27 +1,24 @@
-"""What a scrape reads of Redis, in two round trips, however many models and workers there are.
+"""What a scrape reads of Redis, in one round trip, however many models and workers there are.
 
-Nothing here walks a list: lengths, ages and counters are read as they stand.
+In two where a worker or an API process has come or gone since the last one. Nothing here walks a
+list: lengths, ages and counters are read as they stand.
 """
 
 from __future__ import annotations
 
-import asyncio
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import redis.asyncio
-from hiredis import pack_command
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError, RedisError, ResponseError
-from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.exceptions import NoScriptError, RedisError
 
 from headrace import keys
 from headrace.catalog import ModelConfig
-from headrace.connections import SOCKET_TIMEOUT_S
 from headrace.depth import Depth, read_depths
+from headrace.exchange import exchange, packed
 from headrace.outages import translate
 from headrace.scripts import Command, script
 from headrace.telemetry import WorkerReport, read_report
@@ -82,7 +79,9 @@ class Scraper:
             ("INFO", "memory"),
             *(("HGETALL", keys.stats(name)) for name in self._names),
         ]
-        self._first = (_packed(commands), len(commands))
+        self._first = (packed(commands), len(commands))
+        # Those that lived at the last scrape; nearly always they still do.
+        self._living = _Living([], [])
 
     async def read(self) -> Scraped:
         """Read all.
@@ -96,71 +95,77 @@ class Scraper:
             raise translate(error) from error
 
     async def _read(self) -> Scraped:
-        first = await self._asked(*self._first)
-        rows, owners, channels, paused, shared, errands, hooks, memory, *stats = first
+        commands, count = self._first
+        guessed = self._living
+        replies = await self._asked(commands + guessed.commands, count + guessed.count)
+        rows, owners, channels, paused, shared, errands, hooks, memory, *stats = replies[:count]
         if isinstance(rows, NoScriptError):
             await self._client.script_load(script("depth").source)
             rows = (await self._asked(*self._first))[0]
         if isinstance(rows, RedisError):
             raise rows
-        names = [owner.decode() for owner in _listed(owners)]
-        prefix = keys.done_channel("")
-        api_ids = [raw.decode().removeprefix(prefix) for raw in _listed(channels)]
-        commands: list[Command] = [("HGETALL", keys.worker(name)) for name in names]
-        if api_ids:
-            commands.append(("MGET", *(keys.api(api_id) for api_id in api_ids)))
-        replies = await self._asked(_packed(commands), len(commands)) if commands else []
-        said = _listed(replies.pop()) if api_ids else []
-        reports = [_fields(reply) for reply in replies]
+        living, said = self._living_of(_listed(owners), _listed(channels)), replies[count:]
+        if living is not guessed:
+            said = await self._asked(living.commands, living.count) if living.count else []
+        reports = list(map(_fields, said[: len(living.owners)]))
+        waiting = _listed(said[-1]) if living.api_ids else []
         return Scraped(
             depths=dict(zip(self._names, read_depths(self._queues, rows), strict=True)),
             counted=dict(zip(self._names, map(_fields, stats), strict=True)),
             shared=_fields(shared),
             # A worker's own key runs out before its name is trimmed.
-            workers={name: read_report(f) for name, f in zip(names, reports, strict=True) if f},
-            waiting={api_id: int(count or 0) for api_id, count in zip(api_ids, said, strict=False)},
+            workers={
+                owner: read_report(fields)
+                for owner, fields in zip(living.owners, reports, strict=True)
+                if fields
+            },
+            waiting={
+                api_id: int(said or 0)
+                for api_id, said in zip(living.api_ids, waiting, strict=False)
+            },
             paused=frozenset(raw.decode() for raw in _listed(paused)),
             errands=errands if isinstance(errands, int) else 0,
             webhooks=hooks if isinstance(hooks, int) else 0,
             memory=_memory(memory),
         )
 
-    async def _asked(self, packed: bytes, count: int) -> list[Any]:
+    def _living_of(self, owners: list[bytes], channels: list[bytes]) -> _Living:
+        """Those that live now: the same object as before where they are the same."""
+        # By name: Redis has them by when each was last seen.
+        names = sorted(owner.decode() for owner in owners)
+        prefix = keys.done_channel("")
+        api_ids = sorted(raw.decode().removeprefix(prefix) for raw in channels)
+        if (names, api_ids) != (self._living.owners, self._living.api_ids):
+            self._living = _Living(names, api_ids)
+        return self._living
+
+    async def _asked(self, commands: bytes, count: int) -> list[Any]:
         """Send commands in one write; their replies, with an error at the place of its command."""
         try:
-            return await self._exchange(packed, count)
+            return await exchange(self._client, commands, count)
         except RedisConnectionError:
             # It may have been an idle connection that the server has closed since.
-            return await self._exchange(packed, count)
-
-    async def _exchange(self, packed: bytes, count: int) -> list[Any]:
-        pool = self._client.connection_pool
-        connection = await pool.get_connection()
-        replies: list[Any] = []
-        try:
-            await connection.send_packed_command(packed)
-            # One limit for all: redis-py's own, for each of many replies, costs more than they do.
-            async with asyncio.timeout(SOCKET_TIMEOUT_S):
-                for _ in range(count):
-                    try:
-                        replies.append(await connection.read_response(timeout=math.inf))
-                    except ResponseError as error:
-                        replies.append(error)
-        except TimeoutError as error:
-            await connection.disconnect(nowait=True)
-            raise RedisTimeoutError(f"no answer in {SOCKET_TIMEOUT_S:g} s") from error
-        except BaseException:
-            # Whoever took this connection next would read these answers.
-            await connection.disconnect(nowait=True)
-            raise
-        finally:
-            await pool.release(connection)
-        return replies
+            return await exchange(self._client, commands, count)
 
 
-def _packed(commands: Sequence[Command]) -> bytes:
-    # hiredis' own stub asks for a tuple of one.
-    return b"".join(cast("bytes", pack_command(command)) for command in commands)  # type: ignore[arg-type]
+class _Living:
+    """Workers and API processes, and the commands that read what they say of themselves.
+
+    Args:
+        owners: the workers.
+        api_ids: the API processes.
+    """
+
+    __slots__ = ("api_ids", "commands", "count", "owners")
+
+    def __init__(self, owners: list[str], api_ids: list[str]) -> None:
+        self.owners = owners
+        self.api_ids = api_ids
+        commands: list[Command] = [("HGETALL", keys.worker(owner)) for owner in owners]
+        if api_ids:
+            commands.append(("MGET", *(keys.api(api_id) for api_id in api_ids)))
+        self.commands = packed(commands)
+        self.count = len(commands)
 
 
 def _listed(reply: Any) -> list[Any]:

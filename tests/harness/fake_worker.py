@@ -126,16 +126,18 @@ def publish_state(
 
 def publish_stats(client: redis.Redis, **stats: ModelStats) -> None:
     """Add to the counters of these models what a live worker would."""
-    added = [
-        value
-        for model, one in stats.items()
-        for name, by in one.drain()
-        for value in (keys.stats(model), name, by)
+    publish_added(client, {model: one.drain() for model, one in stats.items()})
+
+
+def publish_added(client: redis.Redis, added: dict[str, list[tuple[str, str]]]) -> None:
+    """As `publish_stats`, of what has been drained already, by model."""
+    flat = [
+        value for model, by in added.items() for one in by for value in (keys.stats(model), *one)
     ]
     command = script("report").call([], "fake", keys.WORKER_TTL_S, 2, "", "{}")
     execute: Any = client.execute_command
     execute(*script("report").load_command())
-    execute(*command, *added)
+    execute(*command, *flat)
     client.delete(keys.worker("fake"))
     client.zrem(keys.WORKERS, "fake")
 

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl
 
+from api.whole import write_whole
 from headrace.access import EVERYBODY, Caller
 from headrace.errors import InvalidRequest
 from headrace.suggest import did_you_mean
@@ -150,6 +151,8 @@ async def send_reply(send: Send, reply: Reply, request: Request) -> None:
         ]
     if request.drain:
         headers.append((b"connection", b"close"))
+    elif reply.status != NO_CONTENT and write_whole(send, reply.status, headers, body):
+        return
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})
     if not request.drain:
         await send({"type": "http.response.body", "body": body})

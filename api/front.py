@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from starlette.routing import BaseRoute, Match
@@ -47,6 +48,7 @@ Methods = dict[str, Endpoint]
 #: Methods that change nothing.
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 PREFIX: Final = "/api/v1/"
+_MODELS: Final = "/api/v1/models/"
 MODEL_JOBS: Final = "/api/v1/models/{model}/jobs"
 JOBS: Final = "/api/v1/jobs"
 JOB: Final = "/api/v1/jobs/{job_id}"
@@ -120,9 +122,9 @@ def find(path: str) -> Route | None:
         return _find_openai(path)
     if not path.startswith(PREFIX):
         return None
+    if path.startswith(_MODELS):
+        return _find_model(path)
     match path[len(PREFIX) :].split("/"):
-        case ["models", model, "jobs"]:
-            return Route(MODEL_JOBS, HOT_ROUTES[MODEL_JOBS], model)
         case ["jobs", job_id]:
             return Route(*_ALSO_JOBS.get(job_id, _ONE_JOB), job_id)
         case ["jobs"]:
@@ -131,6 +133,15 @@ def find(path: str) -> Route | None:
             return Route(RESULT, HOT_ROUTES[RESULT], job_id)
         case ["jobs", job_id, "events"]:
             return Route(EVENTS, HOT_ROUTES[EVENTS], job_id)
+        case _:
+            return None
+
+
+@lru_cache(maxsize=256)
+def _find_model(path: str) -> Route | None:
+    match path[len(_MODELS) :].split("/"):
+        case [model, "jobs"]:
+            return Route(MODEL_JOBS, HOT_ROUTES[MODEL_JOBS], model)
         case _:
             return None
 

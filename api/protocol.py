@@ -31,6 +31,10 @@ PROGRESS_BYTES: Final = 1024
 LINGER_S: Final = 2.0
 
 
+#: In the place of a request's number where there is none under way.
+_IDLE: Final = -1
+
+
 class JoinedWrites:
     """A transport that keeps the head of a response back until its body comes, or the loop turns.
 
@@ -165,11 +169,24 @@ class Protocol(HttpToolsProtocol):
         )
         self._refuse(error)
 
+    @override
+    def on_response_complete(self) -> None:
+        # As uvicorn's own, but for its timer: `look` ends what is kept alive for too long.
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+
     def look(self, now: float) -> None:
-        """End a request that stands still; called now and then."""
+        """End a request that stands still, or a connection without one; called now and then."""
         seen = self._standing()
         if seen is None or seen != self._seen:
             self._seen, self._seen_at = seen or (), now
+        elif seen[0] == _IDLE:
+            if now - self._seen_at >= self.timeout_keep_alive:
+                self.transport.close()
         elif now - self._seen_at >= self.limits.timeout_s:
             self._seen = ()
             if self._requests == 0:
@@ -180,13 +197,20 @@ class Protocol(HttpToolsProtocol):
                 self._refuse(_timed_out(self.limits, what))
 
     def _standing(self) -> tuple[int, ...] | None:
-        """What the client is waited for: its head, or so much more of its body; None: nothing."""
+        """What the client is waited for; None: for nothing.
+
+        That is its next request (_IDLE), the head of this one, or so much more of its body.
+        """
         if self._deaf or self.transport.is_closing():
             return None
         if self._in_head or self._requests == 0:
             return (self._requests,)
         cycle: Any = self.cycle
-        waits = cycle is not None and cycle.more_body and not cycle.response_started
+        if cycle is None:
+            return None
+        if cycle.response_complete and not self.pipeline:
+            return (_IDLE, self._received)
+        waits = cycle.more_body and not cycle.response_started
         if not waits or cycle.waiting_for_100_continue or self.flow.read_paused:
             return None
         return (self._requests, self._received // PROGRESS_BYTES)

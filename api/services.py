@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import redis.asyncio
 
@@ -18,6 +18,7 @@ from api.payloads import Payloads, build_payloads
 from api.seats import Seats
 from api.spans import ApiSpans, api_spans
 from api.tally import Tally
+from api.waits import Vigils
 from headrace.catalog import Catalog
 from headrace.connections import connect_async
 from headrace.errors import ConfigError
@@ -39,6 +40,7 @@ class Services:
     Attributes:
         door: asks for API keys; None where nobody is asked.
         clients: the connections, to be closed at the end.
+        vigils: over the requests that wait.
         spans: of requests and submits; None where none are sent.
     """
 
@@ -62,6 +64,7 @@ class Services:
     webhooks: WebhookPolicy
     hooks: HookStore
     clients: list[redis.asyncio.Redis]
+    vigils: Vigils = field(default_factory=Vigils)
     spans: ApiSpans | None = None
 
     def dismiss(self) -> None:

@@ -6,7 +6,8 @@ import asyncio
 import math
 import re
 from collections.abc import Awaitable, Callable
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from itertools import takewhile
 from typing import Final, Self
 
 from api.asgi import ClientGone, Receive, hung_up
@@ -54,37 +55,44 @@ class Vigil:
     """Wakes a wait when its time is up or its client hangs up.
 
     Attributes:
+        began: when, by the loop's clock.
         late: the time is up.
         gone: the client hung up.
     """
 
-    __slots__ = ("_deadline", "_loop", "_receive", "_timer", "_wait", "_watcher", "gone", "late")
+    __slots__ = ("_receive", "_seconds", "_timer", "_vigils", "_wait", "_watcher", "began", "gone",
+                 "late")  # fmt: skip
 
-    def __init__(self, wait: Wait, seconds: float, receive: Receive) -> None:
+    def __init__(self, vigils: Vigils, wait: Wait, seconds: float, receive: Receive) -> None:
         self.late = False
         self.gone = False
+        self.began = vigils.loop.time()
+        self._vigils = vigils
         self._wait = wait
+        self._seconds = seconds
         self._receive = receive
-        self._loop = asyncio.get_running_loop()
-        self._deadline = self._loop.time() + seconds
+        self._timer: asyncio.TimerHandle | None = None
         self._watcher: asyncio.Task[None] | None = None
-        # One timer at a time: most waits end before the first one, and never cost a task.
-        if seconds > WATCH_AFTER_S:
-            self._timer = self._loop.call_later(WATCH_AFTER_S, self._watch)
-        else:
-            self._timer = self._loop.call_later(seconds, self._expire)
 
     def __enter__(self) -> Self:
+        if self._seconds > WATCH_AFTER_S:
+            self._vigils.add(self)
+        else:
+            self._timer = self._vigils.loop.call_later(self._seconds, self._expire)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._timer.cancel()
+        self._vigils.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
         if self._watcher is not None:
             self._watcher.cancel()
 
-    def _watch(self) -> None:
-        self._timer = self._loop.call_at(self._deadline, self._expire)
-        self._watcher = self._loop.create_task(self._until_gone())
+    def watch(self) -> None:
+        """Look out for the client, too, and for the end of the time."""
+        loop = self._vigils.loop
+        self._timer = loop.call_at(self.began + self._seconds, self._expire)
+        self._watcher = loop.create_task(self._until_gone())
 
     async def _until_gone(self) -> None:
         await hung_up(self._receive)
@@ -94,6 +102,50 @@ class Vigil:
     def _expire(self) -> None:
         self.late = True
         self._wait.wake()
+
+
+class Vigils:
+    """The vigils of one process.
+
+    Most waits end before WATCH_AFTER_S. Up to then one timer does for all of them, and none costs a
+    task.
+    """
+
+    def __init__(self) -> None:
+        # In the order in which they have begun, which is that in which they are due.
+        self._young: dict[Vigil, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    @cached_property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop of this process; to ask for it is a system call each time, on Python 3.11."""
+        return asyncio.get_running_loop()
+
+    def over(self, wait: Wait, seconds: float, receive: Receive) -> Vigil:
+        """A vigil over a wait; it lasts while it is entered."""
+        return Vigil(self, wait, seconds, receive)
+
+    def add(self, vigil: Vigil) -> None:
+        """One has begun."""
+        self._young[vigil] = None
+        if self._timer is None:
+            self._timer = self.loop.call_later(WATCH_AFTER_S, self._look)
+
+    def discard(self, vigil: Vigil) -> None:
+        """One has ended."""
+        self._young.pop(vigil, None)
+
+    def _look(self) -> None:
+        self._timer = None
+        # The loop's timers count in whole milliseconds.
+        due = self.loop.time() - WATCH_AFTER_S + 0.001
+        ripe = list(takewhile(lambda vigil: vigil.began <= due, self._young))
+        for vigil in ripe:
+            del self._young[vigil]
+            vigil.watch()
+        for vigil in self._young:
+            self._timer = self.loop.call_at(vigil.began + WATCH_AFTER_S, self._look)
+            break
 
 
 async def until_ended(

@@ -42,6 +42,8 @@ class Coalescer(Generic[Question, Answer]):
         self._size_bytes = size_bytes
         self._pending: deque[tuple[Question, asyncio.Future[Answer]]] = deque()
         self._flusher: asyncio.Task[None] | None = None
+        # The flusher's. To ask which loop runs is a system call each time, on Python 3.11.
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def ask(self, question: Question) -> Answer:
         """Ask one question together with whoever asks at the same time.
@@ -49,10 +51,12 @@ class Coalescer(Generic[Question, Answer]):
         Raises:
             HeadraceError: what the call answered at this question's place, or raised as a whole.
         """
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        loop = self._loop
+        if self._flusher is None or loop is None:
+            loop = self._loop = asyncio.get_running_loop()
+            self._flusher = loop.create_task(self._flush())
+        future: asyncio.Future[Answer] = loop.create_future()
         self._pending.append((question, future))
-        if self._flusher is None:
-            self._flusher = asyncio.create_task(self._flush())
         return await future
 
     async def close(self) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import time
 import zlib
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
+from typing_extensions import override
 
 from headrace.keys import NOBODY, F
 from headrace.progress import Progress, stages_progress
@@ -108,19 +108,40 @@ DEFAULT_OPTIONS: Final = JobOptions()
 _VARIANT: Final = dict(zip("0123456789abcdef", "89ab" * 4, strict=True))
 
 
+#: The random parts of ids to come: each draw is a system call, so that many are drawn at once.
+_drawn: Final[list[str]] = []
+_DRAWN_MAX: Final = 64
+# Or parent and child would make the same ids.
+os.register_at_fork(after_in_child=_drawn.clear)
+
+
 def new_id() -> str:
     """A uuid7 (RFC 9562, section 5.7): sorts by the millisecond in which it was made."""
-    return new_ids(1)[0]
+    try:
+        random = _drawn.pop()
+    except IndexError:
+        random, *rest = _random_parts(_DRAWN_MAX)
+        _drawn.extend(rest)
+    return _begin() + random
 
 
 def new_ids(count: int) -> list[str]:
     """So many new ids at once, which is cheaper."""
+    begin = _begin()
+    return [begin + random for random in _random_parts(count)]
+
+
+def _begin() -> str:
+    """The part of an id that says when it was made."""
     time_ms = f"{time.time_ns() // 1_000_000:012x}"
-    begin = f"{time_ms[:8]}-{time_ms[8:]}-7"
+    return f"{time_ms[:8]}-{time_ms[8:]}-7"
+
+
+def _random_parts(count: int) -> list[str]:
     # Of 20 digits an id takes 19: two bits of the fourth are the variant, and one is left over.
     digits = os.urandom(10 * count).hex()
     return [
-        f"{begin}{digits[at : at + 3]}-{_VARIANT[digits[at + 3]]}{digits[at + 4 : at + 7]}"
+        f"{digits[at : at + 3]}-{_VARIANT[digits[at + 3]]}{digits[at + 4 : at + 7]}"
         f"-{digits[at + 7 : at + 19]}"
         for at in range(0, 20 * count, 20)
     ]
@@ -153,8 +174,11 @@ def stored_result(value: str) -> StoredResult | None:
     return StoredResult(ref, int(size), content_type)
 
 
-@dataclass(slots=True)
-class Job:
+#: Of a job's fields, those that no line in a log may have.
+_NOT_SHOWN: Final = frozenset({"recorded", "meta"})
+
+
+class Job(msgspec.Struct, gc=False):
     """A job as the record tells it. Times are microseconds of Redis' clock; 0 = not yet.
 
     Attributes:
@@ -194,12 +218,17 @@ class Job:
     stages_json: str = ""
     freed: bool = False
     quiet: bool = False
-    recorded: str = field(default="", repr=False)
+    recorded: str = ""
     token: str = ""
     progress: Progress | None = None
     progress_mark: str = ""
     stored: StoredResult | None = None
-    meta: str = field(default="", repr=False)
+    meta: str = ""
+
+    @override
+    def __repr__(self) -> str:
+        names = (name for name in self.__struct_fields__ if name not in _NOT_SHOWN)
+        return f"Job({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
     @property
     def timings_ms(self) -> dict[str, float] | None:

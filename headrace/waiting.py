@@ -14,6 +14,7 @@ import contextlib
 import logging
 from collections import defaultdict
 from collections.abc import AsyncIterator, Collection
+from functools import cached_property
 from typing import Any, Final, Self
 
 import msgspec
@@ -43,13 +44,19 @@ _LOST: Final = (RedisError, OSError, AttributeError)
 class Wait:
     """One request that waits for one job. As a context it is known to its `Waiters`."""
 
-    __slots__ = ("_ended", "_future", "_loop", "_table", "job_id")
+    __slots__ = ("_ended", "_future", "_loop", "_table", "_woken", "job_id")
 
-    def __init__(self, job_id: str, table: dict[str, list[Wait]] | None = None) -> None:
+    def __init__(
+        self,
+        job_id: str,
+        loop: asyncio.AbstractEventLoop,
+        table: dict[str, list[Wait]] | None = None,
+    ) -> None:
         self.job_id = job_id
         self._table = table
-        self._loop = asyncio.get_running_loop()
-        self._future: asyncio.Future[None] = self._loop.create_future()
+        self._loop = loop
+        self._woken = False
+        self._future: asyncio.Future[None] | None = None
         self._ended: Ended | None = None
 
     def __enter__(self) -> Self:
@@ -69,13 +76,18 @@ class Wait:
         """Tell the waiter how the job ended, or (None) to look at the record."""
         if ended is not None:
             self._ended = ended
-        if not self._future.done():
-            self._future.set_result(None)
+        self._woken = True
+        future = self._future
+        if future is not None and not future.done():
+            future.set_result(None)
 
     async def woken(self) -> Ended | None:
         """Wait for the next `wake`; what is known of the end by then."""
-        await self._future
-        self._future = self._loop.create_future()
+        if not self._woken:
+            self._future = self._loop.create_future()
+            await self._future
+            self._future = None
+        self._woken = False
         return self._ended
 
 
@@ -158,6 +170,11 @@ class Waiters:
         self._leaving: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
 
+    @cached_property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        """The loop of this process; to ask for it is a system call each time, on Python 3.11."""
+        return asyncio.get_running_loop()
+
     @property
     def closing(self) -> bool:
         """Whether this process stops, and nobody is to wait any longer."""
@@ -192,7 +209,7 @@ class Waiters:
 
     def own(self, job_id: str) -> Wait:
         """Wait for a job that is about to be submitted with this process as its waiter."""
-        wait = Wait(job_id, self._own)
+        wait = Wait(job_id, self._loop, self._own)
         if self.closing:
             wait.wake()
         return wait
@@ -200,7 +217,7 @@ class Waiters:
     @contextlib.asynccontextmanager
     async def foreign(self, job_id: str) -> AsyncIterator[Wait]:
         """Wait for any job; subscribed when this enters, so read the record inside, then wait."""
-        wait = Wait(job_id)
+        wait = Wait(job_id, self._loop)
         if self.closing:
             wait.wake()
         topic = self._topics.get(job_id)

@@ -26,7 +26,7 @@ from api.bodies import input_of, read_body, require_json
 from api.options import OPTION_NAMES, options_from_query
 from api.problems import problem
 from api.services import Services
-from api.waits import Vigil, asked_wait_s, preferred_wait_s, until_ended
+from api.waits import asked_wait_s, preferred_wait_s, until_ended
 from headrace.ended import Ended
 from headrace.errors import (
     BrokerError,
@@ -282,7 +282,7 @@ async def _ended(services: Services, request: Request, asked: Asked, wait_s: flo
         enqueued = await _enqueued(services, asked, waiters.api_id)
         if not enqueued.replayed:
             job = enqueued.job
-            with Vigil(wait, wait_s, request.receive) as vigil:
+            with services.vigils.over(wait, wait_s, request.receive) as vigil:
                 try:
                     found = await until_ended(wait, vigil, waiters, services.queue.read)
                 except BrokerError:
@@ -306,7 +306,7 @@ async def end_of(services: Services, request: Request, job: Job, wait_s: float) 
             # Where Redis is away, the record is read when it is back, or when the time is up.
             with contextlib.suppress(BrokerError):
                 await services.queue.listen(job.id)
-        with Vigil(wait, wait_s, request.receive) as vigil:
+        with services.vigils.over(wait, wait_s, request.receive) as vigil:
             # It may have ended before the subscription stood.
             wait.wake()
             found = await until_ended(wait, vigil, waiters, services.queue.read)

@@ -6,11 +6,11 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
 import uvloop
+from msgspec.structs import replace
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from headrace import keys

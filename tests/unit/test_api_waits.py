@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+import asyncio
 
-from api.waits import asked_wait_s, preferred_wait_s
+import pytest
+import uvloop
+
+from api.asgi import Message, Receive
+from api.waits import WATCH_AFTER_S, Vigils, asked_wait_s, preferred_wait_s
 from headrace.errors import InvalidRequest
+from headrace.waiting import Wait
 
 
 @pytest.mark.parametrize(
@@ -39,3 +44,45 @@ def test_a_wait_that_is_asked_for_must_be_a_number() -> None:
     for wrong in ("", "x", "-1", "nan", "inf"):
         with pytest.raises(InvalidRequest, match="wait"):
             asked_wait_s(wrong, 60)
+
+
+def test_each_vigil_has_its_own_end_and_one_that_is_over_is_forgotten() -> None:
+    async def silent() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def hangs_up() -> Message:
+        return {"type": "http.disconnect"}
+
+    async def work() -> None:
+        loop = asyncio.get_running_loop()
+        vigils = Vigils()
+
+        async def wait(seconds: float, receive: Receive) -> tuple[bool, bool, float]:
+            began = loop.time()
+            awaited = Wait("a", loop)
+            with vigils.over(awaited, seconds, receive) as vigil:
+                assert await awaited.woken() is None
+                return vigil.late, vigil.gone, loop.time() - began
+
+        async def later(seconds: float, receive: Receive) -> tuple[bool, bool, float]:
+            await asyncio.sleep(0.1)
+            return await wait(seconds, receive)
+
+        with vigils.over(Wait("b", loop), 30, hangs_up) as over:
+            pass
+        found = await asyncio.gather(
+            wait(0.05, hangs_up), wait(WATCH_AFTER_S + 0.05, silent), wait(30, hangs_up),
+            later(30, hangs_up), later(WATCH_AFTER_S + 0.05, silent),
+        )  # fmt: skip
+        ends = [(late, gone) for late, gone, _ in found]
+        assert ends == [(True, False), (True, False), (False, True), (False, True), (True, False)]
+        least = (0.05, WATCH_AFTER_S + 0.05, WATCH_AFTER_S, WATCH_AFTER_S, WATCH_AFTER_S + 0.05)
+        for (_, _, took), at_least in zip(found, least, strict=True):
+            assert took >= at_least - 0.003
+        assert not over.gone
+        assert not vigils._young
+        # The clock goes on once none is left.
+        assert (await wait(30, hangs_up))[1]
+
+    uvloop.run(asyncio.wait_for(work(), 60))

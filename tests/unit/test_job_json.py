@@ -7,12 +7,17 @@ from itertools import product
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from headrace.job_json import fresh_line, job_object
-from headrace.jobs import Job, State, job_from_record, new_ids
+from headrace.jobs import Job, State, StoredResult, job_from_record, new_ids
 from headrace.keys import F
 
 ERROR = {"type": "transient-error", "message": "try again", "retryable": True}
+_ALWAYS = [
+    "id", "model", "version", "status", "created_at", "started_at", "finished_at", "attempts",
+    "queue_position", "batch_size", "timings", "metadata", "waiting_for", "urls",
+]  # fmt: skip
 DUE_US = 1_700_000_005_250_000
 RECORD = {
     F.MODEL: "m", F.VERSION: "1", F.CREATED: "1700000000000000", F.ATTEMPTS: "2",
@@ -55,3 +60,40 @@ def test_a_fresh_line_is_the_job_object(version: str) -> None:
         plain = Job(job_id, "m", version, state, created_us)
         line = fresh_line(job_id, "m", version, state, created_us, has_replica)
         assert line == job_object(plain, has_replica=has_replica)
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        Job("a", "m", "1.0", State.SUCCEEDED, 1, 2, 1_763_700_000_000_009, attempts=1),
+        Job(
+            "mine:1@x.y_z", "m", 'ä"\n%s', State.SUCCEEDED, 1_763_700_000_000_001,
+            1_763_700_000_999_999, 1_763_700_001_000_000, attempts=3, batch_size=8, place=2,
+            metadata_json='{"a": "ä"}', request_hash="x", cancel_asked=True, due_us=1,
+        ),
+        Job("b", "m", "1", State.SUCCEEDED, 5, 5, 5, dead_lettered=True, batch_padding=2),
+        Job("c", "m", "1", State.SUCCEEDED, 5, 5, 5, stored=StoredResult("s:x", 9, "image/png")),
+        Job("d", "m", "1", State.SUCCEEDED, 5, 0, 6, stages_json='[{"name": "s"}]'),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    ("meta", "kind", "result"),
+    [
+        ('{"status": "SUCCESS", "result": {"x" : [1, "ä"]}}', "", '{"x" : [1, "ä"]}'),
+        ('{"result": {"__type__": "base64", "__value__": "AA=="}}', "image/png",
+         '{"content_type":"image/png","base64":"AA=="}'),
+        ("", "", "null"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("timings", ["1.000,0.000,0.250,12.345,0.001", ""])
+def test_a_job_that_has_succeeded_has_the_members_of_any_other_and_its_result(
+    job: Job, meta: str, kind: str, result: str, timings: str
+) -> None:
+    whole = structs.replace(job, meta=meta, result_type=kind, timings=timings)
+    without = json.loads(job_object(whole, with_result=False))
+    shown = job_object(whole)
+    if job.stored is not None:
+        result = "null"
+    assert json.loads(shown) == {**without, "result": json.loads(result)}
+    assert f'"result":{result}'.encode() in shown, "spliced in as it was written"
+    assert list(json.loads(shown))[: len(_ALWAYS)] == _ALWAYS

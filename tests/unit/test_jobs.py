@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -27,6 +28,23 @@ def test_an_id_is_a_uuid7_of_this_millisecond(monkeypatch: pytest.MonkeyPatch) -
         assert value.version == 7
         assert value.variant == uuid.RFC_4122
         assert value.int >> 80 == now_ms
+
+
+def test_a_forked_process_has_ids_of_its_own() -> None:
+    new_id()  # so that some are drawn
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writer, new_id()[14:].encode())
+        os._exit(0)
+    os.close(writer)
+    try:
+        with open(reader, "rb") as told:
+            theirs = told.read().decode()
+    finally:
+        os.waitpid(child, 0)
+    assert theirs
+    assert theirs not in {new_id()[14:] for _ in range(200)}
 
 
 def test_ids_sort_by_their_millisecond(monkeypatch: pytest.MonkeyPatch) -> None:

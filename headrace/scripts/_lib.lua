@@ -33,6 +33,9 @@ local GONE = '{"headers":{},"properties":{"delivery_tag":"gone","delivery_info":
 -- The oldest job of a list is looked for among so many messages of its end.
 local HEADS = 64
 
+-- Looking these up in their table costs Valkey a fifth of a short command, each time.
+local call, try = redis.call, redis.pcall
+
 local time = redis.call('TIME')
 local NOW = time[1] .. string.format('%06d', time[2])
 local NOW_US = tonumber(NOW)
@@ -47,18 +50,18 @@ end
 
 -- A removal of nothing: at maxmemory Redis refuses a script whose first write could grow, and lets
 -- one pass that began by removing.
-local function pass_at_maxmemory(zset) redis.call('ZREM', zset, '') end
+local function pass_at_maxmemory(zset) call('ZREM', zset, '') end
 
 -- Reads each of a queue's own keys as what it should be, so that a wrong type errs before any write.
 local function check_types(lists)
-  if lists then for s = 1, 4 do redis.call('LLEN', KEYS[s]) end end
-  for k = 5, 11 do redis.call((k == 5 or k == 8 or k == 10) and 'ZCARD' or 'HLEN', KEYS[k]) end
+  if lists then for s = 1, 4 do call('LLEN', KEYS[s]) end end
+  for k = 5, 11 do call((k == 5 or k == 8 or k == 10) and 'ZCARD' or 'HLEN', KEYS[k]) end
 end
 
 -- One command on many members, in calls that Lua can take. An even CHUNK keeps pairs together.
 local function in_chunks(command, key, args)
   for i = 1, #args, CHUNK do
-    redis.call(command, key, unpack(args, i, math.min(i + CHUNK - 1, #args)))
+    call(command, key, unpack(args, i, math.min(i + CHUNK - 1, #args)))
   end
 end
 
@@ -68,16 +71,16 @@ local function index_jobs(model, entries, most)
   if most <= 0 or #entries == 0 then return end
   local index = INDEX .. model
   for i = 1, #entries, CHUNK do
-    local added = redis.pcall('ZADD', index, unpack(entries, i, math.min(i + CHUNK - 1, #entries)))
+    local added = try('ZADD', index, unpack(entries, i, math.min(i + CHUNK - 1, #entries)))
     if type(added) == 'table' then return end
   end
-  redis.call('EXPIRE', index, INDEX_TTL_S)
-  if most < 1000 or NOW_US % 16 < #entries / 2 then redis.call('ZREMRANGEBYRANK', index, 0, -(most + 1)) end
+  call('EXPIRE', index, INDEX_TTL_S)
+  if most < 1000 or NOW_US % 16 < #entries / 2 then call('ZREMRANGEBYRANK', index, 0, -(most + 1)) end
 end
 
 -- Fields of a record; none where the key is no record at all, so that one odd key hinders no neighbour.
 local function read(id, ...)
-  local r = redis.pcall('HMGET', JOB .. id, ...)
+  local r = try('HMGET', JOB .. id, ...)
   if r.err then return {} end
   return r
 end

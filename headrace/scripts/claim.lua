@@ -16,8 +16,9 @@ local lease_end = whole(NOW_US + tonumber(ARGV[6]))
 -- What is dropped is bounded too, so that a row of tombstones holds Redis no longer than a batch does.
 local SCAN_MAX, DROPPED_MAX_BYTES = max_jobs + 512, 8 * max_bytes
 
--- Head of our own messages, with the id.
-local HEAD = '^{"headers":{"id":"([%w%-_%.:@/]+)","task":"' .. string.gsub(task, '%p', '%%%0') .. '",'
+local find, part = string.find, string.sub
+-- What stands behind the id in our own messages.
+local BEHIND_ID = '","task":"' .. task .. '",'
 local jobs, refused = {}, {}
 local consumed, tombs, tombs_of, entombed = {0, 0, 0, 0}, {}, {}, {}
 -- {id, message} of cancelled jobs whose message stood here.
@@ -38,12 +39,18 @@ local function sentence(why)
   })[why]
 end
 
--- Why a message is no job, and its id where it can be read. A third of a claim's time would go into parsing what
--- this package itself has written, so that is known by its two ends; should one be forged, the worker, which
+-- The id of a message that begins and ends as ours, whatever characters it has. A third of a claim's time would go into
+-- parsing what this package itself has written, so that is known by its two ends; should one be forged, the worker, which
 -- parses it all, fails it under its id.
-local function refusal(raw)
-  local own = string.match(raw, HEAD)
-  if own and #own <= 128 and string.sub(raw, -#OWN_TAIL) == OWN_TAIL then return nil, own end
+local function own_id(raw)
+  local after = find(raw, '"', #OWN_HEAD + 1, true)
+  if not after or after > #OWN_HEAD + 129 or part(raw, 1, #OWN_HEAD) ~= OWN_HEAD then return nil end
+  if part(raw, after, after + #BEHIND_ID - 1) ~= BEHIND_ID or part(raw, -#OWN_TAIL) ~= OWN_TAIL then return nil end
+  return part(raw, #OWN_HEAD + 1, after - 1)
+end
+
+-- Why a message is no job, and its id where it can be read: by reading all of it.
+local function parsed(raw)
   local ok, m = pcall(cjson.decode, raw)
   if not ok or type(m) ~= 'table' then return 'not-json' end
   local h = m['headers']
@@ -55,23 +62,36 @@ local function refusal(raw)
   return nil, h['id']
 end
 
-if redis.call('SISMEMBER', 'hr:paused', queue) == 1 then return {NOW, -1, 0, 0, 0, 0} end
-check_types(false)
-local lengths = {}
-for s = 1, 4 do lengths[s] = redis.call('LLEN', KEYS[s]) end
-local any_tombs = redis.call('HLEN', KEYS[11]) > 0
+-- The same, where the message need not be parsed if it is ours.
+local function refusal(raw)
+  local own = own_id(raw)
+  if own and valid_id(own) then return nil, own end
+  return parsed(raw)
+end
+
+-- One question for the keys that most queues are without, in place of one for each.
+local rare = call('EXISTS', 'hr:paused', KEYS[2], KEYS[3], KEYS[4], KEYS[8], KEYS[9], KEYS[10], KEYS[11]) > 0
+if rare and call('SISMEMBER', 'hr:paused', queue) == 1 then return {NOW, -1, 0, 0, 0, 0} end
+if rare then
+  check_types(false)
+else
+  call('ZCARD', KEYS[5]); call('HLEN', KEYS[6]); call('HLEN', KEYS[7])
+end
+local lengths = {call('LLEN', KEYS[1])}
+for s = 2, 4 do lengths[s] = rare and call('LLEN', KEYS[s]) or 0 end
+local any_tombs = rare and call('HLEN', KEYS[11]) > 0
 
 -- Whether a readable message is not to run: cancelled, leased already, ended, or a repeat.
 local function known(id, state)
   if seen[id] then return true end
-  if not state or state == 'r' then return redis.call('HEXISTS', KEYS[6], id) == 1 end
-  if state == 'd' then return redis.call('HEXISTS', KEYS[9], id) == 1 end
+  if not state or state == 'r' then return call('HEXISTS', KEYS[6], id) == 1 end
+  if state == 'd' then return call('HEXISTS', KEYS[9], id) == 1 end
   return FINAL[state]
 end
 
 -- Whether a Celery client has revoked what has no record yet: another client's message, of which nobody knew.
 local function is_revoked(id)
-  local until_us = redis.pcall('ZSCORE', REVOKED_IDS, id)
+  local until_us = try('ZSCORE', REVOKED_IDS, id)
   return type(until_us) == 'string' and tonumber(until_us) > NOW_US
 end
 
@@ -81,10 +101,17 @@ local function look(raw, s)
     tombs_of[STEPS[s]] = (tombs_of[STEPS[s]] or 0) + 1
     return
   end
-  local why, id = refusal(raw)
+  local id = own_id(raw)
+  local record = id and JOB .. id
+  local r = id and try('HMGET', record, 's', 'm', 'c', 'a', 'j', 'ws')
+  local why
+  if not r or ((r.err or not r[1]) and not valid_id(id)) then
+    -- What has a record has an id that was looked at when that was written.
+    r, why, id = nil, parsed(raw)
+  end
   if not why then
     if any_tombs and not entombed[id] then
-      local step = redis.call('HGET', KEYS[11], id)
+      local step = call('HGET', KEYS[11], id)
       if step then
         entombed[id] = true
         tombs[#tombs + 1] = id
@@ -93,7 +120,10 @@ local function look(raw, s)
         return
       end
     end
-    local r = redis.pcall('HMGET', JOB .. id, 's', 'm', 'c', 'a', 'x', 'rn', 'j', 'ws')
+    if not r then
+      record = JOB .. id
+      r = try('HMGET', record, 's', 'm', 'c', 'a', 'j', 'ws')
+    end
     if r.err then
       why, id = 'record-of-another-type', nil
     elseif r[1] and r[2] ~= model then
@@ -106,7 +136,9 @@ local function look(raw, s)
       return
     else
       seen[id] = true
-      jobs[#jobs + 1] = {raw, id, s, r}
+      -- What was not handed out before neither runs alone nor was it tried.
+      if r[4] then r[7], r[8] = unpack(call('HMGET', record, 'x', 'rn')) end
+      jobs[#jobs + 1] = {raw, id, s, r, record}
       bytes = bytes + #raw
       return
     end
@@ -122,8 +154,8 @@ local longest = max_bytes
 
 local function read_messages(s, enough)
   local count = math.min(READ_MAX, enough - #jobs, math.floor((max_bytes - bytes) / longest))
-  if count < 2 then return {redis.call('LINDEX', KEYS[s], -1 - consumed[s]) or nil} end
-  return redis.call('LRANGE', KEYS[s], -count - consumed[s], -1 - consumed[s])
+  if count < 2 then return {call('LINDEX', KEYS[s], -1 - consumed[s]) or nil} end
+  return call('LRANGE', KEYS[s], -count - consumed[s], -1 - consumed[s])
 end
 
 local function look_at_list(s, enough)
@@ -154,7 +186,7 @@ local notes = {}
 
 local function passed_over(s)
   local field = 'passed' .. STEPS[s]
-  local out, note = unpack(redis.call('HMGET', KEYS[7], 'out' .. STEPS[s], field))
+  local out, note = unpack(call('HMGET', KEYS[7], 'out' .. STEPS[s], field))
   local taken, at = string.match(note or '', '^(%d+) (%d+)$')
   out = out or '0'
   if taken == out then return at end
@@ -165,7 +197,7 @@ end
 -- Since when the oldest job of a list waits there; nil where that is not known, or none is among its first messages.
 local function waits_since(s)
   for i = 1, HEADS do
-    local raw = redis.call('LINDEX', KEYS[s], -i)
+    local raw = call('LINDEX', KEYS[s], -i)
     if not raw then return nil end
     local why, id
     if raw ~= GONE then why, id = refusal(raw) end
@@ -204,18 +236,18 @@ if scanned == 0 then return {NOW, left[1], left[2], left[3], left[4], 0} end
 -- What was refused under a readable id has a client that waits for it: tell it, unless the id has a record or a result.
 for _, r in ipairs(refused) do
   local id = r[3]
-  if id and (seen[id] or redis.call('EXISTS', JOB .. id, META .. id) > 0) then r[3] = nil end
+  if id and (seen[id] or call('EXISTS', JOB .. id, META .. id) > 0) then r[3] = nil end
   if id then seen[id] = true end
 end
 
 pass_at_maxmemory(KEYS[5])
-if #notes > 0 then redis.call('HSET', KEYS[7], unpack(notes)) end
+if #notes > 0 then call('HSET', KEYS[7], unpack(notes)) end
 local answer = {NOW, left[1], left[2], left[3], left[4], #refused}
-local token = redis.call('INCRBY', 'hr:token', #jobs + #refused) - #jobs - #refused
+local token = call('INCRBY', 'hr:token', #jobs + #refused) - #jobs - #refused
 for s = 1, 4 do
-  if consumed[s] > 0 then redis.call('HINCRBY', KEYS[7], 'out' .. STEPS[s], consumed[s]) end
+  if consumed[s] > 0 then call('HINCRBY', KEYS[7], 'out' .. STEPS[s], consumed[s]) end
 end
-for step, n in pairs(tombs_of) do redis.call('HINCRBY', KEYS[7], 'tomb' .. step, -n) end
+for step, n in pairs(tombs_of) do call('HINCRBY', KEYS[7], 'tomb' .. step, -n) end
 in_chunks('HDEL', KEYS[11], tombs)
 for _, d in ipairs(dropped) do leave_untold(queue, d[1], d[2], meta_json(d[1], 'REVOKED', REVOKED)) end
 
@@ -223,35 +255,36 @@ for _, d in ipairs(dropped) do leave_untold(queue, d[1], d[2], meta_json(d[1], '
 local fresh = {}
 
 local function lease(j, leases, helds)
-  local raw, id, r = j[1], j[2], j[4]
-  local attempts = (tonumber(r[4] or '0') or 0) + 1
+  local raw, id, r, record = j[1], j[2], j[4], j[5]
+  local attempts = r[4] and (tonumber(r[4]) or 0) + 1 or 1
   token = token + 1
-  local fence = whole(token)
+  -- As `whole` writes it, which takes thrice as long.
+  local fence = token < 1e14 and token .. '' or whole(token)
   local n = #leases
   leases[n + 1], leases[n + 2] = lease_end, id
   helds[n + 1], helds[n + 2] = id, raw
   if r[1] then
-    redis.call('HSET', JOB .. id, 's', 'r', 't', fence, 'o', owner, 'a', attempts, 'st', NOW)
+    call('HSET', record, 's', 'r', 't', fence, 'o', owner, 'a', attempts, 'st', NOW)
   else
-    redis.call('HSET', JOB .. id, 's', 'r', 't', fence, 'o', owner, 'a', attempts, 'st', NOW,
+    call('HSET', record, 's', 'r', 't', fence, 'o', owner, 'a', attempts, 'st', NOW,
       'm', model, 'v', version, 'c', NOW, 'p', STEPS[j[3]], 'l', ARGV[9])
     fresh[#fresh + 1] = NOW
     fresh[#fresh + 1] = id
   end
-  if r[8] then
+  if r[6] then
     -- A webhook is told once that its job has begun, by the errand that the submit has written.
-    redis.call('HDEL', JOB .. id, 'ws')
-    redis.pcall('LPUSH', ERRANDS, r[8])
+    call('HDEL', record, 'ws')
+    try('LPUSH', ERRANDS, r[6])
   end
   local a = #answer
   answer[a + 1], answer[a + 2], answer[a + 3], answer[a + 4] = raw, id, fence, r[3] or ''
-  answer[a + 5], answer[a + 6], answer[a + 7] = attempts, r[5] or '', r[6] or ''
+  answer[a + 5], answer[a + 6], answer[a + 7] = attempts, r[7] or '', r[8] or ''
   answer[a + 8] = STEPS[j[3]]
-  if r[7] and j[3] > 1 then answer[a + 8] = STEPS[j[3]] .. ' ' .. r[7] end
+  if r[5] and j[3] > 1 then answer[a + 8] = STEPS[j[3]] .. ' ' .. r[5] end
 end
 
 local leases, helds = {}, {}
-if extra > 0 and not jobs[1][4][1] then jobs[1][4][7] = overdue_since end
+if extra > 0 and not jobs[1][4][1] then jobs[1][4][5] = overdue_since end
 for _, j in ipairs(jobs) do lease(j, leases, helds) end
 in_chunks('ZADD', KEYS[5], leases)
 in_chunks('HSET', KEYS[6], helds)
@@ -270,13 +303,13 @@ for _, r in ipairs(refused) do
   end
 end
 for _, r in ipairs(revoked) do
-  redis.call('HSET', JOB .. r[1], 'm', model, 'v', version, 'c', NOW, 'p', STEPS[r[2]], 'l', ARGV[9])
+  call('HSET', JOB .. r[1], 'm', model, 'v', version, 'c', NOW, 'p', STEPS[r[2]], 'l', ARGV[9])
   finish_cancelled(r[1], ARGV[9], nil, queue, r[3])
   fresh[#fresh + 1] = NOW
   fresh[#fresh + 1] = r[1]
 end
 index_jobs(model, fresh, tonumber(ARGV[10] or '0'))
 for s = 1, 4 do
-  if consumed[s] > 0 then redis.call('LTRIM', KEYS[s], 0, -(consumed[s] + 1)) end
+  if consumed[s] > 0 then call('LTRIM', KEYS[s], 0, -(consumed[s] + 1)) end
 end
 return answer

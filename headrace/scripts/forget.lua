@@ -2,17 +2,19 @@
 -- What lies of them in a payload store is found by the sweep, as no record names it. KEYS: none.
 -- ARGV: 1 the API key whose jobs are known ('' for all; -: nobody's), then ids.
 -- Returns {how many were forgotten}.
-local names, forgotten = {}, {}
+local owner, names, forgotten, n = ARGV[1], {}, {}, 0
 for i = 2, #ARGV do
-  local state, dead, key = unpack(read(ARGV[i], 's', 'dl', 'ky'))
-  local known = ARGV[1] == '' or ARGV[1] == (key or '-')
-  if state and FINAL[state] and not dead and known and not forgotten[ARGV[i]] then
-    forgotten[ARGV[i]] = true
-    names[#names + 1] = JOB .. ARGV[i]
-    names[#names + 1] = META .. ARGV[i]
+  local id = ARGV[i]
+  local job = JOB .. id
+  local r = owner == '' and try('HMGET', job, 's', 'dl') or try('HMGET', job, 's', 'dl', 'ky')
+  local known = owner == '' or owner == (r[3] or '-')
+  if FINAL[r[1] or ''] and not r[2] and known and not forgotten[id] then
+    forgotten[id] = true
+    names[n + 1], names[n + 2] = job, META .. id
+    n = n + 2
   end
 end
 for k = 1, #names, CHUNK do
-  redis.call('UNLINK', unpack(names, k, math.min(k + CHUNK - 1, #names)))
+  call('UNLINK', unpack(names, k, math.min(k + CHUNK - 1, #names)))
 end
 return {#names / 2}

@@ -4,25 +4,30 @@
 -- KEYS: none. ARGV: 1 the API key whose jobs are known ('' for all; -: nobody's), then ids.
 local OWNER = 7
 
-local answer = {}
+local owner, answer = ARGV[1], {}
 for i = 2, #ARGV do
   local id = ARGV[i]
-  local row = read(id, 's', 'a', 'tm', 'c', 'en', 'r', 'ky')
+  local row
+  if owner == '' then
+    row = try('HMGET', JOB .. id, 's', 'a', 'tm', 'c', 'en', 'r')
+  else
+    row = try('HMGET', JOB .. id, 's', 'a', 'tm', 'c', 'en', 'r', 'ky')
+  end
   local state = row[1]
-  if not state or not (ARGV[1] == '' or ARGV[1] == (row[OWNER] or '-')) then
-    answer[#answer + 1] = 0
+  if not state or not (owner == '' or owner == (row[OWNER] or '-')) then
+    answer[i - 1] = 0
   elseif not FINAL[state] then
-    answer[#answer + 1] = state
+    answer[i - 1] = state
   else
     row[OWNER] = nil
     if not row[6] then
       local kind, err, stored = unpack(read(id, 'rt', 'e', 'rr'))
-      local meta = state == 's' and not stored and redis.pcall('GET', META .. id)
+      local meta = state == 's' and not stored and try('GET', META .. id)
       row[6], row[7], row[8] = kind or '', err or '', stored or ''
       row[9] = type(meta) == 'string' and meta or ''
     end
     for k = 2, 5 do row[k] = row[k] or '' end
-    answer[#answer + 1] = row
+    answer[i - 1] = row
   end
 end
 return answer

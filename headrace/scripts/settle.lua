@@ -7,19 +7,30 @@ local PER_JOB = 10
 -- Who listens is told of results up to this length; of a longer one the record is read, and Redis copies nothing.
 local TOLD_MAX_BYTES = 65536
 local answer, ours, passed, waiting, ended_of = {}, {}, {}, {}, {}
+-- Whether any is to be tried again.
+local delays = false
 
 -- A settled or put off record keeps its token, so that a repeat is known; one that went back to its list does not.
 for i = 2, #ARGV, PER_JOB do
   local n = (i - 2) / PER_JOB + 1
   local id = ARGV[i]
-  local r = read(id, 't', 's', 'w', 'cr', 'l', 'st', 'a', 'e', 'ky', 'we')
+  local job = JOB .. id
+  local r
+  if ARGV[i + 6] == 'r' then
+    -- Nobody is told of a quiet job's end, as a rule.
+    r = try('HMGET', job, 't', 's', 'w', 'cr', 'l', 'a', 'ky', 'we')
+  else
+    r = try('HMGET', job, 't', 's', 'w', 'cr', 'l', 'a', 'ky', 'we', 'st')
+  end
+  if r.err then r = {} end
   if r[1] ~= ARGV[i + 1] or r[2] == 'q' then
     answer[n] = 0
   elseif r[2] ~= 'r' or passed[id] then
     answer[n] = 2
   else
     passed[id] = true
-    ours[#ours + 1] = {i, n, r, id}
+    ours[#ours + 1] = {i, n, r, id, job}
+    delays = delays or ARGV[i + 9] ~= ''
   end
 end
 if #ours == 0 then return answer end
@@ -28,22 +39,22 @@ if #ours == 0 then return answer end
 local counted = {}
 
 local function put_off(i, id, attempts)
-  local raw = redis.call('HGET', KEYS[6], id)
+  local raw = call('HGET', KEYS[6], id)
   if not raw then
     -- Somebody removed the message from `held`: there is nothing to retry.
     finish_failed(id, DEFAULT_TTL_S, nil, 'ReplicaLost', 'replica-lost',
       'the message of the job was removed from Redis while it was leased', {}, ARGV[1])
     return 1
   end
-  redis.call('HSET', KEYS[9], id, raw)
-  redis.call('ZADD', KEYS[8], whole(NOW_US + tonumber(ARGV[i + 9])), id)
+  call('HSET', KEYS[9], id, raw)
+  call('ZADD', KEYS[8], whole(NOW_US + tonumber(ARGV[i + 9])), id)
   -- Put off for its eta, it was not run: no error, and the attempt is taken back.
   if ARGV[i + 7] ~= '' then
-    redis.call('HSET', JOB .. id, 's', 'd', 'e', ARGV[i + 7])
-    redis.call('HINCRBY', JOB .. id, 'rn', 1)
+    call('HSET', JOB .. id, 's', 'd', 'e', ARGV[i + 7])
+    call('HINCRBY', JOB .. id, 'rn', 1)
     counted.retried = (counted.retried or 0) + 1
   else
-    redis.call('HSET', JOB .. id, 's', 'd', 'a', math.max(0, (tonumber(attempts or '0') or 0) - 1))
+    call('HSET', JOB .. id, 's', 'd', 'a', math.max(0, (tonumber(attempts or '0') or 0) - 1))
   end
   return 4
 end
@@ -57,41 +68,48 @@ end
 
 -- Its retries are used up: an operator may put it back once what was wrong is mended.
 local function bury_failed(i, id, attempts)
-  local raw = redis.call('HGET', KEYS[6], id)
+  local raw = call('HGET', KEYS[6], id)
   if not raw then return end
   local step, created = unpack(read(id, 'p', 'c'))
   bury(ARGV[1], id, ARGV[i + 1], text_in(ARGV[i + 7], 'type'), raw, text_in(ARGV[i + 7], 'message'),
     {id = id, step = step, attempts = attempts, created = created, traceback = text_in(ARGV[i + 3], 'traceback')})
-  redis.call('HSET', JOB .. id, 'dl', '1')
+  call('HSET', JOB .. id, 'dl', '1')
 end
 
 -- States in which a job ends that was claimed, but never started.
 local NOT_RUN = {x = true, c = true}
 
-local function settle(i, id, r)
+-- ttl -> when what ends now has been kept so long, in ms.
+local until_ms = {}
+
+local function settle(i, id, r, job)
   local ttl = (ARGV[i + 8] ~= '' and ARGV[i + 8]) or r[5] or DEFAULT_TTL_S
-  local job, state, meta, field, value = JOB .. id, ARGV[i + 2], ARGV[i + 3], ARGV[i + 6], ARGV[i + 7]
+  local state, meta, field, value = ARGV[i + 2], ARGV[i + 3], ARGV[i + 6], ARGV[i + 7]
   counted[FINAL[state]] = (counted[FINAL[state]] or 0) + 1
-  if r[8] and state == 's' then redis.call('HDEL', job, 'e') end
+  local started
+  -- What failed before has been handed out twice by now.
+  if state == 's' and r[6] ~= '1' then call('HDEL', job, 'e') end
   if field ~= '' then
-    redis.call('HSET', job, 's', state, 'en', NOW, 'b', ARGV[i + 4], 'tm', ARGV[i + 5], field, value)
+    call('HSET', job, 's', state, 'en', NOW, 'b', ARGV[i + 4], 'tm', ARGV[i + 5], field, value)
   else
-    redis.call('HSET', job, 's', state, 'en', NOW, 'b', ARGV[i + 4], 'tm', ARGV[i + 5])
+    call('HSET', job, 's', state, 'en', NOW, 'b', ARGV[i + 4], 'tm', ARGV[i + 5])
   end
-  if NOT_RUN[state] then r[6], r[7] = '', not_run(id, r[7]) end
-  redis.call('EXPIRE', job, ttl)
-  if r[9] then ended_of[r[9]] = (ended_of[r[9]] or 0) + 1 end
-  if r[10] then tell_webhook(id, r[10], state) end
-  if meta ~= '' then redis.call('SET', META .. id, meta, 'EX', ttl) end
+  if NOT_RUN[state] then started, r[6] = '', not_run(id, r[6]) end
+  if not until_ms[ttl] then until_ms[ttl] = whole(math.floor(NOW_US / 1000) + tonumber(ttl) * 1000) end
+  call('PEXPIREAT', job, until_ms[ttl])
+  if r[7] then ended_of[r[7]] = (ended_of[r[7]] or 0) + 1 end
+  if r[8] then tell_webhook(id, r[8], state) end
+  if meta ~= '' then call('SET', META .. id, meta, 'EX', ttl) end
   if r[3] == NOBODY then return 1 end
   -- Without a Celery result (ignore_result, or it is in the record) who waits looks at the record; Celery passes this state over.
-  local heard = redis.call('PUBLISH', META .. id,
+  local heard = call('PUBLISH', META .. id,
     meta ~= '' and meta or '{"status": "IGNORED", "task_id": "' .. id .. '"}')
   if not r[3] and heard == 0 then return 1 end
-  local ended = {id, state, r[6], NOW, r[7], ARGV[i + 4], ARGV[i + 5], field, value, meta,
+  started = started or r[9] or call('HGET', job, 'st')
+  local ended = {id, state, started, NOW, r[6], ARGV[i + 4], ARGV[i + 5], field, value, meta,
     ARGV[i + 9] == 'dead' and '1' or ''}
   -- An API process may be among those who listen: this saves it the way back for the record.
-  if heard > 0 and #meta + #value <= TOLD_MAX_BYTES then redis.call('PUBLISH', ENDED .. id, cmsgpack.pack({ended})) end
+  if heard > 0 and #meta + #value <= TOLD_MAX_BYTES then call('PUBLISH', ENDED .. id, cmsgpack.pack({ended})) end
   if r[3] then
     local w = waiting[r[3]]
     if not w then w = {}; waiting[r[3]] = w end
@@ -100,26 +118,27 @@ local function settle(i, id, r)
   return 1
 end
 
-redis.call('HLEN', KEYS[6]); redis.call('ZCARD', KEYS[8]); redis.call('HLEN', KEYS[9])
+call('HLEN', KEYS[6])
+if delays then call('ZCARD', KEYS[8]); call('HLEN', KEYS[9]) end
 local ids = {}
 for k, o in ipairs(ours) do ids[k] = o[4] end
 in_chunks('ZREM', KEYS[5], ids)
 for _, o in ipairs(ours) do
-  local i, n, r, id = o[1], o[2], o[3], o[4]
+  local i, n, r, id, job = o[1], o[2], o[3], o[4], o[5]
   if r[4] then
-    if NOT_RUN[ARGV[i + 2]] then not_run(id, r[7]) end
-    finish_cancelled(id, (ARGV[i + 8] ~= '' and ARGV[i + 8]) or r[5], r[3], ARGV[1], redis.call('HGET', KEYS[6], id))
+    if NOT_RUN[ARGV[i + 2]] then not_run(id, r[6]) end
+    finish_cancelled(id, (ARGV[i + 8] ~= '' and ARGV[i + 8]) or r[5], r[3], ARGV[1], call('HGET', KEYS[6], id))
     answer[n] = 3
   elseif ARGV[i + 9] ~= '' and ARGV[i + 9] ~= 'dead' then
-    answer[n] = put_off(i, id, r[7])
+    answer[n] = put_off(i, id, r[6])
   else
-    if ARGV[i + 9] == 'dead' then bury_failed(i, id, r[7]) end
-    answer[n] = settle(i, id, r)
+    if ARGV[i + 9] == 'dead' then bury_failed(i, id, r[6]) end
+    answer[n] = settle(i, id, r, job)
   end
 end
 in_chunks('HDEL', KEYS[6], ids)
 for word, n in pairs(counted) do count(ARGV[1], word, n) end
 for owner, n in pairs(ended_of) do landed(owner, n) end
 -- One publication a batch and waiting API process, with all that its answer to the client needs.
-for api, ended in pairs(waiting) do redis.call('PUBLISH', DONE .. api, cmsgpack.pack(ended)) end
+for api, ended in pairs(waiting) do call('PUBLISH', DONE .. api, cmsgpack.pack(ended)) end
 return answer

@@ -14,27 +14,27 @@ local answer, queues, records, owners, expiring = {NOW}, {}, {}, {}, {}
 
 -- Whether keys that most queues are without exist at all: one question in place of six.
 local function plain(queue)
-  return redis.call('EXISTS', 'hr:delayed:' .. queue, 'hr:parked:' .. queue, 'hr:tomb:' .. queue,
+  return call('EXISTS', 'hr:delayed:' .. queue, 'hr:parked:' .. queue, 'hr:tomb:' .. queue,
     list_of(queue, 2), list_of(queue, 3), list_of(queue, 4)) == 0
 end
 
 -- Lengths and counters of a queue, kept up to date by this call, and what it gathers to be written together; false
 -- where a key of it cannot be used.
 local function look(queue)
-  local counts = redis.pcall('HMGET', 'hr:count:' .. queue,
+  local counts = try('HMGET', 'hr:count:' .. queue,
     'out0', 'out3', 'out6', 'out9', 'tomb0', 'tomb3', 'tomb6', 'tomb9')
   local entombed, delayed, parked, lists = 0, 0, 0, 1
   if not plain(queue) then
-    entombed = redis.pcall('HLEN', 'hr:tomb:' .. queue)
-    delayed = redis.pcall('ZCARD', 'hr:delayed:' .. queue)
-    parked = redis.pcall('HLEN', 'hr:parked:' .. queue)
+    entombed = try('HLEN', 'hr:tomb:' .. queue)
+    delayed = try('ZCARD', 'hr:delayed:' .. queue)
+    parked = try('HLEN', 'hr:parked:' .. queue)
     lists = 4
   end
   local unusable = counts.err or type(entombed) == 'table' or type(delayed) == 'table' or type(parked) == 'table'
   if unusable then return false end
   local tickets, depth = {}, delayed
   for s = 1, 4 do
-    local length = s <= lists and redis.pcall('LLEN', list_of(queue, s)) or 0
+    local length = s <= lists and try('LLEN', list_of(queue, s)) or 0
     if type(length) == 'table' then return false end
     tickets[s] = length + (tonumber(counts[s] or '0') or 0)
     depth = depth + length - (tonumber(counts[4 + s] or '0') or 0)
@@ -45,7 +45,7 @@ end
 -- An API key and how many jobs it has in flight, kept up to date by this call.
 local function look_at_owner(text)
   local id, most, all = string.match(text, '^(%x+) (%d+) (%d)$')
-  local count = redis.pcall('HGET', IN_FLIGHT, id)
+  local count = try('HGET', IN_FLIGHT, id)
   return {id = id, most = tonumber(most), all = all == '1', fresh = 0, count = type(count) == 'string' and tonumber(count) or 0}
 end
 
@@ -65,13 +65,13 @@ end
 -- One question for all: where no id is known, none is asked for by itself but those that this call has written.
 local known_count, written = 0, {}
 for at = 1, n, CHUNK do
-  known_count = known_count + redis.call('EXISTS', unpack(records, at, math.min(at + CHUNK - 1, n)))
+  known_count = known_count + call('EXISTS', unpack(records, at, math.min(at + CHUNK - 1, n)))
 end
 
 -- Why a job is not to be enqueued, as code, created and depth; nothing where it is.
 local function refusal(name, max_depth, id, record, hash, owner)
   if known_count > 0 or written[record] then
-    local known = redis.pcall('HMGET', record, 'c', 'h', 'ky')
+    local known = try('HMGET', record, 'c', 'h', 'ky')
     if known.err then return 3, NOW, 0 end
     if known[1] and owner and not owner.all and known[3] ~= owner.id then return 5, NOW, 0 end
     if known[1] then return (known[2] or '') == hash and 2 or 3, known[1], 0 end
@@ -79,7 +79,7 @@ local function refusal(name, max_depth, id, record, hash, owner)
   local q = queues[name]
   if not q then return 4, NOW, 0 end
   -- A cancelled job whose record is gone but whose message is still listed: its tombstone would drop this one.
-  if q.entombed and redis.call('HEXISTS', 'hr:tomb:' .. name, id) == 1 then return 3, NOW, 0 end
+  if q.entombed and call('HEXISTS', 'hr:tomb:' .. name, id) == 1 then return 3, NOW, 0 end
   if q.depth >= max_depth then return 0, NOW, q.depth end
   if owner and owner.most > 0 and owner.count >= owner.most then return 6, NOW, owner.count end
 end
@@ -129,7 +129,7 @@ local function take(from)
       set[1] = record
       if delay == 0 then set[ticket_at] = q.tickets[s] + 1 end
       if width == 3 then set[hash_at] = hash end
-      local result = redis.pcall('HSET', unpack(set))
+      local result = try('HSET', unpack(set))
       if type(result) == 'table' then return nil, result.err end
       written[record] = true
       if owner then owner.count, owner.fresh = owner.count + 1, owner.fresh + 1 end
@@ -155,14 +155,14 @@ while i <= #ARGV do
   i = after
 end
 for _, owner in pairs(owners) do
-  if owner.fresh > 0 then redis.pcall('HINCRBY', IN_FLIGHT, owner.id, owner.fresh) end
+  if owner.fresh > 0 then try('HINCRBY', IN_FLIGHT, owner.id, owner.fresh) end
 end
 -- Another type under the key costs only that an end comes when the job is claimed.
 if #expiring > 0 then
   for k = 1, #expiring, CHUNK do
-    redis.pcall('ZADD', EXPIRING, unpack(expiring, k, math.min(k + CHUNK - 1, #expiring)))
+    try('ZADD', EXPIRING, unpack(expiring, k, math.min(k + CHUNK - 1, #expiring)))
   end
-  redis.call('EXPIRE', EXPIRING, EXPIRING_TTL_S)
+  call('EXPIRE', EXPIRING, EXPIRING_TTL_S)
 end
 for name, q in pairs(queues) do
   if q then

@@ -34,9 +34,9 @@ class Asked:
         return self._process.stdout.readline()
 
     def cpu_s(self) -> float:
-        """Seconds of CPU that it has used, its threads' too."""
+        """Seconds of CPU that it has used, its threads and its children that ended too."""
         times = psutil.Process(self._process.pid).cpu_times()
-        return float(times.user + times.system)
+        return float(sum(times[:4]))
 
     def close(self) -> None:
         """Let it end, by EOF."""

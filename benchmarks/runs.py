@@ -5,7 +5,8 @@ input on a stock worker, and Ray Data's `map_batches`. Ray is no dependency: nam
 it by RAY_PYTHON, as by `python -m venv /tmp/ray && /tmp/ray/bin/pip install 'ray[data]'`.
 
 images: real JPEGs through `image_classifier`, with resume on, against a plain loop over torch's
-DataLoader with the same handler, batch and cores, in interleaved pairs.
+DataLoader with the same handler, batch and cores, in interleaved pairs. With the files sent, and
+with `--by-ref`. Steady is the rate between the ends of the second batch and the last but one.
 
 online: 20 jobs a second at random moments, alone and while a run fills the gaps of the same model.
 """
@@ -33,12 +34,13 @@ import httpx2
 from typing_extensions import override
 
 from benchmarks.asked import Asked, asked
+from benchmarks.batch_ends import Ends
 from benchmarks.images import BATCH, interval, jpegs
 from benchmarks.stack import DURABLE, ROOT, Cpu, answers, as_embedded, plain_celery, process
 from benchmarks.tables import Table, write_tables
 from headrace.handler import Context
 from headrace.ports import free_port
-from tests.harness.redis_servers import redis_server
+from tests.harness.redis_servers import RedisServer, redis_server
 from tests.harness.wait import wait_until
 from tests.harness.worker import HANDLERS, Worker, celery_worker, write_models
 from workers.device import model_environ, tuned
@@ -47,6 +49,9 @@ CELERY_GROUP: Final = 1000
 #: A task per input takes so much longer that fewer inputs tell as much.
 CELERY_INPUTS: Final = 10_000
 ONLINE_PER_S: Final = 20
+RUNS: Final = {
+    "run": "`headrace run`, resume on", "by ref": "`headrace run --by-ref`, resume on",
+}  # fmt: skip
 FIXED_S: Final = 0.010
 ITEM_S: Final = 0.0005
 RAY: Final = """
@@ -67,6 +72,7 @@ class Stack:
     url: str
     cpu: Cpu
     folder: Path
+    redis: RedisServer
 
     def run(self, model: str, source: Path, *options: str) -> dict[str, Any]:
         """One `headrace run` into a new file; what it printed, with its own CPU seconds."""
@@ -100,16 +106,18 @@ def stack(**models: Mapping[str, Any]) -> Iterator[Stack]:
         url = f"http://127.0.0.1:{port}"
         environ = {
             "HEADRACE_REDIS_URL": redis.url, "HEADRACE_MODELS_FILE": str(path),
-            "HEADRACE_PORT": str(port),
+            "HEADRACE_PORT": str(port), "HEADRACE_INPUT_ROOTS": str(folder),
         }  # fmt: skip
         command = [sys.executable, "-m", "api"]
         api = parts.enter_context(process(command, folder / "api.log", **environ))
-        worker: Worker = parts.enter_context(celery_worker(redis.url, path, folder, arguments=()))
+        worker: Worker = parts.enter_context(celery_worker(
+            redis.url, path, folder, arguments=(), environ={"HEADRACE_INPUT_ROOTS": str(folder)}
+        ))  # fmt: skip
         worker.wait_ready(*models, timeout_s=300)
         wait_until(lambda: answers(url + "/live"), "the API answers", timeout_s=30)
         assert redis.process is not None
         pids = {"api": [api.pid], "redis": [redis.process.pid], "worker": [worker.pid]}
-        yield Stack(url, Cpu({**pids, "model": worker.model_pids()}), folder)
+        yield Stack(url, Cpu({**pids, "model": worker.model_pids()}), folder, redis)
 
 
 def write_lines(path: Path, count: int) -> None:
@@ -213,8 +221,9 @@ def loop(folder: Path) -> None:
 
 
 def images(count: int, pairs: int) -> Table:
-    """Images a second, against the faster of the DataLoader's ways."""
-    table = Table("JPEGs through `image_classifier`", "images/s", "run / loop")
+    """Images a second, with the files sent and named, against the DataLoader's ways."""
+    heads = ("images/s", "steady", "run / loop", "by ref / loop", "CPU ms an image")
+    table = Table("JPEGs through `image_classifier`", *heads)
     model = {"handler": "image_classifier", "max_batch_size": BATCH, "timeout_s": 600}
     with ExitStack() as parts:
         system = parts.enter_context(stack(m=model))
@@ -224,28 +233,54 @@ def images(count: int, pairs: int) -> Table:
             (folder / f"{n:06}.jpg").write_bytes(jpeg)
         other: Asked = parts.enter_context(loop_process(folder))
         found = pairs_of(system, other, folder, pairs)
-    ours = found.pop("run")
-    table.add("`headrace run`, resume on", f"{median(ours):.1f}", "")
-    for name, rates in found.items():
-        ratios = [run / bare for run, bare in zip(ours, rates, strict=True)]
-        table.add(f"DataLoader, {name}", f"{median(rates):.1f}", interval(ratios))
+    for name, tries in found.items():
+        parts_ms = {part: median(one.cpu_ms[part] for one in tries) for part in tries[0].cpu_ms}
+        used = ", ".join(f"{part} {ms:.2f}" for part, ms in parts_ms.items())
+        rate, steady = (f"{median(rates):.1f}" for rates in zip(*[
+            (one.rate, one.steady or one.rate) for one in tries
+        ], strict=True))  # fmt: skip
+        if name in RUNS:
+            table.add(RUNS[name], rate, steady, "", "", used)
+            continue
+        ratios = [
+            interval([run.rate / loop.rate for run, loop in zip(found[way], tries, strict=True)])
+            for way in RUNS
+        ]
+        table.add(f"DataLoader, {name}", rate, "", *ratios, used)
     return table
 
 
-def pairs_of(system: Stack, other: Asked, folder: Path, pairs: int) -> dict[str, list[float]]:
-    """Images a second of each way, one after the other in turn."""
-    ways = {"in turn": "0", "1 worker": "1"}
-    found: dict[str, list[float]] = {"run": [], **{name: [] for name in ways}}
+@dataclass
+class Tried:
+    """Images a second in one try, and milliseconds of CPU an image, by process."""
+
+    rate: float
+    cpu_ms: dict[str, float]
+    steady: float = 0.0
+
+
+def pairs_of(system: Stack, other: Asked, folder: Path, pairs: int) -> dict[str, list[Tried]]:
+    """Each way, one after the other in turn."""
+    names = ["run", "in turn", "by ref", "1 worker"]
+    found: dict[str, list[Tried]] = {name: [] for name in names}
+    count = len(list(folder.iterdir()))
     for pair in range(pairs):
-        names = ["in turn", "run", "1 worker"]
         for name in names if pair % 2 else reversed(names):
-            if name == "run":
-                done = system.run("m", folder, "--run-id", f"pair-{pair}")
-                rate = done["succeeded"] / done["seconds"]
+            if name not in RUNS:
+                before = other.cpu_s()
+                rate = float(other.ask("1" if name == "1 worker" else "0"))
+                tried = Tried(rate, {"loop": (other.cpu_s() - before) / count * 1000})
             else:
-                rate = float(other.ask(ways[name]))
-            found[name].append(rate)
-        print(json.dumps({name: round(rates[-1], 2) for name, rates in found.items()}), flush=True)
+                system.cpu.start()
+                options = ["--by-ref"] if name == "by ref" else []
+                with Ends(system.redis, "m") as ends:
+                    done = system.run(
+                        "m", folder, "--run-id", f"{name.replace(' ', '-')}-{pair}", *options
+                    )
+                used = {"client": done["cpu_s"] / count * 1000, **system.cpu.per_1000(count)}
+                tried = Tried(done["succeeded"] / done["seconds"], used, ends.steady())
+            found[name].append(tried)
+        print(json.dumps({name: round(one[-1].rate, 2) for name, one in found.items()}), flush=True)
     return found
 
 

@@ -42,6 +42,7 @@ class Asked:
     version: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
     forget: bool = True
+    by_ref: bool = False
     retry_s: float = 86_400
     quiet: bool = False
     as_json: bool = False
@@ -52,14 +53,14 @@ class Asked:
         return RunOrder(
             model=self.model, version=self.version, options=options, run_id=self.run_id,
             content_type=self.content_type, name=self.name, in_flight=self.in_flight,
-            only_failed=self.only_failed, forget=self.forget,
+            only_failed=self.only_failed, forget=self.forget, by_ref=self.by_ref,
         )  # fmt: skip
 
     def source_options(self) -> SourceOptions:
         """How the source is read."""
         return SourceOptions(
             input=self.input, key=self.key, glob=self.glob, content_type=self.content_type,
-            output=self.output,
+            output=self.output, by_ref=self.by_ref,
         )  # fmt: skip
 
 

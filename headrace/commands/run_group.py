@@ -71,6 +71,13 @@ def run(
             "--content-type", metavar="TYPE", help="What the inputs are [by name or content]."
         ),
     ] = None,
+    by_ref: Annotated[
+        bool,
+        typer.Option(
+            "--by-ref",
+            help="Name files to the server, which shares the disk, and send none [send them].",
+        ),
+    ] = False,
     online: Annotated[
         bool,
         typer.Option("--online", help="Compete with online jobs [fill the gaps they leave]."),
@@ -155,7 +162,7 @@ def run(
         glob=tuple(glob or ()), content_type=content_type, only_failed=only_failed, name=name,
         run_id=checked_id(run_id), in_flight=in_flight, version=version,
         options=checked_options(options), forget=not keep_jobs, retry_s=retry, quiet=quiet,
-        as_json=as_json,
+        as_json=as_json, by_ref=by_ref,
     )  # fmt: skip
     raise typer.Exit(go(url, asked))
 

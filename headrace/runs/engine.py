@@ -40,7 +40,7 @@ from headrace.runs.flight import Flight, Item
 from headrace.runs.forgetting import Forgetter
 from headrace.runs.order import Progress, RunOrder
 from headrace.runs.pace import Pace
-from headrace.runs.seams import Entry, Row, Sink, Source
+from headrace.runs.seams import SUCCEEDED, Entry, Row, Sink, Source
 from headrace.runs.start import begin
 
 T = TypeVar("T")
@@ -236,11 +236,11 @@ class Engine:
             return
         self._sink.append([row for _, row in ended])
         flight.end([item for item, _ in ended])
-        well = sum(row.succeeded for _, row in ended)
-        self.progress.succeeded += well
-        self.progress.failed += len(ended) - well
+        well = [item.job_id for item, row in ended if row.status == SUCCEEDED]
+        self.progress.succeeded += len(well)
+        self.progress.failed += len(ended) - len(well)
         if self._order.forget:
-            self._unsafe += [item.job_id for item, row in ended if row.succeeded]
+            self._unsafe += well
 
     def _again(self, flight: Flight, lost: list[Item]) -> None:
         """Submit again what the server knew and knows no more: Redis has lost data."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -54,11 +56,13 @@ class Lines:
 
     Attributes:
         quiet: their jobs are forgotten anyway, and nobody is to hear of them.
+        by_ref: a file is named, and the server reads it.
     """
 
     def __init__(self, order: RunOrder) -> None:
         self._order = order
         self.quiet = order.forget
+        self.by_ref = order.by_ref
         head = msgspec.json.encode({"model": order.model})[:-1]
         rest: dict[str, Any] = {}
         if order.version is not None:
@@ -74,9 +78,12 @@ class Lines:
         Raises:
             RequestError: the input cannot be sent, or the entry says so.
         """
-        value, kind = entry.input, entry.content_type or self._order.content_type
+        value = entry.input
         if isinstance(value, msgspec.Raw):
-            return b'%s%s%s"input":%s}' % (self._head, job_id.encode(), self._middle, value)
+            return b'%b%b%b"input":%b}' % (self._head, job_id.encode(), self._middle, value)
+        kind = entry.content_type or self._order.content_type
+        if self.by_ref and isinstance(value, Path):
+            value = _reference(value)
         if isinstance(value, HeadraceError):
             raise value
         if callable(value):
@@ -142,10 +149,15 @@ class Feeder(threading.Thread):
     def _feed(self) -> None:
         pack = _Pack(min(PACK_LINES, max(1, self._flight.most // 4)))
         before, n = self._cursor, self._n
+        done, name_of, lines = self._done or (), self._name_of, self._lines
         for entry in self._entries():
-            if entry.n not in self._done:
-                item = Item(entry, self._name_of(entry.n), before)
-                pack.add(item, self._line(item))
+            if entry.n not in done:
+                item = Item(entry, name_of(entry.n), before)
+                try:
+                    line: bytes | HeadraceError = lines(entry, item.job_id)
+                except RequestError as error:
+                    line = error
+                pack.add(item, line)
             before, n = entry.cursor, entry.n + 1
             if pack.full():
                 self._send(pack, before, n)
@@ -164,12 +176,6 @@ class Feeder(threading.Thread):
             self.error = error
             self.from_source = True
 
-    def _line(self, item: Item) -> bytes | HeadraceError:
-        try:
-            return self._lines(item.entry, item.job_id)
-        except RequestError as error:
-            return error
-
     def _send(self, pack: _Pack, cursor: Cursor | None, n: int) -> None:
         """Wait for room, then submit what is to be submitted.
 
@@ -178,22 +184,24 @@ class Feeder(threading.Thread):
             HeadraceError: what would meet every other input too.
         """
         items, lines = pack.items, pack.lines
-        bad = [
-            (item, said)
-            for item, said in zip(items, lines, strict=True)
-            if not isinstance(said, bytes)
-        ]
         if not self._flight.take(items, cursor, n):
             raise Stopping
-        good = [item for item, said in zip(items, lines, strict=True) if isinstance(said, bytes)]
-        said = [line for line in lines if isinstance(line, bytes)]
+        good, said, bad = items, [line for line in lines if isinstance(line, bytes)], []
+        if len(said) < len(lines):
+            both = list(zip(items, lines, strict=True))
+            good = [item for item, line in both if isinstance(line, bytes)]
+            bad = [(item, line) for item, line in both if not isinstance(line, bytes)]
         pack.clear()
         if good:
             errors = self._submit(calls.submit, said, self._lines.quiet)
-            refused = list(zip(good, errors, strict=True))
-            bad += [(item, error) for item, error in refused if error is not None]
+            if any(errors):
+                told = list(zip(good, errors, strict=True))
+                bad += [(item, error) for item, error in told if error is not None]
+                good = [item for item, error in told if error is None]
             _check(error for _, error in bad)
-            self._flight.sent([item for item, error in refused if error is None])
+            if self._lines.by_ref and all(isinstance(error, InputForbidden) for error in errors):
+                raise errors[0]  # the whole folder may not be named
+            self._flight.sent(good)
         if bad:
             self._refuse([(item, rejected(item.entry, error)) for item, error in bad])
 
@@ -214,11 +222,11 @@ class _Pack:
 
     def add(self, item: Item, line: bytes | HeadraceError) -> None:
         """Take one in."""
-        if isinstance(line, bytes):
-            item.size = len(line)
-        if item.entry.carried:
-            item.size += sum(memoryview(raw).nbytes for raw in item.entry.carried.values())
-        self._size += item.size
+        size = len(line) if isinstance(line, bytes) else 0
+        for raw in item.entry.carried.values():
+            size += memoryview(raw).nbytes
+        item.size = size
+        self._size += size
         if not self.items:
             self._late = time.monotonic() + GATHER_S
         self.items.append(item)
@@ -234,6 +242,23 @@ class _Pack:
 
 class Stopping(Exception):
     """The run stops: what was about to be asked is not asked."""
+
+
+def _reference(path: Path) -> InputRef:
+    """What names a file to the server.
+
+    Raises:
+        InvalidRequest: its name is no text.
+    """
+    name = os.path.abspath(path)
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest(
+            f"{name!a}: the name is not UTF-8, so that it cannot be named to the server",
+            hint="Rename the file, or leave --by-ref out.",
+        ) from None
+    return InputRef(f"file:{name}")
 
 
 def rejected(entry: Entry, error: HeadraceError) -> Row:

@@ -75,7 +75,7 @@ class Flight:
                 self.changed.wait()
             if self.stopping:
                 return False
-            self._open.update((item.entry.n, item) for item in items)
+            self._open.update([(item.entry.n, item) for item in items])
             self._bytes += size
             self._cursor, self._n = cursor, n
             return True
@@ -83,7 +83,7 @@ class Flight:
     def sent(self, items: Sequence[Item]) -> None:
         """The server has their jobs."""
         with self.changed:
-            self._fresh.update((item.entry.n, item) for item in items)
+            self._fresh.update([(item.entry.n, item) for item in items])
             self.changed.notify_all()
 
     def end_taking(self) -> None:
@@ -124,10 +124,11 @@ class Flight:
         """They have their row."""
         with self.changed:
             self._unsend(items)
-            for item in items:
-                del self._open[item.entry.n]
-                self._bytes -= item.size
-                self.done.add(item.entry.n)
+            numbers = [item.entry.n for item in items]
+            for n in numbers:
+                del self._open[n]
+            self._bytes -= sum([item.size for item in items])
+            self.done.update(numbers)
             self.changed.notify_all()
 
     def position(self) -> tuple[Cursor | None, int, list[tuple[int, int]]]:
@@ -159,6 +160,8 @@ class Flight:
         return len(self._open) + count > self.most or self._bytes + size > MOST_BYTES
 
     def _unsend(self, items: Sequence[Item]) -> None:
+        fresh, overtaken = self._fresh, self._overtaken
         for item in items:
-            if self._fresh.pop(item.entry.n, None) is None:
-                self._overtaken.pop(item.entry.n, None)
+            n = item.entry.n
+            if fresh.pop(n, None) is None:
+                overtaken.pop(n, None)

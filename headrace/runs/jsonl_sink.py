@@ -9,23 +9,10 @@ from typing import Any, BinaryIO, Final
 
 import msgspec
 
-from headrace.client.job import Failure
 from headrace.errors import ConfigError, Conflict
 from headrace.runs.local_state import LocalCheckpoints, path_text, sync_folder
 from headrace.runs.numbers import Numbers
-from headrace.runs.seams import Mark, Row
-
-
-class _Line(msgspec.Struct, omit_defaults=True, gc=False):
-    """A row as it is written, without what it carries."""
-
-    n: int
-    key: str
-    status: str
-    result: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    error: Failure | msgspec.UnsetType = msgspec.UNSET
-    attempts: int | msgspec.UnsetType = msgspec.UNSET
-    timings: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+from headrace.runs.seams import STATUSES, Mark, Row
 
 
 class _Known(msgspec.Struct):
@@ -35,23 +22,23 @@ class _Known(msgspec.Struct):
     status: str
 
 
-_ENCODER: Final = msgspec.json.Encoder()
+_encode: Final = msgspec.json.Encoder().encode
 _KNOWN: Final = msgspec.json.Decoder(_Known)
-_NULL: Final = msgspec.Raw(b"null")
+_NULL: Final = b"null"
+_STATUS: Final = {status: _encode(status) for status in STATUSES}
 
 
 def row_line(row: Row) -> bytes:
     """A row as a JSON line, with its line feed."""
-    line = _Line(row.n, row.key, row.status, attempts=row.attempts)
-    line.timings = row.timings or _NULL
-    if row.error is not None:
-        line.error = row.error
+    if row.error is None:
+        name, came = b"result", row.result or _NULL
     else:
-        line.result = row.result or _NULL
-    text = _ENCODER.encode(line)
-    if row.carried:
-        return b"%s,%s\n" % (text[:-1], _ENCODER.encode(row.carried)[1:])
-    return text + b"\n"
+        name, came = b"error", _encode(row.error)
+    # Put together by hand, as results and timings are text already: it is done for every input.
+    return b'{"n":%d,"key":%b,"status":%b,"%b":%b,"attempts":%d,"timings":%b%b\n' % (
+        row.n, _encode(row.key), _STATUS[row.status], name, came, row.attempts,
+        row.timings or _NULL, b",%b" % _encode(row.carried)[1:] if row.carried else b"}",
+    )  # fmt: skip
 
 
 class JsonlSink:

@@ -20,6 +20,7 @@ from headrace.suggest import did_you_mean
 LINE_MAX_BYTES: Final = 256 << 20
 _MARK: Final = b"\xef\xbb\xbf"
 _OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_TEXT: Final = msgspec.json.Decoder(str)
 _VALUE: Final = msgspec.json.Decoder(msgspec.Raw)
 
 
@@ -99,7 +100,7 @@ def _key(columns: Carried, column: str | None) -> str:
     if column is None or column not in columns:
         return ""
     text = bytes(columns[column])
-    return msgspec.json.decode(text, type=str) if text.startswith(b'"') else text.decode()
+    return _TEXT.decode(text) if text.startswith(b'"') else text.decode()
 
 
 def _read_over(file: BinaryIO) -> int:

@@ -24,25 +24,25 @@ from headrace.runs.tar_samples import TarReader
 
 def jsonl_source(named: str, options: SourceOptions) -> Source:
     """Files of JSON lines."""
-    options.refuse("glob", "content_type", of=named)
+    options.refuse("glob", "content_type", "by_ref", of=named)
     return jsonl_of(local_blobs(named, options.output), options)
 
 
 def csv_source(named: str, options: SourceOptions) -> Source:
     """Rows of CSV files."""
-    options.refuse("glob", of=named)
+    options.refuse("glob", "by_ref", of=named)
     return csv_of(local_blobs(named, options.output), options)
 
 
 def parquet_source(named: str, options: SourceOptions) -> Source:
     """Rows of Parquet files."""
-    options.refuse("glob", of=named)
+    options.refuse("glob", "by_ref", of=named)
     return parquet_of(local_blobs(named, options.output), options)
 
 
 def tar_source(named: str, options: SourceOptions) -> Source:
     """Samples of tar shards."""
-    options.refuse("glob", "key", of=named)
+    options.refuse("glob", "key", "by_ref", of=named)
     return tar_of(local_blobs(named, options.output), options)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 
 from headrace.errors import ConfigError
@@ -43,22 +43,26 @@ class Numbers:
 
     def add(self, number: int) -> None:
         """Take a number in; one that is there already changes nothing."""
+        self._add_range(number, number)
+
+    def update(self, numbers: Iterable[int]) -> None:
+        """Take many in; those that follow each other together, which is what mostly comes."""
+        ordered = sorted(numbers)
+        first = 0
+        for at in range(1, len(ordered) + 1):
+            if at == len(ordered) or ordered[at] > ordered[at - 1] + 1:
+                self._add_range(ordered[first], ordered[at - 1])
+                first = at
+
+    def _add_range(self, first: int, last: int) -> None:
         firsts, lasts = self._firsts, self._lasts
-        at = bisect_right(firsts, number) - 1
-        if at >= 0 and number <= lasts[at]:
-            return
-        joins_left = at >= 0 and lasts[at] == number - 1
-        joins_right = at + 1 < len(firsts) and firsts[at + 1] == number + 1
-        if joins_left and joins_right:
-            lasts[at] = lasts.pop(at + 1)
-            del firsts[at + 1]
-        elif joins_left:
-            lasts[at] = number
-        elif joins_right:
-            firsts[at + 1] = number
-        else:
-            firsts.insert(at + 1, number)
-            lasts.insert(at + 1, number)
+        # Those that touch it become one with it.
+        begin = bisect_left(lasts, first - 1)
+        end = bisect_right(firsts, last + 1)
+        if begin < end:
+            first, last = min(first, firsts[begin]), max(last, lasts[end - 1])
+        firsts[begin:end] = [first]
+        lasts[begin:end] = [last]
 
     def drop_below(self, bound: int) -> None:
         """Forget the numbers below a bound."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from headrace.errors import ConfigError
+
+_UNTOLD: Final = frozenset({"output", "by_ref"})
 
 
 class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,6 +21,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
         content_type: what every input is, where it is a file or bytes.
         output: where the rows go: what a folder or a pattern finds there is no input. How the
             source is read does not depend on it, so that `told` leaves it out.
+        by_ref: inputs are to be named and not sent; the same holds.
     """
 
     input: str | None = None
@@ -26,11 +29,12 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     glob: tuple[str, ...] = ()
     content_type: str | None = None
     output: str = ""
+    by_ref: bool = False
 
     def told(self) -> dict[str, Any]:
         """Those that were given, for `Source.describe`."""
         known = msgspec.to_builtins(self)
-        return {name: value for name, value in known.items() if value and name != "output"}
+        return {name: value for name, value in known.items() if value and name not in _UNTOLD}
 
     def refuse(self, *names: str, of: str) -> None:
         """Refuse options that mean nothing for a source.

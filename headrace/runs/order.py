@@ -24,6 +24,7 @@ class RunOrder(msgspec.Struct, frozen=True, kw_only=True):
         in_flight: how many inputs are under way at the most.
         only_failed: run again what has failed in a run that has ended.
         forget: let the server forget jobs that succeeded, once their rows are safe.
+        by_ref: files are named to the server, which reads them by itself.
     """
 
     model: str
@@ -35,10 +36,16 @@ class RunOrder(msgspec.Struct, frozen=True, kw_only=True):
     in_flight: int = IN_FLIGHT
     only_failed: bool = False
     forget: bool = True
+    by_ref: bool = False
 
     def identity(self) -> dict[str, Any]:
         """What the results depend on, beside model, source and output."""
-        said = {"version": self.version, "content_type": self.content_type, **self.options}
+        said = {
+            "version": self.version, "content_type": self.content_type,
+            # The jobs under way are known by what they say.
+            "by_ref": self.by_ref or None,
+            **self.options,
+        }  # fmt: skip
         return {name: value for name, value in said.items() if value is not None}
 
 

@@ -31,9 +31,9 @@ def s3_source(named: str, options: SourceOptions) -> Source:
     name = named.lower().removesuffix(".gz")
     for suffix, of in _TABLES.items():
         if name.endswith(suffix):
-            options.refuse("glob", of=named)
+            options.refuse("glob", "by_ref", of=named)
             return of(s3_blobs(named, options.output), options)
-    options.refuse("input", "key", of=named)
+    options.refuse("input", "key", "by_ref", of=named)
     bucket, key = split(named)
     return S3Objects(Bucket(bucket), key, options)
 

@@ -22,6 +22,9 @@ Carried: TypeAlias = dict[str, msgspec.Raw]
 
 #: What every row has; a column of the source of such a name is carried under another: `carry`.
 OWN_COLUMNS: Final = ("n", "key", "status", "result", "error", "attempts", "timings")
+#: The status of a row that has a result, and all that there are.
+SUCCEEDED: Final = "succeeded"
+STATUSES: Final = (SUCCEEDED, "failed", "expired", "cancelled", "rejected")
 _OTHER_NAMES: Final = {name: f"input.{name}" for name in OWN_COLUMNS}
 NOTHING_CARRIED: Final[Carried] = {}
 
@@ -76,7 +79,7 @@ class Row(msgspec.Struct, gc=False):
     @property
     def succeeded(self) -> bool:
         """Whether it has a result."""
-        return self.status == "succeeded"
+        return self.status == SUCCEEDED
 
 
 class Source(Protocol):
@@ -184,7 +187,7 @@ class Sink(Protocol):
 
 def carry(columns: Carried) -> Carried:
     """The columns that a row brings along, none of them under a name that every row has."""
-    if columns.keys().isdisjoint(OWN_COLUMNS):
+    if _OTHER_NAMES.keys().isdisjoint(columns):
         return columns
     return {carried_as(name): value for name, value in columns.items()}
 

@@ -20,7 +20,7 @@ def test_lines_to_lines_beside_a_celery_group(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.timeout(400)
 def test_images_against_a_dataloader() -> None:
     table = runs.images(8, 1)
-    assert len(table.rows) == 3
+    assert len(table.rows) == 4
 
 
 def test_online_jobs_beside_a_run() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 from collections import Counter
@@ -33,6 +34,7 @@ class Site:
     api: ApiProcess
     worker: Worker
     log: Path
+    shared: Path
 
     def runs(self) -> Counter[str]:
         """How often each job has begun."""
@@ -43,7 +45,8 @@ class Site:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("runs")
-    log = folder / "runs.log"
+    log, shared = folder / "runs.log", folder / "shared"
+    shared.mkdir()
     models = write_models(
         folder,
         steps={
@@ -58,13 +61,17 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     )  # fmt: skip
     with (
         redis_server("valkey9", *ALWAYS) as redis,
-        api_process(redis.url, models) as api,
+        api_process(redis.url, models, input_roots=str(shared)) as api,
         celery_worker(
-            redis.url, models, folder, environ={"HEADRACE_LEASE_TTL_S": "2"}, arguments=()
+            redis.url,
+            models,
+            folder,
+            arguments=(),
+            environ={"HEADRACE_LEASE_TTL_S": "2", "HEADRACE_INPUT_ROOTS": str(shared)},
         ) as worker,
     ):
         worker.wait_ready("steps", "slow", "gated")
-        yield Site(redis, api, worker, log)
+        yield Site(redis, api, worker, log, shared)
 
 
 class Cli(CommandsWithin):
@@ -262,6 +269,29 @@ def test_files_of_a_folder_and_a_list_of_paths(site: Site, cli: Commands) -> Non
     assert sorted(by_path) == [("in/deep/1.json", "succeeded"), ("in/deep/none.json", "rejected")]
 
 
+def test_files_that_the_server_reads_by_itself(site: Site, cli: Commands) -> None:
+    for n in range(5):
+        (site.shared / f"{n}.json").write_text(json.dumps({"n": n}))
+    (site.shared / "bad.json").write_text("{")
+    (site.shared / "link.json").symlink_to(site.shared / "1.json")
+    (site.shared / os.fsdecode(b"\xff.json")).write_text("{}")
+    given = ("run", "steps", str(site.shared), "-o", "a.jsonl", "--by-ref")
+    assert cli.run(*given).returncode == 1
+    found = {row["key"]: row for row in rows(cli.folder / "a.jsonl").values()}
+    assert [found[f"{n}.json"]["result"] for n in range(5)] == [{"n": n} for n in range(5)]
+    # The worker has met it, and not this command.
+    assert found["bad.json"]["status"] == "failed"
+    assert found["link.json"]["status"] == "rejected"
+    assert "is not UTF-8" in found["\\xff.json"]["error"]["message"]
+    other = ("run", "steps", "-", "-o", "b.jsonl", "--by-ref")
+    (cli.folder / "1.json").write_text("{}")
+    said = cli.complaint(*other, rc=2, stdin=b"1.json\n")
+    assert "input_roots" in said
+    # Nothing has ended by that: once it may be named the same command goes on.
+    assert rows(cli.folder / "b.jsonl") == {}
+    assert "a run whose option" in cli.complaint(*given[:-1], rc=2)
+
+
 def test_what_cannot_be_run_leaves_nothing_behind(site: Site, cli: Commands) -> None:
     inputs(cli.folder, 3)
     before = sorted(cli.folder.iterdir())
@@ -270,6 +300,7 @@ def test_what_cannot_be_run_leaves_nothing_behind(site: Site, cli: Commands) -> 
         ("no such file or folder", "run", "steps", "none", "-o", "out.jsonl"),
         ("how this is to be written", "run", "steps", "in.jsonl", "-o", "out.txt"),
         ("--glob means nothing", "run", "steps", "in.jsonl", "-o", "o.jsonl", "--glob", "*"),
+        ("--by-ref means nothing", "run", "steps", "in.jsonl", "-o", "o.jsonl", "--by-ref"),
     ):
         assert words in cli.complaint(*arguments, rc=2)
     assert sorted(cli.folder.iterdir()) == before

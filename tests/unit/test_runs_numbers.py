@@ -14,15 +14,20 @@ def test_it_is_the_same_set_whatever_the_order(seed: int) -> None:
     numbers, expected = Numbers(), set[int]()
     for _ in range(300):
         number = chance.randrange(120)
-        numbers.add(number)
-        expected.add(number)
+        if chance.random() < 0.3:
+            some = {*chance.choices(range(120), k=3), *range(number, number + chance.randrange(6))}
+            numbers.update(some)
+            expected |= some
+        else:
+            numbers.add(number)
+            expected.add(number)
         if chance.random() < 0.02:
             bound = chance.randrange(60)
             numbers.drop_below(bound)
             expected = {n for n in expected if n >= bound}
     assert list(numbers) == sorted(expected)
     assert len(numbers) == len(expected)
-    assert all((n in numbers) == (n in expected) for n in range(-1, 121))
+    assert all((n in numbers) == (n in expected) for n in range(-1, 130))
     assert list(Numbers(numbers.ranges())) == sorted(expected)
 
 

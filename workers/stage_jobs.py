@@ -49,6 +49,8 @@ AGAIN_MAX_S: Final = 2.0
 TOLD_S: Final = 0.3
 #: The results of so many jobs are freed in one call: bounds how long it holds Redis.
 FREE_MAX_JOBS: Final = 256
+#: So many notes are said or read at a time, each on a connection: fewer than the pool has.
+NOTES_MAX: Final = 16
 _PASSES: Final = (QueueFull, BrokerError, StoreError)
 _NOTHING: Final = b"null"
 
@@ -97,6 +99,7 @@ class StageJobs:
         self._threads = ThreadPoolExecutor(THREADS, "headrace-stages")
         self._told_at: dict[str, float] = {}
         self._dropping: set[asyncio.Task[None]] = set()
+        self._room = asyncio.Semaphore(NOTES_MAX)
 
     def close(self) -> None:
         """Begin nothing more."""
@@ -121,7 +124,8 @@ class StageJobs:
 
         async def read() -> bytes:
             try:
-                found = await self._client.hget(keys.job(course.item.id), F.STAGES)
+                async with self._room:
+                    found = await self._client.hget(keys.job(course.item.id), F.STAGES)
             except RedisError as error:
                 raise translate(error) from error
             return found or b""
@@ -178,7 +182,7 @@ class StageJobs:
         """Note how far a course has come, and with it that results are freed; whether it was."""
         token = course.item.token
         self._told_at[token] = time.monotonic()
-        async with course.telling:
+        async with course.telling, self._room:
             try:
                 stages = course.stages_json()
                 return bool(await self._queue.once("stages", course.item.id, token, stages, *freed))

@@ -37,6 +37,7 @@ PIPELINES: dict[str, Any] = {
             "last": {"model": "weigh"},
         }
     },
+    "many": {"stages": {name: {"model": "weigh"} for name in ROW}, "max_running": 200},
 }
 DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
 
@@ -242,6 +243,16 @@ def test_a_kill_between_two_calls_that_free_one_stage(site: PipelineSite) -> Non
     site.no_payloads()
     only_its_own(site, job_id)
     second.kill()
+
+
+def test_more_jobs_at_once_than_there_are_connections_are_all_noted(site: PipelineSite) -> None:
+    ids = [site.submit("many", n) for n in range(150)]
+    running = errands(site, "many")
+    for job_id in ids:
+        site.result(job_id)
+    assert "Too many connections" not in running.log
+    check_stages(site, ids[-1])
+    running.kill()
 
 
 def test_what_lies_in_files_is_deleted_too(tmp_path: Path) -> None:

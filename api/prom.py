@@ -79,7 +79,6 @@ _DEVICE: Final[tuple[tuple[Family, Callable[[DeviceFigures], float | None]], ...
 async def metrics_of(services: Services) -> Iterable[Found]:
     """Ask Redis; a scrape must not fail with it, or the outage itself could not be seen."""
     try:
-        await services.tally.tell()
         scraped = await services.scraper.read()
     except BrokerError:
         return [_one(f.BROKER_UP, 0), _one(f.BUILD, 1, (__version__,))]

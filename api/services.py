@@ -114,6 +114,7 @@ def build(settings: Settings, catalog: Catalog) -> Services:
     # A name that no other process has or had: a restart must not hear its predecessor's jobs.
     api_id = os.urandom(6).hex()
     waiters = Waiters(client, api_id)
+    tally = Tally(client, counters, waiters)
     return Services(
         settings=settings,
         catalog=catalog,
@@ -125,9 +126,9 @@ def build(settings: Settings, catalog: Catalog) -> Services:
         seats=Seats(settings.event_streams_max, settings.event_streams_per_key),
         fleet=Fleet(queue, catalog),
         counters=counters,
-        tally=Tally(client, counters, waiters),
+        tally=tally,
         expiry=Expiry(queue),
-        scraper=Scraper(client, catalog.served),
+        scraper=Scraper(client, catalog.served, tally.tell_and_ask),
         exposition=Exposition(),
         payloads=build_payloads(settings, settings.redis_url),
         filing=build_filing(settings, settings.redis_url),

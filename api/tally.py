@@ -19,7 +19,6 @@ from redis.exceptions import RedisError
 from api.counters import Counters, Counts
 from headrace import keys
 from headrace.exchange import exchange, packed
-from headrace.outages import translate
 from headrace.scripts import Command
 from headrace.tasks import end
 from headrace.waiting import Waiters
@@ -65,16 +64,13 @@ class Tally:
             async with asyncio.timeout(STOP_MAX_S):
                 await self._tell()
 
-    async def tell(self) -> None:
-        """Tell now what is counted here.
+    async def tell_and_ask(self, commands: bytes, count: int) -> list[Any]:
+        """Tell now what is counted here, and send so many packed commands behind it; their replies.
 
         Raises:
-            BrokerUnavailable: Redis does not answer.
+            redis.exceptions.RedisError: Redis does not answer.
         """
-        try:
-            await self._tell()
-        except RedisError as error:
-            raise translate(error) from error
+        return await self._tell(commands, count)
 
     def waiting(self, said: Mapping[str, int]) -> int:
         """Requests that wait, over all API processes.
@@ -93,30 +89,31 @@ class Tally:
             except (RedisError, OSError) as error:
                 logger.debug("counts are kept until Redis answers: %s", error)
 
-    async def _tell(self) -> None:
+    async def _tell(self, behind: bytes = b"", count: int = 0) -> list[Any]:
         # One at a time, so that an older count of waiting requests never overwrites a newer one.
         async with self._lock:
             counts, waiting = self._counters.take(), self._waiters.count
             now = asyncio.get_running_loop().time()
             commands: list[Command] = [
-                ("HINCRBY", keys.stats(model), name, count)
-                for (model, name), count in counts.items()
+                ("HINCRBY", keys.stats(model), name, by) for (model, name), by in counts.items()
             ]
             if waiting != self._said or (waiting and now - self._said_at >= REFRESH_S):
                 commands.append(
                     ("SET", keys.api(self._waiters.api_id), waiting, "EX", keys.API_TTL_S)
                 )
                 self._said, self._said_at = waiting, now
-            if not commands:
-                return
+            if not commands and not count:
+                return []
             try:
-                answers = await exchange(self._client, packed(commands), len(commands))
+                told = len(commands)
+                answers = await exchange(self._client, packed(commands) + behind, told + count)
             except BaseException:
                 # If only the answer was lost, these are told twice: better than never.
                 self._counters.give_back(counts)
                 self._said = -1
                 raise
-            self._give_back(counts, answers)
+            self._give_back(counts, answers[:told])
+            return answers[told:]
 
     def _give_back(self, counts: Counts, answers: list[Any]) -> None:
         """What Redis refused, as at maxmemory, is told again."""

@@ -7,7 +7,7 @@ list: lengths, ages and counters are read as they stand.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ from redis.exceptions import NoScriptError, RedisError
 from headrace import keys
 from headrace.catalog import ModelConfig
 from headrace.depth import Depth, read_depths
-from headrace.exchange import exchange, packed
+from headrace.exchange import packed
 from headrace.outages import translate
 from headrace.scripts import Command, script
 from headrace.telemetry import WorkerReport, read_report
@@ -61,11 +61,18 @@ class Scraper:
     Args:
         client: the connections.
         models: the registered ones.
+        ask: sends so many packed commands, perhaps behind others, and gives their replies.
     """
 
-    def __init__(self, client: redis.asyncio.Redis, models: Sequence[ModelConfig]) -> None:
+    def __init__(
+        self,
+        client: redis.asyncio.Redis,
+        models: Sequence[ModelConfig],
+        ask: Callable[[bytes, int], Awaitable[list[Any]]],
+    ) -> None:
         # redis-py types its own replies as unions of all that a command could give.
         self._client: Any = client
+        self._ask = ask
         self._names = [model.name for model in models]
         self._queues = [model.queue for model in models]
         commands: list[Command] = [
@@ -142,10 +149,10 @@ class Scraper:
     async def _asked(self, commands: bytes, count: int) -> list[Any]:
         """Send commands in one write; their replies, with an error at the place of its command."""
         try:
-            return await exchange(self._client, commands, count)
+            return await self._ask(commands, count)
         except RedisConnectionError:
             # It may have been an idle connection that the server has closed since.
-            return await exchange(self._client, commands, count)
+            return await self._ask(commands, count)
 
 
 class _Living:

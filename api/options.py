@@ -26,6 +26,8 @@ def options_from_query(given: Mapping[str, str]) -> JobOptions:
     Raises:
         InvalidRequest: one does not fit.
     """
+    if not given:
+        return DEFAULT_OPTIONS
     values: dict[str, Any] = {name: text for name, text in given.items() if name in OPTION_NAMES}
     if not values:
         return DEFAULT_OPTIONS

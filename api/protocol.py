@@ -45,11 +45,13 @@ class JoinedWrites:
         loop: the connection's event loop.
     """
 
-    __slots__ = ("_flush_soon", "_head", "_loop", "_transport", "_write")
+    __slots__ = ("_flush_soon", "_head", "_loop", "_transport", "_write", "is_closing")
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
         self._write = transport.write
+        # Asked for each answer, and so not by way of __getattr__.
+        self.is_closing = transport.is_closing
         self._loop = loop
         self._head: bytes | None = None
         self._flush_soon = False

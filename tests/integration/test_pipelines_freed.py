@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from headrace import keys
+from headrace import Client, keys
+from headrace.errors import ResultFreed
 from tests.harness.handlers import staged
 from tests.harness.pipelines import STAGED, PipelineSite, pipeline_site
 from tests.harness.redis_servers import leaked_keys, redis_server
@@ -157,6 +158,8 @@ def test_what_is_freed_says_so_and_a_lost_record_brings_it_back(site: PipelineSi
         assert "the stages of its pipeline that take from it" in problem.json()["detail"]
         told = site.job(ids[name])
         assert (told["status"], told["result"]) == ("succeeded", None)
+    with Client(site.api.url) as client, pytest.raises(ResultFreed, match="have ended"):
+        client.result(ids["first"])
     assert len(http.get(f"/api/v1/jobs/{ids['fourth']}/result").json()["pad"]) == 100_000
     first.kill()
     forgotten = http.post("/api/v1/jobs/forget", json={"ids": [ids["fourth"]]})

@@ -27,7 +27,9 @@ from tests.harness.worker import Client, Worker, celery_worker, write_models
 
 ROOT = Path(__file__).resolve().parents[1]
 #: The embedded server, as `headrace up` runs it.
-DURABLE = ("valkey9", "--appendonly", "yes", "--appendfsync", "everysec")
+DURABLE = (
+    "valkey9", "--appendonly", "yes", "--appendfsync", "everysec", "--latency-tracking", "no",
+)  # fmt: skip
 
 
 def as_embedded() -> dict[str, str]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
+import subprocess
 from ctypes.util import find_library
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -24,6 +26,7 @@ AUTH_NAME: Final = "redis.password"
 PORT_NAME: Final = "redis.port"
 _PASSWORD_BYTES: Final = 32
 _PING_TIMEOUT_S: Final = 0.5
+_VERSION_TIMEOUT_S: Final = 10
 _ON_PATH: Final = ("valkey-server", "redis-server")
 
 
@@ -110,7 +113,11 @@ def prepare(state_dir: Path) -> EmbeddedServer:
     password = _kept_password(state_dir / AUTH_NAME)
     port = _kept_port(state_dir / PORT_NAME)
     config_file = state_dir.absolute() / CONFIG_NAME
-    write_private(config_file, _configuration(state_dir.absolute(), port, password))
+    lines = _configuration(state_dir.absolute(), port, password)
+    if _major_version(program) >= 7:
+        # A histogram for each command, kept for each call of a script; nobody reads them.
+        lines.append("latency-tracking no")
+    write_private(config_file, "\n".join(lines) + "\n")
     return EmbeddedServer(program, config_file, port, password)
 
 
@@ -124,8 +131,8 @@ def prepared_url(state_dir: Path) -> str | None:
     return f"redis://:{password}@{HOST}:{port}/0"
 
 
-def _configuration(state_dir: Path, port: int, password: str) -> str:
-    lines = [
+def _configuration(state_dir: Path, port: int, password: str) -> list[str]:
+    return [
         f"bind {HOST}",
         f"port {port}",
         "protected-mode yes",
@@ -140,7 +147,17 @@ def _configuration(state_dir: Path, port: int, password: str) -> str:
         # Queued jobs are data, never a cache.
         "maxmemory-policy noeviction",
     ]
-    return "\n".join(lines) + "\n"
+
+
+def _major_version(program: str) -> int:
+    """Of a Redis or a Valkey, which refuses options that it does not know; 0: it does not say."""
+    command = [program, "--version"]
+    try:
+        said = subprocess.run(command, capture_output=True, timeout=_VERSION_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    found = re.search(rb"\bv=(\d+)\.", said.stdout)
+    return int(found[1]) if found else 0
 
 
 def _quoted(path: Path) -> str:

@@ -121,6 +121,8 @@ STEP_SEPARATOR: Final = "\x06\x16"
 WORKER_TTL_S: Final = 15
 API_TTL_S: Final = 15
 ERRANDS_TTL_S: Final = 15
+#: How long a job is kept whose record does not say, as _lib.lua has it.
+DEFAULT_TTL_S: Final = 86_400
 #: How long a worker's `revoke` of an id without a record is remembered.
 REVOKED_TTL_S: Final = 86_400
 
@@ -170,7 +172,7 @@ class F:
     TICKET: Final = "n"  # place in its list, counted from the queue's first message
     JOINED: Final = "j"  # when it joined its list, if it was delayed before
     WAITER: Final = "w"  # API process that waits for the end; NOBODY: nobody is told of it
-    TTL: Final = "l"  # result_ttl in seconds
+    TTL: Final = "l"  # result_ttl in seconds; without it DEFAULT_TTL_S
     TOKEN: Final = "t"  # noqa: S105 - the fence of its last claim
     OWNER: Final = "o"  # incarnation of the worker that leased it last
     ATTEMPTS: Final = "a"  # times that it was handed out; an orderly release is taken back

@@ -149,7 +149,9 @@ def _shared(
     caller: Caller,
 ) -> tuple[Arg, ...]:
     """How a run of such jobs begins: one object for many, so that runs are found by identity."""
-    fields: list[Arg] = [F.MODEL, model, F.VERSION, version, F.TTL, ttl_s]
+    fields: list[Arg] = [F.MODEL, model, F.VERSION, version]
+    if ttl_s != keys.DEFAULT_TTL_S:
+        fields += (F.TTL, ttl_s)
     owner = ""
     if waiter:
         fields += (F.WAITER, waiter)

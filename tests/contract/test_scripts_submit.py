@@ -29,6 +29,23 @@ def test_a_record_stands_before_its_message_can_be_taken(queue: Queue) -> None:
     assert queue.client.ttl(keys.job(job.id)) == -1
 
 
+def test_a_record_that_does_not_say_how_long_is_kept_a_day_from_any_end(queue: Queue) -> None:
+    late = Job(ttl_s=0, begin_us=1)
+    queue.submit(late)
+    assert queue.expire() == 1
+    ended, failed, asked, waiting, purged = jobs = [Job(ttl_s=0) for _ in range(5)]
+    queue.submit(*jobs)
+    first, second, third = queue.claim(3).jobs
+    assert queue.cancel(asked.id, waiting.id) == ["asked", "removed"]
+    assert queue.purge()[0] == 1
+    assert queue.settle(first, extra=("r", "1"), meta="") + queue.settle(third) == [1, 3]
+    assert queue.settle(second, state="f", extra=("e", "{}"), ttl="") == [1]
+    kept = {job.id: queue.client.ttl(keys.job(job.id)) for job in (late, *jobs)}
+    assert all(keys.DEFAULT_TTL_S - 60 < ttl <= keys.DEFAULT_TTL_S for ttl in kept.values()), kept
+    states = [queue.record(job.id)["s"] for job in (ended, failed, asked, waiting, purged, late)]
+    assert states == ["s", "f", "c", "c", "c", "x"]
+
+
 def test_a_repeat_is_known_and_enqueues_nothing(queue: Queue) -> None:
     job = Job(request_hash="abc")
     ((_, created, _),) = queue.submit(job)

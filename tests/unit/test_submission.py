@@ -8,7 +8,7 @@ from headrace.access import EVERYBODY, Caller
 from headrace.catalog import ModelConfig
 from headrace.errors import BrokerUnavailable, Conflict, QueueFull
 from headrace.jobs import JobOptions, new_ids
-from headrace.keys import NOBODY
+from headrace.keys import DEFAULT_TTL_S, NOBODY
 from headrace.messages import Source
 from headrace.scripts import Arg
 from headrace.submission import (
@@ -81,6 +81,12 @@ def test_options_that_the_queue_acts_on_part_runs() -> None:
         ["headrace.a", "3", 5, 0, 0],
     ]
     assert [head[13:] for head in heads] == [["l", 60], ["l", 7], ["l", 7, "w", "api"]]
+
+
+def test_a_record_says_how_long_it_is_kept_only_where_others_are_not() -> None:
+    day = {"priority": 3, "result_ttl": DEFAULT_TTL_S}
+    [(head, _)] = runs(submit_arguments([job(new_ids(1)[0], options=day)]))
+    assert head[8:] == [4, "m", "a", "v", MODELS[0].version]
 
 
 def test_quiet_jobs_are_a_run_that_is_not_listed() -> None:

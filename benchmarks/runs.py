@@ -181,20 +181,21 @@ def ray_data(source: Path, out: Path) -> float | None:
     return float(done.stdout.splitlines()[-1])
 
 
-def loop_process(folder: Path) -> Any:
+def loop_process(folder: Path, batch: int) -> Any:
     """The DataLoader loop in a process of its own; each line on stdin is one run."""
     environ = tuned(model_environ(os.environ, 1), "cpu")
-    return asked("benchmarks.runs", "loop", "--folder", str(folder), environ=environ)
+    arguments = ("loop", "--folder", str(folder), "--batch", str(batch))
+    return asked("benchmarks.runs", *arguments, environ=environ)
 
 
-def loop(folder: Path) -> None:
+def loop(folder: Path, batch_size: int) -> None:
     """The body of that process: a line `<workers>` is answered with images a second."""
     from torch.utils.data import DataLoader, Dataset
 
     from handlers.image_classifier import ImageClassifier
 
     handler = ImageClassifier()
-    handler.initialize(Context("loop", "1.0", "cpu", Path(), max_batch_size=BATCH))
+    handler.initialize(Context("loop", "1.0", "cpu", Path(), max_batch_size=batch_size))
     paths = sorted(folder.glob("*.jpg"))
 
     class Files(Dataset[Any]):
@@ -210,7 +211,7 @@ def loop(folder: Path) -> None:
         started = time.perf_counter()
         with tempfile.TemporaryFile("w") as out:
             batches: Any = DataLoader(
-                Files(), batch_size=BATCH, num_workers=int(line), collate_fn=list
+                Files(), batch_size=batch_size, num_workers=int(line), collate_fn=list
             )
             for batch in batches:
                 names, items = zip(*batch, strict=True)
@@ -220,18 +221,18 @@ def loop(folder: Path) -> None:
         print(len(paths) / (time.perf_counter() - started), flush=True)
 
 
-def images(count: int, pairs: int) -> Table:
+def images(count: int, pairs: int, *, batch: int = BATCH) -> Table:
     """Images a second, with the files sent and named, against the DataLoader's ways."""
     heads = ("images/s", "steady", "run / loop", "by ref / loop", "CPU ms an image")
     table = Table("JPEGs through `image_classifier`", *heads)
-    model = {"handler": "image_classifier", "max_batch_size": BATCH, "timeout_s": 600}
+    model = {"handler": "image_classifier", "max_batch_size": batch, "timeout_s": 600}
     with ExitStack() as parts:
         system = parts.enter_context(stack(m=model))
         folder = system.folder / "jpegs"
         folder.mkdir()
         for n, jpeg in enumerate(jpegs(count)):
             (folder / f"{n:06}.jpg").write_bytes(jpeg)
-        other: Asked = parts.enter_context(loop_process(folder))
+        other: Asked = parts.enter_context(loop_process(folder, batch))
         found = pairs_of(system, other, folder, pairs)
     for name, tries in found.items():
         parts_ms = {part: median(one.cpu_ms[part] for one in tries) for part in tries[0].cpu_ms}
@@ -346,11 +347,12 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--folder", type=Path)
+    parser.add_argument("--batch", type=int, default=BATCH)
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     what = options.what or ["echo", "images", "online"]
     if what == ["loop"]:
-        loop(options.folder)
+        loop(options.folder, options.batch)
         return
     tables = []
     if "echo" in what:

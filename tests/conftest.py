@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.harness.api_process import ApiProcess
 from tests.harness.redis_servers import FLAVOURS, RedisServer, leaked_keys, redis_server
 from tests.harness.worker import Worker
 
@@ -23,7 +24,7 @@ settings.load_profile("untimed")
 def pytest_configure() -> None:
     # Hundreds of processes are started, and without it each would compile all our code anew.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    Worker.forked = True
+    Worker.forked = ApiProcess.forked = True
     # A shell starts what runs in its background with SIGINT ignored, and children inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

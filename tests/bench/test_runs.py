@@ -9,7 +9,7 @@ from benchmarks import runs
 
 def test_lines_to_lines_beside_a_celery_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_PYTHON", raising=False)
-    table = runs.echo(1200, 1, batch=64)
+    table = runs.echo(400, 1, batch=64)
     assert [row[0] for row in table.rows][:2] == [
         "`headrace run`, resume on", "Celery group, a task per input",
     ]  # fmt: skip
@@ -19,10 +19,10 @@ def test_lines_to_lines_beside_a_celery_group(monkeypatch: pytest.MonkeyPatch) -
 # Two processes load torch and the model.
 @pytest.mark.timeout(400)
 def test_images_against_a_dataloader() -> None:
-    table = runs.images(8, 1)
+    table = runs.images(4, 1, batch=2)
     assert len(table.rows) == 4
 
 
 def test_online_jobs_beside_a_run() -> None:
-    table = runs.online(3)
+    table = runs.online(1.5)
     assert [row[0][:5] for row in table.rows] == ["alone", "besid"]

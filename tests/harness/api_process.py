@@ -8,10 +8,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import ClassVar
 
 import httpx2
 
 from headrace.ports import free_port
+from tests.harness.forked import Forked
+from tests.harness.up import ROOT
 from tests.harness.wait import wait_until
 
 
@@ -34,15 +37,21 @@ def answers(http: httpx2.Client, path: str) -> bool:
 class ApiProcess:
     """`python -m api` on one port, started as often as wanted."""
 
+    #: Set by pytest; a benchmark's API is a program of its own, as a user's is.
+    forked: ClassVar[bool] = False
+
     def __init__(self, redis_url: str, models: Path, **settings: str) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._environ = environ(models, redis_url=redis_url, port=str(self.port), **settings)
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | Forked | None = None
 
     def start(self) -> None:
         """Start it, and wait until it serves."""
-        self._process = subprocess.Popen([sys.executable, "-m", "api"], env=self._environ)
+        if self.forked:
+            self._process = Forked(["api"], self._environ, ROOT, None)
+        else:
+            self._process = subprocess.Popen([sys.executable, "-m", "api"], env=self._environ)
         with httpx2.Client(base_url=self.url, timeout=5) as http:
             wait_until(lambda: answers(http, "/ready"), "the API is ready", 60)
 

@@ -1,7 +1,8 @@
 """Processes that begin with their imports done: forked from a server that has them.
 
-To import Celery, Flower's commands and ours takes a worker a second of CPU, and the tests start
-hundreds of workers. Those of `headrace up`, in other tests, are started as users start them.
+To import Celery, Flower's commands and ours takes a worker a second of CPU, and an API nearly as
+much for FastAPI; the tests start hundreds of workers, and tens of APIs that they mean to kill.
+Those of `headrace up`, in other tests, are started as users start them.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ _FORKS.set_forkserver_preload([
     "celery.worker.loops", "celery.backends.redis", "kombu.transport.redis", "workers.celery_app",
     "workers.pool", "headrace.store.file", "headrace.store.redis",
     "headrace.log_lines",
+    "api.app", "api.protocol", "api.tls", "uvicorn.lifespan.on", "uvloop",
 ])  # fmt: skip
 
 
@@ -34,14 +36,14 @@ class Forked:
         command: the module and its arguments.
         env: its whole environment.
         cwd: its working directory, first on its path.
-        log: both its outputs are appended there.
+        log: both its outputs are appended there; None: they stay those of the tests.
     """
 
     def __init__(
-        self, command: Sequence[str], env: Mapping[str, str], cwd: Path, log: Path
+        self, command: Sequence[str], env: Mapping[str, str], cwd: Path, log: Path | None
     ) -> None:
         self.args = command
-        arguments = (list(command), dict(env), str(cwd), str(log))
+        arguments = (list(command), dict(env), str(cwd), str(log or ""))
         # A daemon: should a test forget it, it ends with us.
         self._process = _FORKS.Process(target=_run, args=arguments, daemon=True)
         self._process.start()
@@ -80,10 +82,11 @@ def _run(command: list[str], env: dict[str, str], cwd: str, log: str) -> None:
     # where that was killed, and this process goes with the server.
     os.closerange(3, 1024)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    for number in (1, 2):
-        os.dup2(file, number)
-    os.close(file)
+    if log:
+        file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        for number in (1, 2):
+            os.dup2(file, number)
+        os.close(file)
     os.environ.clear()
     os.environ.update(env)
     os.chdir(cwd)

@@ -1,8 +1,9 @@
 """The consumer: one thread that wakes, claims, dispatches, collects and settles for all models.
 
 Each turn gathers what the model processes answered and what the batchers want, and says it to Redis
-in one write, whose answers are read when they are there. While Redis is away the model processes go
-on; what they answer is settled when it is back, under the same tokens.
+in one write, whose answers are read when they are there. Of a deep backlog the next claim leaves
+before what is at hand is read and settled, so that Redis works at it meanwhile. While Redis is away
+the model processes go on; what they answer is settled when it is back, under the same tokens.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ from redis.exceptions import RedisError
 from headrace.keys import STEPS
 from headrace.logs import batch_name, batch_tag
 from headrace.outages import DISCONNECTED
-from workers.batch_log import log_ended, log_left
-from workers.dialing import Dialing
+from workers.batch_log import log_left
+from workers.claims import Claims
+from workers.dialing import Dialing, watch_sockets
 from workers.dispatch import Dispatch
 from workers.dropping import Dropping
 from workers.guard import Guard
+from workers.harvest import Harvest
 from workers.herald import Herald
 from workers.items import Batch
 from workers.lane import Lane
@@ -39,8 +42,6 @@ from workers.staging import gave_way, takes_second
 from workers.wake import POLL_S, Wake
 
 SWEEP_S: Final = 1.0
-#: While a model's devices are busy, its prepared batch is topped up at most this often.
-TOP_UP_S: Final = 0.002
 
 
 class Consumer:
@@ -78,6 +79,8 @@ class Consumer:
         self._dropping = Dropping(lanes, ledger)
         self._news = News(ledger)
         self._herald = herald
+        self._harvest = Harvest(ledger, reporter, porter)
+        self._claims = Claims(lanes, ledger, dispatch)
         self._selector = selectors.DefaultSelector()
         self._losses = Losses(self._selector, ledger, reporter, guard)
         self._keeper = self._losses.keeper
@@ -88,7 +91,7 @@ class Consumer:
         self._watched: list[Any] = []
         self._seq = 0
         self._tag = batch_tag(ledger.owner)
-        self._sweep_at = self._renew_at = self._top_up_at = 0.0
+        self._sweep_at = self._renew_at = 0.0
 
     def stop(self) -> None:
         """Drain: claim nothing more, give back what has not begun, finish and settle the rest."""
@@ -110,10 +113,9 @@ class Consumer:
     def _turn(self) -> None:
         now = time.monotonic()
         if not self._ledger.connected:
+            self._claims.read(now)  # what it holds is to be known when it is back
             self._connect(now)
-        self._tend(now)
-        if not self._dropping.in_doubt(now):
-            self._dispatch(now)
+        self._work(now)
         if self._stopping.is_set():
             for lane in self.lanes:
                 self._ledger.release(lane, lane.take_all(), "free")
@@ -123,10 +125,24 @@ class Consumer:
             if lane.sequels.waiting:
                 self._herald.take(lane)
         if self._ledger.connected:
-            self._claim(now)
+            if not self._stopping.is_set():
+                self._claims.ask(now)
             self._upkeep(now)
             self._ledger.flush(now)
         self._sleep()
+
+    def _work(self, now: float) -> None:
+        """Hand over what can run, then settle what has."""
+        claims = self._ledger.connected and not self._stopping.is_set()
+        if claims:
+            self._claims.ask_before_reading(now)
+        self._claims.read(now)
+        self._tend(now)
+        if not self._dropping.in_doubt(now):
+            self._dispatch(now)
+        if self._harvest and claims:
+            self._claims.ask_before_settling(now)
+        self._harvest.settle()
 
     # Redis
 
@@ -154,16 +170,6 @@ class Consumer:
     def _dial(self) -> None:
         self._ledger.dial()
         self._wake.connect()
-
-    def _claim(self, now: float) -> None:
-        if self._stopping.is_set():
-            return
-        topping_up = now >= self._top_up_at
-        for lane in self.lanes:
-            rooms = lane.claimable
-            if rooms and (topping_up or lane.in_need or self._devices.may_run(lane)):
-                self._top_up_at = now + TOP_UP_S
-                self._ledger.claim(lane, rooms)
 
     def _upkeep(self, now: float) -> None:
         if now >= self._renew_at:
@@ -236,13 +242,7 @@ class Consumer:
         if batch is None:
             return
         replica.jobs += len(batch.items)
-        log_ended(lane, batch, outcomes, now)
-        settlements = lane.collect(batch, outcomes, times, padding, fits, now)
-        self._reporter.finished(batch, settlements)
-        self._ledger.settle(lane, settlements)
-        if lane.cargo.loads:
-            self._reporter.finished(batch, [load.settlement for load in lane.cargo.loads])
-            self._porter.take(lane)
+        self._harvest.add(lane, batch, (outcomes, times, padding, fits), now)
         # Whatever arrived while it ran is asked for together with its settlement; the lists that
         # are watched have told.
         first = self._first_list[lane.model.name]
@@ -330,7 +330,7 @@ class Consumer:
                 if self._dropping.heard(self._wake.heard()):
                     return 0.0
             if any(lane.claimable for lane in self.lanes):
-                return self._top_up_at - now
+                return self._claims.top_up_at - now
         until = min(self._moments(now))
         return (min(until, now + POLL_S) if self._wake.polls else until) - now
 
@@ -343,8 +343,8 @@ class Consumer:
         """The times at which something is to be done."""
         moments = [now + SWEEP_S]
         if self._ledger.connected:
-            moments += (self._sweep_at, self._renew_at, self._reporter.events_at)
-            moments.append(self._ledger.answer_due_at)
+            moments += (self._sweep_at, self._renew_at)
+            moments += (self._reporter.events_at, self._ledger.answer_due_at)
         elif self._dialing is None:
             moments.append(self._ledger.reconnect_at)
         for lane in self.lanes:
@@ -355,32 +355,28 @@ class Consumer:
         return moments
 
     def _watch(self) -> None:
-        """Watch the sockets there are now; after a reconnect these are others."""
-        # While it dials, the connections are that thread's.
-        found = (self._wake.socket(), self._ledger.socket()) if self._dialing is None else ()
-        sockets = [sock for sock in found if sock is not None]
-        for old in [old for old in self._watched if old not in sockets]:
-            self._selector.unregister(old)
-        for new in [new for new in sockets if new not in self._watched]:
-            self._selector.register(new, selectors.EVENT_READ)
-        self._watched = sockets
+        # After a reconnect there are others; while it dials, they are that thread's.
+        now = (self._wake.socket(), self._ledger.socket()) if self._dialing is None else ()
+        self._watched = watch_sockets(self._selector, self._watched, now)
 
     def _drained(self, now: float) -> bool:
         if now >= self._drain_until:
             return True
         running = any(replica.batch for lane in self.lanes for replica in lane.replicas)
         waiting = any(lane.unfinished for lane in self.lanes)
-        return not (running or waiting or self._ledger.busy)
+        return not (running or waiting or self._harvest or self._ledger.busy)
 
     def _end(self) -> None:
         """Stop the model processes, then give back what did not end in time, uncharged."""
+        self._claims.read(time.monotonic())
+        self._harvest.settle()
         for lane in self.lanes:
             self._keeper.stop(lane, time.monotonic())
             for replica in lane.replicas:
                 for batches in replica.suspects():
                     self._losses.give_back(lane, batches, "free")
-            unfinished = [*lane.cargo.moving.values(), *lane.sequels.telling.values()]
-            self._ledger.release(lane, unfinished, "free")
+            moving, telling = lane.cargo.moving.values(), lane.sequels.telling.values()
+            self._ledger.release(lane, [*lane.take_all(), *moving, *telling], "free")
         for lane in self.lanes:
             for replica in lane.replicas:
                 replica.stop()

@@ -6,8 +6,10 @@ The consumer goes on with its model processes meanwhile, and is woken when the t
 from __future__ import annotations
 
 import os
+import selectors
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 
 class Dialing:
@@ -50,3 +52,15 @@ class Dialing:
         with self._lock:
             if not self._left:
                 os.write(self._wake_fd, b"x")
+
+
+def watch_sockets(
+    selector: selectors.BaseSelector, watched: list[Any], found: Iterable[Any]
+) -> list[Any]:
+    """Watch the sockets that there are now in place of those that were; None is none."""
+    sockets = [sock for sock in found if sock is not None]
+    for old in [old for old in watched if old not in sockets]:
+        selector.unregister(old)
+    for new in [new for new in sockets if new not in watched]:
+        selector.register(new, selectors.EVENT_READ)
+    return sockets

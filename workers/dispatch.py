@@ -91,6 +91,12 @@ class Dispatch:
         """Whether a batch of the lane could run now: a process waits for it, and a slot is free."""
         return lane.idle and self._of[lane.model.name].turns.free
 
+    def runs_at_once(self, lane: Lane) -> bool:
+        """Whether a batch of the lane would run now: it may, and no other lane wants a turn."""
+        others = self._of[lane.model.name].lanes.values()
+        wanted = any(other.wants_turn or other.unread for other in others if other is not lane)
+        return not wanted and self.may_run(lane)
+
     def yields(self, lane: Lane, staged: Batch, now: float) -> bool:
         """Whether a batch that is staged behind the one that runs is to make way.
 

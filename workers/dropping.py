@@ -91,7 +91,7 @@ class Dropping:
                 continue
             item = lane.held.get(job_id)
             if item is None or item.token != token:
-                if lane.backlog.claiming:
+                if lane.backlog.claiming or lane.unread:
                     lane.foretold.add(token)
             elif not item.dropped:
                 self._cancel(lane, item)

@@ -60,7 +60,8 @@ class Lane:
         held: every job that this worker has leased for the model, by id.
         backlog: what waits in Redis.
         cargo: its payloads on their way.
-        foretold: tokens of jobs that were cancelled before the answer to their claim was here.
+        unread: answers to claims, as they came.
+        foretold: tokens of jobs that were cancelled before the answer to their claim was read.
         sequels: its jobs that others follow, and what is to be told to these.
         fitting: how many items its memory has room for together.
         recycled: how many of its processes were recycled.
@@ -80,6 +81,7 @@ class Lane:
     max_retries: int
     replicas: list[Replica]
     stats: ModelStats = field(default_factory=ModelStats)
+    unread: list[Sequence[Any]] = field(default_factory=list)
     foretold: set[str] = field(default_factory=set)
     held: dict[str, Item] = field(default_factory=dict)
     backlog: Backlog = field(default_factory=Backlog)
@@ -138,7 +140,8 @@ class Lane:
     def unfinished(self) -> bool:
         """Whether it holds jobs that are in no model process and of which Redis is yet to hear."""
         ended = self.deadlines.ended
-        return bool(len(self.batcher) or self.cargo.moving or self.sequels.telling or ended)
+        prepared = len(self.batcher) or self.unread or ended
+        return bool(prepared or self.cargo.moving or self.sequels.telling)
 
     @property
     def device(self) -> str:
@@ -195,10 +198,23 @@ class Lane:
             return [0] * len(rooms)
         return self.cargo.leaves(rooms) if self.cargo.moving else rooms
 
+    def came(self, reply: Sequence[Any]) -> None:
+        """A claim was answered; what it gave is read next."""
+        self.backlog.end_claim()
+        self.backlog.saw([int(left) for left in reply[1 : CLAIM_HEAD - 1]])
+        self.unread.append(reply)
+
+    def read(self, now: float) -> list[Settlement]:
+        """Read what claims gave; settle at once what will not run."""
+        replies, self.unread = self.unread, []
+        ended = [settlement for reply in replies for settlement in self.accept(reply, now)]
+        if not self.backlog.claiming:
+            self.foretold.clear()
+        return ended
+
     def accept(self, reply: Sequence[Any], now: float) -> list[Settlement]:
         """Take in what a claim gave; settle at once what will not run."""
         now_us = int(reply[0])
-        self.backlog.saw([int(left) for left in reply[1 : CLAIM_HEAD - 1]])
         ended, yield_s = [], self.model.max_yield_s or NEVER
         for at in range(CLAIM_HEAD, len(reply), CLAIM_ROW):
             item = claimed_item(reply[at + 1 : at + CLAIM_ROW], now, now_us, yield_s)
@@ -234,6 +250,7 @@ class Lane:
             unreadable = "the signatures of what follows the job cannot be read"
             return failed(item, InvalidRequest.code, unreadable)
         if item.token in self.foretold:
+            self.foretold.discard(item.token)
             return self.cancel(item)
         if message.model != self.model.name:
             return failed(

@@ -177,12 +177,10 @@ class Ledger:
         self._publisher.close()
 
     def claim(self, lane: Lane, rooms: Sequence[int]) -> None:
-        """Ask for jobs, as `lane.claimable` says; what will not run is settled at once."""
+        """Ask for jobs, as `lane.claimable` says."""
 
-        def claimed(reply: Any, now: float) -> None:
-            lane.backlog.end_claim()
-            self.settle(lane, lane.accept(reply, now))
-            lane.foretold.clear()
+        def claimed(reply: Any, _now: float) -> None:
+            lane.came(reply)
 
         lane.backlog.begin_claim()
         self._say(

@@ -1,0 +1,123 @@
+"""When a worker asks for the next batch, and what it says before it works at what it has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from headrace.catalog import ModelConfig
+from headrace.envelope import envelope
+from workers.claims import Claims
+from workers.dispatch import Dispatch
+from workers.items import Settlement
+from workers.lane import Lane
+from workers.ledger import Ledger
+from workers.life import Phase
+from workers.replica import Replica
+
+NOW = 1000.0
+SIZE = 4
+
+
+@dataclass
+class Desk:
+    """A ledger that only remembers what it was told, in order."""
+
+    said: list[Any] = field(default_factory=list)
+
+    def claim(self, lane: Lane, rooms: Sequence[int]) -> None:
+        lane.backlog.begin_claim()
+        self.said.append(("claim", lane.model.name, list(rooms)))
+
+    def flush(self, now: float) -> None:
+        self.said.append("flush")
+
+    def settle(self, lane: Lane, settlements: list[Settlement]) -> None:
+        self.said.append(("settle", [one.id for one in settlements]))
+
+
+def lane(name: str = "m", **model: Any) -> Lane:
+    """A lane with one process, which waits for a batch."""
+    replica = Replica({"device": "cpu"}, {}, state=Phase.READY)
+    return Lane(ModelConfig(name=name, handler="echo", max_batch_size=SIZE, **model), 0, [replica])
+
+
+def came(lane: Lane, count: int, left: int = 0) -> None:
+    """A claim is answered with so many jobs, and says how many it left."""
+    flat: list[bytes] = []
+    for n in range(count):
+        raw = envelope(f"j{n}", lane.model.name, "q", b"1", timeout_s=60.0)
+        flat += [raw, b"j%d" % n, b"t%d" % n, b"", b"1", b"", b"", b"0"]
+    lane.backlog.begin_claim()
+    lane.came([b"1", b"%d" % left, b"0", b"0", b"0", 0, *flat])
+
+
+def said(lanes: Sequence[Lane], act: str) -> list[Any]:
+    desk = Desk()
+    claims = Claims(lanes, cast(Ledger, desk), Dispatch(lanes))
+    getattr(claims, act)(NOW)
+    return desk.said
+
+
+def test_the_next_batch_is_asked_for_before_the_one_that_came_is_read() -> None:
+    """As it leaves at once, there is room; and no more than for one batch."""
+    one = lane()
+    came(one, SIZE, left=100)
+    assert said([one], "ask_before_reading") == [("claim", "m", [SIZE] * 4), "flush"]
+    assert said([one], "read") == [("settle", [])]
+    assert len(one.batcher) == SIZE
+    assert said([one], "ask") == [], "a claim is under way"
+
+
+@pytest.mark.parametrize(
+    ("count", "left"), [(SIZE - 1, 100), (SIZE, SIZE - 1), (SIZE, 0)], ids=["few", "shallow", "end"]
+)
+def test_where_no_whole_batch_comes_or_waits_nothing_is_said_ahead(count: int, left: int) -> None:
+    one = lane()
+    came(one, count, left)
+    assert said([one], "ask_before_reading") == []
+
+
+@pytest.mark.parametrize("model", [{"max_batch_cost": 9}, {"batch_key": "a"}], ids=str)
+def test_what_may_leave_in_parts_leaves_room_only_once_it_is_read(model: dict[str, Any]) -> None:
+    one = lane(**model)
+    came(one, SIZE, left=100)
+    assert said([one], "ask_before_reading") == []
+
+
+def test_a_batch_that_stays_prepared_takes_up_the_room() -> None:
+    """Its device is busy, or another model is to have it: one prepared batch a model, no more."""
+    busy = lane()
+    busy.replicas[0].state = Phase.DRAINING
+    came(busy, SIZE, left=100)
+    assert said([busy], "ask_before_reading") == []
+    one, other = lane("one"), lane("other")
+    came(one, SIZE, left=100)
+    came(other, 1)
+    assert said([one, other], "ask_before_reading") == []
+
+
+def test_a_whole_batch_is_asked_for_before_what_ran_is_settled_and_a_part_with_it() -> None:
+    deep, shallow = lane("deep"), lane("shallow")
+    for one, left in ((deep, SIZE), (shallow, SIZE - 1)):
+        came(one, 0, left)
+        one.read(NOW)
+    lanes = [shallow, deep]
+    assert said(lanes, "ask_before_settling") == [("claim", "deep", [SIZE] * 4), "flush"]
+    assert said(lanes, "ask") == [("claim", "shallow", [SIZE] * 4)]
+
+
+def test_a_cancel_told_before_the_answer_is_read_is_kept_until_then_and_no_longer() -> None:
+    one = lane()
+    came(one, 2)
+    one.foretold |= {"t1", "of a job that was never ours"}
+    assert said([one], "read") == [("settle", ["j1"])]
+    assert not one.foretold
+    came(one, 1)
+    one.foretold.add("of the claim that is under way")
+    one.backlog.begin_claim()
+    one.read(NOW)
+    assert one.foretold == {"of the claim that is under way"}

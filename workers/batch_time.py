@@ -9,6 +9,8 @@ from typing import Final
 MEMORY: Final = 0.95
 #: Below this spread of batch sizes (variance) a slope cannot be told from a constant.
 MIN_VARIANCE: Final = 0.25
+#: Which share of its time a batch may wait for company that is known to come.
+KNOWN_SHARE: Final = 0.02
 
 
 @dataclass(slots=True)
@@ -47,3 +49,16 @@ class BatchTimeFit:
         """Seconds that a batch costs beyond its items; 0 while that cannot be told."""
         line = self.line
         return 0.0 if line is None else line[0]
+
+    @property
+    def usual_s(self) -> float:
+        """What batches have taken of late; 0 while unknown."""
+        return self.time / self.weight if self.weight else 0.0
+
+    def worth(self, size: int, wait_s: float) -> bool:
+        """Whether so many items are to wait so long for company that is known to come.
+
+        So it is where a batch less saves more than that, or where it hardly counts beside what a
+        batch takes: what is saved is not known before there were batches of several sizes.
+        """
+        return size * wait_s < self.fixed_s or wait_s <= KNOWN_SHARE * self.usual_s

@@ -5,7 +5,8 @@ Holding a batch back for company happens only while the device is free, and only
 item that waits for the next arrival costs each waiting item one inter-arrival gap, and saves the
 fixed cost of one batch. So a batch of n is held while n * gap < b, where the time of a batch of
 size s is fitted as a*s + b (least squares with forgetting, as in Clipper and BentoML's CORK), and
-never beyond `max_batch_delay_s` from when its oldest item was enqueued.
+never beyond `max_batch_delay_s` from when its oldest item was enqueued. Who is known to be on the
+way is no bet, and a matter of `workers/company.py`.
 
 Items of different keys never share a batch. Keys take turns by their first items, best priority
 first and then in the order in which these came: a batch that leaves holds the first item of all,
@@ -145,9 +146,9 @@ class Batcher(Generic[ItemT]):
         return bool(self._alone)
 
     @property
-    def online(self) -> bool:
-        """Whether an item waits that is not offline."""
-        return self._length > self._counts[-1]
+    def online(self) -> int:
+        """How many items wait that are not offline."""
+        return self._length - self._counts[-1]
 
     @property
     def rooms(self) -> list[int]:

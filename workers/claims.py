@@ -70,6 +70,7 @@ class Claims:
         if rooms and wanted:
             self.top_up_at = now + TOP_UP_S
             self._ledger.claim(lane, rooms)
+            lane.company.asked(rooms, now)
 
 
 def fills(lane: Lane, rooms: Sequence[int]) -> bool:

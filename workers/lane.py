@@ -23,6 +23,7 @@ from headrace.telemetry import ModelStats
 from workers.backlog import Backlog
 from workers.batcher import Batcher, Hold, Leave, Policy
 from workers.cargo import Cargo
+from workers.company import Company
 from workers.deadlines import Deadlines
 from workers.ending import discarded, settlements
 from workers.fitting import FittingSize
@@ -59,6 +60,7 @@ class Lane:
         replicas: its model processes.
         held: every job that this worker has leased for the model, by id.
         backlog: what waits in Redis.
+        company: what is known to come from there.
         cargo: its payloads on their way.
         unread: answers to claims, as they came.
         foretold: tokens of jobs that were cancelled before the answer to their claim was read.
@@ -85,6 +87,7 @@ class Lane:
     foretold: set[str] = field(default_factory=set)
     held: dict[str, Item] = field(default_factory=dict)
     backlog: Backlog = field(default_factory=Backlog)
+    company: Company = field(default_factory=Company)
     next_due_at: float | None = None
     hold_until: float | None = None
     recycled: int = 0
@@ -198,10 +201,12 @@ class Lane:
             return [0] * len(rooms)
         return self.cargo.leaves(rooms) if self.cargo.moving else rooms
 
-    def came(self, reply: Sequence[Any]) -> None:
+    def came(self, reply: Sequence[Any], now: float) -> None:
         """A claim was answered; what it gave is read next."""
+        lefts = [int(left) for left in reply[1 : CLAIM_HEAD - 1]]
         self.backlog.end_claim()
-        self.backlog.saw([int(left) for left in reply[1 : CLAIM_HEAD - 1]])
+        self.backlog.saw(lefts)
+        self.company.answered((len(reply) - CLAIM_HEAD) // CLAIM_ROW, lefts, now)
         self.unread.append(reply)
 
     def read(self, now: float) -> list[Settlement]:
@@ -277,6 +282,11 @@ class Lane:
 
     def next_batch(self, now: float, *, draining: bool = False) -> Batch | None:
         """The batch that leaves now for an idle replica, if one does."""
+        self.hold_until = (
+            None if draining else self.company.hold_until(self.batcher, self.rooms, now)
+        )
+        if self.hold_until is not None:
+            return None
         decision = self.batcher.decide(now, draining=draining)
         self.hold_until = decision.until if isinstance(decision, Hold) else None
         if not isinstance(decision, Leave):

@@ -179,8 +179,8 @@ class Ledger:
     def claim(self, lane: Lane, rooms: Sequence[int]) -> None:
         """Ask for jobs, as `lane.claimable` says."""
 
-        def claimed(reply: Any, _now: float) -> None:
-            lane.came(reply)
+        def claimed(reply: Any, now: float) -> None:
+            lane.came(reply, now)
 
         lane.backlog.begin_claim()
         self._say(

@@ -57,8 +57,7 @@ def _quiet(lane: Lane, now: float) -> bool:
 
 def ends_in_s(lane: Lane, now: float) -> float:
     """When the first of the running batches is expected to end, by the batches before."""
-    fit = lane.batcher.fit
-    usual_s = fit.time / fit.weight if fit.weight else float("inf")
+    usual_s = lane.batcher.fit.usual_s or float("inf")
     running = [replica.batch.started_at for replica in lane.replicas if replica.batch is not None]
     return min((started + usual_s - now for started in running), default=0.0)
 

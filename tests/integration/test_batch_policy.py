@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 from headrace import keys
 from headrace.inputs import binary_input
 from headrace.jobs import Job, State
+from headrace.scripts import CLAIM_MAX_BYTES
 from tests.harness.batches import BatchLog
 from tests.harness.redis_servers import RedisServer
 from tests.harness.totals import ModelTotals
@@ -116,3 +119,30 @@ def test_images_count_by_the_pixels_of_their_headers(
         log.open_gate()
         client.wait(first, *ids)
         assert [len(line.ids) for line in log.lines()] == [1, 2, 2, 1]
+
+
+def test_a_batch_that_is_cut_by_the_bytes_of_its_claim_is_filled_before_it_leaves(
+    redis_db: RedisServer, tmp_path: Path, log: BatchLog
+) -> None:
+    """Two of these inputs come with a claim; that a batch less is worth a claim is learnt first."""
+    path = write_models(tmp_path, m=log.model(pause_s=1.0, max_batch_size=4))
+    inline = {"HEADRACE_INLINE_LIMIT_BYTES": str(CLAIM_MAX_BYTES)}
+    with (
+        celery_worker(redis_db.url, path, tmp_path, environ=inline) as worker,
+        Client(redis_db.url, path) as client,
+    ):
+        worker.wait_ready("m")
+        for count in (1, 4):
+            client.wait(*submitted_at_once(worker, client, ["small"] * count))
+        large = submitted_at_once(worker, client, ["x" * (CLAIM_MAX_BYTES // 3)] * 8)
+        client.wait(*large)
+    assert [len(line.ids) for line in log.lines("m")] == [1, 4, 4, 4]
+
+
+def submitted_at_once(worker: Worker, client: Client, inputs: list[Any]) -> list[str]:
+    """Submit them where an idle worker sees none of them before all are there."""
+    os.kill(worker.pid, signal.SIGSTOP)
+    try:
+        return client.submit("m", *inputs)
+    finally:
+        os.kill(worker.pid, signal.SIGCONT)

@@ -52,7 +52,7 @@ def came(lane: Lane, count: int, left: int = 0) -> None:
         raw = envelope(f"j{n}", lane.model.name, "q", b"1", timeout_s=60.0)
         flat += [raw, b"j%d" % n, b"t%d" % n, b"", b"1", b"", b"", b"0"]
     lane.backlog.begin_claim()
-    lane.came([b"1", b"%d" % left, b"0", b"0", b"0", 0, *flat])
+    lane.came([b"1", b"%d" % left, b"0", b"0", b"0", 0, *flat], NOW)
 
 
 def said(lanes: Sequence[Lane], act: str) -> list[Any]:

@@ -1,0 +1,118 @@
+"""When a batch is held for jobs that are known to come, as a claim had no room for their bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headrace.catalog import ModelConfig
+from headrace.envelope import envelope
+from workers.company import Company
+from workers.items import Batch
+from workers.lane import Lane
+from workers.life import Phase
+from workers.replica import Replica
+
+NOW = 1000.0
+TRIP_S = 0.002
+SIZE = 4
+
+
+def lane(
+    taken: int, *left: int, batch_s: float = 1.0, steps: tuple[int, ...] = (), **model: Any
+) -> Lane:
+    """Its claim, of a whole batch, took TRIP_S until NOW, gave so many jobs and left so many.
+
+    Its batches took `batch_s`, all of the same size.
+    """
+    replica = Replica({"device": "cpu"}, {}, state=Phase.READY)
+    config = ModelConfig(name="m", handler="echo", max_batch_size=SIZE, **model)
+    made = Lane(config, 0, [replica])
+    made.batcher.observe(SIZE, batch_s)
+    flat: list[bytes] = []
+    for n in range(taken):
+        raw = envelope(f"j{n}", "m", "q", b"1", timeout_s=60.0)
+        step = b"%d" % (steps[n] if steps else 0)
+        # Submitted long ago: no delay of the policy is left.
+        flat += [raw, b"j%d" % n, b"t%d" % n, b"1", b"1", b"", b"", step]
+    made.company.asked([SIZE] * 4, NOW - TRIP_S)
+    lefts = [*left, 0, 0, 0, 0][:4]
+    made.came([b"1000000000", *(b"%d" % some for some in lefts), 0, *flat], NOW)
+    assert made.read(NOW) == []
+    return made
+
+
+def size(batch: Batch | None) -> int:
+    """How many left; 0 for none."""
+    return len(batch.items) if batch is not None else 0
+
+
+def test_a_batch_that_the_claims_bytes_cut_is_held_until_the_next_claim_fills_it() -> None:
+    one = lane(3, 9)
+    assert one.next_batch(NOW) is None
+    assert one.hold_until == pytest.approx(NOW + 2 * TRIP_S)
+    one.company.asked(one.rooms, NOW)
+    one.came([b"1", b"8", b"0", b"0", b"0", 0, *_row("last")], NOW + TRIP_S)
+    one.read(NOW + TRIP_S)
+    assert size(one.next_batch(NOW + TRIP_S)) == SIZE
+
+
+def _row(job_id: str) -> list[bytes]:
+    raw = envelope(job_id, "m", "q", b"1", timeout_s=60.0)
+    return [raw, job_id.encode(), b"t", b"1", b"1", b"", b"", b"0"]
+
+
+def test_it_is_held_no_longer_than_a_claim_takes_twice() -> None:
+    one = lane(3, 9)
+    assert size(one.next_batch(NOW + 2 * TRIP_S)) == 3
+    late = lane(1, 9)
+    assert late.next_batch(NOW) is None, "three are missing, and a claim brings one"
+    assert late.hold_until == pytest.approx(NOW + 6 * TRIP_S)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        lane(1, 0),
+        lane(3, 0),
+        lane(3, 0, 0, 0, 9),
+        lane(3, 9, batch_s=0.05),
+        lane(3, 9, max_batch_cost=9),
+        lane(3, 9, batch_key="/a"),
+    ],
+    ids=["lone", "all", "offline", "quick", "costs", "keys"],
+)
+def test_nobody_waits_where_nobody_is_known_to_join_soon_enough(found: Lane) -> None:
+    assert size(found.next_batch(NOW)) in (1, 3)
+
+
+def test_a_saved_batch_may_be_worth_more_than_its_share() -> None:
+    found = lane(3, 9, batch_s=0.01)
+    for _ in range(20):
+        for count in (1, SIZE):
+            found.batcher.observe(count, 0.01)
+    assert found.next_batch(NOW) is None, "3 * 2 ms are less than the 10 ms that a batch costs"
+
+
+def test_offline_jobs_wait_for_each_other_and_for_better_ones() -> None:
+    assert lane(3, 0, 0, 0, 9, steps=(9, 9, 9)).next_batch(NOW) is None
+    assert lane(3, 9, steps=(9, 9, 9)).next_batch(NOW) is None
+
+
+def test_a_worker_that_drains_holds_nothing() -> None:
+    assert size(lane(3, 9).next_batch(NOW, draining=True)) == 3
+
+
+def test_a_full_batch_leaves_whatever_is_still_to_come() -> None:
+    found = lane(SIZE, 9)
+    assert size(found.next_batch(NOW)) == SIZE
+
+
+def test_of_a_paused_queue_nothing_is_known() -> None:
+    company = Company()
+    company.asked([SIZE] * 4, NOW)
+    company.answered(0, [-1, 0, 0, 0], NOW)
+    found = lane(3, 9)
+    found.company = company
+    assert size(found.next_batch(NOW)) == 3

@@ -48,7 +48,8 @@ def test_what_redis_refuses_to_count_is_told_later(api: ApiServer, redis_db: Red
         for model in ("tiny", "echo"):
             path = f"/api/v1/models/{model}/jobs?priority=x"
             assert api.http.post(path, json=1).status_code == 400
-        wait_until(lambda: client.hget(keys.stats("echo"), "rejected:invalid-request"), "echo's")
+        # A scrape tells too, and its own answers stand behind the refusal.
+        assert counts(api)["headrace_jobs_rejected_total", "invalid-request"] == 1
         client.delete(keys.stats("tiny"))
         wait_until(lambda: client.hget(keys.stats("tiny"), "rejected:invalid-request"), "tiny's")
         told = {m: client.hget(keys.stats(m), "rejected:invalid-request") for m in ("echo", "tiny")}

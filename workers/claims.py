@@ -66,8 +66,10 @@ class Claims:
                 self._ledger.settle(lane, lane.read(now))
 
     def _ask(self, lane: Lane, rooms: Sequence[int], now: float) -> None:
-        wanted = now >= self.top_up_at or lane.in_need or self._devices.may_run(lane)
-        if rooms and wanted:
+        # Said when it is back, just before what is not known to be held is given back: all of it.
+        if not rooms or not self._ledger.connected:
+            return
+        if now >= self.top_up_at or lane.in_need or self._devices.may_run(lane):
             self.top_up_at = now + TOP_UP_S
             self._ledger.claim(lane, rooms)
             lane.company.asked(rooms, now)

@@ -27,6 +27,8 @@ class Desk:
     """A ledger that only remembers what it was told, in order."""
 
     said: list[Any] = field(default_factory=list)
+    connected: bool = True
+    breaks: bool = False
 
     def claim(self, lane: Lane, rooms: Sequence[int]) -> None:
         lane.backlog.begin_claim()
@@ -34,6 +36,7 @@ class Desk:
 
     def flush(self, now: float) -> None:
         self.said.append("flush")
+        self.connected = not self.breaks
 
     def settle(self, lane: Lane, settlements: list[Settlement]) -> None:
         self.said.append(("settle", [one.id for one in settlements]))
@@ -108,6 +111,22 @@ def test_a_whole_batch_is_asked_for_before_what_ran_is_settled_and_a_part_with_i
     lanes = [shallow, deep]
     assert said(lanes, "ask_before_settling") == [("claim", "deep", [SIZE] * 4), "flush"]
     assert said(lanes, "ask") == [("claim", "shallow", [SIZE] * 4)]
+
+
+def test_nothing_more_is_asked_for_when_the_first_write_finds_redis_gone() -> None:
+    """It would be said again with the call that gives back what is not known to be held."""
+    one, other = lane("one"), lane("other")
+    other.replicas[0].init["device"] = "cuda:1"
+    for each in (one, other):
+        came(each, SIZE, left=100)
+    desk = Desk(breaks=True)
+    claims = Claims([one, other], cast(Ledger, desk), Dispatch([one, other]))
+    claims.ask_before_reading(NOW)
+    claims.read(NOW)
+    other.take_all()
+    claims.ask_before_settling(NOW)
+    assert [word for word in desk.said if word[0] == "claim"] == [("claim", "one", [SIZE] * 4)]
+    assert not other.backlog.claiming
 
 
 def test_a_cancel_told_before_the_answer_is_read_is_kept_until_then_and_no_longer() -> None:

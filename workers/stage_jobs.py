@@ -203,7 +203,7 @@ class StageJobs:
                 found = await self._ended(course, stage, job_id, model, value)
                 if found is not None:
                     return found
-                logger.warning("Redis has lost %s; sent again", job_id, extra=about(course))
+                logger.warning("%s is lost or freed; sent again", job_id, extra=about(course))
 
         return await self.patiently(ended)
 
@@ -266,7 +266,7 @@ class StageJobs:
     async def _ended(
         self, course: Course, stage: Stage, job_id: str, model: ModelConfig, value: Value
     ) -> Job | None:
-        """The job once it has ended; None where Redis has lost it."""
+        """The job once it has ended; None where Redis has lost it, or its result was freed."""
         given = await self._input(job_id, model, value)
         with self._waiters.own(job_id) as wait:
             try:
@@ -282,7 +282,12 @@ class StageJobs:
         await self._drop(given)
         async with self._waiters.foreign(job_id) as wait:
             wait.wake()
-            return await self._end(wait, model, receipt.created_us)
+            found = await self._end(wait, model, receipt.created_us)
+        if found is not None and found.freed:
+            # A life of which no note is left has freed it, and could not clear it away.
+            await self.forget([job_id])
+            return None
+        return found
 
     async def _end(self, wait: Wait, model: ModelConfig, created_us: int) -> Job | None:
         loop = asyncio.get_running_loop()

@@ -173,13 +173,20 @@ def test_what_is_freed_says_so_and_a_lost_record_brings_it_back(site: PipelineSi
     second.kill()
 
 
+@pytest.mark.parametrize("uncleared", [False, True], ids=["cleared", "uncleared"])
 def test_a_dead_letter_whose_sources_were_freed_runs_again_from_the_input(
-    site: PipelineSite,
+    site: PipelineSite, uncleared: bool
 ) -> None:
     running = errands(site, "letters")
-    given = {"name": "d", "n": 0, "size": 100_000, "fails_once": 3}
+    given = {"name": f"d{uncleared}", "n": 0, "size": 100_000, "fails_once": 3}
     job_id = site.submit("row", given, max_retries=0)
     job = site.ended(job_id)
+    if uncleared:
+        # As if Redis had been away when it was cleared: the requeue takes the note away.
+        name = keys.job(stage_job_id(job_id, "first", 0))
+        with site.server.client() as client:
+            client.hset(name, mapping={"s": "s", "m": "grow", "c": "1", "fd": "1"})
+            client.expire(name, 600)
     assert job["error"]["message"] == "stage fourth: not just now"
     assert job["dead_lettered"] is True
     assert [s["status"] for s in job["stages"]] == [*["succeeded"] * 3, "failed", "waiting"]

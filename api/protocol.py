@@ -118,6 +118,8 @@ class Protocol(HttpToolsProtocol):
         self._in_head = False
         self._deaf = False
         self._error: HeadraceError | None = None
+        # The request that is answered while others wait behind it.
+        self._first: Any = None
         # What was seen of it last, and since when nothing else was.
         self._seen: tuple[int, ...] = ()
         self._seen_at = 0.0
@@ -126,6 +128,16 @@ class Protocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         joined: Any = JoinedWrites(transport, self.loop)
         super().connection_made(joined)
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        # uvicorn has told the last request alone, and the one that is answered would wait on.
+        first = self._first
+        if first is not None and not first.response_complete:
+            first.disconnected = True
+            first.message_event.set()
+        self.pipeline.clear()
 
     @override
     def data_received(self, data: bytes) -> None:
@@ -162,7 +174,10 @@ class Protocol(HttpToolsProtocol):
                 self._error = _too_large(limits, f"has {size} bytes")
                 raise _Refused
         self._in_head = False
+        before, pipelined = self.cycle, bool(self.pipeline)
         super().on_headers_complete()
+        if self.pipeline and not pipelined:
+            self._first = before
 
     @override
     def send_400_response(self, msg: str) -> None:
@@ -179,7 +194,8 @@ class Protocol(HttpToolsProtocol):
             return
         self.flow.resume_reading()
         if self.pipeline:
-            self._start_asgi_task(*self.pipeline.pop())
+            self._first, app = self.pipeline.pop()
+            self._start_asgi_task(self._first, app)
 
     def look(self, now: float) -> None:
         """End a request that stands still, or a connection without one; called now and then."""

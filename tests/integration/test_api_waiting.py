@@ -163,22 +163,25 @@ def test_many_waiters_are_told_apart(
     waiting(api, 0)
 
 
+@pytest.mark.parametrize("sent", [1, 2, 3], ids="{} sent at once".format)
 @pytest.mark.parametrize("verb", ["POST", "GET"])
 def test_a_client_that_hangs_up_frees_its_waiter(
-    api: ApiServer, redis_db: RedisServer, verb: str
+    api: ApiServer, redis_db: RedisServer, caplog: pytest.LogCaptureFixture, verb: str, sent: int
 ) -> None:
     path = ECHO_JOBS
     if verb == "GET":
         path = api.http.post(ECHO_JOBS, json=1).headers["location"]
     head = f"{verb} {path}?wait=60 HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\n1"
     with socket.create_connection(("127.0.0.1", api.port), 10) as connection:
-        connection.sendall(head.encode())
+        connection.sendall(head.encode() * sent)
         waiting(api, 1)
     waiting(api, 0)
+    wait_until(lambda: not api.server.server_state.tasks, "all requests have ended")
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
     with redis_db.client() as client:
         # The job is none the worse for it.
-        claimed = wait_until(lambda: claim(client, "echo"), "the job")
-        settle(client, "echo", claimed, [Answer()])
+        (one,) = wait_until(lambda: claim(client, "echo"), "the job")
+        settle(client, "echo", [one], [Answer()])
 
 
 @contextmanager

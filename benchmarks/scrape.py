@@ -4,7 +4,8 @@ Many models, each with every counter and bucket in use and with a worker that te
 backlog; then one API process, which does nothing else, is scraped again and again. Between any two
 scrapes every counter and histogram of every model goes on, so that no scrape finds what the one
 before it had. CPU is that of the process, time what the scraper waits, and Redis' share its own
-account of it. `--write` puts the table into docs/performance.md.
+account of it. What a request of a bare FastAPI route takes beside it says how fast the machine is.
+`--write` puts the table into docs/performance.md.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from typing import Any, Final, NamedTuple
 import httpx2
 import psutil
 
+from benchmarks.echo import BODY
+from benchmarks.load import run_load
 from benchmarks.scripts_bench import INPUT
-from benchmarks.stack import answers, process
+from benchmarks.stack import answers, bare_fastapi, process
 from benchmarks.tables import Table, write_tables
 from headrace import keys, telemetry
 from headrace.catalog import ModelConfig
@@ -39,7 +42,7 @@ DEPTH: Final = 100_000_000
 A_CALL: Final = 250
 SCRAPES: Final = 200
 #: Their CPU is read together, as the kernel counts it in hundredths of a second.
-A_GROUP: Final = 20
+A_GROUP: Final = 50
 
 
 class Cost(NamedTuple):
@@ -148,6 +151,13 @@ def spent_us(client: Any) -> int:
     return sum(int(of["usec"]) for of in client.info("commandstats").values())
 
 
+def bare_ms(url: str, pid: int) -> float:
+    """What a request of the bare route takes of its process' CPU."""
+    before = cpu_s(pid)
+    load = run_load(url, BODY, 64, 2)
+    return (cpu_s(pid) - before) / load.requests * 1000
+
+
 def main() -> None:
     """Print what a scrape costs, and write it where asked."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -156,12 +166,18 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="put it into docs/performance.md")
     arguments = parser.parse_args()
     table = Table("", "1 model, none queued", f"{arguments.models}, {arguments.jobs:,} queued")
-    costs = []
+    costs, bare = [], []
     for models, jobs in ((1, 0), (arguments.models, arguments.jobs)):
-        with redis_server() as server:
+        with (
+            redis_server() as server,
+            tempfile.TemporaryDirectory() as name,
+            bare_fastapi(Path(name)) as route,
+        ):
             fill(server, models, jobs)
             # Three times, as others share the machine: the least is nearest to the truth.
-            costs.append(min(measure(server, models) for _ in range(3)))
+            taken = [(measure(server, models), bare_ms(*route)) for _ in range(3)]
+        costs.append(min(cost for cost, _ in taken))
+        bare.append(min(took for _, took in taken))
     for name, show in (
         ("CPU of the API process, ms", lambda cost: f"{cost.cpu_ms:.2f}"),
         ("until it is answered, p50, ms", lambda cost: f"{cost.p50_ms:.1f}"),
@@ -171,6 +187,8 @@ def main() -> None:
         ("KiB", lambda cost: f"{cost.size_bytes / 1024:.0f}"),
     ):
         table.add(name, *map(show, costs))
+    requests = [f"{cost.cpu_ms / took:.0f}" for cost, took in zip(costs, bare, strict=True)]
+    table.add("its CPU, in requests of the bare FastAPI route beside it", *requests)
     if arguments.write:
         write_tables("scrape", f"{SCRAPES} scrapes, the best of three runs.", table)
 

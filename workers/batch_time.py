@@ -55,10 +55,10 @@ class BatchTimeFit:
         """What batches have taken of late; 0 while unknown."""
         return self.time / self.weight if self.weight else 0.0
 
-    def worth(self, size: int, wait_s: float) -> bool:
-        """Whether so many items are to wait so long for company that is known to come.
+    def worth_s(self, size: int) -> float:
+        """How long so many items are to wait for company that is known to come.
 
-        So it is where a batch less saves more than that, or where it hardly counts beside what a
-        batch takes: what is saved is not known before there were batches of several sizes.
+        As long as a batch less saves more than that, or as it hardly counts beside what a batch
+        takes: what is saved is not known before there were batches of several sizes.
         """
-        return size * wait_s < self.fixed_s or wait_s <= KNOWN_SHARE * self.usual_s
+        return max(self.fixed_s / size, KNOWN_SHARE * self.usual_s)

@@ -44,7 +44,9 @@ class Company:
             now: the time.
         """
         place, policy = self._place, batcher.policy
-        if place is None or policy.keyed or policy.max_batch_cost is not None or batcher.alone:
+        if place is None or not len(batcher) or batcher.alone:
+            return None
+        if policy.keyed or policy.max_batch_cost is not None:
             return None
         if not batcher.online:
             size = len(batcher)
@@ -53,8 +55,8 @@ class Company:
         else:
             size = batcher.online
         claims = -(-rooms[place] // self._taken)
-        in_s = self._trip_s * claims
-        # Should the claim be late, or never be answered: as long again.
-        until = self._at + 2 * in_s
-        full = size >= policy.max_batch_size
-        return None if full or now >= until or not batcher.fit.worth(size, in_s) else until
+        worth_s = batcher.fit.worth_s(size) if size < policy.max_batch_size else 0.0
+        # Should the claim be late, or never be answered: while the batch that it may still save is
+        # worth more than all that was waited, as one who rents skis buys none before that.
+        until = self._at + worth_s
+        return until if self._trip_s * claims < worth_s and now < until else None

@@ -65,6 +65,12 @@ class Claims:
             if lane.unread:
                 self._ledger.settle(lane, lane.read(now))
 
+    def cut_off(self, now: float) -> None:
+        """Redis is away: what is held is to be known when it is back, and nobody is to come."""
+        self.read(now)
+        for lane in self._lanes:
+            lane.company.lost()
+
     def _ask(self, lane: Lane, rooms: Sequence[int], now: float) -> None:
         # Said when it is back, just before what is not known to be held is given back: all of it.
         if not rooms or not self._ledger.connected:

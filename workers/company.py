@@ -2,7 +2,8 @@
 
 A claim takes so many bytes at the most, and so fewer jobs than a batch has where inputs are large.
 What it has left is asked for at once and is here a round trip later. A batch is held for it as for
-an arrival that is no guess, whatever the age of its items, where that is worth the round trip.
+an arrival that is no guess, whatever the age of its items, where that is worth the round trip, and
+for as long as there is a connection on which it can come.
 """
 
 from __future__ import annotations
@@ -35,6 +36,10 @@ class Company:
         self._place = left.index(True) if taken and any(left) else None
         self._taken, self._trip_s, self._at = taken, now - self._at, now
 
+    def lost(self) -> None:
+        """Redis is away: whoever waits there comes nobody knows when."""
+        self._place = None
+
     def hold_until(self, batcher: Batcher[Any], rooms: Sequence[int], now: float) -> float | None:
         """Until when what waits is to be held for who is known to come; None: not for anybody.
 
@@ -54,9 +59,11 @@ class Company:
             return None  # who is offline is no company for those who wait
         else:
             size = batcher.online
+        if not rooms[place]:
+            return None  # nobody is asked for
         claims = -(-rooms[place] // self._taken)
         worth_s = batcher.fit.worth_s(size) if size < policy.max_batch_size else 0.0
-        # Should the claim be late, or never be answered: while the batch that it may still save is
-        # worth more than all that was waited, as one who rents skis buys none before that.
+        # Should the claim be late: while the batch that it may still save is worth more than all
+        # that was waited, as one who rents skis buys none before that.
         until = self._at + worth_s
         return until if self._trip_s * claims < worth_s and now < until else None

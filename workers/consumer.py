@@ -112,14 +112,14 @@ class Consumer:
 
     def _turn(self) -> None:
         now = time.monotonic()
-        if not self._ledger.connected:
-            self._claims.read(now)  # what it holds is to be known when it is back
+        connected = self._ledger.connected
+        if not connected:
+            self._claims.cut_off(now)
             self._connect(now)
         self._work(now)
-        if self._stopping.is_set():
-            for lane in self.lanes:
-                self._ledger.release(lane, lane.take_all(), "free")
         for lane in self.lanes:
+            if self._stopping.is_set():
+                self._ledger.release(lane, lane.take_all(), "free")
             if lane.cargo.waiting:
                 self._porter.take(lane)
             if lane.sequels.waiting:
@@ -129,7 +129,8 @@ class Consumer:
                 self._claims.ask(now)
             self._upkeep(now)
             self._ledger.flush(now)
-        self._sleep()
+        if self._ledger.connected or not connected:
+            self._sleep()  # else what was held for an answer is to leave first
 
     def _work(self, now: float) -> None:
         """Hand over what can run, then settle what has."""
@@ -360,11 +361,10 @@ class Consumer:
         self._watched = watch_sockets(self._selector, self._watched, now)
 
     def _drained(self, now: float) -> bool:
-        if now >= self._drain_until:
-            return True
         running = any(replica.batch for lane in self.lanes for replica in lane.replicas)
         waiting = any(lane.unfinished for lane in self.lanes)
-        return not (running or waiting or self._harvest or self._ledger.busy)
+        busy = running or waiting or self._harvest or self._ledger.busy
+        return now >= self._drain_until or not busy
 
     def _end(self) -> None:
         """Stop the model processes, then give back what did not end in time, uncharged."""

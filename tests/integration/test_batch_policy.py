@@ -13,8 +13,10 @@ import pytest
 from headrace import keys
 from headrace.inputs import binary_input
 from headrace.jobs import Job, State
+from headrace.ports import free_port
 from headrace.scripts import CLAIM_MAX_BYTES
 from tests.harness.batches import BatchLog
+from tests.harness.proxy import proxy
 from tests.harness.redis_servers import RedisServer
 from tests.harness.totals import ModelTotals
 from tests.harness.wait import wait_until
@@ -137,6 +139,30 @@ def test_a_batch_that_is_cut_by_the_bytes_of_its_claim_is_filled_before_it_leave
         large = submitted_at_once(worker, client, ["x" * (CLAIM_MAX_BYTES // 3)] * 8)
         client.wait(*large)
     assert [len(line.ids) for line in log.lines("m")] == [1, 4, 4, 4]
+
+
+def test_a_batch_that_waits_for_company_leaves_when_redis_goes_away(
+    redis_db: RedisServer, tmp_path: Path, log: BatchLog
+) -> None:
+    """Its claim is never answered; nothing else would end the wait, however long it was."""
+    path = write_models(tmp_path, m=log.model(max_batch_size=77))
+    environ = {"HEADRACE_INLINE_LIMIT_BYTES": str(CLAIM_MAX_BYTES)}
+    with proxy(redis_db.port) as way, Client(redis_db.url, path) as client:
+        url = f"redis://127.0.0.1:{way.port}/0"
+        app = "tests.harness.patient_app"
+        with celery_worker(url, path, tmp_path, environ=environ, app=app) as worker:
+            worker.wait_ready("m")
+            client.wait(*client.submit("m", "teaches what a batch takes"))
+            # The claim behind the one that gave the first of them has room for 76 of each step.
+            claim = b"$2\r\n76\r\n$2\r\n76\r\n$2\r\n76\r\n"
+            way.lose_answer_to(claim, then=lambda: way.lead_to(free_port()))
+            large = submitted_at_once(worker, client, ["x" * (CLAIM_MAX_BYTES * 2 // 3)] * 3)
+            wait_until(lambda: way.lost == 1, "Redis is away")
+            wait_until(lambda: len(log.lines("m")) == 2, "the first has left", 60)
+            assert log.lines("m")[1].ids == large[:1]
+            way.lead_to(redis_db.port)
+            assert {job.attempts for job in client.wait(*large)} == {1}
+    assert sorted(n for line in log.lines("m")[1:] for n in line.ids) == sorted(large)
 
 
 def submitted_at_once(worker: Worker, client: Client, inputs: list[Any]) -> list[str]:

@@ -112,6 +112,15 @@ def test_a_full_batch_leaves_whatever_is_still_to_come() -> None:
     assert size(found.next_batch(NOW)) == SIZE
 
 
+def test_nobody_is_waited_for_without_redis_or_without_room() -> None:
+    away = lane(3, 9)
+    assert away.next_batch(NOW) is None
+    away.company.lost()
+    assert size(away.next_batch(NOW)) == 3
+    full = lane(3, 9)
+    assert full.company.hold_until(full.batcher, [0] * 4, NOW) is None
+
+
 def test_of_a_paused_queue_nothing_is_known() -> None:
     company = Company()
     company.asked([SIZE] * 4, NOW)

@@ -15,7 +15,8 @@ from msgspec import Meta
 
 from headrace import keys
 from headrace.errors import ConfigError, ModelNotFound
-from headrace.handler_spec import HandlerKind, parse_handler
+from headrace.handler_source import source_problem
+from headrace.handler_spec import HandlerKind, HandlerSpec, parse_handler
 from headrace.model_section import DEFAULT_TIMEOUT_S, ModelSection
 from headrace.pipeline_file import read_pipeline
 from headrace.pipelines import HANDLER, PipelineConfig, PipelineSection
@@ -133,7 +134,8 @@ def load_catalog(path: Path, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Catalog
 def check_config(path: Path) -> list[str]:
     """All that is wrong with a models file, one line each; empty when nothing is.
 
-    Beyond what `load_catalog` refuses, the files that it names must exist. No handler is imported.
+    Beyond what `load_catalog` refuses, the files that it names must exist, and handlers' files must
+    be Python in which the class is found. No handler is imported.
     """
     try:
         document = load_yaml(path, what="models file")
@@ -142,12 +144,19 @@ def check_config(path: Path) -> list[str]:
     catalog = _read(document, DEFAULT_TIMEOUT_S)
     for model in catalog.models.values():
         where = ("models", model.name)
-        spec = parse_handler(model.handler)
-        if spec.kind is HandlerKind.FILE and not spec.file(catalog.base_dir).is_file():
-            document.report((*where, "handler"), f"there is no file {spec.file(catalog.base_dir)}")
+        problem = _handler_problem(parse_handler(model.handler), catalog.base_dir)
+        if problem is not None:
+            document.report((*where, "handler"), problem)
         if model.weights is not None and not Path(model.weights).exists():
             document.report((*where, "weights"), f"there is no file {model.weights}")
     return document.problems
+
+
+def _handler_problem(spec: HandlerSpec, base_dir: Path) -> str | None:
+    if spec.kind is not HandlerKind.FILE:
+        return None
+    path = spec.file(base_dir)
+    return source_problem(path, spec.name) if path.is_file() else f"there is no file {path}"
 
 
 def models_schema() -> dict[str, Any]:

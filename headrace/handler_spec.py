@@ -10,6 +10,9 @@ from typing import Final
 from headrace.errors import ConfigError
 from headrace.suggest import did_you_mean
 
+#: Files that people take for handlers.
+_ARCHIVES: Final = (".mar", ".zip", ".tar.gz")
+_WEIGHTS: Final = (".pt", ".pth", ".bin", ".safetensors", ".onnx")
 #: Handlers that come with Headrace; each is a module of its name in `handlers/`.
 BUILTIN_HANDLERS: Final = ("echo", "digits", "image_classifier")
 
@@ -60,6 +63,7 @@ def parse_handler(text: str) -> HandlerSpec:
     if text in BUILTIN_HANDLERS:
         return HandlerSpec(text, HandlerKind.BUILTIN, text, "", label)
     target, name = _split(text)
+    _refuse_other_files(label, target.lower())
     if ":" in text and not (target and _is_dotted(name)):
         raise ConfigError(f"{label}: no class name after the colon", hint=FORMS)
     if _is_path(target):
@@ -68,6 +72,20 @@ def parse_handler(text: str) -> HandlerSpec:
         near = did_you_mean(text, BUILTIN_HANDLERS)
         raise ConfigError(f"{label}: no built-in handler of that name{near}", hint=FORMS)
     return HandlerSpec(text, HandlerKind.MODULE, target, name, label)
+
+
+def _refuse_other_files(label: str, target: str) -> None:
+    if target.endswith(_ARCHIVES):
+        raise ConfigError(
+            f"{label}: archives are not read",
+            hint="unpack it, and name the Python file in it; docs/torchserve.md says how a "
+            "TorchServe model moves",
+        )
+    if target.endswith(_WEIGHTS):
+        raise ConfigError(
+            f"{label}: that is a file of weights",
+            hint="name it as `weights`, and as `handler` the Python file that loads it",
+        )
 
 
 def parse_factory(text: str, what: str) -> HandlerSpec:

@@ -228,7 +228,7 @@ def test_an_unknown_model_is_answered_with_those_there_are(models_file: Path) ->
 
 
 def test_check_config_looks_for_the_files(models_file: Path) -> None:
-    (models_file.parent / "here.py").touch()
+    (models_file.parent / "here.py").write_text("class Mine: ...\n")
     models_file.write_text(
         "models:\n"
         "  a:\n    handler: gone.py:Class\n    weights: gone.pt\n"
@@ -240,6 +240,51 @@ def test_check_config_looks_for_the_files(models_file: Path) -> None:
         f"{models_file}:3: models.a.handler: there is no file {folder / 'gone.py'}",
         f"{models_file}:4: models.a.weights: there is no file {folder / 'gone.pt'}",
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "problem"),
+    [
+        ("", "def f(:\n", "line 1: not valid Python: invalid syntax"),
+        ("", "x = '\0'\n", "not valid Python: source code "),
+        ("", "x = 1\n", "defines no class"),
+        ("", "def handle(data, context):\n    return data\n", "`handle`; see docs/torchserve.md"),
+        ("Mine", "class Main: ...\n", "has no Mine; did you mean Main?"),
+        ("Mine", "class Other: ...\nclass More: ...\n", "has no Mine; classes in it: More, Other"),
+        ("Mine.Inner", "class Main: ...\n", "has no Mine; did you mean Main?"),
+        ("", "class Mine: ...\n", None),
+        ("", "from base import *\n", None),
+        ("", "Mine = type('Mine', (), {})\n", None),
+        ("Mine", "from base import Mine\n", None),
+        ("Mine", "from base import Other as Mine\n", None),
+        ("Mine", "if True:\n    Mine = make()\n", None),
+        ("Mine", "def __getattr__(name): ...\n", None),
+        ("Mine", "from base import *\n", None),
+    ],
+)
+def test_check_config_reads_the_handlers_file(
+    models_file: Path, name: str, source: str, problem: str | None
+) -> None:
+    (models_file.parent / "mine.py").write_text(source)
+    spec = f"mine.py:{name}" if name else "mine.py"
+    models_file.write_text(f"models:\n  a:\n    handler: {spec}\n")
+    found = check_config(models_file)
+    if problem is None:
+        assert found == []
+        return
+    (line,) = found
+    assert line.startswith(f"{models_file}:3: models.a.handler: {models_file.parent / 'mine.py'}")
+    assert problem in line
+
+
+@pytest.mark.parametrize(
+    ("handler", "hint"),
+    [("x.mar", "docs/torchserve.md"), ("a/b.MAR", "docs/torchserve.md"), ("w.pt", "`weights`")],
+)
+def test_archives_and_weights_are_no_handlers(handler: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_handler(handler)
+    assert hint in caught.value.hint
 
 
 @pytest.mark.parametrize(

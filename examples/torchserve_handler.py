@@ -1,0 +1,173 @@
+"""A TorchServe handler as it is, behind Headrace: from an unpacked archive, without its server.
+
+In the models file, after `unzip densenet.mar -d densenet`:
+
+    handler: torchserve_handler.py
+    options: {archive: densenet}
+
+A handler that imports from `ts` wants `pip install torchserve` beside it (no Java). What does not
+carry over stands in docs/torchserve.md.
+"""
+
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import yaml
+
+from headrace import Context, Handler, Response
+from headrace.errors import ConfigError, HandlerError
+
+
+class TorchServe(Handler):
+    """Calls `handle(data, context)` once a batch, with the rows that TorchServe would make."""
+
+    def initialize(self, context: Context) -> None:
+        """Import the handler from the archive, and have it load its model."""
+        super().initialize(context)
+        folder = (context.model_dir / str(context.options.get("archive", "."))).resolve()
+        manifest = read_manifest(folder)
+        self.ts = TsContext(context, folder, manifest)
+        # Handlers open the files beside them by name alone.
+        os.chdir(folder)
+        sys.path.insert(0, str(folder))
+        self.handle = entry(str(manifest["model"]["handler"]), self.ts)
+
+    def inference(self, items: list[Any]) -> list[Any]:
+        """The whole of their work: TorchServe's handlers call their own verbs."""
+        self.ts.begin(self.context)
+        results = self.handle([{"body": as_row(item)} for item in items], self.ts)
+        if not isinstance(results, list) or len(results) != len(items):
+            raise HandlerError(f"handle must return a list of {len(items)}, one for each row")
+        return [self.ts.answer(n, result) for n, result in enumerate(results)]
+
+
+class TsContext(SimpleNamespace):
+    """What handlers ask of TorchServe's context; they may add attributes of their own."""
+
+    def __init__(self, context: Context, folder: Path, manifest: dict[str, Any]) -> None:
+        config = manifest["model"].get("configFile")
+        gpu = context.device.partition(":")[2] or "0" if "cuda" in context.device else None
+        super().__init__(
+            model_name=context.model_name,
+            manifest=manifest,
+            model_yaml_config=yaml.safe_load((folder / config).read_text()) if config else {},
+            system_properties={
+                "model_dir": str(folder),
+                "gpu_id": None if gpu is None else int(gpu),
+                "batch_size": context.max_batch_size,
+                "server_name": "Headrace",
+                "limit_max_image_pixels": True,
+            },
+            metrics=Ignored(),
+        )
+
+    def begin(self, context: Context) -> None:
+        """A batch begins: its ids, what was sent, and nothing said of the answers yet."""
+        self.request_ids = dict(enumerate(context.request_ids))
+        self._sent = list(context.content_types)
+        self._types: dict[int, str] = {}
+        self._statuses: dict[int, tuple[int, str]] = {}
+
+    def get_request_id(self, idx: int = 0) -> str | None:
+        """The job's id."""
+        return self.request_ids.get(idx)
+
+    def get_request_header(self, idx: int, key: str) -> str | None:
+        """The content type; no other header travels with a job."""
+        return self.get_all_request_header(idx).get(key.lower())
+
+    def get_all_request_header(self, idx: int) -> dict[str, str]:
+        """Likewise."""
+        return {"content-type": self._sent[idx]} if idx < len(self._sent) else {}
+
+    def set_response_content_type(self, idx: int, value: str) -> None:
+        """The result is bytes or text of this type."""
+        self._types[idx] = value
+
+    def set_response_header(self, idx: int, key: str, value: str) -> None:
+        """A result has no headers but its type."""
+        if key.lower() == "content-type":
+            self._types[idx] = value
+
+    def set_response_status(self, code: int = 200, phrase: str = "", idx: int = 0) -> None:
+        """From 400 on the row's job fails, with the result as its message."""
+        self._statuses[idx] = (code, phrase)
+
+    def set_all_response_status(self, code: int = 200, phrase: str = "") -> None:
+        """The same for all rows."""
+        self._statuses = dict.fromkeys(self.request_ids, (code, phrase))
+
+    def answer(self, idx: int, result: Any) -> Any:
+        """A result as Headrace takes it, or the error that its status says."""
+        code, phrase = self._statuses.get(idx, (200, ""))
+        if code >= 400:
+            said = result.decode("utf-8", "replace") if isinstance(result, bytes) else str(result)
+            return HandlerError(f"{code} {phrase}: {said}".replace(" :", ":"))
+        kind = self._types.get(idx)
+        if kind is None or not isinstance(result, (str, bytes, bytearray)):
+            return bytes(result) if isinstance(result, bytearray) else result
+        return Response(result.encode() if isinstance(result, str) else bytes(result), kind)
+
+
+class Ignored:
+    """TorchServe's metrics: Headrace has its own, at `/metrics`."""
+
+    def __getattr__(self, name: str) -> "Ignored":
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, *_: Any, **__: Any) -> "Ignored":
+        """Whatever is counted, nobody listens."""
+        return self
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """`MAR-INF/MANIFEST.json`, with the handler that it names."""
+    path = folder / "MAR-INF" / "MANIFEST.json"
+    try:
+        manifest: dict[str, Any] = json.loads(path.read_bytes())
+        manifest["model"]["handler"] += ""
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{path} cannot be read, or names no handler: {error}",
+            hint="options.archive is the folder into which the .mar was unzipped",
+        ) from error
+    return manifest
+
+
+def entry(named: str, context: TsContext) -> Any:
+    """The function of the module, else `handle` of its only class, once its model is loaded."""
+    name, _, function = named.partition(":")
+    stem = Path(name).name.removesuffix(".py")
+    try:
+        module = importlib.import_module(stem)
+    except ModuleNotFoundError as error:
+        if error.name != stem:
+            raise
+        # One of TorchServe's own, such as image_classifier.
+        module = importlib.import_module(f"ts.torch_handler.{stem}")
+    found = getattr(module, function or "handle", None)
+    if found is not None:
+        found(None, context)
+        return found
+    own = [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type) and value.__module__ == module.__name__
+    ]
+    if len(own) != 1:
+        raise ConfigError(f"{module.__file__} has {len(own)} classes and no {function or 'handle'}")
+    service = own[0]()
+    service.initialize(context)
+    return service.handle
+
+
+def as_row(value: Any) -> Any:
+    """JSON and text are as they are; anything else TorchServe gives as a bytearray."""
+    return bytearray(value) if isinstance(value, bytes) else value

@@ -74,6 +74,7 @@ ROUTES: Final[dict[tuple[str, str], Needs]] = {
     ("GET", "/ready"): Open.ALWAYS,
     ("GET", "/metrics"): Open.METRICS,
     # They say nothing of this deployment.
+    ("GET", "/"): Open.DOCS,
     ("GET", "/docs"): Open.DOCS,
     ("GET", "/docs/static"): Open.DOCS,
     ("GET", "/openapi.json"): Open.DOCS,

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="headrace",
-    help="Asynchronous inference for PyTorch models on a message queue.",
     no_args_is_help=True,
     # Plain help and plain errors: no box cuts a path in two, no `[default]` is taken for markup.
     rich_markup_mode=None,
@@ -44,6 +43,22 @@ WorkersOption = Annotated[
         "--workers", min=0, max=1024, help="How many workers [one per GPU, or one without]."
     ),
 ]
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def every(
+    _: Annotated[
+        bool,
+        typer.Option("--version", is_eager=True, callback=_show_version, help="Print the version."),
+    ] = False,
+) -> None:
+    """Asynchronous inference for PyTorch models on a message queue."""
 
 
 @app.command()

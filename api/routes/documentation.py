@@ -1,4 +1,4 @@
-"""`GET /docs`: the routes, to be read and tried out, from this process alone.
+"""`GET /docs`: the routes, to be read and tried out, from this process alone; `/` leads there.
 
 Swagger UI and its style lie in `api/static`; until its script has run (or where scripts are off) a
 list of the routes stands in its place.
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import HTMLResponse
+from fastapi.responses import HTMLResponse, RedirectResponse
 from fastapi.staticfiles import StaticFiles
 from starlette.types import Scope
 from typing_extensions import override
@@ -53,6 +53,12 @@ _INTRODUCTION: Final = (
     '<p>The forms to try these routes out need JavaScript; <a href="openapi.json">openapi.json</a> '
     "has the details.</p>"
 )
+
+
+@router.get("/")
+async def root() -> RedirectResponse:
+    """To the documentation: whoever opens the server's address in a browser asks for this."""
+    return RedirectResponse("docs")
 
 
 @router.get("/docs")

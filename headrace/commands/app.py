@@ -6,6 +6,7 @@ for a client.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -49,6 +50,20 @@ def register(app: typer.Typer) -> None:
     app.add_typer(dead_group, name="dead")
     app.add_typer(keys_group, name="keys")
     app.add_typer(webhooks_group, name="webhooks")
+    _say_whole(app)
+
+
+def _say_whole(app: typer.Typer) -> None:
+    """Let the list of commands wrap what each does; without `short_help` it is cut off."""
+    for command in app.registered_commands:
+        command.short_help = command.help or inspect.getdoc(command.callback)
+    for group in app.registered_groups:
+        inner = group.typer_instance
+        if inner is None:
+            continue
+        said = inner.registered_callback
+        group.short_help = inspect.getdoc(said.callback) if said else str(inner.info.help)
+        _say_whole(inner)
 
 
 def submit(

@@ -39,7 +39,9 @@ def advice(error: errors.HeadraceError) -> str:
         )
     if not hint:
         return error.message
-    return f"{error.message}{'. ' if hint[:1].isupper() else '; '}{hint.removesuffix('.')}"
+    message = error.message.removesuffix(".")
+    between = " " if message.endswith("?") else ". " if hint[:1].isupper() else "; "
+    return f"{message}{between}{hint.removesuffix('.')}"
 
 
 def say_unknown(job_id: str) -> None:

@@ -108,7 +108,7 @@ class _Session:
             code, why = _reason(error)
             self._watch.tell("failed", why)
             output.say(why)
-            self._say_how_to_go_on()
+            self._say_how_to_go_on(first="once that is mended, " if code is ExitCode.USAGE else "")
             return code
         self._watch.tell(state)
         return self._ended(state, already=already)
@@ -171,9 +171,10 @@ class _Session:
         rate = f" ({count / seconds:,.0f} a second)" if seconds >= 1 else ""
         return f"{counts}{before} in {seconds:.1f} s{rate}; see {self._asked.output}"
 
-    def _say_how_to_go_on(self) -> None:
+    def _say_how_to_go_on(self, first: str = "") -> None:
         run_id = self._engine.checkpoint.run
-        output.say(f"the same command goes on from here; so does: headrace runs resume {run_id}")
+        resume = f"headrace runs resume {run_id}"
+        output.say(f"{first}the same command goes on from here; so does: {resume}")
 
     def _say(self, text: str) -> None:
         if not self._asked.quiet:

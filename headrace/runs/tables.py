@@ -79,7 +79,15 @@ class TableSource:
         self._names = short_names(blobs)
 
     def describe(self) -> dict[str, Any]:
-        """The files, each with size and version, and the options."""
+        """The files, each with size and version, and the options.
+
+        Asked before anything is written, so it looks at the first file: a misspelt column leaves no
+        output that would have to be removed.
+
+        Raises:
+            HeadraceError: the first file cannot be read.
+        """
+        next(self._reader.read(self._blobs[0], None), None)
         return {
             "kind": self._reader.kind,
             "path": self._blobs[0].name,

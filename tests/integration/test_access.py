@@ -361,6 +361,7 @@ def test_metrics_and_documents_are_open_as_the_settings_say(redis_db: RedisServe
             problem(turned.http.get(path), 401, "unauthorized")
             key = bearer(make_key(redis_db, Scope.SUBMIT)[1])
             assert turned.http.get(path, headers=key).status_code == 200
+        problem(turned.http.get("/"), 401, "unauthorized")
 
 
 def test_a_part_of_the_deployment_makes_its_own_key(api: ApiServer, redis_db: RedisServer) -> None:

@@ -163,7 +163,6 @@ def test_metrics(api: ApiServer, redis_db: RedisServer) -> None:
 
 def test_what_is_at_no_path(api: ApiServer) -> None:
     for path in (
-        "/",
         "/nope",
         "/api/v1",
         "/api/v1/jobs/a/b/c",
@@ -223,6 +222,9 @@ def test_the_description_is_served_and_shown(api: ApiServer) -> None:
     assert api.http.get("/openapi.json").json() == document(__version__)
     page = api.http.get("/docs")
     assert (page.status_code, "openapi.json" in page.text) == (200, True)
+    # What somebody's browser asks for who was told the address alone.
+    root = api.http.get("/")
+    assert (root.status_code, root.headers["location"]) == (307, "docs")
 
 
 def test_the_documentation_lists_every_route_without_the_internet(api: ApiServer) -> None:

@@ -209,6 +209,17 @@ def test_ctrl_c_says_how_to_go_on_and_resume_does(site: Site, cli: Commands) -> 
     assert "no such file" in cli.complaint("runs", "resume", "paused", rc=2)
 
 
+def test_a_misspelt_column_leaves_nothing_in_the_way(site: Site, cli: Commands) -> None:
+    (cli.folder / "in.csv").write_text("id,text\n1,a\n2,b\n")
+    command = ("run", "slow", "in.csv", "-o", "out.jsonl", "--key", "id", "--input")
+    complaint = cli.complaint(*command, "txet", rc=2)
+    assert "did you mean text? It has 'id', 'text'" in complaint
+    assert "goes on" not in complaint
+    assert not list(cli.folder.glob("out*"))
+    assert "2 succeeded" in cli.complaint(*command, "text", rc=0)
+    assert written(cli.folder / "out.jsonl") == 2
+
+
 def test_resume_is_the_command_that_began(site: Site, cli: Commands) -> None:
     inputs(cli.folder, 200)
     with going(cli, *SLOW, "night", "--name", "last night", rows_more=10) as process:

@@ -1,0 +1,43 @@
+"""The `headrace` command before it knows which command: its start, its version, its help."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from headrace import __version__
+from headrace.cli import app
+from tests.harness.up import clean_environment
+
+#: In place of typer, which the command imports first: Ctrl-C comes while it is being imported.
+INTERRUPTED = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nsignal.pause()\n"
+
+
+def test_ctrl_c_while_it_starts_ends_it_without_a_traceback(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text(INTERRUPTED)
+    environment = clean_environment()
+    path = os.pathsep.join((str(tmp_path), environment.get("PYTHONPATH", "")))
+    done = subprocess.run(
+        [sys.executable, "-c", "from headrace.__main__ import main; main()", "version"],
+        env={**environment, "PYTHONPATH": path}, capture_output=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, b"", b"")
+
+
+@pytest.mark.parametrize("asked", ["--version", "version"])
+def test_the_version_is_printed(asked: str) -> None:
+    shown = CliRunner().invoke(app, [asked])
+    assert (shown.exit_code, shown.output) == (0, f"{__version__}\n")
+
+
+@pytest.mark.parametrize("command", ["", "runs", "queues", "dead", "keys", "webhooks"])
+def test_the_list_of_commands_cuts_nothing_off(command: str) -> None:
+    shown = CliRunner().invoke(app, [*command.split(), "--help"])
+    assert shown.exit_code == 0
+    assert "..." not in shown.output.partition("Commands:")[2]

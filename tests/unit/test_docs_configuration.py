@@ -133,8 +133,8 @@ def test_the_models_file_that_is_shown_is_right(tmp_path: Path) -> None:
     assert found
     (tmp_path / "mine").mkdir()
     (tmp_path / "configs").mkdir()
-    for name in ("sentiment.py", "sentiment.safetensors"):
-        (tmp_path / "mine" / name).touch()
+    (tmp_path / "mine" / "sentiment.py").write_text("class Sentiment: ...\n")
+    (tmp_path / "mine" / "sentiment.safetensors").touch()
     path = tmp_path / "configs" / "models.yaml"
     path.write_text(found.group(1))
     assert check_config(path) == []

@@ -1,8 +1,9 @@
 """The Lua scripts, and the commands that call them. Knows no connection: callers send them.
 
-Each script is `_lib.lua`, then `_end.lua` where it ends jobs or gives them back, `_withdraw.lua`
-where it takes them out of the midst of a queue, `_place.lua` where it says where they stand in one,
-then its own file.
+Each script is `_lib.lua` and `_common.lua`, then `_end.lua` where it ends jobs or gives them back,
+`_withdraw.lua` where it takes them out of the midst of a queue, `_place.lua` where it says where
+they stand in one, then its own file. To define the functions of these files takes as long as many a
+call; so those that are called for each job get them as `seldom().name`, made when first asked for.
 A server that does not know a script (after a restart or a failover) answers NOSCRIPT; the caller
 then sends `load_command` and the call again.
 """
@@ -10,6 +11,7 @@ then sends `load_command` and the call again.
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -46,6 +48,8 @@ class Script:
 _ENDING: Final = frozenset(
     {"claim", "settle", "release", "release_owner", "sweep", "cancel", "purge", "expire"}
 )
+#: Those of them that ask for most functions of the files before them in unusual cases alone.
+_SELDOM: Final = frozenset({"claim", "settle"})
 #: Those of them that take jobs out of the midst of their queues, and so have _withdraw.lua too.
 _WITHDRAWING: Final = frozenset({"cancel", "expire"})
 #: The scripts that say where jobs stand in their queues, and so have _place.lua too.
@@ -69,8 +73,24 @@ def script(name: str) -> Script:
     ending = ("_end",) if name in _ENDING else ()
     withdrawing = ("_withdraw",) if name in _WITHDRAWING else ()
     placing = ("_place",) if name in _PLACING else ()
-    parts = ("_lib", *ending, *withdrawing, *placing, name)
-    folder = files("headrace.scripts")
-    source = "".join(folder.joinpath(f"{part}.lua").read_text("utf-8") for part in parts)
+    shared = _text("_common", *ending, *withdrawing, *placing)
+    if name in _SELDOM:
+        shared = _when_asked_for(shared)
+    source = _text("_lib") + shared + _text(name)
     sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
     return Script(name, source, sha)
+
+
+def _text(*parts: str) -> str:
+    folder = files("headrace.scripts")
+    return "".join(folder.joinpath(f"{part}.lua").read_text("utf-8") for part in parts)
+
+
+def _when_asked_for(functions: str) -> str:
+    """Lua for the function `seldom`, which gives a table of these, and defines them only once."""
+    names = re.findall(r"^local function (\w+)", functions, re.MULTILINE)
+    table = ", ".join(f"{name} = {name}" for name in names)
+    return (
+        "local defined\nlocal function seldom()\nif defined then return defined end\n"
+        f"{functions}defined = {{{table}}}\nreturn defined\nend\n"
+    )

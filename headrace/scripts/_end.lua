@@ -1,6 +1,4 @@
 -- Ending a job and giving one back: put after _lib.lua for the scripts that do either.
-local REVOKED = '{"exc_type": "TaskRevokedError", "exc_message": ["cancelled"], "exc_module": "celery.exceptions"}'
-
 -- Ids stand in key names and in JSON: printable ASCII without quotes and backslashes.
 local function valid_id(id)
   return type(id) == 'string' and #id > 0 and #id <= 128 and not string.find(id, '[^%w%-_%.:@/]')
@@ -30,9 +28,6 @@ local function meta_json(id, status, result)
     .. ', "traceback": null, "children": [], "date_done": "' .. iso_now() .. '", "task_id": "' .. id .. '"}'
 end
 
--- How the messages begin and end that headrace.messages.envelope writes, and nobody else does by chance.
-local OWN_HEAD = '{"headers":{"id":"'
-local OWN_TAIL = '","content-encoding":"utf-8","content-type":"application/json"}'
 -- How long it is kept in mind that the end of a job is still to be told.
 local UNTOLD_TTL_S = 31 * 86400
 

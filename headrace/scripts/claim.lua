@@ -26,19 +26,6 @@ local dropped = {}
 local seen, bytes, dropped_bytes, scanned, full = {}, 0, 0, 0, false
 local revoked = {}
 
-local function sentence(why)
-  return ({
-    ['not-json'] = 'the message is not JSON',
-    ['no-headers'] = 'the message has no headers: only Celery protocol 2 is served',
-    ['no-id'] = 'the message has no id that can be used: 1 to 128 letters, digits and -_.:@/',
-    ['no-body'] = 'the message has no body',
-    ['content-type'] = 'the content type is not application/json: send with the serializer json',
-    ['not-our-task'] = 'only the task ' .. task .. ' is served here',
-    ['id-in-another-queue'] = 'the id is that of a job of another model',
-    ['record-of-another-type'] = 'the key of the record is not a hash',
-  })[why]
-end
-
 -- The id of a message that begins and ends as ours, whatever characters it has. A third of a claim's time would go into
 -- parsing what this package itself has written, so that is known by its two ends; should one be forged, the worker, which
 -- parses it all, fails it under its id.
@@ -55,30 +42,19 @@ local function parsed(raw)
   if not ok or type(m) ~= 'table' then return 'not-json' end
   local h = m['headers']
   if type(h) ~= 'table' then return 'no-headers' end
-  if not valid_id(h['id']) then return 'no-id' end
+  if not seldom().valid_id(h['id']) then return 'no-id' end
   if type(m['body']) ~= 'string' then return 'no-body', h['id'] end
   if m['content-type'] ~= 'application/json' then return 'content-type', h['id'] end
   if h['task'] ~= task then return 'not-our-task', h['id'] end
   return nil, h['id']
 end
 
--- The same, where the message need not be parsed if it is ours.
-local function refusal(raw)
-  local own = own_id(raw)
-  if own and valid_id(own) then return nil, own end
-  return parsed(raw)
-end
-
 -- One question for the keys that most queues are without, in place of one for each.
 local rare = call('EXISTS', 'hr:paused', KEYS[2], KEYS[3], KEYS[4], KEYS[8], KEYS[9], KEYS[10], KEYS[11]) > 0
 if rare and call('SISMEMBER', 'hr:paused', queue) == 1 then return {NOW, -1, 0, 0, 0, 0} end
-if rare then
-  check_types(false)
-else
-  call('ZCARD', KEYS[5]); call('HLEN', KEYS[6]); call('HLEN', KEYS[7])
-end
-local lengths = {call('LLEN', KEYS[1])}
-for s = 2, 4 do lengths[s] = rare and call('LLEN', KEYS[s]) or 0 end
+if rare then seldom().check_types(false) end
+local lengths = {call('LLEN', KEYS[1]), 0, 0, 0}
+if rare then for s = 2, 4 do lengths[s] = call('LLEN', KEYS[s]) end end
 local any_tombs = rare and call('HLEN', KEYS[11]) > 0
 
 -- Whether a readable message is not to run: cancelled, leased already, ended, or a repeat.
@@ -105,7 +81,7 @@ local function look(raw, s)
   local record = id and JOB .. id
   local r = id and try('HMGET', record, 's', 'm', 'c', 'a', 'j', 'ws')
   local why
-  if not r or ((r.err or not r[1]) and not valid_id(id)) then
+  if not r or ((r.err or not r[1]) and not seldom().valid_id(id)) then
     -- What has a record has an id that was looked at when that was written.
     r, why, id = nil, parsed(raw)
   end
@@ -152,26 +128,24 @@ end
 local READ_MAX = redis.REDIS_VERSION_NUM and 32 or 1
 local longest = max_bytes
 
-local function read_messages(s, enough)
-  local count = math.min(READ_MAX, enough - #jobs, math.floor((max_bytes - bytes) / longest))
-  if count < 2 then return {call('LINDEX', KEYS[s], -1 - consumed[s]) or nil} end
-  return call('LRANGE', KEYS[s], -count - consumed[s], -1 - consumed[s])
-end
-
 local function look_at_list(s, enough)
-  local raws, at = {}, 0
+  local key, raws, at = KEYS[s], nil, 0
   while not full and #jobs < enough and scanned < SCAN_MAX do
+    local before, rest = #jobs, lengths[s] - consumed[s]
+    if rest == 0 then return end
     if at == 0 then
-      raws = read_messages(s, enough)
-      at = #raws
+      at = math.min(READ_MAX, enough - before, rest, math.floor((max_bytes - bytes) / longest))
+      if at < 2 then
+        raws, at = {call('LINDEX', key, -1 - consumed[s])}, 1
+      else
+        raws = call('LRANGE', key, -at - consumed[s], -1 - consumed[s])
+      end
     end
     local raw = raws[at]
-    if not raw then return end
     at = at - 1
     if longest == max_bytes or #raw > longest then longest = #raw end
     full = #jobs > 0 and bytes + #raw > max_bytes
     if full then return end
-    local before = #jobs
     look(raw, s)
     if #jobs == before then dropped_bytes = dropped_bytes + #raw end
     consumed[s] = consumed[s] + 1
@@ -184,33 +158,40 @@ end
 -- oldest of its list. That is noted, with how many had been taken from the list by then: {field, note, ...}.
 local notes = {}
 
-local function passed_over(s)
-  local field = 'passed' .. STEPS[s]
-  local out, note = unpack(call('HMGET', KEYS[7], 'out' .. STEPS[s], field))
-  local taken, at = string.match(note or '', '^(%d+) (%d+)$')
-  out = out or '0'
-  if taken == out then return at end
-  notes[#notes + 1] = field
-  notes[#notes + 1] = out .. ' ' .. NOW
-end
-
--- Since when the oldest job of a list waits there; nil where that is not known, or none is among its first messages.
-local function waits_since(s)
-  for i = 1, HEADS do
-    local raw = call('LINDEX', KEYS[s], -i)
-    if not raw then return nil end
-    local why, id
-    if raw ~= GONE then why, id = refusal(raw) end
-    if id and not why then
-      local state, joined, created = unpack(read(id, 's', 'j', 'c'))
-      if state == 'q' then return joined or created end
-      if not state then return passed_over(s) end
-    end
-  end
-end
-
 -- The list whose oldest job has waited longest beyond its time, behind better ones that leave no room for it.
 local function overdue_list()
+  -- As `parsed`, but what is ours need not be parsed.
+  local function refusal(raw)
+    local own = own_id(raw)
+    if own and seldom().valid_id(own) then return nil, own end
+    return parsed(raw)
+  end
+
+  local function passed_over(s)
+    local field = 'passed' .. STEPS[s]
+    local out, note = unpack(call('HMGET', KEYS[7], 'out' .. STEPS[s], field))
+    local taken, at = string.match(note or '', '^(%d+) (%d+)$')
+    out = out or '0'
+    if taken == out then return at end
+    notes[#notes + 1] = field
+    notes[#notes + 1] = out .. ' ' .. NOW
+  end
+
+  -- Since when the oldest job of a list waits there; nil where that is not known, or none is among its first messages.
+  local function waits_since(s)
+    for i = 1, HEADS do
+      local raw = call('LINDEX', KEYS[s], -i)
+      if not raw then return nil end
+      local why, id
+      if raw ~= GONE then why, id = refusal(raw) end
+      if id and not why then
+        local state, joined, created = unpack(seldom().read(id, 's', 'j', 'c'))
+        if state == 'q' then return joined or created end
+        if not state then return passed_over(s) end
+      end
+    end
+  end
+
   local found, since = nil, whole(NOW_US - yield_us)
   local better = lengths[1]
   for s = 2, 4 do
@@ -224,7 +205,7 @@ local function overdue_list()
 end
 
 local extra, overdue, overdue_since = 0, nil, nil
-if yield_us > 0 then overdue, overdue_since = overdue_list() end
+if yield_us > 0 and rare then overdue, overdue_since = overdue_list() end
 if overdue then
   look_at_list(overdue, 1)
   extra = #jobs
@@ -233,6 +214,8 @@ for s = 1, 4 do look_at_list(s, most[s] + extra) end
 local left = {}
 for s = 1, 4 do left[s] = lengths[s] - consumed[s] end
 if scanned == 0 then return {NOW, left[1], left[2], left[3], left[4], 0} end
+-- Of the wrong type they err here, before anything is written.
+if not rare then call('ZCARD', KEYS[5]); call('HLEN', KEYS[6]); call('HLEN', KEYS[7]) end
 -- What was refused under a readable id has a client that waits for it: tell it, unless the id has a record or a result.
 for _, r in ipairs(refused) do
   local id = r[3]
@@ -240,7 +223,7 @@ for _, r in ipairs(refused) do
   if id then seen[id] = true end
 end
 
-pass_at_maxmemory(KEYS[5])
+call('ZREM', KEYS[5], '')  -- see pass_at_maxmemory
 if #notes > 0 then call('HSET', KEYS[7], unpack(notes)) end
 local answer = {NOW, left[1], left[2], left[3], left[4], #refused}
 local token = call('INCRBY', 'hr:token', #jobs + #refused) - #jobs - #refused
@@ -248,8 +231,11 @@ for s = 1, 4 do
   if consumed[s] > 0 then call('HINCRBY', KEYS[7], 'out' .. STEPS[s], consumed[s]) end
 end
 for step, n in pairs(tombs_of) do call('HINCRBY', KEYS[7], 'tomb' .. step, -n) end
-in_chunks('HDEL', KEYS[11], tombs)
-for _, d in ipairs(dropped) do leave_untold(queue, d[1], d[2], meta_json(d[1], 'REVOKED', REVOKED)) end
+if #tombs > 0 then
+  local s = seldom()
+  s.in_chunks('HDEL', KEYS[11], tombs)
+  for _, d in ipairs(dropped) do s.leave_untold(queue, d[1], d[2], s.meta_json(d[1], 'REVOKED', REVOKED)) end
+end
 
 -- {created, id, ...} of what gets its record here: stock clients' jobs.
 local fresh = {}
@@ -286,29 +272,51 @@ end
 local leases, helds = {}, {}
 if extra > 0 and not jobs[1][4][1] then jobs[1][4][5] = overdue_since end
 for _, j in ipairs(jobs) do lease(j, leases, helds) end
-in_chunks('ZADD', KEYS[5], leases)
-in_chunks('HSET', KEYS[6], helds)
-for _, r in ipairs(refused) do
+if #leases > CHUNK then
+  seldom().in_chunks('ZADD', KEYS[5], leases)
+  seldom().in_chunks('HSET', KEYS[6], helds)
+elseif #leases > 0 then
+  call('ZADD', KEYS[5], unpack(leases))
+  call('HSET', KEYS[6], unpack(helds))
+end
+
+-- Buries what is no job of ours, and ends it where it has an id.
+local function refuse(r)
+  local function sentence(why)
+    return ({
+      ['not-json'] = 'the message is not JSON',
+      ['no-headers'] = 'the message has no headers: only Celery protocol 2 is served',
+      ['no-id'] = 'the message has no id that can be used: 1 to 128 letters, digits and -_.:@/',
+      ['no-body'] = 'the message has no body',
+      ['content-type'] = 'the content type is not application/json: send with the serializer json',
+      ['not-our-task'] = 'only the task ' .. task .. ' is served here',
+      ['id-in-another-queue'] = 'the id is that of a job of another model',
+      ['record-of-another-type'] = 'the key of the record is not a hash',
+    })[why]
+  end
+  local s = seldom()
   token = token + 1
   local raw, why, id, fence = r[1], r[2], r[3], whole(token)
-  bury(queue, id or ('raw-' .. fence), fence, why, raw, sentence(why), {})
+  s.bury(queue, id or ('raw-' .. fence), fence, why, raw, sentence(why), {})
   if id then
-    finish_failed(id, ARGV[9], nil, 'InvalidRequest', 'invalid-request', sentence(why),
+    s.finish_failed(id, ARGV[9], nil, 'InvalidRequest', 'invalid-request', sentence(why),
       {'m', model, 'v', version, 'c', NOW, 'dl', '1'}, queue, raw)
     fresh[#fresh + 1] = NOW
     fresh[#fresh + 1] = id
   elseif why == 'no-id' then
     -- It ends as no job, but a chord may count on it.
-    leave_untold(queue, 'raw-' .. fence, raw, failed_json('raw-' .. fence, 'InvalidRequest', sentence(why)))
+    s.leave_untold(queue, 'raw-' .. fence, raw, s.failed_json('raw-' .. fence, 'InvalidRequest', sentence(why)))
   end
 end
+
+for _, r in ipairs(refused) do refuse(r) end
 for _, r in ipairs(revoked) do
   call('HSET', JOB .. r[1], 'm', model, 'v', version, 'c', NOW, 'p', STEPS[r[2]], 'l', ARGV[9])
-  finish_cancelled(r[1], ARGV[9], nil, queue, r[3])
+  seldom().finish_cancelled(r[1], ARGV[9], nil, queue, r[3])
   fresh[#fresh + 1] = NOW
   fresh[#fresh + 1] = r[1]
 end
-index_jobs(model, fresh, tonumber(ARGV[10] or '0'))
+if #fresh > 0 then seldom().index_jobs(model, fresh, tonumber(ARGV[10] or '0')) end
 for s = 1, 4 do
   if consumed[s] > 0 then call('LTRIM', KEYS[s], 0, -(consumed[s] + 1)) end
 end

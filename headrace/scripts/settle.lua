@@ -38,11 +38,12 @@ if #ours == 0 then return answer end
 -- By what counters call it, how many of this call have ended so; what `finish` ends counts itself.
 local counted = {}
 
+-- Puts a job off for another try.
 local function put_off(i, id, attempts)
   local raw = call('HGET', KEYS[6], id)
   if not raw then
     -- Somebody removed the message from `held`: there is nothing to retry.
-    finish_failed(id, DEFAULT_TTL_S, nil, 'ReplicaLost', 'replica-lost',
+    seldom().finish_failed(id, DEFAULT_TTL_S, nil, 'ReplicaLost', 'replica-lost',
       'the message of the job was removed from Redis while it was leased', {}, ARGV[1])
     return 1
   end
@@ -59,19 +60,18 @@ local function put_off(i, id, attempts)
   return 4
 end
 
--- What a decoded JSON object says under a name, where it says a string.
-local function text_in(json, name)
-  local ok, object = pcall(cjson.decode, json)
-  local text = ok and type(object) == 'table' and object[name]
-  return type(text) == 'string' and text or ''
-end
-
 -- Its retries are used up: an operator may put it back once what was wrong is mended.
 local function bury_failed(i, id, attempts)
+  -- What a decoded JSON object says under a name, where it says a string.
+  local function text_in(json, name)
+    local ok, object = pcall(cjson.decode, json)
+    local text = ok and type(object) == 'table' and object[name]
+    return type(text) == 'string' and text or ''
+  end
   local raw = call('HGET', KEYS[6], id)
   if not raw then return end
-  local step, created = unpack(read(id, 'p', 'c'))
-  bury(ARGV[1], id, ARGV[i + 1], text_in(ARGV[i + 7], 'type'), raw, text_in(ARGV[i + 7], 'message'),
+  local step, created = unpack(seldom().read(id, 'p', 'c'))
+  seldom().bury(ARGV[1], id, ARGV[i + 1], text_in(ARGV[i + 7], 'type'), raw, text_in(ARGV[i + 7], 'message'),
     {id = id, step = step, attempts = attempts, created = created, traceback = text_in(ARGV[i + 3], 'traceback')})
   call('HSET', JOB .. id, 'dl', '1')
 end
@@ -94,11 +94,11 @@ local function settle(i, id, r, job)
   else
     call('HSET', job, 's', state, 'en', NOW, 'b', ARGV[i + 4], 'tm', ARGV[i + 5])
   end
-  if NOT_RUN[state] then started, r[6] = '', not_run(id, r[6]) end
+  if NOT_RUN[state] then started, r[6] = '', seldom().not_run(id, r[6]) end
   if not until_ms[ttl] then until_ms[ttl] = whole(math.floor(NOW_US / 1000) + tonumber(ttl) * 1000) end
   call('PEXPIREAT', job, until_ms[ttl])
   if r[7] then ended_of[r[7]] = (ended_of[r[7]] or 0) + 1 end
-  if r[8] then tell_webhook(id, r[8], state) end
+  if r[8] then seldom().tell_webhook(id, r[8], state) end
   if meta ~= '' then call('SET', META .. id, meta, 'EX', ttl) end
   if r[3] == NOBODY then return 1 end
   -- Without a Celery result (ignore_result, or it is in the record) who waits looks at the record; Celery passes this state over.
@@ -122,12 +122,13 @@ call('HLEN', KEYS[6])
 if delays then call('ZCARD', KEYS[8]); call('HLEN', KEYS[9]) end
 local ids = {}
 for k, o in ipairs(ours) do ids[k] = o[4] end
-in_chunks('ZREM', KEYS[5], ids)
+local few = #ids <= CHUNK
+if few then call('ZREM', KEYS[5], unpack(ids)) else seldom().in_chunks('ZREM', KEYS[5], ids) end
 for _, o in ipairs(ours) do
   local i, n, r, id, job = o[1], o[2], o[3], o[4], o[5]
   if r[4] then
-    if NOT_RUN[ARGV[i + 2]] then not_run(id, r[6]) end
-    finish_cancelled(id, (ARGV[i + 8] ~= '' and ARGV[i + 8]) or r[5], r[3], ARGV[1], call('HGET', KEYS[6], id))
+    if NOT_RUN[ARGV[i + 2]] then seldom().not_run(id, r[6]) end
+    seldom().finish_cancelled(id, (ARGV[i + 8] ~= '' and ARGV[i + 8]) or r[5], r[3], ARGV[1], call('HGET', KEYS[6], id))
     answer[n] = 3
   elseif ARGV[i + 9] ~= '' and ARGV[i + 9] ~= 'dead' then
     answer[n] = put_off(i, id, r[6])
@@ -136,9 +137,10 @@ for _, o in ipairs(ours) do
     answer[n] = settle(i, id, r, job)
   end
 end
-in_chunks('HDEL', KEYS[6], ids)
-for word, n in pairs(counted) do count(ARGV[1], word, n) end
-for owner, n in pairs(ended_of) do landed(owner, n) end
+if few then call('HDEL', KEYS[6], unpack(ids)) else seldom().in_chunks('HDEL', KEYS[6], ids) end
+-- As `count` has it.
+for word, n in pairs(counted) do try('HINCRBY', 'hr:stats:' .. string.sub(ARGV[1], 10), 'ended:' .. word, n) end
+for owner, n in pairs(ended_of) do seldom().landed(owner, n) end
 -- One publication a batch and waiting API process, with all that its answer to the client needs.
 for api, ended in pairs(waiting) do call('PUBLISH', DONE .. api, cmsgpack.pack(ended)) end
 return answer

@@ -244,10 +244,9 @@ class Consumer:
             return
         replica.jobs += len(batch.items)
         self._harvest.add(lane, batch, (outcomes, times, padding, fits), now)
-        # Whatever arrived while it ran is asked for together with its settlement; the lists that
-        # are watched have told.
+        # What arrived while it ran is asked for with its settlement; watched lists have told.
         first = self._first_list[lane.model.name]
-        lane.backlog.look(
+        lane.backlog.guess(
             place for place in range(len(STEPS)) if first + place in self._wake.unwatched
         )
 
@@ -327,7 +326,8 @@ class Consumer:
                 if wants_wake(self.lanes[index // len(STEPS)], index % len(STEPS), now)
             ]
             if wanted:
-                self._woken(self._wake.watch(wanted))
+                for index in self._wake.watch(wanted):
+                    self.lanes[index // len(STEPS)].backlog.found(index % len(STEPS))
                 if self._dropping.heard(self._wake.heard()):
                     return 0.0
             if any(lane.claimable for lane in self.lanes):

@@ -204,9 +204,10 @@ class Lane:
     def came(self, reply: Sequence[Any], now: float) -> None:
         """A claim was answered; what it gave is read next."""
         lefts = [int(left) for left in reply[1 : CLAIM_HEAD - 1]]
-        self.backlog.end_claim()
+        jobs = (len(reply) - CLAIM_HEAD) // CLAIM_ROW
+        self.backlog.gave(jobs)
         self.backlog.saw(lefts)
-        self.company.answered((len(reply) - CLAIM_HEAD) // CLAIM_ROW, lefts, now)
+        self.company.answered(jobs, lefts, now)
         self.unread.append(reply)
 
     def read(self, now: float) -> list[Settlement]:

@@ -10,6 +10,7 @@ import pytest
 
 from headrace.catalog import ModelConfig
 from headrace.envelope import envelope
+from workers.backlog import WRONG_MAX
 from workers.claims import Claims
 from workers.dispatch import Dispatch
 from workers.items import Settlement
@@ -127,6 +128,35 @@ def test_nothing_more_is_asked_for_when_the_first_write_finds_redis_gone() -> No
     claims.ask_before_settling(NOW)
     assert [word for word in desk.said if word[0] == "claim"] == [("claim", "one", [SIZE] * 4)]
     assert not other.backlog.claiming
+
+
+def test_behind_lone_jobs_nothing_is_asked_for_until_a_look_has_found_some() -> None:
+    """A job is claimed as a push has told; what is asked for at its end brings nothing."""
+    one = lane()
+
+    def at_its_end(brings: int) -> bool:
+        one.take_all()
+        one.backlog.guess([0])
+        asked = bool(said([one], "ask"))
+        if asked:
+            came(one, brings)
+            one.read(NOW)
+        return asked
+
+    def lone_job() -> bool:
+        one.backlog.look([0])
+        assert said([one], "ask"), "it was told of"
+        came(one, 1)
+        one.read(NOW)
+        return at_its_end(brings=0)
+
+    assert [lone_job() for _ in range(5)] == [True] * WRONG_MAX + [False] * 2
+    one.backlog.found(0)
+    assert said([one], "ask"), "a length says so"
+    came(one, 1)
+    one.read(NOW)
+    assert [at_its_end(brings=1), at_its_end(brings=0)] == [True] * 2
+    assert [lone_job() for _ in range(3)] == [True, True, False]
 
 
 def test_a_cancel_told_before_the_answer_is_read_is_kept_until_then_and_no_longer() -> None:

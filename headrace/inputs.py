@@ -46,6 +46,22 @@ def loads(raw: bytes | msgspec.Raw) -> Any:
             raise InvalidRequest(f"the input is not JSON: {error}") from None
 
 
+def strict_json(text: bytes) -> bytes:
+    """JSON text that every parser reads: where it says NaN or Infinity, `null` stands.
+
+    Raises:
+        ValueError: it is not JSON for Python's own parser either.
+    """
+    try:
+        msgspec.json.decode(text.decode(), type=msgspec.Raw)
+    except (ValueError, RecursionError):
+        try:
+            return _encode(json.loads(text))
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
+    return text
+
+
 def decode_payload(body: bytes, content_type: str) -> tuple[Any, str]:
     """As `decode_input`, for bytes that never were in a message; "" says that they are its JSON.
 

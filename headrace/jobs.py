@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 import msgspec
 from typing_extensions import override
 
+from headrace.inputs import strict_json
 from headrace.keys import NOBODY, F
 from headrace.progress import Progress, stages_progress
 
@@ -252,7 +253,7 @@ class Job(msgspec.Struct, gc=False):
     @property
     def traceback(self) -> str | None:
         """The handler's traceback, for those who may see it."""
-        return _META.decode(self.meta).traceback if self.meta else None
+        return _read_meta(self.meta).traceback if self.meta else None
 
 
 class _Meta(msgspec.Struct):
@@ -265,7 +266,17 @@ _META: Final = msgspec.json.Decoder(_Meta)
 
 def result_in(meta: str | bytes) -> bytes:
     """The result, as JSON text, in a Celery result that tells of success."""
-    return bytes(_META.decode(meta).result)
+    return bytes(_read_meta(meta).result)
+
+
+def _read_meta(meta: str | bytes) -> _Meta:
+    try:
+        return _META.decode(meta)
+    except msgspec.DecodeError:
+        # Celery's own backend writes there too, where somebody stores by the id of a job, and
+        # says NaN where no JSON parser but Python's would.
+        text = meta.encode() if isinstance(meta, str) else meta
+        return _META.decode(strict_json(text))
 
 
 def batch_text(size: int, padding: int) -> int | str:

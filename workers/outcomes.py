@@ -10,12 +10,15 @@ import msgspec
 
 from headrace.errors import HandlerError, HeadraceError, JobError, OutOfMemory
 from headrace.handler import Response
+from headrace.inputs import strict_json
 
 TRACEBACK_MAX_CHARS: Final = 16_000
 MESSAGE_MAX_CHARS: Final = 2_000
 BINARY_TYPE: Final = "application/octet-stream"
 
 _BYTES: Final = (bytes, bytearray, memoryview)
+#: What is not encoded as it is; one question, as most results are none of these.
+_OTHER: Final = (Response, bytes, bytearray, memoryview, msgspec.Raw)
 #: What torch says where it has no class for it: its CPU allocator, cuBLAS and cuDNN.
 _NO_MEMORY: Final = ("can't allocate memory", "not enough memory: you tried", "_ALLOC_FAILED")
 
@@ -50,15 +53,26 @@ def encode_result(result: Any) -> Outcome:
 
     Raises:
         TypeError: it holds a value that JSON cannot say, or a Response a body that is no bytes.
+        ValueError: it is a `msgspec.Raw` of what is not JSON.
     """
+    if not isinstance(result, _OTHER):
+        return [True, msgspec.json.encode(result, enc_hook=_plain), ""]
     if isinstance(result, Response):
         # msgspec would write text as it is, and readers would take it for base64.
         if not isinstance(result.body, _BYTES):
             raise TypeError(f"a Response's body is bytes, not {type(result.body).__name__}")
         return [True, _binary(bytes(result.body)), result.content_type or BINARY_TYPE]
-    if isinstance(result, _BYTES):
-        return [True, _binary(bytes(result)), BINARY_TYPE]
-    return [True, msgspec.json.encode(result, enc_hook=_plain), ""]
+    if isinstance(result, msgspec.Raw):
+        return [True, _checked(bytes(result)), ""]
+    return [True, _binary(bytes(result)), BINARY_TYPE]
+
+
+def _checked(text: bytes) -> bytes:
+    # Others wrote it, perhaps Python's own json, and msgspec would pass it on unread.
+    try:
+        return strict_json(text)
+    except ValueError as error:
+        raise ValueError(f"its msgspec.Raw is not JSON: {error}") from None
 
 
 def _binary(body: bytes) -> bytes:

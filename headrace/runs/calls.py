@@ -13,7 +13,7 @@ from headrace.client.problems import Problem, decoded, problem_error
 from headrace.client.requests import JOBS, JSON_HEADERS, NDJSON_HEADERS, job_request
 from headrace.client.steps import Answer, Plan, Request
 from headrace.errors import HeadraceError, UnexpectedAnswer
-from headrace.inputs import binary_input
+from headrace.inputs import binary_input, strict_json
 from headrace.media import is_json
 
 #: The server may hold a pack back for so long while a queue is full; a stop waits for no longer.
@@ -110,8 +110,13 @@ def long_result(session: Session, job_id: str) -> Plan[msgspec.Raw]:
     kind = answer.headers.get("content-type", "")
     if not is_json(kind.partition(";")[0].strip().lower()):
         return msgspec.Raw(binary_input(answer.body, kind))
-    has_lines = b"\n" in answer.body or b"\r" in answer.body
-    return msgspec.Raw(msgspec.json.format(answer.body, indent=-1) if has_lines else answer.body)
+    try:
+        text = strict_json(answer.body)
+    except ValueError:
+        # A handler's Response says what it likes; a row is JSON all the same.
+        return msgspec.Raw(binary_input(answer.body, kind))
+    has_lines = b"\n" in text or b"\r" in text
+    return msgspec.Raw(msgspec.json.format(text, indent=-1) if has_lines else text)
 
 
 def _named(verb: str, ids: Sequence[str]) -> Request:

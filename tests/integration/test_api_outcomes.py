@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from headrace.client import Client
 from headrace.jobs import new_id
 from tests.harness.api_server import ApiServer
 from tests.harness.fake_worker import Answer, claim, failure, settle
@@ -104,6 +105,26 @@ def test_brief_answers_count_what_is_there_and_tell_what_is_not(
     assert refused.status_code == 400
     assert "brief: 'yes' is neither 0 nor 1" in refused.json()["detail"]
     end(redis_db, *[Answer()] * 4)
+
+
+def test_nan_in_a_record_is_null_whichever_way_it_is_read(
+    api: ApiServer, redis_db: RedisServer
+) -> None:
+    """Celery's own backend writes it, where somebody stores a result under the id of a job."""
+    submit(api, {"id": "nan"})
+    end(redis_db, Answer(result=b'{"a":[NaN,-Infinity],"b":"NaN"}'))
+    wanted = {"a": [None, None], "b": "NaN"}
+    assert outcomes(api, ["nan"])[0]["result"] == wanted
+    line = {"model": "echo", "input": 1, "id": "nan"}
+    for answer in (
+        api.http.get("/api/v1/jobs/nan"),
+        api.http.get("/api/v1/jobs/nan?wait=5"),
+        api.http.post(BULK, content=json.dumps(line)),
+    ):
+        assert answer.json()["result"] == wanted, answer.text
+    assert api.http.get("/api/v1/jobs/nan/result").json() == wanted
+    with Client(api.url) as client:
+        assert client.result("nan") == wanted
 
 
 def test_only_what_has_ended_is_forgotten_and_its_id_is_free_again(

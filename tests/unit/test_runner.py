@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import json
+import math
 import weakref
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -205,6 +207,29 @@ def test_results_on_the_wire() -> None:
     ]
     assert encode_result(Response(b"x", "image/png"))[2] == "image/png"
     assert encode_result(Response(b"x", ""))[2] == "application/octet-stream"
+
+
+def test_json_that_others_wrote_is_json_for_every_reader() -> None:
+    """msgspec passes a Raw on unread, and Python's json writes NaN, which JSON does not have."""
+    foreign = json.dumps([math.nan, -math.inf, "NaN"]).encode()
+    for result, text in (
+        (msgspec.Raw(foreign), b'[null,null,"NaN"]'),
+        (msgspec.Raw(b' {"x": 1.50}'), b' {"x": 1.50}'),
+        ({"a": math.nan, "b": [np.inf, torch.tensor(math.nan)]}, b'{"a":null,"b":[null,null]}'),
+    ):
+        assert encode_result(result) == [True, text, ""]
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"nan", b'"\xff"', b"[1] 2", b"[" * 100_000])
+def test_what_is_no_json_fails_its_own_item_alone(text: bytes) -> None:
+    class Passes(Handler):
+        def inference(self, items: list[Any]) -> list[Any]:
+            return [msgspec.Raw(text) if item == 1 else item for item in items]
+
+    bad, good = run(Passes(), [1, 2])
+    assert bad[:2] == [False, "handler-error"]
+    assert bad[2].startswith("the result cannot be sent: its msgspec.Raw is not JSON: ")
+    assert good == [True, b"2", ""]
 
 
 def test_a_response_of_text_is_an_error_and_not_read_as_base64() -> None:

@@ -15,6 +15,8 @@ import pytest
 from typing_extensions import override
 
 from headrace import errors
+from headrace.client.exchange import Session
+from headrace.client.steps import Answer
 from headrace.runs import calls
 from headrace.runs import engine as engines
 from headrace.runs import feeder as feeders
@@ -302,6 +304,25 @@ def test_a_long_result_that_nobody_may_read_ends_the_run_and_one_that_is_gone_it
     assert (row.status, row.result, row.error and row.error.type) == (
         "failed", None, "job-not-found",
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("body", "value"),
+    [
+        (b'{"a":\n [NaN]}', {"a": [None]}),
+        (b"oops", {"content_type": "application/json", "base64": "b29wcw=="}),
+    ],
+)
+def test_a_long_result_that_only_says_that_it_is_json_is_a_row_all_the_same(
+    body: bytes, value: Any
+) -> None:
+    plan = calls.long_result(Session("http://x", 0), "r.0")
+    next(plan)
+    with pytest.raises(StopIteration) as ended:
+        plan.send(Answer(200, {"content-type": "application/json"}, body))
+    text = bytes(ended.value.value)
+    assert msgspec.json.decode(text) == value
+    assert b"\n" not in text
 
 
 def test_a_stop_leaves_what_is_under_way_and_a_cancel_ends_it(out: Path) -> None:

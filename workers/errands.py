@@ -17,7 +17,8 @@ from functools import cache, partial
 from typing import Any, Final
 
 import msgspec
-from celery import Celery, bootsteps
+from celery import Celery, bootsteps, states
+from celery.backends.base import DisabledBackend
 from celery.exceptions import Reject
 from kombu import Queue
 from redis.exceptions import RedisError
@@ -73,7 +74,7 @@ def create_app(settings: Settings, catalog: Catalog, owner: str) -> Celery:
             hint="Set HEADRACE_REDIS_URL, or start everything with `headrace up`.",
         )
     target = celery_url(url)
-    app = Celery("headrace-errands", broker=target.url, set_as_current=False)
+    app = Celery("headrace-errands", broker=target.url, backend=NoResults, set_as_current=False)
     app.conf.update(
         **common_conf(target, keys.ERRANDS, {"owner": owner, "priority_steps": [0]}),
         task_acks_late=True,
@@ -92,6 +93,18 @@ def create_app(settings: Settings, catalog: Catalog, owner: str) -> Celery:
     if catalog.pipelines:
         app.steps["worker"].add(conductor_step(settings, catalog, url, owner))
     return app
+
+
+class NoResults(DisabledBackend):
+    """Keeps no results, and says so of each, where Celery's own of this kind raises.
+
+    Who revokes a model's job is heard by this worker, too, and Celery asks for its result then.
+    """
+
+    @override
+    def get_state(self, task_id: str) -> str:
+        """Of no task anything is known."""
+        return states.PENDING
 
 
 class ConductorStep(bootsteps.StartStopStep):

@@ -128,6 +128,12 @@ def test_what_is_no_message_is_dropped_and_hinders_nothing(
                 answers: Any = app.control.broadcast(command, reply=True, timeout=30, limit=1)
                 (answer,) = answers
                 assert "errands worker" in answer["only@test"]["error"]
+            # Every worker hears it, and the job is none of this one's.
+            app.control.revoke("a-models-job")
+            wait_until(
+                lambda: worker.says("flagged as revoked", "a-models-job"), "it was heard", 60
+            )
+        assert not worker.says("Failed to mark", "a-models-job")
         assert worker.log.count("is no message of Celery") == 3
         nothing_held(client)
 

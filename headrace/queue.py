@@ -184,6 +184,17 @@ class JobQueue:
         """
         return await self._cancel_owned([_owned(job_id, owner) for job_id in ids])
 
+    async def cancel_for(self, job_id: str, token: str, ids: Sequence[str]) -> list[str] | None:
+        """Cancel jobs for the sake of another one; None where that is no longer held so.
+
+        Args:
+            job_id: the job for whose sake.
+            token: the fence of its claim.
+            ids: the jobs.
+        """
+        said = await self.once("cancel", keys.QUEUE_PREFIX, f"0 {job_id} {token}", *ids)
+        return None if said is None else [word.decode() for word in said]
+
     async def _cancel_owned(self, ids: Sequence[str]) -> list[str]:
         answers = await self._call("cancel", keys.QUEUE_PREFIX, 0, *ids)
         return [answer.decode() for answer in answers]

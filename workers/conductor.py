@@ -37,7 +37,7 @@ from workers.pipeline_begin import claimed_rows, read_course
 from workers.pipeline_end import failure, success
 from workers.pipeline_tells import Tells
 from workers.sequels import UNTOLD_MAX
-from workers.stage_jobs import AGAIN_MAX_S, StageJobs
+from workers.stage_jobs import AGAIN_MAX_S, Lost, StageJobs
 from workers.wake import POLL_S, Wake
 
 logger = logging.getLogger(__name__)
@@ -263,11 +263,14 @@ class Conductor:
 
     async def _end(self, line: Line, course: Course, settlement: Settlement) -> None:
         """End the job, and what is under way of it; said until Redis has taken it."""
+        try:
+            await self._end_own(line, course, settlement)
+        except Lost:
+            self._leave_to_another(course)
+
+    async def _end_own(self, line: Line, course: Course, settlement: Settlement) -> None:
         good = settlement.state == "s"
-        over: list[str] = []
-        if course.under_way:
-            ids = list(course.under_way)
-            over = await self._jobs.patiently(lambda: self._jobs.cancel(ids))
+        over = await self._jobs.cancel(course)
         if any(state.began_s for state in course.states.values()):
             await self._jobs.told(course, now=True)
         if not good and course.item.message is not None:
@@ -276,10 +279,21 @@ class Conductor:
         if course.item.canvas is not None and not settlement.retried:
             settlement = await self._tells.ended(course, settlement)
         queue = line.model.queue
-        await self._jobs.patiently(lambda: self._queue.on_queue("settle", queue, *settlement))
+        (said,) = await self._jobs.patiently(
+            lambda: self._queue.on_queue("settle", queue, *settlement)
+        )
+        if not int(said):
+            raise Lost
         if good:
-            await self._jobs.clear(course, over)
+            await self._jobs.clear(course, over, settled=True)
         await self._jobs.settled(course, settlement)
+
+    def _leave_to_another(self, course: Course) -> None:
+        # This process may have stood still for long. All that the job has come to is the other's,
+        # who has found it under the same ids.
+        course.item.dropped = "lost"
+        self._jobs.leave(course)
+        logger.warning("another has gone on with the job meanwhile", extra=about(course))
 
     def _over(self, line: Line, course: Course, task: asyncio.Task[None]) -> None:
         if line.courses.get(course.item.id, (None,))[0] is course:
@@ -312,9 +326,10 @@ class Conductor:
         said = await self._queue.on_keys("renew", line.model.queue, lease_us, *pairs)
         for course, word in zip(held, said, strict=True):
             if int(word) == _ASKED:
-                self._drop(course, "cancelled")
-            elif int(word) != _RENEWED:
-                self._drop(course, "lost")
+                self._cancel(course)
+            elif int(word) != _RENEWED and course.item.dropped != "lost":
+                self._leave_to_another(course)
+                self._stop(course)
 
     async def _sweep(self, line: Line) -> None:
         now = time.monotonic()
@@ -351,15 +366,17 @@ class Conductor:
                 for line in self._lines:
                     found = line.courses.get(job_id)
                     if found is not None and found[0].item.token == token:
-                        self._drop(found[0], "cancelled")
+                        self._cancel(found[0])
 
-    def _drop(self, course: Course, why: str) -> None:
-        if course.item.dropped:
-            return
+    def _cancel(self, course: Course) -> None:
+        if not course.item.dropped:
+            course.item.dropped = "cancelled"
+            self._stop(course)
+
+    def _stop(self, course: Course) -> None:
         for line in self._lines:
             found = line.courses.get(course.item.id)
             if found is not None and found[0] is course:
-                course.item.dropped = why
                 found[1].cancel()
 
     async def _leave(self) -> None:

@@ -55,6 +55,10 @@ _PASSES: Final = (QueueFull, BrokerError, StoreError)
 _NOTHING: Final = b"null"
 
 
+class Lost(Exception):
+    """The job of a course is another's by now, who goes on with it: nothing of it is to be done."""
+
+
 class Input(NamedTuple):
     """The input of a stage's job on its way.
 
@@ -220,27 +224,43 @@ class StageJobs:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, AGAIN_MAX_S)
 
-    async def cancel(self, ids: Sequence[str]) -> list[str]:
-        """Cancel stages' jobs; those that have ended now."""
-        over = []
-        for chunk in _chunks(ids, VIEW_MAX_JOBS):
-            said = await self._queue.cancel(chunk)
+    async def cancel(self, course: Course) -> list[str]:
+        """Cancel those of a course's jobs that are under way; those that have ended now.
+
+        Raises:
+            Lost: the course is another's by now, and so are they.
+        """
+        item, over = course.item, []
+        for chunk in _chunks(list(course.under_way), VIEW_MAX_JOBS):
+            said = await self.patiently(partial(self._queue.cancel_for, item.id, item.token, chunk))
+            if said is None:
+                raise Lost
             over += [name for name, word in zip(chunk, said, strict=True) if word != "asked"]
         return over
 
-    async def clear(self, course: Course, over: Sequence[str] = ()) -> None:
+    async def clear(
+        self, course: Course, over: Sequence[str] = (), *, settled: bool = False
+    ) -> None:
         """Remove what nobody needs once the course is over; where that fails, it runs out.
 
         Args:
             course: the course.
             over: ids of jobs of its stages that have ended beside those that it knows.
+            settled: its job has ended; until then it is asked whose that is.
+
+        Raises:
+            Lost: the course is another's by now, and nothing of it was removed.
         """
-        self._told_at.pop(course.item.token, None)
+        self.leave(course)
+        item = course.item
         names = [*course.ended, *course.freed, *over]
         entries = _stored(course, course.ended)
         try:
             for chunk in _chunks(names, VIEW_MAX_JOBS):
-                await self._client.unlink(*map(keys.job, chunk), *map(keys.meta, chunk))
+                if settled:
+                    await self._client.unlink(*map(keys.job, chunk), *map(keys.meta, chunk))
+                elif not await self._queue.once("clear", item.id, item.token, *chunk):
+                    raise Lost
             for job_id, (stage, job) in course.ended.items():
                 if job.dead_lettered:  # the pipeline's own letter stands for it
                     await self._letters.purge(keys.queue_name(stage.model), [job_id])
@@ -248,6 +268,10 @@ class StageJobs:
                 await self.in_thread(self.stores.drop, *entries)
         except (HeadraceError, RedisError, OSError) as error:
             logger.warning("what is left of its stages runs out: %s", error, extra=about(course))
+
+    def leave(self, course: Course) -> None:
+        """Note no more of a course."""
+        self._told_at.pop(course.item.token, None)
 
     async def settled(self, course: Course, settlement: Settlement) -> None:
         """The job has ended: its own input goes, and its result stays as long as its record."""

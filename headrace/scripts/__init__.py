@@ -56,7 +56,7 @@ _WITHDRAWING: Final = frozenset({"cancel", "expire"})
 _PLACING: Final = frozenset({"view", "watch"})
 
 NAMES: Final = (
-    "errands", "stages", "hand_over",
+    "errands", "stages", "clear", "hand_over",
     "submit", "claim", "settle", "renew", "release", "release_owner", "sweep", "cancel", "view",
     "depth", "index", "purge", "requeue", "purge_letters", "put_payload", "look_payloads",
     "follow", "report", "file_begin", "file_part", "file_finish", "take_tokens",

@@ -1,7 +1,9 @@
 -- Cancel jobs, whatever their state, and say truly what that did. KEYS: none. ARGV: 1 queue prefix, 2 for how many
 -- seconds to remember ids that have no record (0: not at all), so that a message of theirs is not run; then ids, each
 -- with a blank and an API key behind it where the job is unknown unless it is that key's (-: nobody's).
--- Returns per id: unknown, removed (it will not run), asked (a worker holds it, and is told), or ended.
+-- Behind the seconds, with blanks, may stand id and token of a job: for its sake they are cancelled, and nothing is done
+-- where that is another's by now or has ended.
+-- Returns per id: unknown, removed (it will not run), asked (a worker holds it, and is told), or ended; or false.
 local REMEMBERED_MAX = 50000
 local told, unknown = {}, {}
 
@@ -31,6 +33,11 @@ local function cancel(id, key)
   return 'removed'
 end
 
+local remember_s, sake, fence = string.match(ARGV[2], '^(%S+) ?(%S*) ?(%S*)$')
+if sake ~= '' then
+  local token, state = unpack(read(sake, 't', 's'))
+  if token ~= fence or state ~= 'r' then return false end
+end
 redis.call('ZCARD', REVOKED_IDS)
 local asked = {}
 for i = 3, #ARGV do
@@ -42,10 +49,10 @@ end
 local answer = {}
 for n, a in ipairs(asked) do answer[n] = cancel(a[1], a[2]) end
 for owner, jobs in pairs(told) do redis.call('PUBLISH', CANCELLED .. owner, cmsgpack.pack(jobs)) end
-if ARGV[2] ~= '0' and #unknown > 0 then
+if remember_s ~= '0' and #unknown > 0 then
   pass_at_maxmemory(REVOKED_IDS)
-  for _, id in ipairs(unknown) do redis.call('ZADD', REVOKED_IDS, whole(NOW_US + tonumber(ARGV[2]) * 1e6), id) end
-  redis.call('EXPIRE', REVOKED_IDS, ARGV[2])
+  for _, id in ipairs(unknown) do redis.call('ZADD', REVOKED_IDS, whole(NOW_US + tonumber(remember_s) * 1e6), id) end
+  redis.call('EXPIRE', REVOKED_IDS, remember_s)
   redis.call('ZREMRANGEBYSCORE', REVOKED_IDS, '-inf', NOW)
   redis.call('ZREMRANGEBYRANK', REVOKED_IDS, 0, -(REMEMBERED_MAX + 1))
 end

@@ -275,6 +275,7 @@ def test_a_server_that_knows_no_script_is_told(queue: Queue, name: str) -> None:
         "outcomes": [""], "forget": [""], "listen": ["x"],
         "tell_run": ["r", "{}", "", 60, 10, "-"],
         "errands": ["", "", 1], "stages": ["x", 1, "{}", "y"], "hand_over": ["e", "e2"],
+        "clear": ["x", 1],
         "batch_create": ["b", "{}", 0, 0, 0], "batch_cancel": ["b"], "batch_claim": [1, "r"],
         "batch_save": ["b", 1, 1, "", 1, 0], "batch_release": ["r"],
         "hook_save": ["x", "msg_1", "another", "{}", 60, "", "", "", ""], "hooks_due": [10],

@@ -66,13 +66,19 @@ def test_a_result_is_freed_with_the_note_and_its_record_stays(queue: Queue) -> N
     queue.settle_all()
 
 
+def lose(queue: Queue, job: Leased, how: str) -> None:
+    if how == "ended":
+        assert queue.settle(job) == [1]
+    elif how == "gone":
+        queue.client.delete(keys.job(job.id), keys.lease(queue.name), keys.held(queue.name))
+    elif how == "waits":
+        assert queue.release(job) == ["queued"]
+
+
 @pytest.mark.parametrize("lost", ["another's", "ended", "gone"])
 def test_who_has_lost_the_job_frees_nothing(queue: Queue, lost: str) -> None:
     stage, job = ended(queue), whole(queue)
-    if lost == "ended":
-        assert queue.settle(job) == [1]
-    elif lost == "gone":
-        queue.client.delete(keys.job(job.id), keys.lease(queue.name), keys.held(queue.name))
+    lose(queue, job, lost)
     assert say(queue, job, stage, token="1" if lost == "another's" else "") == 0
     assert queue.meta(stage) is not None
     assert F.FREED not in queue.record(stage)
@@ -102,3 +108,21 @@ def test_at_maxmemory_it_makes_room(queue: Queue) -> None:
         assert index.look(entry) == []
     assert not queue.client.exists(keys.PAYLOADS)
     queue.settle_all()
+
+
+@pytest.mark.leaves_keys
+@pytest.mark.parametrize("lost", ["", "another's", "ended", "gone", "waits"])
+def test_stages_are_cancelled_and_cleared_by_whoever_holds_the_job_alone(
+    queue: Queue, lost: str
+) -> None:
+    over, job, waiting = ended(queue), whole(queue), queue.submit_one()
+    lose(queue, job, lost)
+    token = "1" if lost == "another's" else job.token
+    sake = f"0 {job.id} {token}"
+    said = queue.call("cancel", [], keys.QUEUE_PREFIX, sake, waiting, over)
+    assert said == (None if lost else [b"removed", b"ended"])
+    assert queue.record(waiting)[F.STATE] == ("q" if lost else "c")
+    assert queue.call("clear", [], job.id, token, over, waiting) == (0 if lost else 1)
+    for name in (over, waiting):
+        assert bool(queue.client.exists(keys.job(name))) == bool(lost)
+    assert (queue.meta(over) is not None) == bool(lost)

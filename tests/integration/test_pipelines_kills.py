@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -10,7 +13,8 @@ from typing import Any
 import pytest
 
 from headrace import keys
-from tests.harness.pipelines import PipelineSite, pipeline_site
+from tests.harness.celery_client import send, stock_client
+from tests.harness.pipelines import PipelineSite, pipeline_site, write_site
 from tests.harness.redis_servers import leaked_keys, redis_server
 from tests.harness.wait import wait_until
 
@@ -18,6 +22,7 @@ PIPELINES: dict[str, Any] = {
     "pieces": {"stages": {"cut": {}, "weigh": {"each": "pieces[*]"}}, "max_running": 8}
 }
 PIECES = 4
+HASTE_S = 4.0
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -35,6 +40,13 @@ def site(tmp_path: Path) -> Iterator[PipelineSite]:
         with server.client() as client:
             leaked = leaked_keys(client)
         assert not leaked, f"keys without a TTL were left behind: {leaked}"
+
+
+def write_hasty(folder: Path) -> Path:
+    """The same models and pipelines, but that these are to be over soon."""
+    hasty = {name: {**one, "timeout_s": HASTE_S} for name, one in PIPELINES.items()}
+    (folder / "hasty").mkdir()
+    return write_site(folder / "hasty", hasty, weigh={"max_batch_size": 1})
 
 
 def weighed(size: int) -> list[dict[str, int]]:
@@ -82,6 +94,32 @@ def test_a_stop_in_order_hands_on_at_once(site: PipelineSite) -> None:
     site.errands("second")
     assert site.result(job_id) == weighed(1)
     assert site.job(job_id)["attempts"] == 1
+    assert len(site.runs("cut")) == 1
+
+
+def test_who_stood_still_past_the_jobs_deadline_leaves_it_to_who_has_gone_on_with_it(
+    site: PipelineSite, tmp_path: Path
+) -> None:
+    """Its timeout is over, and so is its lease: it asks whose the job is before it ends it."""
+    second = site.errands("second")
+    site.models = write_hasty(tmp_path)
+    first = site.errands("first", HEADRACE_LEASE_TTL_S="1")
+    queue = keys.queue_name("cut")
+    with site.server.client() as client, stock_client(site.server.url) as app:
+        client.sadd(keys.PAUSED, queue)
+        os.kill(second.pid, signal.SIGSTOP)
+        # It has no timeout of its own, so that each of the two goes by its models file.
+        job_id = send(app, "pieces", {"pieces": PIECES, "size": 1}).id
+        wait_until(lambda: client.llen(queue) == 1, "its first stage waits", 60)
+        began = time.monotonic()
+        os.kill(first.pid, signal.SIGSTOP)
+        os.kill(second.pid, signal.SIGCONT)
+        wait_until(lambda: site.job(job_id)["attempts"] == 2, "another goes on with it", 60)
+        wait_until(lambda: time.monotonic() > began + HASTE_S, "the first one's time is over", 60)
+        os.kill(first.pid, signal.SIGCONT)
+        wait_until(lambda: first.says("another has gone on", job_id), "the first leaves it", 60)
+        client.srem(keys.PAUSED, queue)
+    assert site.result(job_id) == weighed(1)
     assert len(site.runs("cut")) == 1
 
 

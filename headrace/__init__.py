@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace.handler import Context, Handler, Response
-
 __version__ = "0.1.0"
 __all__ = [
     "AsyncClient",
@@ -24,15 +22,20 @@ __all__ = [
 
 if TYPE_CHECKING:
     from headrace.client import AsyncClient, Client, InputRef
+    from headrace.handler import Context, Handler, Response
     from headrace.pipelines import Pipeline
 else:
 
     def __getattr__(name: str) -> object:
-        # The clients bring httpx2, which servers and model processes need not wait for.
+        # Each brings imports that others need not wait for: the clients httpx2, the rest msgspec.
         if name in ("AsyncClient", "Client", "InputRef"):
             from headrace import client
 
             return getattr(client, name)
+        if name in ("Context", "Handler", "Response"):
+            from headrace import handler
+
+            return getattr(handler, name)
         if name == "Pipeline":
             from headrace import pipelines
 

@@ -8,15 +8,14 @@ import signal
 def main() -> None:
     """Run the command.
 
-    Its imports take a while. Ctrl-C meanwhile ends the process as it ends any other, without the
-    traceback of whichever import it met; from then on each command hears of it in its own way.
+    Its imports, and putting the commands together, take a while. Ctrl-C meanwhile ends the process
+    as it ends any other, without the traceback of whichever import it met. Once it is known which
+    command was asked for, `headrace.cli.every` lets Ctrl-C be heard.
     """
-    mine = signal.getsignal(signal.SIGINT)
-    if mine is not signal.SIG_IGN:
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from headrace.cli import main as run
 
-    signal.signal(signal.SIGINT, mine)
     run()
 
 

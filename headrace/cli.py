@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -59,6 +60,9 @@ def every(
     ] = False,
 ) -> None:
     """Asynchronous inference for PyTorch models on a message queue."""
+    # What __main__.py has held off; each command hears of it in its own way.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @app.command()

@@ -15,12 +15,32 @@ from headrace import __version__
 from headrace.cli import app
 from tests.harness.up import clean_environment
 
-#: In place of typer, which the command imports first: Ctrl-C comes while it is being imported.
 INTERRUPTED = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nsignal.pause()\n"
+#: Ctrl-C while typer is imported, which is the first, and while it puts the commands together.
+IMPORTING = {"typer.py": INTERRUPTED}
+BUILDING = {
+    "sitecustomize.py": f"""
+import sys, importlib.abc
+
+class Interrupting(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name == "headrace.commands.app":
+            import typer
+            def interrupted(*_, **__):
+                exec({INTERRUPTED!r})
+            typer.main.get_command = interrupted
+
+sys.meta_path.insert(0, Interrupting())
+"""
+}
 
 
-def test_ctrl_c_while_it_starts_ends_it_without_a_traceback(tmp_path: Path) -> None:
-    (tmp_path / "typer.py").write_text(INTERRUPTED)
+@pytest.mark.parametrize("files", [IMPORTING, BUILDING], ids=["importing", "building"])
+def test_ctrl_c_while_it_starts_ends_it_without_a_traceback(
+    tmp_path: Path, files: dict[str, str]
+) -> None:
+    for name, source in files.items():
+        (tmp_path / name).write_text(source)
     environment = clean_environment()
     path = os.pathsep.join((str(tmp_path), environment.get("PYTHONPATH", "")))
     done = subprocess.run(

@@ -15,7 +15,7 @@ from api import front
 from api.access_log import AccessLog, Seen, asked_id, watched
 from api.openapi import document
 from api.replies import ANSWERED, answer_errors
-from api.routes import documentation, health, letters, metrics, models, queues, runs, webhooks
+from api.routes import documentation, health, letters, models, queues, runs, webhooks
 from api.services import Services, build
 from headrace import __version__
 from headrace.catalog import Catalog
@@ -152,7 +152,7 @@ def create_app(settings: Settings, catalog: Catalog) -> Application:
             expose_headers=_CORS_ANSWER,
         )
     answer_errors(app)
-    for module in (models, queues, letters, runs, webhooks, health, metrics, documentation):
+    for module in (models, queues, letters, runs, webhooks, health, documentation):
         app.include_router(module.router)
     app.mount(documentation.STATIC_PATH, documentation.static_files)
     return app

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl
 
@@ -45,6 +45,18 @@ class Reply(NamedTuple):
     status: int
     body: bytes
     content_type: bytes = JSON
+    headers: tuple[Header, ...] = ()
+
+
+class InParts(NamedTuple):
+    """What is answered, where it is long: to put it together would cost more than to send it.
+
+    Memory of half a megabyte comes from the kernel anew each time.
+    """
+
+    status: int
+    parts: Sequence[bytes]
+    content_type: bytes
     headers: tuple[Header, ...] = ()
 
 
@@ -159,6 +171,22 @@ async def send_reply(send: Send, reply: Reply, request: Request) -> None:
         return
     await send({"type": "http.response.body", "body": body, "more_body": True})
     await _drain(request.receive)
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def send_parts(send: Send, reply: InParts) -> None:
+    """Answer with a body that is there in parts."""
+    first, *rest = reply.parts
+    headers = [
+        (b"content-type", reply.content_type),
+        (b"content-length", b"%d" % sum(map(len, reply.parts))),
+        *reply.headers,
+    ]
+    if write_whole(send, reply.status, headers, first, rest):
+        return
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    for part in reply.parts:
+        await send({"type": "http.response.body", "body": part, "more_body": True})
     await send({"type": "http.response.body", "body": b""})
 
 

@@ -49,7 +49,7 @@ class Exposition:
     """Writes the metrics of one API process."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, tuple[Sequence[Labels], bytes]] = {}
+        self._kept: dict[str, tuple[list[Labels], bytes]] = {}
 
     def text(self, metrics: Iterable[Found]) -> list[bytes]:
         """The body of an answer to a scrape, in parts.
@@ -60,9 +60,9 @@ class Exposition:
         parts, some, length = [], [], 0
         for found in metrics:
             name = found.family.name
-            kept = self._kept.get(name)
-            if kept is None or kept[0] != found.series:
-                kept = self._kept[name] = (list(found.series), _with_holes(found))
+            kept, series = self._kept.get(name), list(found.series)
+            if kept is None or kept[0] != series:
+                kept = self._kept[name] = (series, _with_holes(found))
             some.append(kept[1] % tuple(_texts(found.values)))
             length += len(some[-1])
             if length >= PART_BYTES:
@@ -84,7 +84,7 @@ class _One(Collector):
 def _texts(values: Sequence[float] | Sequence[bytes]) -> Iterable[bytes]:
     if values and isinstance(values[0], bytes):
         return cast("Sequence[bytes]", values)
-    return [str(value).encode() for value in values]
+    return " ".join(map(str, values)).encode().split()
 
 
 def _with_holes(found: Found) -> bytes:

@@ -18,12 +18,14 @@ from api.asgi import (
     SEEN,
     ClientGone,
     CutShort,
+    InParts,
     Receive,
     Reply,
     Request,
     Scope,
     Send,
     Stream,
+    send_parts,
     send_reply,
     send_stream,
 )
@@ -36,13 +38,14 @@ from api.routes.files import create_file, delete_file, get_content, get_file, li
 from api.routes.jobs import cancel_job, get_job, get_result
 from api.routes.lists import list_jobs
 from api.routes.many import cancel_many, read_many
+from api.routes.metrics import get_metrics
 from api.routes.outcomes import forget_many, read_outcomes
 from api.routes.submit import put_job, submit_input, submit_job
 from api.scopes import ROUTES
 from api.services import Services
 from headrace.errors import Forbidden, HeadraceError, MethodNotAllowed, PathNotFound
 
-Endpoint = Callable[[Services, Request, str], Awaitable[Reply | Stream]]
+Endpoint = Callable[[Services, Request, str], Awaitable[Reply | InParts | Stream]]
 Methods = dict[str, Endpoint]
 
 #: Methods that change nothing.
@@ -67,6 +70,7 @@ CONTENT: Final = "/v1/files/{file_id}/content"
 BATCHES: Final = "/v1/batches"
 BATCH: Final = "/v1/batches/{batch_id}"
 BATCH_CANCEL: Final = "/v1/batches/{batch_id}/cancel"
+METRICS: Final = "/metrics"
 
 #: What counters call the route of a path at which there is nothing.
 NO_ROUTE: Final = "none"
@@ -87,6 +91,7 @@ HOT_ROUTES: Final[dict[str, Methods]] = {
     BATCHES: {"GET": list_batches, "HEAD": list_batches, "POST": create_batch},
     BATCH: {"GET": get_batch, "HEAD": get_batch},
     BATCH_CANCEL: {"POST": cancel_batch},
+    METRICS: {"GET": get_metrics, "HEAD": get_metrics},
 }
 #: What each of them wants of whoever asks; see api/scopes.py.
 HOT_NEEDS: Final = {
@@ -121,7 +126,7 @@ def find(path: str) -> Route | None:
     if path.startswith(OPENAI_PREFIX):
         return _find_openai(path)
     if not path.startswith(PREFIX):
-        return None
+        return Route(METRICS, HOT_ROUTES[METRICS], "") if path == METRICS else None
     if path.startswith(_MODELS):
         return _find_model(path)
     match path[len(PREFIX) :].split("/"):
@@ -182,7 +187,7 @@ async def serve(
         elif request.has(b"origin"):
             refuse_foreign_page(request, services.settings.cors_origins)
         if endpoint is None:
-            reply: Reply | Stream = _refuse_method(request, methods)
+            reply: Reply | InParts | Stream = _refuse_method(request, methods)
         else:
             reply = await endpoint(services, request, name)
     except HeadraceError as error:
@@ -195,6 +200,9 @@ async def serve(
     services.counters.answered(template, request.method, reply.status)
     if isinstance(reply, Reply):
         await send_reply(send, reply, request)
+        return
+    if isinstance(reply, InParts):
+        await send_parts(send, reply)
         return
     # uvicorn cuts the connection of an answer that is not complete.
     with contextlib.suppress(ClientGone, CutShort):

@@ -13,8 +13,8 @@ from api.exposition import Found, Labels
 from api.families import Family
 from api.fleet import ModelStatus
 from api.services import Services
-from headrace import __version__, telemetry
-from headrace.depth import Depth
+from headrace import __version__, keys, telemetry
+from headrace.depth import Depths
 from headrace.errors import BrokerError, QueueFull
 from headrace.figures import DeviceFigures, HostFigures
 from headrace.scrape import Scraped
@@ -23,10 +23,9 @@ from headrace.totals import (
     BOUNDS,
     ZERO,
     Fields,
+    Totals,
     counted,
     histogram,
-    labelled,
-    numbers,
     read_labelled,
 )
 from headrace.traffic import ERRORS, ROUND_TRIPS
@@ -34,6 +33,9 @@ from headrace.webhooks.records import COUNTER as WEBHOOKS
 from headrace.webhooks.records import OUTCOMES as WEBHOOK_OUTCOMES
 
 T = TypeVar("T")
+#: Name and version of each; labels of each.
+Models = tuple[tuple[str, str], ...]
+Names = tuple[tuple[str], ...]
 
 #: Shown from the first scrape on, so that a rate has a zero to begin from.
 _STATUSES: Final = ("succeeded", "failed", "expired", "cancelled")
@@ -83,17 +85,18 @@ async def metrics_of(services: Services) -> Iterable[Found]:
     except BrokerError:
         return [_one(f.BROKER_UP, 0), _one(f.BUILD, 1, (__version__,))]
     statuses = services.fleet.learn(scraped.workers)
-    versions = {model.name: model.version for model in services.catalog.served}
+    models = tuple((model.name, model.version) for model in services.catalog.served)
     waiting = services.tally.waiting(scraped.waiting)
-    return _all(scraped, statuses, versions, waiting)
+    return _all(scraped, statuses, models, waiting)
 
 
 def _all(
     scraped: Scraped,
     statuses: Mapping[str, ModelStatus],
-    versions: Mapping[str, str],
+    models: Models,
     waiting: int,
 ) -> Iterator[Found]:
+    names = _names(models)
     yield _one(f.BROKER_UP, 1)
     yield _one(f.BUILD, 1, (__version__,))
     yield _one(f.WORKERS, len(scraped.workers))
@@ -104,70 +107,67 @@ def _all(
         used, most = scraped.memory
         yield _one(f.REDIS_MEMORY, used)
         yield _one(f.REDIS_LIMIT, most)
-    yield from _queues(scraped.depths, scraped.paused, versions)
-    yield from _counted(scraped.counted)
-    yield from _models(statuses, scraped.counted)
+    yield from _queues(scraped.depths, names, _places(models))
+    yield Found(f.PAUSED, names, list(map(int, scraped.paused)))
+    yield from _counted(scraped.counted, names)
+    yield from _models(statuses, scraped.counted, names)
     yield from _shared(scraped.shared)
     yield from _measured(list(scraped.workers.values()))
 
 
-def _queues(
-    depths: Mapping[str, Depth], paused: frozenset[str], versions: Mapping[str, str]
-) -> Iterator[Found]:
-    places = [
-        (model, versions[model], str(step))
-        for model, depth in depths.items()
-        for step in depth.waiting
-    ]
-    yield Found(f.DEPTH, places, [n for depth in depths.values() for n in depth.waiting.values()])
-    ages = [depth.oldest_ages_s.get(step, 0) for depth in depths.values() for step in depth.waiting]
-    yield Found(f.OLDEST, places, ages)
-    yield _by_model(f.PAUSED, depths, lambda depth: int(depth.queue in paused))
-    yield _by_model(f.IN_FLIGHT, depths, lambda depth: depth.in_flight)
-    yield _by_model(f.SCHEDULED, depths, lambda depth: depth.scheduled)
-    yield _by_model(f.LETTERS, depths, lambda depth: depth.dead)
+# Labels are the same tuples each time, so that to compare them with the last ones costs little.
+@lru_cache(maxsize=8)
+def _places(models: Models) -> list[Labels]:
+    return [(name, version, str(step)) for step in keys.STEPS for name, version in models]
 
 
-def _counted(models: Mapping[str, Fields]) -> Iterator[Found]:
-    names, all_fields = [(model,) for model in models], models.values()
+@lru_cache(maxsize=8)
+def _names(models: Models) -> Names:
+    return tuple((name,) for name, _ in models)
+
+
+@lru_cache(maxsize=256)
+def _forms(names: Names, which: str) -> list[Labels]:
+    return [(model, which) for (model,) in names]
+
+
+def _queues(depths: Depths, names: Names, places: Sequence[Labels]) -> Iterator[Found]:
+    yield Found(f.DEPTH, places, list(chain.from_iterable(depths.waiting)))
+    yield Found(f.OLDEST, places, list(chain.from_iterable(depths.oldest_ages_s)))
+    yield Found(f.IN_FLIGHT, names, depths.in_flight)
+    yield Found(f.SCHEDULED, names, depths.scheduled)
+    yield Found(f.LETTERS, names, depths.dead)
+
+
+def _counted(totals: Totals, names: Names) -> Iterator[Found]:
     for name, family in _COUNTED.items():
-        yield Found(family, names, counted(all_fields, name))
-    yield Found(f.RETRIED, names, counted(all_fields, _RETRIED))
-    forms = [_forms(model, tuple(fields)) for model, fields in models.items()]
-    for name, (family, _) in _LABELLED.items():
-        series: list[Labels] = []
-        values: list[bytes] = []
-        for (labels, raws), fields in zip((of[name] for of in forms), all_fields, strict=True):
-            series += labels
-            values += [fields.get(raw, b"0") for raw in raws]
-        yield Found(family, series, numbers(values))
-    for name, family in f.HISTOGRAMS.items():
-        yield Found(family, names, histogram(all_fields, name), BOUNDS[name])
-
-
-# A model has the same fields from scrape to scrape.
-@lru_cache(maxsize=1024)
-def _forms(model: str, fields: tuple[bytes, ...]) -> dict[str, tuple[list[Labels], list[bytes]]]:
-    """The series of a model's `_LABELLED`, by name: their labels, and the field of each."""
-    found: dict[str, tuple[list[Labels], list[bytes]]] = {}
-    for name, (_, always) in _LABELLED.items():
-        forms = {which: f"{name}:{which}".encode() for which in always} | labelled(fields, name)
+        yield Found(family, names, counted(totals.column(name)))
+    yield Found(f.RETRIED, names, counted(totals.column(_RETRIED)))
+    for name, (family, always) in _LABELLED.items():
+        forms = totals.labelled(name)
         if name == telemetry.ENDED:
             forms.pop(telemetry.RETRIED, None)
-        found[name] = ([(model, which) for which in forms], list(forms.values()))
-    return found
+        series: list[Labels] = []
+        values: list[bytes] = []
+        for which in dict.fromkeys((*always, *forms)):
+            labels, column = _forms(names, which), forms.get(which, totals.none)
+            if which not in always and None in column:
+                there = [n for n, raw in enumerate(column) if raw is not None]
+                labels, column = [labels[n] for n in there], [column[n] for n in there]
+            series += labels
+            values += counted(column)
+        yield Found(family, series, values)
+    for name, family in f.HISTOGRAMS.items():
+        yield Found(family, names, histogram(totals, name), BOUNDS[name])
 
 
-def _models(statuses: Mapping[str, ModelStatus], models: Mapping[str, Fields]) -> Iterator[Found]:
+def _models(statuses: Mapping[str, ModelStatus], totals: Totals, names: Names) -> Iterator[Found]:
     yield _by_model(f.READY, statuses, lambda status: status.ready)
     yield _by_model(
         f.REPLICAS, statuses, lambda status: sum(one.state.replicas for one in status.workers)
     )
-    counts, seconds = (
-        counted(models.values(), name) for name in (telemetry.LOADS, telemetry.LOAD_S)
-    )
-    loads = list(chain.from_iterable(zip(counts, seconds, strict=True)))
-    yield Found(f.LOAD_S, [(model,) for model in models], loads)
+    counts, seconds = (counted(totals.column(name)) for name in (telemetry.LOADS, telemetry.LOAD_S))
+    yield Found(f.LOAD_S, names, list(chain.from_iterable(zip(counts, seconds, strict=True))))
 
 
 def _shared(fields: Fields) -> Iterator[Found]:

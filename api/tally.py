@@ -47,6 +47,8 @@ class Tally:
         self._said = 0
         self._said_at = 0.0
         self._lock = asyncio.Lock()
+        #: Of what the last telling failed; None where it did not.
+        self._failure: RedisError | OSError | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -90,8 +92,13 @@ class Tally:
                 logger.debug("counts are kept until Redis answers: %s", error)
 
     async def _tell(self, behind: bytes = b"", count: int = 0) -> list[Any]:
+        before = self._failure
         # One at a time, so that an older count of waiting requests never overwrites a newer one.
         async with self._lock:
+            if self._failure is not None and self._failure is not before:
+                # Who stood behind one that failed fails with it: where Redis hangs, each would
+                # otherwise wait as long again.
+                raise self._failure
             counts, waiting = self._counters.take(), self._waiters.count
             now = asyncio.get_running_loop().time()
             commands: list[Command] = [
@@ -107,11 +114,14 @@ class Tally:
             try:
                 told = len(commands)
                 answers = await exchange(self._client, packed(commands) + behind, told + count)
-            except BaseException:
+            except BaseException as error:
                 # If only the answer was lost, these are told twice: better than never.
                 self._counters.give_back(counts)
                 self._said = -1
+                if isinstance(error, (RedisError, OSError)):
+                    self._failure = error
                 raise
+            self._failure = None
             self._give_back(counts, answers[:told])
             return answers[told:]
 

@@ -18,7 +18,11 @@ from uvicorn.protocols.http.httptools_impl import (
 
 
 def write_whole(
-    send: Any, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes
+    send: Any,
+    status: int,
+    headers: Sequence[tuple[bytes, bytes]],
+    body: bytes,
+    rest: Sequence[bytes] = (),
 ) -> bool:
     """Write a whole answer at once; False where that must be left to `send`, and nothing was done.
 
@@ -28,7 +32,8 @@ def write_whole(
         send: ASGI's. Only where it is uvicorn's own has nobody asked to see the answer.
         status: one that has a body.
         headers: with names in small letters and the body's content-length, without `connection`.
-        body: all of it.
+        body: all of it, or its beginning.
+        rest: what follows, where it is in parts.
     """
     cycle = getattr(send, "__self__", None)
     if not isinstance(cycle, RequestResponseCycle):
@@ -44,7 +49,11 @@ def write_whole(
     cycle.response_started = True
     cycle.waiting_for_100_continue = False
     cycle.chunked_encoding = False
-    cycle.transport.write(b"%b%b\r\n%b" % (STATUS_LINE[status], b"".join(lines), body))
+    begin = b"%b%b\r\n%b" % (STATUS_LINE[status], b"".join(lines), body)
+    if rest:
+        cycle.transport.writelines((begin, *rest))
+    else:
+        cycle.transport.write(begin)
     cycle.response_complete = True
     cycle.message_event.set()
     cycle.on_response()

@@ -1,7 +1,8 @@
 """What a scrape reads of Redis, in one round trip, however many models and workers there are.
 
-In two where a worker or an API process has come or gone since the last one. Nothing here walks a
-list: lengths, ages and counters are read as they stand.
+In two where a worker or an API process has come or gone since the last one, or where something is
+counted that was not before. Nothing here walks a list: lengths, ages and counters are read as they
+stand.
 """
 
 from __future__ import annotations
@@ -17,14 +18,19 @@ from redis.exceptions import NoScriptError, RedisError
 
 from headrace import keys
 from headrace.catalog import ModelConfig
-from headrace.depth import Depth, read_depths
+from headrace.depth import Depths, read_columns
 from headrace.exchange import packed
 from headrace.outages import translate
 from headrace.scripts import Command, script
-from headrace.telemetry import WorkerReport, read_report
-from headrace.totals import Fields
+from headrace.telemetry import COUNTED, HISTOGRAMS, WorkerReport, field_of, read_report
+from headrace.totals import Column, Fields, Totals
 
 _NONE: Final[Fields] = {}
+#: Counters are asked for by their names, of every model: whole hashes, which repeat the names,
+#: cost an API process eight times as much to read. So many more are learned of what was found;
+#: of a model that has others still, the whole hash is asked for, in a second round trip.
+_ALWAYS: Final = tuple(name.encode() for name in (*COUNTED, *map(field_of, HISTOGRAMS)))
+LEARNED_MAX: Final = 100
 _MEMORY: Final = re.compile(rb"^(used_memory|maxmemory):(\d+)", re.MULTILINE)
 
 
@@ -33,23 +39,23 @@ class Scraped:
     """What Redis has.
 
     Attributes:
-        depths: the queues', by model.
-        counted: what was counted: the fields of `hr:stats:<model>`, by model.
+        depths: of the models' queues, in the order of the models.
+        counted: what was counted: the fields of `hr:stats:<model>`, in the same order.
         shared: the fields of `hr:stats:`, what was counted of no model.
         workers: what live workers say of themselves, by owner.
         waiting: the requests that wait in each live API process, by its id, as far as it has said.
-        paused: queues from which nothing is claimed.
+        paused: whether nothing is claimed from a model's queue, in the same order.
         errands: errands that wait.
         webhooks: deliveries that wait for another try.
         memory: bytes that Redis uses, and its maxmemory, where it says so; 0 for no bound.
     """
 
-    depths: dict[str, Depth]
-    counted: dict[str, Fields]
+    depths: Depths
+    counted: Totals
     shared: Fields
     workers: dict[str, WorkerReport]
     waiting: dict[str, int]
-    paused: frozenset[str]
+    paused: Sequence[bool]
     errands: int = 0
     webhooks: int = 0
     memory: tuple[int, int] | None = None
@@ -84,9 +90,9 @@ class Scraper:
             ("LLEN", keys.ERRANDS),
             ("ZCARD", keys.HOOKS),
             ("INFO", "memory"),
-            *(("HGETALL", keys.stats(name)) for name in self._names),
         ]
         self._first = (packed(commands), len(commands))
+        self._counters = _Counters(self._names, _ALWAYS)
         # Those that lived at the last scrape; nearly always they still do.
         self._living = _Living([], [])
 
@@ -102,23 +108,25 @@ class Scraper:
             raise translate(error) from error
 
     async def _read(self) -> Scraped:
-        commands, count = self._first
-        guessed = self._living
-        replies = await self._asked(commands + guessed.commands, count + guessed.count)
-        rows, owners, channels, paused, shared, errands, hooks, memory, *stats = replies[:count]
+        (commands, count), counters, guessed = self._first, self._counters, self._living
+        all_commands = commands + counters.commands + guessed.commands
+        replies = await self._asked(all_commands, count + counters.count + guessed.count)
+        rows, owners, channels, paused, shared, errands, hooks, memory = replies[:count]
         if isinstance(rows, NoScriptError):
             await self._client.script_load(script("depth").source)
             rows = (await self._asked(*self._first))[0]
         if isinstance(rows, RedisError):
             raise rows
-        living, said = self._living_of(_listed(owners), _listed(channels)), replies[count:]
+        of_workers = count + counters.count
+        living, said = self._living_of(_listed(owners), _listed(channels)), replies[of_workers:]
         if living is not guessed:
             said = await self._asked(living.commands, living.count) if living.count else []
         reports = list(map(_fields, said[: len(living.owners)]))
         waiting = _listed(said[-1]) if living.api_ids else []
+        halted = {raw.decode("utf-8", "replace") for raw in _listed(paused)}
         return Scraped(
-            depths=dict(zip(self._names, read_depths(self._queues, rows), strict=True)),
-            counted=dict(zip(self._names, map(_fields, stats), strict=True)),
+            depths=read_columns(rows),
+            counted=await self._counted(counters, replies[count:of_workers]),
             shared=_fields(shared),
             # A worker's own key runs out before its name is trimmed.
             workers={
@@ -130,11 +138,31 @@ class Scraper:
                 api_id: int(said or 0)
                 for api_id, said in zip(living.api_ids, waiting, strict=False)
             },
-            paused=frozenset(raw.decode() for raw in _listed(paused)),
+            paused=[queue in halted for queue in self._queues],
             errands=errands if isinstance(errands, int) else 0,
             webhooks=hooks if isinstance(hooks, int) else 0,
             memory=_memory(memory),
         )
+
+    async def _counted(self, counters: _Counters, replies: list[Any]) -> Totals:
+        """The counters of every model; those that have fields that were not asked for, anew."""
+        rows, sizes = replies[::2], replies[1::2]
+        more = []
+        for model, (row, size) in enumerate(zip(rows, sizes, strict=True)):
+            if not isinstance(row, list):
+                # Another type lies under the key.
+                rows[model] = counters.none
+            elif len(list(filter(None, row))) != size and len(row) - row.count(None) != size:
+                more.append(model)
+        totals = Totals(counters.fields, rows)
+        if more:
+            asked = packed([("HGETALL", keys.stats(self._names[model])) for model in more])
+            for model, reply in zip(more, await self._asked(asked, len(more)), strict=True):
+                totals.add(model, _fields(reply))
+            learned = totals.fields[: len(_ALWAYS) + LEARNED_MAX]
+            if learned != counters.fields:
+                self._counters = _Counters(self._names, learned)
+        return totals
 
     def _living_of(self, owners: list[bytes], channels: list[bytes]) -> _Living:
         """Those that live now: the same object as before where they are the same."""
@@ -171,6 +199,24 @@ class _Living:
         commands: list[Command] = [("HGETALL", keys.worker(owner)) for owner in owners]
         if api_ids:
             commands.append(("MGET", *(keys.api(api_id) for api_id in api_ids)))
+        self.commands = packed(commands)
+        self.count = len(commands)
+
+
+class _Counters:
+    """The fields of counters that are asked for of every model, and the commands that do.
+
+    With each model's comes how many fields it has: so none goes unseen.
+    """
+
+    __slots__ = ("commands", "count", "fields", "none")
+
+    def __init__(self, models: Sequence[str], fields: tuple[bytes, ...]) -> None:
+        self.fields = fields
+        self.none: Column = (None,) * len(fields)
+        commands: list[Command] = []
+        for model in models:
+            commands += ("HMGET", keys.stats(model), *fields), ("HLEN", keys.stats(model))
         self.commands = packed(commands)
         self.count = len(commands)
 

@@ -7,7 +7,7 @@ from typing import Self
 
 from headrace import totals
 from headrace.telemetry import COUNTED, HISTOGRAMS, LABELLED
-from headrace.totals import BOUNDS, Fields
+from headrace.totals import BOUNDS, Fields, Totals
 
 
 @dataclass(frozen=True)
@@ -40,17 +40,19 @@ class ModelTotals:
     @classmethod
     def from_fields(cls, fields: Fields) -> Self:
         """Read `hr:stats:<model>`."""
+        found = totals.Totals(list(fields), [list(fields.values())])
         return cls(
-            {name: _histogram(fields, name) for name in HISTOGRAMS},
-            {name: float(totals.counted([fields], name)[0]) for name in COUNTED},
-            {name: _labelled(fields, name) for name in LABELLED},
+            {name: _histogram(found, name) for name in HISTOGRAMS},
+            {name: float(totals.counted(found.column(name))[0]) for name in COUNTED},
+            {name: _labelled(found, name) for name in LABELLED},
         )
 
 
-def _labelled(fields: Fields, name: str) -> dict[str, float]:
-    return {which: float(count) for which, count in totals.read_labelled(fields, name).items()}
+def _labelled(found: Totals, name: str) -> dict[str, float]:
+    forms = found.labelled(name)
+    return {which: float(totals.counted(column)[0]) for which, column in forms.items()}
 
 
-def _histogram(fields: Fields, name: str) -> Histogram:
-    *counts, count, total = map(float, totals.histogram([fields], name))
+def _histogram(found: Totals, name: str) -> Histogram:
+    *counts, count, total = map(float, totals.histogram(found, name))
     return Histogram(dict(zip(BOUNDS[name], counts, strict=True)), count, total)

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
 import httpx2
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from headrace import keys
+from api import tally
+from headrace import exchange, keys
 from tests.harness.api_server import ApiServer, api_server, catalog
 from tests.harness.redis_servers import RedisServer, redis_server
 from tests.harness.wait import wait_until
@@ -62,3 +71,44 @@ def test_a_stop_tells_the_rest(redis_db: RedisServer) -> None:
             for _ in range(5):
                 httpx2.post(f"{api.url}{ECHO_JOBS}?priority=x", json=1)
         assert client.hget(keys.stats("echo"), "rejected:invalid-request") == b"5"
+
+
+def test_scrapes_that_stand_behind_one_another_fail_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scrapes, sent, free = 4, [], threading.Event()
+
+    async def late(client: Any, commands: bytes, count: int) -> list[Any]:
+        """Sent once all of them have come, so that none is only late."""
+        sent.append(count)
+        for _ in range(3000):
+            if free.is_set() and len(api.services.tally._lock._waiters or ()) >= scrapes - 1:
+                break
+            await asyncio.sleep(0.01)
+        return await exchange.exchange(client, commands, count)
+
+    with (
+        redis_server() as server,
+        api_server(server.url, catalog(echo={})) as api,
+        ThreadPoolExecutor(scrapes) as pool,
+    ):
+        assert "headrace_queue_depth" in names(api)
+        with server.client() as client:
+            pid = int(client.info("server")["process_id"])
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            monkeypatch.setattr(exchange, "SOCKET_TIMEOUT_S", 1.0)
+            monkeypatch.setattr(tally, "exchange", late)
+            asked = [pool.submit(names, api) for _ in range(scrapes)]
+            wait_until(lambda: sent, "the first asks Redis")
+            # Whoever asks for anything else is answered meanwhile.
+            assert httpx2.get(f"{api.url}/live").status_code == 200
+            assert not any(one.done() for one in asked)
+            free.set()
+            for one in asked:
+                assert one.result(60) == {"headrace_broker_up", "headrace_build_info"}
+            assert len([count for count in sent if count > 5]) <= 1
+        finally:
+            monkeypatch.undo()
+            os.kill(pid, signal.SIGCONT)
+        wait_until(lambda: "headrace_queue_depth" in names(api), "Redis answers again", 30)

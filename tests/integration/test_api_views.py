@@ -173,9 +173,12 @@ def test_what_is_at_no_path(api: ApiServer) -> None:
         assert (response.status_code, response.json()["type"]) == (404, "/problems/not-found")
         assert response.headers["content-type"] == "application/problem+json"
         assert response.json()["instance"] == path
-    response = api.http.post("/live")
-    assert (response.status_code, response.headers["allow"]) == (405, "GET, HEAD")
-    assert response.json()["type"] == "/problems/method-not-allowed"
+    for path in ("/live", "/metrics"):
+        response = api.http.post(path)
+        assert (response.status_code, response.headers["allow"]) == (405, "GET, HEAD")
+        assert response.headers["content-type"] == "application/problem+json"
+        assert response.json()["type"] == "/problems/method-not-allowed"
+        assert response.json()["detail"] == f"POST is not allowed on {path}"
     # Several routes on one path: all of their methods, whichever stands first.
     response = api.http.patch("/api/v1/models/echo/dead-letters/purge")
     assert (response.status_code, response.headers["allow"]) == (405, "GET, POST, DELETE, HEAD")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from prometheus_client import CONTENT_TYPE_LATEST
 from prometheus_client.parser import text_string_to_metric_families
 
 from api.families import FAMILIES
@@ -65,6 +66,8 @@ def test_a_scrape_takes_one_round_trip_whatever_there_is(
     with redis_db.client() as client:
         with api_server(redis_db.url, catalog(m0={})) as api:
             alone = round_trips(api, monkeypatch)
+        # Whatever another version counts there, and from the second scrape on.
+        client.hset(keys.stats("m1"), mapping={"ended:later": 1, "queue_seconds@3": "1 2"})
         for owner in ("w1", "w2", "w3"):
             publish_state(client, owner, "m0", "ready", figures=Figures(HOST, [GPU]))
         with (
@@ -185,12 +188,30 @@ def test_every_scrape_of_every_process_shows_what_redis_has_now(redis_db: RedisS
                 assert samples(api, "headrace_jobs_retried_total") == {("m",): n, ("still",): 0}
                 sums = samples(api, "headrace_queue_seconds_sum")
                 assert sums == {("m",): 0.25 * n, ("still",): 0}
+        # More than are remembered: they are asked for anew each time.
+        client.hset(keys.stats("m"), mapping={f"ended:more-{n}": n for n in range(150)})
+        for api in (one, two, one, two):
+            ended = samples(api, name)
+            assert len(ended) == 8 + 3 + 150
+            assert ended["m", "more-149"] == 149
         # As after the loss of Redis: nothing of before is shown.
         client.flushall()
         for api in (one, two):
             assert samples(api, name)["m", "succeeded"] == 0
             assert len(samples(api, name)) == 8
             assert samples(api, "headrace_queue_seconds_count") == {("m",): 0, ("still",): 0}
+
+
+def test_who_wants_to_be_named_gets_the_same_answer(api: ApiServer) -> None:
+    """Then it goes out by ASGI's own messages; and nothing is compressed for anybody."""
+    plain = api.http.get("/metrics", headers={"accept-encoding": "gzip"})
+    named = api.http.get("/metrics", headers={"x-request-id": "a"})
+    assert named.headers.pop("x-request-id") == "a"
+    for answer in (plain, named):
+        assert int(answer.headers.pop("content-length")) == len(answer.content)
+        del answer.headers["date"]
+        assert answer.text.endswith("\n")
+    assert plain.headers == named.headers == {"content-type": CONTENT_TYPE_LATEST}
 
 
 def test_requests_are_counted_by_route_and_never_by_path(
@@ -202,6 +223,9 @@ def test_requests_are_counted_by_route_and_never_by_path(
         assert api.http.request(verb, "/api/v1/jobs").status_code == 405
     assert api.http.get("/api/v1/models/tiny").status_code == 200
     assert api.http.head("/live").status_code == 200
+    assert api.http.head("/metrics").status_code == 200
+    assert api.http.post("/metrics").status_code == 405
+    assert api.http.get("/metrics/").status_code == 404
     assert api.http.get("/docs/static/docs.css").status_code == 200
     assert api.http.get("/docs/static/nobody.css").status_code == 404
     assert api.http.post(STATUS, json={"ids": ["nobody"]}).status_code == 200
@@ -211,7 +235,9 @@ def test_requests_are_counted_by_route_and_never_by_path(
     }
     expected = {
         ("GET", "/api/v1/jobs/{job_id}", "404"): 3,
-        ("GET", "none", "404"): 3,
+        ("GET", "none", "404"): 4,
+        ("HEAD", "/metrics", "200"): 1,
+        ("POST", "/metrics", "405"): 1,
         ("other", "/api/v1/jobs", "405"): 3,
         ("GET", "/api/v1/models/{model}", "200"): 1,
         ("HEAD", "/live", "200"): 1,

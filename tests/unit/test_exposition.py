@@ -55,6 +55,16 @@ def test_values_change_and_series_come_and_go() -> None:
         assert text.count(b"# TYPE") == 2
 
 
+def test_the_library_is_asked_once_however_the_same_series_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    exposition, series = Exposition(), [("a", "x"), ("b", "y")]
+    first = written(exposition, Found(JOBS, series, [1, 2]))
+    monkeypatch.delattr("api.exposition.generate_latest")
+    for same in (series, tuple(series), [*series[:1], ("b", "y")]):
+        assert written(exposition, Found(JOBS, same, [b"1", b"2"])) == first
+
+
 @pytest.mark.parametrize("kind", ["histogram", "summary"])
 def test_it_is_prometheus_clients_own_text(kind: str) -> None:
     class Collector:

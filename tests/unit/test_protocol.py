@@ -107,6 +107,15 @@ def test_a_whole_answer_is_what_uvicorn_makes_of_two_messages(
     assert our_end == their_end == ["answered"]
 
 
+def test_parts_are_written_as_one_answer() -> None:
+    ours, our_transport, our_end = cycle_of()
+    theirs, their_transport, _ = cycle_of()
+    assert write_whole(ours.send, 200, HEADERS, BODY[:1], [BODY[1:2], BODY[2:]])
+    asyncio.run(by_uvicorn(theirs, 200, HEADERS, BODY))
+    assert b"".join(our_transport.written) == b"".join(their_transport.written)
+    assert (state_of(ours), our_end) == (state_of(theirs), ["answered"])
+
+
 def wrapped(send: Callable[[Any], Awaitable[None]]) -> Any:
     async def seen(message: Any) -> None:
         await send(message)

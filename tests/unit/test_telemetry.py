@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import pytest
 
 from headrace.telemetry import BATCHES_MAX, COUNTED, HISTOGRAMS, LABELLED, ModelStats, read_report
-from headrace.totals import BOUNDS, histogram, numbers, read_labelled
+from headrace.totals import BOUNDS, Totals, histogram, numbers, read_labelled
 from tests.harness.totals import ModelTotals
 
 STAGES = (0.001, 0.5, 0.25)
+
+
+def of_batches(rows: Sequence[bytes | None]) -> Totals:
+    field = f"batch_size@{len(HISTOGRAMS['batch_size'])}".encode()
+    return Totals([field], [[row] for row in rows])
 
 
 def drained(stats: ModelStats) -> dict[bytes, bytes]:
@@ -107,12 +114,26 @@ def test_a_counter_is_shown_as_redis_has_it(raw: bytes, shown: bytes) -> None:
 
 
 def test_the_histograms_of_many_models_follow_each_other() -> None:
-    field = f"batch_size@{len(HISTOGRAMS['batch_size'])}".encode()
     row = b"1 2 3 4 5 6 7 8 9 10 0.5"
     *counts, total = row.split()
-    models = [{field: row}, {}, {field: b"1 2"}, {field: b"\xff " * 11}, {field: row}]
     full, none = [*counts, b"10", total], [b"0"] * 12
-    assert histogram(models, "batch_size") == [*full, *none, *none, *none, *full]
+    assert [*histogram(of_batches([row, None, row]), "batch_size")] == [*full, *none, *full]
+    for odd in (
+        [b"1 2"], [b"\xff " * 11], [b" "], [b"|"], [b"1 | 3"], [row + b" |"], [row + b" | " + row],
+        # As many numbers as there ought to be, though none has its own.
+        [row + b" 1", row[:-4]], [row + b" | " + row, b" "], [row[:-4], b"0.5 " + row],
+    ):  # fmt: skip
+        told = histogram(of_batches([row, *odd, None, row]), "batch_size")
+        assert [*told] == [*full, *none * len(odd), *none, *full]
+    assert [*histogram(of_batches([]), "batch_size")] == []
+
+
+def test_fields_that_one_model_has_are_none_of_the_others() -> None:
+    totals = Totals([b"padding"], [[b"1"], [None]])
+    totals.add(1, {b"padding": b"2", b"left:full": b"3"})
+    assert (totals.column("padding"), totals.column("loads")) == ([b"1", b"2"], (None, None))
+    assert totals.labelled("left") == {"full": [None, b"3"]}
+    assert totals.fields == (b"padding", b"left:full")
 
 
 def test_a_report_of_another_version_is_read_as_far_as_it_goes() -> None:

@@ -11,11 +11,11 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from headrace.canvas import Canvas
-from headrace.errors import BY_CODE, HeadraceError
+from headrace.errors import BY_CODE, HeadraceError, InvalidRequest
 from headrace.jobs import US_PER_S, State
 from headrace.keys import OFFLINE_STEP, TASK_NAME, F
 from headrace.media import JSON_TYPE
-from headrace.messages import Message, arguments_repr
+from headrace.messages import Message, arguments_repr, parses
 from headrace.scripts import Arg
 from workers.retries import DEAD, RetryPolicy
 
@@ -310,6 +310,16 @@ def failed(
     return Settlement(
         item.id, item.token, state, meta, batch, timings, F.ERROR, error, "", retry_us
     )
+
+
+def illegible(item: Item, raw: bytes, error: InvalidRequest) -> Settlement:
+    """The end of a job whose message cannot be read.
+
+    The claim knows our own messages by their two ends alone. One with a broken middle, of which
+    nobody else has the bytes, goes to the dead letters, as the claim does it with what it parses.
+    """
+    settlement = failed(item, error.code, error.message)
+    return settlement if parses(raw) else settlement._replace(retry_us=DEAD)
 
 
 def cancelled(item: Item) -> Settlement:

@@ -35,6 +35,7 @@ from workers.items import (
     cancelled,
     claimed_item,
     failed,
+    illegible,
     put_off,
 )
 from workers.life import Phase
@@ -248,7 +249,7 @@ class Lane:
             message = read_envelope(raw)
         except InvalidRequest as error:
             self.sequels.link(item, raw)
-            return failed(item, error.code, error.message)
+            return illegible(item, raw, error)
         item.message = message
         if message.trace is not None:
             self.traced = True

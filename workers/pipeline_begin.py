@@ -13,7 +13,7 @@ from headrace.messages import read_envelope
 from headrace.pipelines import PipelineConfig
 from headrace.scripts import CLAIM_HEAD, CLAIM_ROW
 from workers.course import Course, Tools
-from workers.items import Item, Settlement, failed, put_off
+from workers.items import Item, Settlement, failed, illegible, put_off
 
 
 def claimed_rows(reply: Sequence[Any]) -> Iterator[tuple[bytes, Sequence[Any]]]:
@@ -41,7 +41,7 @@ def read_course(
         message = item.message = read_envelope(raw)
     except InvalidRequest as error:
         item.canvas = read_canvas(raw)
-        return course, failed(item, error.code, error.message)
+        return course, illegible(item, raw, error)
     if message.timeout_s is not None:
         course.deadline = wall + message.timeout_s
     if message.followed:

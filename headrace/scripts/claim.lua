@@ -28,7 +28,7 @@ local revoked = {}
 
 -- The id of a message that begins and ends as ours, whatever characters it has. A third of a claim's time would go into
 -- parsing what this package itself has written, so that is known by its two ends; should one be forged, the worker, which
--- parses it all, fails it under its id.
+-- parses it all, fails it under its id and puts its bytes into the dead letters.
 local function own_id(raw)
   local after = find(raw, '"', #OWN_HEAD + 1, true)
   if not after or after > #OWN_HEAD + 129 or part(raw, 1, #OWN_HEAD) ~= OWN_HEAD then return nil end

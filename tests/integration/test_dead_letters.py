@@ -10,6 +10,7 @@ import pytest
 
 from headrace import Client, errors, keys
 from headrace.catalog import load_catalog
+from headrace.envelope import envelope
 from tests.harness.api_server import ApiServer, api_server
 from tests.harness.clients import SHELLS, client_of
 from tests.harness.proxy import proxy
@@ -118,6 +119,25 @@ def test_a_job_that_kills_its_process_and_a_message_that_is_none(
     gone = api.http.delete(f"{LETTERS}/{refused['id']}")
     assert (gone.status_code, gone.json()["type"]) == (404, "/problems/letter-not-found")
     assert api.http.get("/api/v1/queues").json()["queues"][0]["dead_letters"] == 1
+
+
+def test_a_message_that_begins_and_ends_as_ours_and_is_broken_between(
+    api: ApiServer, server: RedisServer
+) -> None:
+    queue = "headrace.tricky"
+    head, middle, tail = envelope("forged", "tricky", queue, b"1").partition(b'"properties"')
+    forged = head + b"}{\xff" + middle + tail
+    with server.client() as client:
+        client.lpush(queue, forged)
+        wait_until(lambda: listed(api)["dead_letters"], "it is a dead letter")
+        raw: Any = client.hget(keys.letter(queue, "forged"), "raw")
+    assert raw == forged
+    (letter,) = listed(api)["dead_letters"]
+    assert (letter["job_id"], letter["reason"]) == ("forged", "invalid-request")
+    assert letter["error"].startswith("the task message cannot be read: ")
+    job = api.http.get("/api/v1/jobs/forged").json()
+    assert (job["status"], job["dead_lettered"]) == ("failed", True)
+    assert api.http.get(f"{LETTERS}/forged").json()["message"]
 
 
 def test_all_of_them(api: ApiServer, server: RedisServer) -> None:

@@ -34,6 +34,8 @@ from headrace.errors import ConfigError
 from headrace.traffic import TRAFFIC
 
 SOCKET_TIMEOUT_S: Final = 5.0
+#: Up to so many unsent bytes a connection is sent more without a wait: asyncio bears 64 KiB.
+AT_ONCE_MAX_BYTES: Final = 32 * 1024
 SCHEMES: Final = ("redis", "rediss", "unix", "sentinel")
 SENTINEL_PORT: Final = 26379
 
@@ -189,7 +191,11 @@ def parse_sentinel(url: str) -> SentinelAddress:
 
 
 class _Sends(AbstractConnection):
-    """Counts what it sends, and says that it is lost where uvloop has closed its socket."""
+    """Counts what it sends, and says that it is lost where uvloop has closed its socket.
+
+    What is short is sent at once: redis-py makes a task of each send, for its time limit, and two
+    turns of the event loop go by before it leaves.
+    """
 
     @override
     async def send_packed_command(
@@ -197,9 +203,25 @@ class _Sends(AbstractConnection):
     ) -> None:
         TRAFFIC.round_trips += 1
         try:
-            await super().send_packed_command(command, check_health)
+            if not self._sent_at_once(command):
+                await super().send_packed_command(command, check_health)
         except RuntimeError as error:
             raise RedisConnectionError(f"the connection was lost: {error}") from error
+
+    def _sent_at_once(self, command: bytes | str | Iterable[bytes]) -> bool:
+        """Whether the command was short enough to leave, or be buffered, without a wait."""
+        # redis-py types neither, and has none of them while it is not connected.
+        reader: Any = self._reader
+        writer: Any = self._writer
+        if writer is None or reader is None or self.health_check_interval:
+            return False
+        if not isinstance(command, bytes) or reader.exception() or writer.is_closing():
+            return False
+        unsent = writer.transport.get_write_buffer_size()
+        if unsent + len(command) > AT_ONCE_MAX_BYTES:
+            return False
+        writer.write(command)
+        return True
 
     async def read_replies(self, count: int) -> list[Any]:
         """So many replies, with an error at the place of its command. Whoever calls has a limit.

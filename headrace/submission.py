@@ -14,7 +14,7 @@ import msgspec
 from headrace import keys
 from headrace.access import EVERYBODY, Caller
 from headrace.catalog import ModelConfig
-from headrace.envelope import envelope
+from headrace.envelope import envelope, quiet_message, quiet_pieces
 from headrace.errors import (
     BrokerUnavailable,
     Conflict,
@@ -93,6 +93,14 @@ def submission(
         quiet: nobody but who asks hears of its end: it has no Celery result, and is not listed.
         trace: where in a trace it is submitted.
     """
+    if quiet and source is None and trace is None and _is_plain(options):
+        shared, pieces = _quiet_kind(
+            model.name, model.version, model.max_queue_depth, model.timeout_s, options,
+            result_ttl_s, bool(request_hash), caller,
+        )  # fmt: skip
+        message = quiet_message(pieces, job_id, input_json)
+        own = (job_id, message, request_hash) if request_hash else (job_id, message)
+        return Submission(job_id, model.name, shared, own, len(message))
     expires = None if options.expires is None else iso(int((now_s + options.expires) * US_PER_S))
     queue = model.queue
     message = envelope(
@@ -131,6 +139,48 @@ def submission(
         caller,
     )
     return Submission(job_id, model.name, shared, own, len(message))
+
+
+def _is_plain(options: JobOptions) -> bool:
+    """Whether nothing but the input makes such jobs differ, and no field of the record is rare."""
+    return (
+        options.expires is None
+        and options.metadata is None
+        and not options.webhook
+        and options.retry_backoff is None
+        and options.retry_backoff_max is None
+    )
+
+
+@lru_cache(maxsize=1024)
+def _quiet_kind(
+    model: str,
+    version: str,
+    max_depth: int,
+    timeout_s: float | None,
+    options: JobOptions,
+    result_ttl_s: int,
+    hashed: bool,
+    caller: Caller,
+) -> tuple[tuple[Arg, ...], tuple[bytes, ...]]:
+    """What plain quiet jobs of a request have in common: of a run that is all but id and input."""
+    queue = keys.queue_name(model)
+    shared = _shared(
+        model,
+        version,
+        queue,
+        _STEPS[options.priority],
+        max_depth,
+        int((options.countdown or 0) * US_PER_S),
+        0,
+        3 if hashed else 2,
+        options.result_ttl or result_ttl_s,
+        keys.NOBODY,
+        (),
+        caller,
+    )
+    limit_s = options.timeout if options.timeout is not None else timeout_s
+    return shared, quiet_pieces(model, queue, options, limit_s)
 
 
 @lru_cache(maxsize=1024)

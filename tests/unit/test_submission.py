@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from headrace.access import EVERYBODY, Caller
 from headrace.catalog import ModelConfig
-from headrace.errors import BrokerUnavailable, Conflict, QueueFull
+from headrace.envelope import envelope
+from headrace.errors import BrokerUnavailable, Conflict, InvalidRequest, QueueFull
 from headrace.jobs import JobOptions, new_ids
 from headrace.keys import DEFAULT_TTL_S, NOBODY
-from headrace.messages import Source
+from headrace.messages import Source, read_envelope
 from headrace.scripts import Arg
 from headrace.submission import (
     Receipt,
@@ -96,6 +99,23 @@ def test_quiet_jobs_are_a_run_that_is_not_listed() -> None:
     assert [of for _, of in found] == [ids[:1], ids[1:]]
     assert [head[5] for head, _ in found] == [1, 0]
     assert found[1][0][-2:] == ["w", NOBODY]
+
+
+def test_a_plain_quiet_job_has_the_message_that_any_other_has() -> None:
+    text, model = '{"x":"é % \\u00e9"}'.encode(), MODELS[0]
+    for options in (JobOptions(), JobOptions(priority=9, max_retries=2, timeout=5.5, countdown=3)):
+        made = submission(
+            "a.b", model, text, options, now_s=0, result_ttl_s=60, request_hash="h", quiet=True
+        )
+        wanted = envelope(
+            "a.b", model.name, model.queue, text, options,
+            timeout_s=options.timeout or model.timeout_s, quiet=True,
+        )  # fmt: skip
+        assert made.own == ("a.b", wanted, "h")
+        read = read_envelope(wanted)
+        assert (read.input, read.quiet, read.max_retries) == (text, True, options.max_retries)
+    with pytest.raises(InvalidRequest, match="not UTF-8"):
+        submission("a.b", model, b'"\xff"', now_s=0, result_ttl_s=60, quiet=True)
 
 
 def test_jobs_of_two_api_keys_are_two_runs_and_say_whose_they_are() -> None:

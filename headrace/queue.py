@@ -29,6 +29,7 @@ from headrace.errors import HeadraceError
 from headrace.expiry import EXPIRE_ARGUMENTS
 from headrace.jobs import US_PER_S, Job, job_from_record
 from headrace.outages import NO_PRIMARY, outage_code, translate
+from headrace.outcomes import read_outcomes
 from headrace.scripts import Arg, Command, script
 from headrace.submission import (
     Receipt,
@@ -141,7 +142,7 @@ class JobQueue:
         Raises:
             BrokerUnavailable: Redis does not answer.
         """
-        return await self._call("outcomes", owner or "", *ids)
+        return await read_outcomes(self._client, self.once, ids, owner)
 
     async def forget(self, ids: Sequence[str], owner: str | None = None) -> int:
         """Remove the records and results of those of these jobs that have ended; how many.

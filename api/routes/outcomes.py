@@ -6,6 +6,9 @@ row of results needs.
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
+from itertools import chain
 from typing import Any, Final
 
 import msgspec
@@ -14,7 +17,7 @@ from api.asgi import NO_STORE, Reply, Request
 from api.routes.many import NULL, parts_of, read_ids
 from api.services import Services
 from headrace.failures import failure_of
-from headrace.ids import is_id
+from headrace.ids import are_ids, is_id
 from headrace.job_json import result_member, timings_member
 from headrace.jobs import Job, State, stored_result
 from headrace.queue import OUTCOMES_MAX_JOBS
@@ -28,12 +31,19 @@ async def read_outcomes(services: Services, request: Request, _: str) -> Reply:
     """The outcomes in the order of the ids; null where there is no such job."""
     request.query(_NONE)
     ids = await read_ids(services, request)
-    found: list[Any] = []
-    # An id that none can have is unknown to Redis too, unless it reads another's key.
-    named = [job_id if is_id(job_id) else "" for job_id in ids]
-    for part in parts_of(named, OUTCOMES_MAX_JOBS):
-        found += await services.queue.outcomes(part, request.caller.only)
-    said = [_outcome(job_id, row) for job_id, row in zip(named, found, strict=True)]
+    named = ids
+    if not are_ids(ids):
+        # An id that none can have is unknown to Redis too, unless it reads another's key.
+        named = [job_id if is_id(job_id) else "" for job_id in ids]
+    only = request.caller.only
+
+    async def read(part: Sequence[str]) -> list[bytes]:
+        rows = await services.queue.outcomes(part, only)
+        return [_outcome(job_id, row) for job_id, row in zip(part, rows, strict=True)]
+
+    # Redis reads the next while the last are put into words.
+    parts = parts_of(named, OUTCOMES_MAX_JOBS)
+    said = chain.from_iterable(await asyncio.gather(*map(read, parts)))
     return Reply(200, b'{"outcomes":[%s]}' % b",".join(said), headers=(NO_STORE,))
 
 
@@ -42,7 +52,8 @@ async def forget_many(services: Services, request: Request, _: str) -> Reply:
     request.query(_NONE)
     ids = await read_ids(services, request)
     forgotten = 0
-    for part in parts_of([job_id for job_id in ids if is_id(job_id)], OUTCOMES_MAX_JOBS):
+    named = ids if are_ids(ids) else [job_id for job_id in ids if is_id(job_id)]
+    for part in parts_of(named, OUTCOMES_MAX_JOBS):
         forgotten += await services.queue.forget(part, request.caller.only)
     return Reply(200, b'{"forgotten":%d}' % forgotten, headers=(NO_STORE,))
 

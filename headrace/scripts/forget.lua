@@ -6,9 +6,10 @@ local owner, names, forgotten, n = ARGV[1], {}, {}, 0
 for i = 2, #ARGV do
   local id = ARGV[i]
   local job = JOB .. id
-  local r = owner == '' and try('HMGET', job, 's', 'dl') or try('HMGET', job, 's', 'dl', 'ky')
-  local known = owner == '' or owner == (r[3] or '-')
-  if FINAL[r[1] or ''] and not r[2] and known and not forgotten[id] then
+  local state = try('HGET', job, 's')
+  -- Only what has failed can be a dead letter, and most have not.
+  local ended = FINAL[state] and (state == 's' or call('HEXISTS', job, 'dl') == 0)
+  if ended and not forgotten[id] and (owner == '' or owner == (call('HGET', job, 'ky') or '-')) then
     forgotten[id] = true
     names[n + 1], names[n + 2] = job, META .. id
     n = n + 2

@@ -145,7 +145,24 @@ def test_only_what_has_ended_is_forgotten_and_its_id_is_free_again(
 
 def test_a_dead_letter_is_not_forgotten(api: ApiServer, redis_db: RedisServer) -> None:
     submit(api, {"id": "dead"})
-    end(redis_db, Answer(result=b"1"))
+    end(redis_db, failure("input-error", "bad"))
     with redis_db.client() as client:
         client.hset("hr:job:dead", "dl", "1")
     assert api.http.post(FORGET, json={"ids": ["dead"]}).json() == {"forgotten": 0}
+
+
+def test_of_a_quiet_job_the_record_alone_is_read_and_a_key_of_another_kind_is_no_job(
+    api: ApiServer, redis_db: RedisServer
+) -> None:
+    submit(api, {"id": "q.1"}, {"id": "q.2"}, quiet=1)
+    end(redis_db, Answer(result=b"", extra="r", value='{"a":[1]}'), failure("input-error", "bad"))
+    with redis_db.client() as client:
+        client.set("hr:job:q.3", "no record")
+        try:
+            first, second, third, fourth = outcomes(api, ["q.1", "q.2", "q.3", "q.4"])
+        finally:
+            client.delete("hr:job:q.3")
+    assert (first["status"], first["result"], first["attempts"]) == ("succeeded", {"a": [1]}, 1)
+    assert set(first["timings"]) >= {"queued", "total"}
+    assert (second["status"], second["error"]["type"]) == ("failed", "input-error")
+    assert (third, fourth) == (None, None)

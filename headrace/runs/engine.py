@@ -1,9 +1,9 @@
 """The engine of a run: entries out of a source, through a model, rows into a sink.
 
-Three threads share the work: the feeder reads and submits, the caller's own reads what has ended,
-writes rows and checkpoints, and another has jobs forgotten whose rows are safe. Each pack of inputs
-is one request, and so is each look at what has ended; nothing is asked once per input, and nothing
-is kept of an input that has its row.
+Threads share the work: the feeder's two read and submit, the caller's own reads what has ended,
+writes rows and checkpoints, one asks for the next ends meanwhile, and another has jobs forgotten
+whose rows are safe. Each pack of inputs is one request, and so is each look at what has ended;
+nothing is asked once per input, and nothing is kept of an input that has its row.
 
 A crash at any moment loses nothing: the checkpoint says what was safe, the sink finds the rows
 behind it, and what was under way is said again under the same ids.
@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final, Literal, TypeVar
 
@@ -34,6 +34,7 @@ from headrace.errors import (
     Unauthorized,
 )
 from headrace.runs import calls
+from headrace.runs.ahead import ENDED, Ahead, Found
 from headrace.runs.checkpoint import Checkpoint
 from headrace.runs.feeder import Feeder, Lines, Stopping
 from headrace.runs.flight import Flight, Item
@@ -53,7 +54,6 @@ WATCH_S: Final = 0.25
 POLL_S: Final = 1.0
 #: How often a job that Redis has lost is submitted again.
 RESUBMITS: Final = 10
-_ENDED: Final = frozenset({"succeeded", "failed", "expired", "cancelled"})
 
 State = Literal["ended", "stopped", "cancelled"]
 
@@ -74,6 +74,7 @@ class Engine:
 
     checkpoint: Checkpoint
     _forgetter: Forgetter
+    _ahead: Ahead
 
     def __init__(self, client: Client, order: RunOrder, source: Source, sink: Sink) -> None:
         self._client = client
@@ -132,8 +133,11 @@ class Engine:
             found.job_id, self._perform, self._refused.extend,
         )  # fmt: skip
         self._forgetter = Forgetter(lambda ids: self._perform(calls.forget, ids))
-        feeder.start()
-        self._forgetter.start()
+        self._ahead = Ahead(
+            lambda part: self._perform(calls.outcomes, [item.job_id for item in part])
+        )
+        for thread in (feeder, self._forgetter, self._ahead):
+            thread.start()
         try:
             self._collect(flight, feeder, watch or (lambda _: None))
             state = self._end(flight, feeder)
@@ -141,7 +145,8 @@ class Engine:
             self._stop.set()
             flight.stop()
             self._forgetter.end(drop=True)
-            for thread in (feeder, self._forgetter):
+            self._ahead.end()
+            for thread in (feeder, self._forgetter, self._ahead):
                 thread.join(calls.HOLD_S)
         return state
 
@@ -199,36 +204,51 @@ class Engine:
         if not aim:
             flight.wait(WATCH_S)
             return
-        self._pace.begin()
-        if not self._pace.behind:
+        pace = self._pace
+        pace.begin()
+        if not pace.behind:
             with suppress(JobNotFound):
                 # One that is lost is known by the lookup too.
                 self._perform(_wait_for, aim[-1].job_id)
-        sweep = self._pace.waited()
-        looked = flight.all_sent() if sweep else flight.oldest(2 * self._pace.goal)
-        self._pace.read(self._read(flight, looked), len(looked))
+        sweep = pace.waited()
+        everything = sweep or pace.behind
+        looked = flight.all_sent() if everything else flight.oldest(2 * pace.goal)
+        pace.read(*self._read(flight, looked, whole=sweep))
 
-    def _read(self, flight: Flight, looked: list[Item]) -> int:
-        ended: list[tuple[Item, Row]] = []
+    def _read(self, flight: Flight, looked: list[Item], *, whole: bool) -> tuple[int, int]:
+        """Write the rows of what has ended: how many, and of how many that were looked at.
+
+        Args:
+            flight: what is under way.
+            looked: of it, the oldest first.
+            whole: look at all of them; else at those behind only where all before have ended.
+        """
+        parts = [looked[at : at + LOOKUP_JOBS] for at in range(0, len(looked), LOOKUP_JOBS)]
+        ended = seen = 0
         lost: list[Item] = []
-        slow: list[Item] = []
-        overtaken = 0
-        for at in range(0, len(looked), LOOKUP_JOBS):
-            part = looked[at : at + LOOKUP_JOBS]
-            found = self._perform(calls.outcomes, [item.job_id for item in part])
-            for item, outcome in zip(part, found, strict=True):
-                if outcome is None:
-                    lost.append(item)
-                elif outcome.status in _ENDED:
-                    overtaken = len(slow)
-                    row = row_of(item.entry, item.job_id, outcome, self._perform)
-                    ended.append((item, row))
-                else:
-                    slow.append(item)
-        flight.overtake(slow[:overtaken])
-        self._write(flight, ended)
+        for part, found in self._ahead.each(parts, whole=whole):
+            ended += self._read_part(flight, part, found, lost)
+            seen += len(part)
         if lost:
             self._again(flight, lost)
+        return ended, seen
+
+    def _read_part(
+        self, flight: Flight, part: Sequence[Item], found: Found, lost: list[Item]
+    ) -> int:
+        ended: list[tuple[Item, Row]] = []
+        slow: list[Item] = []
+        overtaken = 0
+        for item, outcome in zip(part, found, strict=True):
+            if outcome is None:
+                lost.append(item)
+            elif outcome.status in ENDED:
+                overtaken = len(slow)
+                ended.append((item, row_of(item.entry, item.job_id, outcome, self._perform)))
+            else:
+                slow.append(item)
+        flight.overtake(slow[:overtaken])
+        self._write(flight, ended)
         return len(ended)
 
     def _write(self, flight: Flight, ended: list[tuple[Item, Row]]) -> None:
@@ -280,7 +300,7 @@ class Engine:
         under_way = flight.all_sent()
         self._stop.clear()
         self._perform(cancel_many, [item.job_id for item in under_way])
-        self._read(flight, under_way)
+        self._read(flight, under_way, whole=True)
         self._stop.set()
 
     def _perform(self, plan: Callable[..., Plan[T]], *arguments: Any) -> T:

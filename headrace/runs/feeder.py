@@ -1,16 +1,15 @@
-"""The thread that reads the source and submits what it gives, as long as there is room."""
+"""The threads that read the source and submit what it gives, as long as there is room."""
 
 from __future__ import annotations
 
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from typing_extensions import override
 
 from headrace.client.inputs import InputRef, encode_input
 from headrace.client.job import Failure
@@ -38,6 +37,8 @@ PACK_LINES: Final = 1000
 PACK_BYTES: Final = 4 * 1024 * 1024
 #: A source that is slower than this is not waited for to fill a request.
 GATHER_S: Final = 0.05
+#: So many requests are under way at once.
+THREADS: Final = 2
 
 #: What is wrong with one input; every other refusal would meet each of them.
 OF_ONE_INPUT: Final = (
@@ -96,8 +97,11 @@ class Lines:
         return b'%s%s%s"input":%s}' % (self._head, job_id.encode(), self._middle, text)
 
 
-class Feeder(threading.Thread):
+class Feeder:
     """Reads, and submits. Ends when the source does, the run stops, or something fails.
+
+    Its threads take turns to read a pack, so that inputs are under way in their order, and while
+    one waits for the answer of the server the next pack is made and sent.
 
     Args:
         source: the source.
@@ -123,7 +127,6 @@ class Feeder(threading.Thread):
         submit: Submit,
         refuse: Refuse,
     ) -> None:
-        super().__init__(name="headrace-feeder", daemon=True)
         self._source = source
         self._flight = flight
         self._cursor, self._n, self._done = start
@@ -133,24 +136,73 @@ class Feeder(threading.Thread):
         self._refuse = refuse
         self.error: BaseException | None = None
         self.from_source = False
+        self._ended = self._failed = False
+        self._reading = threading.Lock()
+        self._ending = threading.Lock()
+        self._unread: Generator[Entry] | None = None
+        self._threads = [
+            threading.Thread(target=self._run, name="headrace-feeder", daemon=True)
+            for _ in range(THREADS)
+        ]
+        self._left = len(self._threads)
 
-    @override
-    def run(self) -> None:
-        """Feed, to the end."""
+    def start(self) -> None:
+        """Begin to feed."""
+        for thread in self._threads:
+            thread.start()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for its end, for so long at the most."""
+        until = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+
+    def _run(self) -> None:
+        """One thread: feed, to the end."""
+        error: BaseException | None = None
         try:
-            self._feed()
+            while (pack := self._next()) is not None:
+                self._send(pack)
         except Stopping:
             pass
-        except BaseException as error:  # noqa: BLE001 - raised again by the engine
-            # Also where the source has ended by one before: what is under way was not all sent.
-            self.error, self.from_source = error, False
-        self._flight.end_taking()
+        except BaseException as failed:  # noqa: BLE001 - raised again by the engine
+            error = failed
+        with self._ending:
+            if error is not None and (self.error is None or self.from_source):
+                # Also where the source has ended by one before: what is under way was not all sent.
+                self.error, self.from_source = error, False
+                # The other thread is to read nothing more.
+                self._failed = True
+            self._left -= 1
+            last = self._left == 0
+        if last:
+            if self._unread is not None:
+                self._unread.close()  # files are let go of
+            self._flight.end_taking()
 
-    def _feed(self) -> None:
+    def _next(self) -> _Pack | None:
+        """The next pack, once there is room for it; None at the end.
+
+        Raises:
+            Stopping: the run stops.
+        """
+        with self._reading:
+            if self._ended or self._failed:
+                return None
+            pack = self._read()
+            if not self._flight.take(pack.items, self._cursor, self._n):
+                raise Stopping
+            return pack
+
+    def _read(self) -> _Pack:
+        """Read as much as goes in one request, or up to the end."""
+        if self._unread is None:
+            self._unread = self._entries()
         pack = _Pack(min(PACK_LINES, max(1, self._flight.most // 4)))
         before, n = self._cursor, self._n
         done, name_of, lines = self._done or (), self._name_of, self._lines
-        for entry in self._entries():
+        self._ended = True
+        for entry in self._unread:
             if entry.n not in done:
                 item = Item(entry, name_of(entry.n), before)
                 try:
@@ -160,11 +212,13 @@ class Feeder(threading.Thread):
                 pack.add(item, line)
             before, n = entry.cursor, entry.n + 1
             if pack.full():
-                self._send(pack, before, n)
+                self._ended = False
+                break
         # Also where the last entries had their rows: the run stands behind them then.
-        self._send(pack, before, n)
+        self._cursor, self._n = before, n
+        return pack
 
-    def _entries(self) -> Iterator[Entry]:
+    def _entries(self) -> Generator[Entry]:
         """What the source gives; its error is kept until all before it is sent."""
         try:
             yield from self._source.entries(self._cursor, self._n)
@@ -176,22 +230,19 @@ class Feeder(threading.Thread):
             self.error = error
             self.from_source = True
 
-    def _send(self, pack: _Pack, cursor: Cursor | None, n: int) -> None:
-        """Wait for room, then submit what is to be submitted.
+    def _send(self, pack: _Pack) -> None:
+        """Submit what is to be submitted.
 
         Raises:
             Stopping: the run stops.
             HeadraceError: what would meet every other input too.
         """
         items, lines = pack.items, pack.lines
-        if not self._flight.take(items, cursor, n):
-            raise Stopping
         good, said, bad = items, [line for line in lines if isinstance(line, bytes)], []
         if len(said) < len(lines):
             both = list(zip(items, lines, strict=True))
             good = [item for item, line in both if isinstance(line, bytes)]
             bad = [(item, line) for item, line in both if not isinstance(line, bytes)]
-        pack.clear()
         if good:
             errors = self._submit(calls.submit, said, self._lines.quiet)
             if any(errors):
@@ -211,10 +262,6 @@ class _Pack:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self.clear()
-
-    def clear(self) -> None:
-        """Begin with the next."""
         self.items: list[Item] = []
         self.lines: list[bytes | HeadraceError] = []
         self._size = 0

@@ -50,4 +50,4 @@ class Pace:
         if self._waited_s > SLOW_S:
             self.goal = max(1, self.goal // 2)
         elif ended >= self.goal and self._waited_s < QUICK_S:
-            self.goal = min(LOOKUP_JOBS, self.goal * 2)
+            self.goal = min(LOOKUP_JOBS, self.goal * 4)

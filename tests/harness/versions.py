@@ -36,11 +36,18 @@ CHANGES: Final = {
 ADDITIONS: Final = {
     # A header of the task message, and a member of our own.
     "headrace/envelope.py": """
-_this_envelope = envelope
+_this_envelope, _this_message = envelope, quiet_message
 
 
 def envelope(*args, **kwargs):
-    raw = _this_envelope(*args, **kwargs)
+    return _with_more(_this_envelope(*args, **kwargs))
+
+
+def quiet_message(*args):
+    return _with_more(_this_message(*args))
+
+
+def _with_more(raw):
     more = raw.replace(b',"expires":', b',"next":{"a":[1]},"expires":', 1)
     more = more.replace(b'"headrace":{', b'"headrace":{"next":1,', 1).replace(b'1,}', b'1}', 1)
     assert len(more) >= len(raw) + 25, raw

@@ -47,9 +47,11 @@ class Site:
         self._count = 0
         (folder / "marks").mkdir()
         options = {"log": str(self.log), "marks": str(folder / "marks"), "pause_s": 0.1}
+        # The load takes from the parts the time that they start in.
+        slow = {**options, "pause_s": 0.4}
         staged = {"log": str(folder / "stages.log"), "gate": str(self.gate)}
         self._served: dict[str, Any] = {
-            "work": {"handler": HANDLER, "max_batch_size": 8, "options": options},
+            "work": {"handler": HANDLER, "max_batch_size": 8, "options": slow},
             "lines": {"handler": HANDLER, "max_batch_size": 1, "options": options},
             "cut": {"handler": f"{STAGED}:Cut", "options": staged},
             "weigh": {"handler": f"{STAGED}:Weigh", "options": staged},
@@ -146,9 +148,9 @@ class Load:
             raise
 
     def goes_on(self) -> None:
-        """Jobs that are submitted from now on end too."""
-        count = len(self.results)
-        wait_until(lambda: self.errors or len(self.results) >= count + 10, "the load goes on", 120)
+        """Jobs that are submitted from now on end too: each client waits for one of before."""
+        count = len(self.results) + 2 * CLIENTS
+        wait_until(lambda: self.errors or len(self.results) >= count, "the load goes on", 120)
         assert not self.errors
 
 

@@ -14,15 +14,19 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from dotenv import dotenv_values
 
+from headrace import health
+from headrace.errors import HeadraceError
 from headrace.ports import free_port
 from tests.harness import compose_file, dockerfile, monitoring
 from tests.harness.redis_servers import require
@@ -33,10 +37,12 @@ BASE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 #: Where the images have Headrace; here it is the environment that runs the tests.
 INSTALLED = "/opt/headrace"
 HEALTHY_TIMEOUT_S = 180
+#: It may take the 15 s after which a worker that says nothing is gone.
+UNHEALTHY_TIMEOUT_S = 60
 #: A check is a process, or several, which take from the service the time that it starts in.
 CHECK_INTERVAL_S = 1.0
-#: It may take the 15 s after which a worker that says nothing is gone.
-UNHEALTHY_INTERVAL_S = 2.0
+#: One of `headrace health` is asked when its function says here that it is worth it, or after that.
+HEALTH_INTERVAL_S = 6.0
 CHECK_TIMEOUT_S = 60
 REDIS_PORT = "6379"
 #: What images that are not ours run, as Debian calls it, and the port that they listen on.
@@ -151,10 +157,40 @@ class Service:
             command = [word.replace(port, f":{self.ports[port[1:-1]]}/") for word in command]
         return self.run(*(["sh", "-c", *command] if kind == "CMD-SHELL" else command))
 
-    def is_healthy(self) -> bool:
-        assert self.process is not None
-        assert self.process.poll() is None, f"{self.name} ended: {self.log[-4000:]}"
-        return self.check().returncode == 0
+    def seems_healthy(self) -> bool | None:
+        """What its check would find out, without a process; None where that is not ours."""
+        _, *command = self.spec["healthcheck"]["test"]
+        if command[:2] != ["headrace", "health"]:
+            return None
+        try:
+            # Where it finds programs, such as nvidia-smi.
+            with mock.patch.dict(os.environ, PATH=self.environ["PATH"]):
+                health.run_check(command[2], None, self.environ)
+        except HeadraceError:
+            return False
+        return True
+
+    def wait_for(self, healthy: bool, timeout_s: float) -> subprocess.CompletedProcess[str]:
+        """Wait until its check ends as wanted; that check."""
+        asked_at = time.monotonic() - CHECK_INTERVAL_S
+
+        def ended() -> subprocess.CompletedProcess[str] | None:
+            nonlocal asked_at
+            assert self.process is not None
+            gone = self.process.poll() is not None
+            assert not (healthy and gone), f"{self.name} ended: {self.log[-4000:]}"
+            seems = self.seems_healthy()
+            pause_s = CHECK_INTERVAL_S if seems is None else HEALTH_INTERVAL_S
+            if seems is not healthy and time.monotonic() < asked_at + pause_s:
+                return None
+            check = self.check()
+            asked_at = time.monotonic()
+            return check if (check.returncode == 0) is healthy else None
+
+        wanted = "healthy" if healthy else "unhealthy"
+        found = wait_until(ended, f"{self.name} is {wanted}", timeout_s, 0.25)
+        assert isinstance(found, subprocess.CompletedProcess)
+        return found
 
     def stop(self) -> int:
         """`docker compose stop`: SIGTERM, and within its grace period it is gone."""
@@ -315,20 +351,11 @@ class Stack:
             wanted += set(_needs(found[name])) - set(found)
         return found
 
-    def wait_healthy(self, name: str) -> None:
-        wait_until(
-            self.services[name].is_healthy, f"{name} is healthy", HEALTHY_TIMEOUT_S,
-            CHECK_INTERVAL_S,
-        )  # fmt: skip
+    def wait_healthy(self, name: str) -> subprocess.CompletedProcess[str]:
+        return self.services[name].wait_for(True, HEALTHY_TIMEOUT_S)
 
     def wait_unhealthy(self, name: str) -> subprocess.CompletedProcess[str]:
-        service = self.services[name]
-        ended = wait_until(
-            lambda: (check := service.check()).returncode and check, f"{name} is unhealthy", 60,
-            UNHEALTHY_INTERVAL_S,
-        )  # fmt: skip
-        assert isinstance(ended, subprocess.CompletedProcess)
-        return ended
+        return self.services[name].wait_for(False, UNHEALTHY_TIMEOUT_S)
 
 
 @contextmanager

@@ -57,14 +57,17 @@ class Answer:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Run Headrace and classify real images.")
+    parser = argparse.ArgumentParser(
+        description="Run Headrace and classify real images.",
+        epilog="What else is given goes to headrace up, such as --no-flower.",
+    )
     parser.add_argument("--port", type=int, default=8080, help="the API's port")
     parser.add_argument("--state-dir", type=Path, default=Path(".headrace"))
     parser.add_argument(
         "--exit", action="store_true", help="end by itself; 1 if an answer is wrong"
     )
-    options = parser.parse_args()
-    up = start(options.port, options.state_dir)
+    options, others = parser.parse_known_args()
+    up = start(options.port, options.state_dir, others)
     stop_with(up)
     try:
         wait_ready(up, options.port, options.state_dir)
@@ -88,9 +91,9 @@ class DemoError(Exception):
     """The demo cannot go on; the message says why."""
 
 
-def start(port: int, state_dir: Path) -> subprocess.Popen[bytes]:
+def start(port: int, state_dir: Path, others: list[str]) -> subprocess.Popen[bytes]:
     """Start `headrace up` in a session of its own, so that Ctrl-C reaches it through us alone."""
-    up = ["-m", "headrace", "up", "--port", str(port), "--state-dir", str(state_dir)]
+    up = ["-m", "headrace", "up", "--port", str(port), "--state-dir", str(state_dir), *others]
     tied = ["-m", "headrace.child", "--signal", "TERM", "--", sys.executable]
     return subprocess.Popen([sys.executable, *tied, *up], start_new_session=True)
 

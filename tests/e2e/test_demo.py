@@ -9,11 +9,14 @@ import sys
 from pathlib import Path
 
 from headrace.ports import free_port
-from tests.harness.up import ROOT, clean_environment, descendants, gone
+from tests.harness.up import ROOT, clean_environment, descendants, gone, write_models
 from tests.harness.wait import wait_until
 
 
-def demo(folder: Path, output: Path, *arguments: str) -> subprocess.Popen[bytes]:
+def demo(
+    folder: Path, output: Path, *arguments: str, models: Path | None = None
+) -> subprocess.Popen[bytes]:
+    """The demo of a folder; with all models that Headrace brings, unless told otherwise."""
     command = [
         # As a script does it with `&`.
         "sh", "-c", 'trap "" INT; exec "$@"', "sh",
@@ -21,11 +24,18 @@ def demo(folder: Path, output: Path, *arguments: str) -> subprocess.Popen[bytes]
         "--state-dir", str(output.parent / "state"), *arguments,
     ]  # fmt: skip
     variables = {"HEADRACE_FLOWER_PORT": str(free_port())}
+    if models is not None:
+        variables["HEADRACE_MODELS_FILE"] = str(models)
     with output.open("wb") as file:
         return subprocess.Popen(
             command, cwd=output.parent, env=clean_environment(**variables), stdout=file,
             stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
+
+
+def digits_alone(folder: Path) -> Path:
+    """What the demo asks; another model would load torch once more, and be asked nothing."""
+    return write_models(folder, {"digits": {"handler": "digits"}})
 
 
 def test_a_wrong_answer_ends_it_with_status_1(tmp_path: Path) -> None:
@@ -35,10 +45,12 @@ def test_a_wrong_answer_ends_it_with_status_1(tmp_path: Path) -> None:
     shutil.copy(ROOT / "examples/digits/7_0820.png", folder / "digits/7_0820.png")
     shutil.copy(ROOT / "examples/digits/7_0820.png", folder / "digits/8_0820.png")
     output = tmp_path / "output"
-    with demo(folder, output, "--exit") as process:
+    alone = ("--no-flower", "--no-errands", "--no-runner")
+    with demo(folder, output, "--exit", *alone, models=digits_alone(tmp_path)) as process:
         assert process.wait(110) == 1, output.read_text()
     text = output.read_text()
     assert "1 of 2 right" in text
+    assert "flower" not in text
     assert "WRONG" in text
 
 
@@ -61,7 +73,8 @@ def test_it_serves_until_ctrl_c_and_dies_with_everything(tmp_path: Path) -> None
 
 def test_kill_9_of_the_demo_ends_the_system(tmp_path: Path) -> None:
     output = tmp_path / "output"
-    with demo(ROOT / "examples", output, "--exit") as process:
+    models = digits_alone(tmp_path)
+    with demo(ROOT / "examples", output, "--exit", models=models) as process:
         try:
             wait_until(lambda: "headrace | up" in output.read_text(), "the system is up", 100)
             pids = descendants(process.pid)

@@ -126,6 +126,12 @@ class RunningUp:
         assert isinstance(job, dict)
         return job
 
+    def raw_result(self, job_id: str) -> bytes:
+        """A result as it is, which need not be JSON."""
+        url = f"http://127.0.0.1:{self.port}/api/v1/jobs/{job_id}/result"
+        with urllib.request.urlopen(url, timeout=30) as response:
+            return bytes(response.read())
+
     def result_of(self, job_id: str, timeout_s: float = 60) -> Any:
         """Wait for a job to succeed, and give its result."""
         job = wait_until(

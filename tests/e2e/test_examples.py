@@ -7,11 +7,12 @@ import io
 import json
 import math
 import re
+import runpy
 import struct
 import subprocess
 import sys
 import wave
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from tests.harness.up import ROOT, RunningUp, clean_environment, running_up
 from tests.harness.wait import wait_until
 
 EXAMPLES = ROOT / "examples"
+ExampleHere = Callable[..., subprocess.CompletedProcess[str]]
 DIGITS = sorted((EXAMPLES / "digits").glob("*.png"))
 
 
@@ -56,6 +58,27 @@ def example(url: str, *arguments: str | Path) -> subprocess.CompletedProcess[str
         [sys.executable, *map(str, arguments)], cwd=ROOT, env=clean_environment(HEADRACE_URL=url),
         capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip
+
+
+@pytest.fixture
+def example_here(
+    url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> ExampleHere:
+    """An example that imports much, run in this process, which has that already."""
+
+    def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        given = list(map(str, arguments))
+        monkeypatch.setattr(sys, "argv", given)
+        monkeypatch.setenv("HEADRACE_URL", url)
+        capsys.readouterr()
+        status = 0
+        try:
+            runpy.run_path(given[0], run_name="__main__")
+        except SystemExit as ended:
+            status = int(ended.code or 0)
+        return subprocess.CompletedProcess(given, status, *capsys.readouterr())
+
+    return run
 
 
 @contextmanager
@@ -206,18 +229,20 @@ def test_the_folder_script_writes_a_line_for_each_file(url: str, tmp_path: Path)
     assert "headrace up" in unreachable.stderr
 
 
-def test_the_batch_through_openais_sdk_names_what_failed(url: str, tmp_path: Path) -> None:
+def test_the_batch_through_openais_sdk_names_what_failed(
+    example_here: ExampleHere, tmp_path: Path
+) -> None:
     folder = tmp_path / "images"
     folder.mkdir()
     for path in DIGITS[:3]:
         (folder / path.name).write_bytes(path.read_bytes())
-    done = example(url, EXAMPLES / "openai_batch.py", folder)
+    done = example_here(EXAMPLES / "openai_batch.py", folder)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["completed: 3 of 3, 0 failed"] + [
         f"{path.name} {path.name[0]}" for path in DIGITS[:3]
     ]
     (folder / "broken.png").write_bytes(b"no image")
-    done = example(url, EXAMPLES / "openai_batch.py", folder)
+    done = example_here(EXAMPLES / "openai_batch.py", folder)
     assert done.returncode == 1, done.stderr
     assert done.stdout.count("completed: 3 of 4, 1 failed") == 1
     # The broken one alone runs again, and fails again.
@@ -225,7 +250,9 @@ def test_the_batch_through_openais_sdk_names_what_failed(url: str, tmp_path: Pat
     assert done.stderr.startswith("broken.png ")
 
 
-def test_the_text_model_tells_text_from_gibberish(client: Client, url: str) -> None:
+def test_the_text_model_tells_text_from_gibberish(
+    client: Client, example_here: ExampleHere
+) -> None:
     texts = {
         "please call me when the order has been sent": False,
         "The function returns the index of the item": False,
@@ -238,7 +265,7 @@ def test_the_text_model_tells_text_from_gibberish(client: Client, url: str) -> N
         client.result(client.submit("gibberish", "hm"))
     with pytest.raises(errors.InputError, match="send text"):
         client.result(client.submit("gibberish", {"not": "text"}))
-    measured = example(url, EXAMPLES / "gibberish.py")
+    measured = example_here(EXAMPLES / "gibberish.py")
     (share,) = re.findall(r"right on ([\d.]+)% of \d+ held-out", measured.stdout)
     assert float(share) > 90
 

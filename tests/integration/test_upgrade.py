@@ -56,6 +56,8 @@ class Site:
             "cut": {"handler": f"{STAGED}:Cut", "options": staged},
             "weigh": {"handler": f"{STAGED}:Weigh", "options": staged},
         }
+        for model in self._served.values():
+            model["timeout_s"] = 300.0  # a stage runs while parts are replaced
         self._models = folder / "models.yaml"
         self.write_models(1)
 

@@ -24,6 +24,8 @@ _COLOURS: Final = {
     Verdict.FAIL: typer.colors.RED,
     Verdict.SKIP: typer.colors.BRIGHT_BLACK,
 }
+#: Of what one check has found, so many are shown.
+_PARTS_MAX: Final = 10
 _NAME_CHARS: Final = max(len(check.name) for check in CHECKS)
 
 
@@ -89,12 +91,19 @@ def _said(result: Result) -> dict[str, object]:
 
 def _lines(result: Result) -> list[str]:
     finding = result.finding
-    verdict = f"{finding.verdict:<4}"
-    coloured = _styled(verdict, fg=_COLOURS[finding.verdict])
-    head = f"  {coloured}  {result.check.name:<{_NAME_CHARS}}  "
-    lines = [head + output.printable(" ".join(finding.sentence.split()))]
-    if finding.hint and finding.verdict is not Verdict.OK:
-        lines.append(f"{'':{_NAME_CHARS + 10}}-> {output.printable(finding.hint)}")
+    coloured = _styled(f"{finding.verdict:<4}", fg=_COLOURS[finding.verdict])
+    head, below = f"  {coloured}  {result.check.name:<{_NAME_CHARS}}  ", " " * (_NAME_CHARS + 10)
+    parts = finding.parts or ((finding.sentence, finding.hint),)
+    lines: list[str] = []
+    shown = parts[:_PARTS_MAX]
+    for n, (sentence, hint) in enumerate(shown, 1):
+        lines.append((below if lines else head) + output.printable(" ".join(sentence.split())))
+        # What is to be done about several of them stands once, behind the last.
+        done_later = n < len(shown) and shown[n][1] == hint
+        if hint and not done_later and finding.verdict is not Verdict.OK:
+            lines.append(f"{below}-> {output.printable(hint)}")
+    if len(parts) > _PARTS_MAX:
+        lines.append(f"{below}and {len(parts) - _PARTS_MAX} more; --json has them")
     return lines
 
 

@@ -37,12 +37,14 @@ class Finding:
         sentence: what was seen, in a line.
         hint: what to do about it; empty where there is nothing to do.
         code: the exit code of a failure.
+        parts: where several things were found, the sentence and the hint of each.
     """
 
     verdict: Verdict
     sentence: str
     hint: str = ""
     code: ExitCode = ExitCode.FAILED
+    parts: tuple[tuple[str, str], ...] = ()
 
 
 class NotLooked(Exception):
@@ -101,7 +103,8 @@ def worst(findings: Sequence[Finding], otherwise: Finding) -> Finding:
     found = [one for one in findings if one.verdict is verdict]
     hints = dict.fromkeys(one.hint for one in found if one.hint)
     sentence = "; ".join(one.sentence for one in found)
-    return Finding(verdict, sentence, "; ".join(hints), max(one.code for one in found))
+    parts = tuple((one.sentence, one.hint) for one in found) if len(found) > 1 else ()
+    return Finding(verdict, sentence, "; ".join(hints), max(one.code for one in found), parts)
 
 
 def named(names: Sequence[str]) -> str:

@@ -127,6 +127,24 @@ def test_the_report_in_lines_without_colours_for_who_reads_it_by_machine(
     ]
 
 
+def test_several_findings_of_one_check_are_a_line_each(
+    monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    found_ = [
+        fail("a", "x"),
+        fail("b", "y"),
+        fail("c", "y"),
+        *(fail(str(n), "z") for n in range(9)),
+    ]
+    monkeypatch.setattr(doctor, "CHECKS", (Check("one", "G", lambda _: worst(found_, ok("d"))),))
+    doctor.examine(None, None, None, strict=False, as_json=False)
+    shown = capsysbinary.readouterr().out.decode().splitlines()
+    indent = 10 + max(len(name) for name in BY_NAME)
+    assert [line[indent:] for line in shown[1:-2]] == [
+        "a", "-> x", "b", "c", "-> y", *map(str, range(7)), "-> z", "and 2 more; --json has them",
+    ]  # fmt: skip
+
+
 @breaks("settings", "models-file")
 def test_settings_and_models_that_cannot_be_read(tmp_path: Path) -> None:
     wrong = found("settings", HEADRACE_PROT="1", HEADRACE_PORT="many")

@@ -22,7 +22,7 @@ def source_problem(path: Path, name: str) -> str | None:
     try:
         tree = ast.parse(path.read_bytes())
     except OSError as error:
-        return f"{path} cannot be read: {error.strerror}"
+        return f"{path}: {error.strerror}"
     except SyntaxError as error:
         line = f", line {error.lineno}" if error.lineno else ""
         return f"{path}{line}: not valid Python: {error.msg}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import os
 import secrets
@@ -22,6 +21,7 @@ from headrace.doctor.finding import Finding, NotLooked, fail, named, ok, skip, w
 from headrace.doctor.finding import size as said
 from headrace.doctor.site import Site, sentence
 from headrace.errors import ConfigError, HeadraceError
+from headrace.handler_source import source_problem
 from headrace.handler_spec import HandlerKind, HandlerSpec, parse_handler
 from headrace.layout import server_root
 from headrace.settings import ENV_CONFIG
@@ -85,7 +85,7 @@ def handlers(site: Site) -> Finding:
     return worst(found, ok(f"those of {count(len(site.catalog.models), 'model')} are there"))
 
 
-def _handler_problem(spec: HandlerSpec, base_dir: Path) -> str:
+def _handler_problem(spec: HandlerSpec, base_dir: Path) -> str | None:
     if spec.kind is HandlerKind.FILE:
         file: Path | None = spec.file(base_dir)
     else:
@@ -93,7 +93,7 @@ def _handler_problem(spec: HandlerSpec, base_dir: Path) -> str:
             file = _module_file(spec.target)
         except ModuleNotFoundError as error:
             return str(error)
-    return _class_problem(file, spec.name) if file is not None else ""
+    return source_problem(file, spec.name) if file is not None else None
 
 
 def _module_file(dotted: str) -> Path | None:
@@ -112,26 +112,6 @@ def _module_file(dotted: str) -> Path | None:
         path = list(spec.submodule_search_locations or ())
     origin = None if spec is None else spec.origin
     return Path(origin) if origin is not None and origin.endswith(".py") else None
-
-
-def _class_problem(file: Path, name: str) -> str:
-    try:
-        tree = ast.parse(file.read_bytes(), str(file))
-    except OSError as error:
-        return f"{file}: {error.strerror}"
-    except (SyntaxError, ValueError) as error:
-        return f"{file}: {sentence(error)}"
-    bound = {name for node in ast.walk(tree) for name in _bound_by(node)}
-    return f"{file} has no {name}" if name and name not in bound and "*" not in bound else ""
-
-
-def _bound_by(node: ast.AST) -> list[str]:
-    """Names that a node may bind: a class may also be imported, or made by a function."""
-    if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
-        return [node.name]
-    if isinstance(node, (ast.Import, ast.ImportFrom)):
-        return [one.asname or one.name for one in node.names]
-    return [node.id] if isinstance(node, ast.Name) else []
 
 
 def weights(site: Site) -> Finding:

@@ -178,7 +178,7 @@ def served_models(site: Site) -> Finding:
                 found.append(
                     fail(
                         f"{where} could not be loaded: {last[:160]}",
-                        f"headrace models {name} has the traceback; mend it, restart the worker",
+                        f"headrace models {name} has the traceback; it is tried again each minute",
                     )
                 )
             elif state.state == "restarting":

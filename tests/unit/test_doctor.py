@@ -175,7 +175,7 @@ def test_handlers_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyP
     verdict(problem("mine.py:Mine"), "ok")
     verdict(problem("mine.py:B"), "ok")
     verdict(problem("mine.py:Yours"), "fail", "has no Yours")
-    verdict(problem("cut.py"), "fail", "cut.py: invalid syntax")
+    verdict(problem("cut.py"), "fail", "cut.py, line 1: not valid Python: ")
     verdict(problem("gone.py"), "fail", "gone.py: No such file")
     verdict(problem("headrace.handler:Handler"), "ok")
     verdict(problem("headrace.nowhere:Handler"), "fail", "no module headrace.nowhere")

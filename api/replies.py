@@ -17,6 +17,8 @@ from headrace.access import EVERYBODY, Caller
 from headrace.errors import HeadraceError, InvalidRequest, MethodNotAllowed, PathNotFound
 
 _METHODS: Final = ("GET", "POST", "PUT", "PATCH", "DELETE")
+#: Where TorchServe's clients post their inputs.
+_TORCHSERVE: Final = ("/predictions/", "/explanations/", "/invocations", "/wfpredict/")
 #: Set in the scope of a request whose unforeseen error was logged and answered.
 ANSWERED: Final = "headrace.answered"
 
@@ -81,9 +83,10 @@ async def _on_http(request: Request, error: Exception) -> Response:
             hint=f"Allowed here: {allowed}.",
         )
     elif error.status_code == 404:
-        ours = PathNotFound(
-            f"there is nothing at {path[:256]}", hint="See /docs, or docs/api.md, for the routes."
-        )
+        hint = "See /docs, or docs/api.md, for the routes."
+        if path.startswith(_TORCHSERVE):
+            hint = "Here it is POST /api/v1/models/{model}/jobs?wait=30; see docs/torchserve.md."
+        ours = PathNotFound(f"there is nothing at {path[:256]}", hint=hint)
     else:
         ours = InvalidRequest(str(error.detail))
     response = response_of(problem(ours, path))

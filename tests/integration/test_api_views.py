@@ -173,6 +173,9 @@ def test_what_is_at_no_path(api: ApiServer) -> None:
         assert (response.status_code, response.json()["type"]) == (404, "/problems/not-found")
         assert response.headers["content-type"] == "application/problem+json"
         assert response.json()["instance"] == path
+    for path in ("/predictions/echo", "/explanations/echo/1.0", "/invocations"):
+        remedy = api.http.post(path, content=b"1").json()["remedy"]
+        assert "POST /api/v1/models/{model}/jobs" in remedy
     for path in ("/live", "/metrics"):
         response = api.http.post(path)
         assert (response.status_code, response.headers["allow"]) == (405, "GET, HEAD")

@@ -7,6 +7,7 @@ that nobody knows of is how a job is claimed twice; who can say a command twice 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import re
 from collections.abc import Iterable
@@ -23,6 +24,7 @@ from redis.asyncio.retry import Retry as AsyncRetry
 from redis.asyncio.sentinel import Sentinel as AsyncSentinel
 from redis.asyncio.sentinel import SentinelConnectionPool as AsyncSentinelPool
 from redis.backoff import NoBackoff
+from redis.driver_info import DriverInfo
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 from redis.maint_notifications import MaintNotificationsConfig
@@ -307,6 +309,12 @@ def _host_port(item: str) -> tuple[str, int]:
     return parts.hostname, parts.port or SENTINEL_PORT
 
 
+@functools.cache
+def _driver() -> DriverInfo:
+    """What Redis is told of redis-py, which else reads its own metadata for each connection."""
+    return DriverInfo()
+
+
 def _defaults() -> dict[str, Any]:
     return {
         "protocol": 3,
@@ -314,6 +322,7 @@ def _defaults() -> dict[str, Any]:
         "socket_connect_timeout": SOCKET_TIMEOUT_S,
         # Asked for by redis-py on every RESP3 connection: a round trip for a service of one vendor.
         "maint_notifications_config": MaintNotificationsConfig(enabled=False),
+        "driver_info": _driver(),
     }
 
 

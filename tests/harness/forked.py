@@ -8,6 +8,7 @@ Those of `headrace up`, in other tests, are started as users start them.
 from __future__ import annotations
 
 import ctypes
+import gc
 import multiprocessing
 import os
 import runpy
@@ -23,8 +24,10 @@ _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload([
     "tests.harness.forked", "celery.bin.celery", "celery.apps.worker", "celery.worker.consumer",
     "celery.worker.loops", "celery.backends.redis", "kombu.transport.redis", "workers.celery_app",
-    "workers.pool", "headrace.store.file", "headrace.store.redis",
-    "headrace.log_lines",
+    "celery.worker.components", "celery.worker.consumer.delayed_delivery", "celery.worker.strategy",
+    "celery.worker.autoscale", "celery.fixups.django", "celery.app.control", "celery.app.events",
+    "celery.app.log", "billiard.pool", "kombu.matcher", "kombu.pidbox", "encodings.utf_8_sig",
+    "workers.pool", "headrace.store.file", "headrace.store.redis", "headrace.log_lines",
     "api.app", "api.protocol", "api.tls", "uvicorn.lifespan.on", "uvloop",
 ])  # fmt: skip
 
@@ -78,6 +81,8 @@ class Forked:
 
 def _run(command: list[str], env: dict[str, str], cwd: str, log: str) -> None:
     os.setsid()
+    # What was imported is the server's; to look through it for garbage would copy it, too.
+    gc.freeze()
     # As an exec would; one of them is what tells the server that forks that pytest is gone, also
     # where that was killed, and this process goes with the server.
     os.closerange(3, 1024)

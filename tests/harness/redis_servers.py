@@ -15,8 +15,13 @@ from urllib.parse import quote
 
 import pytest
 import redis
+from redis.driver_info import DriverInfo
 
 from headrace.ports import free_port
+
+#: Said on each connection; redis-py else reads its own version from disk for each one, a
+#: millisecond.
+DRIVER = DriverInfo()
 
 FLAVOURS = ("valkey9", "redis62", "redis7")
 
@@ -66,7 +71,9 @@ class RedisServer:
         return f"redis://{secret}127.0.0.1:{self.port}/0"
 
     def client(self) -> redis.Redis:
-        return redis.Redis(host="127.0.0.1", port=self.port, password=self.password or None)
+        return redis.Redis(
+            host="127.0.0.1", port=self.port, password=self.password or None, driver_info=DRIVER
+        )
 
     def start(self) -> None:
         command = [

@@ -24,6 +24,7 @@ from headrace.jobs import Job, JobOptions, job_from_record, new_id
 from headrace.scripts import script
 from headrace.submission import Submission, submission, submit_arguments
 from tests.harness.forked import Forked
+from tests.harness.redis_servers import DRIVER
 from tests.harness.wait import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -94,24 +95,29 @@ class Worker:
 
     def states(self) -> dict[str, Any]:
         """What the worker says of its models; empty while it says nothing."""
-        with redis.Redis.from_url(self.redis_url) as client:
-            for owner in client.zrange(keys.WORKERS, 0, -1):
-                fields = client.hgetall(keys.worker(owner.decode()))
-                state = {
-                    name.decode(): msgspec.json.decode(value) for name, value in fields.items()
-                }
-                if state.get("", {}).get("pid") == self.pid:
-                    return {name: of for name, of in state.items() if not name.startswith(":")}
+        with self._redis() as client:
+            return self._states(client)
+
+    def _redis(self) -> Any:
+        return redis.Redis.from_url(self.redis_url, driver_info=DRIVER)
+
+    def _states(self, client: Any) -> dict[str, Any]:
+        for owner in client.zrange(keys.WORKERS, 0, -1):
+            fields = client.hgetall(keys.worker(owner.decode()))
+            state = {name.decode(): msgspec.json.decode(value) for name, value in fields.items()}
+            if state.get("", {}).get("pid") == self.pid:
+                return {name: of for name, of in state.items() if not name.startswith(":")}
         return {}
 
     def wait_ready(self, *models: str, timeout_s: float = 60) -> None:
         def ready() -> bool:
             assert self.process is not None
             assert self.process.poll() is None, self.log
-            states = self.states()
+            states = self._states(client)
             return bool(states) and all(states[model]["state"] == "ready" for model in models)
 
-        wait_until(ready, f"{self.node} is ready", timeout_s=timeout_s)
+        with self._redis() as client:
+            wait_until(ready, f"{self.node} is ready", timeout_s=timeout_s)
 
     def model_pids(self) -> list[int]:
         return [pid for name, state in self.states().items() if name for pid in state["pids"]]
@@ -153,7 +159,7 @@ class Client:
     """Submits and reads jobs of one deployment, synchronously."""
 
     def __init__(self, redis_url: str, models: Path) -> None:
-        self.redis: Any = redis.Redis.from_url(redis_url)
+        self.redis: Any = redis.Redis.from_url(redis_url, driver_info=DRIVER)
         self.catalog: Catalog = load_catalog(models)
 
     def __enter__(self) -> Client:

@@ -193,8 +193,7 @@ class Engine:
         if error is not None:
             raise error
         # What could not be forgotten goes after its result_ttl.
-        self._forgetter.end()
-        self._forgetter.join()
+        self._forgetter.finish()
         return "ended"
 
     def _look(self, flight: Flight) -> None:

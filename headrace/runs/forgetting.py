@@ -52,6 +52,12 @@ class Forgetter(threading.Thread):
                 self._waiting.clear()
             self._changed.notify_all()
 
+    def finish(self) -> None:
+        """Forget all that waits, in this thread too: nothing else is left to be done meanwhile."""
+        self.end()
+        self.run()
+        self.join()
+
     @override
     def run(self) -> None:
         """Forget, to the end."""

@@ -24,6 +24,22 @@ def test_all_is_forgotten_by_the_thousand() -> None:
     assert [job_id for some in asked for job_id in some] == ids
 
 
+def test_at_the_end_whoever_waits_for_it_forgets_too() -> None:
+    both, asked = threading.Barrier(2), []
+
+    def forget(ids: Sequence[str]) -> None:
+        both.wait(60)
+        asked.append(list(ids))
+
+    forgetter = Forgetter(forget)
+    ids = [f"r.{n}" for n in range(4 * LOOKUP_JOBS)]
+    forgetter.add(ids)
+    forgetter.start()
+    forgetter.finish()
+    assert forgetter.error is None
+    assert sorted(job_id for some in asked for job_id in some) == sorted(ids)
+
+
 def test_an_error_ends_it_and_holds_nobody_up() -> None:
     def forget(ids: Sequence[str]) -> None:
         raise BrokerUnavailable("gone")

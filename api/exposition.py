@@ -8,7 +8,7 @@ numbers.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, NamedTuple, cast
+from typing import Final, NamedTuple
 
 from prometheus_client import generate_latest
 from prometheus_client.metrics_core import (
@@ -49,7 +49,7 @@ class Exposition:
     """Writes the metrics of one API process."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, tuple[list[Labels], bytes]] = {}
+        self._kept: dict[str, tuple[list[Labels], bytes, bytes]] = {}
 
     def text(self, metrics: Iterable[Found]) -> list[bytes]:
         """The body of an answer to a scrape, in parts.
@@ -60,10 +60,10 @@ class Exposition:
         parts, some, length = [], [], 0
         for found in metrics:
             name = found.family.name
-            kept, series = self._kept.get(name), list(found.series)
-            if kept is None or kept[0] != series:
-                kept = self._kept[name] = (series, _with_holes(found))
-            some.append(kept[1] % tuple(_texts(found.values)))
+            kept, series, hole = self._kept.get(name), list(found.series), _hole(found)
+            if kept is None or kept[0] != series or kept[1] != hole:
+                kept = self._kept[name] = (series, hole, _with_holes(found, hole))
+            some.append(kept[2] % tuple(found.values))
             length += len(some[-1])
             if length >= PART_BYTES:
                 parts.append(b"".join(some))
@@ -81,19 +81,18 @@ class _One(Collector):
         yield self._metric
 
 
-def _texts(values: Sequence[float] | Sequence[bytes]) -> Iterable[bytes]:
-    if values and isinstance(values[0], bytes):
-        return cast("Sequence[bytes]", values)
-    return " ".join(map(str, values)).encode().split()
+def _hole(found: Found) -> bytes:
+    """What is filled in: bytes as they are, a number as Python writes it."""
+    return b" %b\n" if found.values and isinstance(found.values[0], bytes) else b" %a\n"
 
 
-def _with_holes(found: Found) -> bytes:
+def _with_holes(found: Found, hole: bytes) -> bytes:
     lines = generate_latest(_One(_metric(found))).removesuffix(b"\n").split(b"\n")
-    return b"".join(_hole(line.replace(b"%", b"%%")) for line in lines)
+    return b"".join(_emptied(line.replace(b"%", b"%%"), hole) for line in lines)
 
 
-def _hole(line: bytes) -> bytes:
-    return line + b"\n" if line.startswith(b"#") else line.rpartition(b" ")[0] + b" %b\n"
+def _emptied(line: bytes, hole: bytes) -> bytes:
+    return line + b"\n" if line.startswith(b"#") else line.rpartition(b" ")[0] + hole
 
 
 def _metric(found: Found) -> Metric:

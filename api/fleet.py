@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from headrace.catalog import Catalog
 from headrace.errors import BrokerError
@@ -19,10 +20,10 @@ BEST_FIRST: Final = (
     "ready", "draining", "warming", "loading", "restarting", "failed", "stopped",
 )  # fmt: skip
 NO_WORKER: Final = "no-worker"
+_RANKS: Final = {state: rank for rank, state in enumerate((*BEST_FIRST, NO_WORKER))}
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
+class Served(msgspec.Struct, frozen=True):
     """One model as one worker has it."""
 
     worker: str
@@ -30,8 +31,7 @@ class Served:
     state: ModelState
 
 
-@dataclass(frozen=True, slots=True)
-class ModelStatus:
+class ModelStatus(msgspec.Struct, frozen=True):
     """One model, over all workers.
 
     Attributes:
@@ -105,8 +105,7 @@ def _as_its_models(own: ModelStatus, models: list[ModelStatus]) -> ModelStatus:
     """A pipeline is as its worst model is, where an errands worker runs it at all."""
     if own.state == NO_WORKER:
         return own
-    order = (*BEST_FIRST, NO_WORKER)
-    worst = max(models, key=lambda status: order.index(status.state))
+    worst = max(models, key=lambda status: _RANKS[status.state])
     return ModelStatus(worst.state, min(status.ready for status in models), own.workers)
 
 
@@ -120,6 +119,10 @@ def _serving(reports: dict[str, WorkerReport]) -> dict[str, list[Served]]:
 
 
 def _status(workers: list[Served]) -> ModelStatus:
-    states = {served.state.state for served in workers}
-    state = next((name for name in BEST_FIRST if name in states), NO_WORKER)
-    return ModelStatus(state, sum(served.state.ready for served in workers), workers)
+    best, ready = NO_WORKER, 0
+    for served in workers:
+        state = served.state
+        ready += state.ready
+        if _RANKS.get(state.state, len(BEST_FIRST)) < _RANKS[best]:
+            best = state.state
+    return ModelStatus(best, ready, workers)

@@ -13,7 +13,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import accumulate, chain
 from typing import Any, Final
 
@@ -195,8 +194,7 @@ class ModelState(msgspec.Struct, frozen=True):
     )
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerReport:
+class WorkerReport(msgspec.Struct, frozen=True):
     """What one worker says of itself.
 
     Attributes:
@@ -212,7 +210,7 @@ class WorkerReport:
     pid: int
     models: dict[str, ModelState]
     figures: Figures
-    versions: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = {}
     clock_s: float = 0.0
 
 
@@ -228,19 +226,25 @@ class _Own(msgspec.Struct, frozen=True):
     versions: dict[str, str] = {}
 
 
+_own_of: Final = msgspec.json.Decoder(_Own).decode
+_state_of: Final = msgspec.json.Decoder(ModelState).decode
+_figures_of: Final = msgspec.json.Decoder(Figures).decode
+_seconds_of: Final = msgspec.json.Decoder(float).decode
+
+
 def read_report(fields: Mapping[bytes, bytes]) -> WorkerReport:
     """Read `hr:worker:<owner>`. What cannot be read, as from another version, is left out."""
     own, models, figures, clock_s = _Own(), {}, Figures(), 0.0
     for name, value in fields.items():
         try:
             if name == _FIGURES:
-                figures = msgspec.json.decode(value, type=Figures)
+                figures = _figures_of(value)
             elif name == _CLOCK:
-                clock_s = msgspec.json.decode(value, type=float)
+                clock_s = _seconds_of(value)
             elif name:
-                models[name.decode()] = msgspec.json.decode(value, type=ModelState)
+                models[name.decode()] = _state_of(value)
             else:
-                own = msgspec.json.decode(value, type=_Own)
+                own = _own_of(value)
         except (msgspec.MsgspecError, UnicodeDecodeError):
             continue
     return WorkerReport(own.node, own.pid, models, figures, own.versions, clock_s)

@@ -80,9 +80,10 @@ class Workload:
 def workloads(*, tiny: bool) -> list[Workload]:
     """ResNet-50, and Mask R-CNN where torchvision is. `tiny`: so small that a CPU does them too."""
     side = 32 if tiny else 224
+    layers = 18 if tiny else 50
     resnet = Workload(
-        "ResNet-50", "image_classifier",
-        {"model": "handlers.resnet:resnet50", "resize_px": side * 8 // 7, "crop_px": side},
+        f"ResNet-{layers}", "image_classifier",
+        {"model": f"handlers.resnet:resnet{layers}", "resize_px": side * 8 // 7, "crop_px": side},
         500 if not tiny else 64, 375 if not tiny else 48,
     )  # fmt: skip
     if importlib.util.find_spec("torchvision") is None:

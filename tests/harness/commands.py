@@ -31,7 +31,7 @@ class Commands:
     """Runs `headrace` commands against one server.
 
     Attributes:
-        url: the server's address.
+        url: the server's address; empty where there is none.
         folder: the working directory.
     """
 
@@ -139,7 +139,7 @@ class CommandsWithin(Commands):
         }
         with (
             patch.multiple(sys, **streams),
-            patch.dict(os.environ, HEADRACE_URL=self.url),
+            patch.dict(os.environ, {"HEADRACE_URL": self.url} if self.url else {}),
             chdir(self.folder),
         ):
             try:
@@ -151,6 +151,15 @@ class CommandsWithin(Commands):
         return subprocess.CompletedProcess(
             arguments, int(code or 0), out.getvalue(), err.getvalue()
         )
+
+
+def headrace_here(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """A command without a server, within this process: one that ends before it starts anything."""
+    with patch.dict(os.environ, clean_environment(**variables), clear=True):
+        ended = CommandsWithin("", cwd).run(*arguments)
+    return subprocess.CompletedProcess(
+        arguments, ended.returncode, ended.stdout.decode(), ended.stderr.decode()
+    )
 
 
 def interrupted(process: subprocess.Popen[bytes]) -> tuple[int, str, str]:

@@ -19,6 +19,7 @@ import pytest
 
 from headrace.connections import connect
 from headrace.ports import free_port
+from tests.harness.commands import headrace_here
 from tests.harness.redis_servers import redis_server
 from tests.harness.up import (
     RunningUp,
@@ -293,25 +294,25 @@ def test_redis_cluster_is_one_line(tmp_path: Path) -> None:
 def test_configuration_errors_are_lines_with_status_2(tmp_path: Path) -> None:
     bad = tmp_path / "bad.yaml"
     bad.write_text("models:\n  echo:\n    handler: echo\n    max_batchsize: 3\n")
-    ended = headrace("up", "--models", str(bad), cwd=tmp_path)
+    ended = headrace_here("up", "--models", str(bad), cwd=tmp_path)
     assert ended.returncode == 2
     assert re.search(r"bad\.yaml:4: .*max_batch_size", only_line(ended.stderr))
 
-    ended = headrace("up", cwd=tmp_path, HEADRACE_PROT="1")
+    ended = headrace_here("up", cwd=tmp_path, HEADRACE_PROT="1")
     assert ended.returncode == 2
     assert "HEADRACE_PORT" in only_line(ended.stderr)
 
     models = str(write_models(tmp_path))
-    ended = headrace("up", "--models", models, cwd=tmp_path, HEADRACE_FLOWER_HOST="0.0.0.0")
+    ended = headrace_here("up", "--models", models, cwd=tmp_path, HEADRACE_FLOWER_HOST="0.0.0.0")
     assert ended.returncode == 2
     assert "FLOWER_BASIC_AUTH" in only_line(ended.stderr)
 
-    ended = headrace("worker", "--models", models, cwd=tmp_path)
+    ended = headrace_here("worker", "--models", models, cwd=tmp_path)
     assert ended.returncode == 2
     assert "HEADRACE_REDIS_URL" in only_line(ended.stderr)
 
     (tmp_path / "a-file").touch()
-    ended = headrace(
+    ended = headrace_here(
         "up",
         "--models",
         models,
@@ -326,15 +327,15 @@ def test_configuration_errors_are_lines_with_status_2(tmp_path: Path) -> None:
 
 def test_check_config_and_version(tmp_path: Path) -> None:
     models = write_models(tmp_path, {"m": {"handler": "missing.py"}})
-    ended = headrace("check-config", str(models), cwd=tmp_path)
+    ended = headrace_here("check-config", str(models), cwd=tmp_path)
     assert ended.returncode == 2
     assert "missing.py" in only_line(ended.stderr)
     models = write_models(tmp_path)
-    ended = headrace("check-config", str(models), cwd=tmp_path)
+    ended = headrace_here("check-config", str(models), cwd=tmp_path)
     assert (ended.returncode, ended.stderr) == (0, "")
     from headrace import __version__
 
-    assert headrace("version", cwd=tmp_path).stdout.strip() == __version__
+    assert headrace_here("version", cwd=tmp_path).stdout.strip() == __version__
 
 
 def test_api_and_workers_alone_on_a_redis_of_ones_own(tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -25,7 +26,7 @@ _NO_INPUT: Final = msgspec.Raw(b"")
 
 
 class JobRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """The JSON of a submit: the body of `POST /api/v1/jobs`, or a line of a bulk request.
+    """The JSON of a submit: the body of `POST /api/v1/jobs`.
 
     Attributes:
         input: the input; empty where `input_ref` stands in its place.
@@ -41,8 +42,29 @@ class JobRequest(msgspec.Struct, forbid_unknown_fields=True):
     options: JobOptions = DEFAULT_OPTIONS
 
 
-_MEMBERS: Final = frozenset(JobRequest.__struct_fields__)
-_JOB_REQUEST: Final = msgspec.json.Decoder(JobRequest)
+class LineRequest(JobRequest, forbid_unknown_fields=True):
+    """A line of a bulk request.
+
+    Attributes:
+        traceparent: where in a trace this job is, in place of the request's header.
+    """
+
+    traceparent: str | None = None
+
+
+class _Reader(NamedTuple):
+    """How a request is read, and which members it may have."""
+
+    decode: Callable[[bytes], Any]
+    members: frozenset[str]
+
+
+_REQUEST: Final = _Reader(
+    msgspec.json.Decoder(JobRequest).decode, frozenset(JobRequest.__struct_fields__)
+)
+_LINE: Final = _Reader(
+    msgspec.json.Decoder(LineRequest).decode, frozenset(LineRequest.__struct_fields__)
+)
 
 
 class Identity(msgspec.Struct, frozen=True, gc=False):
@@ -146,12 +168,23 @@ def read_job_request(body: bytes) -> JobRequest:
     Raises:
         InvalidRequest: it is not JSON in UTF-8, or a member does not fit.
     """
+    asked: JobRequest = _read(body, _REQUEST)
+    return asked
+
+
+def read_line(text: bytes) -> LineRequest:
+    """Read a line of a bulk request; errors as for `read_job_request`."""
+    asked: LineRequest = _read(text, _LINE)
+    return asked
+
+
+def _read(body: bytes, reader: _Reader) -> Any:
     try:
-        asked = _JOB_REQUEST.decode(body)
+        asked = reader.decode(body)
         if not body.isascii():
             body.decode()
     except msgspec.ValidationError as error:
-        raise reworded(error, "member", _MEMBERS) from None
+        raise reworded(error, "member", reader.members) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise not_json(error, body) from None
     return asked

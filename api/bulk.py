@@ -19,7 +19,7 @@ from api.asked import (
     identity_under,
     in_trace,
     model_for,
-    read_job_request,
+    read_line,
 )
 from api.door import rate_limited
 from api.lines import Line
@@ -34,7 +34,7 @@ from headrace.jobs import Job, new_ids
 from headrace.queue import VIEW_MAX_JOBS
 from headrace.store.stores import THREADS
 from headrace.submission import Receipt, Submission, of_another, repeat_of
-from headrace.trace import Trace
+from headrace.trace import Trace, read_trace
 
 #: Between two tries of lines that are held back, in seconds; doubled while nothing moves.
 HOLD_MIN_S: Final = 0.02
@@ -71,7 +71,7 @@ class BulkSubmitter:
         key: its idempotency key; "" for none.
         hold_s: how long lines that find no room are held back.
         caller: on whose behalf.
-        trace: of the request, which all its jobs are part of.
+        trace: of the request, which its jobs are part of whose line names none.
         brief: say only how many lines were accepted, between those that were not.
         quiet: nobody but who asks hears of the jobs' ends.
     """
@@ -173,18 +173,22 @@ class BulkSubmitter:
                     f"the line has more than {limit} bytes",
                     hint="Send a smaller input, or raise body_limit_bytes.",
                 )
-            said = read_job_request(line.text)
+            said = read_line(line.text)
             services.webhooks.check(said.options)
             model = model_for(services.catalog, said)
             identity = self._identity(said.id, line.number, fresh_id)
             limit_bytes = services.settings.inline_limit_bytes
             asked = asked_by(said, model, identity, limit_bytes, self._caller)
-            row.asked = in_trace(asked, self.trace)
+            row.asked = in_trace(asked, self._trace_of(said.traceparent))
             if not row.asked.elsewhere:
                 row.job = submission_of(services, row.asked, now_s, quiet=self._quiet)
         except HeadraceError as error:
             row.outcome = error
         return row
+
+    def _trace_of(self, parent: str | None) -> Trace | None:
+        """The trace of a line: its own, else the request's; one that is none is passed over."""
+        return self.trace if parent is None else read_trace(parent) or self.trace
 
     def _identity(self, given_id: str | None, number: int, fresh_id: str) -> Identity:
         if given_id is None and self._key:

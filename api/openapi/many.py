@@ -202,7 +202,8 @@ def _bulk() -> dict[str, Any]:
         parameters=[_HOLD, _BRIEF, _QUIET, KEY],
         requestBody={
             "required": False,
-            "description": "Each line is a JobRequest. Of no lines there are no answers.",
+            "description": "Each line is a JobRequest, which may have a `traceparent` of its own "
+            "in place of the request's. Of no lines there are no answers.",
             "content": _lines(_BULK_BODY),
         },
     )

@@ -75,6 +75,26 @@ def test_a_line_is_answered_as_a_submit_is(api: ApiServer, redis_db: RedisServer
     assert inputs(redis_db) + inputs(redis_db, "tiny") == []
 
 
+def test_a_line_may_be_part_of_a_trace_of_its_own(api: ApiServer, redis_db: RedisServer) -> None:
+    whole, own = (f"00-{digit * 32}-{digit * 16}-01" for digit in "12")
+    answers = bulk(
+        api,
+        job(0),
+        job(1, traceparent=own),
+        job(2, traceparent="none at all"),
+        job(3, traceparent=7),
+        headers={**NDJSON, "traceparent": whole, "tracestate": "a=b"},
+    )
+    assert what(answers) == [*["queued"] * 3, "invalid-request"]
+    with redis_db.client() as client:
+        claimed = claim(client, "echo", 10)
+        settle(client, "echo", claimed, [echo(message) for message, _ in claimed])
+    traces = [(json.loads(message.input), message.trace) for message, _ in claimed]
+    assert traces == [(0, (whole, "a=b")), (1, (own, "")), (2, (whole, "a=b"))]
+    alone = api.http.post("/api/v1/jobs", json=job(0, traceparent=own))
+    assert alone.status_code == 400
+
+
 def test_a_bad_line_is_an_error_for_itself_alone(api: ApiServer, redis_db: RedisServer) -> None:
     bad: list[tuple[Any, str]] = [
         (b"{", "invalid-request"),

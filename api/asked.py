@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -20,6 +20,8 @@ from headrace.messages import Source
 from headrace.store.origin import type_of
 from headrace.submission import hash_request
 from headrace.trace import Trace, read_trace
+
+T = TypeVar("T")
 
 #: msgspec gives each request its own Raw; an absent one is this.
 _NO_INPUT: Final = msgspec.Raw(b"")
@@ -52,17 +54,17 @@ class LineRequest(JobRequest, forbid_unknown_fields=True):
     traceparent: str | None = None
 
 
-class _Reader(NamedTuple):
-    """How a request is read, and which members it may have."""
+class Reader(NamedTuple, Generic[T]):
+    """How a kind of request is read, and which members it may have."""
 
-    decode: Callable[[bytes], Any]
+    decode: Callable[[bytes], T]
     members: frozenset[str]
 
 
-_REQUEST: Final = _Reader(
+SUBMIT: Final = Reader(
     msgspec.json.Decoder(JobRequest).decode, frozenset(JobRequest.__struct_fields__)
 )
-_LINE: Final = _Reader(
+LINE: Final = Reader(
     msgspec.json.Decoder(LineRequest).decode, frozenset(LineRequest.__struct_fields__)
 )
 
@@ -162,23 +164,12 @@ def identity_under(key: str, owner: str = "") -> Identity:
     return Identity(id_of_key(key, owner), chosen=True)
 
 
-def read_job_request(body: bytes) -> JobRequest:
-    """Read the JSON of a submit.
+def read_job_request(body: bytes, reader: Reader[T]) -> T:
+    """Read the JSON of a submit, or a line of several.
 
     Raises:
         InvalidRequest: it is not JSON in UTF-8, or a member does not fit.
     """
-    asked: JobRequest = _read(body, _REQUEST)
-    return asked
-
-
-def read_line(text: bytes) -> LineRequest:
-    """Read a line of a bulk request; errors as for `read_job_request`."""
-    asked: LineRequest = _read(text, _LINE)
-    return asked
-
-
-def _read(body: bytes, reader: _Reader) -> Any:
     try:
         asked = reader.decode(body)
         if not body.isascii():

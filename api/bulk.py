@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from api.asked import (
+    LINE,
     Asked,
     Identity,
     asked_by,
@@ -19,7 +20,7 @@ from api.asked import (
     identity_under,
     in_trace,
     model_for,
-    read_line,
+    read_job_request,
 )
 from api.door import rate_limited
 from api.lines import Line
@@ -173,22 +174,22 @@ class BulkSubmitter:
                     f"the line has more than {limit} bytes",
                     hint="Send a smaller input, or raise body_limit_bytes.",
                 )
-            said = read_line(line.text)
+            said = read_job_request(line.text, LINE)
             services.webhooks.check(said.options)
             model = model_for(services.catalog, said)
             identity = self._identity(said.id, line.number, fresh_id)
             limit_bytes = services.settings.inline_limit_bytes
             asked = asked_by(said, model, identity, limit_bytes, self._caller)
-            row.asked = in_trace(asked, self._trace_of(said.traceparent))
+            trace = self.trace
+            if said.traceparent is not None:
+                # What is none is passed over, as in a header.
+                trace = read_trace(said.traceparent) or trace
+            row.asked = in_trace(asked, trace)
             if not row.asked.elsewhere:
                 row.job = submission_of(services, row.asked, now_s, quiet=self._quiet)
         except HeadraceError as error:
             row.outcome = error
         return row
-
-    def _trace_of(self, parent: str | None) -> Trace | None:
-        """The trace of a line: its own, else the request's; one that is none is passed over."""
-        return self.trace if parent is None else read_trace(parent) or self.trace
 
     def _identity(self, given_id: str | None, number: int, fresh_id: str) -> Identity:
         if given_id is None and self._key:

@@ -13,6 +13,7 @@ import msgspec
 
 from api.asgi import Header, Reply, Request
 from api.asked import (
+    SUBMIT,
     Asked,
     asked_by,
     asked_with,
@@ -109,7 +110,8 @@ async def _submit_json(services: Services, request: Request, path_id: str | None
     query = request.query(_JOB_QUERY)
     wait_s = asked_wait_s(query.get("wait"), services.settings.max_wait_s)
     require_json(request, "Send JSON, or the input itself to /api/v1/models/{model}/jobs.")
-    said = read_job_request(await read_body(request, services.settings.body_limit_bytes))
+    body = await read_body(request, services.settings.body_limit_bytes)
+    said = read_job_request(body, SUBMIT)
     model = model_for(services.catalog, said)
     try:
         services.webhooks.check(said.options)

@@ -52,6 +52,12 @@ def create(
             name, scopes, rate=rate, in_flight=in_flight, expires_in_s=expires_in_s
         )
     _print_once(key, text, as_json=as_json)
+    settings = load_settings(None, os.environ, {})
+    if not settings.asks_for_keys:
+        output.say(
+            f"by the settings here ({settings.public_host}, auth: {settings.auth}) the API asks "
+            "nobody for a key; HEADRACE_AUTH=on lets it ask"
+        )
 
 
 def rotate(key_id: str, *, grace_s: float, as_json: bool) -> None:

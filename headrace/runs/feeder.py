@@ -224,11 +224,11 @@ class Feeder:
             yield from self._source.entries(self._cursor, self._n)
         except OSError as error:
             why = error.strerror or str(error)
+            self.from_source = True
             self.error = ConfigError(f"the source cannot be read on: {why}")
-            self.from_source = True
         except Exception as error:  # noqa: BLE001 - raised again by the engine
-            self.error = error
             self.from_source = True
+            self.error = error
 
     def _send(self, pack: _Pack) -> None:
         """Submit what is to be submitted.

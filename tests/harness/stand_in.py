@@ -32,7 +32,7 @@ class StandIn(Client):
         refuse: of an id: the problem of its line, or None.
 
     Attributes:
-        submits: the ids of each line that came, in order.
+        submits: the ids of each line that came; packs may overtake each other.
         forgotten: ids that were to be forgotten.
         cancelled: ids that were cancelled.
         broken: answers so many requests with a broken connection.
@@ -56,7 +56,7 @@ class StandIn(Client):
 
     @override
     def _send(self, request: Request) -> Answer | Broken:
-        if self.broken:
+        if self.broken > 0:  # several threads ask
             self.broken -= 1
             return Broken("it fell over", refused=False)
         where = request.path.rpartition("/")[2]

@@ -70,7 +70,7 @@ def test_each_input_has_one_row_and_its_job_is_forgotten_once_it_is_safe(out: Pa
         "n": 7, "key": "k7", "status": "succeeded", "result": {"n": 7}, "attempts": 1,
         "timings": {"total": 1.5},
     }  # fmt: skip
-    assert server.submits == [f"r.{n}" for n in range(1000)]
+    assert sorted(server.submits) == sorted(f"r.{n}" for n in range(1000))
     assert sorted(server.forgotten) == sorted(server.submits)
     assert engine.checkpoint.ended
     assert (engine.progress.succeeded, engine.progress.failed) == (1000, 0)
@@ -115,7 +115,7 @@ def test_only_what_failed_runs_again_under_ids_of_its_own(out: Path) -> None:
     cured = True
     server = StandIn(outcome)
     engine = run(out, server, Counted(100, raw), only_failed=True)
-    assert server.submits == [f"r.{n}.1" for n in range(0, 100, 7)]
+    assert sorted(server.submits) == sorted(f"r.{n}.1" for n in range(0, 100, 7))
     assert (engine.progress.succeeded, engine.progress.failed) == (100, 0)
     found = rows(out)
     assert {n: row["result"] for n, row in found.items()} == {

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import redis.asyncio
 from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from api.counters import Counters, Counts
 from headrace import keys
@@ -47,8 +48,8 @@ class Tally:
         self._said = 0
         self._said_at = 0.0
         self._lock = asyncio.Lock()
-        #: Of what the last telling failed; None where it did not.
-        self._failure: RedisError | OSError | None = None
+        #: That the last telling was not answered in time; None where it was, or failed at once.
+        self._failure: RedisTimeoutError | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -96,8 +97,8 @@ class Tally:
         # One at a time, so that an older count of waiting requests never overwrites a newer one.
         async with self._lock:
             if self._failure is not None and self._failure is not before:
-                # Who stood behind one that failed fails with it: where Redis hangs, each would
-                # otherwise wait as long again.
+                # Who stood behind one that Redis did not answer fails with it: each would otherwise
+                # wait as long again. A connection that was lost costs nobody else his try.
                 raise self._failure
             counts, waiting = self._counters.take(), self._waiters.count
             now = asyncio.get_running_loop().time()
@@ -118,8 +119,7 @@ class Tally:
                 # If only the answer was lost, these are told twice: better than never.
                 self._counters.give_back(counts)
                 self._said = -1
-                if isinstance(error, (RedisError, OSError)):
-                    self._failure = error
+                self._failure = error if isinstance(error, RedisTimeoutError) else None
                 raise
             self._failure = None
             self._give_back(counts, answers[:told])

@@ -67,6 +67,15 @@ NAMES: Final = (
 )  # fmt: skip
 
 
+#: Every file of Lua, read with this module: an upgrade under a running process must not have its
+#: Python send the scripts of the next version.
+_SOURCES: Final = {
+    file.name: file.read_text("utf-8")
+    for file in files(__name__).iterdir()
+    if file.name.endswith(".lua")
+}
+
+
 @cache
 def script(name: str) -> Script:
     """The script of that name, one of NAMES."""
@@ -82,8 +91,7 @@ def script(name: str) -> Script:
 
 
 def _text(*parts: str) -> str:
-    folder = files("headrace.scripts")
-    return "".join(folder.joinpath(f"{part}.lua").read_text("utf-8") for part in parts)
+    return "".join(_SOURCES[f"{part}.lua"] for part in parts)
 
 
 def _when_asked_for(functions: str) -> str:

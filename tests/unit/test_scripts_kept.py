@@ -1,0 +1,24 @@
+"""The scripts' text: of the version that runs, whatever is installed beneath it meanwhile."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+from pathlib import Path
+
+import pytest
+
+from headrace import scripts
+
+
+def test_an_upgrade_under_a_running_process_does_not_change_its_scripts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "installed_scripts"
+    shutil.copytree(Path(scripts.__file__).parent, folder)
+    monkeypatch.syspath_prepend(tmp_path)
+    running = importlib.import_module(folder.name)
+    for file in folder.glob("*.lua"):
+        file.write_text("return 'of the next version'")
+    for name in scripts.NAMES:
+        assert running.script(name).source == scripts.script(name).source

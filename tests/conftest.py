@@ -56,8 +56,9 @@ def pytest_collection(session: pytest.Session) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Look for garbage again, but not among all that the imports have made."""
+    """Look for garbage again, but seldom, and not among all that the imports have made."""
     gc.freeze()
+    gc.set_threshold(10_000)
     gc.enable()
 
 

@@ -155,6 +155,8 @@ def ended(site: Site) -> Counter[tuple[str, str]]:
         lambda: (
             site.prometheus.value("sum(headrace_jobs_ended_total)") == counted.total()
             and site.prometheus.value('sum(headrace_batches_total{model="small"})') == len(small)
+            # The process that is scraped has it of the other one, a second later.
+            and site.prometheus.value("sum(headrace_jobs_rejected_total)") == 1
         ),
         "Prometheus has seen it all",
         60,

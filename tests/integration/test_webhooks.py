@@ -198,6 +198,8 @@ def test_a_requeue_is_told_of_its_new_end(site: HookSite, tmp_path: Path) -> Non
     _, succeeded = site.receiver.wait_for(job_id, 2)
     assert (failed.event["type"], succeeded.event["type"]) == ("job.failed", "job.succeeded")
     assert failed.id != succeeded.id
+    # The log is written when the receiver's answer is here.
+    wait_until(lambda: len(site.deliveries(job_id)) > 1, "both deliveries are in the log")
     assert [one["type"] for one in site.deliveries(job_id)] == ["job.failed", "job.succeeded"]
 
 

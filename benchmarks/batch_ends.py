@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from itertools import pairwise
 from typing import Final
 
 from headrace import keys
@@ -49,12 +50,14 @@ class Ends:
     def steady(self) -> float:
         """Jobs a second between the ends of the second batch and the last but one; 0 for too few.
 
-        Both from when everything was submitted: before, what is left tells of no end.
+        Both from when everything was submitted: before, what is left tells of no end. So it is 0
+        too where not everything is under way at once.
         """
         most = max((left for _, left in self._left), default=0)
         whole = next((at for at, one in enumerate(self._left) if one[1] == most), 0)
         ends = self._left[whole + 1 :][1:-1]
-        if len(ends) < 2:
+        grew = any(one[1] > before[1] for before, one in pairwise(ends))
+        if len(ends) < 2 or grew:
             return 0.0
         (first_at, first), (last_at, last) = ends[0], ends[-1]
         return (first - last) / (last_at - first_at)

@@ -143,6 +143,8 @@ def interval(ratios: list[float]) -> str:
     A shared machine gives pairs in which a neighbour took a core from one of the two.
     """
     count, ordered = len(ratios), sorted(ratios)
+    if count == 1:
+        return f"{ordered[0]:.3f}"
     outside, cut = 2 / 2**count, 0
     while outside + 2 * math.comb(count, cut + 1) / 2**count <= 0.05:
         cut += 1

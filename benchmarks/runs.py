@@ -237,11 +237,10 @@ def images(count: int, pairs: int, *, batch: int = BATCH) -> Table:
     for name, tries in found.items():
         parts_ms = {part: median(one.cpu_ms[part] for one in tries) for part in tries[0].cpu_ms}
         used = ", ".join(f"{part} {ms:.2f}" for part, ms in parts_ms.items())
-        rate, steady = (f"{median(rates):.1f}" for rates in zip(*[
-            (one.rate, one.steady or one.rate) for one in tries
-        ], strict=True))  # fmt: skip
+        rate = f"{median(one.rate for one in tries):.1f}"
         if name in RUNS:
-            table.add(RUNS[name], rate, steady, "", "", used)
+            steady = median(one.steady for one in tries)
+            table.add(RUNS[name], rate, f"{steady:.1f}" if steady else "", "", "", used)
             continue
         ratios = [
             interval([run.rate / loop.rate for run, loop in zip(found[way], tries, strict=True)])

@@ -6,6 +6,7 @@ web framework.
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
@@ -40,4 +41,9 @@ else:
             from headrace import pipelines
 
             return pipelines.Pipeline
+        if name == "errors":
+            return importlib.import_module("headrace.errors")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

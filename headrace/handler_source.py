@@ -5,8 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 from headrace.suggest import did_you_mean, listing
+
+_MAKERS: Final = {"type", "exec", "globals", "vars", "setattr"}
 
 
 def source_problem(path: Path, name: str) -> str | None:
@@ -33,10 +36,11 @@ def source_problem(path: Path, name: str) -> str | None:
         return None
     classes = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
     wanted = name.partition(".")[0]
-    if wanted and wanted not in bound:
+    made = _makes_classes(tree)
+    if wanted and wanted not in bound and not made:
         near = did_you_mean(wanted, classes)
         return f"{path} has no {wanted}{near or f'; classes in it: {listing(classes)}'}"
-    if not wanted and not classes and not _makes_classes(tree):
+    if not wanted and not classes and not made:
         if "handle" in bound:
             return f"{path} has TorchServe's function `handle`; see docs/torchserve.md"
         return f"{path} defines no class"
@@ -56,6 +60,6 @@ def _bound(tree: ast.AST) -> Iterator[str]:
 
 
 def _makes_classes(tree: ast.AST) -> bool:
-    """Whether it calls what can make a class without a `class` of its own: `type`, `exec`."""
+    """Whether it calls what can make or name a class without a `class` of its own."""
     calls = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
-    return any(isinstance(func, ast.Name) and func.id in {"type", "exec"} for func in calls)
+    return any(isinstance(func, ast.Name) and func.id in _MAKERS for func in calls)

@@ -276,7 +276,10 @@ def _read_meta(meta: str | bytes) -> _Meta:
         # Celery's own backend writes there too, where somebody stores by the id of a job, and
         # says NaN where no JSON parser but Python's would.
         text = meta.encode() if isinstance(meta, str) else meta
-        return _META.decode(strict_json(text))
+        try:
+            return _META.decode(strict_json(text))
+        except ValueError as error:
+            raise msgspec.DecodeError(str(error)) from None
 
 
 def batch_text(size: int, padding: int) -> int | str:

@@ -51,14 +51,13 @@ class Backlog:
 
     def end_claim(self) -> None:
         """A claim was answered, or never will be."""
-        self.claiming = self.awaited = False
+        self.claiming = self.awaited = self._guessed = False
 
     def gave(self, jobs: int) -> None:
         """The claim that is under way is answered, with so many jobs."""
-        self.end_claim()
         if self._guessed:
             self._wrong = 0 if jobs else self._wrong + 1
-        self._guessed = False
+        self.end_claim()
 
     def saw(self, lefts: Sequence[int]) -> None:
         """Learn how many messages wait at each step; -1 says that the queue is paused."""
@@ -75,8 +74,9 @@ class Backlog:
         Under load it does, and saves those jobs a round trip. Behind a lone job it would only keep
         Redis from publishing that one's end.
         """
-        if self._wrong < WRONG_MAX:
-            self._guessed = not any(self.waiting)
+        places = list(places)
+        if self._wrong < WRONG_MAX and places:
+            self._guessed = not self.claiming and not any(self.waiting)
             self.look(places)
 
     def found(self, place: int) -> None:

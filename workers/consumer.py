@@ -193,6 +193,8 @@ class Consumer:
     # Model processes
 
     def _tend(self, now: float) -> None:
+        if not self._ledger.connected:
+            self._watch()  # else a process' socket could get the number of one that was closed
         if not self._stopping.is_set():
             self._keeper.tend(self.lanes, now)
         for lane in self.lanes:
@@ -363,8 +365,9 @@ class Consumer:
     def _drained(self, now: float) -> bool:
         running = any(replica.batch for lane in self.lanes for replica in lane.replicas)
         waiting = any(lane.unfinished for lane in self.lanes)
-        busy = running or waiting or self._harvest or self._ledger.busy
-        return now >= self._drain_until or not busy
+        return now >= self._drain_until or not (
+            running or waiting or self._harvest or self._ledger.busy
+        )
 
     def _end(self) -> None:
         """Stop the model processes, then give back what did not end in time, uncharged."""

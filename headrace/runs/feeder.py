@@ -224,11 +224,18 @@ class Feeder:
             yield from self._source.entries(self._cursor, self._n)
         except OSError as error:
             why = error.strerror or str(error)
-            self.from_source = True
-            self.error = ConfigError(f"the source cannot be read on: {why}")
+            self._ended_by(ConfigError(f"the source cannot be read on: {why}"))
         except Exception as error:  # noqa: BLE001 - raised again by the engine
-            self.from_source = True
-            self.error = error
+            self._ended_by(error)
+
+    def _ended_by(self, error: Exception) -> None:
+        """The source gives no more, which is told unless the other thread could not send its pack.
+
+        That pack is never sent, so that the engine is not to wait for the end of all.
+        """
+        with self._ending:
+            if self.error is None:
+                self.from_source, self.error = True, error
 
     def _send(self, pack: _Pack) -> None:
         """Submit what is to be submitted.

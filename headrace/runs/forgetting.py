@@ -53,10 +53,16 @@ class Forgetter(threading.Thread):
             self._changed.notify_all()
 
     def finish(self) -> None:
-        """Forget all that waits, in this thread too: nothing else is left to be done meanwhile."""
+        """Forget all that waits, in this thread too: nothing else is left to be done meanwhile.
+
+        Raises:
+            KeyboardInterrupt: as it came. What is left goes after its result_ttl.
+        """
         self.end()
         self.run()
         self.join()
+        if isinstance(self.error, KeyboardInterrupt):
+            raise self.error
 
     @override
     def run(self) -> None:

@@ -1,7 +1,7 @@
 """What the parts of a run promise each other: entries in, rows out, and where a run stands.
 
-The engine calls a source from one thread and a sink and its checkpoints from another, never one of
-them from two at once.
+The engine calls a source from two threads that take turns, and a sink and its checkpoints from
+another, never one of them from two at once.
 """
 
 from __future__ import annotations

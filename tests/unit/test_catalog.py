@@ -260,6 +260,8 @@ def test_check_config_looks_for_the_files(models_file: Path) -> None:
         ("Mine", "if True:\n    Mine = make()\n", None),
         ("Mine", "def __getattr__(name): ...\n", None),
         ("Mine", "from base import *\n", None),
+        ("Mine", "globals()['Mine'] = make()\n", None),
+        ("Mine", "exec('class Mine: ...')\n", None),
     ],
 )
 def test_check_config_reads_the_handlers_file(

@@ -5,20 +5,24 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from typing_extensions import override
 
+from headrace import errors
 from headrace.client.steps import Answer, Broken, Request
 from headrace.ids import are_ids, is_id
 from headrace.runs.ahead import Ahead
 from headrace.runs.calls import Outcome
 from headrace.runs.engine import Engine
-from headrace.runs.flight import Item
+from headrace.runs.feeder import Feeder, Lines
+from headrace.runs.flight import Flight, Item
 from headrace.runs.jsonl_sink import JsonlSink
+from headrace.runs.numbers import Numbers
 from headrace.runs.order import RunOrder
-from headrace.runs.seams import Entry
+from headrace.runs.seams import Cursor, Entry, Row
 from tests.harness.stand_in import Counted, StandIn
 from tests.harness.wait import wait_until
 
@@ -117,6 +121,36 @@ def test_two_packs_are_under_way_at_once_and_no_input_is_said_twice(tmp_path: Pa
         engine.close()
     assert sorted(server.submits) == sorted(f"r.{n}" for n in range(200))
     assert len(path.read_text().splitlines()) == 200
+
+
+def test_a_source_that_fails_hides_nothing_that_could_not_be_sent() -> None:
+    """The pack of the other thread is never sent: to wait for its end would be for ever."""
+    reading, told = threading.Event(), threading.Event()
+
+    class Torn(Counted):
+        @override
+        def entries(self, after: Cursor | None, n: int) -> Iterator[Entry]:
+            yield from super().entries(after, n)
+            reading.set()
+            assert told.wait(WAIT_S)
+            raise OSError(5, "disk")
+
+    def submit(*_: object) -> Any:
+        assert reading.wait(WAIT_S)
+        raise errors.Forbidden("no more")
+
+    flight = Flight(4, None, 0, Numbers())
+    order = RunOrder(model="m", run_id="r", in_flight=4)
+    torn, start = Torn(1, lambda number: number), (None, 0, Numbers())
+    refused: list[tuple[Item, Row]] = []
+    feeder = Feeder(torn, flight, start, Lines(order), str, submit, refused.extend)
+    feeder.start()
+    wait_until(lambda: feeder.error is not None, "what could not be sent is told")
+    told.set()
+    feeder.join(WAIT_S)
+    assert flight.all_taken
+    assert isinstance(feeder.error, errors.Forbidden)
+    assert not feeder.from_source
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
+import pytest
+
 from headrace.client.bulk import LOOKUP_JOBS
 from headrace.errors import BrokerUnavailable
 from headrace.runs import forgetting
@@ -38,6 +40,17 @@ def test_at_the_end_whoever_waits_for_it_forgets_too() -> None:
     forgetter.finish()
     assert forgetter.error is None
     assert sorted(job_id for some in asked for job_id in some) == sorted(ids)
+
+
+def test_an_interrupt_of_who_waits_at_the_end_ends_that_wait() -> None:
+    def forget(ids: Sequence[str]) -> None:
+        raise KeyboardInterrupt
+
+    forgetter = Forgetter(forget)
+    forgetter.add(["a"])
+    forgetter.start()
+    with pytest.raises(KeyboardInterrupt):
+        forgetter.finish()
 
 
 def test_an_error_ends_it_and_holds_nobody_up() -> None:

@@ -46,20 +46,27 @@ def loads(raw: bytes | msgspec.Raw) -> Any:
             raise InvalidRequest(f"the input is not JSON: {error}") from None
 
 
+def parses(text: bytes) -> bool:
+    """Whether it is JSON, in UTF-8, that every parser reads."""
+    try:
+        msgspec.json.decode(text.decode(), type=msgspec.Raw)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
 def strict_json(text: bytes) -> bytes:
     """JSON text that every parser reads: where it says NaN or Infinity, `null` stands.
 
     Raises:
         ValueError: it is not JSON for Python's own parser either.
     """
+    if parses(text):
+        return text
     try:
-        msgspec.json.decode(text.decode(), type=msgspec.Raw)
-    except (ValueError, RecursionError):
-        try:
-            return _encode(json.loads(text))
-        except RecursionError:
-            raise ValueError("it is nested too deeply") from None
-    return text
+        return _encode(json.loads(text))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def decode_payload(body: bytes, content_type: str) -> tuple[Any, str]:

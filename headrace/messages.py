@@ -248,15 +248,6 @@ def read_envelope(raw: bytes) -> Message:
     return msgspec.structs.replace(message, retry_backoff_s=first, retry_backoff_max_s=most)
 
 
-def parses(raw: bytes) -> bool:
-    """Whether a message is JSON at all."""
-    try:
-        msgspec.json.decode(raw.decode(), type=msgspec.Raw)
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
 def _body_text(envelope_: _Envelope) -> bytes:
     coding, compressed = envelope_.properties.body_encoding, envelope_.headers.compression
     if coding == "utf-8" and envelope_.encoding == "utf-8" and not compressed:

@@ -152,7 +152,7 @@ class Scraper:
             if not isinstance(row, list):
                 # Another type lies under the key.
                 rows[model] = counters.none
-            elif len(list(filter(None, row))) != size and len(row) - row.count(None) != size:
+            elif len(row) - row.count(None) != size:
                 more.append(model)
         totals = Totals(counters.fields, rows)
         if more:

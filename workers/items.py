@@ -12,10 +12,11 @@ import msgspec
 
 from headrace.canvas import Canvas
 from headrace.errors import BY_CODE, HeadraceError, InvalidRequest
+from headrace.inputs import parses
 from headrace.jobs import US_PER_S, State
 from headrace.keys import OFFLINE_STEP, TASK_NAME, F
 from headrace.media import JSON_TYPE
-from headrace.messages import Message, arguments_repr, parses
+from headrace.messages import Message, arguments_repr
 from headrace.scripts import Arg
 from workers.retries import DEAD, RetryPolicy
 

@@ -24,7 +24,7 @@ from headrace.batches.sink import BatchSink, LeaseLost
 from headrace.batches.source import BatchSource, failed_ids
 from headrace.batches.validation import Found, validate
 from headrace.client.bulk import LOOKUP_JOBS, cancel_many
-from headrace.client.job import Failure
+from headrace.client.job import ENDED, Failure
 from headrace.client.steps import Plan
 from headrace.client.sync import Client
 from headrace.errors import BrokerError, FileMissing, Forbidden, HeadraceError, Unauthorized
@@ -48,7 +48,6 @@ AGAIN_S: Final = 5.0
 LOOK_S: Final = 0.5
 #: Rows are saved so often while what is left over is written down.
 SAVE_ROWS: Final = 10_000
-_ENDED: Final = frozenset({"succeeded", "failed", "expired", "cancelled"})
 
 
 class Driving:
@@ -282,7 +281,7 @@ class Driving:
             found = self._client.run(calls.outcomes(self._client.session, ids))
             rows = []
             for job_id, outcome in zip(ids, found, strict=True):
-                if outcome is None or outcome.status in _ENDED:
+                if outcome is None or outcome.status in ENDED:
                     rows.append(self._row(waiting.pop(job_id), job_id, outcome, why))
             yield rows
             if waiting:

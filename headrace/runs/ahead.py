@@ -6,18 +6,16 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from typing_extensions import override
 
+from headrace.client.job import ENDED
 from headrace.runs.calls import Outcome
 from headrace.runs.flight import Item
 
 Found: TypeAlias = Sequence[Outcome | None]
 Ask: TypeAlias = Callable[[Sequence[Item]], Found]
-
-#: Has ended; everything else is on its way.
-ENDED: Final = frozenset({"succeeded", "failed", "expired", "cancelled"})
 
 
 class Ahead(threading.Thread):

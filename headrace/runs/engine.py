@@ -20,7 +20,7 @@ from typing import Any, Final, Literal, TypeVar
 
 from headrace.client.bulk import LOOKUP_JOBS, cancel_many
 from headrace.client.exchange import exchange
-from headrace.client.job import Failure
+from headrace.client.job import ENDED, Failure
 from headrace.client.requests import job_request
 from headrace.client.steps import Pause, Plan, Request
 from headrace.client.sync import Client, send_once
@@ -34,7 +34,7 @@ from headrace.errors import (
     Unauthorized,
 )
 from headrace.runs import calls
-from headrace.runs.ahead import ENDED, Ahead, Found
+from headrace.runs.ahead import Ahead, Found
 from headrace.runs.checkpoint import Checkpoint
 from headrace.runs.feeder import Feeder, Lines, Stopping
 from headrace.runs.flight import Flight, Item

@@ -19,8 +19,9 @@ import redis
 from headrace import keys
 from headrace.processes import start_time_ticks
 from tests.chaos.plan import ALL, BATCH, INLINE_BYTES, MAX_DELIVERIES, Kill, models
+from tests.harness.processes import descendants, gone
 from tests.harness.redis_servers import RedisServer, redis_server
-from tests.harness.up import RunningUp, descendants, gone, running_up, write_models
+from tests.harness.up import RunningUp, running_up, write_models
 from tests.harness.wait import wait_until
 
 WORKERS = ("cpu0", "cpu1")

@@ -23,7 +23,8 @@ from headrace import keys
 from headrace.processes import children_of
 from tests.harness.containers import Service, Stack, can_sandbox, stack
 from tests.harness.flower import asked
-from tests.harness.up import ROOT, descendants, gone, write_models
+from tests.harness.processes import descendants, gone
+from tests.harness.up import ROOT, write_models
 from tests.harness.wait import wait_until
 from tests.harness.worker import Client
 

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 from headrace.ports import free_port
-from tests.harness.up import ROOT, clean_environment, descendants, gone, write_models
+from tests.harness.processes import descendants, gone
+from tests.harness.up import ROOT, clean_environment, write_models
 from tests.harness.wait import wait_until
 
 

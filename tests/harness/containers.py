@@ -29,8 +29,9 @@ from headrace import health
 from headrace.errors import HeadraceError
 from headrace.ports import free_port
 from tests.harness import compose_file, dockerfile, monitoring
+from tests.harness.processes import descendants
 from tests.harness.redis_servers import require
-from tests.harness.up import ROOT, descendants
+from tests.harness.up import ROOT
 from tests.harness.wait import wait_until
 
 BASE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from headrace.ports import free_port
-from headrace.processes import children_of, start_time_ticks
+from tests.harness.processes import descendants
 from tests.harness.wait import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,19 +48,6 @@ def write_models(folder: Path, models: Mapping[str, Mapping[str, Any]] | None = 
         yaml.safe_dump({"models": {name: dict(model) for name, model in chosen.items()}})
     )
     return path
-
-
-def gone(*pids: int) -> bool:
-    """Whether none of the processes runs any more."""
-    return all(start_time_ticks(pid) is None for pid in pids)
-
-
-def descendants(pid: int) -> list[int]:
-    """All processes below one, in any session."""
-    found = []
-    for child in children_of(pid):
-        found += [child, *descendants(child)]
-    return found
 
 
 class RunningUp:

@@ -15,8 +15,9 @@ import pytest
 
 from tests.harness.api_processes import ApiProcesses, api_processes
 from tests.harness.fake_worker import FakeWorker
+from tests.harness.processes import gone
 from tests.harness.redis_servers import RedisServer
-from tests.harness.up import gone, headrace, write_models
+from tests.harness.up import headrace, write_models
 from tests.harness.wait import wait_until
 
 START_TIMEOUT_S = 60

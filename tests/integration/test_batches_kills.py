@@ -22,8 +22,9 @@ from headrace.store.caller import Caller
 from headrace.store.stores import build_stores
 from tests.harness.openai_batches import batches_at, line
 from tests.harness.payloads import make_due, payload_keys
+from tests.harness.processes import gone
 from tests.harness.redis_servers import RedisServer, redis_server
-from tests.harness.up import ROOT, RunningUp, gone, running_up, write_models
+from tests.harness.up import ROOT, RunningUp, running_up, write_models
 from tests.harness.wait import wait_until
 
 HANDLER = f"{ROOT / 'tests/harness/handlers/chaotic.py'}:InTurn"

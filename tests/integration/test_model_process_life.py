@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,8 @@ import psutil
 import pytest
 
 from headrace.jobs import State
+from headrace.processes import kill
+from tests.harness.processes import children_with, gone
 from tests.harness.redis_servers import RedisServer, leaked_keys, redis_server
 from tests.harness.wait import wait_until
 from tests.harness.worker import HANDLERS, Client, Worker, celery_worker, write_models
@@ -52,13 +55,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Worker, C
         wait_until(lambda: not leaked_keys(client.redis), "no key without a TTL is left")
 
 
-def alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 def failed(worker: Worker, name: str) -> str:
     """Wait until the model's load has failed; what is told of it."""
 
@@ -90,7 +86,7 @@ def test_a_load_that_hangs_is_killed_and_its_place_is_told(
             wait_until(lambda a=about, n=n: worker.says(told, a) > n, "killed again", 60)  # type: ignore[misc]
         pids = wait_until(worker.model_pids, "one of them is tried again", 60)
         assert worker.states()["echo"]["state"] == "ready"
-    wait_until(lambda: not any(map(alive, pids)), "none is left")
+    wait_until(lambda: gone(*pids), "none is left")
 
 
 def test_a_warm_up_that_fails_is_a_failed_load_with_its_traceback(
@@ -168,7 +164,7 @@ def test_recycled_after_max_jobs_without_a_gap(redis_db: RedisServer, tmp_path: 
         assert {json.loads(job.result_json or "") for job in during} == {old}
         assert worker.states()["worn"]["ready"] == 1
         gate.touch()
-        wait_until(lambda: not alive(old), "the old one has ended", 60)
+        wait_until(lambda: gone(old), "the old one has ended", 60)
         after = client.wait(*client.submit("worn", *range(3)))
         new = {json.loads(job.result_json or "") for job in after}
         assert old not in new
@@ -213,7 +209,7 @@ def test_recycled_for_its_memory(redis_db: RedisServer, tmp_path: Path) -> None:
         worker.wait_ready("worn")
         old = worker.states()["worn"]["pids"][0]
         client.wait(*client.submit("worn", *range(6)))
-        wait_until(lambda: not alive(old), "the one that has grown has ended", 60)
+        wait_until(lambda: gone(old), "the one that has grown has ended", 60)
         assert "MiB (max_memory_mb: 300)" in worker.log
         worker.wait_ready("worn")
         client.wait(*client.submit("worn", 1))
@@ -239,9 +235,9 @@ def test_a_handler_that_holds_the_gil_and_its_child_are_gone_with_their_worker(
         worker.wait_ready("worn")
         client.submit("worn", {"do": "child", "pid": str(told), "session": session})
         pids = wait_until(lambda: [int(pid) for pid in told.read_text().split()], "it runs")
-        assert all(map(alive, pids))
+        assert not any(map(gone, pids))
         worker.kill()
-        wait_until(lambda: not any(map(alive, pids)), "both are gone")
+        wait_until(lambda: gone(*pids), "both are gone")
 
 
 @pytest.mark.leaves_keys
@@ -249,24 +245,19 @@ def test_a_guard_that_was_killed_is_replaced(redis_db: RedisServer, tmp_path: Pa
     told = tmp_path / "pids"
     with worn(redis_db, tmp_path) as (worker, client):
         worker.wait_ready("worn")
-        (guard,) = guards(worker)
-        guard.kill()
-        wait_until(lambda: not alive(guard.pid), "the guard is dead")
+        (guard,) = children_with(worker.pid, "guard.py")
+        kill(guard, signal.SIGKILL)
+        wait_until(lambda: gone(guard), "the guard is dead")
         for pid in worker.states()["echo"]["pids"]:
-            psutil.Process(pid).kill()
-        wait_until(lambda: [g for g in guards(worker) if g != guard], "the next guard")
+            kill(pid, signal.SIGKILL)
+        wait_until(
+            lambda: [g for g in children_with(worker.pid, "guard.py") if g != guard],
+            "the next guard",
+        )
         client.submit("worn", {"do": "child", "pid": str(told), "session": False}, timeout=2)
         pids = wait_until(lambda: [int(pid) for pid in told.read_text().split()], "it runs")
         worker.kill()
-        wait_until(lambda: not any(map(alive, pids)), "both are gone")
-
-
-def guards(worker: Worker) -> list[psutil.Process]:
-    return [
-        child
-        for child in psutil.Process(worker.pid).children()
-        if child.status() != psutil.STATUS_ZOMBIE and "guard.py" in " ".join(child.cmdline())
-    ]
+        wait_until(lambda: gone(*pids), "both are gone")
 
 
 def test_activations_stay_mapped_unless_that_is_switched_off(

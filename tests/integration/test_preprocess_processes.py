@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from headrace.jobs import State
+from tests.harness.processes import gone
 from tests.harness.redis_servers import RedisServer, leaked_keys, redis_server
 from tests.harness.wait import wait_until
 from tests.harness.worker import HANDLERS, Client, Worker, celery_worker, write_models
@@ -131,7 +131,7 @@ def test_an_input_that_takes_its_process_with_it_pays_alone_and_all_end_with_the
         pids = {one["pid"] for one in got} | {one["model_pid"] for one in got}
         assert len(pids) == 3
         worker.kill()
-        wait_until(lambda: not any(map(psutil.pid_exists, pids)), "they are gone")
+        wait_until(lambda: gone(*pids), "they are gone")
 
 
 @pytest.mark.parametrize(

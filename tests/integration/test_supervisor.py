@@ -10,14 +10,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from headrace.processes import start_time_ticks
+from tests.harness.processes import gone
 from tests.harness.supervised import Supervised, actor, supervised
 from tests.harness.wait import wait_until
-
-
-def gone(*pids: int) -> bool:
-    """Whether none of the processes runs any more."""
-    return all(start_time_ticks(pid) is None for pid in pids)
 
 
 def started_pids(run: Supervised) -> list[int]:

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from headrace import keys
 from headrace.jobs import Job, State
+from tests.harness.processes import gone
 from tests.harness.redis_servers import redis_server
 from tests.harness.wait import wait_until
 from tests.harness.worker import HANDLERS, Client, Worker, celery_worker, write_models
@@ -74,13 +74,6 @@ def error_of(job: Job) -> tuple[str, str]:
     return error["type"], error["message"]
 
 
-def alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 @pytest.mark.parametrize(
     ("do", "where"),
     [("hang", "in one"), ("sleep", "in one"), ("child", "in wait_for_a_child")],
@@ -105,7 +98,7 @@ def test_whatever_hangs_is_killed_and_says_where_and_its_mates_pay_nothing(
     pids = site.ran_in(ids[2])
     if do == "child":
         pids.append(int(told.read_text()))
-    wait_until(lambda: not any(map(alive, pids)), "all of it is gone")
+    wait_until(lambda: gone(*pids), "all of it is gone")
 
 
 def test_a_hang_in_a_preprocess_process_says_where(site: Site) -> None:

@@ -20,11 +20,10 @@ import pytest
 from headrace.connections import connect
 from headrace.ports import free_port
 from tests.harness.commands import headrace_here
+from tests.harness.processes import descendants, gone
 from tests.harness.redis_servers import redis_server
 from tests.harness.up import (
     RunningUp,
-    descendants,
-    gone,
     headrace,
     running_up,
     started,

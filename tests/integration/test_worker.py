@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from headrace import keys
 from headrace.jobs import State
+from tests.harness.processes import gone
 from tests.harness.redis_servers import RedisServer, leaked_keys, redis_server
 from tests.harness.wait import wait_until
 from tests.harness.worker import HANDLERS, Client, Worker, celery_worker, write_models
@@ -199,7 +199,7 @@ def test_sigterm_finishes_what_runs_and_gives_back_the_rest_uncharged(
     waiting = client.submit("tricky", *range(30))
     pids = [worker.pid, *worker.model_pids()]
     assert worker.stop() == 0
-    assert not any(psutil.pid_exists(pid) for pid in pids)
+    assert gone(*pids)
     assert {job.state for job in client.wait(*running)} == {State.SUCCEEDED}
     left = client.view(*waiting)
     assert {job.state for job in left if job} <= {State.QUEUED, State.SUCCEEDED}
@@ -219,19 +219,12 @@ def test_kill_9_of_a_worker_loses_nothing_and_leaves_no_process(
     wait_until(lambda: len(runs(tmp_path, ids)) > 10, "work is under way")
     pids = worker.model_pids()
     worker.kill()
-    wait_until(lambda: not any(map(alive, pids)), "the model processes are gone")
+    wait_until(lambda: gone(*pids), "the model processes are gone")
     with celery_worker(
         redis_db.url, worker.models, tmp_path, node="cpu1@test", environ=FAST_LEASE
     ) as second:
         second.wait_ready("tricky")
         assert {job.state for job in client.wait(*ids)} == {State.SUCCEEDED}
-
-
-def alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def test_on_each_server_jobs_end_once_though_it_is_killed_under_load(

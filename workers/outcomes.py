@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+from collections.abc import Iterable
 from typing import Any, Final
 
 import msgspec
@@ -11,6 +12,7 @@ import msgspec
 from headrace.errors import HandlerError, HeadraceError, JobError, OutOfMemory
 from headrace.handler import Response
 from headrace.inputs import strict_json
+from workers.raws import Foreign
 
 TRACEBACK_MAX_CHARS: Final = 16_000
 MESSAGE_MAX_CHARS: Final = 2_000
@@ -19,6 +21,7 @@ BINARY_TYPE: Final = "application/octet-stream"
 _BYTES: Final = (bytes, bytearray, memoryview)
 #: What is not encoded as it is; one question, as most results are none of these.
 _OTHER: Final = (Response, bytes, bytearray, memoryview, msgspec.Raw)
+_FOREIGN: Final = Foreign()
 #: What torch says where it has no class for it: its CPU allocator, cuBLAS and cuDNN.
 _NO_MEMORY: Final = ("can't allocate memory", "not enough memory: you tried", "_ALLOC_FAILED")
 
@@ -38,25 +41,35 @@ class Told(Exception):
         self.outcome = outcome
 
 
-def outcome_of(result: Any) -> Outcome:
-    """The outcome of an item for which the handler gave this."""
+def outcomes_of(results: Iterable[Any]) -> list[Outcome]:
+    """The outcomes of items for which the handler gave these."""
+    raw = _FOREIGN.makers()
+    return [_outcome_of(result, raw) for result in results]
+
+
+def _outcome_of(result: Any, raw: bool) -> Outcome:
     if isinstance(result, BaseException):
         return failure(result)
     try:
-        return encode_result(result)
+        return encode_result(result, raw=raw)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         return failure(HandlerError(f"the result cannot be sent: {error}"))
 
 
-def encode_result(result: Any) -> Outcome:
+def encode_result(result: Any, *, raw: bool = True) -> Outcome:
     """A result on the wire; bytes take the form that stock Celery clients read as bytes.
+
+    Args:
+        result: what the handler gave.
+        raw: it can have a `msgspec.Raw` inside.
 
     Raises:
         TypeError: it holds a value that JSON cannot say, or a Response a body that is no bytes.
-        ValueError: it is a `msgspec.Raw` of what is not JSON.
+        ValueError: it is a `msgspec.Raw` of what is not JSON, or has one inside.
     """
     if not isinstance(result, _OTHER):
-        return [True, msgspec.json.encode(result, enc_hook=_plain), ""]
+        text = msgspec.json.encode(result, enc_hook=_plain)
+        return [True, _checked(text) if raw else text, ""]
     if isinstance(result, Response):
         # msgspec would write text as it is, and readers would take it for base64.
         if not isinstance(result.body, _BYTES):

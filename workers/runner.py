@@ -29,7 +29,7 @@ from headrace.errors import (
 from headrace.handler import Context, Handler
 from headrace.inputs import decode_input, decode_payload
 from workers.device_loss import device_lost
-from workers.outcomes import Outcome, failure, out_of_memory, outcome_of
+from workers.outcomes import Outcome, failure, out_of_memory, outcomes_of
 from workers.rows import padded, rows_of
 from workers.thread_context import TRACES, SpanOf, no_span, overlaps, traces_of
 from workers.words import News, Teller
@@ -266,8 +266,8 @@ class Runner:
     def settle(work: Work, places: list[int], group: Group) -> None:
         """Take over the results of items that went through all verbs together."""
         work.ran = max(work.ran, len(places))
-        for place, result in zip(places, group.results, strict=True):
-            work.outcomes[place] = outcome_of(result)
+        for place, outcome in zip(places, outcomes_of(group.results), strict=True):
+            work.outcomes[place] = outcome
 
     def verbs(self, group: Group) -> None:
         """All verbs in turn.

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import weakref
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -13,7 +15,9 @@ import torch
 
 from headrace.errors import InputError, TransientError
 from headrace.handler import Context, Handler, Response
+from workers import raws
 from workers.outcomes import encode_result
+from workers.raws import names_msgspec
 from workers.runner import Group, Runner, StageTimes, Work
 
 
@@ -215,6 +219,7 @@ def test_json_that_others_wrote_is_json_for_every_reader() -> None:
     for result, text in (
         (msgspec.Raw(foreign), b'[null,null,"NaN"]'),
         (msgspec.Raw(b' {"x": 1.50}'), b' {"x": 1.50}'),
+        ({"a": [msgspec.Raw(foreign)]}, b'{"a":[[null,null,"NaN"]]}'),
         ({"a": math.nan, "b": [np.inf, torch.tensor(math.nan)]}, b'{"a":null,"b":[null,null]}'),
     ):
         assert encode_result(result) == [True, text, ""]
@@ -226,10 +231,39 @@ def test_what_is_no_json_fails_its_own_item_alone(text: bytes) -> None:
         def inference(self, items: list[Any]) -> list[Any]:
             return [msgspec.Raw(text) if item == 1 else item for item in items]
 
-    bad, good = run(Passes(), [1, 2])
-    assert bad[:2] == [False, "handler-error"]
-    assert bad[2].startswith("the result cannot be sent: its msgspec.Raw is not JSON: ")
-    assert good == [True, b"2", ""]
+    class PassesInside(Handler):
+        def inference(self, items: list[Any]) -> list[Any]:
+            return [[{"x": msgspec.Raw(text)}] if item == 1 else item for item in items]
+
+    for handler in (Passes(), PassesInside()):
+        bad, good = run(handler, [1, 2])
+        assert bad[:2] == [False, "handler-error"]
+        assert bad[2].startswith("the result cannot be sent: its msgspec.Raw is not JSON: ")
+        assert good == [True, b"2", ""]
+
+
+def test_only_where_somebody_has_msgspec_results_are_read_once_more() -> None:
+    """To look for a Raw in each costs up to half of the encoding, and next to none has one."""
+    ours = [
+        (name, sys.modules[name]) for name in ("msgspec", "workers.outcomes", "headrace.inputs")
+    ]
+    assert not names_msgspec([*ours, ("json", json), ("gone", None), ("odd", object())])
+    for name, value in (("msgspec", msgspec), ("Raw", msgspec.Raw)):
+        foreign = ModuleType("handler")
+        setattr(foreign, name, value)
+        assert names_msgspec([*ours, ("handler", foreign)])
+
+
+def test_modules_are_asked_again_once_others_were_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(raws, "names_msgspec", lambda modules: asked.append(len(modules)))
+    foreign = raws.Foreign()
+    assert not foreign.makers()
+    assert not foreign.makers()
+    assert len(asked) == 1
+    monkeypatch.setitem(sys.modules, "late_helper", ModuleType("late_helper"))
+    assert not foreign.makers()
+    assert len(asked) == 2
 
 
 def test_a_response_of_text_is_an_error_and_not_read_as_base64() -> None:

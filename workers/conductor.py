@@ -263,6 +263,7 @@ class Conductor:
 
     async def _end(self, line: Line, course: Course, settlement: Settlement) -> None:
         """End the job, and what is under way of it; said until Redis has taken it."""
+        course.ending = True
         try:
             await self._end_own(line, course, settlement)
         except Lost:
@@ -327,7 +328,8 @@ class Conductor:
         for course, word in zip(held, said, strict=True):
             if int(word) == _ASKED:
                 self._cancel(course)
-            elif int(word) != _RENEWED and course.item.dropped != "lost":
+            elif int(word) != _RENEWED and course.item.dropped != "lost" and not course.ending:
+                # One that is ending may have been settled while this was asked.
                 self._leave_to_another(course)
                 self._stop(course)
 
@@ -369,7 +371,8 @@ class Conductor:
                         self._cancel(found[0])
 
     def _cancel(self, course: Course) -> None:
-        if not course.item.dropped:
+        # The settlement of one that is ending finds the mark in its record.
+        if not course.item.dropped and not course.ending:
             course.item.dropped = "cancelled"
             self._stop(course)
 

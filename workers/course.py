@@ -90,6 +90,7 @@ class Course:
         under_way: the ids of its stages' jobs that have not ended, with the stage.
         ended: those that have, with the job.
         freed: those that have, and whose results nobody needs.
+        ending: its job is being ended, which asks at each step whether it is still ours.
         telling: held while it is noted how far the course has come, as no note may overtake a
             newer one.
     """
@@ -102,6 +103,7 @@ class Course:
         self.under_way: dict[str, Stage] = {}
         self.ended: dict[str, tuple[Stage, Job]] = {}
         self.freed: list[str] = []
+        self.ending = False
         self.telling = asyncio.Lock()
         self._tools = tools
         self._began = time.time()

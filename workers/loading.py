@@ -16,6 +16,7 @@ from handlers import loading
 from handlers.loading import load_handler
 from headrace.errors import ConfigError
 from headrace.handler import Context, Handler
+from workers.outcomes import said
 
 PR_SET_PDEATHSIG: Final = 1
 
@@ -58,7 +59,7 @@ def die_with_parent(parent: int) -> None:
         os._exit(0)
 
 
-def why_not_loaded(error: Exception) -> str:
+def why_not_loaded(error: BaseException) -> str:
     """A failed load in words for the handler's author.
 
     The frames are those of the author's own code: how Headrace and the import machinery came there
@@ -71,7 +72,7 @@ def why_not_loaded(error: Exception) -> str:
         lines.append("".join(traceback.format_exception(own.with_traceback(frames))))
     if isinstance(error, ConfigError):
         lines.append("; ".join(filter(None, (error.message, error.hint))) + "\n")
-    return "\n".join(lines)
+    return said("\n".join(lines))
 
 
 def _their_frames(frames: TracebackType | None) -> TracebackType | None:

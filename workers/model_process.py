@@ -60,7 +60,7 @@ def main() -> None:
     except LoadFailed as error:
         frames.send(["failed", str(error)])
         return
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is shown in /ready
+    except BaseException as error:  # noqa: BLE001 - whatever it is, it is shown in /ready
         frames.send(["failed", why_not_loaded(error)])
         return
     seconds = time.monotonic() - started

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import msgspec
@@ -41,19 +41,34 @@ class Told(Exception):
         self.outcome = outcome
 
 
-def outcomes_of(results: Iterable[Any]) -> list[Outcome]:
-    """The outcomes of items for which the handler gave these."""
+def outcomes_of(results: Iterable[Any], raised: Callable[[Exception], None]) -> list[Outcome]:
+    """The outcomes of items for which the handler gave these.
+
+    Args:
+        results: what it gave.
+        raised: called with what a result's own methods raised as it was written; it fails alone.
+    """
     raw = _FOREIGN.makers()
-    return [_outcome_of(result, raw) for result in results]
+    return [_outcome_of(result, raw, raised) for result in results]
 
 
-def _outcome_of(result: Any, raw: bool) -> Outcome:
+def _outcome_of(result: Any, raw: bool, raised: Callable[[Exception], None]) -> Outcome:
     if isinstance(result, BaseException):
         return failure(result)
     try:
         return encode_result(result, raw=raw)
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        return failure(HandlerError(f"the result cannot be sent: {error}"))
+    except Exception as error:  # noqa: BLE001 - those methods are the handler's, and raise what they like
+        raised(error)
+        return _unsent(error)
+
+
+def _unsent(error: Exception) -> Outcome:
+    if out_of_memory(error):
+        return failure(error)
+    words = said(error)
+    if not isinstance(error, (TypeError, ValueError, OverflowError, RecursionError)):
+        words = f"{type(error).__name__}: {words}"
+    return failure(HandlerError(f"the result cannot be sent: {words}"))
 
 
 def encode_result(result: Any, *, raw: bool = True) -> Outcome:
@@ -107,10 +122,35 @@ def failure(error: BaseException) -> Outcome:
     if isinstance(error, Told):
         return error.outcome
     typed = _typed(error)
-    text = ""
-    if error.__traceback__ is not None:
-        text = "".join(traceback.format_exception(error))[-TRACEBACK_MAX_CHARS:]
-    return [False, typed.code, typed.message[:MESSAGE_MAX_CHARS], typed.retryable, text]
+    # A class of the handler's own may have left out or replaced whatever ours has.
+    words = said(getattr(typed, "message", typed))[:MESSAGE_MAX_CHARS]
+    code: Any = typed.code
+    word = said(code) if isinstance(code, str) else HandlerError.code
+    return [False, word, words, bool(typed.retryable), traceback_of(error)]
+
+
+def said(value: Any) -> str:
+    """What it says of itself, in text that can be sent: an error of the handler's may say anything.
+
+    What UTF-8 has no bytes for, as in names of files that are no UTF-8 themselves, is written as
+    Python's `ascii` does it; of what cannot even be turned into text its type is said.
+    """
+    try:
+        text = str(value)
+    except Exception:  # noqa: BLE001 - it is the handler's own method
+        text = f"({type(value).__name__}, of which str() raises)"
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def traceback_of(error: BaseException) -> str:
+    """The end of its traceback; "" where there is none, or it cannot be written."""
+    if error.__traceback__ is None:
+        return ""
+    try:
+        text = "".join(traceback.format_exception(error))
+    except Exception:  # noqa: BLE001 - as in `said`
+        text = "".join(traceback.format_tb(error.__traceback__))
+    return said(text[-TRACEBACK_MAX_CHARS:])
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -122,13 +162,14 @@ def out_of_memory(error: BaseException) -> bool:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(error, torch.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
+    return isinstance(error, RuntimeError) and any(words in said(error) for words in _NO_MEMORY)
 
 
 def _typed(error: BaseException) -> HeadraceError:
     if isinstance(error, JobError):
         return error
-    message = f"{type(error).__name__}: {error}"
+    message = f"{type(error).__name__}: {said(error)}"
     if out_of_memory(error):
         return OutOfMemory(message)
-    return HandlerError(message if not isinstance(error, HeadraceError) else error.message)
+    ours = isinstance(error, HeadraceError)
+    return HandlerError(said(getattr(error, "message", error)) if ours else message)

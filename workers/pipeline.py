@@ -62,7 +62,7 @@ class Passage:
         """The items that can run."""
         return list(self.work.readable)
 
-    def raised(self, error: Exception) -> None:
+    def raised(self, error: BaseException) -> None:
         """A verb raised on all of them."""
         Runner.raised(self.work, self.places, error)
         self.group, self.split = None, True
@@ -114,7 +114,7 @@ class Pipeline:
                 passage.group = passage.work.group(passage.places)
                 try:
                     self._runner.prepare(passage.group)
-                except Exception as error:  # noqa: BLE001 - whatever a handler raises becomes that job's error
+                except BaseException as error:  # noqa: BLE001 - whatever a handler raises becomes that job's error
                     passage.raised(error)
             self._prepared.put(passage)
         self._prepared.put(None)
@@ -143,7 +143,7 @@ class Pipeline:
         if passage.group is not None:
             try:
                 self._runner.infer(passage.group)
-            except Exception as error:  # noqa: BLE001 - as above
+            except BaseException as error:  # noqa: BLE001 - as above
                 passage.raised(error)
         if passage.split:
             self._runner.split(passage.work, passage.places)
@@ -154,7 +154,7 @@ class Pipeline:
             if passage.group is not None:
                 try:
                     self._runner.finish(passage.group)
-                except Exception as error:  # noqa: BLE001 - as above
+                except BaseException as error:  # noqa: BLE001 - as above
                     passage.raised(error)
                     # Back to the thread that owns the device.
                     self._prepared.put(passage)

@@ -43,7 +43,7 @@ def main() -> None:
     logs.configure(shape, level, "preprocess", environ=os.environ, theirs=True, fields=told)
     try:
         runner = _load(config, frames)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is shown in /ready
+    except BaseException as error:  # noqa: BLE001 - whatever it is, it is shown in /ready
         frames.send(["failed", why_not_loaded(error)])
         return
     frames.send(["ready"])
@@ -90,7 +90,7 @@ def _serve(
             # It is there before the frame that speaks of it.
             socket.send_fds(files, [b"\0"], [slabs[number].fd])
         slabs[number].fill(packer.arrays, packer.size)
-    except Exception as error:  # noqa: BLE001 - whatever a handler raises becomes that job's error
+    except BaseException as error:  # noqa: BLE001 - whatever a handler raises becomes that job's error
         return ["raised", failure(error), len(slabs)]
     return ["prepared", packer.size, packed]
 

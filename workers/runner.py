@@ -226,7 +226,7 @@ class Runner:
         group = work.group(places)
         try:
             self.verbs(group)
-        except Exception as error:  # noqa: BLE001 - whatever a handler raises becomes that job's error
+        except BaseException as error:  # noqa: BLE001 - whatever a handler raises, sys.exit too, becomes that job's error
             self.raised(work, places, error)
         else:
             self.settle(work, places, group)
@@ -254,7 +254,7 @@ class Runner:
             self.attempt(work, places[half:])
 
     @staticmethod
-    def raised(work: Work, places: list[int], error: Exception) -> None:
+    def raised(work: Work, places: list[int], error: BaseException) -> None:
         """Note what these items raised together; alone, it is the outcome."""
         if out_of_memory(error):
             work.too_large.append(places)
@@ -266,14 +266,19 @@ class Runner:
     def settle(work: Work, places: list[int], group: Group) -> None:
         """Take over the results of items that went through all verbs together."""
         work.ran = max(work.ran, len(places))
-        for place, outcome in zip(places, outcomes_of(group.results), strict=True):
+
+        def raised(error: Exception) -> None:
+            # A tensor on a device that an earlier kernel has taken along shows it here first.
+            work.device_lost = work.device_lost or device_lost(error)
+
+        for place, outcome in zip(places, outcomes_of(group.results, raised), strict=True):
             work.outcomes[place] = outcome
 
     def verbs(self, group: Group) -> None:
         """All verbs in turn.
 
         Raises:
-            Exception: whatever a verb raises.
+            BaseException: whatever a verb raises.
         """
         self.prepare(group)
         self.infer(group)

@@ -57,12 +57,15 @@ def _begun(folder: Path) -> list[tuple[str, int]]:
 def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     """A worker for every test that ends all its jobs and leaves the worker running."""
     folder = tmp_path_factory.mktemp("worker")
-    path = models(folder, broken={"handler": TRICKY, "options": {"load": "fail"}})
+    wordless = {"handler": f"{HANDLERS / 'wordless.py'}:Wordless", "max_batch_size": 8}
+    ahead = {**wordless, "handler": f"{HANDLERS / 'wordless.py'}:WordlessAhead"}
+    broken = {"handler": TRICKY, "options": {"load": "fail"}}
+    path = models(folder, broken=broken, wordless=wordless, ahead=ahead)
     with (
         redis_server() as server,
         celery_worker(server.url, path, folder, environ=FAST_LEASE) as running,
     ):
-        running.wait_ready("tricky", "echo")
+        running.wait_ready("tricky", "echo", "wordless", "ahead")
         yield running
         with server.client() as redis:
             wait_until(lambda: not leaked_keys(redis), "no key without a TTL is left")
@@ -102,6 +105,30 @@ def test_one_bad_input_fails_alone(client: Client) -> None:
         "retryable": False,
     }
     assert "raise ValueError" in (jobs[2].traceback or "")
+
+
+@pytest.mark.parametrize("model", ["wordless", "ahead"])
+def test_errors_and_results_that_cannot_be_sent_as_they_are_cost_no_process(
+    client: Client, model: str
+) -> None:
+    said = {
+        "silent": ("handler-error", "SilentError: (SilentError, of which str() raises)"),
+        "undecodable": ("input-error", r"no such file: \udcff.png"),
+        "leave": ("handler-error", "SystemExit: bye"),
+        "odd": ("handler-error", "mine"),
+        "unwritable": (
+            "handler-error",
+            "the result cannot be sent: RuntimeError: the device is away",
+        ),
+    }
+    good = [{"do": "give"}] * 3
+    jobs = client.wait(*client.submit(model, *good, *({"do": do} for do in said)))
+    assert [job.state for job in jobs] == [State.SUCCEEDED] * 3 + [State.FAILED] * len(said)
+    assert [job.attempts for job in jobs] == [1] * len(jobs)
+    assert len({job.result_json for job in jobs[:3]}) == 1
+    for job, (code, message) in zip(jobs[3:], said.values(), strict=True):
+        told = {"type": code, "message": message, "retryable": False}
+        assert json.loads(job.error_json) == told
 
 
 @pytest.mark.parametrize("how", ["exit", "segfault"])

@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
+from headrace.handler import Context, Handler
 from workers.device_loss import device_lost
+from workers.runner import Runner
 
 
 def cuda(monkeypatch: pytest.MonkeyPatch, *, used: bool = True, lost: bool = False) -> None:
@@ -30,3 +35,22 @@ def test_it_is_left_alone_where_nothing_runs_on_it_or_memory_was_short(
     assert not device_lost(RuntimeError("CUDA error: device-side assert triggered"))
     cuda(monkeypatch, lost=True)
     assert not device_lost(torch.OutOfMemoryError("CUDA out of memory"))
+
+
+def test_a_result_that_can_no_longer_be_read_from_the_device_loses_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Away:
+        def tolist(self) -> list[float]:
+            raise RuntimeError("CUDA error: device-side assert triggered")
+
+    class Gives(Handler):
+        def inference(self, items: list[Any]) -> list[Any]:
+            return [Away() for _ in items]
+
+    runner = Runner(Gives(), Context("m", "1.0", "cuda:0", Path()))
+    for lost in (True, False):
+        cuda(monkeypatch, lost=lost)
+        work = runner.run([("id0", b"1"), ("id1", b"2")])
+        assert work.device_lost == lost
+        assert [outcome[1] for outcome in work.outcomes] == ["handler-error"] * 2

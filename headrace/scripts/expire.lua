@@ -24,6 +24,8 @@ end
 pass_at_maxmemory(EXPIRING)
 in_chunks('ZREM', EXPIRING, due)
 for _, id in ipairs(again) do redis.call('ZADD', EXPIRING, whole(NOW_US + AGAIN_US), id) end
+-- Where they were all that the key held, it has just been made anew.
+if #again > 0 then redis.call('EXPIRE', EXPIRING, EXPIRING_TTL_S) end
 for _, o in ipairs(over) do
   local id, queue, state, step, ticket, ttl, waiter = unpack(o, 1, 7)
   local raw = withdraw(queue, id, state, step, ticket)

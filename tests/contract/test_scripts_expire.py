@@ -67,6 +67,7 @@ def test_what_runs_goes_on_and_is_looked_at_again(queue: Queue) -> None:
     assert queue.expire() == 1
     assert queue.record(running)["s"] == "r"
     assert queue.expire() == 0, "not before a while"
+    assert queue.client.ttl(EXPIRING) > 60 * 86_400
     queue.release(leased)
     queue.client.zadd(EXPIRING, {running: 1})
     assert queue.expire() == 1

@@ -7,9 +7,9 @@ VENV   ?= .venv
 PORT   ?= 8080
 # EXIT=1: `make demo` ends by itself, with status 1 when an answer was wrong.
 EXIT   ?=
-# How many processes share the tests; each has Redis servers of its own. One more than two cores, as
+# How many processes share the tests; each has Redis servers of its own. Two more than two cores, as
 # a third of what the tests take is waiting.
-TEST_PROCESSES ?= 3
+TEST_PROCESSES ?= 4
 # For which Python `make wheelhouse` gathers: that of the GPU host.
 GPU_PYTHON ?= 3.12
 # More arguments for pytest, such as ARGS="-k claim -x".

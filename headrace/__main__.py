@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 
 
@@ -14,8 +15,12 @@ def main() -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # What is imported stays: to look through it for garbage is in vain.
+    gc.disable()
     from headrace.cli import main as run
 
+    gc.freeze()
+    gc.enable()
     run()
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -221,10 +223,27 @@ def version() -> None:
 register(app)
 
 
+def only(arguments: Sequence[str]) -> typer.Typer:
+    """The app with the one command or group that is asked for, else with all of them.
+
+    To put all of them together takes a sixth of what a short command takes. Options before the
+    command, the help, a word that is no command, and completion, which has no arguments, get all.
+    """
+    asked = arguments[0] if arguments else ""
+    only = copy.copy(app)
+    only.registered_commands = [
+        command
+        for command in app.registered_commands
+        if command.callback and asked == (command.name or command.callback.__name__)
+    ]
+    only.registered_groups = [group for group in app.registered_groups if group.name == asked]
+    return only if only.registered_commands or only.registered_groups else app
+
+
 def main() -> None:
     """Run the command; an error that we raise on purpose becomes a line, not a traceback."""
     try:
-        app()
+        only(sys.argv[1:])()
     except HeadraceError as error:
         for line in (output.advice(error) or error.code).splitlines():
             output.say(line)

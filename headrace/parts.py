@@ -155,7 +155,7 @@ def worker_child(
         release_leases(url, end.environment[INCARNATION], settings.max_deliveries, say)
 
     return _celery_worker(
-        device.name, [*_celery("worker"), "-n", node, "-E"], settings, fresh, release,
+        device.name, [*_worker("workers.celery_app"), "-n", node, "-E"], settings, fresh, release,
         lambda env: _is_there(url, keys.worker(env[INCARNATION])),
     )  # fmt: skip
 
@@ -181,7 +181,7 @@ def errands_child(
         release_errands(url, end.environment[INCARNATION], say)
 
     return _celery_worker(
-        errands.NODE, [*_celery("worker", "workers.errands"), "-n", node], settings, fresh, release,
+        errands.NODE, [*_worker("workers.errands"), "-n", node], settings, fresh, release,
         lambda env: _is_there(url, keys.errands_alive(env[INCARNATION])),
     )  # fmt: skip
 
@@ -275,7 +275,7 @@ def flower_child(settings: Settings, environ: Mapping[str, str]) -> Child:
     given = {**_FLOWER_DEFAULTS, **given}
     return Child(
         name="flower",
-        command=[*_celery("flower", "workers.flower_app"), *arguments],
+        command=[*PYTHON, "celery", "--quiet", "-A", "workers.flower_app", "flower", *arguments],
         environment=lambda: given,
         stage=2,
         stop_rank=2,
@@ -336,8 +336,8 @@ def get_json(host: str, port: int, path: str, *, tls: bool = False) -> Any:
         connection.close()
 
 
-def _celery(command: str, app: str = "workers.celery_app") -> list[str]:
-    return [*PYTHON, "celery", "--quiet", "-A", app, command]
+def _worker(app: str) -> list[str]:
+    return [*PYTHON, "workers", app]
 
 
 def _celery_environ(environ: Mapping[str, str]) -> dict[str, str]:

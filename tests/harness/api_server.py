@@ -11,8 +11,8 @@ from typing import Any
 
 import httpx2
 
-from api.__main__ import Server, server_for
 from api.app import Application, create_app
+from api.server import Server, server_for
 from api.services import Services
 from headrace.catalog import Catalog, ModelConfig
 from headrace.ports import free_port

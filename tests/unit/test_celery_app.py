@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +18,7 @@ from celery.worker.control import Panel
 from headrace.catalog import load_catalog
 from headrace.errors import ConfigError
 from headrace.settings import Settings
+from tests.harness.up import clean_environment
 from tests.harness.worker import write_models
 from workers.celery_app import CONTROL_QUEUE, create_app
 
@@ -90,3 +93,26 @@ def test_neither_conf_nor_stats_hold_a_password(tmp_path: Path, url: str) -> Non
         controller = SimpleNamespace(stats=lambda: {"broker": told})
         state = SimpleNamespace(consumer=SimpleNamespace(controller=controller))
         assert SECRET not in json.dumps(Panel.data["stats"](state), default=str)
+
+
+@pytest.mark.parametrize(
+    ("app", "variables", "said"),
+    [
+        ("workers.errands", {}, "headrace: no Redis is named for the errands worker (Set"),
+        (
+            "workers.celery_app",
+            {"HEADRACE_REDIS_URL": "redis://127.0.0.1:1/0", "CELERY_WORKER_POOL": "none such"},
+            "Invalid value for '-P' / '--pool': 'none such' is not one of",
+        ),
+    ],
+)
+def test_a_worker_that_cannot_start_says_why(
+    app: str, variables: dict[str, str], said: str
+) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "workers", app], env=clean_environment(**variables),
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 2
+    assert said in ended.stderr
+    assert "Traceback" not in ended.stderr

@@ -9,10 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.main import get_group
 from typer.testing import CliRunner
 
 from headrace import __version__
-from headrace.cli import app
+from headrace.cli import app, only
 from tests.harness.up import clean_environment
 
 INTERRUPTED = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nsignal.pause()\n"
@@ -61,3 +62,21 @@ def test_the_list_of_commands_cuts_nothing_off(command: str) -> None:
     shown = CliRunner().invoke(app, [*command.split(), "--help"])
     assert shown.exit_code == 0
     assert "..." not in shown.output.partition("Commands:")[2]
+
+
+def test_a_command_is_alone_what_it_is_among_all() -> None:
+    for name in get_group(app).commands:
+        alone = only([name])
+        assert list(get_group(alone).commands) == [name]
+        shown, among_all = (
+            CliRunner().invoke(each, [name, "--help"], prog_name="headrace")
+            for each in (alone, app)
+        )
+        assert (shown.exit_code, shown.output) == (0, among_all.output)
+
+
+@pytest.mark.parametrize(
+    "asked", [[], ["--help"], ["--version"], ["queus"], ["check_config"], [""]]
+)
+def test_what_is_no_command_is_for_all_of_them_to_answer(asked: list[str]) -> None:
+    assert only(asked) is app

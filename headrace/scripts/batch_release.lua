@@ -2,7 +2,7 @@
 -- Returns {how many batches}.
 local released = 0
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', 'hr:batches:open', NOW, '+inf')) do
-  if redis.call('HGET', 'hr:batch:' .. id, 'runner') == ARGV[1] then
+  if redis.pcall('HGET', 'hr:batch:' .. id, 'runner') == ARGV[1] then
     redis.call('ZADD', 'hr:batches:open', NOW, id)
     released = released + 1
   end

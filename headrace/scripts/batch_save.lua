@@ -10,17 +10,23 @@ local batch = 'hr:batch:' .. id
 local current = redis.call('HMGET', batch, 'status', 'token', 'cancelling_at')
 if not current[1] or current[2] ~= token then return {0} end
 redis.call('ZCARD', 'hr:files')
+local fields = tonumber(ARGV[6])
+local at = 7 + fields
+while ARGV[at] do
+  local file = 'hr:file:' .. ARGV[at]
+  redis.call('HLEN', file); redis.call('ZCARD', file .. ':parts')
+  at = at + 7 + 2 * ARGV[at + 6]
+end
 pass_at_maxmemory('hr:batches:open')
 local ended = status == 'completed' or status == 'failed' or status == 'expired' or status == 'cancelled'
 if current[3] and (status == 'in_progress' or status == 'finalizing') then status = '' end
 -- It was asked for before all had ended: who asked is to see that it was heard.
 if current[3] and status == 'completed' then status = 'cancelled' end
-local fields = tonumber(ARGV[6])
 if fields > 0 then redis.call('HSET', batch, unpack(ARGV, 7, 6 + fields)) end
 if status ~= '' then redis.call('HSET', batch, 'status', status, status .. '_at', time[1]) end
 
 local batch_ttl_s = redis.call('TTL', batch)
-local at = 7 + fields
+at = 7 + fields
 while ARGV[at] do
   local name, owner, bytes, keep_s, replaced, count = unpack(ARGV, at + 1, at + 6)
   local file = 'hr:file:' .. ARGV[at]

@@ -6,14 +6,17 @@ local QUEUE, OWNERS, PREFIX = 'headrace:errands', 'hr:errands:owners', 'hr:erran
 local living, back = ARGV[1], 0
 
 -- To the end at which messages are taken, so that what has waited longest is done next.
-local function give_back(owner)
-  local taken, held = PREFIX .. 'taken:' .. owner, PREFIX .. 'held:' .. owner
-  local raws, more = redis.call('LRANGE', taken, 0, -1), redis.call('HVALS', held)
-  for _, raw in ipairs(more) do raws[#raws + 1] = raw end
+local function give_back(owner, raws)
   in_chunks('RPUSH', QUEUE, raws)
-  redis.call('UNLINK', taken, held)
+  redis.call('UNLINK', PREFIX .. 'taken:' .. owner, PREFIX .. 'held:' .. owner)
   redis.call('SREM', OWNERS, owner)
   back = back + #raws
+end
+
+local function messages_of(owner)
+  local raws, held = redis.call('LRANGE', PREFIX .. 'taken:' .. owner, 0, -1), redis.call('HVALS', PREFIX .. 'held:' .. owner)
+  for _, raw in ipairs(held) do raws[#raws + 1] = raw end
+  return raws
 end
 
 redis.call('LLEN', QUEUE)
@@ -22,8 +25,9 @@ for i = 4, #ARGV do gone[ARGV[i]] = true end
 for _, owner in ipairs(redis.call('SMEMBERS', OWNERS)) do
   if owner ~= living and redis.call('EXISTS', PREFIX .. 'alive:' .. owner) == 0 then gone[owner] = true end
 end
-for owner in pairs(gone) do
-  give_back(owner)
+for owner in pairs(gone) do gone[owner] = messages_of(owner) end
+for owner, raws in pairs(gone) do
+  give_back(owner, raws)
   if owner ~= living then redis.call('UNLINK', PREFIX .. 'alive:' .. owner) end
 end
 if living ~= '' then

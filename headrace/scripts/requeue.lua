@@ -35,8 +35,8 @@ local function requeue(letter)
   else
     -- Its input in the payload store is needed until it has run: the claim's record is to name it.
     local ref = string.match(raw, '"ref":"(%l[%l%d]*:%x+)"')
-    if ref then
-      redis.call('HSET', JOB .. id, 'ir', ref)
+    -- Where another type is in the record's place, the claim says so.
+    if ref and type(redis.pcall('HSET', JOB .. id, 'ir', ref)) == 'number' then
       redis.call('EXPIRE', JOB .. id, UNCLAIMED_S)
     end
   end

@@ -119,7 +119,7 @@ local function settle(i, id, r, job)
 end
 
 call('HLEN', KEYS[6])
-if delays then call('ZCARD', KEYS[8]); call('HLEN', KEYS[9]) end
+if delays then call('ZCARD', KEYS[8]); call('HLEN', KEYS[9]); call('ZCARD', KEYS[10]) end
 local ids = {}
 for k, o in ipairs(ours) do ids[k] = o[4] end
 local few = #ids <= CHUNK

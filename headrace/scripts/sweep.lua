@@ -6,6 +6,7 @@
 -- queue is paused), now, then per such end: its name, and the Celery result's length, ':', the Celery result and the message}.
 check_types(true)
 local limit = tonumber(ARGV[4])
+local paused = redis.call('SISMEMBER', 'hr:paused', ARGV[1]) == 1
 local promoted, reaped = 0, 0
 
 -- A due message whose job ended meanwhile is dropped. One whose record was deleted is as a stock client's.
@@ -42,7 +43,7 @@ for s = 1, 4 do
   if length == 0 and tombs[s] and tombs[s] ~= '0' then redis.call('HDEL', KEYS[7], 'tomb' .. STEPS[s]) end
 end
 if entombed and total == 0 then redis.call('UNLINK', KEYS[11]) end
-if redis.call('SISMEMBER', 'hr:paused', ARGV[1]) == 1 then left[1] = -1 end
+if paused then left[1] = -1 end
 local due = redis.call('ZRANGE', KEYS[8], 0, 0, 'WITHSCORES')
 local answer = {promoted, reaped, due[2] and math.max(0, tonumber(due[2]) - NOW_US) or -1,
   left[1], left[2], left[3], left[4], NOW}

@@ -184,6 +184,7 @@ def _calls(queue: Queue) -> dict[str, Callable[[], object]]:
     return {
         "settle": lambda: queue.settle(leased),
         "retry": lambda: queue.settle(leased, state="f", extra=("e", "{}"), retry_us="1"),
+        "dead": lambda: queue.settle(leased, state="f", extra=("e", "{}"), retry_us="dead"),
         "renew": lambda: queue.renew(leased),
         "release": lambda: queue.release(leased),
         "release_owner": lambda: queue.release_owner("w1"),
@@ -195,6 +196,7 @@ def _calls(queue: Queue) -> dict[str, Callable[[], object]]:
 WRITTEN: dict[str, Sequence[int]] = {
     "settle": (4, 5),
     "retry": (4, 5, 7, 8),
+    "dead": (4, 5, 7, 8, 9),
     "renew": (4,),
     "release": range(11),
     "release_owner": range(11),

@@ -1,0 +1,126 @@
+"""Another application's keys in the place of ours, beside those of the queue itself.
+
+No script fails after its first write: it errs before that, or does without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import redis
+from redis.exceptions import ResponseError
+
+from headrace import keys
+from tests.harness.calls import Job, Queue, foreign
+
+LEASE_US = 60_000_000
+
+
+@contextmanager
+def in_its_place(client: redis.Redis, name: str) -> Iterator[None]:
+    """What stands under a key is another application's, for a while."""
+    kept: Any = client.dump(name)
+    ttl_ms = max(0, client.pttl(name))
+    client.set(name, "another application's")
+    yield
+    assert client.get(name) == b"another application's"
+    client.delete(name)
+    if kept is not None:
+        client.restore(name, ttl_ms, kept)
+
+
+@contextmanager
+def refused_whole(client: redis.Redis, name: str) -> Iterator[None]:
+    """The call errs for this key, and has written nothing."""
+    with in_its_place(client, name):
+        before = {key: client.dump(key) for key in client.keys("*")}
+        with pytest.raises(ResponseError):
+            yield
+        assert {key: client.dump(key) for key in client.keys("*")} == before
+
+
+def test_a_sweep_promotes_nothing_where_it_cannot_know_what_is_paused(queue: Queue) -> None:
+    job_id = queue.submit_one(delay_us=1)
+    with refused_whole(queue.client, keys.PAUSED):
+        queue.sweep()
+    assert queue.sweep()[0] == 1
+    assert queue.claim().ids == [job_id]
+    queue.settle_all()
+
+
+def test_a_claim_notes_nobody_as_passed_over_where_it_can_take_nobody(queue: Queue) -> None:
+    queue.submit(Job(), Job())
+    queue.push(foreign(), step=6)
+    with refused_whole(queue.client, keys.TOKEN):
+        queue.claim(1, yield_us=1)
+    assert len(queue.claim().jobs) == 3
+    queue.settle_all()
+
+
+def test_errands_of_one_worker_wait_while_anothers_cannot_be_read(queue: Queue) -> None:
+    client, owners = queue.client, ["one", "two", "three"]
+    for owner in owners:
+        client.sadd(keys.ERRAND_OWNERS, owner)
+        client.lpush(keys.errands_taken(owner), f"errand of {owner}")
+        client.hset(keys.errands_held(owner), "1", f"held by {owner}")
+    for owner in owners:
+        for name in (keys.errands_taken(owner), keys.errands_held(owner)):
+            with refused_whole(client, name):
+                queue.call("errands", [], "", "", 0)
+    assert queue.call("errands", [], "", "", 0) == 2 * len(owners)
+    said = {f"{word} {owner}".encode() for owner in owners for word in ("errand of", "held by")}
+    assert set(client.lrange(keys.ERRANDS, 0, -1)) == said
+    client.delete(keys.ERRANDS)
+
+
+def test_a_letter_goes_back_once_though_its_record_is_anothers(queue: Queue) -> None:
+    (odd, good) = (queue.submit_one(input_ref=f"file:{n}") for n in "ab")
+    failed = queue.claim().jobs
+    queue.settle(*failed, state="f", extra=("e", "{}"), retry_us="dead")
+    raw = b'{"headers":{"headrace":{"ref":"redis:0a"}}}'
+    queue.client.hset(keys.letter(queue.name, odd), "raw", raw)
+    queue.client.delete(keys.job(odd))
+    with in_its_place(queue.client, keys.job(odd)):
+        assert queue.requeue(odd, good) == ["queued", "queued"]
+    assert queue.letters() == {}
+    assert [raw in listed for listed in queue.listed()].count(True) == 1
+    queue.client.delete(*queue.keys, *queue.client.keys(keys.JOB_PREFIX + "*"))
+
+
+def batch(queue: Queue, batch_id: str) -> None:
+    queue.call("batch_create", [], batch_id, "{}", 60, 60, 60)
+
+
+def claimed(queue: Queue) -> list[Any]:
+    return list(queue.call("batch_claim", [], LEASE_US, "runner"))
+
+
+def test_a_batch_whose_record_is_anothers_keeps_no_runner_from_the_next(queue: Queue) -> None:
+    for batch_id in ("a", "b", "c"):
+        batch(queue, batch_id)
+    with in_its_place(queue.client, keys.batch("a")):
+        with refused_whole(queue.client, keys.TOKEN):
+            claimed(queue)
+        assert claimed(queue)[0] == b"b"
+        assert claimed(queue)[0] == b"c"
+        assert claimed(queue) == []
+        assert queue.client.zrange(keys.OPEN_BATCHES, 0, -1) == [b"b", b"c"]
+    with in_its_place(queue.client, keys.batch("c")):
+        assert queue.call("batch_release", [], "runner") == [1]
+    assert claimed(queue)[0] == b"b"
+
+
+def test_a_batch_is_not_saved_by_half(queue: Queue) -> None:
+    batch(queue, "a")
+    _, token, *_ = claimed(queue)
+    file = ("output", "-", 3, 60, "", 1, "redis:0a", 0)
+    said = ("a", token, LEASE_US, "in_progress", 60, 2, "total", 5, "f1", *file, "f2", *file)
+    for name in (keys.FILES, keys.file("f2"), keys.file_parts("f2")):
+        with refused_whole(queue.client, name):
+            queue.call("batch_save", [], *said)
+    assert queue.call("batch_save", [], *said)[0] == 1
+    assert queue.client.hget(keys.batch("a"), "total") == b"5"
+    assert queue.client.zcard(keys.file_parts("f2")) == 1

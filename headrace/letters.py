@@ -126,7 +126,7 @@ class DeadLetters:
         """Put letters back at the end of their list, as the jobs that they were.
 
         Per name: `queued`; `unknown`; `unreadable`, which can never run; or `alive`: a job of its
-        id waits or runs.
+        id waits or runs, or came later and has ended as something of its own.
 
         Raises:
             BrokerError: Redis does not answer; what was put back before stays so.

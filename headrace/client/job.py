@@ -214,7 +214,7 @@ class Requeued(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         requeued: how many were.
         left: which were not, and why: `unknown`, `unreadable` (no job that could run) or `alive`
-            (a job of its id waits or runs).
+            (a job of its id waits or runs, or is a later one).
     """
 
     requeued: int

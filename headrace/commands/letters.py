@@ -28,7 +28,7 @@ _SUMMARY: Final = (
 _SHOWN_MESSAGE_CHARS: Final = 2000
 _WHY_LEFT: Final = {
     "unreadable": "left where it is: it is no job that could run",
-    "alive": "left where it is: a job of its id waits or runs",
+    "alive": "left where it is: a job of its id waits or runs, or is a later one",
 }
 
 

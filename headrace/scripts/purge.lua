@@ -11,10 +11,12 @@ local function id_in(raw)
   return valid_id(id) and id or nil
 end
 
--- Ends a job that waits; one without a record is a stock client's, which waits for its result all the same.
+-- Ends a job that waits; one without a record is a stock client's, which waits for its result all the same. A message
+-- under the id of another model's job is none, and that job waits on.
 local function cancel(id, raw)
-  local state, ttl, waiter = unpack(read(id, 's', 'l', 'w'))
+  local state, ttl, waiter, model = unpack(read(id, 's', 'l', 'w', 'm'))
   if state and state ~= 'q' and state ~= 'd' then return end
+  if model and 'headrace.' .. model ~= ARGV[1] then return end
   finish_cancelled(id, ttl, waiter, ARGV[1], raw)
   cancelled = cancelled + 1
 end

@@ -1,6 +1,6 @@
 -- Put dead letters back at the end of their list, as the jobs that they were. KEYS: the queue's. ARGV: 1 queue, then
 -- letters. Returns per letter: queued, unknown, unreadable (it is no job that could run), or alive (a job of its id
--- waits or runs).
+-- waits or runs, or came later and has ended as something of its own).
 check_types(true)
 local prefix = 'hr:letter:' .. ARGV[1] .. ':'
 -- All that its last life left in the record; the client's own fields stay.
@@ -10,16 +10,19 @@ local LEFT = {'a', 'k', 'x', 't', 'o', 'st', 'en', 'b', 'tm', 'rt', 'e', 'tb', '
 local UNCLAIMED_S = 30 * 86400
 
 local function requeue(letter)
-  local found = redis.pcall('HMGET', prefix .. letter, 'raw', 'id', 'step')
-  local raw, id, step = found[1], found[2], found[3]
+  local found = redis.pcall('HMGET', prefix .. letter, 'raw', 'id', 'step', 'created')
+  local raw, id, step, born = found[1], found[2], found[3], found[4]
   if found.err or not raw then
     redis.call('ZREM', KEYS[10], letter)
     return 'unknown'
   end
   if not id or id == '' then return 'unreadable' end
-  local state, owner = unpack(read(id, 's', 'ky'))
+  local state, owner, created = unpack(read(id, 's', 'ky', 'c'))
   -- The message of a cancelled job of that id is still listed; its tombstone would drop this one in its place.
   if (state and not FINAL[state]) or redis.call('HEXISTS', KEYS[11], id) == 1 then return 'alive' end
+  -- A letter outlives its job's record; whose id was given to another meanwhile, perhaps of another model, is not to cost
+  -- that its result.
+  if created and created ~= born then return 'alive' end
   local s = STEP_INDEX[step or '0'] or 1
   redis.call('ZREM', KEYS[10], letter)
   redis.call('UNLINK', prefix .. letter, META .. id)

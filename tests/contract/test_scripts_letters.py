@@ -104,6 +104,19 @@ def test_a_job_that_lives_is_not_put_beside_itself(queue: Queue) -> None:
     assert queue.requeue(job_id) == ["queued"]
 
 
+@pytest.mark.parametrize("model", ["m", "another"])
+def test_a_letter_leaves_a_later_job_of_its_id_alone(queue: Queue, model: str) -> None:
+    job_id = die(queue)
+    queue.client.delete(keys.job(job_id), keys.meta(job_id))
+    later = Queue(queue.client, model)
+    assert later.submit_one(id=job_id) == job_id
+    later.settle(later.claim_one(), meta='{"result": "its own"}')
+    assert queue.requeue(job_id) == ["alive"]
+    assert later.record(job_id)["s"] == "s"
+    assert later.meta(job_id) == b'{"result": "its own"}'
+    assert list(queue.letters()) == [job_id]
+
+
 def test_purged_letters_are_gone(queue: Queue) -> None:
     first, second = die(queue), die(queue)
     assert queue.purge_letters(first, "nobody") == 1

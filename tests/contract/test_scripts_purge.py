@@ -49,6 +49,17 @@ def test_tombstones_stock_messages_and_rubbish(queue: Queue) -> None:
     assert queue.depth().waiting == 0
 
 
+def test_a_message_under_the_id_of_another_models_job_is_removed_and_that_job_waits_on(
+    queue: Queue,
+) -> None:
+    other = Queue(queue.client, "another")
+    job_id = other.submit_one()
+    queue.push(foreign(headers={"id": job_id}))
+    assert queue.purge() == (0, 1, 0)
+    assert (other.record(job_id)["s"], queue.meta(job_id)) == ("q", None)
+    assert other.claim().ids == [job_id]
+
+
 def test_a_paused_queue_gives_nothing(queue: Queue) -> None:
     job_id = queue.submit_one()
     queue.client.sadd(keys.PAUSED, queue.name)

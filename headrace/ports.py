@@ -17,6 +17,8 @@ _WILDCARDS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # no
 _LISTEN: Final = "0A"
 #: Connections that may wait to be accepted; the kernel's own limit may be lower.
 BACKLOG: Final = 4096
+#: How long to wait for a connection to oneself.
+_SELF_S: Final = 30.0
 #: An address of the host that this machine does not have, such as ::1 in a container without IPv6.
 _NOT_HERE: Final = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 _TCP_TABLES: Final = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
@@ -51,10 +53,24 @@ def http_connection(
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that was free a moment ago."""
+    """A port that is free, and that the kernel gives to nobody else for a minute.
+
+    Where several look for one at the same time, as at the start of some deployments, each would
+    else be told a port that another is about to listen on. A connection is left fading away on
+    it, which keeps it from whoever wants any port, but not from a server that asks for this one.
+    """
     with socket.socket() as listener:
+        # What is left of the connection inherits it.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, 0))
-        return int(listener.getsockname()[1])
+        listener.listen(1)
+        address = listener.getsockname()
+        with socket.create_connection(address, _SELF_S) as client:
+            ours, _ = listener.accept()
+            # Whoever closes first keeps the end that fades away.
+            ours.close()
+            client.recv(1)
+        return int(address[1])
 
 
 def is_free(host: str, port: int) -> bool:

@@ -23,7 +23,7 @@ from headrace import keys
 from headrace.processes import children_of
 from tests.harness.containers import Service, Stack, can_sandbox, stack
 from tests.harness.flower import asked
-from tests.harness.processes import descendants, gone
+from tests.harness.processes import command_line, descendants, environment, gone
 from tests.harness.up import ROOT, write_models
 from tests.harness.wait import wait_until
 from tests.harness.worker import Client
@@ -159,7 +159,12 @@ def test_prometheus_scrapes_and_tells_alertmanager(cpu: Stack) -> None:
         return bool(target["health"] == "up")
 
     wait_until(scraped, "Prometheus has scraped the API", 90)
-    told = monitor(cpu, "prometheus", "/api/v1/alertmanagers")["data"]["activeAlertmanagers"]
+    told = wait_until(
+        lambda: (
+            monitor(cpu, "prometheus", "/api/v1/alertmanagers")["data"]["activeAlertmanagers"]
+        ),
+        "Prometheus has found Alertmanager", 60,
+    )  # fmt: skip
     (here,) = cpu["alertmanager"].ports.values()
     assert [one["url"] for one in told] == [f"http://127.0.0.1:{here}/api/v2/alerts"]
     groups = monitor(cpu, "prometheus", "/api/v1/rules")["data"]["groups"]
@@ -176,7 +181,7 @@ def test_redis_asks_for_the_password_and_no_argument_shows_it(cpu: Stack) -> Non
     assert "NOAUTH" in bare.stdout
     for service in cpu.services.values():
         for pid in [service.pid, *descendants(service.pid)]:
-            assert PASSWORD.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
+            assert PASSWORD.encode() not in command_line(pid)
 
 
 def test_only_volumes_and_tmp_are_written(cpu: Stack) -> None:
@@ -287,8 +292,7 @@ def test_on_gpus_the_one_container_runs_a_worker_on_each(tmp_path: Path) -> None
         pids = workers_of(made["worker"])
         visible = set()
         for pid in descendants(made["worker"].pid):
-            environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            visible |= {v for v in environ if v.startswith(b"CUDA_VISIBLE_DEVICES=")}
+            visible |= {v for v in environment(pid) if v.startswith(b"CUDA_VISIBLE_DEVICES=")}
         assert visible == {b"CUDA_VISIBLE_DEVICES=GPU-aaaa", b"CUDA_VISIBLE_DEVICES=GPU-bbbb"}
         url = f"redis://127.0.0.1:{made['redis'].ports['6379']}"
         with Client(url, home / "configs/echo.yaml") as client:

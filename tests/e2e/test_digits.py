@@ -57,7 +57,7 @@ def submit_and_wait(http: httpx2.Client, model: str, body: bytes, kind: str) -> 
     response = http.post(
         f"/api/v1/models/{model}/jobs",
         content=body,
-        headers={"Content-Type": kind, "Prefer": "wait=15"},
+        headers={"Content-Type": kind, "Prefer": "wait=50"},
     )
     assert response.status_code == 200, response.text
     job = response.json()

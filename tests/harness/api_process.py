@@ -67,7 +67,7 @@ class ApiProcess:
         """kill -9, if it runs."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait(10)
+            self._process.wait(60)
             self._process = None
 
 

@@ -22,12 +22,21 @@ def descendants(pid: int) -> list[int]:
 
 def children_with(parent: int, mark: str) -> list[int]:
     """The running children of a process whose command line has `mark` in it."""
-    return [pid for pid in children_of(parent) if mark in _command(pid)]
+    return [pid for pid in children_of(parent) if mark.encode() in command_line(pid)]
 
 
-def _command(pid: int) -> str:
-    """Nothing of a process that has ended, a zombie among them."""
+def command_line(pid: int) -> bytes:
+    """The arguments of a process; nothing of one that has ended, a zombie among them."""
+    return _told(pid, "cmdline")
+
+
+def environment(pid: int) -> list[bytes]:
+    """The variables of a process, as NAME=VALUE; nothing of one that has ended."""
+    return _told(pid, "environ").split(b"\0")
+
+
+def _told(pid: int, what: str) -> bytes:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_text()
+        return Path(f"/proc/{pid}/{what}").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
-        return ""
+        return b""

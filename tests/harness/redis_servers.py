@@ -83,7 +83,7 @@ class RedisServer:
         ]  # fmt: skip
         with (self.folder / "redis.log").open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env=self.environ)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         with self.client() as client:
             while True:
                 try:
@@ -102,7 +102,7 @@ class RedisServer:
             self.process.kill()
         else:
             self.process.terminate()
-        self.process.wait(10)
+        self.process.wait(60)
         self.process = None
 
 

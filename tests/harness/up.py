@@ -178,7 +178,7 @@ def started(up: RunningUp) -> Iterator[RunningUp]:
         # Killed, because an orderly stop takes seconds: a test that wants one calls `stop`.
         left = descendants(up.process.pid) if up.process.poll() is None else []
         up.process.kill()
-        up.process.wait(10)
+        up.process.wait(60)
         for pid in left:
             try:
                 os.kill(pid, signal.SIGKILL)

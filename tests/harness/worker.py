@@ -129,7 +129,7 @@ class Worker:
     def kill(self) -> None:
         assert self.process is not None
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(60)
 
     def stop(self, timeout_s: float = 40) -> int:
         assert self.process is not None

@@ -147,9 +147,13 @@ def test_a_type_that_is_none(site: Site) -> None:
 def test_a_file_that_is_gone_when_it_runs_is_the_jobs_error(site: Site) -> None:
     path = site.roots / "soon-gone"
     path.write_bytes(b"x")
-    body = {"model": "echo", "input_ref": f"file:{path}", "options": {"countdown": 1}}
-    job = site.api.http.post("/api/v1/jobs", json=body).json()
-    path.unlink()
+    body = {"model": "echo", "input_ref": f"file:{path}"}
+    site.api.http.post("/api/v1/queues/headrace.echo/pause").raise_for_status()
+    try:
+        job = site.api.http.post("/api/v1/jobs", json=body).json()
+        path.unlink()
+    finally:
+        site.api.http.post("/api/v1/queues/headrace.echo/resume").raise_for_status()
     answer = site.api.http.get(job["urls"]["self"], params={"wait": 30}).json()
     assert (answer["status"], answer["error"]["type"]) == ("failed", "input-unavailable")
     problem = site.raw(job)

@@ -234,12 +234,12 @@ def test_a_wait_outlasts_redis_and_says_what_it_knows(
 ) -> None:
     with own_redis(tmp_path) as (server, api):
         path = api.http.post(ECHO_JOBS, json=1).headers["location"]
-        own = pool.submit(api.http.post, f"{ECHO_JOBS}?wait=1.5", json=2)
-        foreign = pool.submit(api.http.get, f"{path}?wait=1.5")
+        own = pool.submit(api.http.post, f"{ECHO_JOBS}?wait=3", json=2)
+        foreign = pool.submit(api.http.get, f"{path}?wait=3")
         waiting(api, 2)
         with server.client() as client:
             wait_until(lambda: client.llen("headrace.echo") == 2, "both jobs are queued")
-        server.stop()
+        server.stop(kill=True)  # before the waits are over
         response = own.result(20)
         assert (response.status_code, response.json()["status"]) == (202, "queued")
         response = foreign.result(20)

@@ -6,6 +6,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,16 +51,21 @@ class Log:
         return self._path.read_text().split() if self._path.exists() else []
 
 
+def states_of(up: RunningUp, ids: bytes) -> Any:
+    """What the API says of these jobs; nothing while it cannot."""
+    kind = {"Content-Type": "application/json"}
+    status, said = up.request("POST", "/api/v1/jobs/status", ids, **kind)
+    return said if status == 200 else None
+
+
 def ended(up: RunningUp, ids: list[str]) -> set[str]:
     """Which of these jobs have ended by now; those that succeeded may be forgotten already."""
     found: set[str] = set()
     for at in range(0, len(ids), 1000):
         some = ids[at : at + 1000]
         text = ('{"ids":[' + ",".join(f'"{one}"' for one in some) + "]}").encode()
-        status, said = up.request(
-            "POST", "/api/v1/jobs/status", text, **{"Content-Type": "application/json"}
-        )
-        assert status == 200, said
+        # The API may still be on its way back from a kill.
+        said = wait_until(partial(states_of, up, text), "the API answers", 60)
         found |= {
             one
             for one, job in zip(some, said["jobs"], strict=True)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis.exceptions
@@ -175,22 +176,29 @@ def test_unix_socket(tmp_path: Path) -> None:
 
 def test_a_command_that_times_out_is_not_said_again() -> None:
     """A repeat that nobody knows of is how a job is claimed twice."""
+    options: dict[str, Any] = {"protocol": 2, "socket_timeout": 0.1}
     with fake_redis("") as fake:
-        with (
-            connect(fake.url, protocol=2, socket_timeout=0.1) as client,
-            pytest.raises(redis.exceptions.TimeoutError),
-        ):
-            client.get("n")
-        assert fake.heard.count(b"GET") == 1
 
-        async def said() -> None:
-            options = {"protocol": 2, "socket_timeout": 0.1}
-            async with connect_async(fake.url, **options) as asynchronous:
-                await asynchronous.get("n")
+        def said() -> None:
+            with connect(fake.url, **options) as client:
+                client.get("n")
 
-        with pytest.raises(redis.exceptions.TimeoutError):
-            asyncio.run(said())
-        assert fake.heard.count(b"GET") == 2
+        def said_asynchronously() -> None:
+            async def get() -> None:
+                async with connect_async(fake.url, **options) as client:
+                    await client.get("n")
+
+            asyncio.run(get())
+
+        def heard(say: Callable[[], None]) -> int:
+            """How often; not at all where the connection itself has taken too long."""
+            before = fake.heard.count(b"GET")
+            with pytest.raises(redis.exceptions.TimeoutError):
+                say()
+            return fake.heard.count(b"GET") - before
+
+        for say in (said, said_asynchronously):
+            assert wait_until(lambda say=say: heard(say), "it is heard") == 1  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(

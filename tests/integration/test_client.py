@@ -178,7 +178,7 @@ def test_jobs_are_listed_newest_first_over_pages(
     monkeypatch.setattr(pages, "PAGE", 10)
     done = [job.id for job in client.submit_many("echo", range(25))]
     waiting = [client.submit("tiny", n, countdown=60).id for n in range(2)]
-    assert client.wait(done[0]).succeeded
+    assert all(client.wait(job_id).succeeded for job_id in done)
     listed = list(client.jobs())
     assert {job.id for job in listed} == {*done, *waiting}
     times = [job.created_at for job in listed]

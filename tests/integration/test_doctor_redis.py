@@ -69,7 +69,6 @@ def test_a_server_as_it_should_be_is_found_so(flavour: str) -> None:
 def test_each_way_of_not_reaching_it_has_its_own_advice(
     own: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sites, "TIMEOUT_S", 0.3)
     refused = found("redis", f"redis://:secret@127.0.0.1:{free_port()}/0")
     verdict(refused, "fail", "nothing listens there", ":***@")
     assert refused.code is ExitCode.UNREACHABLE
@@ -78,6 +77,7 @@ def test_each_way_of_not_reaching_it_has_its_own_advice(
     verdict(found("redis", f"rediss://127.0.0.1:{own.port}/0"), "fail", "speaks no TLS")
     verdict(found("redis", "unix:///nowhere/redis.sock"), "fail", "no such socket")
     with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setattr(sites, "TIMEOUT_S", 0.3)
         url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
         verdict(found("redis", url), "fail", "no answer within")
     verdict(found("redis"), "skip", "no Redis is named", "--redis-url")

@@ -73,6 +73,8 @@ def test_an_orderly_stop_loses_nothing_and_port_and_password_stay(tmp_path: Path
 def test_another_port_when_somebody_took_the_old_one(tmp_path: Path) -> None:
     first = embedded.prepare(tmp_path)
     with socket.socket() as taken:
+        # As servers do: from who did not ask for it the port is kept for a while.
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         taken.bind(("127.0.0.1", first.port))
         taken.listen()
         second = embedded.prepare(tmp_path)

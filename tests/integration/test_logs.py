@@ -49,7 +49,8 @@ class Site:
 
     @property
     def lines(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.text.splitlines()]
+        # All that is whole: somebody may just be writing the next one.
+        return [json.loads(line) for line in self.text.rpartition("\n")[0].splitlines()]
 
     def about(self, event: str, **fields: Any) -> list[dict[str, Any]]:
         """The lines that say so, with these fields."""

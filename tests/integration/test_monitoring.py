@@ -42,6 +42,8 @@ MODELS: dict[str, dict[str, Any]] = {
 SETTINGS = {"HEADRACE_LEASE_TTL_S": "3", "HEADRACE_MAX_DELIVERIES": "1"}
 GPUS = {"CUDA_VISIBLE_DEVICES": "0,1"}
 FINAL = ("succeeded", "failed", "expired", "cancelled")
+RECYCLED = 'headrace_model_restarts_total{model="small",reason="recycled"}'
+UNLOADED = 'headrace_model_load_failures_total{model="broken"}'
 #: What a dashboard fills in.
 VARIABLES = {"$model": ".*", "$__rate_interval": "1m"}
 
@@ -157,6 +159,10 @@ def ended(site: Site) -> Counter[tuple[str, str]]:
             and site.prometheus.value('sum(headrace_batches_total{model="small"})') == len(small)
             # The process that is scraped has it of the other one, a second later.
             and site.prometheus.value("sum(headrace_jobs_rejected_total)") == 1
+            # The next process has to load before the old one is told to be recycled, and a model
+            # that cannot be loaded is tried again at times.
+            and site.prometheus.value(RECYCLED) >= 1
+            and site.prometheus.value(UNLOADED) >= 2
         ),
         "Prometheus has seen it all",
         60,
@@ -205,10 +211,8 @@ def test_jobs_are_counted_once_whoever_ended_them(
     assert value(f"headrace_jobs_dead_total{tricky}") == 4
     assert value(f"headrace_dead_letters{tricky}") == 4
     assert value('headrace_model_restarts_total{model="tricky",reason="lost"}') == 4
-    assert value('headrace_model_restarts_total{model="small",reason="recycled"}') >= 1
     assert value('headrace_lease_losses_total{model="gated"}') == 1
     assert value('headrace_jobs_rejected_total{model="small",reason="queue-full"}') == 1
-    assert value('headrace_model_load_failures_total{model="broken"}') >= 2
     assert value('headrace_job_seconds_count{model="small"}') == ended["small", "succeeded"]
     assert value('headrace_model_load_seconds_count{model="gated"}') == 2
 

@@ -126,9 +126,9 @@ def test_the_time_of_a_staged_batch_counts_from_when_its_turn_comes(
     with bench(redis_db, tmp_path) as at:
         first = at.submit({"name": "a", "inference": at.gate("a")}, timeout=60)
         at.wait_for("inference a begins")
-        second = at.submit({"name": "b"}, timeout=0.5)
+        second = at.submit({"name": "b"}, timeout=2)
         at.wait_for("preprocess b ends")
-        done_at = at.client.redis.time()[0] + 2
+        done_at = at.client.redis.time()[0] + 3
         wait_until(lambda: at.client.redis.time()[0] >= done_at, "its timeout would be over")
         at.open("a")
         assert {job.state for job in at.client.wait(*first, *second)} == {State.SUCCEEDED}

@@ -72,11 +72,15 @@ def test_a_paused_queue_is_not_asked_again_and_again(api: ApiServer, server: Red
     with server.client() as client:
         # Two sweeps of either lane: what the worker says of itself is refreshed with each.
         seen = client.zrange(keys.WORKERS, 0, -1, withscores=True)
-        wait_until(
-            lambda: client.zrange(keys.WORKERS, 0, -1, withscores=True)[0][1] > seen[0][1] + 2,
-            "the worker has swept twice",
+
+        def swept_s() -> float:
+            now = client.zrange(keys.WORKERS, 0, -1, withscores=True)
+            return float(now[0][1] - seen[0][1])
+
+        took_s = wait_until(
+            lambda: (took_s := swept_s()) > 2 and took_s, "the worker has swept twice"
         )
-    assert claims(server) - before < 30
+    assert claims(server) - before < 15 * (took_s + 1)
 
 
 def test_purge_cancels_what_waits_and_tells_who_waits_for_it(api: ApiServer) -> None:

@@ -130,10 +130,10 @@ def test_a_workload_runs_with_the_documented_user_over_tls(
             assert client.ready()
         with stock_client(celery_url(guarded.url).url) as app:
             assert send(app, "echo", {"y": 2}).get(timeout=GET_TIMEOUT_S) == {"y": 2}
-            inspected = app.control.inspect(timeout=5).ping()
+            inspected = app.control.inspect(timeout=30, limit=1).ping()
             assert inspected, "remote control goes by channels of Celery's own"
             revoked = send(app, "echo", 1, countdown=600)
-            app.control.revoke(revoked.id, reply=True, timeout=5)
+            app.control.revoke(revoked.id, reply=True, timeout=30, limit=1)
         assert headrace("health", "redis", cwd=tmp_path, **own).returncode == 0
         assert guarded.refusals() == []
 

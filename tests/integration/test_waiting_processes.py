@@ -104,7 +104,7 @@ def test_those_who_wait_on_several_processes_are_all_answered(
     asked += [waits_for(api, job_id, pool) for api in (one, other, other)]
     other.wait_for_waiters(4)
     # One subscription a process, however many wait there.
-    assert subscribers(client, job_id) == 2
+    wait_until(lambda: subscribers(client, job_id) == 2, "each process has subscribed")
     settle(client, "echo", claimed, [Answer(result=b'"done"')])
     answers = [future.result(60) for future in asked]
     assert [answer.status_code for answer in answers] == [200] * 4

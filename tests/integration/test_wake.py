@@ -16,7 +16,7 @@ from workers.wake import ANSWER_MAX_S, Wake
 
 
 def pushed(wake: Wake) -> set[int]:
-    assert select.select([wake.socket()], [], [], 5)[0], "no push"
+    assert select.select([wake.socket()], [], [], 60)[0], "no push"
     return wake.drain()
 
 

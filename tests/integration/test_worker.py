@@ -21,7 +21,7 @@ from tests.harness.wait import wait_until
 from tests.harness.worker import HANDLERS, Client, Worker, celery_worker, write_models
 
 TRICKY = f"{HANDLERS / 'tricky.py'}:Tricky"
-FAST_LEASE = {"HEADRACE_LEASE_TTL_S": "1"}
+FAST_LEASE = {"HEADRACE_LEASE_TTL_S": "2"}
 
 
 def models(folder: Path, **more: dict[str, Any]) -> Path:
@@ -63,7 +63,7 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     path = models(folder, broken=broken, wordless=wordless, ahead=ahead)
     with (
         redis_server() as server,
-        celery_worker(server.url, path, folder, environ=FAST_LEASE) as running,
+        celery_worker(server.url, path, folder) as running,
     ):
         running.wait_ready("tricky", "echo", "wordless", "ahead")
         yield running

@@ -42,7 +42,7 @@ PIPELINES: dict[str, Any] = {
     "through": {"stages": {"cut": {}, "narrow": {"each": "pieces[*]"}}},
     "raw": {"stages": {"cut": {}}},
     "few": {"stages": {"cut": {}, "weigh": PIECES}, "max_items": 3},
-    "late": {"stages": {"cut": {}, "weigh": PIECES}, "timeout_s": 1.0},
+    "late": {"stages": {"cut": {}, "weigh": PIECES}, "timeout_s": 2.0},
 }
 
 

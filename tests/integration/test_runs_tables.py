@@ -27,6 +27,8 @@ from tests.harness.worker import HANDLERS, celery_worker, write_models
 
 COUNT = 600
 BAD = 123
+#: For this the last input waits, so that no run is over before it is killed.
+GATE = "gate"
 END_S = 100
 
 
@@ -48,7 +50,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     models = write_models(
         folder,
         steps={
-            "handler": f"{HANDLERS / 'tricky.py'}:Tricky", "max_batch_size": 8, "max_retries": 0,
+            "handler": f"{HANDLERS / 'gated.py'}:Gated", "max_batch_size": 8, "max_retries": 0,
             "options": {"log": str(log), "pause_s": 0.04},
         },
     )  # fmt: skip
@@ -66,9 +68,10 @@ def cli(site: Site, tmp_path: Path) -> Commands:
     return Commands(site.url, tmp_path)
 
 
-def given(n: int) -> dict[str, Any]:
-    """The input of a number; one of them fails."""
-    return {"n": n, "do": "raise" if n == BAD else None}
+def given(cli: Commands, n: int) -> dict[str, Any]:
+    """The input of a number; one of them fails, and the last waits for a file."""
+    gate = str(cli.folder / GATE) if n == COUNT - 1 else None
+    return {"n": n, "do": "raise" if n == BAD else None, "until": gate}
 
 
 def killed_in_the_middle(
@@ -88,7 +91,8 @@ def killed_in_the_middle(
 
         wait_until(in_the_middle, "a part of the rows is written", END_S)
         process.kill()
-        process.wait(10)
+        process.wait(60)
+    (cli.folder / GATE).touch()
     had_row = {f"{run_id}.{json.loads(line)['n']}" for line in lines()}
     assert COUNT // 4 <= len(had_row) < COUNT
     before = site.begun()
@@ -114,7 +118,9 @@ def check(rows: list[dict[str, Any]], label: Callable[[dict[str, Any]], Any]) ->
 def test_parquet_to_parquet(site: Site, cli: Commands) -> None:
     day = datetime.date(2026, 1, 1)
     days = [day + datetime.timedelta(n) for n in range(COUNT)]
-    table = pa.table({"x": [given(n) for n in range(COUNT)], "label": range(COUNT), "day": days})
+    table = pa.table(
+        {"x": [given(cli, n) for n in range(COUNT)], "label": range(COUNT), "day": days}
+    )
     pq.write_table(table, cli.folder / "in.parquet", row_group_size=100)
     command = ("in.parquet", "-o", "out.parquet", "--input", "x")
     killed_in_the_middle(site, cli, "parquet", cli.folder / "out.parquet.rows", *command)
@@ -123,7 +129,7 @@ def test_parquet_to_parquet(site: Site, cli: Commands) -> None:
     assert out.schema.field("day").type == pa.date32()
     assert {row["day"] for row in out.to_pylist()} == set(days)
     names = {path.name for path in cli.folder.iterdir() if path.is_file()}
-    assert names == {"in.parquet", "out.parquet", "out.parquet.run"}
+    assert names == {"in.parquet", "out.parquet", "out.parquet.run", GATE}
     # What has ended is not run again, by the same command or by that for what failed.
     begun = site.begun()
     same = ("run", "steps", *command, "--run-id", "parquet", "--in-flight", "50")
@@ -136,7 +142,9 @@ def test_parquet_to_parquet(site: Site, cli: Commands) -> None:
 
 
 def test_csv_to_s3(site: Site, cli: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = [f'"{json.dumps(given(n)).replace(chr(34), chr(34) * 2)}",{n}\n' for n in range(COUNT)]
+    lines = [
+        f'"{json.dumps(given(cli, n)).replace(chr(34), chr(34) * 2)}",{n}\n' for n in range(COUNT)
+    ]
     (cli.folder / "in.csv").write_text("".join(["x,label\n", *lines]))
     with s3_server() as s3:
         monkeypatch.setenv("AWS_ENDPOINT_URL", s3.url)
@@ -158,7 +166,7 @@ def test_shards_to_jsonl(site: Site, cli: Commands) -> None:
     for shard in range(3):
         with tarfile.open(cli.folder / f"s-{shard:02d}.tar", "w") as tar:
             for n in range(shard * COUNT // 3, (shard + 1) * COUNT // 3):
-                for kind, body in (("in.json", json.dumps(given(n))), ("cls", str(n))):
+                for kind, body in (("in.json", json.dumps(given(cli, n))), ("cls", str(n))):
                     info = tarfile.TarInfo(f"{n:04d}.{kind}")
                     info.size = len(body)
                     tar.addfile(info, io.BytesIO(body.encode()))

@@ -18,6 +18,8 @@ from tests.harness.wait import wait_until
 from tests.harness.worker import HANDLERS, Client, Worker, celery_worker, write_models
 
 TRICKY = f"{HANDLERS / 'tricky.py'}:Tricky"
+#: The same, and inputs that wait for a file.
+GATED = f"{HANDLERS / 'gated.py'}:Gated"
 
 
 class Site:
@@ -52,7 +54,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     path = write_models(
         folder,
         many={**tricky, "max_batch_size": 8, "max_restarts_per_minute": 1000},
-        one={**tricky, "max_batch_size": 1},
+        one={**tricky, "handler": GATED, "max_batch_size": 1},
         twice={**tricky, "max_batch_size": 1, "max_restarts_per_minute": 2},
         slow={**slow, "max_batch_size": 1, "min_timeout_s": 0.01},
         floored={**slow, "max_batch_size": 1, "min_timeout_s": 20},
@@ -113,11 +115,15 @@ def test_no_job_gets_less_time_than_its_model_says(site: Site) -> None:
 
 
 def test_what_expires_while_it_is_prepared_ends_at_its_time_and_does_not_run(site: Site) -> None:
-    blocker = site.client.submit("one", {"do": "sleep", "s": 3})
-    wait_until(lambda: blocker[0] in site.runs(), "the blocker runs")
-    late = site.client.submit("one", 1, expires=1)
-    wait_until(lambda: site.client.job(late[0]).state is State.RUNNING, "it is prepared")
-    (job,) = site.client.wait(*late)
+    gate = site.folder / "gate"
+    blocker = site.client.submit("one", {"until": str(gate)})
+    try:
+        wait_until(lambda: blocker[0] in site.runs(), "the blocker runs")
+        late = site.client.submit("one", 1, expires=3)
+        wait_until(lambda: site.client.job(late[0]).state is State.RUNNING, "it is prepared")
+        (job,) = site.client.wait(*late)
+    finally:
+        gate.touch()
     assert job.state is State.EXPIRED
     assert error_of(job) == ("expired", "the job was not started before its `expires`")
     assert (job.attempts, job.started_us) == (0, 0)

@@ -20,7 +20,8 @@ from tests.harness.redis_servers import RedisServer, leaked_keys, redis_server
 from tests.harness.wait import wait_until
 from tests.harness.worker import HANDLERS, Client, Worker, celery_worker, write_models
 
-TRICKY = f"{HANDLERS / 'tricky.py'}:Tricky"
+#: Which has inputs that wait for a file, too.
+TRICKY = f"{HANDLERS / 'gated.py'}:Gated"
 FAST_LEASE = {"HEADRACE_LEASE_TTL_S": "2"}
 
 
@@ -181,12 +182,16 @@ def test_expired_and_delayed_jobs(client: Client, worker: Worker) -> None:
 def test_a_cancelled_job_does_not_run_and_a_running_one_is_discarded(
     client: Client, worker: Worker
 ) -> None:
-    blocker, waiting = client.submit("tricky", {"do": "sleep", "s": 1.5}), []
-    wait_until(lambda: client.job(blocker[0]).state is State.RUNNING, "the blocker runs")
-    waiting = client.submit("tricky", *range(20))
-    assert client._call("cancel", keys.QUEUE_PREFIX, 0, waiting[19], blocker[0], "nobody") == [
-        b"removed", b"asked", b"unknown",
-    ]  # fmt: skip
+    gate = worker.folder / "gate"
+    blocker = client.submit("tricky", {"until": str(gate)})
+    try:
+        wait_until(lambda: client.job(blocker[0]).state is State.RUNNING, "the blocker runs")
+        waiting = client.submit("tricky", *range(20))
+        assert client._call("cancel", keys.QUEUE_PREFIX, 0, waiting[19], blocker[0], "nobody") == [
+            b"removed", b"asked", b"unknown",
+        ]  # fmt: skip
+    finally:
+        gate.touch()
     client.wait(*blocker, *waiting)
     assert client.job(blocker[0]).state is State.CANCELLED
     assert client.job(waiting[19]).state is State.CANCELLED

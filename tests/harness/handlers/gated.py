@@ -13,7 +13,7 @@ POLL_S = 0.01
 
 class Gated(Tricky):
     def one(self, item: Any) -> Any:
-        if isinstance(item, dict) and "until" in item:
+        if isinstance(item, dict) and item.get("until"):
             while not Path(item["until"]).exists():
                 time.sleep(POLL_S)
             return item

@@ -96,6 +96,10 @@ class Patience:
         deadline = self._failed + (retry_s if self._session.met else min(FIRST_CONTACT_S, retry_s))
         return (deadline if self._until is None else min(deadline, self._until)) - now
 
+    def renew(self) -> None:
+        """Something has moved elsewhere: the time counts anew, and pauses stay as long."""
+        self._failed = None
+
     def pause(self, least_s: float = 0) -> Pause | None:
         """The pause after a failure, of so long at the least; None where no time is left for it."""
         pause = self._pauses.next(least_s)

@@ -48,8 +48,19 @@ class _Line(msgspec.Struct):
 _LINE: Final = msgspec.json.Decoder(_Line)
 
 
+class Room:
+    """How often the server has had room for some of a run, whichever of its packs that was.
+
+    Packs that wait for the same full queue get what comes free by chance: one that got nothing of
+    it has no cause to give up.
+    """
+
+    def __init__(self) -> None:
+        self.found = 0
+
+
 def submit(
-    session: Session, lines: Sequence[bytes], quiet: bool = False
+    session: Session, lines: Sequence[bytes], quiet: bool = False, room: Room | None = None
 ) -> Plan[list[HeadraceError | None]]:
     """Submit lines; what fails for a reason that passes is said again, under the same ids.
 
@@ -57,16 +68,18 @@ def submit(
         session: the server.
         lines: a job each.
         quiet: nobody else is to hear of their ends, which spares the server some work.
+        room: what the run's other packs have found.
 
     Returns:
         For each line None where its job is there, else why it is not.
 
     Raises:
-        HeadraceError: the server was away, or had no room, for longer than `retry_s`.
+        HeadraceError: the server was away, or had no room for any pack, for longer than `retry_s`.
     """
+    room = room or Room()
     found: list[HeadraceError | None] = [None] * len(lines)
     open_ = list(range(len(lines)))
-    patience = Patience(session)
+    patience, seen = Patience(session), room.found
     while True:
         answer = yield from exchange(session, _bulk([lines[at] for at in open_], quiet))
         answers = list(_answers(answer))
@@ -80,6 +93,10 @@ def submit(
             return found
         if len(left) < len(open_):
             patience = Patience(session)
+            room.found += 1
+        elif room.found != seen:
+            patience.renew()
+        seen = room.found
         open_ = sorted(left)
         pause = patience.pause()
         if pause is None:

@@ -86,6 +86,7 @@ class Engine:
         self._refused: deque[tuple[Item, Row]] = deque()
         self._unsafe: list[str] = []
         self._pace = Pace()
+        self._room = calls.Room()
         self.progress = Progress(total=None)
 
     def open(self) -> Checkpoint:
@@ -130,15 +131,16 @@ class Engine:
         flight = Flight(self._order.in_flight, found.cursor, found.n, found.numbers)
         feeder = Feeder(
             self._source, flight, (found.cursor, found.n, found.numbers), Lines(self._order),
-            found.job_id, self._perform, self._refused.extend,
+            found.job_id, self._submit, self._refused.extend,
         )  # fmt: skip
         self._forgetter = Forgetter(lambda ids: self._perform(calls.forget, ids))
         self._ahead = Ahead(
             lambda part: self._perform(calls.outcomes, [item.job_id for item in part])
         )
-        for thread in (feeder, self._forgetter, self._ahead):
-            thread.start()
+        threads = (feeder, self._forgetter, self._ahead)
         try:
+            for thread in threads:
+                thread.start()
             self._collect(flight, feeder, watch or (lambda _: None))
             state = self._end(flight, feeder)
         finally:
@@ -146,8 +148,9 @@ class Engine:
             flight.stop()
             self._forgetter.end(drop=True)
             self._ahead.end()
-            for thread in (feeder, self._forgetter, self._ahead):
-                thread.join(calls.HOLD_S)
+            for thread in threads:
+                with suppress(RuntimeError):  # it could not be started
+                    thread.join(calls.HOLD_S)
         return state
 
     def close(self) -> None:
@@ -270,7 +273,7 @@ class Engine:
         again = [item for item in lost if item.lost <= RESUBMITS]
         gone = [item for item in lost if item.lost > RESUBMITS]
         lines = [line(item.entry, item.job_id) for item in again]
-        errors = self._perform(calls.submit, lines, line.quiet) if lines else []
+        errors = self._submit(lines, line.quiet) if lines else []
         refused = []
         for item, error in zip(again, errors, strict=True):
             if error is None:
@@ -301,6 +304,9 @@ class Engine:
         self._perform(cancel_many, [item.job_id for item in under_way])
         self._read(flight, under_way, whole=True)
         self._stop.set()
+
+    def _submit(self, lines: list[bytes], quiet: bool) -> list[HeadraceError | None]:
+        return self._perform(calls.submit, lines, quiet, self._room)
 
     def _perform(self, plan: Callable[..., Plan[T]], *arguments: Any) -> T:
         """Run a plan; what it waits for ends with the run.

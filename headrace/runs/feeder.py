@@ -14,7 +14,6 @@ import msgspec
 from headrace.client.inputs import InputRef, encode_input
 from headrace.client.job import Failure
 from headrace.client.requests import job_line
-from headrace.client.steps import Plan
 from headrace.errors import (
     ConfigError,
     Conflict,
@@ -26,7 +25,6 @@ from headrace.errors import (
     RequestError,
     UnsupportedMedia,
 )
-from headrace.runs import calls
 from headrace.runs.flight import Flight, Item
 from headrace.runs.numbers import Numbers
 from headrace.runs.order import RunOrder
@@ -45,7 +43,7 @@ OF_ONE_INPUT: Final = (
     Conflict, InputForbidden, InvalidId, InvalidRequest, PayloadTooLarge, UnsupportedMedia,
 )  # fmt: skip
 
-Submit = Callable[[Callable[..., Plan[Any]], list[bytes], bool], Any]
+Submit = Callable[[list[bytes], bool], list[HeadraceError | None]]
 Refuse = Callable[[list[tuple[Item, Row]]], None]
 
 
@@ -109,7 +107,8 @@ class Feeder:
         start: where the source goes on, and which numbers behind it have their row.
         lines: makes a line.
         name_of: makes a job's id from a number.
-        submit: runs a plan; raises where the run stops.
+        submit: submits lines, quietly or not, and says of each None, or why there is no job of it;
+            raises where the run stops.
         refuse: takes rows of entries of which no job is made.
 
     Attributes:
@@ -155,7 +154,8 @@ class Feeder:
         """Wait for its end, for so long at the most."""
         until = time.monotonic() + timeout_s
         for thread in self._threads:
-            thread.join(max(0.0, until - time.monotonic()))
+            if thread.ident is not None:  # it was started
+                thread.join(max(0.0, until - time.monotonic()))
 
     def _run(self) -> None:
         """One thread: feed, to the end."""
@@ -251,14 +251,16 @@ class Feeder:
             good = [item for item, line in both if isinstance(line, bytes)]
             bad = [(item, line) for item, line in both if not isinstance(line, bytes)]
         if good:
-            errors = self._submit(calls.submit, said, self._lines.quiet)
+            errors = self._submit(said, self._lines.quiet)
             if any(errors):
                 told = list(zip(good, errors, strict=True))
                 bad += [(item, error) for item, error in told if error is not None]
                 good = [item for item, error in told if error is None]
             _check(error for _, error in bad)
-            if self._lines.by_ref and all(isinstance(error, InputForbidden) for error in errors):
-                raise errors[0]  # the whole folder may not be named
+            if self._lines.by_ref:
+                forbidden = [error for error in errors if isinstance(error, InputForbidden)]
+                if len(forbidden) == len(errors):
+                    raise forbidden[0]  # the whole folder may not be named
             self._flight.sent(good)
         if bad:
             self._refuse([(item, rejected(item.entry, error)) for item, error in bad])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import json
+import threading
+import time
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -15,8 +17,8 @@ import pytest
 from typing_extensions import override
 
 from headrace import errors
-from headrace.client.exchange import Session
-from headrace.client.steps import Answer
+from headrace.client.exchange import MAX_PAUSE_S, Session
+from headrace.client.steps import Answer, Pause, Plan
 from headrace.runs import calls
 from headrace.runs import engine as engines
 from headrace.runs import feeder as feeders
@@ -403,3 +405,81 @@ def test_memory_does_not_grow_with_the_number_of_inputs(
     # An id alone takes 60 bytes; what is under way may differ between two moments.
     assert late - early < 600_000, held
     assert engine.checkpoint.done == []
+
+
+def full(accepted: int, lines: int) -> Answer:
+    """A queue that has room for the first so many of these lines."""
+    refused = {"error": problem("queue-full", 429)}
+    said = [{"accepted": 1}] * accepted + [refused] * (lines - accepted)
+    return Answer(200, {}, b"".join(json.dumps(line).encode() + b"\n" for line in said))
+
+
+def turn(plan: Plan[Any], accepted: int) -> float:
+    """One request of a plan, and how long it pauses then."""
+    request: Any = plan.send(None)
+    pause = plan.send(full(accepted, len(request.body.splitlines())))
+    assert isinstance(pause, Pause)
+    return pause.seconds
+
+
+def test_a_pack_waits_for_room_as_long_as_another_pack_finds_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Which of them gets what comes free is chance; none gives up for having had no luck."""
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    session, room = Session("http://server", 10, met=True), calls.Room()
+    lucky, unlucky = (calls.submit(session, [b"{}"] * 100, True, room) for _ in range(2))
+    since = now
+    while now < 1000 + 5 * session.retry_s:
+        since = now
+        now += max(turn(lucky, 1), turn(unlucky, 0))
+
+    def go_on_alone() -> None:
+        nonlocal now
+        while True:
+            now += turn(unlucky, 0)
+
+    with pytest.raises(errors.QueueFull):
+        go_on_alone()
+    assert session.retry_s - MAX_PAUSE_S <= now - since <= session.retry_s
+
+
+def test_all_packs_of_a_run_know_of_each_others_room(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rooms: list[Any] = []
+    submit = calls.submit
+
+    def seen(session: Session, lines: Sequence[bytes], quiet: bool, room: Any = None) -> Plan[Any]:
+        rooms.append(room)
+        return submit(session, lines, quiet, room)
+
+    monkeypatch.setattr(calls, "submit", seen)
+    run(out, StandIn(), Counted(100, raw))
+    assert len(rooms) > 1
+    assert isinstance(rooms[0], calls.Room)
+    assert all(room is rooms[0] for room in rooms)
+
+
+@pytest.mark.parametrize("unborn", [2, 3, 4])
+def test_where_a_thread_cannot_be_started_none_is_left(
+    out: Path, monkeypatch: pytest.MonkeyPatch, unborn: int
+) -> None:
+    start, started = threading.Thread.start, list[threading.Thread]()
+
+    def exhausted(thread: threading.Thread) -> None:
+        if not thread.name.startswith("headrace-"):
+            return start(thread)
+        if len(started) + 1 == unborn:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        return start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", exhausted)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        run(out, StandIn(), Counted(1000, raw))
+    assert len(started) == unborn - 1
+    for thread in started:
+        thread.join(30)
+    assert not [thread.name for thread in started if thread.is_alive()]

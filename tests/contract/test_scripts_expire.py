@@ -119,11 +119,11 @@ def test_keys_of_another_type_hinder_no_neighbour(queue: Queue) -> None:
 
 
 def test_a_job_that_was_lost_alone_does_not_wait_past_its_time(queue: Queue) -> None:
-    day = "3 86400000000 86400000000"
-    ids = [queue.submit_one(begin_us=60_000_000), queue.submit_one(begin_us=LATER_US)]
+    years = f"3 {LATER_US * 1000} {LATER_US * 1000}"
+    ids = [queue.submit_one(begin_us=60_000_000), queue.submit_one(begin_us=LATER_US * 2000)]
     queue.release(*queue.claim().jobs, mode="alone")
-    # Of a day by chance none falls within the first minute.
-    assert queue.release(*queue.claim().jobs, mode="crash", losses=day) == ["dead", "delayed"]
+    # Of so many years by chance none falls within the first minute.
+    assert queue.release(*queue.claim().jobs, mode="crash", losses=years) == ["dead", "delayed"]
     assert json.loads(queue.record(ids[0])["e"])["type"] == "replica-lost"
     assert queue.record(ids[0])["s"] == "f"
     queue.purge()

@@ -96,11 +96,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             "api", "--port", str(api.port), "--processes", "2", "--models", str(path),
         ]  # fmt: skip
         stack.enter_context(started(api))
-        told = stack.enter_context(receiver())
-        manager = stack.enter_context(alertmanager(folder / "alertmanager", told.port))
-        watching = stack.enter_context(
-            prometheus(folder / "prometheus", f"127.0.0.1:{api.port}", manager)
-        )
         worker, doomed = (
             stack.enter_context(
                 celery_worker(
@@ -113,6 +108,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         api.wait_for("2 API processes on")
         for one in (worker, doomed):
             one.wait_ready("tricky", "small", "gated", timeout_s=120)
+        # Not before: a model that is not loaded yet has no replica, and that is an alert.
+        told = stack.enter_context(receiver())
+        manager = stack.enter_context(alertmanager(folder / "alertmanager", told.port))
+        watching = stack.enter_context(
+            prometheus(folder / "prometheus", f"127.0.0.1:{api.port}", manager)
+        )
         http = stack.enter_context(
             httpx2.Client(base_url=f"http://127.0.0.1:{api.port}", timeout=60)
         )

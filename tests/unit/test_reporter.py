@@ -139,7 +139,7 @@ def test_what_an_event_says(desk: Desk) -> None:
     assert received["kwargs"] == "{'model': 'm', 'input': '<json, 27 bytes>'}"
     assert received["root_id"] == "a"
     assert (received["retries"], received["eta"], received["expires"]) == (0, None, None)
-    assert started["timestamp"] - received["timestamp"] == pytest.approx(1, abs=0.1)
+    assert 0.9 < started["timestamp"] - received["timestamp"] < 5
     assert started["timestamp"] == pytest.approx(started_s, abs=5)
     assert succeeded_["result"] == '{"x":[1,"é"]}'
     assert 0.25 <= succeeded_["runtime"] < 5

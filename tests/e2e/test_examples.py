@@ -96,7 +96,7 @@ def app(url: str, log: Path, *arguments: str | Path) -> Iterator[None]:
         raise
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(60)
 
 
 def answer(http: httpx2.Client, path: str, *statuses: int) -> httpx2.Response:

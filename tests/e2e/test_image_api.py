@@ -157,4 +157,4 @@ def test_it_serves(image: Path, redis_db: RedisServer, tmp_path: Path) -> None:
         assert done.returncode == 0
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(60)

@@ -71,5 +71,5 @@ def api_server(redis_url: str, models: Catalog, **settings: Any) -> Iterator[Api
             yield ApiServer(url, redis_url, app, http, server)
     finally:
         server.should_exit = True
-        thread.join(30)
+        thread.join(60)
         assert not thread.is_alive(), "the API did not stop"

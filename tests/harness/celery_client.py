@@ -123,7 +123,7 @@ class Events:
 
     def __exit__(self, *_: object) -> None:
         self._receiver.should_stop = True
-        self._thread.join(10)
+        self._thread.join(60)
         self._connection.release()
 
     def of(self, job_id: str) -> list[dict[str, Any]]:

@@ -377,7 +377,7 @@ def stack(project: Path, folder: Path, *files: str) -> Iterator[Stack]:
             if service.process.poll() is None:
                 for pid in [*descendants(service.pid), service.pid]:
                     _kill(pid)
-            service.process.wait(10)
+            service.process.wait(60)
 
 
 def seconds(duration: str) -> float:

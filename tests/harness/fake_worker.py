@@ -168,7 +168,7 @@ class FakeWorker:
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        self._thread.join(30)
+        self._thread.join(60)
         self._client.close()
 
     def ran(self, count: int) -> list[str]:

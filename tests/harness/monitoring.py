@@ -96,7 +96,7 @@ def receiver() -> Iterator[Receiver]:
             yield told
         finally:
             server.shutdown()
-            thread.join(10)
+            thread.join(60)
 
 
 @dataclass

@@ -71,7 +71,7 @@ def _busy(server: RedisServer, client: Any) -> Iterator[None]:
         yield
     finally:
         client.script_kill()
-        running.join(30)
+        running.join(60)
 
 
 _WAYS: dict[str, Callable[[RedisServer, Any], contextlib.AbstractContextManager[None]]] = {

@@ -115,7 +115,7 @@ def supervised(
     finally:
         if run.process.poll() is None:
             run.process.kill()
-        run.process.wait(10)
+        run.process.wait(60)
         for event in run.events():
             if event[0] in ("start", "spawned") and len(event) == 3:
                 kill_if_alive(int(event[2]))

@@ -267,7 +267,7 @@ def test_a_full_store_is_said_and_leaves_nothing(redis_db: RedisServer) -> None:
 def begun(url: str, sent: bytes) -> socket.socket:
     """A connection on which a part of an upload was sent."""
     host, _, port = url.rpartition("/")[2].partition(":")
-    connection = socket.create_connection((host, int(port)), 10)
+    connection = socket.create_connection((host, int(port)), 60)
     head = (
         f"POST /v1/files HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(BODY) + 500}\r\n"
         f"Content-Type: multipart/form-data; boundary={BOUNDARY}\r\n\r\n"

@@ -53,7 +53,7 @@ def test_a_stop_answers_those_who_wait(redis_db: RedisServer, models: Path) -> N
         response = asked.result(20)
         assert (response.status_code, response.json()["status"]) == (202, "queued")
         http.close()
-        api.wait(30)
+        api.wait(60)
         claimed = claim(client, "echo")
         settle(client, "echo", claimed, [Answer()])
 

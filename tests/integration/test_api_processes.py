@@ -95,7 +95,7 @@ def test_a_process_that_ends_comes_back_and_the_port_never_refuses_until_a_stop(
         assert api.stop() == 0
         assert gone(*pids)
         with pytest.raises(httpx2.ConnectError):
-            httpx2.get(f"{api.url}/live")
+            httpx2.get(f"{api.url}/live", timeout=60)
         assert "Traceback" not in api.text()
 
 
@@ -137,9 +137,9 @@ def test_it_listens_on_ipv6(tmp_path: Path, redis_db: RedisServer) -> None:
         pytest.skip("this machine has no IPv6")
     with api_processes(tmp_path, redis_db.url, 2, "--host", "::1") as api:
         assert f"http://[::1]:{api.port}" in api.text()
-        assert httpx2.get(f"http://[::1]:{api.port}/live").status_code == 200
+        assert httpx2.get(f"http://[::1]:{api.port}/live", timeout=60).status_code == 200
         with pytest.raises(httpx2.ConnectError):
-            httpx2.get(f"{api.url}/live")
+            httpx2.get(f"{api.url}/live", timeout=60)
 
 
 def test_a_name_is_listened_on_at_each_of_its_addresses(
@@ -175,7 +175,7 @@ def test_counts_are_those_of_all_processes_and_outlive_them(
         with api_processes(tmp_path / "b", redis_db.url) as other:
             submit(one, 4)
             submit(other, 3)
-            bad = httpx2.post(f"{other.url}/api/v1/models/echo/jobs?priority=x", json=1)
+            bad = httpx2.post(f"{other.url}/api/v1/models/echo/jobs?priority=x", json=1, timeout=60)
             assert bad.status_code == 400
             wait_until(lambda: one.admitted() == other.admitted() == 7, "all are counted")
             # It is alone, and ends by the signal that it was sent.

@@ -314,7 +314,7 @@ def _read_all(connection: socket.socket) -> bytes:
 def test_a_body_over_the_limit_is_refused_while_it_streams_in(api: ApiServer) -> None:
     head = b"POST %s HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" % ECHO_JOBS.encode()
     chunk = b"10000\r\n" + bytes(0x10000) + b"\r\n"
-    with socket.create_connection(("127.0.0.1", api.port), 10) as connection:
+    with socket.create_connection(("127.0.0.1", api.port), 60) as connection:
         connection.sendall(head + chunk * (BODY_LIMIT_BYTES // 0x10000 + 1))
         # The body has not ended; the answer is there all the same, and then the connection's end.
         answer = _read_all(connection)
@@ -325,7 +325,7 @@ def test_a_body_over_the_limit_is_refused_while_it_streams_in(api: ApiServer) ->
 
 def test_a_client_that_sends_all_before_it_reads_is_not_reset(api: ApiServer) -> None:
     head = f"POST {ECHO_JOBS} HTTP/1.1\r\nHost: x\r\nContent-Length: {3 * 2**20}\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", api.port), 10) as connection:
+    with socket.create_connection(("127.0.0.1", api.port), 60) as connection:
         connection.sendall(head.encode() + bytes(3 * 2**20))
         assert _read_all(connection).startswith(b"HTTP/1.1 413 ")
 
@@ -335,7 +335,7 @@ def test_a_body_over_the_limit_is_refused_before_it_is_sent(api: ApiServer) -> N
         f"POST {ECHO_JOBS} HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n"
         f"Content-Length: {BODY_LIMIT_BYTES + 1}\r\n\r\n"
     )
-    with socket.create_connection(("127.0.0.1", api.port), 10) as connection:
+    with socket.create_connection(("127.0.0.1", api.port), 60) as connection:
         connection.sendall(head.encode())
         assert connection.recv(12) == b"HTTP/1.1 413"
 
@@ -344,7 +344,7 @@ def test_a_client_that_hangs_up_in_the_midst_of_its_body(
     api: ApiServer, redis_db: RedisServer
 ) -> None:
     head = f"POST {ECHO_JOBS} HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nabc"
-    with socket.create_connection(("127.0.0.1", api.port), 10) as connection:
+    with socket.create_connection(("127.0.0.1", api.port), 60) as connection:
         connection.sendall(head.encode())
     assert api.http.post(ECHO_JOBS, json="after").status_code == 202
     assert taken(redis_db).input == b'"after"'

@@ -69,7 +69,7 @@ def test_a_stop_tells_the_rest(redis_db: RedisServer) -> None:
     with redis_db.client() as client:
         with api_server(redis_db.url, catalog(echo={})) as api:
             for _ in range(5):
-                httpx2.post(f"{api.url}{ECHO_JOBS}?priority=x", json=1)
+                httpx2.post(f"{api.url}{ECHO_JOBS}?priority=x", json=1, timeout=60)
         assert client.hget(keys.stats("echo"), "rejected:invalid-request") == b"5"
 
 
@@ -102,7 +102,7 @@ def test_scrapes_that_stand_behind_one_another_fail_together(
             asked = [pool.submit(names, api) for _ in range(scrapes)]
             wait_until(lambda: sent, "the first asks Redis")
             # Whoever asks for anything else is answered meanwhile.
-            assert httpx2.get(f"{api.url}/live").status_code == 200
+            assert httpx2.get(f"{api.url}/live", timeout=60).status_code == 200
             assert not any(one.done() for one in asked)
             free.set()
             for one in asked:

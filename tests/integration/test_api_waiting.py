@@ -172,7 +172,7 @@ def test_a_client_that_hangs_up_frees_its_waiter(
     if verb == "GET":
         path = api.http.post(ECHO_JOBS, json=1).headers["location"]
     head = f"{verb} {path}?wait=60 HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\n1"
-    with socket.create_connection(("127.0.0.1", api.port), 10) as connection:
+    with socket.create_connection(("127.0.0.1", api.port), 60) as connection:
         connection.sendall(head.encode() * sent)
         waiting(api, 1)
     waiting(api, 0)

@@ -95,7 +95,7 @@ def address(app: App, writes: list[bytes]) -> Iterator[tuple[str, int]]:
         finally:
             app.go.set()
             server.should_exit = True
-            thread.join(20)
+            thread.join(60)
 
 
 @contextmanager

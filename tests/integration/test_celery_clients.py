@@ -131,5 +131,5 @@ def test_a_stock_worker_that_has_the_task_runs_our_jobs(site: Deployment, tmp_pa
             assert ours.job(ids[0]).state is State.QUEUED
         finally:
             stock.terminate()
-            stock.wait(20)
+            stock.wait(60)
         ours.redis.delete(*map(keys.job, ids))

@@ -359,7 +359,7 @@ def test_what_stands_in_no_models_queue_is_left_alone(app: Celery, site: Deploym
     watcher = threading.Thread(target=watch)
     watcher.start()
     try:
-        assert watching.wait(30)
+        assert watching.wait(60)
         site.ours.redis.lpush("celery", raw_message("theirs", "[[], {}, null]"))
         for step in (0, 3, 6, 9):
             assert send(app, "tricky", step, priority=step).get(timeout=GET_TIMEOUT_S) == step
@@ -368,7 +368,7 @@ def test_what_stands_in_no_models_queue_is_left_alone(app: Celery, site: Deploym
     finally:
         stop.set()
         site.ours.redis.ping()
-        watcher.join(30)
+        watcher.join(60)
     assert site.ours.redis.llen("celery") == 1
     site.ours.redis.delete("celery")
     taking = re.compile(r"^(BRPOP|BLPOP|RPOP|LPOP|BLMOVE|LMOVE|RPOPLPUSH|BRPOPLPUSH|LMPOP|BLMPOP) ")

@@ -272,6 +272,6 @@ def test_jobs_that_redis_has_lost_are_submitted_again(client: Any, redis_db: Red
     thread = threading.Thread(target=lose)
     thread.start()
     results = list(client.map("echo", range(12), in_flight=20, ordered=False))
-    thread.join(30)
+    thread.join(60)
     worker.__exit__()
     assert sorted(result.value for result in results) == [number**2 for number in range(12)]

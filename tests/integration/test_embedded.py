@@ -63,7 +63,7 @@ def test_an_orderly_stop_loses_nothing_and_port_and_password_stay(tmp_path: Path
         for i in range(200):
             client.rpush("list", i)
         process.terminate()
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
     second = embedded.prepare(tmp_path)
     assert second == first
     with serving(second), connect(second.url) as client:
@@ -151,7 +151,7 @@ def test_the_lock_is_held_while_the_server_lives(tmp_path: Path) -> None:
             ):
                 pass
             process.kill()
-            process.wait(10)
+            process.wait(60)
             with (
                 pytest.raises(ConfigError, match="still held by the server"),
                 state_dir.locked(tmp_path, leftover_timeout_s=0.2),

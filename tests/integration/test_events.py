@@ -155,7 +155,7 @@ def test_a_job_from_its_queue_to_its_end_and_again_from_each_event(
         assert resumed[name] == [ended[-1]]
     assert resumed["ended"] == []
     assert told(site, job_id, "no id of ours", site.other) == [began, ended[-1]]
-    done = httpx2.get(site.url(job_id) + f"?last_event_id={ended[-1].id}")
+    done = httpx2.get(site.url(job_id) + f"?last_event_id={ended[-1].id}", timeout=60)
     assert (done.status_code, done.content) == (204, b"")
 
 
@@ -249,11 +249,11 @@ def test_a_retry_is_scheduled_and_runs_again(site: Site) -> None:
 
 
 def test_who_may_not_see_a_job_and_what_is_no_job(site: Site) -> None:
-    assert httpx2.get(site.url("nobody")).status_code == 404
+    assert httpx2.get(site.url("nobody"), timeout=60).status_code == 404
     (job_id,) = site.client.submit("m", {})
-    assert httpx2.get(site.url(job_id) + "?since=1").status_code == 400
-    assert httpx2.post(site.url(job_id)).status_code == 405
-    head = httpx2.head(site.url(job_id))
+    assert httpx2.get(site.url(job_id) + "?since=1", timeout=60).status_code == 400
+    assert httpx2.post(site.url(job_id), timeout=60).status_code == 405
+    head = httpx2.head(site.url(job_id), timeout=60)
     assert (head.status_code, head.headers["content-type"]) == (200, "text/event-stream")
 
 
@@ -261,7 +261,9 @@ def test_a_job_of_a_stock_client_is_told_of_as_any_other(site: Site) -> None:
     gate = site.gate("stock")
     with stock_client(site.redis.url) as app:
         job_id = send(app, "m", said([0.5], until=gate)).id
-        wait_until(lambda: httpx2.head(site.url(job_id)).status_code == 200, "it is claimed")
+        wait_until(
+            lambda: httpx2.head(site.url(job_id), timeout=60).status_code == 200, "it is claimed"
+        )
         with reading(site.url(job_id)) as reader:
             reader.wait_for("progress")
             (gate / "0").touch()
@@ -331,7 +333,7 @@ def test_there_are_so_many_streams_and_an_orderly_stop_ends_them(
     ):
         one.wait_for("progress")
         two.wait_for("progress")
-        refused = httpx2.get(site.url(job_id, third))
+        refused = httpx2.get(site.url(job_id, third), timeout=60)
         assert refused.status_code == 429
         assert refused.json()["type"] == "/problems/too-many-streams"
         assert refused.headers["retry-after"] == "5"
@@ -451,7 +453,7 @@ def test_the_command_shows_it_line_by_line(site: Site, tmp_path: Path) -> None:
         assert row.endswith("25%, 30 of 120, frames")
         (gate / "0").touch()
         assert watching.stdout.readline().startswith(b"succeeded  ")
-        assert watching.wait(30) == 0
+        assert watching.wait(60) == 0
     within = CommandsWithin(site.one.url, tmp_path)
     events = within.json("watch", job_id)
     assert [event["name"] for event in events] == ["running", "ended"]

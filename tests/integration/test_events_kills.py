@@ -110,18 +110,18 @@ def test_a_stream_is_its_keys_alone_and_ends_with_it(monkeypatch: pytest.MonkeyP
         key_id, key = make_key(server)
         stranger = bearer(make_key(server)[1])
         jobs = f"{api.url}/api/v1/models/echo/jobs"
-        job_id = httpx2.post(jobs, json=1, headers=bearer(key)).json()["id"]
+        job_id = httpx2.post(jobs, json=1, headers=bearer(key), timeout=60).json()["id"]
         url = f"{api.url}/api/v1/jobs/{job_id}/events"
-        assert httpx2.get(url).status_code == 401
-        assert httpx2.get(url, headers=stranger).status_code == 404
+        assert httpx2.get(url, timeout=60).status_code == 401
+        assert httpx2.get(url, headers=stranger, timeout=60).status_code == 404
         with reading(url, **bearer(key)) as reader:
             reader.wait_for("queued")
-            refused = httpx2.get(url, headers=bearer(key))
+            refused = httpx2.get(url, headers=bearer(key), timeout=60)
             assert refused.status_code == 429
             assert key_id in refused.json()["detail"]
             revoke_key(server, key_id)
             assert reader.wait_over()[-1].name == "queued"
-        assert httpx2.get(url, headers=bearer(key)).status_code == 401
+        assert httpx2.get(url, headers=bearer(key), timeout=60).status_code == 401
 
 
 def test_a_browsers_event_source_reads_it_resumes_and_stops(redis_db: RedisServer) -> None:

@@ -49,7 +49,7 @@ def test_it_asks_for_the_password_that_there_is(
         ended = headrace("health", "flower", cwd=tmp_path, HEADRACE_FLOWER_PORT=str(port))
         assert ended.returncode == 0, ended.stderr
         flower.process.send_signal(signal.SIGTERM)
-        assert flower.process.wait(30) == 0
+        assert flower.process.wait(60) == 0
     assert list((tmp_path / "new/state").glob("flower*")), "its history is kept"
 
 

@@ -134,7 +134,7 @@ def test_a_runner_is_seen_while_it_lives(tmp_path: Path, redis_db: RedisServer) 
         wait_until(lambda: health(tmp_path, "runner", **variables)[0] == 0, "it is seen", 60)
         assert health(tmp_path, "runner", **variables)[1] == f"running: {runner.process.pid}"
         runner.process.kill()
-        runner.process.wait(10)
+        runner.process.wait(60)
         # What it has said stands for some seconds more.
         assert health(tmp_path, "runner", **variables)[0] == 1
 

@@ -380,4 +380,4 @@ def test_a_server_that_knows_no_ranges_is_not_read_without_end(s3: S3Server) -> 
     with endless_server() as (url, cut):
         with pytest.raises(PayloadTooLarge, match="the limit is 1000"):
             origins_at(url, "bucket").read("s3://bucket/key")
-        assert cut.wait(30)
+        assert cut.wait(60)

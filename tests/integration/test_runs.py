@@ -151,7 +151,7 @@ def test_kills_of_every_part_lose_nothing_and_run_nothing_twice_that_had_ended(
 
     with going(cli, *STEPS, "killed") as process:
         process.kill()
-        process.wait(10)
+        process.wait(60)
     note()
     with out.open("ab") as file:
         # What the kill might have left of a row.

@@ -51,7 +51,7 @@ def sentinel(folder: Path, primary: int) -> Iterator[int]:
         yield port
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(60)
 
 
 def test_a_failover_by_sentinel(tmp_path: Path) -> None:

@@ -109,14 +109,14 @@ def test_after_kill_9_nothing_is_left_and_the_next_start_finds_every_job(tmp_pat
         pids = descendants(up.process.pid)
         assert len(pids) >= 4  # redis, api, the worker and its model process
         up.process.kill()
-        up.process.wait(10)
+        up.process.wait(60)
         wait_until(lambda: gone(*pids), "its children are gone")
     with running_up(tmp_path, "--workers", "0") as up:
         assert up.result_of(done) == "first"
         queued = up.submit("echo", "second")
         pids = descendants(up.process.pid)
         up.process.kill()
-        up.process.wait(10)
+        up.process.wait(60)
         # No wait here: the next start must itself wait for the server that is still saving.
         with running_up(tmp_path) as again:
             assert again.result_of(queued) == "second"

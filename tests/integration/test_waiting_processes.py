@@ -117,7 +117,7 @@ def test_who_waits_for_a_quiet_job_is_woken_on_each_process(
     pair: tuple[ApiProcesses, ApiProcesses], client: redis.Redis, pool: ThreadPoolExecutor
 ) -> None:
     line = b'{"model":"echo","input":1,"id":"quiet-1"}'
-    answer = httpx2.post(f"{pair[0].url}/api/v1/jobs/bulk?quiet=1", content=line)
+    answer = httpx2.post(f"{pair[0].url}/api/v1/jobs/bulk?quiet=1", content=line, timeout=60)
     assert answer.json()["status"] == "queued"
     asked = [waits_for(api, "quiet-1", pool) for api in pair]
     wait_until(lambda: client.hget(keys.job("quiet-1"), "w") is None, "somebody listens")
@@ -146,7 +146,7 @@ def test_a_stock_clients_job_wakes_who_waits_for_it(
     for future in asked:
         job = future.result(60).json()
         assert (job["status"], job["result"]) == ("succeeded", None if ignore_result else 7)
-    result = httpx2.get(f"{pair[0].url}/api/v1/jobs/{sent.id}/result")
+    result = httpx2.get(f"{pair[0].url}/api/v1/jobs/{sent.id}/result", timeout=60)
     assert result.status_code == (204 if ignore_result else 200)
 
 
@@ -209,7 +209,7 @@ def test_a_client_that_hangs_up_frees_its_waiter(
     claimed = claimed_jobs(client)
     job_id = claimed[0][0].id
     stays = waits_for(one, job_id, pool)
-    with socket.create_connection(("127.0.0.1", other.port), 10) as connection:
+    with socket.create_connection(("127.0.0.1", other.port), 60) as connection:
         connection.sendall(
             f"GET /api/v1/jobs/{job_id}?wait=60 HTTP/1.1\r\nHost: x\r\n\r\n".encode()
         )
@@ -241,7 +241,7 @@ def test_processes_end_under_those_who_wait(
 ) -> None:
     broken: list[str] = []
     with api_processes(tmp_path, server.url, 2) as api:
-        location = httpx2.post(f"{api.url}{ECHO_JOBS}", json=1).headers["location"]
+        location = httpx2.post(f"{api.url}{ECHO_JOBS}", json=1, timeout=60).headers["location"]
         job_id = location.rpartition("/")[2]
         claimed = claimed_jobs(client)
         results: list[Any] = []

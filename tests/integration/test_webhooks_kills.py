@@ -111,7 +111,9 @@ def test_the_receiver_of_the_document(tmp_path: Path) -> None:
             "webhook-timestamp": str(at_s),
             "webhook-signature": signature(secrets_of([secret]), "msg_1", at_s, body),
         }
-        return httpx2.post(f"http://127.0.0.1:{port}/", content=body, headers=headers).status_code
+        return httpx2.post(
+            f"http://127.0.0.1:{port}/", content=body, headers=headers, timeout=60
+        ).status_code
 
     with (tmp_path / "out").open("wb") as out:
         process = subprocess.Popen([sys.executable, "-c", program], stdout=out, env=environ)
@@ -123,7 +125,7 @@ def test_the_receiver_of_the_document(tmp_path: Path) -> None:
         assert (tmp_path / "out").read_text() == "job.succeeded one\n"
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(60)
 
 
 def is_open(port: int) -> bool:

@@ -9,7 +9,9 @@ A handler that imports from `ts` wants `pip install torchserve` beside it (no Ja
 carry over stands in docs/torchserve.md.
 """
 
+import hashlib
 import importlib
+import importlib.util
 import json
 import os
 import sys
@@ -35,7 +37,7 @@ class TorchServe(Handler):
         # Handlers open the files beside them by name alone.
         os.chdir(folder)
         sys.path.insert(0, str(folder))
-        self.handle = entry(str(manifest["model"]["handler"]), self.ts)
+        self.handle = entry(str(manifest["model"]["handler"]), folder, self.ts)
 
     def inference(self, items: list[Any]) -> list[Any]:
         """The whole of their work: TorchServe's handlers call their own verbs."""
@@ -141,17 +143,32 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def entry(named: str, context: TsContext) -> Any:
-    """The function of the module, else `handle` of its only class, once its model is loaded."""
-    name, _, function = named.partition(":")
-    stem = Path(name).name.removesuffix(".py")
+def loaded(named: str, folder: Path) -> Any:
+    """The handler's module: the archive's own file, else one that is installed."""
+    stem = Path(named).name.removesuffix(".py")
+    path = folder / f"{stem}.py"
+    if path.is_file():
+        # Under a name of its own: another module may have that of the file, as in two archives.
+        digest = hashlib.sha256(str(path).encode()).hexdigest()[:12]
+        spec = importlib.util.spec_from_file_location(f"{stem}_{digest}", path)
+        if spec is None or spec.loader is None:
+            raise ConfigError(f"{path} cannot be imported")
+        module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
     try:
-        module = importlib.import_module(stem)
+        return importlib.import_module(stem)
     except ModuleNotFoundError as error:
         if error.name != stem:
             raise
         # One of TorchServe's own, such as image_classifier.
-        module = importlib.import_module(f"ts.torch_handler.{stem}")
+        return importlib.import_module(f"ts.torch_handler.{stem}")
+
+
+def entry(named: str, folder: Path, context: TsContext) -> Any:
+    """The function of the module, else `handle` of its only class, once its model is loaded."""
+    name, _, function = named.partition(":")
+    module = loaded(name, folder)
     found = getattr(module, function or "handle", None)
     if found is not None:
         found(None, context)

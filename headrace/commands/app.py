@@ -266,6 +266,16 @@ def result(
             help="Write the result there; for several jobs, or their ids as names, a folder.",
         ),
     ] = None,
+    retry: Annotated[
+        float,
+        typer.Option(
+            "--retry",
+            min=0,
+            metavar="SECONDS",
+            show_default=False,
+            help=f"Bear a server that is away so long [{RETRY_S}].",
+        ),
+    ] = RETRY_S,
     as_json: JsonOption = False,
     url: UrlOption = None,
 ) -> None:
@@ -273,8 +283,9 @@ def result(
     from headrace.commands.results import Fetch, fetch
 
     what = Fetch(
-        ids=ids, wait=wait or timeout is not None, timeout_s=timeout, target=output, as_json=as_json
-    )
+        ids=ids, wait=wait or timeout is not None, timeout_s=timeout, target=output, retry_s=retry,
+        as_json=as_json,
+    )  # fmt: skip
     raise typer.Exit(fetch(url, what))
 
 

@@ -35,6 +35,7 @@ class Fetch:
         timeout_s: how long, in all; None without end.
         target: a file for the result of one job, or a folder; None for standard output.
         as_json: print the job objects.
+        retry_s: how long a server may be away.
     """
 
     ids: Sequence[str]
@@ -42,6 +43,7 @@ class Fetch:
     timeout_s: float | None
     target: Path | None
     as_json: bool
+    retry_s: float
 
 
 def fetch(url: str | None, what: Fetch) -> ExitCode:
@@ -52,7 +54,7 @@ def fetch(url: str | None, what: Fetch) -> ExitCode:
     _check_target(what, alone=alone)
     deadline = None if what.timeout_s is None else time.monotonic() + what.timeout_s
     code = ExitCode.DONE
-    with Client(url) as client:
+    with Client(url, retry_s=what.retry_s) as client:
         for job_id in given_ids(what.ids):
             code = max(code, _fetch_one(client, job_id, what, deadline, alone=alone))
     return code

@@ -95,6 +95,8 @@ def test_while_redis_is_away_nothing_is_said_to_be_refused(tmp_path: Path) -> No
         assert "under way: 2. What is under way goes on; to pick it up:" in cli.complaint(
             *command, rc=3
         )
+        # It is away for as long as this bears, and for no longer.
+        cli.complaint("result", left[0]["id"], "--retry", "0.2", rc=3)
         server.start()
         with FakeWorker(server.url, "echo") as worker:
             cli.lines(*command, "-o", "out.jsonl", "--resume")

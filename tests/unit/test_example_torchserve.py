@@ -63,8 +63,9 @@ def as_before(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]
     monkeypatch.setattr(sys, "path", [*sys.path])
     modules = set(sys.modules)
     yield
-    for name in {"service", "helper"} & (set(sys.modules) - modules):
-        del sys.modules[name]
+    for name in set(sys.modules) - modules:
+        if name.partition("_")[0] in ("service", "helper"):
+            del sys.modules[name]
 
 
 def served(tmp_path: Path, handler: str, source: str, **more: str) -> TorchServe:
@@ -107,6 +108,14 @@ def test_a_class_with_its_files_and_its_configuration(tmp_path: Path) -> None:
 def test_a_function_of_the_module(tmp_path: Path) -> None:
     handler = served(tmp_path, "service.py:run", FUNCTION)
     assert run(handler, ["a", "b"], ["text/plain"] * 2) == ["m:a", "m:b"]
+
+
+def test_two_archives_have_files_of_the_same_name(tmp_path: Path) -> None:
+    """Whichever module of that name was imported before."""
+    for folder in ("one", "two"):
+        source = f"def handle(data, context):\n    return ['{folder}' for _ in data or ()]\n"
+        handler = served(tmp_path / folder, "service.py", source)
+        assert run(handler, ["a"], ["text/plain"]) == [folder]
 
 
 @pytest.mark.parametrize("result", ["None", "'text'", "[1]"])

@@ -23,6 +23,8 @@ from headrace.trace import Trace, read_trace
 
 #: A stock client's message may name a model of any length.
 SHOWN_MAX_CHARS: Final = 128
+#: The end of the year 9999, as far as times go.
+LAST_INSTANT_S: Final = 253_402_300_799.0
 _encode: Final = msgspec.json.encode
 
 
@@ -333,11 +335,16 @@ def _arguments(args: list[msgspec.Raw], kwargs: dict[str, msgspec.Raw]) -> tuple
 
 
 def _instant(value: str | float, name: str) -> float:
-    """Celery writes ISO 8601; a time without a zone is UTC. Numbers are seconds since 1970."""
+    """Celery writes ISO 8601; a time without a zone is UTC. Numbers are seconds since 1970.
+
+    What lies outside of the years that a time can be written in means "long ago" or "never".
+    """
     if isinstance(value, (int, float)):
-        return value
-    try:
-        when = datetime.fromisoformat(value)
-    except ValueError:
-        raise InvalidRequest(f"{name} is not an ISO 8601 time: {value[:64]!r}") from None
-    return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
+        seconds = value
+    else:
+        try:
+            when = datetime.fromisoformat(value)
+        except ValueError:
+            raise InvalidRequest(f"{name} is not an ISO 8601 time: {value[:64]!r}") from None
+        seconds = (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
+    return min(max(seconds, 0.0), LAST_INSTANT_S)

@@ -11,8 +11,8 @@ import pytest
 from celery import Celery
 
 from headrace import errors, keys
-from headrace.jobs import State
-from tests.harness.celery_client import GET_TIMEOUT_S, send, state_of
+from headrace.jobs import State, new_id
+from tests.harness.celery_client import GET_TIMEOUT_S, caught, send, state_of
 from tests.harness.deployment import Deployment
 from tests.harness.wait import wait_until
 from tests.harness.worker import ROOT, Client, write_models
@@ -99,6 +99,15 @@ def test_states_and_expiry_of_results(app: Celery, site: Deployment) -> None:
     result.forget()
     assert state_of(result) == "PENDING"
     assert site.ours.job(result.id).state is State.SUCCEEDED
+
+
+def test_times_that_no_clock_shows_end_no_worker(app: Celery, site: Deployment) -> None:
+    message = json.loads(caught(app, "headrace.echo", kwargs={"model": "echo", "input": 2}))
+    never = "9999-12-31T23:59:59-12:00"
+    for header in ({"expires": never}, {"expires": 1e300}, {"eta": -1e300}):
+        message["headers"] |= {"id": new_id(), "expires": None, "eta": None, **header}
+        site.ours.redis.lpush("headrace.echo", json.dumps(message))
+        assert app.AsyncResult(message["headers"]["id"]).get(timeout=GET_TIMEOUT_S) == 2
 
 
 def test_a_stock_worker_that_has_the_task_runs_our_jobs(site: Deployment, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from headrace.envelope import envelope
 from headrace.errors import InvalidRequest
 from headrace.keys import TASK_NAME
-from headrace.messages import read_envelope
+from headrace.messages import LAST_INSTANT_S, read_envelope
 from tests.harness.celery_client import caught
 
 QUEUE = "headrace.m"
@@ -109,8 +109,12 @@ def test_seconds_from_now(client: Client) -> None:
         ("2026-11-21T10:00:00", 1795255200.0),
         (1795255200, 1795255200.0),
         (1795255200.25, 1795255200.25),
+        ("9999-12-31T23:59:59-12:00", LAST_INSTANT_S),
+        (1e300, LAST_INSTANT_S),
+        ("0001-01-01T00:00:00+14:00", 0),
+        (-1e300, 0),
     ],
-    ids=["offset", "z", "naive", "integer", "float"],
+    ids=["offset", "z", "naive", "integer", "float", "last", "never", "first", "ever"],
 )
 def test_forms_of_an_instant(client: Client, value: object, seconds: float) -> None:
     message = json.loads(client.send())

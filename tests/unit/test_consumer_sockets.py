@@ -1,0 +1,59 @@
+"""The worker's selector where a connection is lost and a model process dies in the same turn."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from workers.consumer import Consumer
+from workers.dialing import watch_sockets
+
+WAIT_S = 30.0
+
+
+@pytest.fixture
+def consumer() -> Iterator[Consumer]:
+    """Without models, and with a ledger that has just lost its connection."""
+    away: Any = SimpleNamespace(connected=False, owner="w", socket=lambda: None)
+    nobody: Any = SimpleNamespace()
+    made = Consumer([], away, away, nobody, nobody, nobody, nobody, nobody)
+    yield made
+    made._selector.close()
+    os.close(made._signal_in)
+    os.close(made._signal_out)
+
+
+@pytest.mark.parametrize("lost", ["wake", "ledger"])
+def test_a_new_process_whose_socket_gets_the_number_of_a_lost_connection_is_heard(
+    consumer: Consumer, lost: str
+) -> None:
+    """The selector knows files by their numbers, and the lost one was never taken out of it."""
+    with ExitStack() as stack:
+        pairs = [socket.socketpair() for _ in range(2)]
+        for sock in [sock for pair in pairs for sock in pair]:
+            stack.enter_context(sock)
+        watched = [ours for ours, _ in pairs]
+        consumer._watched = watch_sockets(consumer._selector, [], watched)
+        broken = watched[lost == "ledger"]
+        # As if closed, but that no other thread gets the number.
+        number = broken.detach()
+        theirs, ours = map(stack.enter_context, socket.socketpair())
+        os.dup2(ours.fileno(), number, inheritable=False)
+        frames = stack.enter_context(socket.socket(fileno=number))
+
+        def start(*_: object) -> None:
+            consumer._selector.register(frames, selectors.EVENT_READ, "the new process")
+
+        keeper: Any = SimpleNamespace(tend=start)
+        consumer._keeper = keeper
+        consumer._tend(0.0)
+        theirs.send(b"ready")
+        heard = consumer._selector.select(WAIT_S)
+        assert [(key.fileobj, key.data) for key, _ in heard] == [(frames, "the new process")]

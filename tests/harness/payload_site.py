@@ -12,9 +12,8 @@ from typing import Any
 import httpx2
 
 from tests.harness.api_server import ApiServer, api_server, catalog
-from tests.harness.redis_servers import leaked_keys, redis_server
+from tests.harness.redis_servers import nothing_leaks, redis_server
 from tests.harness.s3 import S3Server, s3_server
-from tests.harness.wait import wait_until
 from tests.harness.worker import Client, celery_worker, write_models
 
 LIMIT = 1000
@@ -73,7 +72,7 @@ def payload_site(folder: Path) -> Iterator[Site]:
         ours = stack.enter_context(Client(redis.url, models))
         worker.wait_ready("echo")
         yield Site(api, ours, roots, s3, bucket)
-        wait_until(lambda: not leaked_keys(ours.redis), "no key without a TTL is left")
+        nothing_leaks(ours.redis)
 
 
 def ended(response: httpx2.Response) -> dict[str, Any]:

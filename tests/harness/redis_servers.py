@@ -18,6 +18,7 @@ import redis
 from redis.driver_info import DriverInfo
 
 from headrace.ports import free_port
+from tests.harness.wait import wait_until
 
 #: Said on each connection; redis-py else reads its own version from disk for each one, a
 #: millisecond.
@@ -130,6 +131,17 @@ PERMANENT_PREFIXES = (
     "hr:payloads", "hr:key:", "hr:keys", "hr:errands:owners",
     "_kombu.binding.", "headrace:control",
 )  # fmt: skip
+
+
+def nothing_leaks(client: redis.Redis) -> None:
+    """Wait until no key without a TTL is left, where somebody may still be at the last of them."""
+
+    def clean() -> bool:
+        if leaked := leaked_keys(client):
+            raise ValueError(leaked)
+        return True
+
+    wait_until(clean, "no key without a TTL is left behind")
 
 
 def leaked_keys(client: redis.Redis) -> list[str]:

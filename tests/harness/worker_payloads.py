@@ -12,7 +12,7 @@ from headrace.jobs import Job
 from headrace.settings import Settings
 from headrace.store.stores import Stores, build_stores
 from tests.harness.payloads import make_due, noted, payload_keys
-from tests.harness.redis_servers import leaked_keys, redis_server
+from tests.harness.redis_servers import nothing_leaks, redis_server
 from tests.harness.s3 import S3Server, s3_server
 from tests.harness.wait import wait_until
 from tests.harness.worker import HANDLERS, Client, Worker, celery_worker, write_models
@@ -98,4 +98,4 @@ def site_over(kind: str, folder: Path) -> Iterator[Site]:
         yield Site(
             kind, redis.url, folder, models, environ, worker, ours, stores, s3, bucket, input_bucket
         )
-        wait_until(lambda: not leaked_keys(ours.redis), "no key without a TTL is left")
+        nothing_leaks(ours.redis)

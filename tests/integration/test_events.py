@@ -26,7 +26,7 @@ from tests.harness.api_server import ApiServer, api_server
 from tests.harness.celery_client import send, stock_client
 from tests.harness.commands import Commands, CommandsWithin
 from tests.harness.events import Event, Reader, reading
-from tests.harness.redis_servers import RedisServer, leaked_keys, redis_server
+from tests.harness.redis_servers import RedisServer, nothing_leaks, redis_server
 from tests.harness.wait import wait_until
 from tests.harness.worker import HANDLERS, Client, Worker, celery_worker, write_models
 
@@ -87,7 +87,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     ):
         worker.wait_ready(*models)
         yield Site(server, one, other, worker, client, folder)
-        wait_until(lambda: not leaked_keys(client.redis), "no key without a TTL is left")
+        nothing_leaks(client.redis)
 
 
 @pytest.fixture

@@ -122,7 +122,7 @@ def test_an_orderly_stop_gives_back_at_once_and_in_order(
 def test_jobs_of_a_lost_host_are_handed_out_again_when_their_leases_end_and_not_before(
     redis_db: RedisServer, tmp_path: Path
 ) -> None:
-    with bench(redis_db, tmp_path, "InTurn", SHORT, max_batch_size=2) as at:
+    with bench(redis_db, tmp_path, "InTurn", SOON, max_batch_size=2) as at:
         ids = busy(at)
         at.client.redis.srem(keys.PAUSED, QUEUE)
         at.worker.kill()  # and nobody is left who could release anything
@@ -133,7 +133,7 @@ def test_jobs_of_a_lost_host_are_handed_out_again_when_their_leases_end_and_not_
         }
         assert set(ends_us) == set(ids[:4])
         with celery_worker(
-            redis_db.url, at.worker.models, tmp_path, node="cpu1@test", environ=SHORT
+            redis_db.url, at.worker.models, tmp_path, node="cpu1@test", environ=SOON
         ):
             jobs = {job.id: job for job in at.client.wait(*ids)}
             assert {job.state for job in jobs.values()} == {State.SUCCEEDED}

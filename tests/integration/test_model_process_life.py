@@ -15,7 +15,7 @@ import pytest
 from headrace.jobs import State
 from headrace.processes import kill
 from tests.harness.processes import children_with, gone
-from tests.harness.redis_servers import RedisServer, leaked_keys, redis_server
+from tests.harness.redis_servers import RedisServer, nothing_leaks, redis_server
 from tests.harness.wait import wait_until
 from tests.harness.worker import HANDLERS, Client, Worker, celery_worker, write_models
 
@@ -52,7 +52,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Worker, C
     ):
         worker.wait_ready("echo", "tight", "full", "large", "plain")
         yield worker, client
-        wait_until(lambda: not leaked_keys(client.redis), "no key without a TTL is left")
+        nothing_leaks(client.redis)
 
 
 def failed(worker: Worker, name: str) -> str:

@@ -13,7 +13,7 @@ from celery.result import AsyncResult
 from headrace import keys
 from tests.harness.celery_client import stock_client
 from tests.harness.pipelines import PipelineSite, pipeline_site
-from tests.harness.redis_servers import leaked_keys, redis_server
+from tests.harness.redis_servers import nothing_leaks, redis_server
 from tests.harness.stock_worker import ours
 from tests.harness.wait import wait_until
 
@@ -59,8 +59,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PipelineSite]:
         running.errands()
         yield running
         with server.client() as client:
-            leaked = leaked_keys(client)
-        assert not leaked, f"keys without a TTL were left behind: {leaked}"
+            nothing_leaks(client)
 
 
 def weighed(count: int, size: int) -> list[dict[str, int]]:

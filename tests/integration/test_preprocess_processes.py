@@ -12,7 +12,7 @@ import pytest
 
 from headrace.jobs import State
 from tests.harness.processes import gone
-from tests.harness.redis_servers import RedisServer, leaked_keys, redis_server
+from tests.harness.redis_servers import RedisServer, nothing_leaks, redis_server
 from tests.harness.wait import wait_until
 from tests.harness.worker import HANDLERS, Client, Worker, celery_worker, write_models
 
@@ -48,7 +48,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Worker, C
     ):
         worker.wait_ready("m", "threads", "room")
         yield worker, client
-        wait_until(lambda: not leaked_keys(client.redis), "no key without a TTL is left")
+        nothing_leaks(client.redis)
 
 
 def results(client: Client, *ids: str) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ import pytest
 from headrace import keys
 from headrace.jobs import State
 from tests.harness.processes import gone
-from tests.harness.redis_servers import RedisServer, leaked_keys, redis_server
+from tests.harness.redis_servers import RedisServer, nothing_leaks, redis_server
 from tests.harness.wait import wait_until
 from tests.harness.worker import HANDLERS, Client, Worker, celery_worker, write_models
 
@@ -69,7 +69,7 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
         running.wait_ready("tricky", "echo", "wordless", "ahead")
         yield running
         with server.client() as redis:
-            wait_until(lambda: not leaked_keys(redis), "no key without a TTL is left")
+            nothing_leaks(redis)
 
 
 @pytest.fixture

@@ -32,6 +32,7 @@ from headrace import keys
 from headrace.canvas import Canvas, Signature
 from headrace.connections import SOCKET_TIMEOUT_S, connect
 from headrace.ids import id_of_sequel
+from headrace.inputs import strict_json
 from headrace.scripts import script
 from workers.broker_url import celery_url
 
@@ -310,9 +311,13 @@ def value_of(result: bytes) -> Any:
 
 
 def as_json(value: Any) -> bytes:
-    """JSON as Celery writes it."""
-    text: str = kombu_json.dumps(value)
-    return text.encode()
+    """JSON as Celery writes it, of whatever a message said: all that JSON cannot say is replaced.
+
+    Python's own reader takes half of a surrogate pair and numbers without end, and its writer
+    writes them again, as no other reader takes them.
+    """
+    text: str = kombu_json.dumps(value, ensure_ascii=False)
+    return strict_json(text.encode("utf-8", "replace"))
 
 
 def _app(redis_url: str, result_ttl_s: int) -> Celery:

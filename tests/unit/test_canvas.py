@@ -12,7 +12,8 @@ from celery.canvas import Signature
 
 from headrace.canvas import DEPTH_MAX, Canvas, read_canvas
 from tests.harness.celery_client import caught
-from workers.canvas import fixed_ids
+from workers.canvas import as_json, fixed_ids
+from workers.events import result_text
 
 QUEUE = "q"
 
@@ -136,3 +137,11 @@ def test_what_is_no_signature_is_not_read(app: Celery) -> None:
     for odd in (deep, {"options": 7}, {"subtask_type": "group", "kwargs": {}}):
         assert read_canvas(message(app, link=[odd])) is None
     assert read(message(app, link=[empty])).callbacks == [empty]
+
+
+def test_children_of_a_result_can_be_read_whatever_a_message_called_them() -> None:
+    children = as_json([[["\ud800", None], None], [[float("inf"), "\u00e9"], []]])
+    assert json.loads(children) == [[["?", None], None], [[None, "\u00e9"], []]]
+    meta = b'{"result": 1, "children": %s}' % children
+    # The worker itself reads it again, for the event of the job's end.
+    assert result_text(meta, "") == "1"

@@ -14,7 +14,7 @@ import redis.asyncio
 from hiredis import pack_command
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from headrace.connections import SOCKET_TIMEOUT_S
+from headrace.connections import SOCKET_TIMEOUT_S, connection_of
 from headrace.scripts import Command
 
 
@@ -31,7 +31,7 @@ async def exchange(client: redis.asyncio.Redis, commands: bytes, count: int) -> 
         redis.exceptions.RedisError: Redis does not answer. All, some or none of them were done.
     """
     pool: Any = client.connection_pool
-    connection = await pool.get_connection()
+    connection = await connection_of(client)
     try:
         await connection.send_packed_command(commands)
         async with asyncio.timeout(SOCKET_TIMEOUT_S):

@@ -110,6 +110,7 @@ Times are integer microseconds of Redis' own clock.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
 TASK_NAME: Final = "headrace.predict"
@@ -405,9 +406,10 @@ def run(run_id: str) -> str:
     return f"hr:run:{run_id}"
 
 
-def queue_keys(queue: str) -> list[str]:
+@lru_cache(maxsize=1024)
+def queue_keys(queue: str) -> tuple[str, ...]:
     """KEYS of the scripts that work on one queue, in the order that `_lib.lua` names them."""
-    return [
+    return (
         *step_keys(queue),
         lease(queue),
         held(queue),
@@ -416,4 +418,4 @@ def queue_keys(queue: str) -> list[str]:
         parked(queue),
         dead(queue),
         tomb(queue),
-    ]
+    )

@@ -23,7 +23,7 @@ from redis.exceptions import (
 from headrace import keys
 from headrace.access import ApiKey, key_from
 from headrace.coalesce import Coalescer
-from headrace.connections import drop_connections
+from headrace.connections import connection_of, drop_connections
 from headrace.depth import Depth, read_depths
 from headrace.errors import HeadraceError
 from headrace.expiry import EXPIRE_ARGUMENTS
@@ -374,7 +374,7 @@ class JobQueue:
         """One command on a connection of the pool, without the layers of `execute_command`."""
         pool = self._client.connection_pool
         try:
-            connection = await pool.get_connection()
+            connection = await connection_of(self._client)
         except RedisTimeoutError as error:
             raise _NobodyThere(str(error)) from error
         try:

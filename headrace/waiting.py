@@ -122,11 +122,16 @@ async def messages(pubsub: PubSub, silence_s: float) -> AsyncIterator[dict[str, 
         TimeoutError: it was silent for so long, was asked whether it lives, and did not say so.
     """
     asked = False
+    connection: Any = pubsub.connection
     while True:
         message = await pubsub.get_message(timeout=silence_s)
         if message is not None:
             asked = False
             yield message
+            # Who was told goes first, once all is told that came with it (how a job has ended comes
+            # behind that it has): to wait for the next takes redis-py as long as some answers.
+            if connection.in_order:
+                await asyncio.sleep(0)
         elif asked:
             raise TimeoutError("Redis does not answer on a subscription connection")
         else:

@@ -116,6 +116,7 @@ class Consumer:
         if not connected:
             self._claims.cut_off(now)
             self._connect(now)
+        self._speak(now)
         self._work(now)
         for lane in self.lanes:
             if self._stopping.is_set():
@@ -132,6 +133,15 @@ class Consumer:
         if self._ledger.connected or not connected:
             self._sleep()  # else what was held for an answer is to leave first
 
+    def _speak(self, now: float) -> None:
+        """Say at once what nothing is to be handed over before: a lone job waits for it."""
+        if not self._ledger.connected or self._stopping.is_set():
+            return
+        if not any(lane.unread or len(lane.batcher) for lane in self.lanes):
+            self._settle(now, claims=True)
+            self._claims.ask(now)
+            self._ledger.flush(now)
+
     def _work(self, now: float) -> None:
         """Hand over what can run, then settle what has."""
         claims = self._ledger.connected and not self._stopping.is_set()
@@ -141,6 +151,9 @@ class Consumer:
         self._tend(now)
         if not self._dropping.in_doubt(now):
             self._dispatch(now)
+        self._settle(now, claims=claims)
+
+    def _settle(self, now: float, *, claims: bool) -> None:
         if self._harvest and claims:
             self._claims.ask_before_settling(now)
         self._harvest.settle()

@@ -351,7 +351,7 @@ class Ledger:
                     self._reap_after = now + self.limits.lease_ttl_s
                 self.answer_due_at = now + ANSWER_MAX_S if self._in_flight else float("inf")
                 self._act(answered, replies, now)
-                if not self._publisher.more():
+                if not self._in_flight or not self._publisher.more():
                     return
         except DISCONNECTED as error:
             self.lost(now, error)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -35,7 +36,7 @@ class Script:
     source: str
     sha: str
 
-    def call(self, keys: list[str], *args: Arg) -> Command:
+    def call(self, keys: Sequence[str], *args: Arg) -> Command:
         """The EVALSHA command for these KEYS and ARGV."""
         return ("EVALSHA", self.sha, len(keys), *keys, *args)
 

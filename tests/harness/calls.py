@@ -112,7 +112,7 @@ class Queue:
         execute: Any = self.client.execute_command
         return execute(*command)
 
-    def call(self, name: str, names: list[str], *arguments: Arg) -> Any:
+    def call(self, name: str, names: Sequence[str], *arguments: Arg) -> Any:
         """Call a script as callers do: once more where the server did not know it."""
         command = script(name).call(names, *arguments)
         try:

@@ -12,7 +12,7 @@ import redis.asyncio
 from redis.exceptions import AuthenticationError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from headrace.connections import connect_async
+from headrace.connections import connect_async, connection_of
 from headrace.exchange import exchange, packed
 from headrace.scripts import Command
 from tests.harness.redis_servers import RedisServer, redis_server
@@ -58,6 +58,42 @@ def test_what_comes_in_many_pieces_is_whole(redis_db: RedisServer) -> None:
             said = await ask(*(("LINDEX", KEY, n) for n in range(len(values))), ("DEL", KEY))
             assert said == [*values, 1]
             assert sum(map(len, values)) > 2_000_000
+
+    asyncio.run(go())
+
+
+def test_an_idle_connection_is_taken_again_unless_something_came_or_it_is_gone(
+    redis_db: RedisServer,
+) -> None:
+    async def go() -> None:
+        client: redis.asyncio.Redis = connect_async(redis_db.url)
+        ping = packed([("PING",)])
+
+        async def known() -> Any:
+            connection = await connection_of(client)
+            await connection.send_packed_command(packed([("CLIENT", "ID")]))
+            number = await connection.read_response()
+            await client.connection_pool.release(connection)
+            return number
+
+        with redis_db.client() as other:
+            first = await known()
+            assert await known() == first
+            # An answer that nobody has read is another command's.
+            connection = await connection_of(client)
+            await connection.send_packed_command(ping)
+            while connection.in_order:  # noqa: ASYNC110 - redis-py has no event for it
+                await asyncio.sleep(0)
+            await client.connection_pool.release(connection)
+            second = await known()
+            assert second != first
+            # Gone, whether or not that has been seen here.
+            other.client_kill_filter(_id=second)
+            while connection.in_order:  # noqa: ASYNC110 - redis-py has no event for it
+                await asyncio.sleep(0)
+            assert await known() not in (first, second)
+            assert await exchange(client, ping, 1) == [b"PONG"]
+        await client.aclose()
 
     asyncio.run(go())
 

@@ -121,6 +121,9 @@ class PrepProcess:
         except OverflowError as error:
             self._give(number)
             raise InputError(f"a number in the input has more than 64 bits: {error}") from None
+        except UnicodeEncodeError as error:
+            self._give(number)
+            raise InputError(f"text in the input is no Unicode: {error}") from None
         except OSError:  # it is gone: EOF tells
             logger.warning("a preprocess process does not read")
         kind, first, last = self._receive()

@@ -91,6 +91,7 @@ def test_each_item_has_its_own_outcome(shared: tuple[Worker, Client]) -> None:
     inputs[7] = {"error": "send text"}
     inputs[9] = {"odd": True}
     inputs[11] = {"n": 1 << 80}
+    inputs[13] = {"n": "\ud800"}
     jobs = client.wait(*client.submit("m", *inputs))
     errors = {n: json.loads(job.error_json) for n, job in enumerate(jobs) if job.error_json}
     assert {n: error["message"][:31] for n, error in errors.items()} == {
@@ -98,12 +99,13 @@ def test_each_item_has_its_own_outcome(shared: tuple[Worker, Client]) -> None:
         7: "send text",
         9: "preprocess gave what cannot cro",
         11: "a number in the input has more ",
+        13: "text in the input is no Unicode",
     }
-    assert [errors[n]["type"] for n in (3, 7, 9, 11)] == [
-        "handler-error", "input-error", "handler-error", "input-error",
+    assert [errors[n]["type"] for n in (3, 7, 9, 11, 13)] == [
+        "handler-error", "input-error", "handler-error", "input-error", "input-error",
     ]  # fmt: skip
     assert "in item" in (jobs[3].traceback or "")
-    assert sum(job.state is State.SUCCEEDED for job in jobs) == 12
+    assert sum(job.state is State.SUCCEEDED for job in jobs) == 11
 
 
 def test_memory_that_is_short_there_makes_the_batches_smaller(

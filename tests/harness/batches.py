@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -66,3 +68,27 @@ class BatchLog:
         text = self.path.read_text()
         whole = text[: text.rfind("\n") + 1].splitlines()
         return [msgspec.convert(json.loads(line), Line) for line in whole]
+
+
+class Use(NamedTuple):
+    """The device's time that a model has used, in seconds, as far as that can be told."""
+
+    least_s: float = 0.0
+    most_s: float = 0.0
+
+
+def uses(log: BatchLog, without: str = "") -> Iterator[tuple[str, dict[str, Use]]]:
+    """Each batch's model, and what all had used when it began; one model may be left out.
+
+    A batch is charged for what lies between its hand-over, once the one before it has ended, and
+    when its worker hears of its end, before the next begins: for no less than it has run.
+    """
+    used: dict[str, Use] = defaultdict(Use)
+    all_ = [line for line in log.all() if line.model != without]
+    began, ended = ([one for one in all_ if one.ended is over] for over in (False, True))
+    for n, (begin, end) in enumerate(zip(began, ended, strict=False)):
+        yield begin.model, used.copy()
+        since = ended[n - 1].at if n else begin.at
+        until = began[n + 1].at if n + 1 < len(began) else end.at
+        least_s, most_s = used[begin.model]
+        used[begin.model] = Use(least_s + end.at - begin.at, most_s + until - since)

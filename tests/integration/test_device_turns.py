@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 from headrace import keys
 from headrace.jobs import US_PER_S, State
-from tests.harness.batches import BatchLog
+from tests.harness.batches import BatchLog, uses
 from tests.harness.celery_client import Events, stock_client
 from tests.harness.redis_servers import RedisServer
 from tests.harness.totals import ModelTotals
@@ -72,30 +71,6 @@ def test_a_lone_job_beside_a_flood_waits_for_one_batch_of_it(client: Client, log
     assert {job.state for job in client.wait(*flood)} == {State.SUCCEEDED}
 
 
-class Use(NamedTuple):
-    """The device's time that a model has used, in seconds, as far as that can be told."""
-
-    least_s: float = 0.0
-    most_s: float = 0.0
-
-
-def uses(log: BatchLog) -> Iterator[tuple[str, dict[str, Use]]]:
-    """Each batch's model, and what all had used when it began.
-
-    A batch is charged for what lies between its hand-over, once the one before it has ended, and
-    when its worker hears of its end, before the next begins: for no less than it has run.
-    """
-    used: dict[str, Use] = defaultdict(Use)
-    all_ = [line for line in log.all() if line.model != "lone"]
-    began, ended = ([one for one in all_ if one.ended is over] for over in (False, True))
-    for n, (begin, end) in enumerate(zip(began, ended, strict=False)):
-        yield begin.model, used.copy()
-        since = ended[n - 1].at if n else begin.at
-        until = began[n + 1].at if n + 1 < len(began) else end.at
-        least_s, most_s = used[begin.model]
-        used[begin.model] = Use(least_s + end.at - begin.at, most_s + until - since)
-
-
 def test_under_flood_device_time_goes_by_weight(client: Client, log: BatchLog) -> None:
     """Time is shared, and not batches: on a busy machine some take much longer than others."""
     # Both are prepared behind one batch, so that from then on neither ever lacks work.
@@ -104,7 +79,7 @@ def test_under_flood_device_time_goes_by_weight(client: Client, log: BatchLog) -
     assert {job.state for job in client.wait(*ids)} == {State.SUCCEEDED}
     assert log.most_at_once() == 1
     weights = {"flooded": 1, "heavy": 3}
-    turns = list(uses(log))
+    turns = list(uses(log, without="lone"))
     models = [model for model, _ in turns]
     both = min(len(models) - models[::-1].index(model) for model in weights)
     assert both >= 60

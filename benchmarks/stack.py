@@ -21,6 +21,7 @@ import redis
 from headrace.embedded import EmbeddedServer, find_server
 from headrace.ports import free_port
 from tests.harness.children import end_child
+from tests.harness.plain_http import PLAIN
 from tests.harness.redis_servers import RedisServer, redis_server
 from tests.harness.wait import wait_until
 from tests.harness.worker import Client, Worker, celery_worker, write_models
@@ -54,7 +55,7 @@ def process(command: list[str], log: Path, **environ: str) -> Iterator[subproces
 def answers(url: str, expected: Callable[[int], bool] = lambda status: status < 500) -> bool:
     """Whether an HTTP server answers there."""
     try:
-        return expected(httpx2.get(url, timeout=1).status_code)
+        return expected(httpx2.get(url, timeout=1, verify=PLAIN).status_code)
     except httpx2.HTTPError:
         return False
 

@@ -18,6 +18,7 @@ from PIL import Image
 from handlers.digits import Digits
 from handlers.digits_data import held_out
 from headrace.handler import Context
+from tests.harness.plain_http import PLAIN
 from tests.harness.up import ROOT, RunningUp, running_up, write_models
 from tests.harness.wait import wait_until
 
@@ -49,7 +50,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
 
 @pytest.fixture(scope="module")
 def http(up: RunningUp) -> Iterator[httpx2.Client]:
-    with httpx2.Client(base_url=f"http://127.0.0.1:{up.port}", timeout=60) as client:
+    with httpx2.Client(base_url=f"http://127.0.0.1:{up.port}", timeout=60, verify=PLAIN) as client:
         yield client
 
 

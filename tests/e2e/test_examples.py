@@ -26,6 +26,7 @@ from PIL import Image
 from handlers.digits_data import held_out
 from headrace import Client, errors
 from headrace.ports import free_port
+from tests.harness.plain_http import PLAIN
 from tests.harness.up import ROOT, RunningUp, clean_environment, running_up
 from tests.harness.wait import wait_until
 
@@ -160,7 +161,7 @@ def test_the_flask_app_enqueues_and_polls(url: str, tmp_path: Path) -> None:
     port = free_port()
     with (
         app(url, tmp_path / "log", EXAMPLES / "flask_app.py", "--port", str(port)),
-        httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as http,
+        httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=30, verify=PLAIN) as http,
     ):
         assert answer(http, "/digits/no-such-job", 404).json()["code"] == "job-not-found"
         assert http.post("/digits").status_code == 400
@@ -178,7 +179,7 @@ def test_the_fastapi_app_waits_without_blocking(url: str, tmp_path: Path) -> Non
     command = ["-m", "uvicorn", "--app-dir", "examples", "fastapi_app:app", "--port", port]
     with (
         app(url, tmp_path / "log", *command),
-        httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as http,
+        httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=30, verify=PLAIN) as http,
     ):
         answer(http, "/docs", 200)
         for text, expected in [("the parcel never arrived", False), ("xkjh qwpz vvgh jkl", True)]:

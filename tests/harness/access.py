@@ -11,6 +11,7 @@ import httpx2
 from headrace.access import Scope
 from headrace.api_keys import ApiKeys
 from tests.harness.api_server import ApiServer
+from tests.harness.plain_http import PLAIN
 from tests.harness.redis_servers import RedisServer
 
 ALL = (Scope.SUBMIT, Scope.READ, Scope.MANAGE)
@@ -36,7 +37,7 @@ def revoke_key(server: RedisServer, key_id: str) -> None:
 @contextmanager
 def http_as(api: ApiServer, key: str) -> Iterator[httpx2.Client]:
     """A client that sends a key with each request."""
-    with httpx2.Client(base_url=api.url, timeout=30, headers=bearer(key)) as http:
+    with httpx2.Client(base_url=api.url, timeout=30, headers=bearer(key), verify=PLAIN) as http:
         yield http
 
 

@@ -14,6 +14,7 @@ import httpx2
 
 from headrace.ports import free_port
 from tests.harness.forked import Forked
+from tests.harness.plain_http import PLAIN
 from tests.harness.up import ROOT
 from tests.harness.wait import wait_until
 
@@ -52,7 +53,7 @@ class ApiProcess:
             self._process = Forked(["api"], self._environ, ROOT, None)
         else:
             self._process = subprocess.Popen([sys.executable, "-m", "api"], env=self._environ)
-        with httpx2.Client(base_url=self.url, timeout=5) as http:
+        with httpx2.Client(base_url=self.url, timeout=5, verify=PLAIN) as http:
             wait_until(lambda: answers(http, "/ready"), "the API is ready", 60)
 
     def restart(self, redis_url: str) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx2
 
 from headrace.processes import children_of
+from tests.harness.plain_http import PLAIN
 from tests.harness.up import RunningUp, started, write_models
 from tests.harness.wait import wait_until
 
@@ -29,7 +30,7 @@ class ApiProcesses(RunningUp):
 
     def metrics(self) -> dict[str, float]:
         """The samples of a scrape, under their names with labels."""
-        text = httpx2.get(f"{self.url}/metrics", timeout=30).text
+        text = httpx2.get(f"{self.url}/metrics", timeout=30, verify=PLAIN).text
         return {
             f"{name}{{{labels}}}": float(value) for name, labels, value in _SAMPLE.findall(text)
         }

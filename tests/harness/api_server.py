@@ -17,6 +17,7 @@ from api.services import Services
 from headrace.catalog import Catalog, ModelConfig
 from headrace.ports import free_port
 from headrace.settings import Settings
+from tests.harness.plain_http import PLAIN
 from tests.harness.wait import wait_until
 
 
@@ -67,7 +68,7 @@ def api_server(redis_url: str, models: Catalog, **settings: Any) -> Iterator[Api
     url = f"{'https' if secure else 'http'}://127.0.0.1:{port}"
     wait_until(lambda: server.started or not thread.is_alive(), "the API serves")
     try:
-        with httpx2.Client(base_url=url, timeout=30, verify=not secure) as http:
+        with httpx2.Client(base_url=url, timeout=30, verify=False if secure else PLAIN) as http:
             yield ApiServer(url, redis_url, app, http, server)
     finally:
         server.should_exit = True

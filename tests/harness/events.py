@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx2
 
+from tests.harness.plain_http import PLAIN
 from tests.harness.wait import wait_until
 
 READ_S = 60
@@ -84,7 +85,7 @@ def reading(url: str, last_id: str = "", **headers: str) -> Iterator[Reader]:
     reader = Reader()
     if last_id:
         headers["last-event-id"] = last_id
-    client = httpx2.Client(timeout=READ_S)
+    client = httpx2.Client(timeout=READ_S, verify=PLAIN)
 
     def read() -> None:
         try:

@@ -21,6 +21,7 @@ import yaml
 
 from headrace.ports import free_port
 from tests.harness.children import end_child
+from tests.harness.plain_http import PLAIN
 from tests.harness.wait import wait_until
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
@@ -107,7 +108,9 @@ class Prometheus:
 
     def get(self, path: str, **parameters: str) -> Any:
         """What its HTTP API gives."""
-        answer = httpx2.get(f"{self.url}/api/v1/{path}", params=parameters, timeout=30).json()
+        answer = httpx2.get(
+            f"{self.url}/api/v1/{path}", params=parameters, timeout=30, verify=PLAIN
+        ).json()
         assert answer["status"] == "success", answer
         return answer["data"]
 
@@ -182,6 +185,6 @@ def _running(command: list[str], log: Path, url: str) -> Iterator[str]:
 def _ready(process: subprocess.Popen[bytes], log: Path, url: str) -> bool:
     assert process.poll() is None, log.read_text(errors="replace")
     try:
-        return httpx2.get(f"{url}/-/ready", timeout=5).status_code == 200
+        return httpx2.get(f"{url}/-/ready", timeout=5, verify=PLAIN).status_code == 200
     except httpx2.TransportError:
         return False

@@ -19,6 +19,7 @@ from headrace import keys
 from headrace.catalog import load_catalog
 from headrace.jobs import US_PER_S, new_id
 from tests.harness.api_server import ApiServer, api_server
+from tests.harness.plain_http import PLAIN
 from tests.harness.proxy import Proxy, proxy
 from tests.harness.redis_servers import RedisServer, redis_server
 from tests.harness.wait import wait_until
@@ -76,7 +77,7 @@ class Site:
         url = f"{self.api.url}/api/v1/jobs/{job_id}?wait=120"
         waiters = self.api.services.waiters
         before = waiters.count
-        asked = self.threads.submit(lambda: httpx2.get(url, timeout=180))
+        asked = self.threads.submit(lambda: httpx2.get(url, timeout=180, verify=PLAIN))
         wait_until(lambda: waiters.count > before, "it waits")
         return asked
 

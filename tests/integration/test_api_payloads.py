@@ -17,6 +17,7 @@ from headrace import keys
 from tests.harness.celery_client import GET_TIMEOUT_S, stock_client
 from tests.harness.payload_site import BODY, JSON_BODY, LIMIT, Site, ended, payload_site
 from tests.harness.payloads import noted, payload_keys
+from tests.harness.plain_http import PLAIN
 from tests.harness.wait import wait_until
 
 
@@ -247,7 +248,7 @@ def test_many_large_jobs_at_once(site: Site) -> None:
 
     def one(n: int) -> None:
         body = bytes([n]) * 200_000
-        with httpx2.Client(base_url=site.api.url, timeout=60) as http:
+        with httpx2.Client(base_url=site.api.url, timeout=60, verify=PLAIN) as http:
             answer = http.post(
                 "/api/v1/models/echo/jobs",
                 content=body,

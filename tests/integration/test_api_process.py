@@ -15,6 +15,7 @@ import pytest
 from headrace.ports import free_port
 from tests.harness.api_process import answers, environ
 from tests.harness.fake_worker import Answer, claim, settle
+from tests.harness.plain_http import PLAIN
 from tests.harness.redis_servers import RedisServer
 from tests.harness.wait import wait_until
 
@@ -43,7 +44,7 @@ def test_a_stop_answers_those_who_wait(redis_db: RedisServer, models: Path) -> N
     with (
         process(env) as api,
         ThreadPoolExecutor(1) as executor,
-        httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=70) as http,
+        httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=70, verify=PLAIN) as http,
         redis_db.client() as client,
     ):
         wait_until(lambda: answers(http, "/ready"), "the API is ready")

@@ -14,6 +14,7 @@ import pytest
 from headrace.access import Scope
 from headrace.api_keys import ApiKeys
 from tests.harness.celery_client import stock_client
+from tests.harness.plain_http import PLAIN
 from tests.harness.redis_servers import RedisServer, redis_server
 from tests.harness.up import RunningUp, running_up, write_models
 from tests.harness.wait import wait_until
@@ -97,7 +98,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         ) as up:
             headers = {"authorization": f"Bearer {text}", "x-marker": HEADER}
             with httpx2.Client(
-                base_url=f"http://127.0.0.1:{up.port}", headers=headers, timeout=60
+                base_url=f"http://127.0.0.1:{up.port}",
+                headers=headers,
+                timeout=60,
+                verify=PLAIN,
             ) as http:
                 site = Site(up, server, http, key.id, {})
                 _everything_happens(site)

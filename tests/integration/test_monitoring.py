@@ -19,6 +19,7 @@ from api.families import FAMILIES
 from benchmarks.dashboard import draw
 from headrace import keys
 from tests.harness.monitoring import Prometheus, Receiver, alertmanager, prometheus, receiver
+from tests.harness.plain_http import PLAIN
 from tests.harness.redis_servers import redis_server
 from tests.harness.up import RunningUp, started
 from tests.harness.wait import wait_until
@@ -115,7 +116,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             prometheus(folder / "prometheus", f"127.0.0.1:{api.port}", manager)
         )
         http = stack.enter_context(
-            httpx2.Client(base_url=f"http://127.0.0.1:{api.port}", timeout=60)
+            httpx2.Client(base_url=f"http://127.0.0.1:{api.port}", timeout=60, verify=PLAIN)
         )
         client = stack.enter_context(server.client())
         yield Site(folder, watching, told, http, worker, doomed, client)

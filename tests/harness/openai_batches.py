@@ -10,9 +10,18 @@ from typing import Any
 
 import openai
 
+from tests.harness.plain_http import PLAIN
 from tests.harness.wait import wait_until
 
 ENDED = ("completed", "failed", "expired", "cancelled")
+
+
+def sdk(url: str, api_key: str = "none", *, max_retries: int = 0) -> openai.OpenAI:
+    """OpenAI's SDK for a server that speaks no TLS."""
+    return openai.OpenAI(
+        base_url=f"{url}/v1", api_key=api_key, max_retries=max_retries,
+        http_client=openai.DefaultHttpxClient(verify=PLAIN),
+    )  # fmt: skip
 
 
 def line(custom_id: str, model: str, body: Any, query: str = "") -> dict[str, Any]:
@@ -89,5 +98,5 @@ class Batches:
 @contextmanager
 def batches_at(url: str) -> Iterator[Batches]:
     """The batches of a server."""
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=2) as client:
+    with sdk(url, max_retries=2) as client:
         yield Batches(client)

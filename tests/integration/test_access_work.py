@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 
 from headrace import keys
@@ -22,7 +21,7 @@ from headrace.settings import Settings
 from tests.harness.access import http_as, in_flight, make_key, revoke_key
 from tests.harness.api_server import api_server, catalog
 from tests.harness.fake_worker import Answer, claim, settle
-from tests.harness.openai_batches import Batches, line
+from tests.harness.openai_batches import Batches, line, sdk
 from tests.harness.pipelines import PipelineSite, pipeline_site
 from tests.harness.redis_servers import RedisServer, redis_server
 from tests.harness.wait import wait_until
@@ -80,7 +79,7 @@ def test_a_batch_whose_key_is_revoked_has_a_row_for_every_line(redis_db: RedisSe
     offline = keys.step_keys(keys.queue_name("echo"))[-1]
     with (
         api_server(redis_db.url, catalog(echo={}), auth="on") as api,
-        openai.OpenAI(base_url=f"{api.url}/v1", api_key=key, max_retries=0) as mine,
+        sdk(api.url, key) as mine,
         redis_db.client() as redis,
     ):
         made = Batches(mine).create(lines, ECHO)
@@ -110,7 +109,7 @@ def test_a_batch_whose_key_is_revoked_has_a_row_for_every_line(redis_db: RedisSe
         assert (batch.status, batch.errors[0].code) == ("failed", "unauthorized")
         assert (batch.total, batch.completed, batch.failed) == (7, 2, 5)
         _, chief = make_key(redis_db, *Scope)
-        with openai.OpenAI(base_url=f"{api.url}/v1", api_key=chief, max_retries=0) as manage:
+        with sdk(api.url, chief) as manage:
             good, bad = Batches(manage).both(manage.batches.retrieve(made.id))
         assert sorted([*good, *bad]) == [f"line-{n}" for n in range(7)]
         assert {row["error"]["code"] for row in bad.values()} == {"batch_unauthorized"}

@@ -21,7 +21,7 @@ from tests.harness.api_process import api_process
 from tests.harness.api_server import ApiServer, api_server, catalog
 from tests.harness.certificates import Authority
 from tests.harness.fake_worker import FakeWorker
-from tests.harness.openai_batches import Batches, batches_at, line
+from tests.harness.openai_batches import Batches, batches_at, line, sdk
 from tests.harness.payloads import make_due
 from tests.harness.redis_servers import RedisServer
 from tests.harness.up import write_models
@@ -202,15 +202,15 @@ def test_batches_and_files_are_their_keys_alone(redis_db: RedisServer, tmp_path:
     models = write_models(tmp_path)
     with (
         api_process(redis_db.url, models, auth="on") as process,
-        openai.OpenAI(base_url=f"{process.url}/v1", api_key=texts[0], max_retries=0) as one,
-        openai.OpenAI(base_url=f"{process.url}/v1", api_key=texts[1], max_retries=0) as two,
+        sdk(process.url, texts[0]) as one,
+        sdk(process.url, texts[1]) as two,
         api_server(redis_db.url, catalog(echo={})) as inside,
         FakeWorker(redis_db.url, "echo"),
     ):
         mine, theirs = Batches(one), Batches(two)
         made = mine.create([line("a", "echo", {"x": 1})], ECHO)
         with (
-            openai.OpenAI(base_url=f"{process.url}/v1", api_key="none") as nobody,
+            sdk(process.url) as nobody,
             pytest.raises(openai.AuthenticationError) as caught,
         ):
             nobody.batches.list()

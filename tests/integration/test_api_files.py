@@ -19,6 +19,7 @@ from headrace import keys
 from headrace.files import files as files_module
 from tests.harness.api_process import api_process
 from tests.harness.api_server import ApiServer, api_server, catalog
+from tests.harness.openai_batches import sdk
 from tests.harness.payloads import make_due, noted, payload_keys
 from tests.harness.redis_servers import RedisServer
 from tests.harness.s3 import S3Server, s3_server
@@ -81,7 +82,7 @@ def site(request: pytest.FixtureRequest, redis_db: RedisServer, tmp_path: Path) 
             payload_dir=folder if kind == "file" else None, payload_bucket=bucket,
             payload_endpoint_url=server.url if server else None,
         ) as api,
-        openai.OpenAI(base_url=f"{api.url}/v1", api_key="none", max_retries=0) as client,
+        sdk(api.url) as client,
     ):  # fmt: skip
         made = Site(api, client, redis_db, folder, server, bucket or "")
         yield made
@@ -255,7 +256,7 @@ def test_a_file_that_is_too_large_is_refused_before_or_while_it_comes(site: Site
 def test_a_full_store_is_said_and_leaves_nothing(redis_db: RedisServer) -> None:
     with (
         api_server(redis_db.url, catalog(echo={}), max_payload_memory_bytes=5_000_000) as api,
-        openai.OpenAI(base_url=f"{api.url}/v1", api_key="none", max_retries=0) as client,
+        sdk(api.url) as client,
     ):
         with pytest.raises(openai.InternalServerError) as caught:
             client.files.create(file=BODY, purpose="batch")

@@ -87,6 +87,8 @@ def test_every_input_has_its_result(
     assert len(worker.ran(count)) == count
 
 
+# The error ends the map, and not the jobs that are under way.
+@pytest.mark.leaves_keys
 def test_an_error_is_raised_in_its_place(client: Any, worker: FakeWorker) -> None:
     results = client.map("echo", range(100))
     assert [next(results).value for _ in range(13)] == [n * n for n in range(13)]

@@ -311,7 +311,10 @@ def test_an_upload_that_stalls_for_too_long_is_given_up(site: Site) -> None:
 def test_a_killed_api_leaves_half_of_a_file_to_the_sweep(site: Site, tmp_path: Path) -> None:
     with api_process(site.redis.url, write_models(tmp_path)) as process:
         with begun(process.url, BODY[: len(BODY) // 2]):
-            wait_until(lambda: site.lying() == 1, "a part of it lies there", 30)
+            with site.redis.client() as client:
+                named = keys.file_parts("*")
+                wait_until(lambda: list(client.scan_iter(named)), "its record names a part", 30)
+            assert site.lying() == 1
             process.kill()
         with site.redis.client() as client:
             records = [raw.decode() for raw in client.scan_iter("hr:file:*")]

@@ -176,20 +176,17 @@ class Wake:
     def drain(self) -> set[int]:
         """Take the pushes that are there; the queues that have changed, or have something.
 
-        To be called when the socket can be read.
-
         Raises:
             RedisConnectionError, RedisTimeoutError, OSError: the connection is closed.
         """
-        return self._read(0.0, readable=True)
+        return self._read(0.0)
 
-    def _read(self, wait_s: float, *, readable: bool = False) -> set[int]:
+    def _read(self, wait_s: float) -> set[int]:
         """Read what is there, and wait a little for the lengths that are not."""
         filled, connection = set(), self._connection
         try:
             # A push may be read together with the last reply; no selector would tell of it.
-            while readable or connection.can_read(wait_s if self._awaited else 0.0):
-                readable = False
+            while connection.can_read(wait_s if self._awaited else 0.0):
                 length = self._reply(connection)
                 if length is _PUSH:
                     continue

@@ -20,6 +20,7 @@ from headrace.commands.inputs import STDIN, Sources, StdinAs
 from headrace.commands.jobs import Status, since
 from headrace.commands.key_group import keys_group
 from headrace.commands.options import (
+    FULL_OR_AWAY,
     LIMIT,
     IdsArgument,
     JsonOption,
@@ -31,6 +32,7 @@ from headrace.commands.options import (
     checked_id,
     checked_options,
     json_object,
+    retry_option,
 )
 from headrace.commands.run_group import run, runs_group
 from headrace.commands.webhook_group import webhooks_group
@@ -201,16 +203,7 @@ def submit(
             "[every end].",
         ),
     ] = None,
-    retry: Annotated[
-        float,
-        typer.Option(
-            "--retry",
-            min=0,
-            metavar="SECONDS",
-            show_default=False,
-            help=f"Bear a server that is away, or a queue that is full, so long [{RETRY_S}].",
-        ),
-    ] = RETRY_S,
+    retry: Annotated[float, retry_option(FULL_OR_AWAY, RETRY_S)] = RETRY_S,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="No progress bar and no summary.")
     ] = False,
@@ -266,16 +259,7 @@ def result(
             help="Write the result there; for several jobs, or their ids as names, a folder.",
         ),
     ] = None,
-    retry: Annotated[
-        float,
-        typer.Option(
-            "--retry",
-            min=0,
-            metavar="SECONDS",
-            show_default=False,
-            help=f"Bear a server that is away so long [{RETRY_S}].",
-        ),
-    ] = RETRY_S,
+    retry: Annotated[float, retry_option("a server that is away", RETRY_S)] = RETRY_S,
     as_json: JsonOption = False,
     url: UrlOption = None,
 ) -> None:

@@ -14,6 +14,8 @@ from headrace.ids import check_id
 from headrace.jobs import METADATA_MAX_BYTES, JobOptions
 
 LIMIT: Final = 20
+#: What `--retry` of a command that submits bears.
+FULL_OR_AWAY: Final = "a server that is away, or a queue that is full,"
 
 UrlOption = Annotated[
     str | None,
@@ -49,6 +51,14 @@ LimitOption = Annotated[
 YesOption = Annotated[
     bool, typer.Option("--yes", "-y", help="Do not ask; without a terminal nobody is asked.")
 ]
+
+
+def retry_option(bears: str, seconds: int) -> Any:
+    """`--retry`: what a command bears for so many seconds, unless it is told another time."""
+    return typer.Option(
+        "--retry", min=0, metavar="SECONDS", show_default=False,
+        help=f"Bear {bears} so long [{seconds}].",
+    )  # fmt: skip
 
 
 #: The options that are called otherwise on the command line.

@@ -7,12 +7,14 @@ from typing import Annotated, Any, Final
 import typer
 
 from headrace.commands.options import (
+    FULL_OR_AWAY,
     JsonOption,
     LimitOption,
     ModelArgument,
     UrlOption,
     checked_id,
     checked_options,
+    retry_option,
 )
 
 OFFLINE: Final = 9
@@ -131,16 +133,7 @@ def run(
             help="Let the server keep jobs for that long also when they are in the output.",
         ),
     ] = False,
-    retry: Annotated[
-        float,
-        typer.Option(
-            "--retry",
-            min=0,
-            metavar="SECONDS",
-            show_default=False,
-            help=f"Bear a server that is away, or a queue that is full, so long [{RETRY_S}].",
-        ),
-    ] = RETRY_S,
+    retry: Annotated[float, retry_option(FULL_OR_AWAY, RETRY_S)] = RETRY_S,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="No progress and no summary.")
     ] = False,

@@ -15,6 +15,9 @@ from headrace.errors import HeadraceError
 
 def main() -> None:
     """Run the worker, whose options are those of Celery's `worker`, and exit as that does."""
+    if len(sys.argv) < 2:
+        print("usage: python -m workers APP [OPTIONS]", file=sys.stderr)  # noqa: T201 - for people
+        sys.exit(2)
     # What is imported stays: to look through it for garbage is in vain.
     gc.disable()
     from celery.app.utils import find_app

@@ -116,3 +116,11 @@ def test_a_worker_that_cannot_start_says_why(
     assert ended.returncode == 2
     assert said in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_a_worker_without_an_app_says_how_it_is_called() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "workers"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == "usage: python -m workers APP [OPTIONS]\n"

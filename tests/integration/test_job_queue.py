@@ -248,11 +248,13 @@ def test_who_waits_elsewhere_is_told_as_much_or_looks(
         await waiters.start()
         asked = job(b'"%s"' % (b"x" * size), options=JobOptions(metadata={"n": 1}))
         try:
-            receipt = await queue.submit(asked)
             async with asyncio.timeout(20), waiters.foreign(asked.id) as wait:
+                # The first connection tells all to look at their records, and then hears.
+                assert await wait.woken() is None
+                receipt = await queue.submit(asked)
                 with FakeWorker(any_redis.url, "echo"):
                     ended, read = await wait.woken(), await queue.read(asked.id)
-                    # A new connection wakes all, and two publications may come in two pieces.
+                    # Two publications may come in two pieces.
                     while read is None or not read.state.final or (told and ended is None):
                         ended, read = await wait.woken(), await queue.read(asked.id)
         finally:

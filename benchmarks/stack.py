@@ -30,6 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 #: The embedded server, as `headrace up` runs it.
 DURABLE = (
     "valkey9", "--appendonly", "yes", "--appendfsync", "everysec", "--latency-tracking", "no",
+    "--rdbcompression", "no",
 )  # fmt: skip
 
 
@@ -62,7 +63,7 @@ def answers(url: str, expected: Callable[[int], bool] = lambda status: status < 
 
 @dataclass
 class Cpu:
-    """CPU seconds by process since `start`."""
+    """CPU seconds by process since `start`, with those of children that have ended meanwhile."""
 
     pids: dict[str, list[int]]
     _before: dict[str, float] = field(default_factory=dict)
@@ -81,7 +82,7 @@ class Cpu:
         total = 0.0
         for pid in self.pids[name]:
             times = psutil.Process(pid).cpu_times()
-            total += times.user + times.system
+            total += times.user + times.system + times.children_user + times.children_system
         return total
 
 

@@ -45,7 +45,7 @@ def test_it_is_private_durable_and_never_evicts(tmp_path: Path) -> None:
         assert config["bind"] == "127.0.0.1"
         assert (config["appendonly"], config["appendfsync"]) == ("yes", "everysec")
         assert (config["maxmemory-policy"], config["save"]) == ("noeviction", "")
-        assert config["latency-tracking"] == "no"
+        assert (config["latency-tracking"], config["rdbcompression"]) == ("no", "no")
         assert Path(config["dir"]) == tmp_path
         stranger = connect(f"redis://127.0.0.1:{server.port}/0")
         with stranger, pytest.raises(redis.exceptions.AuthenticationError):

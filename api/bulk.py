@@ -22,6 +22,7 @@ from api.asked import (
     model_for,
     read_job_request,
 )
+from api.bodies import Payload
 from api.door import rate_limited
 from api.lines import Line
 from api.payloads import Kept
@@ -197,6 +198,19 @@ class BulkSubmitter:
             return identity_under(f"{self._key}/{number}", self._caller.key_id)
         return identity_of(given_id, "", fresh_id)
 
+    async def _keep_all(self, rows: Sequence[tuple[Row, Asked]]) -> None:
+        together: list[tuple[Row, Asked, Payload]] = []
+        alone: Sequence[tuple[Row, Asked]] = rows
+        if self._services.payloads.together:
+            together = [(*one, one[1].payload) for one in rows if one[1].payload is not None]
+            alone = [one for one in rows if one[1].payload is None]
+        turns = asyncio.Semaphore(THREADS)
+        until = asyncio.get_running_loop().time() + KEEP_MAX_S
+        keeping = [self._keep(*one, turns, until) for one in alone]
+        if together:
+            keeping.append(self._keep_together(together))
+        await asyncio.gather(*keeping)
+
     async def _keep(self, row: Row, asked: Asked, turns: asyncio.Semaphore, until: float) -> None:
         """Write the line's input to the payload store, or look at the file that it names."""
         async with turns:
@@ -207,13 +221,27 @@ class BulkSubmitter:
                 )
                 return
             try:
-                row.kept = await self._services.payloads.keep(asked)
+                kept = await self._services.payloads.keep(asked)
             except HeadraceError as error:
                 row.outcome = error
                 return
-        source = row.kept.source
+        self._is_kept(row, asked, kept)
+
+    async def _keep_together(self, rows: Sequence[tuple[Row, Asked, Payload]]) -> None:
+        """Write the lines' inputs to a payload store that takes many in one call."""
+        found = await self._services.payloads.keep_all(
+            [(asked, payload) for _, asked, payload in rows]
+        )
+        for (row, asked, _), kept in zip(rows, found, strict=True):
+            if isinstance(kept, HeadraceError):
+                row.outcome = kept
+            else:
+                self._is_kept(row, asked, kept)
+
+    def _is_kept(self, row: Row, asked: Asked, kept: Kept) -> None:
+        row.kept = kept
         row.job = submission_of(
-            self._services, asked, time.time(), source=source, quiet=self._quiet
+            self._services, asked, time.time(), source=kept.source, quiet=self._quiet
         )
 
     async def _drop(self, row: Row, kept: Kept) -> None:
@@ -226,9 +254,7 @@ class BulkSubmitter:
         """Submit in one call; those that are to be tried again."""
         unkept = [(row, row.asked) for row in rows if row.job is None and row.asked is not None]
         if unkept:
-            turns = asyncio.Semaphore(THREADS)
-            until = asyncio.get_running_loop().time() + KEEP_MAX_S
-            await asyncio.gather(*(self._keep(*row, turns, until) for row in unkept))
+            await self._keep_all(unkept)
         await self._enqueue([row for row in rows if row.job is not None] if unkept else rows)
         # After their neighbours, which may be the earlier request.
         refused = [row for row in unkept if row[0].job is None and row[1].identity.chosen]

@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple, TypeVar
 
 from api.asgi import ClientGone, CutShort, Receive, Write, hung_up
 from api.asked import Asked
+from api.bodies import Payload
 from headrace.errors import BrokerUnavailable, HeadraceError, JobNotFound
 from headrace.jobs import StoredResult
 from headrace.messages import Source
@@ -72,9 +73,31 @@ class Payloads:
                 raise RuntimeError("the job has an input that goes in its message")
             size = await self._run(self._origins.look, source.origin)
             return Kept(Source(origin=source.origin, type=source.type, size=size), None, at)
-        entry = self._stores.new_entry(asked.identity.job_id, asked.model.name, "i")
+        entry = self._entry_of(asked)
         await self._run(self._stores.put, entry, payload.body)
-        return Kept(Source(ref=entry.ref, type=payload.kind, size=len(payload.body)), entry, at)
+        return _kept(entry, payload, at)
+
+    @property
+    def together(self) -> bool:
+        """Whether the inputs of several jobs are best written in one call."""
+        return self._stores.together
+
+    async def keep_all(
+        self, several: Sequence[tuple[Asked, Payload]]
+    ) -> list[Kept | HeadraceError]:
+        """Write the inputs of several jobs in one call; for each where it lies, or why not."""
+        at = time.monotonic()
+        entries = [self._entry_of(asked) for asked, _ in several]
+        payloads = [payload for _, payload in several]
+        bodies = [payload.body for payload in payloads]
+        errors = await self._run(self._stores.put_all, list(zip(entries, bodies, strict=True)))
+        return [
+            error or _kept(entry, payload, at)
+            for entry, payload, error in zip(entries, payloads, errors, strict=True)
+        ]
+
+    def _entry_of(self, asked: Asked) -> Entry:
+        return self._stores.new_entry(asked.identity.job_id, asked.model.name, "i")
 
     def check_age(self, kept: Kept) -> None:
         """Raises BrokerUnavailable where a payload was written too long ago to be relied on."""
@@ -141,6 +164,10 @@ class Payloads:
     async def _run(self, call: Callable[..., T], *arguments: Any) -> T:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, call, *arguments)
+
+
+def _kept(entry: Entry, payload: Payload, at: float) -> Kept:
+    return Kept(Source(ref=entry.ref, type=payload.kind, size=len(payload.body)), entry, at)
 
 
 def build_payloads(settings: Settings, redis_url: str) -> Payloads:

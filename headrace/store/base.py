@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import secrets
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar, Final, NamedTuple, Protocol
 
 from headrace.errors import HeadraceError, InputUnavailable
@@ -81,6 +82,9 @@ class Account(Protocol):
     def note(self, entry: Entry, body: bytes | None = None, *, bounded: bool = True) -> None:
         """Enter a payload; see `headrace.store.index.Index`."""
 
+    def note_all(self, payloads: Sequence[tuple[Entry, bytes]]) -> list[bool]:
+        """Enter and write several payloads that lie in Redis; see there."""
+
 
 class Store(ABC):
     """One place for payloads. Its methods block and may be called from any thread.
@@ -92,6 +96,8 @@ class Store(ABC):
     name: ClassVar[str]
     #: How much one read should ask for: less costs round trips, more costs memory.
     chunk_bytes: int = CHUNK_BYTES
+    #: Whether several payloads are written in one call. Else the caller does well to use threads.
+    together: ClassVar[bool] = False
 
     def __init__(self, account: Account) -> None:
         self.account = account
@@ -110,6 +116,17 @@ class Store(ABC):
         """
         self.account.note(entry, bounded=bounded)
         self._write(name_in(entry.ref, self.name), body)
+
+    def put_all(self, payloads: Sequence[tuple[Entry, bytes]]) -> list[HeadraceError | None]:
+        """Write several payloads, each as `put` does; for each None, or why it is not there."""
+        return [self._error_of(*one) for one in payloads]
+
+    def _error_of(self, entry: Entry, body: bytes) -> HeadraceError | None:
+        try:
+            self.put(entry, body)
+        except HeadraceError as error:
+            return error
+        return None
 
     def get(self, ref: str) -> bytes:
         """A whole payload.

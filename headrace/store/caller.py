@@ -61,6 +61,26 @@ class Caller:
         except RedisError as error:
             raise translate(error) from error
 
+    def answers(self, commands: Sequence[tuple[Arg, ...]]) -> list[Any]:
+        """Send commands in one round trip; in place of an answer, the error of a command.
+
+        Raises:
+            BrokerError: Redis does not answer.
+        """
+        try:
+            try:
+                return self._piped(commands)
+            except (RedisConnectionError, RedisTimeoutError):
+                return self._piped(commands)
+        except RedisError as error:
+            raise translate(error) from error
+
+    def _piped(self, commands: Sequence[tuple[Arg, ...]]) -> list[Any]:
+        pipe = self.client.pipeline(transaction=False)
+        for command in commands:
+            pipe.execute_command(*command)
+        return list(pipe.execute(raise_on_error=False))
+
     def pipelined(self, commands: Sequence[tuple[Arg, ...]]) -> list[Any]:
         """Send commands that only read in one round trip; an error of one is raised.
 

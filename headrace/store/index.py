@@ -7,7 +7,8 @@ entry behind, which the sweep finds.
 from __future__ import annotations
 
 import time
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 import redis
 from redis.exceptions import RedisError
@@ -17,7 +18,7 @@ from headrace.errors import BrokerFull, PayloadTooLarge, StoreFull
 from headrace.jobs import US_PER_S
 from headrace.keys import PAYLOAD_PREFIX
 from headrace.outages import translate
-from headrace.scripts import Arg
+from headrace.scripts import Arg, script
 from headrace.store.base import Entry, read_entry
 from headrace.store.caller import Caller
 
@@ -57,7 +58,7 @@ class Index(Caller):
         """
         size = 0 if body is None else len(body)
         limit = str(self._fitting(size)) if bounded and body is not None else ""
-        arguments: list[Arg] = [entry.text, entry.ref, GRACE_S * US_PER_S, limit, size]
+        arguments = _arguments(entry, limit, size)
         if body is None:
             self.call("put_payload", *arguments)
             return
@@ -76,6 +77,23 @@ class Index(Caller):
                 "Try again later, raise max_payload_memory_bytes, or set payload_store to "
                 "file or s3.",
             )
+
+    def note_all(self, payloads: Sequence[tuple[Entry, bytes]]) -> list[bool]:
+        """Enter and write several payloads in one round trip; for each whether that was done.
+
+        Whoever is told False says `note`, and hears why.
+
+        Raises:
+            BrokerError: Redis does not answer; some may have been written.
+        """
+        limit = str(self.max_bytes())
+        put = script("put_payload")
+        small = [one for one in payloads if len(one[1]) <= SCRIPT_MAX_BYTES]
+        commands = [
+            put.call([], *_arguments(entry, limit, len(body)), body) for entry, body in small
+        ]
+        answers = iter(self.answers(commands) if commands else ())
+        return [len(body) <= SCRIPT_MAX_BYTES and _taken(next(answers)) for _, body in payloads]
 
     def _fitting(self, size: int) -> int:
         """How many bytes may lie in Redis; a payload that is larger will never have room."""
@@ -146,3 +164,12 @@ class Index(Caller):
     def _looked(self, limit: int, *texts: str) -> tuple[int, list[Entry]]:
         count, *found = self.call("look_payloads", limit, *texts)
         return int(count), [read_entry(text.decode()) for text in found]
+
+
+def _arguments(entry: Entry, limit: str, size: int) -> list[Arg]:
+    """Those of put_payload.lua, but for the payload."""
+    return [entry.text, entry.ref, GRACE_S * US_PER_S, limit, size]
+
+
+def _taken(answer: Any) -> bool:
+    return isinstance(answer, list) and answer[0] == 1

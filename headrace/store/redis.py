@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
 import redis
 from redis.exceptions import RedisError
 from typing_extensions import override
 
-from headrace.errors import PayloadTooLarge
+from headrace.errors import BrokerError, HeadraceError, PayloadTooLarge
 from headrace.keys import PAYLOAD_PREFIX
 from headrace.outages import translate
 from headrace.store.base import Account, Entry, Store, missing, name_in
@@ -26,6 +27,7 @@ class RedisStore(Store):
     """
 
     name: ClassVar[str] = "redis"
+    together: ClassVar[bool] = True
 
     def __init__(self, account: Account, client: redis.Redis) -> None:
         super().__init__(account)
@@ -40,6 +42,18 @@ class RedisStore(Store):
                 hint="Set payload_store to file or s3.",
             )
         self.account.note(entry, body, bounded=bounded)
+
+    @override
+    def put_all(self, payloads: Sequence[tuple[Entry, bytes]]) -> list[HeadraceError | None]:
+        try:
+            written = self.account.note_all(payloads)
+        except BrokerError as error:
+            # Each would only wait for as long again.
+            return [error for _ in payloads]
+        return [
+            None if done else self._error_of(*one)
+            for one, done in zip(payloads, written, strict=True)
+        ]
 
     @override
     def read(self, ref: str, start: int, length: int | None) -> bytes:

@@ -7,6 +7,7 @@ settings are there can still be read and swept.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Final
 
 import redis
@@ -66,6 +67,15 @@ class Stores:
     def put(self, entry: Entry, body: bytes, *, bounded: bool = True) -> None:
         """Write a new payload; see `Store.put`."""
         self._stores[entry.store].put(entry, body, bounded=bounded)
+
+    @property
+    def together(self) -> bool:
+        """Whether several new payloads are written in one call."""
+        return self._default.together
+
+    def put_all(self, payloads: Sequence[tuple[Entry, bytes]]) -> list[HeadraceError | None]:
+        """Write several new payloads; see `Store.put_all`."""
+        return self._default.put_all(payloads)
 
     def of(self, ref: str) -> Store:
         """The store that a reference is into.

@@ -80,7 +80,12 @@ def run(url: str | None, asked: Asked) -> ExitCode:
         client.model(asked.model)
         engine = Engine(client, asked.order(), source, sink)
         try:
-            engine.open()
+            try:
+                engine.open()
+            except OSError as error:
+                code, why = _reason(error)
+                output.say(why)
+                return code
             return _Session(url, engine, asked).go()
         finally:
             engine.close()

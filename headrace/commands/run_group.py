@@ -91,7 +91,7 @@ def run(
     name: Annotated[str, typer.Option("--name", metavar="NAME", help="What to call the run.")] = "",
     run_id: Annotated[
         str | None,
-        typer.Option("--run-id", metavar="ID", help="Its id [follows from the command]."),
+        typer.Option("--run-id", metavar="ID", help="Its id [a new one]."),
     ] = None,
     in_flight: Annotated[
         int,

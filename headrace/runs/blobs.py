@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import os
 import zlib
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from contextlib import suppress
 from glob import iglob
 from itertools import takewhile
 from pathlib import Path
-from typing import BinaryIO, Final, Protocol, cast
+from typing import Any, BinaryIO, Final, Protocol, cast
 
 import msgspec
 from typing_extensions import override
@@ -83,15 +84,40 @@ class LocalBlob:
     def open(self, at: int = 0) -> BinaryIO:
         """The file, from a place on."""
         try:
-            file = self._path.open("rb", READ_BYTES)
+            file = io.BufferedReader(_LocalFile(self, self._path), READ_BYTES)
         except OSError as error:
             raise ConfigError(f"{self.name}: cannot be read: {error.strerror}") from None
-        found = os.fstat(file.fileno())
-        if (found.st_size, str(found.st_mtime_ns)) != (self.bytes, self.version):
+        try:
+            self.check(file.fileno())
+        except Conflict:
             file.close()
-            raise changed(self)
+            raise
         file.seek(at)
-        return file
+        return cast("BinaryIO", file)
+
+    def check(self, descriptor: int) -> None:
+        """See that an open file is what was found.
+
+        Raises:
+            Conflict: it has changed.
+        """
+        now = os.fstat(descriptor)
+        if (now.st_size, str(now.st_mtime_ns)) != (self.bytes, self.version):
+            raise changed(self)
+
+
+class _LocalFile(io.FileIO):
+    """Looks again with each block whether it has changed: half a line of a writer is no input."""
+
+    def __init__(self, blob: LocalBlob, path: Path) -> None:
+        super().__init__(path, "rb")
+        self._blob = blob
+
+    @override
+    def readinto(self, buffer: Any) -> int | None:
+        count = super().readinto(buffer)
+        self._blob.check(self.fileno())
+        return count
 
 
 def packed(blob: Blob) -> bool:
@@ -176,7 +202,7 @@ def changed(blob: Blob) -> Conflict:
     """What it means that a blob is not what it was when it was found."""
     return Conflict(
         f"{blob.name} has changed since the run began to read it",
-        hint="Begin anew, into another output.",
+        hint="Bring it back as it was, or begin anew, into another output.",
     )
 
 

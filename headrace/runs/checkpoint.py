@@ -97,7 +97,14 @@ def decode(data: bytes, output: str) -> Checkpoint:
     return found
 
 
-def run_id(model: str, source: dict[str, Any], output: str, options: dict[str, Any]) -> str:
-    """The id of a run: the same for the same command, and another for any other."""
-    said = msgspec.json.encode([model, source, output, options], order="deterministic")
+def run_id(
+    model: str, source: dict[str, Any], output: str, options: dict[str, Any], started_at: float
+) -> str:
+    """The id of a run: another for any other command, and for the same one that is begun anew.
+
+    The moment counts too, as the server still has jobs of the run before: what failed, and what had
+    ended when it was killed. Under their ids they would be the answers of the new one.
+    """
+    what = [model, source, output, options, started_at]
+    said = msgspec.json.encode(what, order="deterministic")
     return f"run-{hashlib.blake2b(said, digest_size=_ID_BYTES).hexdigest()}"

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Iterable
+from itertools import chain
 from typing import Any, Final
 
 import msgspec
@@ -27,9 +29,33 @@ _BINARY_KEYS: Final = frozenset({"content_type", "base64"})
 def type_of(values: list[Any]) -> pa.DataType | None:
     """The type of some values; None where they have none in common."""
     try:
-        return _sound(pa.array(values).type)
+        kind = _sound(pa.array(values).type)
     except (pa.ArrowException, OverflowError, UnicodeError):
         return None
+    return None if kind is None or _has_bools(values, kind) else kind
+
+
+def _has_bools(values: Iterable[Any], kind: pa.DataType) -> bool:
+    """Whether true or false stands among floats: Arrow takes it for 1.0 or 0.0 behind one."""
+    if types.is_floating(kind):
+        return bool in set(map(type, values))
+    if types.is_list(kind):
+        within = chain.from_iterable(filter(None, values))
+        return _has_floats(kind) and _has_bools(within, kind.value_type)
+    if types.is_struct(kind) and _has_floats(kind):
+        objects = [value for value in values if value is not None]
+        return any(
+            _has_bools((value.get(field.name) for value in objects), field.type) for field in kind
+        )
+    return False
+
+
+def _has_floats(kind: pa.DataType) -> bool:
+    if types.is_list(kind):
+        return _has_floats(kind.value_type)
+    if types.is_struct(kind):
+        return any(_has_floats(field.type) for field in kind)
+    return bool(types.is_floating(kind))
 
 
 def merged(one: pa.DataType | None, other: pa.DataType | None) -> pa.DataType | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -123,7 +124,8 @@ class JsonlSink:
         """Close the file."""
         if self._file is not None:
             file, self._file = self._file, None
-            file.close()
+            with suppress(OSError):  # of a full disk: what it still held was not safe anyway
+                file.close()
 
     def _need_file(self) -> None:
         """Leave no empty file behind where one is missing."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -77,7 +78,8 @@ class LocalCheckpoints:
     def release(self) -> None:
         """Give it back."""
         if self._lock is not None:
-            self._lock_path.unlink(missing_ok=True)
+            with suppress(OSError):  # a disk that takes nothing any more; the lock alone counts
+                self._lock_path.unlink(missing_ok=True)
             os.close(self._lock)
             self._lock = None
 

@@ -35,11 +35,12 @@ def begin(order: RunOrder, source: Source, sink: Sink) -> Checkpoint:
             f"{output}: there is no run of which anything could have failed",
             hint="Run it without --only-failed first.",
         )
-    run = order.run_id or checkpoints.run_id(order.model, described, output, order.identity())
+    options, now = order.identity(), time.time()
+    run = order.run_id or checkpoints.run_id(order.model, described, output, options, now)
     check_id(run + "." * _ROOM)
     fresh = Checkpoint(
         run=run, name=order.name, model=order.model, source=described, output=output,
-        options=order.identity(), started_at=time.time(),
+        options=options, started_at=now,
     )  # fmt: skip
     sink.recover(None)
     fresh.mark = sink.sync()

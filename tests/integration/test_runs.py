@@ -305,7 +305,10 @@ def test_files_that_the_server_reads_by_itself(site: Site, cli: Commands) -> Non
 
 def test_what_cannot_be_run_leaves_nothing_behind(site: Site, cli: Commands) -> None:
     inputs(cli.folder, 3)
+    (cli.folder / "full.jsonl").symlink_to("/dev/full")
     before = sorted(cli.folder.iterdir())
+    said = cli.complaint("run", "steps", "in.jsonl", "-o", "full.jsonl", rc=1)
+    assert "the output cannot be written" in said
     for words, *arguments in (
         ("no model 'stepz' is registered", "run", "stepz", "in.jsonl", "-o", "out.jsonl"),
         ("no such file or folder", "run", "steps", "none", "-o", "out.jsonl"),

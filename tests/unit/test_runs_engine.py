@@ -81,6 +81,18 @@ def test_each_input_has_one_row_and_its_job_is_forgotten_once_it_is_safe(out: Pa
     assert (again.progress.succeeded, len(server.submits)) == (1000, 1000)
 
 
+def test_a_run_that_is_begun_anew_is_told_nothing_of_the_one_before(out: Path) -> None:
+    server = StandIn(lambda job_id, value: {"status": "failed"})
+    first = run(out, server, Counted(3, raw), run_id=None)
+    assert run(out, server, Counted(3, raw), run_id=None).checkpoint.run == first.checkpoint.run
+    for path in (out, Path(f"{out}.run")):
+        path.unlink()
+    # The server still has the jobs that failed, and would answer with their ends.
+    run(out, server, Counted(3, raw), run_id=None)
+    assert len(rows(out)) == 3
+    assert len(server.submits) == len(set(server.submits)) == 6
+
+
 def test_what_fails_is_its_own_row_with_a_typed_error(out: Path) -> None:
     failure = {"type": "input-error", "message": "bad", "retryable": False}
 

@@ -84,6 +84,20 @@ def test_a_file_that_has_changed_is_another_source(lines: Path) -> None:
     assert source_of(lines).count() == 8
 
 
+def test_a_file_that_grows_while_it_is_read_ends_the_run_and_half_a_line_is_no_input(
+    tmp_path: Path,
+) -> None:
+    growing = tmp_path / "in.jsonl"
+    growing.write_text("1\n2\n")
+    entries = source_of(growing).entries(None, 0)
+    assert bytes(next(entries).input) == b"1"
+    with growing.open("a") as file:
+        file.write("34")  # of 345
+    assert bytes(next(entries).input) == b"2"
+    with pytest.raises(Conflict, match="has changed since the run began"):
+        next(entries)
+
+
 def test_what_cannot_be_a_source_is_said(lines: Path) -> None:
     for named, words in (
         (lines.parent / "none.jsonl", "no such file"),
@@ -223,10 +237,10 @@ def test_a_checkpoint_that_is_none_is_said() -> None:
         checkpoints.decode(later.encode(), "out")
 
 
-def test_the_same_command_is_the_same_run_and_the_same_input_the_same_job() -> None:
-    one = checkpoints.run_id("m", {"kind": "x", "path": "p"}, "o", {"priority": 9})
-    assert one == checkpoints.run_id("m", {"path": "p", "kind": "x"}, "o", {"priority": 9})
-    assert one != checkpoints.run_id("m", {"path": "p", "kind": "x"}, "o", {"priority": 0})
+def test_a_run_has_one_id_and_the_same_input_the_same_job() -> None:
+    one = checkpoints.run_id("m", {"kind": "x", "path": "p"}, "o", {"priority": 9}, 1.5)
+    assert one == checkpoints.run_id("m", {"path": "p", "kind": "x"}, "o", {"priority": 9}, 1.5)
+    assert one != checkpoints.run_id("m", {"path": "p", "kind": "x"}, "o", {"priority": 0}, 1.5)
     kept = checkpoints.Checkpoint(run=one, model="m", source={}, output="o", options={})
     assert kept.job_id(3) == f"{one}.3"
     kept.attempt = 2

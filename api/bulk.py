@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import Sequence
 from itertools import repeat
@@ -101,7 +100,7 @@ class BulkSubmitter:
 
     def read(self, lines: Sequence[Line]) -> list[Row]:
         """What lines ask for; a bad one hinders no other."""
-        now_s = time.time()
+        now_s = self._services.queue.clock.now_s()
         fresh = repeat("") if self._key else new_ids(len(lines))
         return [self._read(line, job_id, now_s) for line, job_id in zip(lines, fresh, strict=False)]
 
@@ -240,9 +239,8 @@ class BulkSubmitter:
 
     def _is_kept(self, row: Row, asked: Asked, kept: Kept) -> None:
         row.kept = kept
-        row.job = submission_of(
-            self._services, asked, time.time(), source=kept.source, quiet=self._quiet
-        )
+        now_s = self._services.queue.clock.now_s()
+        row.job = submission_of(self._services, asked, now_s, source=kept.source, quiet=self._quiet)
 
     async def _drop(self, row: Row, kept: Kept) -> None:
         """Of what was not enqueued the input is not needed; an outcome that is unknown keeps it."""

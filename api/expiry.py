@@ -35,9 +35,9 @@ class Expiry:
 
     async def _repeat(self) -> None:
         while True:
-            await asyncio.sleep(INTERVAL_S)
             try:
                 while await self._queue.expire() == EXPIRE_MAX_JOBS:
                     pass
             except BrokerError as error:
                 logger.debug("expired jobs wait until Redis answers: %s", error)
+            await asyncio.sleep(INTERVAL_S)

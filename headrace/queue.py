@@ -30,6 +30,7 @@ from headrace.expiry import EXPIRE_ARGUMENTS
 from headrace.jobs import US_PER_S, Job, job_from_record
 from headrace.outages import NO_PRIMARY, outage_code, translate
 from headrace.outcomes import read_outcomes
+from headrace.redis_clock import RedisClock
 from headrace.scripts import Arg, Command, script
 from headrace.submission import (
     Receipt,
@@ -69,12 +70,16 @@ class JobQueue:
     Args:
         client: the connections.
         job_index_max: how many of a model's newest jobs are indexed, to be listed; 0 for none.
+
+    Attributes:
+        clock: told by each `expire`, and by whoever else hears Redis' time.
     """
 
     def __init__(self, client: redis.asyncio.Redis, *, job_index_max: int = 0) -> None:
         # redis-py types its own replies as unions of all that a command could give.
         self._client: Any = client
         self._job_index_max = job_index_max
+        self.clock = RedisClock()
         self._submits = Coalescer[Submission, Receipt](
             self.submit_many,
             max_items=SUBMIT_MAX_JOBS,
@@ -206,7 +211,8 @@ class JobQueue:
         Raises:
             BrokerError: Redis does not answer.
         """
-        (looked_at,) = await self._call("expire", *EXPIRE_ARGUMENTS)
+        looked_at, now_us = await self._call("expire", *EXPIRE_ARGUMENTS)
+        self.clock.heard(int(now_us))
         return int(looked_at)
 
     async def index(self, *arguments: Arg) -> list[Any]:

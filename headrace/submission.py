@@ -84,7 +84,7 @@ def submission(
         model: the model, with the bounds of its queue.
         input_json: the input's JSON text.
         options: what the client asked for.
-        now_s: seconds since 1970, from which `expires` counts.
+        now_s: seconds since 1970 by Redis' clock, from which `expires` counts.
         result_ttl_s: for jobs that do not say.
         waiter: id of the API process that wants to hear of the end, or "".
         source: where the input lies, if not in the message; input_json is `null` then.

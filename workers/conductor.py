@@ -209,9 +209,10 @@ class Conductor:
             int(model.max_yield_s * US_PER_S),
         )  # fmt: skip
         now, now_us = time.monotonic(), int(reply[0])
+        self._queue.clock.heard(now_us)
         rows = list(claimed_rows(reply))
         for raw, row in rows:
-            self._begin(line, raw, claimed_item(row, now, now_us, NEVER))
+            self._begin(line, raw, claimed_item(row, now, now_us, NEVER), now_us)
         return bool(rows)
 
     async def _end_doubt(self) -> None:
@@ -222,8 +223,8 @@ class Conductor:
             await self._queue.on_queue("release_owner", line.model.queue, *arguments)
         self._doubtful = False
 
-    def _begin(self, line: Line, raw: bytes, item: Item) -> None:
-        course, settlement = read_course(line.config, raw, item, self._jobs)
+    def _begin(self, line: Line, raw: bytes, item: Item, now_us: int) -> None:
+        course, settlement = read_course(line.config, raw, item, now_us, self._jobs)
         run = self._run(line, course) if settlement is None else self._end(line, course, settlement)
         task = asyncio.create_task(run)
         line.courses[item.id] = (course, task)

@@ -158,7 +158,7 @@ class Course:
         expires_s = None
         if message.expires_s is not None and INPUT in stage.sources:
             # It has not really begun before its first stage has.
-            expires_s = max(0.001, message.expires_s - time.time())
+            expires_s = max(0.001, self.item.expires_at - time.monotonic())
         kept_s = KEPT_S + 2 * max(0, math.ceil(self.deadline - self._began))
         return JobOptions(
             priority=self.item.step,

@@ -118,12 +118,9 @@ class Deadlines:
             item: the item.
             replicas: the model's processes.
         """
-        expires_s = item.expires_s
-        if expires_s is None:
+        if item.expires_at == NEVER:
             return False
-        # By the clock of whoever submitted it; from here on by one that nobody sets.
         now = time.monotonic()
-        item.expires_at = now + expires_s - time.time()
         if item.expires_at < self._free_at(replicas, now):
             why = f"{NOT_STARTED}: what runs now cannot have ended by then"
             self.ended.append(self.expired(item, why))

@@ -50,7 +50,7 @@ class Item(msgspec.Struct, eq=False, weakref=True):
         step: its priority, one of `headrace.keys.STEPS`.
         overdue_at: from then on it no longer yields to better priorities.
         kind: content type of an input that was fetched and is not JSON.
-        expires_at: until when it must have begun.
+        expires_at: until when it must have begun; NEVER where its message does not say.
         dropped: why nothing is to come of it here any more: "cancelled", or "lost" to another
             worker.
         retries: how often it was tried again after an error.
@@ -76,13 +76,24 @@ class Item(msgspec.Struct, eq=False, weakref=True):
     canvas: Canvas | None = None
     result: bytes = b"null"
     dropped: str = ""
-    expires_at: float = float("inf")
+    expires_at: float = NEVER
     retries: int = 0
 
-    @property
-    def expires_s(self) -> float | None:
-        """Until when it must have begun, in seconds since 1970; None where that is not said."""
-        return self.message.expires_s if self.message is not None else None
+    def date(self, message: Message, now: float, now_us: int) -> float:
+        """Note until when it must have begun; how many seconds too early it was claimed.
+
+        A message has both times by the clock of whoever wrote it. They are held against Redis'
+        clock, which is one for all workers, and from then on against one that nobody sets.
+
+        Args:
+            message: its message.
+            now: the time of its claim.
+            now_us: the same by Redis' clock.
+        """
+        ahead_s = now - now_us / US_PER_S
+        if message.expires_s is not None:
+            self.expires_at = message.expires_s + ahead_s
+        return 0.0 if message.eta_s is None else max(0.0, message.eta_s + ahead_s - now)
 
     @property
     def input(self) -> bytes:
@@ -297,10 +308,9 @@ def failed(
     retry_us = ""
     if retryable:
         retry_us = retries.of(item.message).retry_us(item.retries)
-        expires_s = item.expires_s
-        if expires_s is not None and retry_us != DEAD:
+        if item.expires_at != NEVER and retry_us != DEAD:
             # It would wait for a time at which it is not to begin any more.
-            late = time.time() + int(retry_us) / US_PER_S > expires_s
+            late = time.monotonic() + int(retry_us) / US_PER_S > item.expires_at
             retry_us = "" if late else retry_us
     cls = BY_CODE.get(code, HeadraceError)
     result = _encode(

@@ -226,7 +226,7 @@ class Lane:
         for at in range(CLAIM_HEAD, len(reply), CLAIM_ROW):
             item = claimed_item(reply[at + 1 : at + CLAIM_ROW], now, now_us, yield_s)
             self.held[item.id] = item
-            settlement = self._read(item, reply[at])
+            settlement = self._read(item, reply[at], now, now_us)
             if settlement is not None:
                 ended.append(settlement)
             elif item.message is not None and item.message.source:
@@ -240,10 +240,10 @@ class Lane:
         if self.measure.needed:
             item.cost = self.measure.cost(item.input, item.kind)
             item.key = self.measure.key(item.input, item.kind)
-        if item.expires_s is None or not self.deadlines.hopeless(item, self.replicas):
+        if item.expires_at == NEVER or not self.deadlines.hopeless(item, self.replicas):
             self.batcher.add(item)
 
-    def _read(self, item: Item, raw: bytes) -> Settlement | None:
+    def _read(self, item: Item, raw: bytes, now: float, now_us: int) -> Settlement | None:
         """Read the message; the settlement of a job that is not to run now, else None."""
         try:
             message = read_envelope(raw)
@@ -265,11 +265,12 @@ class Lane:
                 "invalid-request",
                 f"the queue {self.queue} serves the model {self.model.name}, not {message.model!r}",
             )
-        if message.expires_s is not None and time.time() >= message.expires_s:
+        if message.expires_s is None and message.eta_s is None:
+            return None
+        wait_s = item.date(message, now, now_us)
+        if item.expires_at <= now:
             return self.deadlines.expired(item)
-        if message.eta_s is not None and (wait_s := message.eta_s - time.time()) > 0:
-            return put_off(item, wait_s)
-        return None
+        return put_off(item, wait_s) if wait_s else None
 
     def take_all(self) -> list[Item]:
         """The prepared jobs, for their release."""

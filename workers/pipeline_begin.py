@@ -24,7 +24,7 @@ def claimed_rows(reply: Sequence[Any]) -> Iterator[tuple[bytes, Sequence[Any]]]:
 
 
 def read_course(
-    pipeline: PipelineConfig, raw: bytes, item: Item, tools: Tools
+    pipeline: PipelineConfig, raw: bytes, item: Item, now_us: int, tools: Tools
 ) -> tuple[Course, Settlement | None]:
     """The course of a claimed job; its settlement where it is not to run now.
 
@@ -32,6 +32,7 @@ def read_course(
         pipeline: what it runs.
         raw: its message.
         item: the job; it gets its message, and what follows it.
+        now_us: when it was claimed, by Redis' clock.
         tools: what the course works with.
     """
     wall = time.time()
@@ -52,8 +53,7 @@ def read_course(
     if message.model != pipeline.name:
         wrong = f"the queue {queue_name(pipeline.name)} is not that of {message.model[:64]!r}"
         return course, failed(item, InvalidRequest.code, wrong)
-    if message.expires_s is not None and wall >= message.expires_s:
+    wait_s = item.date(message, item.claimed_at, now_us)
+    if item.expires_at <= item.claimed_at:
         return course, failed(item, "expired", "its expires passed before it began")
-    if message.eta_s is not None and wall < message.eta_s:
-        return course, put_off(item, message.eta_s - wall)
-    return course, None
+    return course, put_off(item, wait_s) if wait_s else None

@@ -168,8 +168,8 @@ class Replica:
                 # It may expire before it begins, which only the process can see.
                 rows = [
                     row
-                    if item.expires_s is None
-                    else (item.id, item.input, item.kind, item.expires_s)
+                    if item.expires_at == NEVER
+                    else (item.id, item.input, item.kind, item.expires_at)
                     for row, item in zip(rows, batch.items, strict=True)
                 ]
             traces = batch.traces if batch.traced else None

@@ -187,7 +187,8 @@ class Runner:
 
         Args:
             items: as in the frame: (id, input JSON), or (id, bytes, content type) of a payload;
-                of what may expire before it is read also until when, in seconds since 1970.
+                of what may expire before it is read also until when, in seconds of the monotonic
+                clock, which all processes of a machine share.
             dropped: the places of items that are not wanted any more, now and from now on.
             seq: the batch's number, for what is said of it.
         """
@@ -197,7 +198,7 @@ class Runner:
             if place in work.dropped:
                 work.outcomes[place] = CANCELLED
                 continue
-            if len(more) > 1 and time.time() >= more[1]:
+            if len(more) > 1 and time.monotonic() >= more[1]:
                 work.outcomes[place] = failure(JobExpired(NOT_STARTED))
                 continue
             try:

@@ -334,7 +334,7 @@ class StageJobs:
             model,
             given.text,
             course.options(stage, model.timeout_s),
-            now_s=time.time(),
+            now_s=self._queue.clock.now_s(),
             result_ttl_s=self._settings.result_ttl_s,
             waiter=self._waiters.api_id,
             source=given.source,

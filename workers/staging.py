@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from workers.items import Batch, Settlement
+from workers.items import NEVER, Batch, Settlement
 from workers.lane import Lane
 from workers.replica import Replica
 
@@ -75,7 +75,7 @@ def gave_way(lane: Lane, batch: Batch) -> list[Settlement]:
             ended.append(lane.cancel(item))
         elif item.dropped:
             lane.forget([item])
-        elif item.expires_s is None or not lane.deadlines.hopeless(item, lane.replicas):
+        elif item.expires_at == NEVER or not lane.deadlines.hopeless(item, lane.replicas):
             waiting.append(item)
     lane.batcher.put_back(waiting)
     return ended

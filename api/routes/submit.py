@@ -6,7 +6,6 @@ Under an id or an idempotency key of the client's a repeat is the same job, what
 from __future__ import annotations
 
 import contextlib
-import time
 from typing import Final, NamedTuple
 
 import msgspec
@@ -218,7 +217,7 @@ async def _known(services: Services, asked: Asked, error: HeadraceError) -> Enqu
 async def _submitted(
     services: Services, asked: Asked, waiter: str, source: Source | None
 ) -> Enqueued:
-    job = submission_of(services, asked, time.time(), waiter, source)
+    job = submission_of(services, asked, services.queue.clock.now_s(), waiter, source)
     while True:
         receipt = await services.queue.submit(job)
         # Where no client can repeat, only a call whose answer was lost did.

@@ -1,10 +1,10 @@
 -- End jobs that wait though they must have begun by now, of whatever queue: also where nobody serves it. What a worker holds
 -- is for that to judge, and is looked at again, as is what waits in a queue whose keys are another's. KEYS: none. ARGV: 1 queue prefix, 2 how many to look at, 3 the code of
--- such an end, 4 its class in headrace.errors, 5 its message. Returns {how many were looked at}.
+-- such an end, 4 its class in headrace.errors, 5 its message. Returns {how many were looked at, now}.
 local AGAIN_US = 60000000
 local LIMIT = tonumber(ARGV[2])
 local due = redis.pcall('ZRANGEBYSCORE', EXPIRING, '-inf', NOW, 'LIMIT', 0, LIMIT)
-if due.err or #due == 0 then return {0} end
+if due.err or #due == 0 then return {0, NOW} end
 local ERROR = cjson.encode({type = ARGV[3], message = ARGV[5], retryable = false})
 
 local over, again = {}, {}
@@ -32,4 +32,4 @@ for _, o in ipairs(over) do
   finish(id, ttl or DEFAULT_TTL_S, waiter, failed_json(id, ARGV[4], ARGV[5]), {'s', 'x', 'en', NOW, 'e', ERROR}, queue, raw)
 end
 compact()
-return {#due}
+return {#due, NOW}

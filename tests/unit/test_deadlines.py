@@ -145,7 +145,7 @@ def test_what_must_begin_before_a_process_can_be_free_ends_at_once() -> None:
         running = [Replica({}, {}) for _ in processes]
         for replica, at in zip(running, processes, strict=True):
             replica.batch = None if at is None else Batch([], "idle", at, at + 60)
-        late = sent("late", expires_s=time.time() + 6)
+        late = item("late", expires_at=time.monotonic() + 6)
         assert deadlines.hopeless(late, running) is hopeless
         assert [end.id for end in deadlines.ended] == (["late"] if hopeless else [])
         assert (deadlines.next_at == NEVER) is hopeless

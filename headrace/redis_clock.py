@@ -15,15 +15,16 @@ class RedisClock:
     """The one clock by which all hosts agree. This host's own, until an answer was heard."""
 
     def __init__(self) -> None:
-        self._ahead_s = float("-inf")
+        self._began_s: float | None = None
         self._until = 0.0
 
     def heard(self, now_us: int) -> None:
         """An answer came; it was that late, or earlier."""
-        ahead_s, now = now_us / US_PER_S - time.time(), time.monotonic()
-        if ahead_s >= self._ahead_s or now > self._until:
-            self._ahead_s, self._until = ahead_s, now + BELIEVED_S
+        now = time.monotonic()
+        began_s = now_us / US_PER_S - now
+        if self._began_s is None or began_s >= self._began_s or now > self._until:
+            self._began_s, self._until = began_s, now + BELIEVED_S
 
     def now_s(self) -> float:
-        """The time, in seconds since 1970; less what the answers' ways took, at the most."""
-        return time.time() + (self._ahead_s if self._until else 0.0)
+        """The time in seconds since 1970, less what the answers' ways took at the most."""
+        return time.time() if self._began_s is None else time.monotonic() + self._began_s

@@ -52,7 +52,7 @@ def read_pipeline(
     except Problem as problem:
         document.report((*keys, *problem.where), problem.text)
         return None
-    for stage, text in unknown_models(pipeline, models):
+    for stage, text in unknown_models(pipeline, models, document.data["pipelines"]):
         own = stages[stage].model is not None
         where = ("stages", stage, "model") if own else ("stages", stage)
         document.report((*keys, *where), text)

@@ -6,7 +6,7 @@ element of a list. Knows no Redis and no YAML; `headrace.catalog` reads the file
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from typing import Annotated, Any, Final
 
@@ -26,7 +26,8 @@ STAGES_MAX: Final = 64
 DEFAULT_TIMEOUT_S: Final = 600.0
 
 _Name = Annotated[str, Meta(pattern=STAGE_NAME_PATTERN)]
-_Path = Annotated[str, Meta(pattern=PATH_PATTERN, max_length=256)]
+# The pattern is for editors alone: `parse_path` says more of what is none.
+_Path = Annotated[str, Meta(max_length=256, extra_json_schema={"pattern": PATH_PATTERN})]
 _Names = str | Annotated[list[str], Meta(min_length=1, max_length=64)]
 
 
@@ -366,9 +367,22 @@ class Pipeline:
         return self
 
 
-def unknown_models(config: PipelineConfig, models: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The stages whose model there is not, each with a sentence."""
+def unknown_models(
+    config: PipelineConfig, models: Mapping[str, Any], pipelines: Container[Any] = ()
+) -> Iterator[tuple[str, str]]:
+    """The stages whose model there is not, each with a sentence.
+
+    Args:
+        config: the pipeline.
+        models: the models, by name.
+        pipelines: the names of all pipelines.
+    """
     for stage in config.stages:
-        if stage.model not in models:
-            near = did_you_mean(stage.model[:64], models)
-            yield stage.name, f"no model {stage.model[:64]!r} is registered{near}"
+        if stage.model in models:
+            continue
+        name = stage.model[:64]
+        if stage.model in pipelines:
+            yield stage.name, f"{name} is a pipeline, and a stage runs a model: write its stages"
+        else:
+            near = did_you_mean(name, models)
+            yield stage.name, f"no model {name!r} is registered{near}"

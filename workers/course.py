@@ -88,6 +88,7 @@ class Course:
     Attributes:
         states: how far each stage has come.
         under_way: the ids of its stages' jobs that have not ended, with the stage.
+        sent: the ids of those that were submitted here, and not by a life before this one.
         ended: those that have, with the job.
         freed: those that have, and whose results nobody needs.
         ending: its job is being ended, which asks at each step whether it is still ours.
@@ -101,6 +102,7 @@ class Course:
         self.deadline = deadline
         self.states = {stage.name: StageState(stage.model) for stage in pipeline.stages}
         self.under_way: dict[str, Stage] = {}
+        self.sent: set[str] = set()
         self.ended: dict[str, tuple[Stage, Job]] = {}
         self.freed: list[str] = []
         self.ending = False

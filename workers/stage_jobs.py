@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
@@ -19,7 +19,7 @@ from redis.exceptions import RedisError
 from headrace import keys
 from headrace.catalog import Catalog, ModelConfig
 from headrace.errors import BrokerError, HeadraceError, QueueFull, StoreError
-from headrace.jobs import Job
+from headrace.jobs import Job, State
 from headrace.keys import F
 from headrace.letters import DeadLetters
 from headrace.messages import Source, Stretch
@@ -207,7 +207,7 @@ class StageJobs:
                 found = await self._ended(course, stage, job_id, model, value)
                 if found is not None:
                     return found
-                logger.warning("%s is lost or freed; sent again", job_id, extra=about(course))
+                logger.warning("%s is lost, or of a former life; sent again", job_id)
 
         return await self.patiently(ended)
 
@@ -224,28 +224,28 @@ class StageJobs:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, AGAIN_MAX_S)
 
-    async def cancel(self, course: Course) -> list[str]:
-        """Cancel those of a course's jobs that are under way; those that have ended now.
+    async def cancel(self, course: Course) -> dict[str, str]:
+        """Cancel a course's jobs that are under way; how those ended that have, by id.
 
         Raises:
             Lost: the course is another's by now, and so are they.
         """
-        item, over = course.item, []
+        item, over = course.item, dict[str, str]()
         for chunk in _chunks(list(course.under_way), VIEW_MAX_JOBS):
             said = await self.patiently(partial(self._queue.cancel_for, item.id, item.token, chunk))
             if said is None:
                 raise Lost
-            over += [name for name, word in zip(chunk, said, strict=True) if word != "asked"]
+            over.update(pair for pair in zip(chunk, said, strict=True) if pair[1] != "asked")
         return over
 
     async def clear(
-        self, course: Course, over: Sequence[str] = (), *, settled: bool = False
+        self, course: Course, over: Mapping[str, str], *, settled: bool = False
     ) -> None:
         """Remove what nobody needs once the course is over; where that fails, it runs out.
 
         Args:
             course: the course.
-            over: ids of jobs of its stages that have ended beside those that it knows.
+            over: what `cancel` gave.
             settled: its job has ended; until then it is asked whose that is.
 
         Raises:
@@ -261,9 +261,8 @@ class StageJobs:
                     await self._client.unlink(*map(keys.job, chunk), *map(keys.meta, chunk))
                 elif not await self._queue.once("clear", item.id, item.token, *chunk):
                     raise Lost
-            for job_id, (stage, job) in course.ended.items():
-                if job.dead_lettered:  # the pipeline's own letter stands for it
-                    await self._letters.purge(keys.queue_name(stage.model), [job_id])
+            for model, letters in _letters(course, over).items():
+                await self._letters.purge(keys.queue_name(model), letters)
             if entries:
                 await self.in_thread(self.stores.drop, *entries)
         except (HeadraceError, RedisError, OSError) as error:
@@ -290,7 +289,7 @@ class StageJobs:
     async def _ended(
         self, course: Course, stage: Stage, job_id: str, model: ModelConfig, value: Value
     ) -> Job | None:
-        """The job once it has ended; None where Redis has lost it, or its result was freed."""
+        """The job once it has ended; None where Redis, or a life that is over, has taken it."""
         given = await self._input(job_id, model, value)
         with self._waiters.own(job_id) as wait:
             try:
@@ -301,17 +300,24 @@ class StageJobs:
                 await self._drop(given)
                 raise
             if not receipt.repeated:
+                course.sent.add(job_id)
                 return await self._end(wait, model, receipt.created_us)
         # It was submitted by a life of this course before, under another name perhaps.
         await self._drop(given)
+        cancelled = job_id not in course.sent and await self._cancelled(job_id)
         async with self._waiters.foreign(job_id) as wait:
             wait.wake()
             found = await self._end(wait, model, receipt.created_us)
-        if found is not None and found.freed:
-            # A life of which no note is left has freed it, and could not clear it away.
+        if found is not None and (found.freed or (cancelled and found.state is State.CANCELLED)):
+            # A life of which no note is left has freed it and could not clear it away, or has had
+            # it cancelled while it ran.
             await self.forget([job_id])
             return None
         return found
+
+    async def _cancelled(self, job_id: str) -> bool:
+        job = await self._queue.read(job_id)
+        return job is not None and (job.cancel_asked or job.state is State.CANCELLED)
 
     async def _end(self, wait: Wait, model: ModelConfig, created_us: int) -> Job | None:
         loop = asyncio.get_running_loop()
@@ -365,6 +371,18 @@ class StageJobs:
                 await self.in_thread(self.stores.drop, given.entry)
             except HeadraceError as error:
                 logger.warning("a payload is left to the sweep: %s", error.message)
+
+
+def _letters(course: Course, over: Mapping[str, str]) -> dict[str, list[str]]:
+    """A course's jobs that may be dead letters, by model; the pipeline's own stands for them."""
+    found: dict[str, list[str]] = {}
+    for job_id, (stage, job) in course.ended.items():
+        if job.dead_lettered:
+            found.setdefault(stage.model, []).append(job_id)
+    for job_id, word in over.items():
+        if word == "ended":  # at the same time as what has ended the course
+            found.setdefault(course.under_way[job_id].model, []).append(job_id)
+    return found
 
 
 def _chunks(names: Sequence[str], most: int) -> Iterator[Sequence[str]]:

@@ -38,6 +38,12 @@ PIPELINES: dict[str, Any] = {
             "last": {"model": "weigh"},
         }
     },
+    "sides": {
+        "stages": {
+            "left": {"model": "grow", "from": "input", "select": "left"},
+            "right": {"model": "other", "from": "input", "select": "right"},
+        }
+    },
     "many": {"stages": {name: {"model": "weigh"} for name in ROW}, "max_running": 200},
 }
 DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
@@ -58,7 +64,9 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PipelineSite]:
     folder = tmp_path_factory.mktemp("freed")
     with (
         redis_server("valkey9", *DURABLE) as server,
-        pipeline_site(server, folder, PIPELINES, grow=grow(server.url)) as running,
+        pipeline_site(
+            server, folder, PIPELINES, grow=grow(server.url), other=grow(server.url)
+        ) as running,
     ):
         yield running
 
@@ -195,6 +203,31 @@ def test_a_dead_letter_whose_sources_were_freed_runs_again_from_the_input(
     assert runs(site) == [0, 1, 2, 3, 0, 1, 2, 3, 4]
     check_stages(site, job_id)
     site.no_payloads(results=1)
+    running.kill()
+
+
+def test_a_dead_letter_runs_again_though_a_neighbour_was_cancelled_with_it(
+    site: PipelineSite,
+) -> None:
+    running, go = errands(site, "sides"), site.folder / "go"
+    site.gate.touch()
+    given = {"name": "s", "n": 0, "size": 1}
+    failing = {**given, "fails_once": 0, "until": str(go)}
+    job_id = site.submit(
+        "sides", {"left": {**given, "held_at": 0}, "right": failing}, max_retries=0
+    )
+    wait_until(lambda: runs(site) == [0] and site.runs("other"), "both run", 60)
+    go.touch()
+    assert site.ended(job_id)["dead_lettered"] is True
+    left = stage_job_id(job_id, "left", 0)
+    assert site.job(left)["status"] == "running"
+    requeue = "/api/v1/models/sides/dead-letters/requeue"
+    assert site.api.http.post(requeue, json={"ids": [job_id]}).status_code == 200
+    wait_until(lambda: "right" in site.stages(job_id), "it has begun anew", 60)
+    # What runs goes on to its end, which is that of a cancelled job.
+    site.gate.unlink()
+    assert {name: one["n"] for name, one in site.result(job_id).items()} == {"left": 1, "right": 1}
+    assert runs(site) == [0, 0]
     running.kill()
 
 

@@ -58,7 +58,8 @@ class Grow(_Noting):
     """{"n": n, "size": s} -> the same of n + 1, and s letters. Notes n, and how many results lie
     in the payload store.
 
-    At `held_at` it waits at the gate; at `fails_once` it says at first: try again.
+    At `held_at` it waits at the gate, with `until` for a file; at `fails_once` it says at first:
+    try again.
     """
 
     def initialize(self, context: Context) -> None:
@@ -77,6 +78,8 @@ class Grow(_Noting):
         self._note(f"{n} {stored}")
         if item.get("held_at") == n:
             self._wait()
+        while "until" in item and not Path(item["until"]).exists():
+            time.sleep(0.01)
         if item.get("fails_once") == n and item["name"] not in self._failed:
             self._failed.add(item["name"])
             return TransientError("not just now")

@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import redis.asyncio
-from hiredis import pack_command
-from redis.exceptions import (
-    ConnectionError as RedisConnectionError,
-)
-from redis.exceptions import (
-    NoScriptError,
-    RedisError,
-    ResponseError,
-)
-from redis.exceptions import (
-    TimeoutError as RedisTimeoutError,
-)
+from redis.exceptions import RedisError
 
 from headrace import keys
 from headrace.access import ApiKey, key_from
 from headrace.coalesce import Coalescer
-from headrace.connections import connection_of, drop_connections
 from headrace.depth import Depth, read_depths
 from headrace.errors import HeadraceError
 from headrace.expiry import EXPIRE_ARGUMENTS
 from headrace.jobs import US_PER_S, Job, job_from_record
-from headrace.outages import NO_PRIMARY, outage_code, translate
+from headrace.outages import translate
 from headrace.outcomes import read_outcomes
 from headrace.redis_clock import RedisClock
-from headrace.scripts import Arg, Command, script
+from headrace.script_calls import ScriptCalls
+from headrace.scripts import Arg
 from headrace.submission import (
     Receipt,
     Submission,
@@ -43,11 +31,6 @@ from headrace.submission import (
 from headrace.telemetry import WorkerReport, read_report
 
 __all__ = ["JobQueue", "Receipt", "Submission", "hash_request", "submission"]
-
-logger = logging.getLogger(__name__)
-
-# hiredis' own stub asks for a tuple of one.
-_pack: Final[Callable[[Command], bytes]] = pack_command  # type: ignore[assignment]
 
 #: The most jobs that one call of submit.lua takes: bounds how long it holds Redis.
 SUBMIT_MAX_JOBS: Final = 256
@@ -61,7 +44,7 @@ VIEW_MAX_JOBS: Final = 128
 OUTCOMES_MAX_JOBS: Final = 256
 
 
-class JobQueue:
+class JobQueue(ScriptCalls):
     """Submits, reads and cancels jobs over one asyncio client.
 
     What is asked at the same time (`submit`, `read`, `cancel_one`) leaves in one call of the
@@ -76,8 +59,7 @@ class JobQueue:
     """
 
     def __init__(self, client: redis.asyncio.Redis, *, job_index_max: int = 0) -> None:
-        # redis-py types its own replies as unions of all that a command could give.
-        self._client: Any = client
+        super().__init__(client)
         self._job_index_max = job_index_max
         self.clock = RedisClock()
         self._submits = Coalescer[Submission, Receipt](
@@ -326,89 +308,10 @@ class JobQueue:
             pipe.hgetall(name)
         return list(await pipe.execute())
 
-    async def on_queue(self, name: str, queue: str, *arguments: Arg) -> Any:
-        """Call a script that works on one queue, once: a repeat would be answered otherwise.
-
-        Raises:
-            BrokerError: Redis does not answer, and the outcome may be unknown; or it refuses.
-        """
-        return await self.on_keys(name, queue, queue, *arguments)
-
-    async def on_keys(self, name: str, queue: str, *arguments: Arg) -> Any:
-        """As `on_queue`, for a script that does not ask for the queue's name."""
-        called = _pack(script(name).call(keys.queue_keys(queue), *arguments))
-        try:
-            return await self._evaluate(name, called)
-        except RedisError as error:
-            raise translate(error) from error
-
-    async def once(self, name: str, *arguments: Arg) -> Any:
-        """Call a script that works on no one queue, once.
-
-        Raises:
-            BrokerError: Redis does not answer, and the outcome may be unknown; or it refuses.
-        """
-        try:
-            return await self._evaluate(name, _pack(script(name).call([], *arguments)))
-        except RedisError as error:
-            raise translate(error) from error
-
-    async def _call(self, name: str, *arguments: Arg) -> list[Any]:
-        """Call a script; once more after a broken connection, which all of these scripts allow."""
-        called = _pack(script(name).call([], *arguments))
-        try:
-            try:
-                return list(await self._evaluate(name, called))
-            except (RedisConnectionError, RedisTimeoutError, ResponseError) as error:
-                if isinstance(error, ResponseError) and outage_code(error) not in NO_PRIMARY:
-                    raise
-                if isinstance(error, _NobodyThere):
-                    raise
-                return list(await self._evaluate(name, called))
-        except RedisError as error:
-            raise translate(error) from error
-
-    async def _evaluate(self, name: str, called: bytes) -> Any:
-        try:
-            answer = await self._exchange(called)
-        except NoScriptError:
-            await self._exchange(_pack(script(name).load_command()))
-            answer = await self._exchange(called)
-        return answer
-
-    async def _exchange(self, packed: bytes) -> Any:
-        """One command on a connection of the pool, without the layers of `execute_command`."""
-        pool = self._client.connection_pool
-        try:
-            connection = await connection_of(self._client)
-        except RedisTimeoutError as error:
-            raise _NobodyThere(str(error)) from error
-        try:
-            await connection.send_packed_command(packed)
-            answer = await connection.read_response()
-        except ResponseError as error:
-            if outage_code(error) in NO_PRIMARY:
-                # Behind the same name there is another server by now.
-                await drop_connections(self._client, idle=False)
-            raise
-        except BaseException as error:
-            # Whoever took this connection next would read the answer to this command.
-            await connection.disconnect(nowait=True)
-            if isinstance(error, RedisTimeoutError):
-                await drop_connections(self._client, idle=True)
-            raise
-        finally:
-            await pool.release(connection)
-        return answer
-
 
 def _owned(job_id: str, owner: str | None) -> str:
     """A job as cancel.lua is given it; no id has a blank."""
     return job_id if owner is None else f"{job_id} {owner}"
-
-
-class _NobodyThere(RedisTimeoutError):
-    """Nobody takes a connection; to ask again at once would only take as long again."""
 
 
 def _job(job_id: str, answer: Any) -> Job | None:

@@ -101,9 +101,8 @@ class Consumer:
 
     def run(self) -> None:
         """Serve until `stop`, then drain. Model processes are children of this very thread."""
-        self._selector.register(self._signal_out, selectors.EVENT_READ)
-        self._selector.register(self._porter, selectors.EVENT_READ)
-        self._selector.register(self._herald, selectors.EVENT_READ)
+        for heard in (self._signal_out, self._porter, self._herald):
+            self._selector.register(heard, selectors.EVENT_READ)
         try:
             while not (self._stopping.is_set() and self._drained(time.monotonic())):
                 self._turn()
@@ -158,8 +157,6 @@ class Consumer:
             self._claims.ask_before_settling(now)
         self._harvest.settle()
 
-    # Redis
-
     def _connect(self, now: float) -> None:
         if self._dialing is None:
             if now >= self._ledger.reconnect_at:
@@ -202,8 +199,6 @@ class Consumer:
         for command in self._reporter.events(now):
             self._ledger.say(command)
         self._porter.sweep(now)
-
-    # Model processes
 
     def _tend(self, now: float) -> None:
         if not self._ledger.connected:
@@ -298,8 +293,6 @@ class Consumer:
         replica.run(batch)
         log_left(lane, batch)
 
-    # Sleep and stop
-
     def _sleep(self) -> None:
         now = time.monotonic()
         try:
@@ -386,17 +379,7 @@ class Consumer:
         """Stop the model processes, then give back what did not end in time, uncharged."""
         self._claims.read(time.monotonic())
         self._harvest.settle()
-        for lane in self.lanes:
-            self._keeper.stop(lane, time.monotonic())
-            for replica in lane.replicas:
-                for batches in replica.suspects():
-                    self._losses.give_back(lane, batches, "free")
-            moving, telling = lane.cargo.moving.values(), lane.sequels.telling.values()
-            self._ledger.release(lane, [*lane.take_all(), *moving, *telling], "free")
-        for lane in self.lanes:
-            for replica in lane.replicas:
-                replica.stop()
-        self._keeper.close()
+        self._losses.give_all_back(self.lanes, time.monotonic())
         for command in (*self._reporter.states(self.lanes), *self._reporter.offline()):
             self._ledger.say(command)
         while self._ledger.busy and self._ledger.connected:
@@ -408,9 +391,7 @@ class Consumer:
         self._herald.close()
         if self._dialing is not None:
             self._dialing.leave()
-        self._wake.close()
-        self._ledger.close()
-        self._reporter.close()
-        self._selector.close()
+        for part in (self._wake, self._ledger, self._reporter, self._selector):
+            part.close()
         os.close(self._signal_out)
         os.close(self._signal_in)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import selectors
+from collections.abc import Sequence
 
 from workers.batch_log import about_batches
 from workers.guard import Guard
@@ -87,6 +88,20 @@ class Losses:
                 lane.stats.left(batch.reason)
             self._ledger.release(lane, batch.items, mode)
             self._reporter.finished(batch, [])
+
+    def give_all_back(self, lanes: Sequence[Lane], now: float) -> None:
+        """Stop all model processes; what the lanes hold goes back into the queues, uncharged."""
+        for lane in lanes:
+            self.keeper.stop(lane, now)
+            for replica in lane.replicas:
+                for batches in replica.suspects():
+                    self.give_back(lane, batches, "free")
+            moving, telling = lane.cargo.moving.values(), lane.sequels.telling.values()
+            self._ledger.release(lane, [*lane.take_all(), *moving, *telling], "free")
+        for lane in lanes:
+            for replica in lane.replicas:
+                replica.stop()
+        self.keeper.close()
 
     def let_go(self, lane: Lane, now: float) -> None:
         """Release what is prepared while all processes wait before they are started again.

@@ -19,9 +19,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
 
-from workers.runner import Group, Runner, Work, clock
+from workers.runner import Runner, clock
 from workers.thread_context import begin
 from workers.vital import SOFTWARE_ERROR_STATUS
+from workers.work import Group, Work
 
 logger = logging.getLogger("headrace.model")
 

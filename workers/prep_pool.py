@@ -25,10 +25,11 @@ from headrace import logs
 from headrace.errors import ConfigError, HandlerError, InputError
 from workers.frames import FrameSocket
 from workers.outcomes import Told
-from workers.runner import Input, Runner
+from workers.runner import Runner
 from workers.thread_context import TRACES
 from workers.vital import SOFTWARE_ERROR_STATUS
 from workers.words import Row
+from workers.work import Input
 
 logger = logging.getLogger("headrace.model")
 

@@ -22,9 +22,10 @@ from workers.frames import FrameSocket
 from workers.life import write_stacks_to
 from workers.loading import context_of, die_with_parent, handler_of, why_not_loaded
 from workers.outcomes import failure
-from workers.runner import Input, Runner
+from workers.runner import Runner
 from workers.thread_context import TRACES, Traces
 from workers.words import News
+from workers.work import Input
 
 
 def main() -> None:

@@ -15,7 +15,8 @@ from headrace.errors import ConfigError, HandlerError
 from headrace.handler import Handler
 from headrace.inputs import binary_input, decode_input
 from workers.outcomes import BINARY_TYPE, encode_result, out_of_memory
-from workers.runner import Group, Input, Runner, StageTimes, free_memory
+from workers.runner import Runner, free_memory
+from workers.work import Group, Input, StageTimes
 
 logger = logging.getLogger("headrace.model")
 

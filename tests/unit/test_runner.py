@@ -18,7 +18,8 @@ from headrace.handler import Context, Handler, Response
 from workers import raws
 from workers.outcomes import encode_result
 from workers.raws import names_msgspec
-from workers.runner import Group, Runner, StageTimes, Work
+from workers.runner import Runner
+from workers.work import Group, StageTimes, Work
 
 
 def run(handler: Handler, inputs: list[Any]) -> list[list[Any]]:

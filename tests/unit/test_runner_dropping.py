@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from headrace.handler import Context, Handler
-from workers.runner import Runner, Work
+from workers.runner import Runner
+from workers.work import Work
 
 
 class Told(Handler):

@@ -305,4 +305,4 @@ def _presented(request: Request) -> str:
     authorization = request.header(b"authorization")
     if authorization[:7].lower() == b"bearer ":
         return authorization[7:].strip().decode("latin-1")
-    return request.header(b"x-api-key").decode("latin-1")
+    return request.header(b"x-api-key").strip().decode("latin-1")

@@ -24,6 +24,7 @@ from headrace.access import (
     fields_of,
     key_from,
     new_key,
+    read_key,
     written,
 )
 from headrace.connections import connect, redact_url
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 
     import redis
 
+#: Requests a second that a key may have as its rate.
+RATE_MIN: Final = 0.001
+RATE_MAX: Final = 1_000_000
 #: A key that has expired is listed for so long, so that whoever wonders finds out why.
 SHOWN_AFTER_S: Final = 30 * 86_400
 #: Keys that processes of the deployment make for themselves live so long, and are made anew before.
@@ -79,7 +83,7 @@ class ApiKeys:
             acts: it may act for other keys: for parts of the deployment itself.
 
         Raises:
-            ConfigError: the name does not fit, or it could do nothing.
+            ConfigError: the name or the rate does not fit, or it could do nothing.
         """
         if not name.strip() or len(name) > NAME_MAX_CHARS or not name.isprintable():
             raise ConfigError(
@@ -89,6 +93,11 @@ class ApiKeys:
         if not scopes:
             raise ConfigError(
                 "a key without a scope could do nothing", hint=f"Give {', '.join(Scope)}."
+            )
+        if rate and not RATE_MIN <= rate <= RATE_MAX:
+            raise ConfigError(
+                f"a key cannot have a rate of {rate:g} a second",
+                hint=f"Give {RATE_MIN:g} to {RATE_MAX:,}; 0, or none at all, is no limit.",
             )
         made, now_s = new_key(), time.time()
         key = ApiKey(
@@ -190,6 +199,13 @@ class ApiKeys:
 
 
 def _no_key(key_id: str) -> ConfigError:
+    presented = read_key(key_id.strip())
+    if presented is not None:
+        # A whole key is not repeated where it may end up in a log.
+        return ConfigError(
+            f"that is a whole API key; its id is {presented.id}",
+            hint="give the id alone, and never a key on a command line, where others may see it",
+        )
     return ConfigError(
         f"there is no API key {key_id[:64]!r}",
         hint="`headrace keys list` lists the ids; the id is the middle part of a key",

@@ -17,12 +17,15 @@ alone (workers/runner.py).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 from headrace.progress import Progress, progress_of
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -61,6 +64,7 @@ class Context:
     _reports: Callable[[int | None, Progress], None] | None = field(
         default=None, init=False, repr=False, compare=False
     )
+    _complained: bool = field(default=False, init=False, repr=False, compare=False)
 
     def progress(
         self,
@@ -83,9 +87,15 @@ class Context:
                 all of them.
         """
         if self._reports is not None:
-            said = progress_of(done, total, message)
+            said = progress_of(done, total, message, self._complain)
             if said is not None:
                 self._reports(item, said)
+
+    def _complain(self, words: str, *values: Any) -> None:
+        """Log a mistake once, as it may be made in an inner loop."""
+        if not self._complained:
+            self._complained = True
+            logger.warning("%s; so are others like it, without a word", words % values)
 
     def reports_to(self, take: Callable[[int | None, Progress], None]) -> None:
         """Have what `progress` is told taken on; for whoever runs the handler."""

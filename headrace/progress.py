@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
@@ -58,20 +59,22 @@ def stages_progress(stages: str) -> Progress | None:
     return Progress(round(sum(shares) / len(found), DECIMALS), message=_shown(message))
 
 
-def progress_of(done: Any, total: Any, message: Any) -> Progress | None:
+def progress_of(
+    done: Any, total: Any, message: Any, complain: Callable[..., None] = logger.warning
+) -> Progress | None:
     """What a handler said; None where it says nothing that could be shown.
 
     It never raises: a mistake in what is only told must not fail a job. What cannot be used is
-    passed over, and stands in the log.
+    passed over, and `complain` is told of it, as a logger's method is.
     """
     text = _shown(message)
     so_far, most = _number(done), _number(total)
     if (done is not None and so_far is None) or (total is not None and not (most and most > 0)):
-        logger.warning(
-            "progress of %.40r of %.40r is passed over: give a fraction, or a number and a total "
+        complain(
+            "progress of %.40s of %.40s is passed over: give a fraction, or a number and a total "
             "above 0",
-            done,
-            total,
+            _text(done, repr),
+            _text(total, repr),
         )
         return Progress(None, message=text) if text else None
     if so_far is None:
@@ -86,7 +89,7 @@ def _number(value: Any) -> float | None:
     """A finite number, whole where it is; None for anything else."""
     try:
         number = float(value)
-    except (TypeError, ValueError, OverflowError, RuntimeError):
+    except Exception:  # noqa: BLE001 - whatever an object of the handler's raises there
         return None
     if not math.isfinite(number):
         return None
@@ -95,7 +98,14 @@ def _number(value: Any) -> float | None:
 
 def _shown(message: Any) -> str:
     """A message on one line, cut where it is long."""
-    text = "" if message is None else str(message)
+    text = "" if message is None else _text(message, str)
     text = " ".join(text[: 4 * MESSAGE_MAX_CHARS].split())
     text = "".join(char if char.isprintable() else "\ufffd" for char in text)
     return text if len(text) <= MESSAGE_MAX_CHARS else text[: MESSAGE_MAX_CHARS - 1] + "…"
+
+
+def _text(value: Any, words: Callable[[Any], str]) -> str:
+    try:
+        return words(value)
+    except Exception:  # noqa: BLE001 - likewise
+        return f"a {type(value).__name__} without words"

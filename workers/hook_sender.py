@@ -116,6 +116,9 @@ class HookSender:
             return Sent(error=str(error), final=True, answers=True)
         except (OSError, UnicodeError) as error:
             return Sent(error=_short(f"the name cannot be looked up: {error}"))
+        except httpx2.RemoteProtocolError:
+            # The library's words repeat what was answered, which whoever chose the URL could read.
+            return Sent(error="what it answered cannot be read as HTTP")
         except httpx2.HTTPError as error:
             return Sent(error=_short(f"{type(error).__name__}: {error}"))
         except Exception as error:

@@ -90,7 +90,8 @@ class _Telling:
         loop = asyncio.get_running_loop()
         standing: Standing | None = standing_of(self._job)
         beat_at = loop.time() + HEARTBEAT_S
-        while standing is not None and not watch.unknown:
+        # Asked before anything is told: a job that says much has no heartbeats.
+        while standing is not None and not watch.unknown and await self._still_admitted():
             ended, soon_s = False, HEARTBEAT_S
             events = self._story.due(standing, loop.time(), await self._waits_for(standing))
             for event in events:
@@ -108,8 +109,6 @@ class _Telling:
             if self._gone:
                 raise ClientGone
             if loop.time() >= beat_at:
-                if not await self._still_admitted():
-                    return
                 await self._put(write, HEARTBEAT)
                 beat_at = loop.time() + HEARTBEAT_S
             standing = watch.standing or standing

@@ -58,7 +58,7 @@ def create(
 
     keys.create(
         name, scope or [Scope.SUBMIT, Scope.READ], rate=rate, in_flight=in_flight,
-        expires_in_s=keys.seconds(expires, "--expires"), as_json=as_json,
+        expires_in_s=keys.seconds(expires, "--expires", least=1), as_json=as_json,
     )  # fmt: skip
 
 

@@ -23,18 +23,21 @@ from headrace.settings import load_settings
 _UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
-def seconds(text: str | None, option: str) -> float:
+def seconds(text: str | None, option: str, *, least: int = 0) -> float:
     """The seconds of a duration; 0 where none is given.
 
     Raises:
-        typer.BadParameter: it is none.
+        typer.BadParameter: it is none, or less than the least that means something.
     """
     if text is None:
         return 0.0
     found = re.fullmatch(r"(\d{1,6})([smhd])", text)
     if not found:
         raise typer.BadParameter(f"{text}: give 90s, 15m, 2h or 30d", param_hint=option)
-    return float(int(found[1]) * _UNITS_S[found[2]])
+    duration_s = int(found[1]) * _UNITS_S[found[2]]
+    if duration_s < least:
+        raise typer.BadParameter(f"{text}: give {least}s at the least", param_hint=option)
+    return float(duration_s)
 
 
 def create(

@@ -21,7 +21,7 @@ from headrace import keys
 from headrace.broker_check import OLDEST_VERSION
 from headrace.commands.exits import ExitCode
 from headrace.connections import connect, redact_url
-from headrace.doctor.finding import Finding, NotLooked, fail, named, ok, skip, warn
+from headrace.doctor.finding import Finding, NotLooked, fail, named, ok, warn
 from headrace.doctor.site import TIMEOUT_S, Site, sentence
 from headrace.errors import ConfigError
 from headrace.scripts import script
@@ -38,6 +38,8 @@ _HINTS: Final = (
     ("Connection reset by peer", "if it wants TLS on this port, write rediss://"),
     ("Connection refused", f"nothing listens there: {_START}"),
     ("protected mode", "it takes strangers from its own host alone: give it a password"),
+    ("DB index is out of range", "it has no such database: correct the number that ends the URL"),
+    ("Protocol error", "what answers there is no Redis: correct host and port in the URL"),
     ("No such file", "there is no such socket: start it, or correct the path"),
 )
 #: A command that changes nothing, for each thing that some part of Headrace does, by key family.
@@ -53,7 +55,8 @@ def reach(site: Site) -> Finding:
     try:
         client = site.reach()
     except NotLooked as error:
-        return skip(str(error), "name it: --redis-url or HEADRACE_REDIS_URL; or run `headrace up`")
+        # Not skipped: it is what everything stands on, and `--strict` is to notice.
+        return warn(str(error), "name it: --redis-url or HEADRACE_REDIS_URL; or run `headrace up`")
     except ConfigError as error:
         return fail(error.message, error.hint, ExitCode.USAGE)
     except (RedisError, OSError) as error:
@@ -145,7 +148,7 @@ def scripting(site: Site) -> Finding:
 
 def tracking(site: Site) -> Finding:
     """`redis-tracking`: it can wake workers by CLIENT TRACKING."""
-    site.reach()
+    assert site.redis is not None  # noqa: S101 - where it cannot be reached, that is said once
     with connect(site.redis_url, **site.timeouts) as client:
         connection: Any = client.connection_pool.get_connection()
         try:

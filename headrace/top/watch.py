@@ -30,7 +30,7 @@ class Seen:
     Attributes:
         view: the last one; None before the first.
         error: why the last look failed; None where it did not.
-        since_s: when it began to fail, by `time.monotonic`.
+        since_s: when the first look began that failed, by `time.monotonic`.
     """
 
     view: View | None = None
@@ -108,9 +108,10 @@ class Watch:
             self._stopping.wait(min(self._interval_s, 1.0) if first else self._interval_s)
 
     def _look(self) -> Seen:
+        began_s = time.monotonic()
         try:
             sample = self._client.run(read(self._client.session))
         except HeadraceError as error:
-            since_s = self.seen.since_s if self.seen.error is not None else time.monotonic()
+            since_s = self.seen.since_s if self.seen.error is not None else began_s
             return Seen(self.seen.view, error, since_s)
         return Seen(self._history.add(sample))

@@ -148,7 +148,13 @@ def test_an_operator_makes_lists_renews_and_revokes_keys(
     assert headrace("keys", "list", "--json", cwd=tmp_path, url=url).stdout == b""
     gone = headrace("keys", "revoke", key_id, cwd=tmp_path, rc=2, url=url)
     assert "there is no API key" in gone.stderr.decode()
-    for wrong in (("--expires", "soon"), ("--scope", "all"), ("--rate", "-1")):
+    whole = headrace("keys", "revoke", key, cwd=tmp_path, rc=2, url=url).stderr.decode()
+    assert f"its id is {key_id}" in whole
+    assert key[-43:] not in whole
+    for wrong in (
+        ("--expires", "soon"), ("--expires", "0s"), ("--scope", "all"), ("--rate", "-1"),
+        ("--rate", "inf"), ("--rate", "1e-9"),
+    ):  # fmt: skip
         headrace("keys", "create", "x", *wrong, cwd=tmp_path, rc=2, url=url)
     for name in ("", "x" * 65, "a\nb"):
         headrace("keys", "create", name, cwd=tmp_path, rc=2, url=url)

@@ -76,12 +76,14 @@ def test_each_way_of_not_reaching_it_has_its_own_advice(
     verdict(found("redis", "redis://nowhere.invalid:6379/0"), "fail", "cannot be resolved")
     verdict(found("redis", f"redis://odd:no@127.0.0.1:{own.port}/0"), "fail", "user and password")
     verdict(found("redis", f"rediss://127.0.0.1:{own.port}/0"), "fail", "speaks no TLS")
+    verdict(found("redis", f"redis://127.0.0.1:{own.port}/99"), "fail", "no such database")
+    verdict(found("redis-tracking", f"redis://127.0.0.1:{own.port}/99"), "skip", "does not answer")
     verdict(found("redis", "unix:///nowhere/redis.sock"), "fail", "no such socket")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setattr(sites, "TIMEOUT_S", 0.3)
         url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
         verdict(found("redis", url), "fail", "no answer within")
-    verdict(found("redis"), "skip", "no Redis is named", "--redis-url")
+    verdict(found("redis"), "warn", "no Redis is named", "--redis-url")
     verdict(found("redis", "redis://127.0.0.1:1/0?nonsense=1"), "fail", "no option")
 
 

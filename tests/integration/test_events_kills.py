@@ -13,6 +13,7 @@ import pytest
 from playwright.sync_api import expect
 
 from headrace import keys
+from headrace.access import Scope
 from headrace.catalog import load_catalog
 from tests.harness.access import bearer, make_key, revoke_key
 from tests.harness.api_processes import api_processes
@@ -122,6 +123,25 @@ def test_a_stream_is_its_keys_alone_and_ends_with_it(monkeypatch: pytest.MonkeyP
             revoke_key(server, key_id)
             assert reader.wait_over()[-1].name == "queued"
         assert httpx2.get(url, headers=bearer(key), timeout=60).status_code == 401
+
+
+def test_a_stream_says_nothing_to_a_key_that_was_revoked() -> None:
+    with redis_server() as server, api_server(server.url, catalog(echo={}), auth="on") as api:
+        (key_id, key), (_, manager) = make_key(server), make_key(server, *Scope)
+        job_id = httpx2.post(
+            f"{api.url}/api/v1/models/echo/jobs", json=1, headers=bearer(key), timeout=60
+        ).json()["id"]
+        job = f"{api.url}/api/v1/jobs/{job_id}"
+        with reading(f"{job}/events", **bearer(key)) as reader:
+            reader.wait_for("queued")
+            revoke_key(server, key_id)
+            wait_until(
+                lambda: httpx2.get(job, headers=bearer(key), timeout=60).status_code == 401,
+                "the API has heard of it",
+            )
+            httpx2.delete(job, headers=bearer(manager), timeout=60).raise_for_status()
+            # At once, as the job has ended, and not with the next heartbeat.
+            assert [event.name for event in reader.wait_over()] == ["queued"]
 
 
 def test_a_browsers_event_source_reads_it_resumes_and_stops(redis_db: RedisServer) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +98,17 @@ def test_proxies_of_the_environment_are_not_asked(monkeypatch: pytest.MonkeyPatc
             monkeypatch.setenv(name, proxy.url(""))
         (sent,) = send(receiver.url("/200"), webhook_allow_networks=("127.0.0.0/8",))
         assert (sent.status, proxy.got) == (200, [])
+
+
+def test_what_a_server_of_another_protocol_says_is_repeated_to_nobody() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/"
+        sending = pool.submit(send, url, webhook_allow_networks=("127.0.0.0/8",))
+        connection, _ = server.accept()
+        with connection:
+            connection.sendall(b"-ERR secret banner\r\n\r\n")
+            (sent,) = sending.result()
+    assert sent == Sent(error="what it answered cannot be read as HTTP")
 
 
 def test_a_name_that_nobody_knows_and_one_that_is_asked_for_too_long() -> None:

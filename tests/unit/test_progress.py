@@ -43,9 +43,31 @@ def test_a_word_as_it_is_shown(said: tuple[Any, ...], shown: Progress) -> None:
     assert progress_of(*said) == shown
 
 
+class Wordless:
+    """An object of a handler's of which nothing can be had."""
+
+    def __str__(self) -> str:
+        raise LookupError
+
+    __repr__ = __str__
+
+    def __float__(self) -> float:
+        raise LookupError
+
+
 @pytest.mark.parametrize(
     ("done", "total"),
-    [(math.nan, None), (math.inf, None), (3, 0), (3, -1), (3, math.nan), ("a", None), ([], 3)],
+    [
+        (Wordless(), None),
+        (1, Wordless()),
+        (math.nan, None),
+        (math.inf, None),
+        (3, 0),
+        (3, -1),
+        (3, math.nan),
+        ("a", None),
+        ([], 3),
+    ],
 )
 def test_what_cannot_be_shown_fails_nobody(
     done: Any, total: Any, caplog: pytest.LogCaptureFixture
@@ -53,6 +75,19 @@ def test_what_cannot_be_shown_fails_nobody(
     assert progress_of(done, total, "") is None
     assert progress_of(done, total, "still words") == Progress(None, message="still words")
     assert "is passed over" in caplog.text
+
+
+def test_a_mistake_in_an_inner_loop_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    context = Context(model_name="m", version="1", device="cpu", model_dir=tmp_path)
+    told: list[Progress] = []
+    context.reports_to(lambda _, said: told.append(said))
+    for _ in range(3):
+        context.progress("half")  # type: ignore[arg-type]
+        context.progress(0.5, message=Wordless())  # type: ignore[arg-type]
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert told == [Progress(0.5, message="a Wordless without words")] * 3
 
 
 def test_a_message_is_one_short_line() -> None:

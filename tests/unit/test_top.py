@@ -8,6 +8,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from io import StringIO
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -16,6 +18,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from api.families import FAMILIES
+from headrace import Client
 from headrace.errors import ServerUnreachable
 from headrace.top.layout import DEVICES, HOSTS, MODELS, SORTS, Shown, lines
 from headrace.top.sample import SERIES, Sample, parse
@@ -277,6 +280,29 @@ def test_keys_change_what_is_seen() -> None:
     assert any(line.startswith("other ") for line in drawn(screen))
     assert screen.key("x")
     assert not screen.key("q")
+
+
+def test_a_look_that_hangs_counts_into_how_long_there_was_no_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+
+    class Hanging:
+        session = None
+
+        def run(self, _: object) -> None:
+            nonlocal now
+            now += 10.0
+            raise ServerUnreachable("Headrace does not answer")
+
+    monkeypatch.setattr("headrace.top.watch.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("headrace.top.watch.read", lambda _: None)
+    watch = Watch(cast(Client, Hanging()), 2.0)
+    for _ in range(2):
+        watch.seen = watch._look()
+    os.close(watch.wake_fd)
+    os.close(watch._told_fd)
+    assert watch.seen.since_s == 100.0
 
 
 def test_a_server_that_is_away_is_said_above_what_was_seen_last() -> None:

@@ -15,6 +15,7 @@ from api.services import Services
 from headrace.access import Caller
 from headrace.batches.records import (
     ENDED,
+    FAILED,
     JOBS_ENDPOINT,
     MODEL_ENDPOINT,
     MOMENTS,
@@ -201,8 +202,11 @@ def _rerun(services: Services, asked: BatchRequest, asker: Caller) -> Batch:
             f"rerun_of: the batch {batch_id} has not ended: it is {before.status}", "rerun_of"
         )
     if before.error_file_id is None:
+        none = "no line of it has failed"
+        if before.status == FAILED:
+            none = "it has failed as a whole, and has no error file; make a new batch of its input"
         raise InvalidParameter(
-            f"rerun_of: no line of the batch {batch_id} has failed that could run again", "rerun_of"
+            f"rerun_of: the batch {batch_id} cannot run again: {none}", "rerun_of"
         )
     for name in ("input_file_id", "endpoint"):
         given = getattr(asked, name)

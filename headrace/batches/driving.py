@@ -31,7 +31,7 @@ from headrace.errors import BrokerError, FileMissing, Forbidden, HeadraceError, 
 from headrace.files.files import Files
 from headrace.keys import BatchField
 from headrace.runs import calls
-from headrace.runs.checkpoint import Checkpoint
+from headrace.runs.checkpoint import Checkpoint, decode
 from headrace.runs.engine import Engine, row_of
 from headrace.runs.numbers import Numbers
 from headrace.runs.order import RunOrder
@@ -160,7 +160,10 @@ class Driving:
             models = self._models()
         except (Unauthorized, Forbidden) as error:
             # The runner's own key is fresh, so that it is the owner's.
-            self._refused = LineError(error.code.replace("-", "_"), error.message)
+            message = error.message
+            if isinstance(error, Forbidden):
+                message = f"a batch wants an API key with the scopes submit and read: {message}"
+            self._refused = LineError(error.code.replace("-", "_"), message)
             if not batch.total:
                 self._fail(sink, self._refused)
                 return
@@ -175,12 +178,30 @@ class Driving:
                 return
             self._work(source, sink)
         except FileMissing as error:
-            self._fail(sink, LineError("file_not_found", error.message, None, "input_file_id"))
+            of_rerun = spec.failed_file_id is not None and spec.failed_file_id in error.message
+            param = "rerun_of" if of_rerun else "input_file_id"
+            self._fail(sink, LineError("file_not_found", error.message, None, param))
 
     def _fail(self, sink: BatchSink, error: LineError) -> None:
         """End it with an error of its own; what has ended stays to be had."""
         logger.warning("the batch failed: %s", error.message, extra=self._about)
+        kept, data = None, sink.load()
+        if self._engine is not None:
+            kept = self._engine.checkpoint
+        elif data is not None:
+            # A runner before this one has saved rows; without them the files would be empty.
+            kept = decode(data, sink.describe())
+            sink.recover(kept.mark)
+        if kept is not None:
+            self._cancel_rest(kept)
         sink.end(records.FAILED, {BatchField.ERRORS: msgspec.json.encode([error])})
+
+    def _cancel_rest(self, kept: Checkpoint) -> None:
+        """Cancel what a runner before this one had under way, of which no row can be written."""
+        done = kept.numbers
+        left = (n for n in range(kept.n, self.batch.total) if n not in done)
+        while pack := list(islice(left, LOOKUP_JOBS)):
+            self._batches.cancel_jobs(self.batch, [self._job_id(n) for n in pack])
 
     def _models(self) -> dict[str, str]:
         return {model.name: model.version for model in self._client.models()}

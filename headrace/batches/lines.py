@@ -15,6 +15,9 @@ from headrace.keys import STEPS
 
 #: Offline, unless the line says otherwise.
 PRIORITY: Final = STEPS[-1]
+#: Job and result are kept so long at least, in seconds: what is gone before its row is written
+#: would have to run again.
+RESULT_TTL_MIN_S: Final = 86_400
 CUSTOM_ID_MAX_CHARS: Final = 512
 BOM: Final = b"\xef\xbb\xbf"
 _UTF16: Final = (b"\xff\xfe", b"\xfe\xff")
@@ -197,8 +200,7 @@ class Requests:
         options = _options_of(query)
         self._check_model(self._model, None)
         return Request(
-            custom_id=custom_id, model=self._model, input=said.body,
-            options={"priority": PRIORITY, **options},
+            custom_id=custom_id, model=self._model, input=said.body, options=_completed(options),
         )  # fmt: skip
 
     def _job(self, custom_id: str, query: str, body: msgspec.Raw) -> Request:
@@ -217,8 +219,7 @@ class Requests:
         _check_metadata(job.options)
         return Request(
             custom_id=custom_id, model=job.model, input=job.input or None, version=job.version,
-            input_ref=job.input_ref, content_type=job.content_type,
-            options={"priority": PRIORITY, **given},
+            input_ref=job.input_ref, content_type=job.content_type, options=_completed(given),
         )  # fmt: skip
 
     def _check_model(self, model: str, version: str | None) -> None:
@@ -271,6 +272,14 @@ def _options_of(query: str) -> dict[str, Any]:
         raise BadLine("invalid_url", f"url: {_plain(error)}", "url") from None
     _check_metadata(options)
     return {name: getattr(options, name) for name in given}
+
+
+def _completed(given: dict[str, Any]) -> dict[str, Any]:
+    """The options of a line's job."""
+    options = {"priority": PRIORITY, **given}
+    if options.get("result_ttl") is not None:
+        options["result_ttl"] = max(options["result_ttl"], RESULT_TTL_MIN_S)
+    return options
 
 
 def _check_metadata(options: JobOptions) -> None:

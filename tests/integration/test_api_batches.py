@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from tests.harness.openai_batches import Batches, batches_at, line, sdk
 from tests.harness.payloads import make_due
 from tests.harness.redis_servers import RedisServer
 from tests.harness.up import write_models
+from tests.harness.wait import wait_until
 
 ECHO = "/api/v1/models/echo/jobs"
 FILE = "file-0193f1a2b3c47d5e8f60718293a4b5c6"
@@ -142,6 +144,43 @@ def test_a_batch_over_a_file_that_is_gone_fails(
     ]
 
 
+def test_a_rerun_whose_error_file_is_gone_keeps_the_rows_that_it_has(
+    api: ApiServer, batches: Batches, redis_db: RedisServer
+) -> None:
+    put_off = line("late", "echo", 0, "?countdown=3600")
+    first = batches.create([line("a", "echo", 1), line("b", "echo", 2), put_off], ECHO)
+    batches.client.batches.cancel(first.id)
+    drive(api, redis_db.url)
+    first = batches.client.batches.retrieve(first.id)
+    again = batches.client.batches.create(
+        input_file_id=first.input_file_id, endpoint=ECHO, completion_window="24h",
+        extra_body={"rerun_of": first.id},
+    )  # fmt: skip
+    filing = api.services.filing
+    lease = filing.batches.claim()
+    assert lease is not None
+    runner = Driving(lease, filing.files, filing.batches, Client(api.url), Settings())
+    with FakeWorker(redis_db.url, "echo"):
+        thread = threading.Thread(target=runner.run)
+        thread.start()
+
+        def saved() -> bool:
+            return bool(filing.batches.get(again.id).completed == 2)
+
+        wait_until(saved, "what has ended is saved", 60)
+        runner.stop()
+        thread.join()
+    batches.client.files.delete(first.error_file_id)
+    drive(api, redis_db.url)
+    batch = batches.client.batches.retrieve(again.id)
+    assert batch.status == "failed"
+    assert [(error.code, error.param) for error in batch.errors.data] == [
+        ("file_not_found", "rerun_of")
+    ]
+    assert sorted(batches.rows(batch.output_file_id)) == ["a", "b"]
+    assert (batch.request_counts.completed, batch.request_counts.total) == (2, 3)
+
+
 def test_a_batch_whose_time_was_over_before_it_began(
     api: ApiServer, batches: Batches, redis_db: RedisServer
 ) -> None:
@@ -245,6 +284,16 @@ def test_batches_and_files_are_their_keys_alone(redis_db: RedisServer, tmp_path:
                 input_file_id=hidden[0], endpoint=ECHO, completion_window="24h"
             )
         assert len(mine.client.files.list().data) == 2
+
+        # Without the right to read there are no results to write down.
+        with api_keys_at(redis_db.url) as keys:
+            submits = keys.create("three", [Scope.SUBMIT])[1]
+        with sdk(process.url, submits) as third:
+            unread = Batches(third).create([line("a", "echo", 1)], ECHO)
+        drive_for(submits.split("_")[1])
+        found = inside.services.filing.batches.get(unread.id)
+        assert (found.status, found.errors[0].code) == ("failed", "forbidden")
+        assert found.errors[0].message.startswith("a batch wants an API key with the scopes submit")
 
         # Whose key is revoked has nothing run any more.
         last = mine.create([line("b", "echo", 2)], ECHO)

@@ -139,6 +139,16 @@ def test_requests_become_the_lines_of_jobs() -> None:
     assert msgspec.json.decode(request.job_line("b.1")) == {
         **body, "id": "b.1", "options": {"priority": 9, "max_retries": 0},
     }  # fmt: skip
+    # What is forgotten before its row is written would run again.
+    for request in (
+        Requests(MODEL, MODELS).read(said(url=f"{MODEL}?result_ttl=1")),
+        Requests(JOBS, MODELS).read(
+            job({"model": "echo", "input": 1, "options": {"result_ttl": 1}})
+        ),
+    ):
+        assert request.options == {"priority": 9, "result_ttl": 86_400}
+    longer = Requests(MODEL, MODELS).read(said(url=f"{MODEL}?result_ttl=90000"))
+    assert longer.options["result_ttl"] == 90_000
 
 
 def looked(*texts: bytes | None, max_lines: int = 10_000) -> Found:

@@ -51,6 +51,8 @@ class Dropping:
             self._unsure.clear()
             return False
         if turned_at is not None and now - turned_at > self._ledger.limits.lease_ttl_s * 2 / 3:
+            # Of a host that was suspended no worker is to reap what its neighbours go on with.
+            self._ledger.stood_still(now)
             self._unsure = {lane.model.name: lane for lane in self._lanes.values()}
             for lane in self._lanes.values():
                 self.renew(lane)

@@ -295,6 +295,10 @@ class Ledger:
         call = script("expire").call([], *EXPIRE_ARGUMENTS)
         self._outbox.append(_Call(call, ended, _nothing, again=False))
 
+    def stood_still(self, now: float) -> None:
+        """This worker was stopped for a while: so may others have been, who have yet to renew."""
+        self._reap_after = max(self._reap_after, now + self.limits.lease_ttl_s)
+
     def _reap_until_us(self, now: float) -> int:
         """Until when, by Redis' clock, a sweep that is said now may reap; 0 for not at all.
 

@@ -27,12 +27,16 @@ class Desk:
     limits: Limits = field(default_factory=lambda: Limits(LEASE_S, 3, 20, 60))
     connected: bool = True
     settled: list[Settlement] = field(default_factory=list)
+    stops: list[float] = field(default_factory=list)
     renewals: list[tuple[list[Item], Callable[[list[Item], list[Any]], None]]] = field(
         default_factory=list
     )
 
     def settle(self, lane: Lane, settlements: list[Settlement]) -> None:
         self.settled += settlements
+
+    def stood_still(self, now: float) -> None:
+        self.stops.append(now)
 
     def renew(self, lane: Lane, answered: Callable[[list[Item], list[Any]], None]) -> None:
         if lane.held:
@@ -132,7 +136,9 @@ def test_after_a_pause_nothing_is_handed_over_until_the_leases_are_known(
     claim(lane, "a", "b")
     assert not dropping.in_doubt(NOW)
     assert not dropping.in_doubt(NOW + LEASE_S / 2)
+    assert desk.stops == []
     assert dropping.in_doubt(NOW + 2 * LEASE_S)
+    assert desk.stops == [NOW + 2 * LEASE_S]
     assert dropping.in_doubt(NOW + 2 * LEASE_S + 1)
     desk.answer(FENCED, RENEWED)
     assert not dropping.in_doubt(NOW + 2 * LEASE_S + 2)

@@ -11,6 +11,7 @@ from redis.exceptions import ResponseError
 from headrace.catalog import ModelConfig
 from headrace.envelope import envelope
 from headrace.errors import ResultNotStored
+from headrace.jobs import US_PER_S
 from headrace.messages import Source
 from headrace.scripts import Command
 from workers.items import Item, Settlement, cancelled
@@ -28,9 +29,10 @@ class Server:
 
     def __init__(self) -> None:
         self.answers: list[Any] = []
+        self.sent: list[Command] = []
 
     def send(self, commands: Sequence[Command]) -> None:
-        pass
+        self.sent += commands
 
     def receive(self, commands: Sequence[Command]) -> list[Any]:
         return self.answers
@@ -79,6 +81,26 @@ def answered(lane: Lane, release: bool, answer: Any) -> list[Any]:
     server.answers = [answer]
     ledger.hear(NOW)
     return observer.codes
+
+
+def test_who_stood_still_reaps_nothing_for_as_long_as_a_lease(lane: Lane) -> None:
+    """Its neighbours may have stood still with it, and have yet to renew."""
+    server = Server()
+    ledger = Ledger("w", cast(Publisher, server), Limits(15, 3, 20, 60), Observer())
+    ledger.joined([lane], NOW)
+
+    def until_us(now: float) -> int:
+        """Until when, by Redis' clock, a sweep that is said now may reap."""
+        ledger.sweep(lane, now)
+        ledger.flush(now)
+        server.answers = [[b"0", b"0", b"-1", b"0", b"0", b"0", b"0", b"%d" % (now * US_PER_S)]]
+        ledger.hear(now)
+        *_, reap_until_us, _losses, _jobs, _untold = server.sent[-1]
+        return int(reap_until_us)
+
+    assert [until_us(NOW + after) > 0 for after in (0, 14, 16)] == [False, False, True]
+    ledger.stood_still(NOW + 40)
+    assert [until_us(NOW + after) > 0 for after in (40, 54, 56)] == [False, False, True]
 
 
 @pytest.mark.parametrize(("release", "heard"), [(False, FENCED), (True, b"fenced")])

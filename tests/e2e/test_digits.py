@@ -160,7 +160,7 @@ def test_a_restart_finds_what_was_queued_and_what_was_answered(tmp_path: Path) -
     png = {"Content-Type": "image/png"}
     with running_up(tmp_path) as first:
         path = "/api/v1/models/echo/jobs"
-        _, answered = first.request("PUT", path, image, **png, Prefer="wait=15")
+        _, answered = first.request("PUT", path, image, **png, Prefer="wait=60")
         assert answered["status"] == "succeeded"
         assert first.raw_result(answered["id"]) == image
         _, late = first.request("POST", f"{path}?countdown=5", image, **png)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Locator
+from playwright.sync_api import Browser, Locator, expect
 
 from api.routes.documentation import POLICY, SWAGGER_UI_VERSION
 from tests.harness.api_server import ApiServer, api_server, catalog
@@ -51,16 +51,16 @@ def test_every_route_is_shown_jobs_are_tried_out_and_nothing_is_asked_for_elsewh
         page.goto(f"{api.url}/docs")
         page.wait_for_selector(".opblock")
         told = api.http.get("/openapi.json").json()["webhooks"]
-        assert page.locator(".opblock").count() == len(operations(api)) + len(told)
+        expect(page.locator(".opblock")).to_have_count(len(operations(api)) + len(told))
         # Swagger UI 4 gives up on OpenAPI 3.1; this one says which it reads.
-        assert page.locator(".version-stamp", has_text="OAS 3.1").count() == 1
+        expect(page.locator(".version-stamp", has_text="OAS 3.1")).to_have_count(1)
         # Some of all: to show an operation takes the browser a second of CPU.
         for tried in ("submit_job", "submit_input_post"):
             try_out(page.locator(f"[id=operations-jobs-{tried}]"))
         others = page.locator(".opblock-tag-section:not(:has([id^=operations-jobs-]))")
         assert others.count() > 1
         others.first.locator(".opblock-summary-control").first.click()
-        assert page.locator(".opblock-body").count() == 3
+        expect(page.locator(".opblock-body")).to_have_count(3)
         page.wait_for_load_state("networkidle")
         assert watched.complaints == []
         assert watched.requests

@@ -44,7 +44,7 @@ class ApiProcesses(RunningUp):
         wait_until(
             lambda: self.metrics()["headrace_requests_waiting{}"] == count,
             f"{count} requests wait",
-            30,
+            60,  # what a killed process has said last stands for 15 s
         )
 
 

@@ -9,12 +9,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 _ARGUMENTS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic",
     "--disable-background-networking",
 ]  # fmt: skip
+#: Of a machine that has much else to do.
+LIMIT_MS = 90_000
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -47,8 +49,11 @@ class Watched:
 def browser() -> Iterator[Browser]:
     """A running browser. It takes seconds to start: one serves all tests of a module."""
     program = require_browser()
+    expect.set_options(timeout=LIMIT_MS)
     with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=program, args=_ARGUMENTS)
+        running = playwright.chromium.launch(
+            executable_path=program, args=_ARGUMENTS, timeout=LIMIT_MS
+        )
         try:
             yield running
         finally:
@@ -60,6 +65,7 @@ def browser_page(running: Browser, *, scripts: bool = True) -> Iterator[Watched]
     """An empty page that shares nothing with other pages of the browser, such as its cache."""
     page = running.new_page(viewport={"width": 1280, "height": 1600}, java_script_enabled=scripts)
     try:
+        page.set_default_timeout(LIMIT_MS)
         watched = Watched(page)
         page.on("request", lambda request: watched.requests.append(request.url))
         page.on("console", lambda message: watched.complaints.append(message.text))

@@ -39,7 +39,7 @@ BASE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 INSTALLED = "/opt/headrace"
 HEALTHY_TIMEOUT_S = 180
 #: It may take the 15 s after which a worker that says nothing is gone.
-UNHEALTHY_TIMEOUT_S = 60
+UNHEALTHY_TIMEOUT_S = 120
 #: A check is a process, or several, which take from the service the time that it starts in.
 CHECK_INTERVAL_S = 1.0
 #: One of `headrace health` is asked when its function says here that it is worth it, or after that.
@@ -194,10 +194,13 @@ class Service:
         return found
 
     def stop(self) -> int:
-        """`docker compose stop`: SIGTERM, and within its grace period it is gone."""
+        """`docker compose stop`: SIGTERM, and then it is gone.
+
+        Within its grace period, on a machine that has as little else to do.
+        """
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(seconds(self.spec.get("stop_grace_period", "10s")))
+        return self.process.wait(max(90.0, seconds(self.spec.get("stop_grace_period", "10s"))))
 
 
 class Stack:

@@ -66,8 +66,9 @@ class Reader:
         """The count-th event of that name."""
 
         def found() -> Event | None:
+            over = self.over  # first: the last event comes right before the end
             named = [event for event in self.events if event.name == name]
-            assert len(named) >= count or not self.over, (self.names, self.status, self.error)
+            assert len(named) >= count or not over, (self.names, self.status, self.error)
             return named[count - 1] if len(named) >= count else None
 
         event = wait_until(found, f"{name} is told, {count} times; by now {self.names}", READ_S)

@@ -40,7 +40,7 @@ def stock_worker(url: str, folder: Path, app: Celery) -> Iterator[None]:
         ) as process,
     ):
         try:
-            asked = app.control.inspect(["stock@test"], timeout=1)
+            asked = app.control.inspect(["stock@test"], timeout=5, limit=1)
             wait_until(lambda: asked.ping(), "the stock worker answers", timeout_s=60)
             yield
         except BaseException:

@@ -93,7 +93,7 @@ class RunningUp:
             f"http://127.0.0.1:{self.port}{path}", body, method=method, headers=headers
         )
         try:
-            with urllib.request.urlopen(request, timeout=30) as response:
+            with urllib.request.urlopen(request, timeout=90) as response:
                 return response.status, json.loads(response.read() or b"null")
         except urllib.error.HTTPError as error:
             with error:

@@ -62,8 +62,10 @@ def next_version(folder: Path) -> Path:
     Every script differs, so that Redis knows those of both versions by other hashes.
     """
     for package in PACKAGES:
-        # With what Python has compiled, which is good for whatever is not changed below.
-        shutil.copytree(ROOT / package, folder / package)
+        # With what Python has compiled, which is good for whatever is not changed below; what it
+        # is compiling in another process goes by a name that is gone the next moment.
+        unfinished = shutil.ignore_patterns("*.pyc.*")
+        shutil.copytree(ROOT / package, folder / package, ignore=unfinished)
     for name, changes in CHANGES.items():
         path = folder / name
         text = path.read_text("utf-8")

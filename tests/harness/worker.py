@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -183,16 +183,29 @@ class Client:
 
     def submit_raw(self, model: str, *inputs: bytes, **options: Any) -> list[str]:
         """Enqueue one job per input as it is on the wire; their ids, in order."""
+        return self._submit(model, [(raw, options) for raw in inputs])
+
+    def submit_beside(self, model: str, *inputs: Any, bad: Any, **options: Any) -> list[str]:
+        """Enqueue these inputs together with a bad one, to which alone the options apply.
+
+        Its mates have all the time there is, whatever time they share with it.
+
+        Returns:
+            their ids; that of the bad one comes last.
+        """
+        ours = [(json.dumps(value).encode(), {"timeout": 60.0}) for value in inputs]
+        return self._submit(model, [*ours, (json.dumps(bad).encode(), options)])
+
+    def _submit(self, model: str, jobs: Sequence[tuple[bytes, Mapping[str, Any]]]) -> list[str]:
         config = self.catalog.get(model)
-        ids = [new_id() for _ in inputs]
-        jobs = [
+        made = [
             submission(
-                job_id, config, raw, JobOptions(**options), now_s=time.time(), result_ttl_s=600
+                new_id(), config, raw, JobOptions(**options), now_s=time.time(), result_ttl_s=600
             )
-            for job_id, raw in zip(ids, inputs, strict=True)
+            for raw, options in jobs
         ]  # fmt: skip
-        self.send(*jobs)
-        return ids
+        self.send(*made)
+        return [one.id for one in made]
 
     def submit_text(self, model: str, text: bytes, **options: Any) -> str:
         """Enqueue one job whose input is this JSON text; its id."""

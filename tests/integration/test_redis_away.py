@@ -76,7 +76,9 @@ def test_a_network_that_was_cut_without_a_word_is_noticed_and_left(site: Site) -
         site.assert_each_ran_once(ids)
     with stock_client(site.server.url) as app:
         wait_until(
-            lambda: len(app.control.ping(timeout=2) or []) == 2, "Celery's own part is back", 90
+            lambda: len(app.control.ping(timeout=5, limit=2) or []) == 2,
+            "Celery's own part is back",
+            90,
         )
 
 
@@ -100,7 +102,7 @@ def test_a_failover_behind_the_same_name(site: Site) -> None:
                 assert "READONLY" in refused.text
                 wait_until(lambda: site.told("takes no writes"), "both workers have noticed", 60)
                 gate.touch()
-                wait_until(lambda: site.runs().keys() >= set(ids), "all are run meanwhile", 20)
+                wait_until(lambda: site.runs().keys() >= set(ids), "all are run meanwhile", 60)
             finally:
                 client.replicaof("NO", "ONE")
             assert poll.result(120).json()["status"] == "succeeded"

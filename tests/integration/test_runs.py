@@ -130,8 +130,10 @@ def going(cli: Commands, *arguments: str, rows_more: int = 60) -> Iterator[Any]:
     with cli.started(*arguments) as process:
 
         def far_enough() -> bool:
+            if written(out) >= before + rows_more:
+                return True
             assert process.poll() is None, process.communicate()
-            return written(out) >= before + rows_more
+            return False
 
         wait_until(far_enough, "rows are written", END_S)
         yield process

@@ -28,6 +28,9 @@ sentinel down-after-milliseconds main 500
 sentinel failover-timeout main 5000
 """
 
+#: A Sentinel that stood still for two seconds does nothing for thirty.
+LIMIT_S = 150
+
 
 @contextmanager
 def sentinel(folder: Path, primary: int) -> Iterator[int]:
@@ -47,7 +50,7 @@ def sentinel(folder: Path, primary: int) -> Iterator[int]:
                 except redis.ConnectionError:
                     return False
 
-            wait_until(knows_the_replica, "the replica is known", 60)
+            wait_until(knows_the_replica, "the replica is known", LIMIT_S)
         yield port
     finally:
         process.kill()
@@ -70,12 +73,12 @@ def test_a_failover_by_sentinel(tmp_path: Path) -> None:
 
             def served() -> bool:
                 body = {"model": "echo", "input": 1}
-                answer = api.http.post("/api/v1/jobs?wait=20", json=body)
+                answer = api.http.post("/api/v1/jobs?wait=10", json=body)
                 return str(answer.json().get("status")) == "succeeded"
 
-            wait_until(served, "a job is served", 60)
+            wait_until(served, "a job is served", LIMIT_S)
             primary.stop(kill=True)
-            wait_until(served, "a job is served by the new primary", 60)
+            wait_until(served, "a job is served by the new primary", LIMIT_S)
             found = celery_url(url)
             with Celery("t", broker=found.url, set_as_current=False) as app:
                 app.conf.broker_transport_options = found.transport_options

@@ -64,6 +64,7 @@ def test_a_crashed_child_comes_back_with_growing_delays_and_a_new_environment(
     log = tmp_path / "events"
     children = [child(log, "steady"), child(log, "crashy", "os.kill(os.getpid(), 9)")]
     with supervised(tmp_path, children, first_s=0.05, most_s=0.2) as run:
+        run.wait_for("start steady")
         run.wait_for("start crashy", 5)
         text = run.text()
         delays = re.findall(r"crashy ended by SIGKILL; starting it again in ([\d.]+) s", text)
@@ -112,6 +113,7 @@ def test_a_child_that_is_not_essential_stops_nothing(tmp_path: Path) -> None:
         child(log, "extra", "sys.exit(7)", ready_file="/nonexistent", essential=False),
     ]
     with supervised(tmp_path, children, first_s=0.02, most_s=0.02) as run:
+        run.wait_for("start fine")
         run.wait_for("start extra", 5)
         run.wait_for("ready all")
         assert run.words().count("ready all") == 1

@@ -67,15 +67,16 @@ def started(api: ApiProcess, folder: Path, width: int, height: int) -> Iterator[
 
 
 def shows(shell: Terminal, *words: str) -> list[str]:
-    def there() -> bool:
-        text = shell.text()
+    def there() -> list[str]:
+        lines = shell.lines()
+        text = "\n".join(lines)
         missing = [word for word in words if word not in text]
         if missing:
             raise ValueError(f"{missing} not in:\n{text}")
-        return True
+        return lines
 
-    wait_until(there, f"the terminal shows {words}", 60)
-    return shell.lines()
+    # What is given is what had all of it: a moment later the next view may be half drawn.
+    return wait_until(there, f"the terminal shows {words}", 60)
 
 
 def test_at_80_columns_then_at_200_and_the_terminal_is_given_back(

@@ -13,7 +13,7 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 
 from headrace.client import Client
-from tests.harness.celery_client import stock_client
+from tests.harness.celery_client import GET_TIMEOUT_S, stock_client
 from tests.harness.otlp import Collector, Span, collector
 from tests.harness.redis_servers import redis_server
 from tests.harness.up import RunningUp, clean_environment, running_up, write_models
@@ -41,7 +41,7 @@ class Site:
 
     def submit(self, model: str, value: Any = 1, **headers: str) -> str:
         status, job = self.up.request(
-            "POST", f"/api/v1/models/{model}/jobs?wait=30", json.dumps(value).encode(),
+            "POST", f"/api/v1/models/{model}/jobs?wait=60", json.dumps(value).encode(),
             **{"content-type": "application/json", **headers},
         )  # fmt: skip
         assert status == 200, job
@@ -154,7 +154,7 @@ def test_verbs_elsewhere_are_in_the_trace_too(site: Site, model: str) -> None:
 
 def test_a_failed_job_says_its_code_and_nothing_of_its_input(site: Site) -> None:
     _, job = site.up.request(
-        "POST", "/api/v1/models/plain/jobs?wait=30", b'"raise"',
+        "POST", "/api/v1/models/plain/jobs?wait=60", b'"raise"',
         **{"content-type": "application/json"},
     )  # fmt: skip
     spans = wait_until(
@@ -189,8 +189,11 @@ def test_a_batch_links_to_all_its_jobs(site: Site) -> None:
         ),
         "the batches have come",
     )
-    wait_until(lambda: site.spans.named("submit"), "the submit's has come")
-    [sent] = [s for s in site.spans.named("submit") if s.trace_id == "c" * 32]
+
+    def submits() -> list[Span]:
+        return [s for s in site.spans.named("submit") if s.trace_id == "c" * 32]
+
+    [sent] = wait_until(submits, "the submit's has come")
     assert {job.parent_id for job in jobs()} == {sent.span_id}
 
 
@@ -200,7 +203,7 @@ def test_stock_celery_clients_and_the_sdk_pass_their_trace_on(site: Site) -> Non
             "headrace.predict", kwargs={"model": "plain", "input": 1}, queue="headrace.plain",
             headers={"traceparent": f"00-{'e' * 32}-{'f' * 16}-01"},
         )  # fmt: skip
-        assert sent.get(timeout=30)["traceparent"] == f"00-{'e' * 32}-{'f' * 16}-01"
+        assert sent.get(timeout=GET_TIMEOUT_S)["traceparent"] == f"00-{'e' * 32}-{'f' * 16}-01"
     provider = TracerProvider(shutdown_on_exit=False)
     with (
         Client(f"http://127.0.0.1:{site.up.port}") as client,

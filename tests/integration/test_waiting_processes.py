@@ -177,6 +177,7 @@ def test_a_wait_asks_redis_for_nothing_until_it_is_woken(
     claimed = claimed_jobs(client)
     job_id = claimed[0][0].id
     asked += [waits_for(api, job_id, pool) for api in (one, other)]
+    wait_until(lambda: subscribers(client, job_id) == 2, "each process has subscribed")
     one.wait_for_waiters(3)
     # Each process has said how many wait, and what the scrapes asked for is answered.
     client.config_resetstat()

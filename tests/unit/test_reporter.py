@@ -139,10 +139,10 @@ def test_what_an_event_says(desk: Desk) -> None:
     assert received["kwargs"] == "{'model': 'm', 'input': '<json, 27 bytes>'}"
     assert received["root_id"] == "a"
     assert (received["retries"], received["eta"], received["expires"]) == (0, None, None)
-    assert 0.9 < started["timestamp"] - received["timestamp"] < 5
-    assert started["timestamp"] == pytest.approx(started_s, abs=5)
+    assert 0.9 < started["timestamp"] - received["timestamp"] < 60
+    assert started["timestamp"] == pytest.approx(started_s, abs=60)
     assert succeeded_["result"] == '{"x":[1,"é"]}'
-    assert 0.25 <= succeeded_["runtime"] < 5
+    assert 0.25 <= succeeded_["runtime"] < 60
     assert (failed_["exception"], failed_["traceback"]) == ("InputError('no')", None)
     assert {event["hostname"] for event in events} == {"cpu0@test"}
     assert "of the client" not in json.dumps(events)

@@ -91,6 +91,8 @@ class Watch:
         return self
 
     def __exit__(self, *_: object) -> None:
+        progress = self._engine.progress
+        self._bar.ended, self._bar.failed = progress.ended, progress.failed
         self._stack.close()
 
     def look(self, progress: Progress) -> None:

@@ -135,6 +135,7 @@ class Feeder:
         self._refuse = refuse
         self.error: BaseException | None = None
         self.from_source = False
+        self._has_rows = self._n > 0 or bool(self._done)
         self._ended = self._failed = False
         self._reading = threading.Lock()
         self._ending = threading.Lock()
@@ -257,10 +258,12 @@ class Feeder:
                 bad += [(item, error) for item, error in told if error is not None]
                 good = [item for item, error in told if error is None]
             _check(error for _, error in bad)
-            if self._lines.by_ref:
+            if self._lines.by_ref and not (good or self._has_rows):
+                # Nothing may be named, as it seems; later a file that may not fails alone.
                 forbidden = [error for error in errors if isinstance(error, InputForbidden)]
-                if len(forbidden) == len(errors):
-                    raise forbidden[0]  # the whole folder may not be named
+                if forbidden:
+                    raise forbidden[0]
+            self._has_rows = self._has_rows or bool(good)
             self._flight.sent(good)
         if bad:
             self._refuse([(item, rejected(item.entry, error)) for item, error in bad])
@@ -319,7 +322,10 @@ def _reference(path: Path) -> InputRef:
 
 def rejected(entry: Entry, error: HeadraceError) -> Row:
     """The row of an entry that no job was made of."""
-    failure = Failure(type=error.code, message=error.message, retryable=error.retryable)
+    said = error.message
+    if error.hint:
+        said = f"{said.removesuffix('.')}. {error.hint}"
+    failure = Failure(type=error.code, message=said, retryable=error.retryable)
     return Row(entry.n, entry.key, "rejected", error=failure, carried=entry.carried)
 
 

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, Final
 import msgspec
 
 from headrace.errors import ConfigError, Conflict
-from headrace.runs.local_state import LocalCheckpoints, path_text, sync_folder
+from headrace.runs.local_state import LocalCheckpoints, path_text, same_file, sync_folder
 from headrace.runs.numbers import Numbers
 from headrace.runs.seams import STATUSES, Mark, Row
 
@@ -91,10 +91,19 @@ class JsonlSink:
         file.write(b"".join(map(row_line, rows)))
 
     def sync(self) -> Mark:
-        """Have the lines on the disk; the mark says how many bytes."""
+        """Have the lines on the disk; the mark says how many bytes.
+
+        Raises:
+            Conflict: the file is no longer there under its name, where nobody would find its rows.
+        """
         file = self._opened()
         file.flush()
         os.fsync(file.fileno())
+        if not same_file(self._path, file.fileno()):
+            raise Conflict(
+                f"{self._path} was removed or replaced while its run wrote to it",
+                hint="Bring it back, or remove its .run too and begin anew.",
+            )
         return {"bytes": file.tell()}
 
     def finish(self) -> Mark:

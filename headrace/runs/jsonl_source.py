@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
 from functools import partial
+from itertools import islice
 from typing import Any, BinaryIO, Final
 
 import msgspec
+from typing_extensions import override
 
 from headrace.errors import ConfigError, InvalidRequest
 from headrace.runs.blobs import BROKEN, READ_BYTES, Blob, cut_off, packed, unpacked
 from headrace.runs.options import SourceOptions
 from headrace.runs.seams import Carried, carry
-from headrace.runs.tables import END, Item, bad
-from headrace.suggest import did_you_mean
+from headrace.runs.tables import END, Item, TableSource, bad
+from headrace.suggest import did_you_mean, listing
 
 #: A longer line is read over: a file with no line feeds would else be taken into memory whole.
 LINE_MAX_BYTES: Final = 256 << 20
@@ -22,6 +24,29 @@ _MARK: Final = b"\xef\xbb\xbf"
 _OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _TEXT: Final = msgspec.json.Decoder(str)
 _VALUE: Final = msgspec.json.Decoder(msgspec.Raw)
+
+
+#: So many lines are looked at before anything is written: one of them is to have the column.
+LOOKED_AT: Final = 1000
+
+
+class JsonlSource(TableSource):
+    """The lines of all files.
+
+    Args:
+        blobs: the files, in order.
+        options: as the user gave them.
+    """
+
+    def __init__(self, blobs: Sequence[Blob], options: SourceOptions) -> None:
+        self._jsonl = JsonlReader(options)
+        self._first = blobs[0]
+        super().__init__(blobs, self._jsonl, options)
+
+    @override
+    def describe(self) -> dict[str, Any]:
+        self._jsonl.look(self._first)
+        return super().describe()
 
 
 class JsonlReader:
@@ -35,6 +60,32 @@ class JsonlReader:
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
+
+    def look(self, blob: Blob) -> None:
+        """See that there are the columns that are asked for: a misspelt one is told at once.
+
+        Raises:
+            ConfigError: none of the first lines has one of them, or the file cannot be read.
+        """
+        asked = {
+            name: how
+            for name, how in ((self._options.input, "--input"), (self._options.key, "--key"))
+            if name is not None
+        }
+        if not asked:
+            return
+        known: dict[str, None] = {}
+        for columns in islice(_objects(blob), LOOKED_AT):
+            known.update(dict.fromkeys(columns))
+            if all(name in known for name in asked):
+                return
+        for name, how in asked.items():
+            if known and name not in known:
+                raise ConfigError(
+                    f"{blob.name}: none of its first lines has a column {name!r}, which {how} "
+                    f"names{did_you_mean(name, known)}",
+                    hint=f"They have {listing(known)}.",
+                )
 
     def count(self, blob: Blob) -> int | None:
         """The file's lines; more than there are entries where some are empty."""
@@ -93,6 +144,19 @@ class JsonlReader:
             near = did_you_mean(column, columns)
             given = InvalidRequest(f"{blob.name}, line {number}: has no column {column!r}{near}")
         return Item(where, given, at, carried, key)
+
+
+def _objects(blob: Blob) -> Iterator[Carried]:
+    """The lines of a file that are objects."""
+    try:
+        with closing(unpacked(blob)) as file:
+            for line in iter(partial(file.readline, LINE_MAX_BYTES), b""):
+                with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                    yield _OBJECT.decode(line.removeprefix(_MARK))
+    except BROKEN:
+        return  # what comes before is looked at; who reads it says so
+    except OSError as error:
+        raise ConfigError(f"{blob.name}: cannot be read: {error.strerror}") from None
 
 
 def _key(columns: Carried, column: str | None) -> str:

@@ -13,7 +13,7 @@ from headrace.runs.blobs import Blob, local_blobs
 from headrace.runs.csv_table import CsvReader
 from headrace.runs.folder_source import FolderSource
 from headrace.runs.jsonl_sink import JsonlSink
-from headrace.runs.jsonl_source import JsonlReader
+from headrace.runs.jsonl_source import JsonlSource
 from headrace.runs.options import SourceOptions
 from headrace.runs.paths_source import PathsSource
 from headrace.runs.seams import Sink, Source
@@ -48,7 +48,7 @@ def tar_source(named: str, options: SourceOptions) -> Source:
 
 def jsonl_of(blobs: Sequence[Blob], options: SourceOptions) -> TableSource:
     """Files of JSON lines, wherever they lie."""
-    return TableSource(blobs, JsonlReader(options), options)
+    return JsonlSource(blobs, options)
 
 
 def csv_of(blobs: Sequence[Blob], options: SourceOptions) -> TableSource:

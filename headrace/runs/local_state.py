@@ -60,7 +60,8 @@ class LocalCheckpoints:
                 raise _unwritable(self._lock_path, error) from None
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if self._still_named(lock):
+                # The file that is locked is the one that others would lock.
+                if same_file(self._lock_path, lock):
                     self._lock = lock
             except OSError:
                 owner = os.pread(lock, 32, 0).decode("ascii", "replace").strip()
@@ -104,13 +105,14 @@ class LocalCheckpoints:
         """
         replace_file(self._path, data)
 
-    def _still_named(self, lock: int) -> bool:
-        """Whether the file that is locked is the one that others would lock."""
-        try:
-            named = os.stat(self._lock_path)
-        except FileNotFoundError:
-            return False
-        return os.path.samestat(named, os.fstat(lock))
+
+def same_file(path: Path, descriptor: int) -> bool:
+    """Whether a file that is open is the one that a path names now."""
+    try:
+        named = os.stat(path)
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(named, os.fstat(descriptor))
 
 
 def replace_file(path: Path, data: bytes) -> None:

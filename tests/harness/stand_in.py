@@ -76,7 +76,7 @@ class StandIn(Client):
                 self.submits.append(job["id"])
             refused = self._refuse(job["id"])
             if refused is None:
-                self._inputs[job["id"]] = job["input"]
+                self._inputs[job["id"]] = job.get("input")
             said.append({"error": refused} if refused else {"accepted": 1})
         return b"".join(json.dumps(line).encode() + b"\n" for line in said)
 

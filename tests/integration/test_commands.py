@@ -362,6 +362,9 @@ def test_on_a_terminal_there_is_a_bar_and_nothing_is_cut(cli: Commands, files: l
     assert UUID.findall(shown) == ids
     code, shown = cli.on_terminal("submit", "echo", "in", "--wait", "--quiet")
     assert "3/3" not in shown
+    code, shown = cli.on_terminal("run", "echo", "in", "-o", "rows.jsonl")
+    assert code == 0
+    assert "3/3" in shown
 
 
 def test_a_terminal_gets_no_bytes(cli: Commands) -> None:

@@ -115,6 +115,28 @@ def test_what_fails_is_its_own_row_with_a_typed_error(out: Path) -> None:
     assert "r.3" not in server.forgotten
 
 
+def test_a_file_that_may_not_be_named_fails_alone_once_another_may(out: Path) -> None:
+    def refused(job_id: str) -> Outcome | None:
+        if job_id not in forbidden:
+            return None
+        return {**problem("input-forbidden", 403), "remedy": "Copy it there."}
+
+    files = Counted(40, lambda n: Path(f"/data/{n}"))
+    # The pack of the last is of one.
+    forbidden = {"r.39"}
+    run(out, StandIn(refuse=refused), files, by_ref=True, in_flight=4)
+    statuses = Counter(row["status"] for row in rows(out).values())
+    assert statuses == {"succeeded": 39, "rejected": 1}
+    assert rows(out)[39]["error"]["message"] == "it is input-forbidden. Copy it there."
+    run(out, StandIn(refuse=refused), files, by_ref=True, in_flight=4, only_failed=True)
+    assert sorted(rows(out)) == list(range(40))
+    forbidden = {f"r.{n}" for n in range(40)}
+    nothing = out.with_name("none.jsonl")
+    with pytest.raises(errors.InputForbidden):
+        run(nothing, StandIn(refuse=refused), files, by_ref=True, in_flight=4)
+    assert rows(nothing) == {}
+
+
 def test_only_what_failed_runs_again_under_ids_of_its_own(out: Path) -> None:
     cured = False
 

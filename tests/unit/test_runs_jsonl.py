@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,15 @@ def test_a_file_that_is_not_the_runs_is_left_as_it_is(tmp_path: Path) -> None:
         JsonlSink(tmp_path / "none/out.jsonl").recover(None)
 
 
+def test_rows_are_not_written_where_nobody_finds_them(tmp_path: Path) -> None:
+    sink = JsonlSink(tmp_path / "out.jsonl")
+    sink.recover(None)
+    sink.append([Row(0, "a", "succeeded")])
+    (tmp_path / "out.jsonl").unlink()
+    with closing(sink), pytest.raises(Conflict, match="removed or replaced while"):
+        sink.sync()
+
+
 def test_rows_that_failed_are_removed_to_be_run_again(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     sink = JsonlSink(path)
@@ -267,6 +277,15 @@ def test_lines_that_are_no_json_that_others_can_read_fail_alone(tmp_path: Path) 
     assert [isinstance(e.input, InvalidRequest) for e in whole] == [
         False, True, True, True, False, False,
     ]  # fmt: skip
+
+
+def test_a_misspelt_column_is_told_before_anything_is_written(lines: Path) -> None:
+    with pytest.raises(ConfigError, match="column 'labell', which --input names; did you mean la"):
+        source_of(lines, input="labell").describe()
+    with pytest.raises(ConfigError, match=r"no.* column 'idd', which --key names; did you mean id"):
+        source_of(lines, input="x", key="idd").describe()
+    lines.write_text("no json\n[1]\n")
+    source_of(lines, input="x").describe()  # its lines are what is wrong
 
 
 def test_a_line_that_never_ends_is_read_over(

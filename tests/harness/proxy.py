@@ -24,6 +24,8 @@ class Proxy:
         self._to_port = to_port
         self._needle = b""
         self._times = 0
+        #: Requests of several connections are counted one after the other.
+        self._counting = threading.Lock()
         self._then: Callable[[], None] | None = None
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
@@ -91,9 +93,11 @@ class Proxy:
                 if self._unwanted and self._unwanted in data:
                     self.swallowed += 1
                     return
-                if self._times and self._needle in data:
-                    self._times -= 1
-                    cut.set()
+                if self._needle and self._needle in data:
+                    with self._counting:
+                        if self._times:
+                            self._times -= 1
+                            cut.set()
                 if client not in self._dead:
                     server.sendall(data)
         self._end(client, server)

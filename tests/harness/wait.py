@@ -12,7 +12,7 @@ POLL_S = 0.02
 
 
 def wait_until(
-    predicate: Callable[[], T], description: str, timeout_s: float = 30, poll_s: float = POLL_S
+    predicate: Callable[[], T], description: str, timeout_s: float = 60, poll_s: float = POLL_S
 ) -> T:
     """Call `predicate` until it is true, every `poll_s`, and give what it gave.
 

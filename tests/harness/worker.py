@@ -131,7 +131,7 @@ class Worker:
         self.process.kill()
         self.process.wait(60)
 
-    def stop(self, timeout_s: float = 40) -> int:
+    def stop(self, timeout_s: float = 60) -> int:
         assert self.process is not None
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)

@@ -23,6 +23,7 @@ from typing_extensions import override
 
 from headrace.cli import main
 from tests.harness.up import clean_environment
+from tests.harness.wait import wait_until
 
 TIMEOUT_S = 60
 
@@ -184,3 +185,8 @@ def completed(url: str, *words: str) -> list[str]:
     )  # fmt: skip
     assert ended.stderr == ""
     return ended.stdout.split()
+
+
+def offered(url: str, *words: str) -> list[str]:
+    """What bash is offered, once it is anything: who answers too late is not waited for."""
+    return wait_until(lambda: completed(url, *words), f"{words[-1]!r} is completed", 60)

@@ -7,6 +7,7 @@ terminals, bytes on standard output, and the exit status that a shell sees.
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 import subprocess
@@ -18,7 +19,14 @@ import pytest
 
 from headrace.jobs import new_id
 from headrace.ports import free_port
-from tests.harness.commands import Commands, CommandsWithin, completed, interrupted, records
+from tests.harness.commands import (
+    Commands,
+    CommandsWithin,
+    completed,
+    interrupted,
+    offered,
+    records,
+)
 from tests.harness.up import RunningUp, clean_environment, running_up, write_models
 from tests.harness.wait import wait_until
 from tests.harness.worker import HANDLERS
@@ -286,16 +294,18 @@ def test_a_full_disk_is_1_and_the_message_says_so(processes: Commands, files: li
 
 
 def test_a_reader_that_has_gone_ends_the_command_without_a_traceback(cli: Commands) -> None:
-    lines = "\n".join(f"[{number}]" for number in range(100)).encode()
-    with (cli.folder / "lines").open("wb") as file:
-        file.write(lines)
-    process = subprocess.run(
-        ["bash", "-c", 'exec 3< lines; "$@" <&3 | true; echo ${PIPESTATUS[0]}', "bash",
-         sys.executable, "-P", "-m", "headrace", "submit", "echo", "-", "--wait", "--quiet"],
-        cwd=cli.folder, env=clean_environment(HEADRACE_URL=cli.url), capture_output=True,
-        text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert (process.stdout, process.stderr) == ("1\n", "")
+    lines = "\n".join(f"[{number}]" for number in range(100))
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        process = subprocess.run(
+            [sys.executable, "-P", "-m", "headrace", "submit", "echo", "-", "--wait", "--quiet"],
+            cwd=cli.folder, env=clean_environment(HEADRACE_URL=cli.url), input=lines,
+            stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    finally:
+        os.close(writer)
+    assert (process.returncode, process.stderr) == (1, "")
 
 
 def test_cancel_says_what_came_of_each(cli: Commands, gate: Path) -> None:
@@ -335,9 +345,9 @@ def test_a_paused_queue_says_so(cli: Commands, up: RunningUp) -> None:
 
 
 def test_the_shell_completes_models_of_the_server(cli: Commands) -> None:
-    assert completed(cli.url, "submit", "e") == ["echo"]
-    assert completed(cli.url, "jobs", "--model", "") == ["echo", "gated"]
-    assert completed("http://127.0.0.1:1", "models", "--url", cli.url, "g") == ["gated"]
+    assert offered(cli.url, "submit", "e") == ["echo"]
+    assert offered(cli.url, "jobs", "--model", "") == ["echo", "gated"]
+    assert offered("http://127.0.0.1:1", "models", "--url", cli.url, "g") == ["gated"]
     assert completed("http://127.0.0.1:1", "jobs", "--status", "run") == ["running"]
 
 

@@ -86,7 +86,8 @@ def test_while_redis_is_away_nothing_is_said_to_be_refused(tmp_path: Path) -> No
         api_process(server.url, models, bulk_hold_s="0.2") as api,
     ):
         cli = CommandsWithin(api.url, tmp_path)
-        command = ("submit", "echo", "--text", "a", "--text", "b", "--retry", "0.2")
+        patient = ("submit", "echo", "--text", "a", "--text", "b")
+        command = (*patient, "--retry", "0.2")
         server.stop()
         err = cli.complaint(*command, "-o", "out.jsonl", rc=3)
         assert "the same command with --resume" in err
@@ -99,5 +100,5 @@ def test_while_redis_is_away_nothing_is_said_to_be_refused(tmp_path: Path) -> No
         cli.complaint("result", left[0]["id"], "--retry", "0.2", rc=3)
         server.start()
         with FakeWorker(server.url, "echo") as worker:
-            cli.lines(*command, "-o", "out.jsonl", "--resume")
+            cli.lines(*patient, "-o", "out.jsonl", "--resume")
             assert set(worker.ran(2)) == {one["id"] for one in left}

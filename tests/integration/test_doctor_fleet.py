@@ -64,7 +64,9 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
         yield running
 
 
-def test_a_worker_that_runs_is_found_so(worker: Worker) -> None:
+def test_a_worker_that_runs_is_found_so(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    # However long this machine stands still.
+    monkeypatch.setattr(fleet, "SILENT_S", 60.0)
     with site(worker.redis_url, worker.models) as whole:
         verdict(look(whole, "workers"), "ok", worker.node)
         verdict(look(whole, "worker-versions"), "ok", __version__)
@@ -96,6 +98,7 @@ def test_a_worker_that_hangs_and_one_that_was_killed(
         celery_worker(server.url, path, tmp_path, node=f"cpu1@{host}") as running,
     ):
         running.wait_ready("echo")
+        monkeypatch.setattr(fleet, "PING_S", 40)  # who answers is not waited for
         verdict(found("worker-answers", server.url, path), "ok", "answer")
         os.kill(running.pid, signal.SIGSTOP)
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
@@ -54,6 +55,16 @@ def flower(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flower]:
         nothing_leaks(ours.redis)
 
 
+def page_of_the_worker(flower: Flower) -> str:
+    """The page, which there is once the worker has answered what Flower has asked it."""
+
+    def page() -> str:
+        status, text = flower.ask("GET", f"/worker/{NODE}")
+        return text if status == 200 else ""
+
+    return wait_until(page, "Flower knows the worker", 60)
+
+
 def test_workers(flower: Flower) -> None:
     before = flower.json("/workers?json=1")["data"][0]["processed"]
     with flower.running() as job_id:
@@ -72,12 +83,18 @@ def test_workers(flower: Flower) -> None:
 
 
 def test_a_workers_page(flower: Flower) -> None:
-    page = flower.read(f"/worker/{NODE}")
+    page = page_of_the_worker(flower)
     for word in ("headrace.gated", "headrace.still", "headrace:control", "headrace.predict"):
         assert word in page
-    told = flower.json(f"/api/workers?refresh=1&workername={NODE}")[NODE]
-    assert told["stats"]["headrace"]["gated"]["state"] == "ready"
-    assert "these weights are for another model" in told["stats"]["headrace"]["still"]["error"]
+
+    def models() -> dict[str, dict[str, str]]:
+        """What it was told; it waits a second for the answer of a worker, and no longer."""
+        told: Any = flower.json(f"/api/workers?refresh=1&workername={NODE}")
+        found: dict[str, dict[str, str]] = told[NODE]["stats"]["headrace"]
+        return found
+
+    assert wait_until(models, "the worker has answered", 60)["gated"]["state"] == "ready"
+    assert "these weights are for another model" in models()["still"]["error"]
 
 
 def test_queues_have_their_true_lengths_over_all_priorities(flower: Flower) -> None:
@@ -105,7 +122,7 @@ def test_a_job_with_name_state_arguments_and_runtime(flower: Flower) -> None:
     assert good_task["kwargs"] == "{'model': 'gated', 'input': '<json, 25 bytes>'}"
     assert good_task["result"] == '{"do":"sleep","s":0.2}'
     assert good_task["worker"] == NODE
-    assert 0.2 <= good_task["runtime"] < 5
+    assert 0.2 <= good_task["runtime"] < 100, "in seconds"
     assert good_task["received"] <= good_task["started"] < good_task["succeeded"]
     assert binary_task["kwargs"] == (
         f"{{'model': 'gated', 'input': '<bytes, {len(image)} bytes>'}}"
@@ -165,11 +182,18 @@ REFUSALS = [
 def test_a_button_that_can_do_nothing_says_what_to_do(
     flower: Flower, path: str, sent: str, told: str
 ) -> None:
-    flower.read(f"/worker/{NODE}")  # from then on it knows the worker
+    page_of_the_worker(flower)  # from then on it knows the worker
     body = sent.format(node=NODE).encode()
-    status, text = flower.ask("POST", f"/api/{path.format(node=NODE)}", body)
-    assert status == 403
-    assert told.replace("&#x27;", "'") in html.unescape(text)
+
+    def said() -> str:
+        """The answer that says it: to one of a worker that is not there within a second, none."""
+        status, text = flower.ask("POST", f"/api/{path.format(node=NODE)}", body)
+        assert status == 403
+        if told.replace("&#x27;", "'") not in html.unescape(text):
+            raise ValueError(text)
+        return text
+
+    text = wait_until(said, told, 60)
     # The page shows the text of this answer as that of an HTML element.
     assert text.startswith("<p>") == path.startswith("task/timeout")
 
@@ -199,6 +223,7 @@ def test_the_buttons_of_its_pages_say_what_was_done(flower: Flower) -> None:
     user, _, password = PASSWORD.partition(":")
     with browser() as running, flower.running() as job_id:
         flower.wait_for("STARTED", job_id)
+        page_of_the_worker(flower)
         page = running.new_page(http_credentials={"username": user, "password": password})
         page.goto(f"http://127.0.0.1:{flower.port}/worker/{NODE}")
 
@@ -210,10 +235,14 @@ def test_the_buttons_of_its_pages_say_what_was_done(flower: Flower) -> None:
             page.evaluate("document.querySelector('#toast-container').replaceChildren()")
             return text
 
-        assert "`replicas` in the models file" in told("#worker-pool-grow")
+        def says(button: str, text: str) -> None:
+            """Press until it does: a worker that does not answer within a second has no words."""
+            wait_until(lambda: text in told(button), text, 60)
+
+        says("#worker-pool-grow", "`replicas` in the models file")
         page.click("#worker-tab-limits")
         page.fill("#limits-table td:nth-child(3) input", "5")
-        assert "`timeout_s` in the models file" in told("[id^=task-timeout-hard]")
+        says("[id^=task-timeout-hard]", "`timeout_s` in the models file")
         page.goto(f"http://127.0.0.1:{flower.port}/tasks")
         page.click("[data-task-state=STARTED]")
         row = page.locator("#tasks-table tbody tr", has_text=job_id)

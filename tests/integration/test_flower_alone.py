@@ -46,8 +46,15 @@ def test_it_asks_for_the_password_that_there_is(
         refused, text = asked(port, "POST", "/api/worker/shutdown/any", b"")
         assert refused == 401
         assert ("FLOWER_BASIC_AUTH" in text) == (not password)
-        ended = headrace("health", "flower", cwd=tmp_path, HEADRACE_FLOWER_PORT=str(port))
-        assert ended.returncode == 0, ended.stderr
+
+        def healthy() -> bool:
+            """It waits for an answer for some seconds, and no longer."""
+            ended = headrace("health", "flower", cwd=tmp_path, HEADRACE_FLOWER_PORT=str(port))
+            if ended.returncode != 0:
+                raise ValueError(ended.stderr)
+            return True
+
+        wait_until(healthy, "it is healthy", 60)
         flower.process.send_signal(signal.SIGTERM)
         assert flower.process.wait(60) == 0
     assert list((tmp_path / "new/state").glob("flower*")), "its history is kept"

@@ -25,12 +25,21 @@ ORIGIN = "https://pages.example"
 JOBS = "/api/v1/jobs"
 
 
+LIMITS: dict[str, Any] = {
+    "header_limit_bytes": HEADER_BYTES, "header_limit_count": HEADERS,
+    "bulk_limit_lines": LINES, "cors_origins": (ORIGIN,),
+}  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def _limited(_servers: dict[str, RedisServer]) -> Iterator[ApiServer]:
-    limits = {
-        "header_limit_bytes": HEADER_BYTES, "header_limit_count": HEADERS, "request_timeout_s": 1.0,
-        "bulk_limit_lines": LINES, "cors_origins": (ORIGIN,),
-    }  # fmt: skip
+    with api_server(_servers["valkey9"].url, catalog(echo={}), **LIMITS) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def _hasty(_servers: dict[str, RedisServer]) -> Iterator[ApiServer]:
+    limits = {**LIMITS, "request_timeout_s": 1.0}
     with api_server(_servers["valkey9"].url, catalog(echo={}), **limits) as server:
         yield server
 
@@ -39,6 +48,13 @@ def _limited(_servers: dict[str, RedisServer]) -> Iterator[ApiServer]:
 def api(_limited: ApiServer, redis_db: RedisServer) -> ApiServer:
     assert redis_db.url == _limited.redis_url
     return _limited
+
+
+@pytest.fixture
+def hasty(_hasty: ApiServer, redis_db: RedisServer) -> ApiServer:
+    """One that waits for a second; to the others this machine may stand still for longer."""
+    assert redis_db.url == _hasty.redis_url
+    return _hasty
 
 
 @contextmanager
@@ -104,27 +120,27 @@ def test_a_head_without_an_end_is_431_before_it_takes_more_memory(api: ApiServer
     assert (status, problem["type"]) == (431, "/problems/header-too-large")
 
 
-def test_what_stands_still_is_408(api: ApiServer) -> None:
+def test_what_stands_still_is_408(hasty: ApiServer) -> None:
     timed_out = (408, "/problems/request-timeout")
-    assert exchange(api, b"G") == timed_out
-    assert exchange(api, GET) == timed_out
+    assert exchange(hasty, b"G") == timed_out
+    assert exchange(hasty, GET) == timed_out
     post = (
         b"POST " + JOBS.encode() + b" HTTP/1.1\r\n" + HOST + b"Content-Type: application/json\r\n"
     )
-    assert exchange(api, post + b"Content-Length: 100\r\n\r\n", b'{"model"') == timed_out
-    assert exchange(api, post + b"Transfer-Encoding: chunked\r\n\r\n", b"5\r\n{") == timed_out
+    assert exchange(hasty, post + b"Content-Length: 100\r\n\r\n", b'{"model"') == timed_out
+    assert exchange(hasty, post + b"Transfer-Encoding: chunked\r\n\r\n", b"5\r\n{") == timed_out
     letters = b"POST /api/v1/models/echo/dead-letters/purge HTTP/1.1\r\n" + HOST
-    assert exchange(api, letters + b"Content-Length: 9\r\n\r\n{") == timed_out
+    assert exchange(hasty, letters + b"Content-Length: 9\r\n\r\n{") == timed_out
 
 
-def test_a_connection_that_never_says_anything_is_closed(api: ApiServer) -> None:
-    with connected(api) as connection:
+def test_a_connection_that_never_says_anything_is_closed(hasty: ApiServer) -> None:
+    with connected(hasty) as connection:
         assert connection.recv(1) == b""
 
 
-def test_a_drip_is_no_progress(api: ApiServer) -> None:
+def test_a_drip_is_no_progress(hasty: ApiServer) -> None:
     post = b"POST " + JOBS.encode() + b" HTTP/1.1\r\n" + HOST + b"Content-Length: 100000\r\n\r\n"
-    with connected(api) as connection:
+    with connected(hasty) as connection:
         connection.sendall(post)
         connection.settimeout(0.1)
         said = b""
@@ -140,16 +156,16 @@ def test_a_drip_is_no_progress(api: ApiServer) -> None:
 
 
 def test_waiting_for_an_answer_or_between_requests_is_not_standing_still(
-    api: ApiServer, redis_db: RedisServer
+    hasty: ApiServer, redis_db: RedisServer
 ) -> None:
-    with connected(api) as connection:
+    with connected(hasty) as connection:
         for path in (b"/live", b"/api/v1/jobs?limit=1", b"/live"):
             connection.sendall(b"GET " + path + b" HTTP/1.1\r\n" + HOST + b"\r\n")
             assert connection.recv(65_536).startswith(b"HTTP/1.1 200 ")
-    job = api.http.post(JOBS, json={"model": "echo", "input": 1}).json()
+    job = hasty.http.post(JOBS, json={"model": "echo", "input": 1}).json()
     # Longer than the time limit for requests.
-    assert api.http.get(f"{JOBS}/{job['id']}?wait=2.5").status_code == 202
-    api.http.delete(f"{JOBS}/{job['id']}")
+    assert hasty.http.get(f"{JOBS}/{job['id']}?wait=2.5").status_code == 202
+    hasty.http.delete(f"{JOBS}/{job['id']}")
     with redis_db.client() as client:
         client.delete("headrace.echo")
 

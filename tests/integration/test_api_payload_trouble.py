@@ -145,11 +145,14 @@ def test_an_api_killed_between_payload_and_message(
         subprocess.Popen([sys.executable, "-c", DYING_API], env=environ) as dying,
         redis_db.client() as client,
     ):
-        with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as http:
-            wait_until(lambda: _live(http), "the API serves")
-            with pytest.raises(httpx2.HTTPError):
-                http.post("/api/v1/models/echo/jobs", content=BODY)
-        assert dying.wait(60) == -signal.SIGKILL
+        try:
+            with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as http:
+                wait_until(lambda: _live(http), "the API serves", 90)
+                with pytest.raises(httpx2.HTTPError):
+                    http.post("/api/v1/models/echo/jobs", content=BODY)
+            assert dying.wait(60) == -signal.SIGKILL
+        finally:
+            dying.kill()
         assert (lying(), len(noted(client))) == (1, 1)
         assert not list(client.scan_iter("hr:job:*"))
         settings: dict[str, Any] = {"payload_store": kind, "payload_dir": tmp_path}

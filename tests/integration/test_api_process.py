@@ -47,11 +47,11 @@ def test_a_stop_answers_those_who_wait(redis_db: RedisServer, models: Path) -> N
         httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=70, verify=PLAIN) as http,
         redis_db.client() as client,
     ):
-        wait_until(lambda: answers(http, "/ready"), "the API is ready")
+        wait_until(lambda: answers(http, "/ready"), "the API is ready", 90)
         asked = executor.submit(http.post, "/api/v1/models/echo/jobs?wait=60", json=1)
         wait_until(lambda: client.llen("headrace.echo") == 1, "the job is queued")
         api.terminate()
-        response = asked.result(20)
+        response = asked.result(60)
         assert (response.status_code, response.json()["status"]) == (202, "queued")
         http.close()
         api.wait(60)
@@ -71,7 +71,7 @@ def test_what_keeps_it_from_starting_is_one_line(
     models: Path, settings: dict[str, str], status: int, says: str
 ) -> None:
     with process(environ(models, **settings)) as api:
-        _, errors = api.communicate(timeout=30)
+        _, errors = api.communicate(timeout=90)
     assert api.returncode == status
     assert errors.startswith("headrace: ")
     assert says in errors
@@ -82,7 +82,7 @@ def test_what_keeps_it_from_starting_is_one_line(
 def test_a_models_file_with_a_mistake(redis_db: RedisServer, models: Path) -> None:
     models.write_text("models: {echo: {handlr: echo}}\n")
     with process(environ(models, redis_url=redis_db.url)) as api:
-        _, errors = api.communicate(timeout=30)
+        _, errors = api.communicate(timeout=90)
     assert api.returncode == 2
     assert "did you mean handler?" in errors
     assert "Traceback" not in errors

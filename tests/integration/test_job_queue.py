@@ -219,7 +219,7 @@ def test_waiters_are_told_all_that_an_answer_needs(any_redis: RedisServer) -> No
         asked = job(b'{"x":1}', options=JobOptions(metadata={"n": 1}), waiter="api-1")
         try:
             with FakeWorker(any_redis.url, "echo"), waiters.own(asked.id) as wait:
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(60):
                     # The first connection tells all to look at their records.
                     assert await wait.woken() is None
                     receipt = await queue.submit(asked)
@@ -248,7 +248,7 @@ def test_who_waits_elsewhere_is_told_as_much_or_looks(
         await waiters.start()
         asked = job(b'"%s"' % (b"x" * size), options=JobOptions(metadata={"n": 1}))
         try:
-            async with asyncio.timeout(20), waiters.foreign(asked.id) as wait:
+            async with asyncio.timeout(60), waiters.foreign(asked.id) as wait:
                 # The first connection tells all to look at their records, and then hears.
                 assert await wait.woken() is None
                 receipt = await queue.submit(asked)
@@ -272,7 +272,7 @@ def test_a_publication_that_cannot_be_read_costs_a_look(any_redis: RedisServer) 
         waiters = Waiters(client, "api-1")
         await waiters.start()
         try:
-            async with asyncio.timeout(20), waiters.foreign("nope"):
+            async with asyncio.timeout(60), waiters.foreign("nope"):
                 with waiters.own("job-1") as wait:
                     # The first connection tells all to look at their records.
                     await wait.woken()
@@ -315,7 +315,7 @@ def test_a_connection_that_breaks_while_many_begin_to_wait_fails_nobody_and_is_r
                 await admin.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
             await listens()
             over.set()
-        async with asyncio.timeout(20), waiters.foreign("last") as wait:
+        async with asyncio.timeout(60), waiters.foreign("last") as wait:
             await admin.publish(keys.meta("last"), b"{}")
             await wait.woken()
         await waiters.stop()
@@ -346,7 +346,7 @@ def test_a_stopped_waiters_lets_nobody_wait(any_redis: RedisServer) -> None:
         client = connect_async(any_redis.url)
         waiters = Waiters(client, "api-1")
         await waiters.start()
-        async with asyncio.timeout(20), waiters.foreign("a") as foreign:
+        async with asyncio.timeout(60), waiters.foreign("a") as foreign:
             with waiters.own("b") as own:
                 assert waiters.count == 2
                 await waiters.stop()

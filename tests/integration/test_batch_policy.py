@@ -118,6 +118,8 @@ def test_images_count_by_the_pixels_of_their_headers(
         (first,) = client.submit("images", "first")
         wait_until(lambda: bool(log.lines()), "the device is busy")
         ids = client.submit_raw("images", *[image] * 5)
+        lease = keys.lease(keys.queue_name("images"))
+        wait_until(lambda: client.redis.zcard(lease) == 6, "all are prepared")
         log.open_gate()
         client.wait(first, *ids)
         assert [len(line.ids) for line in log.lines()] == [1, 2, 2, 1]

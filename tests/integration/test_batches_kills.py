@@ -75,7 +75,8 @@ def ended(up: RunningUp, ids: list[str]) -> set[str]:
 
 
 def kill(up: RunningUp, name: str) -> None:
-    pid = up.record()["pids"][name]
+    # After its last end it may be on its way back.
+    pid = int(wait_until(lambda: up.record()["pids"][name], f"{name} is there", 60))
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: gone(pid), f"{name} is gone", 30)
 

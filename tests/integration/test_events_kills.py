@@ -15,6 +15,7 @@ from playwright.sync_api import expect
 from headrace import keys
 from headrace.access import Scope
 from headrace.catalog import load_catalog
+from headrace.recovery import release_incarnation
 from tests.harness.access import bearer, make_key, revoke_key
 from tests.harness.api_processes import api_processes
 from tests.harness.api_server import api_server, catalog
@@ -27,7 +28,8 @@ from tests.harness.wait import wait_until
 from tests.harness.worker import HANDLERS, Client, celery_worker, write_models
 
 MODELS: dict[str, Any] = {"m": {"handler": f"{HANDLERS / 'speaking.py'}:Speaking"}}
-SOON = {"HEADRACE_LEASE_TTL_S": "2"}
+#: Far longer than anything here waits: jobs of a worker that died go back as its supervisor says.
+FIRST = {"HEADRACE_LEASE_TTL_S": "3600", "HEADRACE_INCARNATION": "first"}
 PAGE = """
 <!doctype html><ol></ol><script>
 const source = new EventSource("/api/v1/jobs/JOB/events");
@@ -64,7 +66,7 @@ def test_a_stream_outlives_api_process_worker_and_redis(
         api_processes(tmp_path / "one", server.url) as one,
         api_server(server.url, load_catalog(models)) as other,
     ):
-        with celery_worker(server.url, models, tmp_path, environ=SOON) as worker:
+        with celery_worker(server.url, models, tmp_path, environ=FIRST) as worker:
             worker.wait_ready("m")
             (job_id,) = client.submit("m", said(0.1, 0.2, 0.3, until=tmp_path))
             path = f"/api/v1/jobs/{job_id}/events"
@@ -84,9 +86,8 @@ def test_a_stream_outlives_api_process_worker_and_redis(
                 assert second.wait_for("progress", 2).data["progress"]["fraction"] == 0.3
                 client.redis.sadd(keys.PAUSED, "headrace.m")
                 worker.kill()
-                with celery_worker(
-                    server.url, models, tmp_path, node="again@test", environ=SOON
-                ) as again:
+                assert release_incarnation(server.url, "first") == 1
+                with celery_worker(server.url, models, tmp_path, node="again@test") as again:
                     again.wait_ready("m")
                     second.wait_for("queued")
                     client.redis.srem(keys.PAUSED, "headrace.m")

@@ -122,11 +122,15 @@ def test_an_orderly_stop_gives_back_at_once_and_in_order(
 def test_jobs_of_a_lost_host_are_handed_out_again_when_their_leases_end_and_not_before(
     redis_db: RedisServer, tmp_path: Path
 ) -> None:
-    with bench(redis_db, tmp_path, "InTurn", SOON, max_batch_size=2) as at:
+    with bench(redis_db, tmp_path, "InTurn", LONG, max_batch_size=2) as at:
         ids = busy(at)
         at.client.redis.srem(keys.PAUSED, QUEUE)
         at.worker.kill()  # and nobody is left who could release anything
         at.open("open")
+        # As though they had been renewed for the last time nearly a lease's time ago.
+        soon_us = (at.client.redis.time()[0] + 2) * 1_000_000
+        over = {job_id: soon_us + n for n, job_id in enumerate(ids[:4])}
+        assert at.client.redis.zadd(keys.lease(QUEUE), over, xx=True, ch=True) == 4
         ends_us = {
             job_id.decode(): int(end)
             for job_id, end in at.client.redis.zrange(keys.lease(QUEUE), 0, -1, withscores=True)
@@ -147,8 +151,8 @@ def test_the_first_sweep_after_a_lost_hosts_lease_gives_its_jobs_to_a_worker_tha
     """Sweeps come once a second, so that this is the upper bound: `lease_ttl` and a second."""
     assert SWEEP_S <= 1
     with (
-        # Not so short that a machine which stands still for a second takes the job away.
-        bench(redis_db, tmp_path, "InTurn", {"HEADRACE_LEASE_TTL_S": "3"}) as at,
+        # Not so short that a machine which stands still for some seconds takes the job away.
+        bench(redis_db, tmp_path, "InTurn", {"HEADRACE_LEASE_TTL_S": "30"}) as at,
         redis_db.client() as client,
         client.monitor() as monitor,
     ):
@@ -162,7 +166,9 @@ def test_the_first_sweep_after_a_lost_hosts_lease_gives_its_jobs_to_a_worker_tha
             reaps_from_s = at.client.redis.time()[0] + 2
             wait_until(lambda: at.client.redis.time()[0] > reaps_from_s, "it may reap")
             at.worker.kill()
-            held = at.client.redis.zscore(keys.lease(QUEUE), job_id)
+            # As though it had been renewed for the last time nearly a lease's time ago.
+            held = at.client.redis.time()[0] * 1_000_000 + 2_000_000
+            assert at.client.redis.zadd(keys.lease(QUEUE), {job_id: held}, xx=True, ch=True) == 1
             at.open("open")
             job = at.job(job_id)
         client.echo("that is all")

@@ -110,11 +110,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 def _everything_happens(site: Site) -> None:
     # By itself, so that nobody's failure has its batch split.
-    site.jobs["talk"] = site.submit("talking", "talk")
+    patient = {"options": {"timeout": 60}}
+    site.jobs["talk"] = site.submit("talking", "talk", **patient)
     site.ended(site.jobs["talk"])
     kinds = ("raise", "bad", "crash", "hang", "answer")
     site.jobs |= {do: site.submit("talking", do) for do in kinds}
-    site.jobs["threads"] = site.submit("threads", "talk")
+    site.jobs["threads"] = site.submit("threads", "talk", **patient)
     for job_id in site.jobs.values():
         site.ended(job_id)
     _bad_requests(site)

@@ -23,7 +23,7 @@ PATIENCE_S = 300.0
 
 def run(
     folder: Path, seed: int, *, jobs: int, kills: int, hangs: int, poison: int,
-    flavour: str = "valkey9", fsync: str = "always", timeout_s: float = 3.0,
+    flavour: str = "valkey9", fsync: str = "always", timeout_s: float = 6.0,
 ) -> None:  # fmt: skip
     """Run it, and raise AssertionError where anything is not as it must be.
 
@@ -34,7 +34,7 @@ def run(
         kills: how many.
         flavour: which Redis.
         fsync: its `appendfsync`. Under `everysec` what it may lose is no fault.
-        timeout_s: after how long what hangs is killed.
+        timeout_s: after how long what hangs is killed; for longer no machine should stand still.
     """
     _say(f"SEED={seed} FLAVOUR={flavour} FSYNC={fsync}: {jobs} jobs, {kills} kills")
     chance = random.Random(seed)

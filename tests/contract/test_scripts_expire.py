@@ -91,12 +91,12 @@ def test_it_is_bounded_and_who_waits_for_an_end_hears_of_it(queue: Queue) -> Non
     client: Any = queue.client
     with client.pubsub() as heard:
         heard.subscribe(keys.done_channel("api"))
-        assert heard.get_message(timeout=10)
+        assert heard.get_message(timeout=60)
         ids = [queue.submit_one(begin_us=AT_ONCE_US, waiter="api") for _ in range(5)]
         assert [queue.expire(2) for _ in range(4)] == [2, 2, 1, 0]
         assert not queue.claim().jobs
         assert all(ended_well(queue, job_id) for job_id in ids)
-        told = [heard.get_message(timeout=10) for _ in ids]
+        told = [heard.get_message(timeout=60) for _ in ids]
     assert all(
         job_id.encode() in message["data"] for job_id, message in zip(ids, told, strict=True)
     )

@@ -329,6 +329,15 @@ class Queue:
         stored: Any = self.client.get(keys.meta(job_id))
         return bytes(stored) if stored is not None else None
 
+    def kept_s(self, job_id: str) -> float:
+        """For how long a job's record is kept, and its result with it."""
+        record_s, result_s = (
+            self.client.pttl(name) / 1000 for name in (keys.job(job_id), keys.meta(job_id))
+        )
+        # Asked for one after the other.
+        assert 0 <= record_s - result_s < 30, (record_s, result_s)
+        return record_s
+
     def letters(self) -> dict[str, dict[str, bytes]]:
         """Dead letters by name."""
         names: Any = self.client.zrange(keys.dead(self.name), 0, -1)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,13 @@ class Site:
     def submit(self, count: int, gate: Path, padding: int = 0) -> list[str]:
         """Jobs that run until the file `gate` is there; their results are as long as they are."""
         body = {"model": "gated", "input": {"until": str(gate), "padding": "x" * padding}}
-        return [self.api.http.post("/api/v1/jobs", json=body).json()["id"] for _ in range(count)]
+
+        def submitted(job_id: str) -> str:
+            # Under its id it may be said again, where Redis took longer than the API waits for it.
+            return str(self.api.http.put(f"/api/v1/jobs/{job_id}", json=body).json()["id"])
+
+        ids = [new_id() for _ in range(count)]
+        return [wait_until(partial(submitted, job_id), "it is submitted") for job_id in ids]
 
     def wait(self, job_id: str) -> Future[httpx2.Response]:
         """A long poll for a job, under way."""

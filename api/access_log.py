@@ -28,7 +28,7 @@ from headrace.job_json import JOBS_PATH
 from headrace.log_lines import plain, shown
 from headrace.redaction import Redaction
 from headrace.settings import Settings
-from headrace.trace import Trace
+from headrace.trace import TRACEPARENT, Trace, read_trace
 
 REQUEST_ID: Final = b"x-request-id"
 LOGGER: Final = "access"
@@ -43,6 +43,8 @@ _JOBS_PATH: Final = JOBS_PATH.encode()
 _JOB_ROUTE: Final = "/api/v1/jobs/{job_id}"
 #: In a log that people read, the id and the size of an answer stand in the text.
 _IN_TEXT: Final = frozenset({"method", "path", "status", "duration_ms", "bytes", "event", "route"})
+
+_TRACEPARENT: Final = TRACEPARENT.encode()
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
@@ -177,8 +179,8 @@ class AccessLog:
             told["job"] = job[:128]
         if key := seen.key:
             told["key"] = key
-        if parent := logs.TRACE.get():
-            told["trace_id"] = Trace(parent).trace_id
+        if trace := _trace_of(scope):
+            told["trace_id"] = trace.trace_id
         client = scope.get("client")
         if client:
             told["client"] = client[0]
@@ -279,3 +281,11 @@ async def watched(
                     log.told(seen)
     finally:
         logs.CONCERN.reset(concern)
+
+
+def _trace_of(scope: Scope) -> Trace | None:
+    """The trace that a request is part of: its span's, or, without spans, the one that it names."""
+    if parent := logs.TRACE.get():
+        return Trace(parent)
+    sent = next((value for name, value in scope["headers"] if name == _TRACEPARENT), b"")
+    return read_trace(sent.decode("latin-1")) if sent else None

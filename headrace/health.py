@@ -183,6 +183,15 @@ def _ask(url: str, question: Callable[[redis.Redis], Any]) -> Any:
 
 
 def _redis_url(settings: Settings) -> str:
-    if settings.redis_url is None:
-        raise ConfigError("no Redis is named", hint="set HEADRACE_REDIS_URL")
-    return settings.redis_url
+    if settings.redis_url is not None:
+        return settings.redis_url
+    # Late: a container, which is asked every few seconds, has it named.
+    from headrace.embedded import prepared_url
+
+    url = prepared_url(settings.state_dir)
+    if url is None:
+        raise ConfigError(
+            f"no Redis is named, and `headrace up` has none in {settings.state_dir}",
+            hint="set HEADRACE_REDIS_URL, or go to where `headrace up` runs",
+        )
+    return url

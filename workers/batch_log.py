@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from headrace.logs import about_jobs
+from headrace.trace import Trace
 from workers.items import Batch
 from workers.lane import Lane
 
@@ -22,7 +23,20 @@ def about_batches(lane: Lane, batches: Sequence[Batch]) -> dict[str, Any]:
     """The fields of a line that concerns batches, and all of their jobs."""
     ids = [item.id for batch in batches for item in batch.items]
     names = " ".join(batch.id for batch in batches)
-    return {**about(lane), "batch": names, "size": len(ids), **about_jobs(ids)}
+    return {
+        **about(lane), "batch": names, "size": len(ids), **about_jobs(ids), **_trace(batches, ids),
+    }  # fmt: skip
+
+
+def _trace(batches: Sequence[Batch], ids: Sequence[str]) -> dict[str, str]:
+    """Where in a trace the one job was submitted that they are about."""
+    if len(ids) != 1:
+        return {}
+    parents = [parent for batch in batches for parent in batch.traces.values()]
+    if not parents:
+        return {}
+    trace = Trace(parents[0])
+    return {"trace_id": trace.trace_id, "span_id": trace.span_id}
 
 
 def log_left(lane: Lane, batch: Batch) -> None:

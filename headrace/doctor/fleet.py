@@ -51,8 +51,9 @@ def workers(site: Site) -> Finding:
             found.append(
                 fail(
                     f"{seen.node} has ended without a word",
-                    "start it again; the log of its supervisor says why it ended. What it held "
-                    "runs elsewhere once its leases are over",
+                    "start it again; the log of its supervisor says why it ended. If it runs, it "
+                    "hangs or cannot reach Redis. What it held runs elsewhere once its leases are "
+                    "over",
                 )
             )
         elif seen.age_s > SILENT_S:

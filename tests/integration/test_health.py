@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from headrace import errands, keys
+from headrace.embedded import AUTH_NAME, PORT_NAME
 from headrace.ports import free_port
 from tests.harness.api_server import api_server, catalog
 from tests.harness.redis_servers import RedisServer, redis_server
@@ -132,6 +133,13 @@ def test_what_is_not_configured_is_not_healthy(tmp_path: Path) -> None:
     status, said = health(tmp_path, "worker")
     assert status == 1
     assert "HEADRACE_REDIS_URL" in said
+    # As `headrace up` leaves it in its folder: the Redis there is meant, and is down.
+    (tmp_path / ".headrace").mkdir()
+    (tmp_path / ".headrace" / AUTH_NAME).write_text("hunter2")
+    (tmp_path / ".headrace" / PORT_NAME).write_text(str(port := free_port()))
+    status, said = health(tmp_path, "redis")
+    assert status == 1
+    assert f"redis://:***@127.0.0.1:{port}/0: Error 111" in said
     status, said = health(tmp_path, "api", HEADRACE_PROT="1")
     assert status == 1
     assert "HEADRACE_PORT" in said

@@ -101,7 +101,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 @pytest.fixture(scope="module")
 def dark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("dark")
-    with running_up(folder, models=models(folder)) as up:
+    told = {"HEADRACE_LOG_FORMAT": "json", "HEADRACE_ACCESS_LOG": "true"}
+    with running_up(folder, models=models(folder), HEADRACE_LOG_LEVEL="debug", **told) as up:
         yield Site(up, Collector(0))
 
 
@@ -233,6 +234,18 @@ def test_without_an_endpoint_a_trace_passes_and_nothing_is_loaded(dark: Site) ->
         assert dark.last["result"] == {"traceparent": PARENT, "seen": [PARENT], "known": False}
         dark.submit(model, traceparent="00-nonsense")
         assert dark.last["result"] == {"traceparent": "", "seen": [], "known": False}
+
+
+def test_without_an_endpoint_too_lines_of_the_log_name_the_trace(dark: Site) -> None:
+    job_id = dark.submit("plain", traceparent=PARENT)
+    events = {"request", "a batch left", "a batch has ended"}
+
+    def told() -> dict[str, Any] | None:
+        lines = [json.loads(line) for line in dark.up.text().splitlines() if job_id in line]
+        found = {line["event"]: line.get("trace_id") for line in lines if line["event"] in events}
+        return found if found.keys() == events else None
+
+    assert wait_until(told, "it is logged") == dict.fromkeys(events, TRACE_ID)
 
 
 def test_without_the_extra_there_is_one_warning() -> None:

@@ -151,7 +151,7 @@ class ApiKeys:
         fields = self._client.hgetall(keys.api_key(key_id))
         key = key_from(key_id, fields) if fields else None
         if key is None:
-            raise _no_key(key_id)
+            raise no_key(key_id)
         secret = new_key().secret
         key = msgspec.structs.replace(
             key,
@@ -177,7 +177,7 @@ class ApiKeys:
             pipe.publish(keys.API_KEY_NEWS, key_id)
             deleted, listed, _ = pipe.execute()
         if not deleted and not listed:
-            raise _no_key(key_id)
+            raise no_key(key_id)
 
     def count_anew(self) -> dict[str, int]:
         """Count the jobs in flight by looking at every record; what stood there is written over.
@@ -198,7 +198,8 @@ class ApiKeys:
         return counts
 
 
-def _no_key(key_id: str) -> ConfigError:
+def no_key(key_id: str) -> ConfigError:
+    """The error where an id is that of no key."""
     presented = read_key(key_id.strip())
     if presented is not None:
         # A whole key is not repeated where it may end up in a log.

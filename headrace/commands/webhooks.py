@@ -61,10 +61,9 @@ def secret(key: str | None, *, new: bool) -> None:
         output.line(new_secret())
         return
     if key is not None and not re.fullmatch(r"[0-9a-f]{12}", key):
-        raise ConfigError(
-            f"{key[:64]!r} is no id of an API key",
-            hint="`headrace keys list` lists the ids; the id is the middle part of a key",
-        )
+        from headrace.api_keys import no_key
+
+        raise no_key(key)
     found = secrets_of(load_settings(None, os.environ, {}).webhook_secrets, key or "")
     if not found:
         raise ConfigError(

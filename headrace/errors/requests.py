@@ -87,6 +87,7 @@ class WebhookNotFound(RequestError):
 
     code = "webhook-not-found"
     status = 404
+    title = "Webhook delivery not found"
 
 
 class FileMissing(RequestError):

@@ -101,8 +101,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 @pytest.fixture(scope="module")
 def dark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("dark")
-    told = {"HEADRACE_LOG_FORMAT": "json", "HEADRACE_ACCESS_LOG": "true"}
-    with running_up(folder, models=models(folder), HEADRACE_LOG_LEVEL="debug", **told) as up:
+    with running_up(
+        folder, models=models(folder), HEADRACE_ACCESS_LOG="true",
+        HEADRACE_LOG_FORMAT="json", HEADRACE_LOG_LEVEL="debug",
+    ) as up:  # fmt: skip
         yield Site(up, Collector(0))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headrace import Client, keys
+from headrace import Client, access, keys
 from headrace.errors import WebhookNotFound
 from headrace.ports import free_port
 from headrace.webhooks.signing import secrets_of, written
@@ -274,7 +274,9 @@ def test_the_commands(site: HookSite, tmp_path: Path, monkeypatch: pytest.Monkey
     assert cli.lines("webhooks", "secret") == [fresh, *site.secrets]
     own = cli.lines("webhooks", "secret", "0123456789ab")
     assert own == [written(one) for one in secrets_of((fresh, *site.secrets), "0123456789ab")]
-    assert "no id of an API key" in cli.complaint("webhooks", "secret", "hr_x", rc=2)
+    assert "there is no API key 'hr_x'" in cli.complaint("webhooks", "secret", "hr_x", rc=2)
+    whole = access.written(access.new_key())
+    assert whole[-43:] not in cli.complaint("webhooks", "secret", whole, rc=2)
 
 
 def test_a_job_without_webhooks_has_none_and_an_unknown_one_is_unknown(site: HookSite) -> None:

@@ -60,3 +60,5 @@ def test_each_code_is_one_class() -> None:
     coded = [kind for kind in classes() if "code" in vars(kind)]
     assert {kind.code: kind for kind in coded} == errors.BY_CODE
     assert len(coded) == len(errors.BY_CODE)
+    unnamed = [kind.code for kind in coded if kind.title == errors.HeadraceError.title]
+    assert unnamed == ["error"], "each problem has a title of its own"

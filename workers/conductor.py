@@ -62,12 +62,14 @@ class Line:
         model: as it looks from outside.
         courses: its jobs that are under way here, by id, each with the task that runs it.
         telling: tells of the ends that scripts have left, while there are some.
+        passed_over: it was last claimed without room for offline jobs, and no push tells of these.
     """
 
     config: PipelineConfig
     model: ModelConfig
     courses: dict[str, tuple[Course, asyncio.Task[None]]] = field(default_factory=dict)
     telling: asyncio.Task[None] | None = None
+    passed_over: bool = False
 
     @property
     def rooms(self) -> list[int]:
@@ -162,10 +164,14 @@ class Conductor:
             self._filled |= await asyncio.to_thread(self._wake.watch, wanted)
             self._wake.check(time.monotonic())
             self._heard()
+            roomy = {n for n, line in enumerate(self._lines) if line.rooms and all(line.rooms)}
+            self._filled |= {n for n in roomy if self._lines[n].passed_over}
             for n in sorted(self._filled):
-                if not self._lines[n].rooms:
+                rooms = self._lines[n].rooms
+                if not rooms:
                     continue
                 self._filled.discard(n)
+                self._lines[n].passed_over = not all(rooms)
                 if await self._claim(self._lines[n]):
                     return
             await self._sleep()

@@ -41,6 +41,7 @@ PIPELINES: dict[str, Any] = {
     "raw_kind": {"stages": {"weigh": {}, "again": {"model": "weigh"}}},
     "through": {"stages": {"cut": {}, "narrow": {"each": "pieces[*]"}}},
     "raw": {"stages": {"cut": {}}},
+    "half": {"stages": {"weigh": {}}, "max_running": 2},
     "kinds": {"stages": {"weigh": {"each": "[*]"}}},
     "few": {"stages": {"cut": {}, "weigh": PIECES}, "max_items": 3},
     "late": {"stages": {"cut": {}, "weigh": PIECES}, "timeout_s": 2.0},
@@ -228,6 +229,18 @@ def test_what_follows_is_told_of_a_job_that_is_cancelled_while_it_waits(site: Pi
 def test_a_full_queue_of_a_model_is_waited_for(site: PipelineSite) -> None:
     # `narrow` takes two jobs that wait, and the list has six.
     assert site.result(site.submit("through", {"pieces": 6, "size": 1})) == weighed(6, 1)
+
+
+def test_offline_jobs_that_found_no_room_are_taken_once_there_is_some(site: PipelineSite) -> None:
+    site.gate.touch()
+    try:
+        ids = [site.submit("half", n, priority=9) for n in range(6)]
+        wait_until(lambda: site.job(ids[0])["status"] == "running", "the first runs", 60)
+        assert {site.job(name)["status"] for name in ids[1:]} == {"queued"}
+    finally:
+        site.gate.unlink()
+    # Nothing is pushed any more that would tell of them.
+    assert [site.result(name) for name in ids] == [{"given": n} for n in range(6)]
 
 
 def test_a_cancel_ends_what_is_under_way(site: PipelineSite) -> None:

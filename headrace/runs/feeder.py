@@ -21,6 +21,7 @@ from headrace.errors import (
     InputForbidden,
     InvalidId,
     InvalidRequest,
+    JobNotFound,
     PayloadTooLarge,
     RequestError,
     UnsupportedMedia,
@@ -332,5 +333,10 @@ def rejected(entry: Entry, error: HeadraceError) -> Row:
 def _check(errors: Iterable[HeadraceError]) -> None:
     """Raise what is not of one input alone."""
     for error in errors:
+        if isinstance(error, JobNotFound):
+            raise Conflict(
+                "the server has jobs of this run that another API key has submitted",
+                hint="Go on with that key, or remove the output and its .run to begin anew.",
+            )
         if not isinstance(error, OF_ONE_INPUT):
             raise error

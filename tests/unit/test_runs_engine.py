@@ -266,6 +266,12 @@ def test_what_would_meet_every_input_ends_the_run_which_goes_on_later(out: Path)
     assert run(out, StandIn(), Counted(100, raw)).progress.succeeded == 100
 
 
+def test_jobs_of_another_key_are_told_as_that(out: Path) -> None:
+    server = StandIn(refuse=lambda job_id: problem("job-not-found", 404))
+    with pytest.raises(errors.Conflict, match="another API key has submitted"):
+        run(out, server, Counted(3, raw))
+
+
 def test_a_source_that_breaks_ends_the_run_once_what_it_gave_has_its_row(out: Path) -> None:
     class Broken(Counted):
         broken = True

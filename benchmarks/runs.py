@@ -320,11 +320,11 @@ def latencies_ms(url: str, seconds: float) -> list[float]:
     chance, taken = random.Random(5), []
     threads: list[threading.Thread] = []
     until = time.monotonic() + seconds
-    with httpx2.Client(base_url=url, timeout=60) as http:
+    with httpx2.Client(base_url=url, timeout=120) as http:
 
         def one() -> None:
             started = time.perf_counter()
-            answer = http.post("/api/v1/models/paced/jobs?wait=30", content=b'{"n":1}')
+            answer = http.post("/api/v1/models/paced/jobs?wait=60", content=b'{"n":1}')
             assert answer.json()["status"] == "succeeded", answer.text
             taken.append(1000 * (time.perf_counter() - started))
 

@@ -220,8 +220,6 @@ class News:
             self._heard.add(job_id)
             self._stir.set()
 
-    # Looks
-
     async def _look_on(self) -> None:
         loop = asyncio.get_running_loop()
         look_at = 0.0
@@ -261,8 +259,6 @@ class News:
                 standing = read_standing(row)
                 for watch in list(self._watches.get(job_id, ())):
                     watch.tell(standing)
-
-    # Publications
 
     def _say(self, verb: str, job_id: str) -> None:
         if self._pubsub is None:

@@ -146,8 +146,6 @@ class Conductor:
             watcher.close()
             await client.aclose()
 
-    # Claiming
-
     async def _turn(self) -> None:
         """Claim what there is room for, keep what is held, and wait for what is next."""
         try:
@@ -236,8 +234,6 @@ class Conductor:
         line.courses[item.id] = (course, task)
         task.add_done_callback(partial(self._over, line, course))
 
-    # Running
-
     async def _run(self, line: Line, course: Course) -> None:
         try:
             settlement = await self._outcome(course)
@@ -310,8 +306,6 @@ class Conductor:
             # Its lease runs out, and whoever takes it then goes on with it.
             logger.error("the job was let go", exc_info=task.exception(), extra=about(course))
         self._woken.set()
-
-    # Keeping
 
     async def _upkeep(self) -> None:
         now = time.monotonic()

@@ -363,7 +363,7 @@ def main() -> None:
     if options.write:
         told = (
             f"{options.inputs:,} lines, {options.rounds} rounds; {options.images:,} JPEGs in "
-            f"batches of {BATCH}, {options.pairs} pairs; online for {options.seconds:g} s."
+            f"batches of {BATCH}, pairs: {options.pairs}; online for {options.seconds:g} s."
         )
         write_tables("runs", told, *tables)
 

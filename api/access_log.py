@@ -28,7 +28,7 @@ from headrace.job_json import JOBS_PATH
 from headrace.log_lines import plain, shown
 from headrace.redaction import Redaction
 from headrace.settings import Settings
-from headrace.trace import TRACEPARENT, Trace, read_trace
+from headrace.trace import Trace, trace_in
 
 REQUEST_ID: Final = b"x-request-id"
 LOGGER: Final = "access"
@@ -43,8 +43,6 @@ _JOBS_PATH: Final = JOBS_PATH.encode()
 _JOB_ROUTE: Final = "/api/v1/jobs/{job_id}"
 #: In a log that people read, the id and the size of an answer stand in the text.
 _IN_TEXT: Final = frozenset({"method", "path", "status", "duration_ms", "bytes", "event", "route"})
-
-_TRACEPARENT: Final = TRACEPARENT.encode()
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
@@ -287,5 +285,4 @@ def _trace_of(scope: Scope) -> Trace | None:
     """The trace that a request is part of: its span's, or, without spans, the one that it names."""
     if parent := logs.TRACE.get():
         return Trace(parent)
-    sent = next((value for name, value in scope["headers"] if name == _TRACEPARENT), b"")
-    return read_trace(sent.decode("latin-1")) if sent else None
+    return trace_in(scope["headers"])

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from api.asgi import Scope
 from headrace import logs
-from headrace.trace import Trace, read_trace
+from headrace.trace import Trace, trace_in
 from headrace.tracing import Tracing, context_of, trace_of, tracing
 
 if TYPE_CHECKING:
@@ -48,7 +47,9 @@ class ApiSpans:
         if scope.get("client"):
             told["client.address"] = scope["client"][0]
         tracer = self._tracing.tracer
-        span = tracer.start_span(method, context_of(_trace_of(scope)), SpanKind.SERVER, told)
+        span = tracer.start_span(
+            method, context_of(trace_in(scope["headers"])), SpanKind.SERVER, told
+        )
         token = logs.TRACE.set(_parent(span))
         try:
             with use_span(span, record_exception=False, set_status_on_exception=False):
@@ -99,13 +100,3 @@ class ApiSpans:
 def _parent(span: Span) -> str:
     place = trace_of(span)
     return place.parent if place is not None else ""
-
-
-def _trace_of(scope: Scope) -> Trace | None:
-    found: dict[bytes, list[str]] = {b"traceparent": [], b"tracestate": []}
-    for name, value in scope["headers"]:
-        if name in found:
-            found[name].append(value.decode("latin-1"))
-    # A traceparent that stands twice is none.
-    parent, state = (",".join(values) for values in found.values())
-    return read_trace(parent, state)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 TRACEPARENT: Final = "traceparent"
@@ -58,6 +59,17 @@ def read_trace(parent: object, state: object = "") -> Trace | None:
         return None
     # What a later version says beyond that is not ours to pass on.
     return Trace(f"{_FIRST_VERSION}-{trace_id}-{span_id}-{flags}", _state(state))
+
+
+def trace_in(headers: Iterable[tuple[bytes, bytes]]) -> Trace | None:
+    """The trace that a request names among its headers, whose names are in lower case."""
+    found: dict[bytes, list[str]] = {TRACEPARENT.encode(): [], TRACESTATE.encode(): []}
+    for name, value in headers:
+        if name in found:
+            found[name].append(value.decode("latin-1"))
+    # A traceparent that stands twice is none.
+    parent, state = (",".join(values) for values in found.values())
+    return read_trace(parent, state)
 
 
 def _state(state: object) -> str:

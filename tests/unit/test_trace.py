@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headrace.envelope import envelope
 from headrace.messages import read_envelope
-from headrace.trace import Trace, read_trace
+from headrace.trace import Trace, read_trace, trace_in
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -90,3 +90,12 @@ def test_a_stock_clients_header_may_be_anything(header: object) -> None:
     document = json.loads(message(None))
     document["headers"] |= {"traceparent": header, "tracestate": header}
     assert read_envelope(json.dumps(document).encode()).trace is None
+
+
+def test_among_the_headers_of_a_request_a_traceparent_that_stands_twice_is_none() -> None:
+    parent, state = (b"traceparent", PARENT.encode()), (b"tracestate", b"a=1")
+    assert trace_in([(b"host", b"x"), parent, state, (b"tracestate", b"b=2")]) == (
+        PARENT, "a=1,b=2",
+    )  # fmt: skip
+    assert trace_in([parent, state, parent]) is None
+    assert trace_in([(b"host", b"x")]) is None

@@ -207,7 +207,7 @@ class StageJobs:
                 found = await self._ended(course, stage, job_id, model, value)
                 if found is not None:
                     return found
-                logger.warning("%s is lost, or of a former life; sent again", job_id)
+                logger.warning("%s is lost or outdated; sent again", job_id, extra=about(course))
 
         return await self.patiently(ended)
 

@@ -69,17 +69,11 @@ class Caller:
         """
         try:
             try:
-                return self._piped(commands)
+                return self._piped(commands, raise_on_error=False)
             except (RedisConnectionError, RedisTimeoutError):
-                return self._piped(commands)
+                return self._piped(commands, raise_on_error=False)
         except RedisError as error:
             raise translate(error) from error
-
-    def _piped(self, commands: Sequence[tuple[Arg, ...]]) -> list[Any]:
-        pipe = self.client.pipeline(transaction=False)
-        for command in commands:
-            pipe.execute_command(*command)
-        return list(pipe.execute(raise_on_error=False))
 
     def pipelined(self, commands: Sequence[tuple[Arg, ...]]) -> list[Any]:
         """Send commands that only read in one round trip; an error of one is raised.
@@ -87,13 +81,16 @@ class Caller:
         Raises:
             BrokerError: Redis does not answer, or refuses one.
         """
+        try:
+            return self._piped(commands, raise_on_error=True)
+        except RedisError as error:
+            raise translate(error) from error
+
+    def _piped(self, commands: Sequence[tuple[Arg, ...]], *, raise_on_error: bool) -> list[Any]:
         pipe = self.client.pipeline(transaction=False)
         for command in commands:
             pipe.execute_command(*command)
-        try:
-            return list(pipe.execute())
-        except RedisError as error:
-            raise translate(error) from error
+        return list(pipe.execute(raise_on_error=raise_on_error))
 
 
 class _Unknown(Exception):

@@ -5,9 +5,9 @@ Everything else is the worker's own.
 
 from __future__ import annotations
 
-import workers.lane
+import workers.models.served_model
 from benchmarks.window import FixedWindow
 from workers.celery_app import deployed
 
-workers.lane.Batcher = FixedWindow  # type: ignore[attr-defined] # the policy to compare with
+workers.models.served_model.Batcher = FixedWindow  # type: ignore[attr-defined] # the policy to compare with
 app = deployed()

@@ -36,7 +36,7 @@ from headrace.handler import Context
 from headrace.jobs import State
 from tests.harness.redis_servers import redis_server
 from tests.harness.worker import HANDLERS, Client, celery_worker, write_models
-from workers.device import SPINS, model_environ, tuned
+from workers.replicas.devices import SPINS, model_environ, tuned
 
 BATCH = 32
 CROP_PX = (500, 375)

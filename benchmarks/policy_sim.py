@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from benchmarks.tables import Table, write_tables
 from benchmarks.window import FixedWindow
-from workers.batcher import Batcher, Leave, Policy
+from workers.batching.batcher import Batcher, Leave, Policy
 
 NEVER: Final = float("inf")
 #: A batch's time differs from what its size says by up to this share.

@@ -43,7 +43,7 @@ from headrace.ports import free_port
 from tests.harness.redis_servers import RedisServer, redis_server
 from tests.harness.wait import wait_until
 from tests.harness.worker import HANDLERS, Worker, celery_worker, write_models
-from workers.device import model_environ, tuned
+from workers.replicas.devices import model_environ, tuned
 
 CELERY_GROUP: Final = 1000
 #: A task per input takes so much longer that fewer inputs tell as much.

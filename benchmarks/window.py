@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing_extensions import override
 
-from workers.batcher import Batcher, Hold, ItemT, Leave, Reason
+from workers.batching.batcher import Batcher, Hold, ItemT, Leave, Reason
 
 
 class FixedWindow(Batcher[ItemT]):

@@ -1,7 +1,8 @@
 """What follows a job: the links, chain and chord in a stock client's message.
 
 The signatures are read as plain JSON, and each that has no id gets one that is derived from the
-job's, so that saying it again says the same. Knows no Celery and no Redis; workers/canvas.py sends.
+job's, so that saying it again says the same. Knows no Celery and no Redis; workers/canvas/sender.py
+sends.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The account of the errands workers: who lives, and whose errands are to be done again.
 
-An errand is a Celery message in `headrace:errands`. Knows no Celery; workers/errands.py does them.
+An errand is a Celery message in `headrace:errands`. Knows no Celery; workers/background/app.py does
+them.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ the handler says `overlap = True`, never at the same time::
 
 An exception *instance* in place of an item or a result fails that job alone. A verb that raises
 fails nobody at first: the batch is split and its halves tried again until the bad inputs stand
-alone (workers/runner.py).
+alone (workers/model_process/executor.py).
 """
 
 from __future__ import annotations

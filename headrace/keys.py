@@ -66,7 +66,7 @@ API keys (headrace/access.py)::
     hr:inflight                     hash    no TTL; key -> its jobs in flight; without those of none
     hr:rate:<key>                   hash    until it is full again; tokens of a key with a rate
 
-Errands: what is neither a model's work nor a request's (workers/errands.py)::
+Errands: what is neither a model's work nor a request's (workers/background/app.py)::
 
     headrace:errands                list    no TTL; Celery messages, pushed left, taken right
     hr:errands:owners               set     no TTL; errands workers that may hold some

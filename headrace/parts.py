@@ -181,7 +181,7 @@ def errands_child(
         release_errands(url, end.environment[INCARNATION], say)
 
     return _celery_worker(
-        errands.NODE, [*_worker("workers.errands"), "-n", node], settings, fresh, release,
+        errands.NODE, [*_worker("workers.background.app"), "-n", node], settings, fresh, release,
         lambda env: _is_there(url, keys.errands_alive(env[INCARNATION])),
     )  # fmt: skip
 
@@ -275,7 +275,7 @@ def flower_child(settings: Settings, environ: Mapping[str, str]) -> Child:
     given = {**_FLOWER_DEFAULTS, **given}
     return Child(
         name="flower",
-        command=[*PYTHON, "celery", "--quiet", "-A", "workers.flower_app", "flower", *arguments],
+        command=[*PYTHON, "celery", "--quiet", "-A", "workers.celery.flower", "flower", *arguments],
         environment=lambda: given,
         stage=2,
         stop_rank=2,

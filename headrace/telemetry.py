@@ -97,7 +97,7 @@ class ModelStats:
         self._deltas[name] += by
 
     def left(self, reason: str) -> None:
-        """A batch has run, or was lost; it had left for this reason of `workers.batcher.Reason`."""
+        """A batch has run, or was lost; it had left for this reason of `workers.batching.batcher.Reason`."""
         self._deltas[f"{LEFT}:{reason}"] += 1
 
     def observe_batch(

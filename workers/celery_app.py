@@ -16,11 +16,11 @@ from kombu import Queue
 from headrace.catalog import Catalog, load_catalog
 from headrace.errors import ConfigError
 from headrace.keys import TASK_NAME, queue_name
+from headrace.redis.celery_url import celery_url
 from headrace.settings import Settings, load_settings
-from workers import control, refusals
-from workers.broker_url import celery_url
-from workers.celery_conf import common_conf, log_as
-from workers.step import consumer_step
+from workers.celery import broker_errors, remote_control
+from workers.celery.bootstep import consumer_step
+from workers.celery.config import common_conf, log_as
 
 #: No model can have this queue: a colon stands in no model's name.
 CONTROL_QUEUE: Final = "headrace:control"
@@ -49,11 +49,11 @@ def create_app(settings: Settings, catalog: Catalog) -> Celery:
         # connection.
         worker_cancel_long_running_tasks_on_connection_loss=True,
         worker_concurrency=1,
-        worker_pool="workers.pool:TaskPool",
+        worker_pool="workers.celery.pool:TaskPool",
     )
     app.steps["worker"].add(consumer_step(settings, catalog, url, CONTROL_QUEUE))
-    control.install(url, CONTROL_QUEUE)
-    refusals.pass_by()
+    remote_control.install(url, CONTROL_QUEUE)
+    broker_errors.pass_by()
 
     @app.task(name=TASK_NAME, shared=False)
     def predict(model: str, input: object) -> None:

@@ -169,7 +169,7 @@ local function charged_to_death(id, raw, max_crashes, queue, r)
   return true
 end
 
--- How long a job waits that was lost alone: full jitter, as workers/retries.py has it. Lua's own random numbers are the
+-- How long a job waits that was lost alone: full jitter, as workers/jobs/retries.py has it. Lua's own random numbers are the
 -- same in each call of a script.
 local function loss_delay_us(id, token, crashes, base_us, most_us)
   local chance = tonumber(string.sub(redis.sha1hex(id .. ' ' .. (token or '') .. ' ' .. NOW), 1, 12), 16) / 2^48

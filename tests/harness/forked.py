@@ -28,7 +28,7 @@ _FORKS.set_forkserver_preload([
     "celery.worker.components", "celery.worker.consumer.delayed_delivery", "celery.worker.strategy",
     "celery.worker.autoscale", "celery.fixups.django", "celery.app.control", "celery.app.events",
     "celery.app.log", "billiard.pool", "kombu.matcher", "kombu.pidbox", "encodings.utf_8_sig",
-    "workers.pool", "headrace.store.file", "headrace.store.redis", "headrace.log_lines",
+    "workers.celery.pool", "headrace.store.file", "headrace.store.redis", "headrace.log_lines",
     "api.server", "uvicorn.lifespan.on", "uvloop",
 ])  # fmt: skip
 

@@ -50,7 +50,7 @@ class HookSite:
         worker: Worker = self.stack.enter_context(
             celery_worker(
                 self.server.url, self.models, self.folder, node=f"{owner}@test",
-                app="workers.errands", environ={**environ, "HEADRACE_INCARNATION": owner},
+                app="workers.background.app", environ={**environ, "HEADRACE_INCARNATION": owner},
                 arguments=(),
             )
         )  # fmt: skip

@@ -11,8 +11,8 @@ import os
 import signal
 from typing import Any
 
-from workers import stage_jobs
-from workers.stage_jobs import StageJobs
+from workers.background.pipelines import stage_jobs
+from workers.background.pipelines.stage_jobs import StageJobs
 
 DIES = os.environ["TEST_DIES"]
 left = int(os.environ.get("TEST_DIES_AFTER", "0"))
@@ -51,6 +51,6 @@ async def free(self: StageJobs, course: Any, stages: Any) -> bool:
 stage_jobs.FREE_MAX_JOBS = 2  # type: ignore[misc] # so that a list of four takes two calls
 StageJobs._note, StageJobs._delete, StageJobs.free = note, delete, free  # type: ignore[method-assign]
 
-from workers.errands import app  # noqa: E402 - it is begun with these
+from workers.background.app import app  # noqa: E402 - it is begun with these
 
 __all__ = ["app"]

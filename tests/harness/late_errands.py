@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from workers import wake
+from workers.leases import notifications
 
-wake.WATCH_MAX_S = 0.0  # type: ignore[misc]
+notifications.WATCH_MAX_S = 0.0  # type: ignore[misc]
 
-from workers.errands import app  # noqa: E402 - the wait is read before
+from workers.background.app import app  # noqa: E402 - the wait is read before
 
 __all__ = ["app"]

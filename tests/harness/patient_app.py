@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import workers.batch_time
+import workers.batching.latency_model
 from workers.celery_app import deployed
 
-workers.batch_time.KNOWN_SHARE = 1e9  # type: ignore[misc] # no wait ends by time
+workers.batching.latency_model.KNOWN_SHARE = 1e9  # type: ignore[misc] # no wait ends by time
 app = deployed()

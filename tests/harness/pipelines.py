@@ -43,7 +43,7 @@ class PipelineSite:
         return [line.partition(" ")[2] for line in lines if line.partition(" ")[0] == model]
 
     def errands(
-        self, name: str = "errands", app: str = "workers.errands", **environ: str
+        self, name: str = "errands", app: str = "workers.background.app", **environ: str
     ) -> Worker:
         """One more errands worker."""
         options = {"app": app, "node": f"{name}@test", "arguments": ()}

@@ -37,7 +37,7 @@ def models(tmp_path: Path) -> Path:
 
 def errand_worker(server: RedisServer, models: Path, folder: Path, owner: str) -> Any:
     return celery_worker(
-        server.url, models, folder, node=f"{owner}@test", app="workers.errands",
+        server.url, models, folder, node=f"{owner}@test", app="workers.background.app",
         environ={"HEADRACE_INCARNATION": owner}, arguments=TASKS,
     )  # fmt: skip
 

@@ -18,7 +18,7 @@ from tests.harness.redis_servers import RedisServer
 from tests.harness.verbs import Bench, bench
 from tests.harness.wait import wait_until
 from tests.harness.worker import HANDLERS, Client, celery_worker, write_models
-from workers.consumer import SWEEP_S
+from workers.consumer.loop import SWEEP_S
 
 QUEUE = "headrace.m"
 #: Far longer than anything here waits: who has its jobs back did not get them by the lease's end.

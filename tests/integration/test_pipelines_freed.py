@@ -15,7 +15,7 @@ from tests.harness.pipelines import STAGED, PipelineSite, pipeline_site
 from tests.harness.redis_servers import nothing_leaks, redis_server
 from tests.harness.wait import wait_until
 from tests.harness.worker import Worker
-from workers.resume import stage_job_id
+from workers.background.pipelines.resume import stage_job_id
 
 MIB = 1024 * 1024
 ROW = ("first", "second", "third", "fourth", "fifth")

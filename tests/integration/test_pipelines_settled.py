@@ -25,9 +25,9 @@ from tests.harness.api_server import ApiServer, api_server
 from tests.harness.fake_worker import FakeWorker
 from tests.harness.redis_servers import RedisServer
 from tests.harness.wait import wait_until
-from workers import conductor
-from workers.conductor import Conductor
-from workers.resume import stage_job_id
+from workers.background.pipelines import orchestrator
+from workers.background.pipelines.orchestrator import Conductor
+from workers.background.pipelines.resume import stage_job_id
 
 #: None of these tests may be helped by a lease that runs out.
 LEASE_TTL_S = 3600.0
@@ -78,7 +78,7 @@ def conducting(
 
         renewed = asyncio.Event()
 
-    monkeypatch.setattr(conductor, "JobQueue", Slow)
+    monkeypatch.setattr(orchestrator, "JobQueue", Slow)
     thread = threading.Thread(target=running.run, daemon=True)
     thread.start()
     try:

@@ -21,6 +21,7 @@ from headrace.broker_check import check_broker
 from headrace.connections import connect
 from headrace.errors import BrokerUnavailable, ConfigError
 from headrace.ports import free_port
+from headrace.redis.celery_url import celery_url
 from tests.harness.api_process import api_process
 from tests.harness.celery_client import GET_TIMEOUT_S, send, stock_client
 from tests.harness.certificates import Authority
@@ -30,7 +31,6 @@ from tests.harness.redis_servers import RedisServer, redis_server
 from tests.harness.up import RunningUp, headrace, started
 from tests.harness.wait import wait_until
 from tests.harness.worker import HANDLERS, Worker, celery_worker, write_models
-from workers.broker_url import celery_url
 
 DOCUMENT = Path(__file__).parents[2] / "docs/security.md"
 PASSWORD = "p%ss/w@rd:of the user"

@@ -14,11 +14,11 @@ from celery import Celery
 from headrace.broker_check import check_broker
 from headrace.catalog import load_catalog
 from headrace.ports import free_port
+from headrace.redis.celery_url import celery_url
 from tests.harness.api_server import api_server
 from tests.harness.redis_servers import redis_server, require
 from tests.harness.wait import wait_until
 from tests.harness.worker import celery_worker, write_models
-from workers.broker_url import celery_url
 
 CONFIG = """port {port}
 bind 127.0.0.1

@@ -12,7 +12,7 @@ from headrace.outages import DISCONNECTED
 from tests.harness.proxy import proxy
 from tests.harness.redis_servers import RedisServer
 from tests.harness.wait import wait_until
-from workers.wake import ANSWER_MAX_S, Wake
+from workers.leases.notifications import ANSWER_MAX_S, Wake
 
 
 def pushed(wake: Wake) -> set[int]:

@@ -16,7 +16,7 @@ from headrace.errors import ConfigError
 from headrace.settings import Settings
 from tests.harness.certificates import Authority
 from tests.harness.hook_receiver import Receiver, hook_receiver
-from workers.hook_sender import HookSender, Sent, look_up
+from workers.background.webhooks.http import HookSender, Sent, look_up
 
 HEADERS = {"webhook-id": "msg_1"}
 BODY = b'{"data":{"id":"1"}}'
@@ -172,6 +172,6 @@ def test_the_certificate_is_to_be_of_the_name_in_the_url(tmp_path: Path) -> None
      ("Fri, 31 Dec 1999 23:59:59 GMT", 0), ("Fri, 31 Dec 2199 23:59:59 GMT", 86_400)],
 )  # fmt: skip
 def test_when_a_receiver_says_to_come_again(text: str, seconds: float) -> None:
-    from workers.hook_sender import _retry_after_s
+    from workers.background.webhooks.http import _retry_after_s
 
     assert _retry_after_s(text) == seconds

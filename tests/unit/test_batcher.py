@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.batch_time import BatchTimeFit
-from workers.batcher import KEYS_MAX, Batcher, Hold, Leave, Policy
+from workers.batching.batcher import KEYS_MAX, Batcher, Hold, Leave, Policy
+from workers.batching.latency_model import BatchTimeFit
 
 
 @dataclass(eq=False)

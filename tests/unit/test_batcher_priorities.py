@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.keys import STEPS
-from workers.batcher import OVERDUE_EVERY, Batcher, Hold, Leave, Policy
+from workers.batching.batcher import OVERDUE_EVERY, Batcher, Hold, Leave, Policy
 
 NEVER = float("inf")
 NOW = 10.0

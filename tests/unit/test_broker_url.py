@@ -9,7 +9,7 @@ from celery import Celery
 
 from headrace.connections import connect
 from headrace.errors import ConfigError
-from workers.broker_url import celery_url
+from headrace.redis.celery_url import celery_url
 
 
 @pytest.mark.parametrize(

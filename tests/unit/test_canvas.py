@@ -12,8 +12,8 @@ from celery.canvas import Signature
 
 from headrace.canvas import DEPTH_MAX, Canvas, read_canvas
 from tests.harness.celery_client import caught
-from workers.canvas import as_json, fixed_ids
-from workers.events import result_text
+from workers.canvas.sender import as_json, fixed_ids
+from workers.celery.task_events import result_text
 
 QUEUE = "q"
 

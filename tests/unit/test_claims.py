@@ -10,14 +10,14 @@ import pytest
 
 from headrace.catalog import ModelConfig
 from headrace.envelope import envelope
-from workers.backlog import WRONG_MAX
-from workers.claims import Claims
-from workers.dispatch import Dispatch
-from workers.items import Settlement
-from workers.lane import Lane
-from workers.ledger import Ledger
-from workers.life import Phase
-from workers.replica import Replica
+from workers.consumer.claiming import Claims
+from workers.jobs.leased_job import Settlement
+from workers.leases.manager import Ledger
+from workers.model_process.protocol.phases import Phase
+from workers.models.backlog import WRONG_MAX
+from workers.models.served_model import Lane
+from workers.replicas.replica import Replica
+from workers.scheduling.dispatcher import Dispatch
 
 NOW = 1000.0
 SIZE = 4

@@ -8,12 +8,12 @@ import pytest
 
 from headrace.catalog import ModelConfig
 from headrace.envelope import envelope
-from workers.batch_time import KNOWN_SHARE
-from workers.company import Company
-from workers.items import Batch
-from workers.lane import Lane
-from workers.life import Phase
-from workers.replica import Replica
+from workers.batching.expected_arrivals import Company
+from workers.batching.latency_model import KNOWN_SHARE
+from workers.jobs.leased_job import Batch
+from workers.model_process.protocol.phases import Phase
+from workers.models.served_model import Lane
+from workers.replicas.replica import Replica
 
 NOW = 1000.0
 TRIP_S = 0.002

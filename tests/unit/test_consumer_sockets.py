@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from workers.consumer import Consumer
-from workers.dialing import watch_sockets
+from workers.consumer.loop import Consumer
+from workers.leases.dialing import watch_sockets
 
 WAIT_S = 30.0
 

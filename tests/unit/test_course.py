@@ -14,9 +14,9 @@ import pytest
 from headrace.jobs import Job, State
 from headrace.messages import Stretch
 from headrace.pipelines import PipelineConfig, PipelineSection, Stage, build
-from workers.course import Course, StageFailed
-from workers.resume import stage_job_id
-from workers.values import Value, parts_of
+from workers.background.pipelines.execution import Course, StageFailed
+from workers.background.pipelines.resume import stage_job_id
+from workers.background.pipelines.values import Value, parts_of
 
 ID = "whole"
 ROW: dict[str, Any] = {name: {} for name in ("a", "b", "c", "d")}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headrace.jobs import MAX_WAIT_FOR_START_S
-from workers.course import KEPT_S, LATER_S, Course
+from workers.background.pipelines.execution import KEPT_S, LATER_S, Course
 
 
 def options(timeout_s: float, model_s: float) -> Any:

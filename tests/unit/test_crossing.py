@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from headrace.errors import HandlerError, InputError
-from workers.crossing import Packer, Slab, unpack
-from workers.outcomes import Told
+from workers.model_process.outcomes import Told
+from workers.model_process.preprocess.shared_memory import Packer, Slab, unpack
 
 
 def crossed(values: Any, slab: Slab | None = None) -> Any:

@@ -10,19 +10,19 @@ import msgspec
 from headrace.catalog import ModelConfig
 from headrace.envelope import envelope
 from headrace.messages import read_envelope
-from workers.batcher import Batcher, Policy
-from workers.deadlines import (
+from workers.batching.batcher import Batcher, Policy
+from workers.jobs.leased_job import NEVER, Batch, Item
+from workers.model_process.protocol.phases import Phase
+from workers.models.deadlines import (
     LEAST_AGE_S,
     LEAST_BATCHES,
     Deadlines,
     Expiring,
     LeastTime,
 )
-from workers.items import NEVER, Batch, Item
-from workers.lane import Lane
-from workers.life import Phase
-from workers.replica import Replica
-from workers.restarts import WINDOW_S, Restarts
+from workers.models.restart_limit import WINDOW_S, Restarts
+from workers.models.served_model import Lane
+from workers.replicas.replica import Replica
 
 
 def item(name: str, expires_at: float = NEVER) -> Item:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from workers.device import SPINS, TUNABLES, model_environ, tuned
+from workers.replicas.devices import SPINS, TUNABLES, model_environ, tuned
 
 
 def test_what_the_user_has_set_wins_and_the_rest_is_added() -> None:

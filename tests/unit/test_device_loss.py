@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from headrace.handler import Context, Handler
-from workers.device_loss import device_lost
-from workers.runner import Runner
+from workers.model_process.device_errors import device_lost
+from workers.model_process.executor import Runner
 
 
 def cuda(monkeypatch: pytest.MonkeyPatch, *, used: bool = True, lost: bool = False) -> None:

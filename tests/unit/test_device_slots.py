@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from workers.device import model_environ, slots_of
+from workers.replicas.devices import model_environ, slots_of
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ import pytest
 
 from headrace.catalog import ModelConfig
 from headrace.envelope import envelope
-from workers.dropping import Dropping
-from workers.items import Item, Settlement
-from workers.lane import Lane
-from workers.ledger import ASKED, FENCED, RENEWED, Ledger, Limits
+from workers.consumer.cancellation import Dropping
+from workers.jobs.leased_job import Item, Settlement
+from workers.leases.manager import ASKED, FENCED, RENEWED, Ledger, Limits
+from workers.models.served_model import Lane
 
 NOW = 1000.0
 LEASE_S = 15.0

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from workers.fitting import PATIENCE_MIN, FittingSize
+from workers.batching.memory_limit import PATIENCE_MIN, FittingSize
 
 
 def full_batches(size: FittingSize, count: int) -> None:

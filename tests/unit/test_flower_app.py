@@ -9,9 +9,10 @@ import pytest
 from headrace import parts
 from headrace.keys import TASK_NAME
 from headrace.settings import Settings
-from workers import control, errands
-from workers.flower_app import route
-from workers.telling import BURST_S
+from workers.background import app
+from workers.celery import remote_control
+from workers.celery.flower import route
+from workers.models.event_sampling import BURST_S
 
 TEXT = (Path(__file__).parents[2] / "docs" / "flower.md").read_text("utf-8")
 QUEUES = {"m": "headrace.m"}
@@ -51,7 +52,7 @@ def test_every_button_that_is_refused_stands_in_the_document() -> None:
         "pool_restart": "*Restart Pool*", "rate_limit": "*Rate limit*",
         "time_limit": "*Soft*, *Hard*",
     }  # fmt: skip
-    assert buttons.keys() == control.REFUSED.keys() | errands.REFUSED.keys()
+    assert buttons.keys() == remote_control.REFUSED.keys() | app.REFUSED.keys()
     table = TEXT.partition("## Buttons")[2].partition("## Events")[0].splitlines()
     for button in buttons.values():
         (row,) = (line for line in table if button in line)

@@ -13,8 +13,8 @@ import pytest
 
 from headrace.figures import DeviceFigures, Figures
 from tests.harness.wait import wait_until
-from workers import gauges
-from workers.gauges import NOTHING, Gauges
+from workers.observability import host_metrics
+from workers.observability.host_metrics import NOTHING, Gauges
 
 GPU = DeviceFigures(id="0", busy_ratio=0.5)
 #: A pid that no process has: they are 22 bits at the most.
@@ -53,7 +53,7 @@ def test_of_a_folder_that_is_not_there_the_space_is_told_where_it_would_be(tmp_p
 def test_it_measures_until_it_is_stopped_and_survives_errors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(gauges, "SAMPLE_S", 0.001)
+    monkeypatch.setattr(host_metrics, "SAMPLE_S", 0.001)
     asked = threading.Semaphore(0)
     broken = True
 
@@ -87,13 +87,13 @@ def test_what_is_old_is_told_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyP
             hang.wait()
         return [GPU]
 
-    monkeypatch.setattr(gauges, "SAMPLE_S", 0.001)
+    monkeypatch.setattr(host_metrics, "SAMPLE_S", 0.001)
     own = Gauges(devices, dict, tmp_path)
     own.start()
     try:
         wait_until(lambda: own.latest() != NOTHING, "it has measured", 30)
         first.set()
-        monkeypatch.setattr(gauges, "STALE_S", 0.0)
+        monkeypatch.setattr(host_metrics, "STALE_S", 0.0)
         assert own.latest() == NOTHING
     finally:
         own.stop()

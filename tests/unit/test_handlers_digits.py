@@ -14,8 +14,8 @@ from handlers.digits import WEIGHTS, Digits, DigitsNet, frame
 from handlers.digits_data import HELD_OUT, held_out, split, to_png
 from headrace.errors import ConfigError, InputError
 from headrace.handler import Context
-from workers.runner import Runner
-from workers.warm_up import warm_up
+from workers.model_process.executor import Runner
+from workers.model_process.warm_up import warm_up
 
 DEMO = Path(__file__).parents[2] / "examples" / "digits"
 BLANK = Image.new("L", (64, 64), 200)

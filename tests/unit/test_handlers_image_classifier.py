@@ -16,8 +16,8 @@ from handlers.image_classifier import ImageClassifier
 from handlers.resnet import Bottleneck, resnet18, resnet50
 from headrace.errors import ConfigError, InputError
 from headrace.handler import Context
-from workers.runner import Runner
-from workers.warm_up import warm_up
+from workers.model_process.executor import Runner
+from workers.model_process.warm_up import warm_up
 
 #: Means of the three channels as logits: what a result says is known.
 CHANNELS = """

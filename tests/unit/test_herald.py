@@ -11,11 +11,11 @@ import pytest
 from headrace.canvas import Canvas
 from headrace.catalog import ModelConfig
 from headrace.jobs import State
-from workers.canvas import Malformed, Sender, Verdict
-from workers.herald import MALFORMED_TRIES, Herald
-from workers.items import Batch, Item, Settlement
-from workers.lane import Lane
-from workers.ledger import Ledger
+from workers.canvas.notifier import MALFORMED_TRIES, Herald
+from workers.canvas.sender import Malformed, Sender, Verdict
+from workers.jobs.leased_job import Batch, Item, Settlement
+from workers.leases.manager import Ledger
+from workers.models.served_model import Lane
 
 TOLD_MAX_S = 30
 CANVAS = Canvas("a", "a", [{"task": "next"}], [], [], None, None, None)

@@ -14,10 +14,10 @@ from headrace.errors import ResultNotStored
 from headrace.jobs import US_PER_S
 from headrace.messages import Source
 from headrace.scripts import Command
-from workers.items import Item, Settlement, cancelled
-from workers.lane import Lane
-from workers.ledger import FENCED, Ledger, Limits
-from workers.publisher import Publisher
+from workers.jobs.leased_job import Item, Settlement, cancelled
+from workers.leases.connection import Publisher
+from workers.leases.manager import FENCED, Ledger, Limits
+from workers.models.served_model import Lane
 
 NOW = 1000.0
 

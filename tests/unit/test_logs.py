@@ -37,7 +37,9 @@ def nothing_at_hand() -> None:
 
 
 def line_of(shape: str, message: str, *, error: bool = False, **extra: Any) -> str:
-    record = logging.LogRecord("workers.lane", logging.WARNING, "", 1, message, (), None)
+    record = logging.LogRecord(
+        "workers.models.served_model", logging.WARNING, "", 1, message, (), None
+    )
     vars(record).update(extra)
     if error:
         try:
@@ -53,7 +55,10 @@ def test_a_line_for_people() -> None:
     line = line_of("console", "gone", model="digits", jobs=["a", "b"], reason="two words")
     stamp, rest = line[:23], line[23:]
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}", stamp)
-    assert rest == ' WARNING workers.lane: gone  model=digits jobs=a,b reason="two words"'
+    assert (
+        rest
+        == ' WARNING workers.models.served_model: gone  model=digits jobs=a,b reason="two words"'
+    )
 
 
 def test_a_line_of_json() -> None:
@@ -61,8 +66,8 @@ def test_a_line_of_json() -> None:
     assert list(told)[:6] == ["timestamp", "level", "logger", "event", "part", "pid"]
     del told["timestamp"]
     assert told == {
-        "level": "warning", "logger": "workers.lane", "event": "gone", "part": "worker", "pid": 7,
-        "model": "digits", "job": "a",
+        "level": "warning", "logger": "workers.models.served_model", "event": "gone", "part":
+        "worker", "pid": 7, "model": "digits", "job": "a",
     }  # fmt: skip
 
 
@@ -75,7 +80,7 @@ def test_no_text_makes_a_line_of_its_own(shape: str) -> None:
 
 def test_an_error_stands_below_its_line() -> None:
     first, *below = line_of("console", "failed", error=True).splitlines()
-    assert first.endswith("workers.lane: failed")
+    assert first.endswith("workers.models.served_model: failed")
     assert all(row.startswith("    ") and row.isprintable() for row in below)
     assert below[0] == "    Traceback (most recent call last):"
     told = json.loads(line_of("json", "failed", error=True))

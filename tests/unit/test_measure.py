@@ -14,7 +14,7 @@ from PIL import Image
 from headrace.catalog import ModelConfig
 from headrace.inputs import binary_input
 from headrace.media import image_size
-from workers.measure import UNREADABLE, Measure
+from workers.batching.input_cost import UNREADABLE, Measure
 
 LIMIT = 1_000_000
 Cost = Literal["bytes", "pixels", "tokens"]

@@ -10,7 +10,7 @@ from handlers.digits import Digits
 from handlers.loading import load_handler
 from headrace.errors import ConfigError
 from headrace.handler import Context, Handler
-from workers.loading import why_not_loaded
+from workers.model_process.startup import why_not_loaded
 
 pytestmark = pytest.mark.usefixtures("imports_are_undone")
 

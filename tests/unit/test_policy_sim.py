@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.policy_sim import ARRIVALS, DEVICES, LOADS, Device, Simulation, compare
-from workers.batcher import Batcher
+from workers.batching.batcher import Batcher
 
 #: By how much chance alone may put a percentile above the window's; there are few bursts in a run.
 CHANCE = {"lone": 1.02, "in bursts": 1.1}

@@ -18,10 +18,10 @@ from headrace.handler import Context, Handler
 from headrace.jobs import State, job_from_record
 from headrace.progress import MESSAGE_MAX_CHARS, Progress, progress_of, stages_progress
 from tests.harness.wait import wait_until
-from workers.prep_pool import PrepPool
-from workers.runner import Runner
-from workers.thread_context import ThreadContext
-from workers.words import INTERVAL_S
+from workers.model_process.context import ThreadContext
+from workers.model_process.executor import Runner
+from workers.model_process.preprocess.pool import PrepPool
+from workers.model_process.progress import INTERVAL_S
 
 Frame = tuple[int, list[list[Any]]]
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 from kombu.asynchronous import Hub
 
-from workers.prompt import Prompt
+from workers.celery.signal_wakeup import Prompt
 
 
 @pytest.fixture(autouse=True)

@@ -22,15 +22,15 @@ from headrace.jobs import JobOptions
 from headrace.keys import TASK_NAME
 from headrace.messages import read_envelope
 from tests.harness.worker import write_models
-from workers.events import RESULT_MAX_CHARS, result_text
-from workers.items import Batch, Item, Settlement, cancelled, failed, put_off, succeeded
-from workers.lane import Lane
-from workers.ledger import CANCELLED, FENCED, PUT_OFF
-from workers.outcomes import encode_result
-from workers.reporter import EVENTS_MAX, EVENTS_S, Reporter
-from workers.retries import RetryPolicy
-from workers.step import event_channel, take_ticks
-from workers.telling import Telling
+from workers.celery.bootstep import event_channel, take_ticks
+from workers.celery.event_publisher import EVENTS_MAX, EVENTS_S, Reporter
+from workers.celery.task_events import RESULT_MAX_CHARS, result_text
+from workers.jobs.leased_job import Batch, Item, Settlement, cancelled, failed, put_off, succeeded
+from workers.jobs.retries import RetryPolicy
+from workers.leases.manager import CANCELLED, FENCED, PUT_OFF
+from workers.model_process.outcomes import encode_result
+from workers.models.event_sampling import Telling
+from workers.models.served_model import Lane
 
 SETTLED, REPEATED = 1, 2
 

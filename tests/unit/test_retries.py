@@ -7,8 +7,8 @@ import random
 from headrace.envelope import envelope
 from headrace.jobs import JobOptions, State
 from headrace.messages import read_envelope
-from workers.items import Item, failed
-from workers.retries import DEAD, RetryPolicy
+from workers.jobs.leased_job import Item, failed
+from workers.jobs.retries import DEAD, RetryPolicy
 
 
 def item(*, attempts: int = 1, retries: int = 0, **options: float) -> Item:

@@ -15,11 +15,11 @@ import torch
 
 from headrace.errors import InputError, TransientError
 from headrace.handler import Context, Handler, Response
-from workers import raws
-from workers.outcomes import encode_result
-from workers.raws import names_msgspec
-from workers.runner import Runner
-from workers.work import Group, StageTimes, Work
+from workers.model_process import raws
+from workers.model_process.batch_state import Group, StageTimes, Work
+from workers.model_process.executor import Runner
+from workers.model_process.outcomes import encode_result
+from workers.model_process.raws import names_msgspec
 
 
 def run(handler: Handler, inputs: list[Any]) -> list[list[Any]]:
@@ -246,7 +246,8 @@ def test_what_is_no_json_fails_its_own_item_alone(text: bytes) -> None:
 def test_only_where_somebody_has_msgspec_results_are_read_once_more() -> None:
     """To look for a Raw in each costs up to half of the encoding, and next to none has one."""
     ours = [
-        (name, sys.modules[name]) for name in ("msgspec", "workers.outcomes", "headrace.inputs")
+        (name, sys.modules[name])
+        for name in ("msgspec", "workers.model_process.outcomes", "headrace.inputs")
     ]
     assert not names_msgspec([*ours, ("json", json), ("gone", None), ("odd", object())])
     for name, value in (("msgspec", msgspec), ("Raw", msgspec.Raw)):

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from headrace.handler import Context, Handler
-from workers.runner import Runner
-from workers.work import Work
+from workers.model_process.batch_state import Work
+from workers.model_process.executor import Runner
 
 
 class Told(Handler):

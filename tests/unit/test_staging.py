@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from headrace.catalog import ModelConfig
-from workers.dispatch import Dispatch
-from workers.items import Batch, Item
-from workers.lane import Lane
-from workers.life import Phase
-from workers.replica import Replica
-from workers.staging import QUIET_S, gave_way, stage_at, takes_second
+from workers.jobs.leased_job import Batch, Item
+from workers.model_process.protocol.phases import Phase
+from workers.models.served_model import Lane
+from workers.replicas.replica import Replica
+from workers.scheduling.dispatcher import Dispatch
+from workers.scheduling.staging import QUIET_S, gave_way, stage_at, takes_second
 
 NOW = 1000.0
 numbers = itertools.count(1)

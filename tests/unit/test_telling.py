@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from headrace.telemetry import UNTOLD, ModelStats
-from workers.items import Item
-from workers.telling import BURST_S, Bucket, Telling
+from workers.jobs.leased_job import Item
+from workers.models.event_sampling import BURST_S, Bucket, Telling
 
 
 def items(count: int, attempts: int = 1) -> list[Item]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.turns import Turns
+from workers.scheduling.fair_queue import Turns
 
 
 def flood(turns: Turns, wanting: set[str], took: dict[str, float], count: int) -> list[str]:

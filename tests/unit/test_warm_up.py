@@ -8,8 +8,8 @@ import pytest
 
 from headrace.errors import ConfigError, HandlerError, InputError
 from headrace.handler import Context, Handler
-from workers.runner import Runner
-from workers.warm_up import warm_up
+from workers.model_process.executor import Runner
+from workers.model_process.warm_up import warm_up
 
 
 class Counts(Handler):

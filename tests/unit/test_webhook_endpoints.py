@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from workers.courier import RETRY_MAX_S, backoff_s
-from workers.hook_endpoints import (
+from workers.background.webhooks.delivery import RETRY_MAX_S, backoff_s
+from workers.background.webhooks.throttling import (
     CLOSED_MAX_S,
     CLOSED_S,
     PER_ENDPOINT,

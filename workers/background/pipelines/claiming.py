@@ -1,0 +1,59 @@
+"""A pipeline's job as it was claimed: its course, or why it is not to run now."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from headrace.canvas import read_canvas
+from headrace.errors import InvalidRequest
+from headrace.keys import queue_name
+from headrace.messages import read_envelope
+from headrace.pipelines import PipelineConfig
+from headrace.scripts import CLAIM_HEAD, CLAIM_ROW
+from workers.background.pipelines.execution import Course, Tools
+from workers.jobs.leased_job import Item, Settlement, failed, illegible, put_off
+
+
+def claimed_rows(reply: Sequence[Any]) -> Iterator[tuple[bytes, Sequence[Any]]]:
+    """The raw message of each job in a claim's answer, and what else is said of it."""
+    for at in range(CLAIM_HEAD, len(reply), CLAIM_ROW):
+        raw, *row = reply[at : at + CLAIM_ROW]
+        yield raw, row
+
+
+def read_course(
+    pipeline: PipelineConfig, raw: bytes, item: Item, now_us: int, tools: Tools
+) -> tuple[Course, Settlement | None]:
+    """The course of a claimed job; its settlement where it is not to run now.
+
+    Args:
+        pipeline: what it runs.
+        raw: its message.
+        item: the job; it gets its message, and what follows it.
+        now_us: when it was claimed, by Redis' clock.
+        tools: what the course works with.
+    """
+    wall = time.time()
+    item.dispatched_at, item.dispatched_epoch_s = item.claimed_at, wall
+    course = Course(pipeline, item, tools, wall + pipeline.timeout_s)
+    try:
+        message = item.message = read_envelope(raw)
+    except InvalidRequest as error:
+        item.canvas = read_canvas(raw)
+        return course, illegible(item, raw, error)
+    if message.timeout_s is not None:
+        course.deadline = wall + message.timeout_s
+    if message.followed:
+        item.canvas = read_canvas(raw)
+        if item.canvas is None:
+            unreadable = "the signatures of what follows the job cannot be read"
+            return course, failed(item, InvalidRequest.code, unreadable)
+    if message.model != pipeline.name:
+        wrong = f"the queue {queue_name(pipeline.name)} is not that of {message.model[:64]!r}"
+        return course, failed(item, InvalidRequest.code, wrong)
+    wait_s = item.date(message, item.claimed_at, now_us)
+    if item.expires_at <= item.claimed_at:
+        return course, failed(item, "expired", "its expires passed before it began")
+    return course, put_off(item, wait_s) if wait_s else None

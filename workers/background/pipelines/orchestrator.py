@@ -1,0 +1,397 @@
+"""Runs the jobs of pipelines, in the errands worker: claims them as a worker claims a model's.
+
+A pipeline's job is leased while it is under way, so that all holds for it that holds for a job:
+whoever dies over it loses the lease, and another goes on where it was, as its stages' jobs are
+found again under the same ids. asyncio, in a thread of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+from redis.exceptions import RedisError
+
+from headrace import keys
+from headrace.catalog import Catalog, ModelConfig
+from headrace.connections import SOCKET_TIMEOUT_S, connect, connect_async
+from headrace.errors import HeadraceError
+from headrace.jobs import US_PER_S
+from headrace.pipelines import PipelineConfig
+from headrace.queue import JobQueue
+from headrace.scripts import CLAIM_MAX_BYTES
+from headrace.settings import Settings
+from headrace.store.stores import build_stores
+from headrace.tasks import end
+from headrace.telemetry import CLOCK, ModelState
+from headrace.waiting import Waiters
+from workers.background.pipelines.canvas import Tells
+from workers.background.pipelines.claiming import claimed_rows, read_course
+from workers.background.pipelines.execution import Course, StageFailed, about
+from workers.background.pipelines.settling import failure, success
+from workers.background.pipelines.stage_jobs import AGAIN_MAX_S, Lost, StageJobs
+from workers.jobs.leased_job import NEVER, Item, Settlement, cancelled, claimed_item
+from workers.leases.notifications import POLL_S, Wake
+from workers.models.pending_callbacks import UNTOLD_MAX
+
+logger = logging.getLogger(__name__)
+
+SWEEP_S: Final = 1.0
+SWEEP_MAX_JOBS: Final = 500
+#: So much stands before the ends that scripts have left in a sweep's answer.
+SWEEP_HEAD: Final = 8
+#: A lost conductor is never a job's fault, as it runs nobody's code: it is charged to none, and
+#: the job need not wait.
+LOSSES: Final = "1000000000 0 0"
+_RENEWED, _ASKED = 1, 2
+_AWAY: Final = (RedisError, OSError, HeadraceError)
+
+
+@dataclass(slots=True)
+class Line:
+    """One pipeline.
+
+    Attributes:
+        config: what it runs.
+        model: as it looks from outside.
+        courses: its jobs that are under way here, by id, each with the task that runs it.
+        telling: tells of the ends that scripts have left, while there are some.
+        passed_over: it was last claimed without room for offline jobs, and no push tells of these.
+    """
+
+    config: PipelineConfig
+    model: ModelConfig
+    courses: dict[str, tuple[Course, asyncio.Task[None]]] = field(default_factory=dict)
+    telling: asyncio.Task[None] | None = None
+    passed_over: bool = False
+
+    @property
+    def rooms(self) -> list[int]:
+        """How many more it takes, by step; offline jobs leave half of the places to others."""
+        room = self.config.max_running - len(self.courses)
+        if room <= 0:
+            return []
+        return [room, room, room, max(0, room - self.config.max_running // 2)]
+
+
+class Conductor:
+    """The pipelines of one errands worker; `run` is the body of its thread.
+
+    Args:
+        settings: the deployment's.
+        catalog: its models and pipelines.
+        redis_url: its Redis.
+        owner: this incarnation, written into each lease.
+        node: the Celery node.
+    """
+
+    def __init__(
+        self, settings: Settings, catalog: Catalog, redis_url: str, owner: str, node: str
+    ) -> None:
+        self._settings = settings
+        self._owner = owner
+        self._node = node
+        self._url = redis_url
+        self._lines = [Line(one, catalog.get(name)) for name, one in catalog.pipelines.items()]
+        self._catalog = catalog
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._woken = asyncio.Event()
+        self._stopping = False
+        self._doubtful = False
+        # Pipelines that have jobs which wait, as far as was read by now.
+        self._filled: set[int] = set()
+        # Redis' clock at this process' second 0, and from when on others' leases may be reaped.
+        self._zero_us: int | None = None
+        self._reap_after = NEVER
+        self._renew_at = self._sweep_at = 0.0
+
+    def stop(self) -> None:
+        """Begin nothing more, and give back what is under way; from any thread."""
+        self._stopping = True
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._woken.set)
+
+    def run(self) -> None:
+        """Serve until `stop`."""
+        asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        client = connect_async(self._url)
+        timeouts = {"socket_timeout": SOCKET_TIMEOUT_S, "socket_connect_timeout": SOCKET_TIMEOUT_S}
+        watcher = connect(self._url, **timeouts)
+        self._queue = JobQueue(client)
+        waiters = Waiters(client, self._owner)
+        stores = build_stores(self._settings, self._url)
+        self._jobs = StageJobs(client, self._queue, waiters, stores, self._catalog, self._settings)
+        self._tells = Tells(self._url, self._settings.result_ttl_s, self._jobs)
+        lists = [keys.step_keys(line.model.queue) for line in self._lines]
+        self._wake = Wake(watcher, lists, keys.cancel_channel(self._owner))
+        await waiters.start()
+        try:
+            while not self._stopping:
+                await self._turn()
+            await self._leave()
+        finally:
+            self._wake.close()
+            await waiters.stop()
+            await self._queue.close()
+            self._jobs.close()
+            watcher.close()
+            await client.aclose()
+
+    async def _turn(self) -> None:
+        """Claim what there is room for, keep what is held, and wait for what is next."""
+        try:
+            if self._wake.socket() is None:
+                await asyncio.to_thread(self._wake.connect)
+                self._filled.clear()
+                self._reap_after = time.monotonic() + self._settings.lease_ttl_s
+                self._renew_at = self._sweep_at = 0.0
+            await self._upkeep()
+            self._woken.clear()
+            wanted = [
+                n for n, line in enumerate(self._lines) if line.rooms and n in self._wake.unwatched
+            ]
+            self._filled |= await asyncio.to_thread(self._wake.watch, wanted)
+            self._wake.check(time.monotonic())
+            self._heard()
+            roomy = {n for n, line in enumerate(self._lines) if line.rooms and all(line.rooms)}
+            self._filled |= {n for n in roomy if self._lines[n].passed_over}
+            for n in sorted(self._filled):
+                rooms = self._lines[n].rooms
+                if not rooms:
+                    continue
+                self._filled.discard(n)
+                self._lines[n].passed_over = not all(rooms)
+                if await self._claim(self._lines[n]):
+                    return
+            await self._sleep()
+        except _AWAY as error:
+            logger.warning("Redis is away, or refuses: %s", error)
+            self._wake.close()
+            self._doubtful = True
+            self._reap_after = NEVER
+            await asyncio.sleep(AGAIN_MAX_S / 4)
+
+    async def _sleep(self) -> None:
+        """Until something is pushed, a course is over, or the next upkeep is due."""
+        loop, now = asyncio.get_running_loop(), time.monotonic()
+        until = min(self._sweep_at, self._renew_at)
+        if self._wake.polls:
+            until = min(until, now + POLL_S)
+        sock = self._wake.socket()
+        loop.add_reader(sock, self._woken.set)
+        try:
+            async with asyncio.timeout(max(0.0, until - now)):
+                await self._woken.wait()
+        except TimeoutError:
+            pass
+        finally:
+            loop.remove_reader(sock)
+        # A server that is slow gives lengths here. What has changed is asked for again anyway.
+        told = await asyncio.to_thread(self._wake.drain)
+        self._filled |= told - self._wake.unwatched
+        self._heard()
+
+    async def _claim(self, line: Line) -> bool:
+        """Whether there was something."""
+        settings, model = self._settings, line.model
+        if self._doubtful:
+            await self._end_doubt()
+        first, *rest = line.rooms
+        reply = await self._queue.on_queue(
+            "claim", model.queue, model.name, model.version, first, CLAIM_MAX_BYTES,
+            int(settings.lease_ttl_s * US_PER_S), self._owner, keys.TASK_NAME,
+            settings.result_ttl_s, settings.job_index_max, *rest,
+            int(model.max_yield_s * US_PER_S),
+        )  # fmt: skip
+        now, now_us = time.monotonic(), int(reply[0])
+        self._queue.clock.heard(now_us)
+        rows = list(claimed_rows(reply))
+        for raw, row in rows:
+            self._begin(line, raw, claimed_item(row, now, now_us, NEVER), now_us)
+        return bool(rows)
+
+    async def _end_doubt(self) -> None:
+        """A claim may have been answered into a broken connection: give back what nobody knows."""
+        for line in self._lines:
+            known = [course.item.token for course, _ in line.courses.values()]
+            arguments = ("free", LOSSES, self._owner, *known)
+            await self._queue.on_queue("release_owner", line.model.queue, *arguments)
+        self._doubtful = False
+
+    def _begin(self, line: Line, raw: bytes, item: Item, now_us: int) -> None:
+        course, settlement = read_course(line.config, raw, item, now_us, self._jobs)
+        run = self._run(line, course) if settlement is None else self._end(line, course, settlement)
+        task = asyncio.create_task(run)
+        line.courses[item.id] = (course, task)
+        task.add_done_callback(partial(self._over, line, course))
+
+    async def _run(self, line: Line, course: Course) -> None:
+        try:
+            settlement = await self._outcome(course)
+        except asyncio.CancelledError:
+            if self._stopping or course.item.dropped == "lost":
+                raise
+            task = asyncio.current_task()
+            if task is not None:
+                task.uncancel()
+            settlement = cancelled(course.item)
+        await self._end(line, course, settlement)
+
+    async def _outcome(self, course: Course) -> Settlement:
+        try:
+            value = await course.run()
+            return await self._jobs.patiently(lambda: success(self._jobs, course, value))
+        except StageFailed as error:
+            return failure(course, error)
+        except TimeoutError:
+            late = ", ".join(course.unfinished()) or "the first"
+            limit_s = course.message.timeout_s or course.pipeline.timeout_s
+            why = f"not over after {limit_s:g} s; still under way: {late}"
+            return failure(course, StageFailed("timeout", why))
+        except HeadraceError as error:
+            return failure(course, StageFailed(error.code, f"the result: {error.message}"))
+        except Exception as error:
+            logger.exception("the pipeline could not be run", extra=about(course))
+            why = f"the pipeline could not be run: {type(error).__name__}"
+            return failure(course, StageFailed("internal-error", why))
+
+    async def _end(self, line: Line, course: Course, settlement: Settlement) -> None:
+        """End the job, and what is under way of it; said until Redis has taken it."""
+        course.ending = True
+        try:
+            await self._end_own(line, course, settlement)
+        except Lost:
+            self._leave_to_another(course)
+
+    async def _end_own(self, line: Line, course: Course, settlement: Settlement) -> None:
+        good = settlement.state == "s"
+        over = await self._jobs.cancel(course)
+        if any(state.began_s for state in course.states.values()):
+            await self._jobs.told(course, now=True)
+        if not good and course.item.message is not None:
+            # Before it is settled: whoever requeues it then runs all of it again.
+            await self._jobs.clear(course, over)
+        if course.item.canvas is not None and not settlement.retried:
+            settlement = await self._tells.ended(course, settlement)
+        queue = line.model.queue
+        (said,) = await self._jobs.patiently(
+            lambda: self._queue.on_queue("settle", queue, *settlement)
+        )
+        if not int(said):
+            raise Lost
+        if good:
+            await self._jobs.clear(course, over, settled=True)
+        await self._jobs.settled(course, settlement)
+
+    def _leave_to_another(self, course: Course) -> None:
+        # This process may have stood still for long. All that the job has come to is the other's,
+        # who has found it under the same ids.
+        course.item.dropped = "lost"
+        self._jobs.leave(course)
+        logger.warning("another has gone on with the job meanwhile", extra=about(course))
+
+    def _over(self, line: Line, course: Course, task: asyncio.Task[None]) -> None:
+        if line.courses.get(course.item.id, (None,))[0] is course:
+            del line.courses[course.item.id]
+        if not task.cancelled() and task.exception() is not None:
+            # Its lease runs out, and whoever takes it then goes on with it.
+            logger.error("the job was let go", exc_info=task.exception(), extra=about(course))
+        self._woken.set()
+
+    async def _upkeep(self) -> None:
+        now = time.monotonic()
+        if now >= self._renew_at:
+            self._renew_at = now + self._settings.lease_ttl_s / 3
+            for line in self._lines:
+                await self._renew(line)
+        if now >= self._sweep_at:
+            self._sweep_at = now + SWEEP_S
+            for line in self._lines:
+                await self._sweep(line)
+            await self._report()
+
+    async def _renew(self, line: Line) -> None:
+        held = [course for course, _ in line.courses.values()]
+        if not held:
+            return
+        lease_us = int(self._settings.lease_ttl_s * US_PER_S)
+        pairs = [text for course in held for text in (course.item.id, course.item.token)]
+        said = await self._queue.on_keys("renew", line.model.queue, lease_us, *pairs)
+        for course, word in zip(held, said, strict=True):
+            if int(word) == _ASKED:
+                self._cancel(course)
+            elif int(word) != _RENEWED and course.item.dropped != "lost" and not course.ending:
+                # One that is ending may have been settled while this was asked.
+                self._leave_to_another(course)
+                self._stop(course)
+
+    async def _sweep(self, line: Line) -> None:
+        now = time.monotonic()
+        reap_until = 0
+        if now >= self._reap_after and self._zero_us is not None:
+            reap_until = self._zero_us + int((now + self._settings.lease_ttl_s / 3) * US_PER_S)
+        telling = line.telling is not None and not line.telling.done()
+        room = 0 if telling else UNTOLD_MAX
+        arguments = (reap_until, LOSSES, SWEEP_MAX_JOBS, room)
+        reply = await self._queue.on_queue("sweep", line.model.queue, *arguments)
+        if len(reply) > SWEEP_HEAD:
+            told = self._tells.left(line.model.queue, reply[SWEEP_HEAD:])
+            line.telling = asyncio.create_task(told)
+        self._zero_us = int(reply[7]) - int(time.monotonic() * US_PER_S)
+        if int(reply[2]) >= 0:
+            self._sweep_at = min(self._sweep_at, now + int(reply[2]) / US_PER_S + 0.001)
+
+    async def _report(self) -> None:
+        """Say that this worker serves its pipelines, as workers say it of their models."""
+        state = ModelState("ready", 1, 1, "", "", self._node, [])
+        said: list[str | bytes] = [
+            "", msgspec.json.encode({"node": self._node, "pid": os.getpid()}),
+            CLOCK, f"{time.time():.3f}",
+        ]  # fmt: skip
+        for line in self._lines:
+            said += (line.model.name, msgspec.json.encode(state))
+        await self._queue.once("report", self._owner, keys.WORKER_TTL_S, len(said), *said)
+
+    def _heard(self) -> None:
+        """Jobs that were cancelled while they are under way here."""
+        for data in self._wake.heard():
+            told = [_text(part) for part in msgspec.msgpack.decode(data)]
+            for _, job_id, token in zip(told[::3], told[1::3], told[2::3], strict=True):
+                for line in self._lines:
+                    found = line.courses.get(job_id)
+                    if found is not None and found[0].item.token == token:
+                        self._cancel(found[0])
+
+    def _cancel(self, course: Course) -> None:
+        # The settlement of one that is ending finds the mark in its record.
+        if not course.item.dropped and not course.ending:
+            course.item.dropped = "cancelled"
+            self._stop(course)
+
+    def _stop(self, course: Course) -> None:
+        for line in self._lines:
+            found = line.courses.get(course.item.id)
+            if found is not None and found[0] is course:
+                found[1].cancel()
+
+    async def _leave(self) -> None:
+        """Give back what is under way; whoever takes it goes on with it."""
+        for line in self._lines:
+            held = list(line.courses.values())
+            await end(*(task for _, task in held))
+            pairs = [text for course, _ in held for text in (course.item.id, course.item.token)]
+            if pairs:
+                await self._queue.on_queue("release", line.model.queue, "free", LOSSES, *pairs)
+
+
+def _text(part: Any) -> str:
+    return part.decode() if isinstance(part, bytes) else str(part)

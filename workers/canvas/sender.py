@@ -1,0 +1,352 @@
+"""Sends what follows a job, with Celery's own machinery: callbacks, chains, chords.
+
+It does what `celery.app.trace` and `Backend.mark_as_failure` do with a task's request. What they
+leave to luck is made sure of: whatever is sent again after a crash has the same ids, and a chord
+whose last member was seen by a process that died is looked at until its body was sent. A sender
+lives in one thread, as Celery's apps and results like it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from celery import Celery
+from celery import canvas as celery_canvas
+from celery import group as celery_group
+from celery.app.task import Context
+from celery.canvas import Signature as CelerySignature
+from kombu import pools as kombu_pools
+from kombu.exceptions import OperationalError
+from kombu.utils import json as kombu_json
+from redis.exceptions import NoScriptError, RedisError, ResponseError
+
+from headrace import keys
+from headrace.canvas import Canvas, Signature
+from headrace.connections import SOCKET_TIMEOUT_S, connect
+from headrace.ids import id_of_sequel
+from headrace.inputs import strict_json
+from headrace.redis.celery_url import celery_url
+from headrace.scripts import script
+
+logger = logging.getLogger(__name__)
+
+SUCCESS: Final = "SUCCESS"
+FAILURE: Final = "FAILURE"
+REVOKED: Final = "REVOKED"
+#: What Celery's Redis backend leaves under a chord's claim once its body was sent.
+_DONE: Final = b"done"
+#: What may be otherwise in a moment: Redis is away, or refuses a write.
+TRY_AGAIN: Final = (OperationalError, RedisError, OSError)
+
+
+def never_passes(error: BaseException) -> bool:
+    """Whether Redis will say no each time: a key that is to be written is of another type."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ResponseError) and "WRONGTYPE" in str(cause):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False
+
+
+class Verdict:
+    """What follow.lua answers."""
+
+    FENCED: Final = 0
+    TELL: Final = 1
+    CANCELLED: Final = 3
+
+
+class ChordBusy(Exception):
+    """Another process has begun to send a chord's body; it may have died over it."""
+
+
+_ids: Final = threading.local()
+_random_id: Final[Callable[[], str]] = vars(celery_canvas)["uuid"]
+
+
+def _next_id() -> str:
+    ids: Iterator[str] | None = getattr(_ids, "next", None)
+    return next(ids) if ids is not None else _random_id()
+
+
+# For the groups that Celery makes while it sends; no signature can bring their ids along.
+vars(celery_canvas)["uuid"] = _next_id
+
+
+@contextlib.contextmanager
+def fixed_ids(job_id: str, place: str) -> Iterator[None]:
+    """While it lasts, the ids that Celery's canvas takes in this thread are the same each time."""
+    _ids.next = (id_of_sequel(job_id, f"{place}/id/{n}") for n in itertools.count())
+    try:
+        yield
+    finally:
+        _ids.next = None
+
+
+class Outcome(NamedTuple):
+    """How a job has ended, in Celery's words.
+
+    Attributes:
+        state: SUCCESS, FAILURE or REVOKED.
+        value: the result as `.get()` gives it, or the exception as Celery writes it in JSON.
+        traceback: of the handler, where it raised.
+        meta: the Celery result as it is to be stored; b"" where none is (ignore_result).
+    """
+
+    state: str
+    value: Any
+    traceback: str | None
+    meta: bytes
+
+
+class Malformed(Exception):
+    """What follows a job can never be sent."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far the telling of one job has come, so that another try does not say all again.
+
+    Attributes:
+        children: what was sent, as Celery's results list it; None while it was not.
+        told: what was told: the chord, the chain, the errbacks.
+        tries: how often it was tried in vain.
+    """
+
+    children: list[Any] | None = None
+    told: set[str] = field(default_factory=set)
+    tries: int = 0
+
+
+class Sender:
+    """One connection to the broker and to Celery's results.
+
+    Args:
+        redis_url: the deployment's Redis.
+        result_ttl_s: how long results are kept that are written here.
+    """
+
+    def __init__(self, redis_url: str, result_ttl_s: int) -> None:
+        self._ttl_s = result_ttl_s
+        self._redis: Any = connect(redis_url)
+        self._app: Any = _app(redis_url, result_ttl_s)
+        # Signatures that know no app take the thread's.
+        self._app.set_current()
+        self._backend: Any = self._app.backend
+        # Nobody waits here for what is sent, so nothing is subscribed to.
+        vars(self._backend)["on_task_call"] = lambda *_: None
+
+    def close(self) -> None:
+        """Drop the connections."""
+        self._backend.result_consumer.stop()
+        # Results unsubscribe when they are collected, and would connect again for it.
+        self._backend.result_consumer._pubsub = None
+        self._backend.client.close()
+        # kombu keeps its pools by address, and would give the next sender those that are closed.
+        used = (self._app.producer_pool, self._app.pool)
+        self._app.pool.force_close_all()
+        for pools in (kombu_pools.producers, kombu_pools.connections):
+            for address, pool in list(pools.items()):
+                if pool in used:
+                    pools.pop(address, None)
+        self._app.close()
+        self._redis.close()
+
+    def verdict(self, job_id: str, token: str) -> int:
+        """What follow.lua says of a leased job."""
+        follow = script("follow")
+        call = follow.call([], job_id, token)
+        try:
+            return int(self._redis.execute_command(*call))
+        except NoScriptError:
+            self._redis.execute_command(*follow.load_command())
+            return int(self._redis.execute_command(*call))
+
+    def done(self, queue: str, name: bytes) -> None:
+        """The end that a script has left under this name was told."""
+        with self._redis.pipeline() as pipe:
+            pipe.zrem(keys.untold(queue), name)
+            pipe.hdel(keys.untold_ends(queue), name)
+            pipe.execute()
+
+    def send(self, canvas: Canvas, outcome: Outcome, progress: Progress) -> None:
+        """Send what a success sets off: the callbacks, then the next in the chain.
+
+        Raises:
+            Malformed: it cannot be sent.
+            TRY_AGAIN: it cannot be sent now.
+        """
+        if progress.children is not None or outcome.state != SUCCESS:
+            return
+        family = {"parent_id": canvas.id, "root_id": canvas.root_id}
+        try:
+            with fixed_ids(canvas.id, "sent"):
+                sent = [
+                    what.apply_async((outcome.value,), **family)
+                    for what in self._together(canvas.callbacks)
+                ]
+                if canvas.chain:
+                    *rest, following = canvas.chain
+                    signature = self._signature(following)
+                    rest = copy.deepcopy(rest)
+                    sent.append(signature.apply_async((outcome.value,), chain=rest, **family))
+            progress.children = [result.as_tuple() for result in sent if result is not None]
+        except Exception as error:
+            if isinstance(error, TRY_AGAIN) and not never_passes(error):
+                raise
+            raise Malformed(f"{type(error).__name__}: {error}") from error
+
+    def tell(self, canvas: Canvas, outcome: Outcome, progress: Progress) -> None:
+        """Tell the chord of the end; of a failure also the rest of the chain, and the errbacks.
+
+        A part that can never be told is logged and hinders no other.
+
+        Raises:
+            TRY_AGAIN, ChordBusy: something could not be told now.
+        """
+        if outcome.meta and (canvas.chord is not None or outcome.state != SUCCESS):
+            # As Celery has it. A chord of groups is joined by its members' results, this one too.
+            self._redis.set(keys.meta(canvas.id), outcome.meta, ex=self._ttl_s)
+        parts: list[tuple[str, Callable[[Canvas, Outcome], None]]] = [("chord", self._tell_chord)]
+        if outcome.state != SUCCESS:
+            parts.append(("chain", self._fail_chain))
+        if outcome.state == FAILURE:
+            parts.append(("link_error", self._call_errbacks))
+        for name, part in parts:
+            if name in progress.told:
+                continue
+            try:
+                part(canvas, outcome)
+            except Exception as error:
+                if isinstance(error, (*TRY_AGAIN, ChordBusy)) and not never_passes(error):
+                    raise
+                logger.exception("its %s cannot be told", name, extra={"job": canvas.id})
+            progress.told.add(name)
+
+    def _signature(self, written: Signature) -> Any:
+        # Celery changes nested signatures in place.
+        return CelerySignature.from_dict(copy.deepcopy(written), app=self._app)
+
+    def _together(self, callbacks: list[Signature]) -> list[Any]:
+        """The callbacks as Celery sends them: several in a group, but groups by themselves."""
+        signatures = [self._signature(callback) for callback in callbacks]
+        if len(signatures) < 2:
+            return signatures
+        groups = [one for one in signatures if isinstance(one, celery_group)]
+        others = [one for one in signatures if not isinstance(one, celery_group)]
+        return [*groups, *([celery_group(others, app=self._app)] if others else [])]
+
+    def _tell_chord(self, canvas: Canvas, outcome: Outcome) -> None:
+        if canvas.chord is None:
+            return
+        request = Context(
+            id=canvas.id,
+            group=canvas.group,
+            group_index=canvas.group_index,
+            chord=copy.deepcopy(canvas.chord),
+        )
+        self._part_return(request, outcome)
+
+    def _part_return(self, request: Any, outcome: Outcome) -> None:
+        with fixed_ids(str(request.group), "body"):
+            self._backend.on_chord_part_return(request, outcome.state, outcome.value)
+        if not request.group:
+            return
+        key = self._backend.get_key_for_group
+        claim, size = self._redis.mget(key(request.group, ".c"), key(request.group, ".s"))
+        if claim not in (None, _DONE) and size is not None:
+            raise ChordBusy(f"the body of the chord {request.group} is being sent")
+
+    def _fail_chain(self, canvas: Canvas, outcome: Outcome) -> None:
+        """What would have come next ends as this job did, in the form that Celery gives it."""
+        left = deque(copy.deepcopy(canvas.chain))
+        while left:
+            element = left.popleft()
+            request: Any = Context(element)
+            request.update(request.options)
+            request.id = request.options.get("task_id")
+            request.group = request.options.get("group_id")
+            if request.id is not None:
+                self._backend.store_result(
+                    request.id,
+                    outcome.value,
+                    outcome.state,
+                    traceback=outcome.traceback,
+                    request=request,
+                )
+            if request.chord:
+                self._part_return(request, outcome)
+            body = (request.kwargs or {}).get("body")
+            # A step that is a chord is over when its body is.
+            if element.get("subtask_type") == "chord" and body is not None:
+                left.append(body)
+
+    def _call_errbacks(self, canvas: Canvas, _: Outcome) -> None:
+        if canvas.errbacks:
+            signatures = [self._signature(errback) for errback in canvas.errbacks]
+            together = celery_group(signatures, app=self._app)
+            with fixed_ids(canvas.id, "error"):
+                together.apply_async((canvas.id,), parent_id=canvas.id, root_id=canvas.root_id)
+
+
+def value_of(result: bytes) -> Any:
+    """A result's JSON text as `.get()` gives it: kombu's forms become bytes.
+
+    Raises:
+        Malformed: it looks like a form of kombu's, and is none.
+    """
+    try:
+        return kombu_json.loads(result.decode())
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        raise Malformed(f"the result cannot be read: {error}") from error
+
+
+def as_json(value: Any) -> bytes:
+    """JSON as Celery writes it, of whatever a message said: all that JSON cannot say is replaced.
+
+    Python's own reader takes half of a surrogate pair and numbers without end, and its writer
+    writes them again, as no other reader takes them.
+    """
+    text: str = kombu_json.dumps(value, ensure_ascii=False)
+    return strict_json(text.encode("utf-8", "replace"))
+
+
+def _app(redis_url: str, result_ttl_s: int) -> Celery:
+    """An app of a stock client, apart from the worker's: it has no tasks and default routes."""
+    target = celery_url(redis_url)
+    app = Celery("headrace-canvas", broker=target.url, backend=target.url, set_as_current=False)
+    timeouts = {
+        "socket_timeout": SOCKET_TIMEOUT_S,
+        "socket_connect_timeout": SOCKET_TIMEOUT_S,
+    }
+    names = ("unacked_key", "unacked_index_key", "unacked_mutex_key")
+    app.conf.update(
+        accept_content=["json"],
+        broker_connection_timeout=SOCKET_TIMEOUT_S,
+        broker_transport_options={
+            **{name: f"headrace:canvas.{name}" for name in names},
+            **timeouts,
+            **target.transport_options,
+        },
+        enable_utc=True,
+        redis_socket_timeout=SOCKET_TIMEOUT_S,
+        redis_socket_connect_timeout=SOCKET_TIMEOUT_S,
+        # Whoever calls tries again, and holds nobody up meanwhile.
+        result_backend_transport_options={
+            "retry_policy": {"max_retries": 0},
+            **target.transport_options,
+        },
+        result_expires=result_ttl_s,
+        result_serializer="json",
+        task_serializer="json",
+    )
+    return app

@@ -1,0 +1,305 @@
+"""What a worker says of itself: events of its jobs, model states for /ready, counters.
+
+Of a job's end it tells only what Redis has confirmed: a job that was cancelled while it ran is
+revoked, whatever its handler gave, and a job that another worker holds by now is for that to tell.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import msgspec
+from celery.worker import state as celery_state
+
+from headrace import keys
+from headrace.errors import BY_CODE, HeadraceError
+from headrace.figures import FIELD as FIGURES
+from headrace.jobs import US_PER_S, State, iso
+from headrace.messages import arguments_repr
+from headrace.scripts import Arg, Command, script
+from headrace.telemetry import CLOCK
+from headrace.traffic import TRAFFIC
+from headrace.versions import running
+from workers.celery.task_events import (
+    EventLog,
+    Failed,
+    Received,
+    Retried,
+    Revoked,
+    Started,
+    Succeeded,
+    result_text,
+    traceback_text,
+)
+from workers.jobs.leased_job import NEVER, Batch, Item, Settlement
+from workers.leases.manager import CANCELLED, FENCED, PUT_OFF
+from workers.model_process.protocol.phases import BEST_FIRST, Phase
+from workers.models.served_model import Lane
+from workers.observability.host_metrics import NOTHING
+
+if TYPE_CHECKING:
+    from workers.observability.job_spans import Spans
+
+#: Events leave at least this often, in seconds, ...
+EVENTS_S: Final = 0.1
+#: ... or as soon as there are this many.
+EVENTS_MAX: Final = 1000
+NOT_YET: Final = (None, None)
+_encode: Final = msgspec.json.encode
+
+
+class Dispatcher(Protocol):
+    """Celery's event dispatcher, as far as it is used here; no groups means all of them."""
+
+    enabled: bool
+    groups: set[str]
+
+
+class Reporter:
+    """Speaks for one worker.
+
+    Args:
+        owner: this incarnation.
+        hostname: Celery's node name, such as gpu0@host.
+        channel: the pub/sub channel of lists of task events.
+        ticks: advances Celery's logical clock by so many and gives the first of them.
+        dispatcher: gives Celery's event dispatcher, or None while there is none.
+        figures: what was measured last of host, devices and model processes, as JSON.
+
+    Attributes:
+        spans: hears the same, where spans are sent.
+    """
+
+    def __init__(
+        self,
+        owner: str,
+        hostname: str,
+        channel: str,
+        ticks: Callable[[int], int],
+        dispatcher: Callable[[], Dispatcher | None],
+        figures: Callable[[], bytes] = lambda: NOTHING,
+    ) -> None:
+        self.owner = owner
+        self.hostname = hostname
+        self._channel = channel
+        self._dispatcher = dispatcher
+        self._figures = figures
+        self._own = _encode({"node": hostname, "pid": os.getpid(), "versions": running()})
+        self._log = EventLog(hostname, ticks)
+        self._asked_for = False
+        # Jobs whose start was told, by token, with when their batch ended and how long it ran. Only
+        # of these is the end told, so that a monitor sees no job without a name.
+        self._told: dict[str, tuple[float | None, float | None]] = {}
+        self.events_at = NEVER
+        self.spans: Spans | None = None
+
+    def close(self) -> None:
+        """The worker ends: send what is left of spans."""
+        if self.spans is not None:
+            self.spans.close()
+
+    @property
+    def _listening(self) -> bool:
+        """Whether task events are asked for: by `-E`, or by a monitor's `enable_events`."""
+        dispatcher = self._dispatcher()
+        # There is none while Celery's own connection is down, and once the worker drains.
+        if dispatcher is not None:
+            groups = dispatcher.groups
+            self._asked_for = dispatcher.enabled and (not groups or "task" in groups)
+        return self._asked_for
+
+    def started(self, lane: Lane, batch: Batch) -> None:
+        """A batch of the lane went to its model process."""
+        celery_state.all_total_count[0] += len(batch.items)
+        celery_state.total_count[keys.TASK_NAME] += len(batch.items)
+        if batch.traced and self.spans is not None:
+            self.spans.started(batch)
+        if not self._listening:
+            return
+        head, add = self._log.head, self._log.events.append
+        for item in lane.telling.of(batch.items, time.monotonic()):
+            if item.token in self._told:
+                continue  # its first batch gave way
+            started_s = item.dispatched_epoch_s
+            self._told[item.token] = NOT_YET
+            self._received(item, started_s - (item.dispatched_at - item.claimed_at))
+            add(Started(*head(item.id, started_s)))
+        self._due()
+
+    def finished(self, batch: Batch, settlements: Iterable[Settlement]) -> None:
+        """A batch left its model process; without settlements its jobs went back to the queue."""
+        if batch.traced and self.spans is not None:
+            self.spans.finished(batch)
+        ended = (time.time(), time.monotonic() - batch.started_at)
+        for settlement in settlements if self._told else ():
+            if settlement.token in self._told:
+                self._told[settlement.token] = ended
+
+    def gave_way(self, batch: Batch) -> None:
+        """A batch came back as another model's was to run first; its jobs leave in others."""
+        if batch.traced and self.spans is not None:
+            self.spans.gave_way(batch)
+        celery_state.all_total_count[0] -= len(batch.items)
+        celery_state.total_count[keys.TASK_NAME] -= len(batch.items)
+        for item in batch.items:
+            if item.dropped == "lost":
+                self._told.pop(item.token, None)
+
+    def settled(self, lane: Lane, settlements: Sequence[Settlement], codes: Sequence[Any]) -> None:
+        """Redis has answered how these jobs of the lane, which still holds them, have ended."""
+        if self.spans is not None:
+            self.spans.settled(settlements)
+        listening, now_s, left_out = self._listening, time.time(), 0
+        if not (listening or self._told):
+            return
+        for settlement, code in zip(settlements, codes, strict=True):
+            told = self._told.pop(settlement.token, None)
+            if int(code) == FENCED or (told is None and not listening):
+                continue
+            if told is None:
+                # Left out until now; or refused, expired or put off as soon as it was claimed.
+                item = lane.held.get(settlement.id)
+                if item is None or not self._worth_telling(lane, item, settlement):
+                    left_out += int(code) != PUT_OFF
+                    continue
+                self._received(item, now_s)
+                told = NOT_YET
+            self._ended(settlement, int(code), *told)
+        lane.telling.left_out(left_out)
+        self._due()
+
+    def _worth_telling(self, lane: Lane, item: Item, settlement: Settlement) -> bool:
+        """Whether to tell of a job at its end of which nothing was told when it began."""
+        telling = lane.telling
+        if item.dispatched_at and (telling.mode is True or settlement.state == State.SUCCEEDED):
+            return False
+        return telling.notable(time.monotonic())
+
+    def released(self, items: Sequence[Item], outcomes: Sequence[Any]) -> None:
+        """Redis has answered what became of jobs that were given back."""
+        if self.spans is not None:
+            self.spans.released(items)
+        for item, outcome in zip(items, outcomes, strict=True):
+            told = self._told.pop(item.token, None)
+            head = self._log.head(item.id, time.time())
+            if told is not None and outcome == b"cancelled":
+                self._log.events.append(Revoked(*head, terminated=True))
+            elif told is not None and outcome == b"delayed":
+                lost = "ReplicaLost('its model process died while it ran alone')"
+                self._log.events.append(Retried(*head, lost, None))
+            elif told is not None and outcome == b"dead":
+                lost = "ReplicaLost('its model process died each time that it ran alone')"
+                self._log.events.append(Failed(*head, lost, None))
+        self._due()
+
+    def _received(self, item: Item, epoch_s: float) -> None:
+        message = item.message
+        if message is None:  # a message that cannot be read has no arguments
+            shown, root, parent, eta, expires = "{}", item.id, None, None, None
+        else:
+            shown = arguments_repr(message.model, message.input, message.source)
+            root, parent = message.root_id, message.parent_id
+            eta, expires = _iso(message.eta_s), _iso(message.expires_s)
+        head = self._log.head(item.id, epoch_s)
+        retries = item.attempts - 1
+        self._log.events.append(
+            Received(*head, keys.TASK_NAME, "()", shown, root, parent, retries, eta, expires)
+        )
+
+    def _ended(
+        self, settlement: Settlement, code: int, ended_s: float | None, runtime_s: float | None
+    ) -> None:
+        head, add = self._log.head(settlement.id, ended_s or time.time()), self._log.events.append
+        if code == CANCELLED or settlement.state == State.CANCELLED:
+            # A worker itself ends as cancelled only what has not run.
+            add(Revoked(*head, terminated=settlement.state != State.CANCELLED))
+        elif code == PUT_OFF:
+            # Without an error it only waits for its eta.
+            if settlement.value:
+                add(Retried(*head, *_error(settlement)))
+        elif settlement.state == State.SUCCEEDED:
+            kind = str(settlement.value) if settlement.extra == keys.F.RESULT_TYPE else ""
+            add(Succeeded(*head, result_text(settlement.meta, kind), runtime_s))
+        else:
+            add(Failed(*head, *_error(settlement)))
+
+    def _due(self) -> None:
+        if self._log.events and self.events_at == NEVER:
+            self.events_at = time.monotonic() + EVENTS_S
+
+    def events(self, now: float) -> list[Command]:
+        """The events that are to leave now, as one publication."""
+        waiting = len(self._log.events)
+        if not waiting or (now < self.events_at and waiting < EVENTS_MAX):
+            return []
+        self.events_at = NEVER
+        return [("PUBLISH", self._channel, self._log.message())]
+
+    def states(self, lanes: list[Lane]) -> list[Command]:
+        """Model states, figures and counters, for /ready and /metrics."""
+        clock = f"{time.time():.3f}"
+        fields: list[Arg] = ["", self._own, FIGURES, self._figures(), CLOCK, clock]
+        for lane in lanes:
+            fields += (lane.model.name, _encode({"node": self.hostname, **model_report(lane)}))
+        counted: list[Arg] = []
+        for lane in lanes:
+            stats = keys.stats(lane.model.name)
+            for name, by in lane.stats.drain():
+                counted += (stats, name, by)
+        for name, count in TRAFFIC.take("worker").items():
+            counted += (keys.SHARED_STATS, name, repr(count))
+        head = (self.owner, keys.WORKER_TTL_S, len(fields))
+        return [script("report").call([], *head, *fields, *counted)]
+
+    def offline(self) -> list[Command]:
+        """The worker is about to end."""
+        return [
+            ("DEL", keys.worker(self.owner)),
+            ("ZREM", keys.WORKERS, self.owner),
+            *self.events(NEVER),
+        ]
+
+
+def _iso(epoch_s: float | None) -> str | None:
+    return None if epoch_s is None else iso(int(epoch_s * US_PER_S))
+
+
+class _Error(msgspec.Struct):
+    type: str
+    message: str
+
+
+_ERROR: Final = msgspec.json.Decoder(_Error)
+
+
+def _error(settlement: Settlement) -> tuple[str, str | None]:
+    """The error as Celery shows exceptions, and its traceback."""
+    value = settlement.value
+    error = _ERROR.decode(value if isinstance(value, bytes) else str(value))
+    name = BY_CODE.get(error.type, HeadraceError).__name__
+    return f"{name}({error.message!r})", traceback_text(settlement.meta)
+
+
+def model_report(lane: Lane) -> dict[str, Any]:
+    """What `/ready` and `inspect stats` show of the model."""
+    states = [replica.state for replica in lane.replicas]
+    first_error = next((replica.error for replica in lane.replicas if replica.error), "")
+    if any(replica.process is None for replica in lane.replicas):
+        first_error = first_error or lane.restarts.told(time.monotonic())
+    return {
+        "state": min(states, key=BEST_FIRST.index),
+        "replicas": lane.model.replicas,
+        "ready": sum(state is Phase.READY for state in states),
+        "device": lane.replicas[0].init["device"],
+        "error": first_error,
+        "recycled": lane.recycled,
+        "lost": lane.restarts.lost,
+        "starved": round(lane.starved, 3),
+        "fits": lane.fitting.limit if lane.fitting.limit < lane.fitting.most else 0,
+        "pids": [r.process.pid for r in lane.replicas if r.process is not None],
+        "backoff_us": lane.policy.backoff_us,
+        "since": max(replica.since for replica in lane.replicas),
+    }

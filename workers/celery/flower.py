@@ -1,0 +1,150 @@
+"""Flower on the app of a deployment: `celery -A workers.celery.flower flower`, as `headrace flower`.
+
+Flower does the rest by itself. What it gets from here:
+
+- the queues of the models file on its Broker page, which else shows what it has heard of workers
+  when it started, or when somebody opened the page of one; and the certificates of a `rediss://`
+  URL, which that page looks for in Celery's configuration;
+- jobs that its API sends (`/api/task/apply/headrace.predict`) go to the queue of their model;
+- what a worker answers to `Soft` and `Hard` is shown: the page takes the text out of the answer as
+  if that were HTML, and shows nothing where it is not;
+- without a password its buttons say that they want one, in place of the variable that would let
+  every web page press them;
+- its API asks for the password as its pages do, so that a browser which has it gives it: else the
+  buttons of a page that was opened directly fail without a word;
+- `/api/task/abort` refuses, since it would write over a job's result and end nothing;
+- results are looked up in the deployment's Redis (`/api/task/result`), for which Flower asks the
+  current app.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import cache
+from http import HTTPStatus
+from typing import Any, Final
+from urllib.parse import parse_qsl, urlsplit
+
+from celery import Celery
+from flower import urls
+from flower.api import BaseApiHandler
+from flower.api.control import TaskTimout
+from flower.api.tasks import TaskAbort
+from flower.views import BaseHandler
+from tornado.escape import xhtml_escape
+from tornado.web import HTTPError, authenticated
+from typing_extensions import override
+
+from headrace import keys
+from headrace.catalog import Catalog, load_catalog
+from headrace.settings import load_settings
+from workers.celery_app import CONTROL_QUEUE, create_app
+
+#: What a button says where Flower has no password.
+CLOSED: Final = (
+    "Flower has no password, so that only its pages can be seen: start it with "
+    "FLOWER_BASIC_AUTH=user:password (docs/flower.md)"
+)
+
+
+class TimeLimits(TaskTimout):  # type: ignore[misc] # Flower has no types
+    """Flower's answer to `Soft` and `Hard`, as its page can read it."""
+
+    @override
+    def write(self, chunk: object) -> None:
+        """Write text as HTML; all else as it is."""
+        super().write(f"<p>{xhtml_escape(chunk)}</p>" if isinstance(chunk, str) else chunk)
+
+
+class Abort(TaskAbort):  # type: ignore[misc] # Flower has no types
+    """What Flower answers to who would abort a job."""
+
+    @authenticated
+    async def post(self, taskid: str) -> None:
+        """Refuse.
+
+        Raises:
+            HTTPError: always.
+        """
+        raise HTTPError(403, f"jobs cannot be aborted: POST /api/task/revoke/{taskid} cancels one")
+
+
+_REPLACED: Final[Mapping[type, type]] = {TaskTimout: TimeLimits, TaskAbort: Abort}
+
+
+def route(
+    queues: Mapping[str, str], name: str, args: object, kwargs: object
+) -> dict[str, str] | None:
+    """Where a task goes that somebody sends without naming a queue: Celery's router.
+
+    Args:
+        queues: those of the models.
+        name: the task's.
+        args: its arguments, of which the first may be the model.
+        kwargs: its keyword arguments.
+    """
+    model: object = None
+    if isinstance(kwargs, Mapping):
+        model = kwargs.get("model")
+    if model is None and isinstance(args, list | tuple) and args:
+        model = args[0]
+    if name != keys.TASK_NAME or not isinstance(model, str) or model not in queues:
+        return None
+    return {"queue": queues[model]}
+
+
+def adapt(app: Celery, catalog: Catalog) -> None:
+    """Give Flower, in this process, what the head of this module says."""
+    queues = {one.name: one.queue for one in catalog.served}
+
+    def router(name: str, args: Any, kwargs: Any, *_: Any, **__: Any) -> dict[str, str] | None:
+        return route(queues, name, args, kwargs)
+
+    app.conf.task_routes = (router,)
+    url = urlsplit(str(app.conf.broker_url))
+    if url.scheme == "rediss":
+        given = parse_qsl(url.query)
+        app.conf.broker_use_ssl = {k: v for k, v in given if k.startswith("ssl_")}
+    for place, handler in enumerate(urls.handlers):
+        if isinstance(handler, tuple) and handler[1] in _REPLACED:
+            urls.handlers[place] = (handler[0], _REPLACED[handler[1]])
+    prepare, bare = BaseApiHandler.prepare, BaseApiHandler.write_error
+
+    def closed(answer: Any) -> None:
+        try:
+            prepare(answer)
+        except HTTPError as error:
+            raise HTTPError(error.status_code, CLOSED) from None
+
+    def challenge(answer: Any, status_code: int, **said: Any) -> None:
+        if status_code == HTTPStatus.UNAUTHORIZED and answer.application.options.basic_auth:
+            answer.set_header("WWW-Authenticate", 'Basic realm="flower"')
+        bare(answer, status_code, **said)
+
+    BaseApiHandler.prepare, BaseApiHandler.write_error = closed, challenge
+    of_workers = BaseHandler.get_active_queue_names
+    ours = {CONTROL_QUEUE, keys.ERRANDS, *queues.values()}
+    BaseHandler.get_active_queue_names = lambda page: sorted({*of_workers(page), *ours})
+
+
+@cache
+def deployed() -> Celery:
+    """The app of the deployment that the environment describes, and Flower fitted to it.
+
+    Raises:
+        ConfigError: a setting or the models file is wrong.
+    """
+    settings = load_settings(None, os.environ, {})
+    catalog = load_catalog(settings.models_file, timeout_s=settings.timeout_s)
+    app = create_app(settings, catalog)
+    adapt(app, catalog)
+    app.set_default()
+    return app
+
+
+def __getattr__(name: str) -> Celery:
+    """`celery -A workers.celery.flower` looks for `app`; until then this module does nothing."""
+    if name == "app":
+        return deployed()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

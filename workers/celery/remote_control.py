@@ -1,0 +1,252 @@
+"""Remote control: what `celery inspect`, `celery control` and Flower ask of a worker.
+
+The answers tell of our jobs too, which stand in none of Celery's own sets of requests. Celery's
+main thread walks these without a lock, expects requests of its own in them (after a lost connection
+it sets attributes on each), and would find them changed under its feet by the consumer's thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+from celery.worker import heartbeat
+from celery.worker import state as celery_state
+from celery.worker.control import Panel
+from kombu.utils.url import maybe_sanitize_url
+from redis.exceptions import NoScriptError, RedisError
+
+from headrace import keys
+from headrace.connections import connect
+from headrace.scripts import script
+from workers.celery.config import refuse
+from workers.consumer.loop import Consumer
+from workers.jobs.leased_job import Item
+from workers.models.served_model import Lane
+
+#: The most ids that one call of cancel.lua takes.
+CANCEL_MAX_JOBS: Final = 128
+
+_REPLICAS: Final = (
+    "a worker has no pool that could change: a model has as many processes as its `replicas` in "
+    "the models file says, from the worker's next start on"
+)
+#: What cannot be done to our workers, with what to do instead.
+REFUSED: Final = {
+    "pool_grow": _REPLICAS,
+    "pool_shrink": _REPLICAS,
+    "autoscale": _REPLICAS,
+    "pool_restart": "a worker has no pool that could start anew: restart the worker, whose jobs "
+    "then go back to their queues; `max_jobs` in the models file recycles a model's processes",
+    "rate_limit": "models have no rate limit: `max_batch_size` and `replicas` in the models file "
+    "bound what runs at once, and the rate of an API key what its client submits",
+    "time_limit": "models have no time limit that could change while they run: set `timeout_s` in "
+    "the models file (there is no soft one), or give a job its own",
+}
+
+_stock: Final = dict(Panel.data)
+Command = Callable[..., Any]
+
+
+def install(redis_url: str, control_queue: str) -> None:
+    """Put our answers in the place of Celery's.
+
+    Args:
+        redis_url: where revoked jobs are cancelled.
+        control_queue: the only queue that Celery's own consumer may have.
+    """
+    revoke = _revoke_command(redis_url)
+    commands: dict[str, Command] = {
+        "active": _active,
+        "dump_active": _active,
+        "reserved": _reserved,
+        "dump_reserved": _reserved,
+        "query_task": _query_task,
+        "active_queues": _active_queues,
+        "stats": _stats,
+        "revoke": revoke,
+        "terminate": lambda state, signal, task_id, **_: revoke(state, task_id),
+        "add_consumer": _own_queue_only("add_consumer", control_queue),
+        "cancel_consumer": _own_queue_only("cancel_consumer", control_queue),
+    }
+    Panel.data.update(commands)
+    refuse(REFUSED)
+
+
+def count_active(consumer: Consumer) -> None:
+    """Let Celery's heartbeats count the running jobs, which Flower shows per worker."""
+    # The heartbeat takes the length of its module's name and does nothing else with it.
+    vars(heartbeat)["active_requests"] = _Active(consumer)
+
+
+class _Active:
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer = consumer
+
+    def __len__(self) -> int:
+        ours = sum(1 for _ in _running(self._consumer))
+        return ours + len(celery_state.active_requests)
+
+
+def _consumer(state: Any) -> Consumer | None:
+    found: Consumer | None = getattr(state.consumer.controller, "headrace", None)
+    return found
+
+
+def _lanes(state: Any) -> list[Lane]:
+    consumer = _consumer(state)
+    return consumer.lanes if consumer is not None else []
+
+
+def _running(consumer: Consumer) -> Iterator[tuple[Lane, Item, int | None]]:
+    """Running jobs with the pid of their model process; another thread changes them meanwhile."""
+    for lane in consumer.lanes:
+        for replica in lane.replicas:
+            process = replica.process
+            pid = process.pid if process is not None else None
+            for batch in (replica.batch, replica.staged):
+                if batch is not None:
+                    yield from ((lane, item, pid) for item in batch.items)
+
+
+def _prepared(lane: Lane) -> list[Item]:
+    """Jobs that are claimed and have not run: Celery's word is reserved."""
+    return [item for item in list(lane.held.values()) if not item.dispatched_at]
+
+
+def _info(state: Any, lane: Lane, item: Item, pid: int | None = None) -> dict[str, Any]:
+    return {
+        **item.info(),
+        "hostname": state.hostname,
+        "worker_pid": pid,
+        "delivery_info": {
+            "exchange": "",
+            "routing_key": lane.queue,
+            "redelivered": item.attempts > 1,
+        },
+    }
+
+
+def _running_info(state: Any) -> list[dict[str, Any]]:
+    consumer = _consumer(state)
+    found = _running(consumer) if consumer is not None else ()
+    return [_info(state, lane, item, pid) for lane, item, pid in found]
+
+
+def _prepared_info(state: Any) -> list[dict[str, Any]]:
+    return [_info(state, lane, item) for lane in _lanes(state) for item in _prepared(lane)]
+
+
+def _active(state: Any, safe: bool = False, **_: Any) -> list[dict[str, Any]]:
+    return [*_stock["active"](state, safe=safe), *_running_info(state)]
+
+
+def _reserved(state: Any, **_: Any) -> list[dict[str, Any]]:
+    return [*_stock["reserved"](state), *_prepared_info(state)]
+
+
+def _query_task(state: Any, ids: str | Sequence[str], **_: Any) -> dict[str, Any]:
+    wanted = set(_listed(ids))
+    found = dict(_stock["query_task"](state, list(wanted)))
+    for word, infos in (("reserved", _prepared_info), ("active", _running_info)):
+        found |= {info["id"]: (word, info) for info in infos(state) if info["id"] in wanted}
+    return found
+
+
+def _active_queues(state: Any) -> list[dict[str, Any]]:
+    # Handing our queues to Celery's own consumer would make it pop from them, message by message;
+    # so they are only named here, and Flower then shows their true lengths.
+    return [*_stock["active_queues"](state), *(_described(lane.queue) for lane in _lanes(state))]
+
+
+def _stats(state: Any, **_: Any) -> dict[str, Any]:
+    stats: dict[str, Any] = _stock["stats"](state)
+    broker = stats.get("broker")
+    if isinstance(broker, dict):
+        # Of a socket's URL kombu makes the host name, and a Sentinel's password is an option.
+        broker["hostname"] = maybe_sanitize_url(str(broker.get("hostname", "")))
+        options = broker.get("transport_options") or {}
+        hidden = ("sentinel_kwargs", "credential_provider")
+        broker["transport_options"] = {k: v for k, v in options.items() if k not in hidden}
+    return stats
+
+
+def _revoke_command(redis_url: str) -> Command:
+    def revoke(state: Any, task_id: str | Sequence[str], **_: Any) -> dict[str, str]:
+        ids = _listed(task_id)
+        try:
+            answers = _cancelled(redis_url, ids)
+        except (RedisError, OSError) as error:
+            return {"error": f"not revoked, Redis does not answer: {error}"}
+        # What has no record may stand in a queue as a stock client's message, or come as one: the
+        # script has noted it for the claim. This is for `inspect revoked`.
+        celery_state.revoked.update(
+            [job_id for job_id, answer in answers.items() if answer == "unknown"]
+        )
+        dispatcher = state.consumer.event_dispatcher
+        for job_id, answer in answers.items():
+            if answer == "removed" and dispatcher is not None:
+                dispatcher.send(
+                    "task-revoked", uuid=job_id, name=keys.TASK_NAME, terminated=False,
+                    signum=None, expired=False,
+                )  # fmt: skip
+        return {"ok": ", ".join(f"{job_id}: {answer}" for job_id, answer in answers.items())}
+
+    return revoke
+
+
+def _cancelled(redis_url: str, ids: list[str]) -> dict[str, str]:
+    """What cancel.lua says of each id: unknown, removed, asked (it runs) or ended."""
+    answers: dict[str, str] = {}
+    cancel = script("cancel")
+    with connect(redis_url) as client:
+        for start in range(0, len(ids), CANCEL_MAX_JOBS):
+            some = ids[start : start + CANCEL_MAX_JOBS]
+            call = cancel.call([], keys.QUEUE_PREFIX, keys.REVOKED_TTL_S, *some)
+            try:
+                said = client.execute_command(*call)
+            except NoScriptError:
+                client.execute_command(*cancel.load_command())
+                said = client.execute_command(*call)
+            answers |= {job_id: word.decode() for job_id, word in zip(some, said, strict=True)}
+    return answers
+
+
+def _own_queue_only(name: str, own: str) -> Command:
+    def command(state: Any, queue: str, *args: Any, **options: Any) -> Any:
+        if queue.startswith(keys.QUEUE_PREFIX):
+            why = f"{queue} is a model's queue: the models file says what a worker serves"
+            return {"error": why}
+        if queue != own:
+            # It would take messages of tasks that it does not know, which loses them.
+            why = f"a worker of models takes nothing from {queue}: give that to a Celery worker"
+            return {"error": f"{why} of your own"}
+        return _stock[name](state, queue, *args, **options)
+
+    return command
+
+
+def _listed(ids: str | Sequence[str]) -> list[str]:
+    return [ids] if isinstance(ids, str) else list(ids)
+
+
+def _described(queue: str) -> dict[str, Any]:
+    return {
+        "name": queue,
+        "exchange": {"name": "", "type": "direct", "durable": True, "auto_delete": False},
+        "routing_key": queue,
+        "durable": True,
+        "exclusive": False,
+        "auto_delete": False,
+        "no_ack": False,
+        "alias": None,
+        "bindings": [],
+        "queue_arguments": None,
+        "binding_arguments": None,
+        "consumer_arguments": None,
+        "expires": None,
+        "message_ttl": None,
+        "max_length": None,
+        "max_length_bytes": None,
+        "max_priority": None,
+    }

@@ -1,0 +1,67 @@
+"""What model processes gave, from when it is heard until it is settled.
+
+Between the two the next batch is handed over, so that no device waits while the last one's jobs are
+turned into settlements.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from workers.celery.event_publisher import Reporter
+from workers.consumer.payload_transfer import Porter
+from workers.jobs.leased_job import Batch
+from workers.leases.manager import Ledger
+from workers.models.served_model import Lane
+from workers.observability.batch_log import log_ended
+
+
+class Ran(NamedTuple):
+    """One batch that has run; the rest is as of `Lane.collect`."""
+
+    lane: Lane
+    batch: Batch
+    outcomes: list[Any]
+    times: list[float]
+    padding: int
+    fits: int
+    at: float
+
+
+@dataclass(slots=True)
+class Harvest:
+    """The batches that have run and are not settled.
+
+    Attributes:
+        ledger: where they are settled.
+        reporter: is told that they have ended.
+        porter: stores what is too long for a settlement.
+    """
+
+    ledger: Ledger
+    reporter: Reporter
+    porter: Porter
+    _ran: list[Ran] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self._ran)
+
+    def add(self, lane: Lane, batch: Batch, told: tuple[Any, Any, int, int], now: float) -> None:
+        """A model process has answered: outcomes, times, padding and what memory has room for."""
+        self._ran.append(Ran(lane, batch, *told, now))
+        if self._ran[-1].fits:
+            self.settle()  # the next batch is to be smaller
+
+    def settle(self) -> None:
+        """Settle them all."""
+        ran, self._ran = self._ran, []
+        for lane, batch, outcomes, times, padding, fits, at in ran:
+            log_ended(lane, batch, outcomes, at)
+            settlements = lane.collect(batch, outcomes, times, padding, fits, at)
+            self.reporter.finished(batch, settlements)
+            self.ledger.settle(lane, settlements)
+            if lane.cargo.loads:
+                loads = [load.settlement for load in lane.cargo.loads]
+                self.reporter.finished(batch, loads)
+                self.porter.take(lane)

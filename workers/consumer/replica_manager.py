@@ -1,0 +1,177 @@
+"""Keeps the model processes of one worker alive: starts, watches and recycles them.
+
+A process is recycled after `max_jobs`, or when it has grown beyond `max_memory_mb`. There is no
+gap: the next one is loaded and warm before the old one takes its last batch. Where two copies do
+not fit into memory (`recycle_overlap: false`) the old one ends first. One at a time, so that of
+several replicas the others go on.
+"""
+
+from __future__ import annotations
+
+import logging
+import selectors
+from collections.abc import Callable
+from typing import Any, Final
+
+from headrace import telemetry
+from workers.model_process.protocol.phases import STARTING, Phase
+from workers.models.served_model import Lane
+from workers.observability.batch_log import about
+from workers.replicas.orphan_guard import Guard
+from workers.replicas.replica import Replica
+
+logger = logging.getLogger(__name__)
+
+#: How often the memory of the processes is looked at.
+MEMORY_S: Final = 1.0
+
+
+class Keeper:
+    """The model processes of one worker.
+
+    Args:
+        selector: their sockets are registered there, with (lane, replica).
+        lost: called when a process is to be given up, with its lane.
+        guard: ends what they started when the worker is gone.
+    """
+
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        lost: Callable[[Lane, Replica, float], None],
+        guard: Guard,
+    ) -> None:
+        self._selector = selector
+        self._lost = lost
+        self._guard = guard
+        self._memory_at = 0.0
+
+    def tend(self, lanes: list[Lane], now: float) -> None:
+        """Do what is due: start, give up, recycle."""
+        look = now >= self._memory_at
+        if look:
+            self._memory_at = now + MEMORY_S
+        for lane in lanes:
+            for replica in list(lane.replicas):
+                if replica.process is None:
+                    if now >= replica.restart_at:
+                        self._restart(lane, replica, now)
+                elif replica.overdue(now):
+                    if replica.state in STARTING:
+                        self.load_failed(lane, replica, replica.error)
+                    self._lost(lane, replica, now)
+            self._recycle(lane, now, look)
+
+    def moments(self, lane: Lane) -> list[float]:
+        """The times at which something is to be done for a lane, though nothing happens."""
+        return [
+            replica.restart_at if replica.process is None else replica.due_at
+            for replica in lane.replicas
+        ]
+
+    @staticmethod
+    def load_failed(lane: Lane, replica: Replica, traceback: str) -> None:
+        """A process cannot be loaded, and this is why."""
+        # It is tried again and again: what was said in full before is not repeated.
+        again = traceback == lane.last_error
+        told = traceback.rstrip().rpartition("\n")[2] if again else traceback
+        logger.error("the model cannot be loaded", extra={**about(lane), "traceback": told})
+        lane.last_error = traceback
+        lane.stats.count(telemetry.LOAD_FAILURES)
+        replica.load_failed(traceback)
+
+    def ready(self, lane: Lane, replica: Replica, info: dict[str, Any]) -> None:
+        """A process is loaded and warm; if it is a successor, its predecessor drains."""
+        replica.ready(info)
+        lane.stats.count(telemetry.LOADS)
+        lane.stats.count(telemetry.LOAD_S, info["load_s"])
+        if replica.fits:
+            lane.fit(lane.model.max_batch_size, replica.fits)
+        logger.info("loaded in %.2f s", info["load_s"], extra=about(lane))
+        limit = lane.model.max_memory_mb
+        if limit is not None and (taken := replica.memory_mib()) > limit:
+            logger.error(
+                "loaded, it takes %d MiB, more than max_memory_mb, %d: it is not recycled for its "
+                "memory; raise max_memory_mb", taken, limit, extra=about(lane),
+            )  # fmt: skip
+            replica.outgrown = True
+        for old in lane.replicas:
+            if old.successor is replica:
+                old.drain()
+
+    def ended(self, lane: Lane, replica: Replica, now: float, why: str) -> None:
+        """A process is gone, for whatever reason (`why`); its socket is not watched any more."""
+        if replica.loaded:
+            trace = replica.trace()
+            lane.restarts.add(now, f"{why}\n{trace}" if trace else why)
+            lane.stats.count(f"{telemetry.RESTARTS}:lost")
+        if replica.process is not None:
+            self._guard.forget(replica.process.pid)
+        replica.ended(now)
+        if replica.successor is not None:
+            # Whether or not the next one is ready yet, it stands in this one's place.
+            lane.replicas.remove(replica)
+
+    def stop(self, lane: Lane, now: float) -> None:
+        """End all processes of a lane; those with a batch, and those that load, at once."""
+        for replica in lane.replicas:
+            if replica.batch is not None or replica.state in STARTING:
+                replica.kill()
+            else:
+                replica.retire(now)
+
+    def close(self) -> None:
+        """End the guard, when all processes have ended."""
+        self._guard.close()
+
+    def _restart(self, lane: Lane, replica: Replica, now: float) -> None:
+        replica.restart_at = lane.restarts.earliest(now)
+        if replica.restart_at <= now:
+            self._start(lane, replica, now)
+        else:
+            told = lane.restarts.told(now).partition("\n")[0]
+            logger.error("%s", told, extra=about(lane))
+
+    def _start(self, lane: Lane, replica: Replica, now: float) -> None:
+        lane.deadlines.least.forget()
+        frames = replica.start(now, self._guard.mark)
+        if replica.process is not None:
+            self._guard.watch(replica.process.pid)
+        self._selector.register(frames, selectors.EVENT_READ, (lane, replica))
+
+    def _recycle(self, lane: Lane, now: float, look: bool) -> None:
+        for replica in lane.replicas:
+            if replica.state is Phase.DRAINING and replica.batch is None and not replica.leaving:
+                replica.retire(now)
+        if any(replica.recycling for replica in lane.replicas):
+            return
+        for replica in lane.replicas:
+            why = self._worn(lane, replica, look)
+            if why:
+                replica.recycling = why
+                logger.info("a model process is recycled: %s", why, extra=about(lane))
+                lane.recycled += 1
+                lane.stats.count(f"{telemetry.RESTARTS}:recycled")
+                if lane.model.recycle_overlap:
+                    self._succeed(lane, replica)
+                else:
+                    replica.drain()
+                return
+
+    @staticmethod
+    def _worn(lane: Lane, replica: Replica, look: bool) -> str:
+        model = lane.model
+        if replica.state is not Phase.READY:
+            return ""
+        if model.max_jobs is not None and replica.jobs >= model.max_jobs:
+            return f"it has run {replica.jobs} jobs (max_jobs: {model.max_jobs})"
+        if look and model.max_memory_mb is not None and replica.jobs and not replica.outgrown:
+            taken = replica.memory_mib()
+            if taken > model.max_memory_mb:
+                return f"it takes {taken:.0f} MiB (max_memory_mb: {model.max_memory_mb})"
+        return ""
+
+    @staticmethod
+    def _succeed(lane: Lane, old: Replica) -> None:
+        old.successor = Replica(old.init, old.environ, old.load_timeout_s)
+        lane.replicas.append(old.successor)

@@ -1,0 +1,395 @@
+"""A worker's account with Redis: claims, settlements, releases, renewals and sweeps of its lanes.
+
+Calls are gathered and leave in one write. What must not be lost (a settlement, a release) is said
+again after an outage, which the token makes harmless; a claim whose answer was lost is undone by
+giving back what this worker does not know that it holds.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Final, Protocol
+
+from redis.exceptions import ResponseError
+
+from headrace import keys
+from headrace.expiry import EXPIRE_ARGUMENTS, EXPIRE_MAX_JOBS
+from headrace.jobs import US_PER_S
+from headrace.outages import DISCONNECTED
+from headrace.scripts import CLAIM_MAX_BYTES, Arg, Command, script
+from headrace.traffic import TRAFFIC
+from workers.batching.batcher import STEP_PLACE
+from workers.jobs.leased_job import Item, Settlement
+from workers.leases.connection import Publisher
+from workers.models.served_model import Lane
+
+logger = logging.getLogger(__name__)
+
+#: How many writes may be unanswered.
+IN_FLIGHT_MAX: Final = 2
+#: An answer that takes longer than this, in seconds, is an outage.
+ANSWER_MAX_S: Final = 5.0
+RECONNECT_MIN_S: Final = 0.05
+RECONNECT_MAX_S: Final = 2.0
+SWEEP_MAX_JOBS: Final = 500
+#: What settle.lua answers: the job is another's by now, it has ended so, it ended as cancelled, it
+#: was put off.
+FENCED: Final = 0
+SETTLED: Final = 1
+CANCELLED: Final = 3
+PUT_OFF: Final = 4
+#: What renew.lua answers, beside FENCED: it is ours, it was cancelled meanwhile.
+RENEWED: Final = 1
+ASKED: Final = 2
+
+Handle = Callable[[Any, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a worker is held to.
+
+    Attributes:
+        lease_ttl_s: how long a lease lasts without renewal.
+        max_deliveries: how many model processes a job may take with it while it runs alone.
+        drain_timeout_s: how long a stop waits for running batches.
+        result_ttl_s: how long results are kept of jobs that a stock client sent.
+        job_index_max: how many of a model's newest jobs are indexed, to be listed.
+    """
+
+    lease_ttl_s: float
+    max_deliveries: int
+    drain_timeout_s: float
+    result_ttl_s: int
+    job_index_max: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One call: what to do with its answer, what if Redis refuses it, and whether to repeat it."""
+
+    command: Command
+    handle: Handle
+    refused: Callable[[], None]
+    again: bool
+
+
+def _ignore(_reply: Any, _now: float) -> None:
+    pass
+
+
+def _nothing() -> None:
+    pass
+
+
+class Observer(Protocol):
+    """Hears what Redis has confirmed, while the lane still holds the jobs."""
+
+    def settled(self, lane: Lane, settlements: Sequence[Settlement], codes: Sequence[Any]) -> None:
+        """The answers of settle.lua, one per settlement."""
+
+    def released(self, items: Sequence[Item], outcomes: Sequence[Any]) -> None:
+        """The answers of release.lua, one per item."""
+
+
+class Ledger:
+    """What one worker says to Redis, and what is still to be said.
+
+    Args:
+        owner: this incarnation's name, written into each lease.
+        observer: hears how jobs have ended.
+    """
+
+    def __init__(
+        self, owner: str, publisher: Publisher, limits: Limits, observer: Observer
+    ) -> None:
+        self.owner = owner
+        self.limits = limits
+        self._observer = observer
+        self._publisher = publisher
+        self._outbox: list[_Call] = []
+        # What is unanswered, and when it was sent.
+        self._in_flight: deque[tuple[float, list[_Call]]] = deque()
+        self.answer_due_at = float("inf")
+        self._claim_lost = False
+        self._delay_s = RECONNECT_MIN_S
+        self.reconnect_at = 0.0
+        self._reap_after = float("inf")
+        self._joined = False
+        # Redis' clock at the worker's second 0, by the last answer that told it.
+        self._server_zero_us: int | None = None
+
+    @property
+    def connected(self) -> bool:
+        """Whether Redis answered last."""
+        return self._joined and self._publisher.connected
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is still to be said."""
+        return bool(self._outbox or self._in_flight)
+
+    def dial(self) -> None:
+        """Connect. It may take seconds: a thread of its own calls it, and then `joined` is called.
+
+        Raises:
+            redis.RedisError, OSError: Redis is away.
+        """
+        self._publisher.connect()
+
+    def joined(self, lanes: Iterable[Lane], now: float) -> None:
+        """It is connected: take up where the outage began."""
+        self._joined = True
+        self._server_zero_us = None
+        # Workers cut off by the same outage need one lease's time to renew theirs, so nothing is
+        # reaped before one lease_ttl after this connection, and so after the server's own start.
+        self._reap_after = now + self.limits.lease_ttl_s
+        logger.info("connected to Redis")
+        if self._claim_lost:
+            for lane in lanes:
+                lane.backlog.end_claim()
+                known = [item.token for item in lane.held.values()]
+                self._say(lane, "release_owner", "free", self._losses(lane), self.owner, *known)
+        self._claim_lost = False
+
+    def lost(self, now: float, error: Exception) -> None:
+        """The connection broke: keep what must be said, and try again later."""
+        TRAFFIC.errors += 1
+        logger.warning("Redis is away, next try in %.2f s: %s", self._delay_s, error)
+        self._claim_lost = True
+        unanswered = [call for _, sent in self._in_flight for call in sent]
+        self._outbox = [call for call in (*unanswered, *self._outbox) if call.again]
+        self._in_flight.clear()
+        self.answer_due_at = float("inf")
+        self._joined = False
+        self._publisher.close()
+        self.reconnect_at = now + self._delay_s
+        # Soon enough to renew its leases before others, who are back already, may reap them.
+        most_s = min(RECONNECT_MAX_S, self.limits.lease_ttl_s / 3)
+        self._delay_s = min(self._delay_s * 2, most_s)
+
+    def close(self) -> None:
+        """Drop the connection."""
+        self._publisher.close()
+
+    def claim(self, lane: Lane, rooms: Sequence[int]) -> None:
+        """Ask for jobs, as `lane.claimable` says."""
+
+        def claimed(reply: Any, now: float) -> None:
+            lane.came(reply, now)
+
+        lane.backlog.begin_claim()
+        self._say(
+            lane, "claim", lane.model.name, lane.model.version, rooms[0], CLAIM_MAX_BYTES,
+            self._lease_us, self.owner, keys.TASK_NAME, self.limits.result_ttl_s,
+            self.limits.job_index_max, *rooms[1:], lane.yield_us,
+            handle=claimed, refused=lane.backlog.end_claim,
+        )  # fmt: skip
+
+    def settle(self, lane: Lane, settlements: list[Settlement]) -> None:
+        """End jobs; they stay held (and renewed) until Redis has said that it knows.
+
+        Those that others follow are kept back in the lane's sequels, until these were told.
+        """
+        if lane.sequels.linked:
+            settlements = lane.sequels.sift(settlements)
+        if not settlements:
+            return
+
+        def settled(reply: Any, now: float) -> None:
+            self._observer.settled(lane, settlements, reply)
+            for settlement, code in zip(settlements, reply, strict=True):
+                if code != SETTLED:
+                    self._unusual(lane, settlement, int(code), now)
+            lane.forget(settlements)
+
+        def refused() -> None:
+            # Of their end nothing is known, as if they were another's.
+            self._observer.settled(lane, settlements, [FENCED] * len(settlements))
+            lane.forget(settlements)
+
+        flat = chain.from_iterable(settlements)
+        self._say(lane, "settle", *flat, handle=settled, refused=refused, again=True)
+
+    @staticmethod
+    def _unusual(lane: Lane, settlement: Settlement, code: int, now: float) -> None:
+        if code == FENCED:
+            logger.warning(
+                "the job is another's by now; this answer is dropped",
+                extra={"model": lane.model.name, "job": settlement.id},
+            )
+        elif code == PUT_OFF:
+            lane.due(now + int(settlement.retry_us) / US_PER_S)
+
+    def release(self, lane: Lane, items: list[Item], mode: str) -> None:
+        """Give jobs back to the head of their queue, the first claimed in front.
+
+        Args:
+            lane: the model whose jobs they are.
+            items: the jobs, in the order of their claim.
+            mode: `free` (an orderly release), `alone` or `crash`; see `give_back` in _lib.lua.
+        """
+        if not items:
+            return
+
+        last_first = list(reversed(items))
+
+        def released(reply: Any, _now: float) -> None:
+            self._observer.released(last_first, reply)
+            lane.forget(items)
+            for item in items:
+                lane.backlog.waiting[STEP_PLACE[item.step]] += 1
+
+        def refused() -> None:
+            self._observer.released(last_first, [b"fenced"] * len(items))
+            lane.forget(items)
+
+        pairs = [value for item in last_first for value in (item.id, item.token)]
+        told = (mode, self._losses(lane), *pairs)
+        self._say(lane, "release", *told, handle=released, refused=refused, again=True)
+
+    def renew(self, lane: Lane, answered: Callable[[list[Item], list[Any]], None]) -> None:
+        """Renew the leases of all that the lane holds.
+
+        Args:
+            lane: the model whose jobs they are.
+            answered: called with the jobs and, for each, RENEWED, ASKED or FENCED.
+        """
+        items = list(lane.held.values())
+
+        def renewed(reply: Any, _now: float) -> None:
+            answered(items, reply)
+
+        if items:
+            pairs = [value for item in items for value in (item.id, item.token)]
+            call = script("renew").call(keys.queue_keys(lane.queue), self._lease_us, *pairs)
+            self._outbox.append(_Call(call, renewed, lambda: answered([], []), again=False))
+
+    def sweep(self, lane: Lane, now: float) -> None:
+        """Promote what is due and reap what has run out."""
+
+        def swept(reply: Any, at: float) -> None:
+            self._server_zero_us = int(reply[7]) - int(at * US_PER_S)
+            lane.next_due_at = at + int(reply[2]) / US_PER_S if int(reply[2]) >= 0 else None
+            lane.backlog.saw_at_least([int(left) for left in reply[3:7]])
+            if len(reply) > 8:
+                lane.sequels.left(lane.queue, reply[8:])
+
+        # Told anew by the answer; left as it is, it would ask again in each turn until then.
+        lane.next_due_at = None
+        reap_until, untold = self._reap_until_us(now), lane.sequels.untold_room
+        arguments = (reap_until, self._losses(lane), SWEEP_MAX_JOBS, untold)
+        self._say(lane, "sweep", *arguments, handle=swept)
+
+    def expire(self) -> None:
+        """End jobs of any model that wait though they must have begun by now."""
+
+        def ended(reply: Any, _now: float) -> None:
+            if int(reply[0]) == EXPIRE_MAX_JOBS:
+                self.expire()
+
+        call = script("expire").call([], *EXPIRE_ARGUMENTS)
+        self._outbox.append(_Call(call, ended, _nothing, again=False))
+
+    def stood_still(self, now: float) -> None:
+        """This worker was stopped for a while: so may others have been, who have yet to renew."""
+        self._reap_after = max(self._reap_after, now + self.limits.lease_ttl_s)
+
+    def _reap_until_us(self, now: float) -> int:
+        """Until when, by Redis' clock, a sweep that is said now may reap; 0 for not at all.
+
+        What is said into a network that is cut or to a server that hangs may arrive after a minute,
+        when every lease has run out and nobody could renew his.
+        """
+        if now < self._reap_after or self._server_zero_us is None:
+            return 0
+        return self._server_zero_us + int((now + self.limits.lease_ttl_s / 3) * US_PER_S)
+
+    def say(self, command: Command) -> None:
+        """Send a command with the rest; its answer is not looked at, and it is not said again."""
+        self._outbox.append(_Call(command, _ignore, _nothing, again=False))
+
+    def socket(self) -> Any:
+        """The socket on which answers come, for a selector; None without a connection."""
+        return self._publisher.socket() if self.connected else None
+
+    def check(self, now: float) -> None:
+        """An answer that is overdue is an outage: a half-open connection never says so itself."""
+        if self._in_flight and now >= self.answer_due_at:
+            self.lost(now, TimeoutError(f"no answer in {ANSWER_MAX_S:g} s"))
+
+    def flush(self, now: float) -> None:
+        """Send all that was gathered, unless enough writes are unanswered.
+
+        Waiting for them gathers more for the next write, and the worker goes on meanwhile; one
+        more than Redis works at is sent, so that it need not wait for this worker either.
+        """
+        if len(self._in_flight) >= IN_FLIGHT_MAX or not self._outbox or not self.connected:
+            return
+        sent, self._outbox = self._outbox, []
+        self._in_flight.append((now, sent))
+        TRAFFIC.round_trips += 1
+        if len(self._in_flight) == 1:
+            self.answer_due_at = now + ANSWER_MAX_S
+        try:
+            self._publisher.send([call.command for call in sent])
+        except DISCONNECTED as error:
+            self.lost(now, error)
+
+    def hear(self, now: float) -> None:
+        """Read the answers that are there, and act on them."""
+        try:
+            if not self._in_flight:
+                self._publisher.more()  # readable without a question: the server hung up
+            while self._in_flight:
+                sent_at, answered = self._in_flight[0]
+                replies = self._publisher.receive([call.command for call in answered])
+                self._in_flight.popleft()
+                self._delay_s = RECONNECT_MIN_S
+                if now - sent_at > self.limits.lease_ttl_s / 3:
+                    # So slow a server has kept the others from renewing too.
+                    self._reap_after = now + self.limits.lease_ttl_s
+                self.answer_due_at = now + ANSWER_MAX_S if self._in_flight else float("inf")
+                self._act(answered, replies, now)
+                if not self._in_flight or not self._publisher.more():
+                    return
+        except DISCONNECTED as error:
+            self.lost(now, error)
+
+    def _act(self, answered: list[_Call], replies: list[Any], now: float) -> None:
+        for call, reply in zip(answered, replies, strict=True):
+            if isinstance(reply, ResponseError):
+                self._refused(call, reply)
+            else:
+                call.handle(reply, now)
+
+    def _losses(self, lane: Lane) -> str:
+        return lane.policy.for_losses(self.limits.max_deliveries)
+
+    @property
+    def _lease_us(self) -> int:
+        return int(self.limits.lease_ttl_s * US_PER_S)
+
+    def _say(
+        self,
+        lane: Lane,
+        name: str,
+        *arguments: Arg,
+        handle: Handle = _ignore,
+        refused: Callable[[], None] = _nothing,
+        again: bool = False,
+    ) -> None:
+        command = script(name).call(keys.queue_keys(lane.queue), lane.queue, *arguments)
+        self._outbox.append(_Call(command, handle, refused, again))
+
+    @staticmethod
+    def _refused(call: _Call, error: ResponseError) -> None:
+        # A script errs before its first write, so that nothing is half done. What the call was
+        # about is held no longer: its lease runs out, and it is run again.
+        TRAFFIC.errors += 1
+        logger.error("Redis refused a call: %s", error)
+        call.refused()

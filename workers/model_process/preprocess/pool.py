@@ -1,0 +1,256 @@
+"""`preprocess` by several threads or processes, seen from the model process.
+
+Processes are spawned before the handler is initialised, never forked, and are part of the model
+process: when one of them dies the model process ends too, and its worker runs each item of the
+batch alone next, as after any crash.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Final
+
+from headrace import logs
+from headrace.errors import ConfigError, HandlerError, InputError
+from workers.model_process.batch_state import Input
+from workers.model_process.context import TRACES
+from workers.model_process.executor import Runner
+from workers.model_process.outcomes import Told
+from workers.model_process.progress import Row
+from workers.model_process.protocol.frames import FrameSocket
+from workers.threads import SOFTWARE_ERROR_STATUS
+
+logger = logging.getLogger("headrace.model")
+
+Prepare = Callable[[list[Input]], Any]
+#: A file descriptor comes with one byte.
+_BYTE: Final = 1
+
+
+class LoadFailed(Exception):
+    """A preprocess process could not be loaded; the text is its traceback."""
+
+
+class PreprocessDied(Exception):
+    """A preprocess process is gone."""
+
+
+@dataclass(slots=True)
+class PrepProcess:
+    """One preprocess process.
+
+    Attributes:
+        slabs: descriptors of its shared memory, by number.
+        free: the numbers of those that nobody reads.
+        tell: takes rows of what the handler says there of its progress.
+    """
+
+    process: subprocess.Popen[bytes]
+    frames: FrameSocket
+    files: socket.socket
+    slabs: list[int] = field(default_factory=list)
+    free: list[int] = field(default_factory=list)
+    tell: Callable[[Sequence[Row]], None] | None = None
+    _received: list[list[Any]] = field(default_factory=list)
+
+    @classmethod
+    def spawn(cls, config: dict[str, Any], stacks: int) -> PrepProcess:
+        """Start one; it loads meanwhile. From the main thread, since it dies with its starter.
+
+        Args:
+            config: the init frame.
+            stacks: the descriptor that it writes its threads' stacks to.
+        """
+        ours, theirs = socket.socketpair()
+        files, their_files = socket.socketpair()
+        with theirs, their_files:
+            passed = (theirs.fileno(), their_files.fileno(), stacks)
+            arguments = [*map(str, passed), str(os.getpid())]
+            process = subprocess.Popen(
+                [sys.executable, "-m", "workers.model_process.preprocess", *arguments],
+                pass_fds=passed,
+                # Its arithmetic has one thread: there are as many processes as the user wants.
+                env={**os.environ, "CUDA_VISIBLE_DEVICES": "", **dict.fromkeys(_THREADS, "1")},
+                stdin=subprocess.DEVNULL,
+            )
+        frames = FrameSocket(ours)
+        with contextlib.suppress(OSError):  # died at once: EOF tells
+            frames.send(["init", config])
+        return cls(process, frames, files)
+
+    def ready(self) -> None:
+        """Wait until it is loaded.
+
+        Raises:
+            LoadFailed: it cannot be loaded.
+        """
+        # It brings numpy, for which a model without such processes does not wait at its start.
+        importlib.import_module("workers.model_process.preprocess.shared_memory")
+
+        try:
+            kind, *rest = self._receive()
+        except PreprocessDied as error:
+            raise LoadFailed(f"{error} while it was loading") from None
+        if kind == "failed":
+            raise LoadFailed(rest[0])
+
+    def prepare(self, inputs: list[Input]) -> Any:
+        """The handler's `preprocess` there.
+
+        Raises:
+            Told: it raised; the outcome is its error.
+            PreprocessDied: the process is gone.
+        """
+        from workers.model_process.preprocess.shared_memory import unpack
+
+        number = self.free.pop() if self.free else len(self.slabs)
+        try:
+            self.frames.send(
+                ["prepare", number, inputs, dict(logs.CONCERN.get() or {}), TRACES.get()]
+            )
+        except OverflowError as error:
+            self._give(number)
+            raise InputError(f"a number in the input has more than 64 bits: {error}") from None
+        except UnicodeEncodeError as error:
+            self._give(number)
+            raise InputError(f"text in the input is no Unicode: {error}") from None
+        except OSError:  # it is gone: EOF tells
+            logger.warning("a preprocess process does not read")
+        kind, first, last = self._receive()
+        if kind == "raised":
+            if number < last:
+                self._take(number)
+            self._give(number)
+            raise Told(first)
+        self._take(number)
+        return unpack(last, self.slabs[number], first, lambda: self._give(number))
+
+    def _give(self, number: int) -> None:
+        if number < len(self.slabs):
+            self.free.append(number)
+
+    def _take(self, number: int) -> None:
+        if number == len(self.slabs):
+            _, received, _, _ = socket.recv_fds(self.files, _BYTE, 1)
+            self.slabs.append(received[0])
+
+    def _receive(self) -> list[Any]:
+        while True:
+            while self._received:
+                frame = self._received.pop(0)
+                if frame[0] != "progress":
+                    return frame
+                if self.tell is not None:
+                    self.tell(frame[1])
+            try:
+                self._received = self.frames.receive()
+            except (EOFError, OSError):
+                status = self.process.wait()
+                raise PreprocessDied(f"a preprocess process ended with {status}") from None
+
+
+_THREADS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+class PrepPool:
+    """Runs `preprocess` of one batch by several workers, each with a share of the items.
+
+    Args:
+        workers: what each of them does with its share.
+        per_item: the handler says that it may see the items of a batch in parts.
+    """
+
+    def __init__(self, workers: Sequence[Prepare], *, per_item: bool) -> None:
+        self._workers = workers
+        self._per_item = per_item
+        self._turn = 0
+        self._executors = [ThreadPoolExecutor(1, f"preprocess-{n}") for n in range(len(workers))]
+
+    def prepare(self, inputs: list[Input]) -> Any:
+        """What `preprocess` gives for all of them, in order.
+
+        Raises:
+            Exception: what it raised in one of the shares; the others are awaited first.
+        """
+        shares = self._shares(inputs)
+        futures = []
+        for share in shares:
+            number = self._turn = (self._turn + 1) % len(self._workers)
+            # What the handler logs, and says of its progress, concerns the batch of this thread.
+            run = copy_context().run
+            futures.append(self._executors[number].submit(run, self._workers[number], share))
+        errors = [future.exception() for future in futures]
+        for error in errors:
+            if isinstance(error, PreprocessDied):
+                # As if it had happened in this very process; the worker tells whose fault it was.
+                logger.critical("%s; the model process ends with it", error)
+                os._exit(SOFTWARE_ERROR_STATUS)
+            if error is not None:
+                raise error
+        return _joined([future.result() for future in futures], shares)
+
+    def _shares(self, inputs: list[Input]) -> list[list[Input]]:
+        count = min(len(self._workers), len(inputs)) if self._per_item else 1
+        bounds = [len(inputs) * n // count for n in range(count + 1)]
+        return [inputs[low:high] for low, high in pairwise(bounds)]
+
+
+def _joined(parts: list[Any], shares: list[list[Input]]) -> Any:
+    if len(parts) == 1:
+        return parts[0]
+    whole = _one_array(parts)
+    if whole is not None:
+        return whole
+    joined: list[Any] = []
+    for part, share in zip(parts, shares, strict=True):
+        items = list(part)
+        if len(items) != len(share):
+            raise HandlerError(f"preprocess returned {len(items)} values for {len(share)} inputs")
+        joined += items
+    return joined
+
+
+def _one_array(parts: list[Any]) -> Any:
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and all(isinstance(part, numpy.ndarray) for part in parts):
+        return numpy.concatenate(parts)
+    torch = sys.modules.get("torch")
+    if torch is not None and all(isinstance(part, torch.Tensor) for part in parts):
+        return torch.cat(parts)
+    return None
+
+
+def install(runner: Runner, processes: list[PrepProcess], threads: int) -> None:
+    """Let a runner's `preprocess` be done by these processes, or by so many threads.
+
+    Raises:
+        ConfigError: the handler does not allow it.
+        LoadFailed: a process cannot be loaded.
+    """
+    handler, workers = runner.handler, len(processes) or threads
+    if workers < 2 and not processes:
+        return
+    if not getattr(handler, "overlap", False):
+        key = "preprocess_processes" if processes else "preprocess_threads"
+        raise ConfigError(
+            f"{key} is {workers}, but the handler {type(handler).__name__} runs its verbs in turn",
+            hint="if it keeps nothing on itself between its verbs, say so: overlap = True",
+        )
+    for process in processes:
+        process.tell = lambda rows: runner.teller.forward(rows) if runner.teller else None
+        process.ready()
+    prepare: list[Prepare] = [process.prepare for process in processes]
+    per_item = bool(getattr(handler, "preprocess_per_item", False))
+    pool = PrepPool(prepare or [runner.own_preprocess] * threads, per_item=per_item)
+    runner.preprocess = pool.prepare

@@ -1,0 +1,85 @@
+"""What model processes and their preprocess processes do alike when they start."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+from handlers import loading
+from handlers.loading import load_handler
+from headrace.errors import ConfigError
+from headrace.handler import Context, Handler
+from workers.model_process.outcomes import said
+
+PR_SET_PDEATHSIG: Final = 1
+
+
+def handler_of(config: dict[str, Any]) -> Handler:
+    """The handler that the init frame names, not yet initialised.
+
+    Raises:
+        Exception: whatever its import or its constructor raises.
+    """
+    loaded = load_handler(config["handler"], Path(config["model_dir"]))
+    return loaded() if isinstance(loaded, type) else loaded
+
+
+def context_of(config: dict[str, Any], kind: type[Context]) -> Context:
+    """The context that the init frame describes."""
+    return kind(
+        model_name=config["model"],
+        version=config["version"],
+        device=config["device"],
+        model_dir=Path(config["model_dir"]),
+        weights=Path(config["weights"]) if config["weights"] else None,
+        options=config["options"],
+        channels_last=config["channels_last"],
+        max_batch_size=config["max_batch_size"],
+        allowed_batch_sizes=config["allowed_batch_sizes"],
+    )
+
+
+def die_with_parent(parent: int) -> None:
+    """Let the kernel kill this process when the thread that started it ends (Linux).
+
+    Args:
+        parent: the process that started it; 0 if that is not known.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    # It may have died before the line above.
+    if parent and os.getppid() != parent:
+        os._exit(0)
+
+
+def why_not_loaded(error: BaseException) -> str:
+    """A failed load in words for the handler's author.
+
+    The frames are those of the author's own code: how Headrace and the import machinery came there
+    is of no help. An error of ours ends with its message and what to do.
+    """
+    own = (error.__cause__ if isinstance(error, ConfigError) else None) or error
+    frames = _their_frames(own.__traceback__)
+    lines: list[str] = []
+    if frames is not None or own is not error:
+        lines.append("".join(traceback.format_exception(own.with_traceback(frames))))
+    if isinstance(error, ConfigError):
+        lines.append("; ".join(filter(None, (error.message, error.hint))) + "\n")
+    return said("\n".join(lines))
+
+
+def _their_frames(frames: TracebackType | None) -> TracebackType | None:
+    ours = str(Path(__file__).parent), str(Path(loading.__file__)), "<frozen importlib"
+    importlib_folder = str(Path(importlib.__file__).parent)
+    while frames is not None:
+        if not frames.tb_frame.f_code.co_filename.startswith((*ours, importlib_folder)):
+            return frames
+        frames = frames.tb_next
+    return None

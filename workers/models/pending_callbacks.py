@@ -1,0 +1,110 @@
+"""The ends of one lane's jobs that others wait for: to be told before the job is settled.
+
+A mailbox between the lane and the ledger, which fill it, and the consumer, which hands what is in
+it to the herald's thread. All of it lives on the consumer's thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from headrace.canvas import read_canvas
+from workers.jobs.leased_job import Item, Settlement
+
+#: No more is claimed while so many jobs wait to be told of.
+TELLING_MAX: Final = 256
+#: How many ends that scripts have left are taken over at once.
+UNTOLD_MAX: Final = 100
+
+
+class Told(NamedTuple):
+    """A job that has ended, with what follows it, and the settlement that is to say so."""
+
+    item: Item
+    settlement: Settlement
+
+
+class Untold(NamedTuple):
+    """An end that a script has left to be told.
+
+    Attributes:
+        queue: where the job was.
+        name: the entry's name there.
+        entry: as leave_untold in _end.lua has written it.
+    """
+
+    queue: str
+    name: bytes
+    entry: bytes
+
+
+@dataclass(slots=True)
+class Sequels:
+    """What one lane has under way.
+
+    Attributes:
+        linked: jobs that this worker holds and that something follows, by token.
+        ends: of these, those whose end is known and is to be told.
+        telling: of these, those that the herald has not told yet.
+        untold: ends that scripts have left.
+        untold_waiting: how many of them the herald has.
+    """
+
+    linked: dict[str, Item] = field(default_factory=dict)
+    ends: list[Told] = field(default_factory=list)
+    telling: dict[str, Item] = field(default_factory=dict)
+    untold: list[Untold] = field(default_factory=list)
+    untold_waiting: int = 0
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there is something for the herald."""
+        return bool(self.ends or self.untold)
+
+    @property
+    def full(self) -> bool:
+        """Whether the herald is so far behind that nothing is to be claimed."""
+        return len(self.telling) >= TELLING_MAX
+
+    @property
+    def untold_room(self) -> int:
+        """How many ends that scripts have left may be asked for."""
+        return 0 if self.untold_waiting else UNTOLD_MAX
+
+    def link(self, item: Item, raw: bytes) -> bool:
+        """Note what follows a job that was claimed with this message; whether anything does."""
+        item.canvas = read_canvas(raw)
+        if item.canvas is not None:
+            self.linked[item.token] = item
+        return item.canvas is not None
+
+    def note(self, items: Iterable[Item], outcomes: Iterable[Any]) -> None:
+        """Keep the results for those that follow."""
+        for item, outcome in zip(items, outcomes, strict=True):
+            if item.canvas is not None and not item.dropped and outcome[0]:
+                item.result = outcome[1]
+
+    def sift(self, settlements: Iterable[Settlement]) -> list[Settlement]:
+        """Keep back what is to be told first; the settlements that can be said at once."""
+        free = []
+        for settlement in settlements:
+            item = None if settlement.retried else self.linked.pop(settlement.token, None)
+            if item is None:
+                free.append(settlement)
+            else:
+                self.telling[settlement.token] = item
+                self.ends.append(Told(item, settlement))
+        return free
+
+    def left(self, queue: str, pairs: Iterable[bytes]) -> None:
+        """Take over what a sweep has found: names, each with its entry."""
+        each = iter(pairs)
+        found = [Untold(queue, name, entry) for name, entry in zip(each, each, strict=False)]
+        self.untold += found
+        self.untold_waiting += len(found)
+
+    def told(self, item: Item) -> None:
+        """What follows the item knows of its end."""
+        self.telling.pop(item.token, None)

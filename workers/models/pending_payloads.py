@@ -1,0 +1,102 @@
+"""The payloads of one lane on their way: to be fetched, to be stored, to be looked at at the end.
+
+A mailbox between the lane and the ledger, which fill it, and the consumer, which hands what is in
+it to the porter's threads. All of it lives on the consumer's thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from headrace.messages import Source
+from headrace.store.base import Entry
+from workers.batching.batcher import STEP_PLACE
+from workers.jobs.leased_job import Item, Settlement
+
+#: A stock client's results stay in its Celery result, as Celery users expect, up to this size.
+STOCK_RESULT_MAX_BYTES: Final = 16 * 1024 * 1024
+
+
+class Load(NamedTuple):
+    """One result to be stored, and the settlement that names it.
+
+    Attributes:
+        result: as the model process wrote it: JSON text.
+        kind: its content type, where it is not JSON.
+    """
+
+    item: Item
+    settlement: Settlement
+    entry: Entry
+    result: bytes
+    kind: str
+
+
+@dataclass(slots=True)
+class Cargo:
+    """What one lane has under way.
+
+    Attributes:
+        store: the store that new results go to; "" keeps every result in its message.
+        inline_limit_bytes: results of the API's jobs that are longer are stored.
+        fetches: items whose input is to be fetched.
+        loads: results that are to be stored.
+        ended: payloads whose job has ended, or was put off: to be looked at.
+        moving: how many items are being fetched for or stored, and are in no batch.
+    """
+
+    store: str = ""
+    inline_limit_bytes: int = STOCK_RESULT_MAX_BYTES
+    fetches: list[Item] = field(default_factory=list)
+    loads: list[Load] = field(default_factory=list)
+    ended: list[Entry] = field(default_factory=list)
+    moving: dict[str, Item] = field(default_factory=dict)
+    _entries: dict[str, list[Entry]] = field(default_factory=dict)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there is something for the porter."""
+        return bool(self.fetches or self.loads or self.ended)
+
+    def fetch(self, item: Item, model: str, source: Source) -> None:
+        """The item's input lies elsewhere."""
+        if source.ref:
+            self._note(item.token, Entry(source.ref, item.id, model, "i"))
+        self.moving[item.token] = item
+        self.fetches.append(item)
+
+    def keeps(self, item: Item, result: bytes) -> bool:
+        """Whether a result is too long for its Celery result."""
+        message = item.message
+        if not self.store or message is None or message.ignore_result:
+            return False
+        limit = self.inline_limit_bytes if message.ours else STOCK_RESULT_MAX_BYTES
+        return len(result) > limit
+
+    def load(self, load: Load) -> None:
+        """A result is to be stored before its job is settled."""
+        self._note(load.item.token, load.entry)
+        self.moving[load.item.token] = load.item
+        self.loads.append(load)
+
+    def leaves(self, rooms: list[int]) -> list[int]:
+        """What is left of the room for each step when all that is under way has come."""
+        left = list(rooms)
+        for item in self.moving.values():
+            for place in range(STEP_PLACE[item.step], len(left)):
+                left[place] = max(0, left[place] - 1)
+        return left
+
+    def moved(self, item: Item) -> None:
+        """The item's input is here, or its result is there, or neither will be."""
+        self.moving.pop(item.token, None)
+
+    def settled(self, claims: Iterable[Item | Settlement]) -> None:
+        """These claims are over; whether their payloads are still needed, the record says."""
+        for claim in claims if self._entries else ():
+            self.ended += self._entries.pop(claim.token, ())
+
+    def _note(self, token: str, entry: Entry) -> None:
+        self._entries.setdefault(token, []).append(entry)

@@ -1,0 +1,78 @@
+"""What a model process gave for a batch, as settlements. Knows no Redis and no process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from headrace.errors import JobCancelled
+from headrace.jobs import batch_text
+from headrace.store.base import new_entry
+from workers.jobs.leased_job import (
+    Batch,
+    Item,
+    Settlement,
+    date_done,
+    failed,
+    since_claim,
+    since_submit,
+    stages,
+    stored,
+    succeeded,
+)
+from workers.jobs.retries import RetryPolicy
+from workers.models.pending_payloads import Cargo, Load
+
+UNKNOWN: Final = -1.0
+
+
+def settlements(
+    batch: Batch,
+    outcomes: Sequence[Any],
+    times: Sequence[float],
+    padding: int,
+    cargo: Cargo,
+    policy: RetryPolicy,
+    model: str,
+) -> list[Settlement]:
+    """How the jobs of a batch end; what is too long for that is left as cargo.
+
+    Args:
+        batch: the jobs.
+        outcomes: one per job, as of `workers.model_process.outcomes`.
+        times: of the three stages, in ms.
+        padding: how many inputs were added to reach an allowed size.
+        cargo: where long results are left.
+        policy: when jobs that have failed are tried again.
+        model: its name.
+    """
+    told, done, shared = batch_text(len(batch.items), padding), date_done(), stages(times)
+    inline_max, settled = cargo.inline_limit_bytes, []
+    claimed_at, rest = UNKNOWN, ""
+    for item, outcome in zip(batch.items, outcomes, strict=True):
+        if item.claimed_at != claimed_at:
+            claimed_at, rest = item.claimed_at, since_claim(item, shared)
+        took = since_submit(item) + rest
+        if item.dropped:
+            settled.append(discarded(item, told, took))
+        elif not outcome[0]:
+            _, code, message, retryable, traceback = outcome
+            settlement = failed(
+                item, code, message, retryable=retryable, traceback=traceback,
+                batch=told, timings=took, retries=policy,
+            )  # fmt: skip
+            settled.append(settlement)
+        elif len(outcome[1]) > inline_max and cargo.keeps(item, outcome[1]):
+            entry = new_entry(cargo.store, item.id, model, "r")
+            _, result, kind = outcome
+            settlement = stored(item, entry.ref, result, kind, told, took, done)
+            cargo.load(Load(item, settlement, entry, result, kind))
+        else:
+            settled.append(succeeded(item, outcome[1], outcome[2], told, took, done))
+    return settled
+
+
+def discarded(item: Item, batch: int | str, took: str) -> Settlement:
+    """What a job ends with that was handed over and that nobody wants any more from here."""
+    # Not as `cancelled`, which takes the attempt back. Redis knows of the cancel.
+    return failed(item, JobCancelled.code, "the job was cancelled", batch=batch, timings=took)

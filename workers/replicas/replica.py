@@ -1,0 +1,365 @@
+"""One model process seen from its worker: start it, hand it a batch, see it end, kill it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import psutil
+
+from workers.jobs.leased_job import NEVER, Batch, Item
+from workers.model_process.protocol.frames import FrameSocket
+from workers.model_process.protocol.phases import STARTING, TRACE_SIGNAL, Phase
+from workers.replicas.orphan_guard import LIFE, MARK, end_marked
+from workers.replicas.stack_dump import LOOK_S, TELL_S, Stacks
+
+logger = logging.getLogger(__name__)
+
+RESTART_MIN_S: Final = 0.5
+RESTART_MAX_S: Final = 60.0
+STOP_S: Final = 5.0
+#: How long a process may leave a frame unread, in whole seconds.
+SEND_S: Final = 2
+MIB: Final = 1024 * 1024
+
+
+@dataclass(slots=True)
+class Replica:
+    """One model process of one model.
+
+    Args:
+        init: the first frame: what the process needs to load the handler.
+        environ: its environment.
+        load_timeout_s: how long it may load and warm up.
+
+    Attributes:
+        staged: the batch that was handed over behind the one that runs.
+        began: the process said that it works at the staged one too.
+        yielding: it was told to give the staged one back, if `inference` has not begun.
+        overlap: its handler works at two batches at once.
+        due_at: when something is to be done about it, though it says nothing: its load has taken
+            too long, or its stop.
+        jobs: how many jobs it has run in this life.
+        fits: as the process said when it was ready: 0, or the size that its memory has room for.
+        helpers: pids of processes that belong to it.
+        successor: the replica that takes its place when it is recycled.
+        recycling: why this life is to end in order; empty while it is not.
+        asked: its load or its batch took too long, so that it was asked where it stands; nothing
+            that it says after that counts, since the signal itself may have woken it.
+        outgrown: it took more memory than it may before it had run anything.
+        leaving: it has lost its device and ends by itself; what it was given since it said so was
+            not begun.
+    """
+
+    init: dict[str, Any]
+    environ: dict[str, str]
+    load_timeout_s: float = NEVER
+    state: Phase = Phase.RESTARTING
+    error: str = ""
+    since: float = field(default_factory=time.time)
+    frames: FrameSocket | None = None
+    process: subprocess.Popen[bytes] | None = None
+    batch: Batch | None = None
+    staged: Batch | None = None
+    began: bool = False
+    yielding: bool = False
+    overlap: bool = False
+    restart_at: float = 0.0
+    due_at: float = NEVER
+    jobs: int = 0
+    fits: int = 0
+    helpers: list[int] = field(default_factory=list)
+    successor: Replica | None = None
+    recycling: str = ""
+    outgrown: bool = False
+    asked: bool = False
+    leaving: bool = False
+    _to_ask: list[int] = field(default_factory=list)
+    _failures: int = 0
+    _life: str = ""
+    _stacks: Stacks | None = None
+
+    @property
+    def loaded(self) -> bool:
+        """Whether its handler is loaded and it has not been told to stop."""
+        return self.state in (Phase.READY, Phase.DRAINING)
+
+    @property
+    def idle(self) -> bool:
+        """Ready and without a batch."""
+        return self.state is Phase.READY and self.batch is None
+
+    def start(self, now: float, mark: str) -> FrameSocket:
+        """Spawn the process, from a thread that lives as long as the worker.
+
+        The kernel kills the process when the thread that started it ends.
+
+        Args:
+            now: the time.
+            mark: what the guard knows this worker's processes by.
+        """
+        ours, theirs = socket.socketpair()
+        # A process that reads nothing (stopped, say) must not stop the worker with it; the
+        # batch's timeout then ends the process.
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", SEND_S, 0))
+        self._stacks = Stacks()
+        self._life = f"{mark}:{secrets.token_hex(8)}"
+        with theirs:
+            passed = (theirs.fileno(), self._stacks.fileno())
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "workers.model_process", *map(str, passed)],
+                pass_fds=passed,
+                env={**self.environ, MARK: mark, LIFE: self._life},
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        self.frames = FrameSocket(ours)
+        self._set(Phase.LOADING)
+        self.due_at = now + self.load_timeout_s
+        self.jobs, self.fits, self.helpers = 0, 0, []
+        self.recycling, self.outgrown, self.asked = "", False, False
+        self.leaving = False
+        with contextlib.suppress(OSError):  # died at once: EOF on the socket tells
+            self.frames.send(["init", self.init])
+        return self.frames
+
+    @property
+    def takes_second(self) -> bool:
+        """Whether it takes a batch behind the one that runs.
+
+        What was lost with a batch runs alone in the process, so that nobody else is to blame.
+        """
+        running = self.batch
+        return (
+            self.state is Phase.READY
+            and self.overlap
+            and self.staged is None
+            and running is not None
+            and running.reason != "alone"
+        )
+
+    def run(self, batch: Batch) -> None:
+        """Hand over a batch; a process that is gone is seen as EOF, with the batch on its name.
+
+        Where one runs already, this one is staged.
+        """
+        if self.batch is None:
+            self.batch = batch
+        else:
+            self.staged, self.began, self.yielding = batch, False, False
+        if self.frames is None:
+            raise RuntimeError("a batch was given to a model process that was not started")
+        with contextlib.suppress(OSError):
+            rows: list[tuple[Any, ...]] = [
+                (item.id, item.input, item.kind) if item.kind else (item.id, item.input)
+                for item in batch.items
+            ]
+            if batch is self.staged:
+                # It may expire before it begins, which only the process can see.
+                rows = [
+                    row
+                    if item.expires_at == NEVER
+                    else (item.id, item.input, item.kind, item.expires_at)
+                    for row, item in zip(rows, batch.items, strict=True)
+                ]
+            traces = batch.traces if batch.traced else None
+            told = [[traces, batch.span]] if traces else []
+            self.frames.send(["batch", batch.seq, rows, *told])
+
+    def take_back(self) -> None:
+        """Ask for the staged batch, as another model is to have the device first."""
+        if self.staged is not None and self.frames is not None and not self.yielding:
+            self.yielding = True
+            with contextlib.suppress(OSError):
+                self.frames.send(["yield", self.staged.seq])
+
+    def drop(self, item: Item) -> None:
+        """Tell the process that an item of a batch which it was given is not wanted any more."""
+        for batch in (self.batch, self.staged):
+            if batch is not None and item in batch.items and self.frames is not None:
+                with contextlib.suppress(OSError):
+                    self.frames.send(["drop", batch.seq, [batch.items.index(item)]])
+
+    def finished(self, seq: int, now: float) -> Batch | None:
+        """The process has answered for a batch; one that is staged is now the one that runs.
+
+        Returns:
+            The batch; None if it is none that it should have.
+        """
+        batch, staged = self.batch, self.staged
+        if batch is not None and batch.seq == seq:
+            self.batch, self.staged = staged, None
+            if staged is not None:
+                staged.runs_from(now)
+            return batch
+        if staged is not None and staged.seq == seq:
+            self.staged = None
+            return staged
+        return None
+
+    def suspects(self) -> tuple[list[Batch], list[Batch]]:
+        """Take the batches out: those that the process worked at, and those it had not begun."""
+        begun = [self.batch] if self.batch is not None else []
+        untouched: list[Batch] = []
+        if self.staged is not None:
+            (begun if self.began else untouched).append(self.staged)
+        if self.leaving:
+            begun, untouched = [], [*begun, *untouched]
+        self.batch = self.staged = None
+        return begun, untouched
+
+    def entered(self, phase: Phase) -> None:
+        """The process said that this phase of its life has begun."""
+        self._set(phase)
+
+    def ready(self, info: dict[str, Any]) -> None:
+        """The process said that its handler is loaded and has run."""
+        self._set(Phase.READY)
+        self.error = ""
+        self.due_at = NEVER
+        self.fits, self.helpers = info["fits"], info["helpers"]
+        self.overlap = info["overlap"]
+
+    def load_failed(self, traceback: str) -> None:
+        """The process said that its handler cannot be loaded; it ends by itself."""
+        self.error = traceback
+
+    def overdue(self, now: float) -> bool:
+        """See to a load or a stop that takes too long.
+
+        Returns:
+            Whether the process is to be given up now.
+        """
+        if now < self.due_at:
+            return False
+        if self.state not in STARTING:
+            return True
+        limit = f"the load took longer than load_timeout_s, {self.load_timeout_s:g} s"
+        if not self.asked and self.process is not None:
+            self.asked = True
+            self.error = f"{limit}; the process was killed"
+            self.due_at = now + TELL_S
+            self.process.send_signal(TRACE_SIGNAL)
+            return False
+        trace = self.trace()
+        self.error = f"{limit}, and was here:\n{trace}" if trace else self.error
+        return True
+
+    def hangs(self, batch: Batch, now: float) -> bool:
+        """See to a batch that takes too long: the process, and what prepares for it, tell where.
+
+        Returns:
+            Whether the process is to be given up now; else the batch's deadline is a little later.
+        """
+        if self._stacks is None or self.process is None:
+            return True
+        if not self.asked:
+            self.asked = True
+            self._to_ask = [self.process.pid, *self.helpers]
+            self._stacks.asked(now)
+        elif not self._stacks.answered(now):
+            batch.deadline = now + LOOK_S
+            return False
+        if self._stacks.over(now) or not self._ask_next(self._stacks):
+            return True
+        batch.deadline = now + LOOK_S
+        return False
+
+    def _ask_next(self, stacks: Stacks) -> bool:
+        # One after the other: they write a line in several pieces, and into one file.
+        while self._to_ask:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._to_ask.pop(0), TRACE_SIGNAL)
+                stacks.asked_another()
+                return True
+        return False
+
+    def trace(self) -> str:
+        """What the process' C code has written of its threads' stacks, at a crash or when asked."""
+        return self._stacks.text() if self._stacks is not None else ""
+
+    def memory_mib(self) -> float:
+        """The resident memory of the process and of what belongs to it."""
+        pids = [self.process.pid, *self.helpers] if self.process is not None else []
+        total = 0
+        for pid in pids:
+            with contextlib.suppress(psutil.Error):
+                total += psutil.Process(pid).memory_info().rss
+        return total / MIB
+
+    def drain(self) -> None:
+        """Hand over nothing more: what runs ends, then the process is told to stop."""
+        self._set(Phase.DRAINING)
+
+    def leaves(self, now: float) -> None:
+        """The process said that its device is lost and that it ends: nothing more for it."""
+        self.leaving = True
+        self._set(Phase.DRAINING)
+        self.due_at = now + STOP_S
+
+    def retire(self, now: float) -> None:
+        """Tell the process, which runs nothing, to stop; its end is seen as EOF."""
+        self._set(Phase.STOPPED)
+        self.due_at = now + STOP_S
+        if self.frames is not None:
+            with contextlib.suppress(OSError):
+                self.frames.send(["stop"])
+
+    def ended(self, now: float) -> None:
+        """The process is gone: clean up, and say when to start it again (`restart_at`)."""
+        self.kill()
+        self.due_at = NEVER
+        if self.recycling and self.state is Phase.STOPPED:
+            self.restart_at = now
+            self._set(Phase.RESTARTING)
+            return
+        if self.loaded:
+            # How often a loaded one may be lost is for the lane to say.
+            self._failures = 0
+            self.restart_at = now
+            self._set(Phase.RESTARTING)
+            return
+        delay = 0.0 if not self._failures and not self.error else RESTART_MIN_S * 2**self._failures
+        self._failures = min(self._failures + 1, 10)
+        self.restart_at = now + min(delay, RESTART_MAX_S)
+        self._set(Phase.FAILED if self.error else Phase.RESTARTING)
+
+    def kill(self) -> None:
+        """End the process and all that it started, now."""
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+            self.process = None
+            if self.state is not Phase.STOPPED:
+                # What left the group goes too; after an orderly end there is nothing to look for.
+                end_marked(LIFE, self._life)
+        if self.frames is not None:
+            self.frames.close()
+            self.frames = None
+        if self._stacks is not None:
+            self._stacks.close()
+            self._stacks = None
+
+    def stop(self) -> None:
+        """End the process in order, if it has been told to: it frees the device and exits."""
+        if self.process is not None and self.state is Phase.STOPPED:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(STOP_S)
+        self.kill()
+        self._set(Phase.STOPPED)
+
+    def _set(self, state: Phase) -> None:
+        if state is not self.state:
+            self.state = state
+            self.since = time.time()

@@ -1,0 +1,105 @@
+"""When a second batch goes to a model process behind the one that runs.
+
+Only where the handler works at both, so that the device need not wait for `preprocess`. As late as
+that allows, for a batch that is handed over takes in nobody any more: when the
+running one is expected to end within the time that preparing it takes, or, where no other model
+shares the device, when it is full. A batch of offline jobs alone would stand before an online job
+that comes meanwhile, so that it is handed over as late as can be, and only where no online job has
+come for a while.
+
+Where another model then comes to wait for the device, and is next, the staged batch is asked back:
+it is given back if its `inference` has not begun, and is the next of its own model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from workers.jobs.leased_job import NEVER, Batch, Settlement
+from workers.models.served_model import Lane
+from workers.replicas.replica import Replica
+
+#: Where no online job came for so many seconds, none is expected in the next moment.
+QUIET_S: Final = 10.0
+
+
+def takes_second(lane: Lane, lanes: Iterable[Lane], now: float) -> Replica | None:
+    """The process of the lane that is to get a second batch now, if one is.
+
+    Args:
+        lane: the model.
+        lanes: all models of the worker; where another one waits for the device, it is next.
+        now: the time.
+    """
+    waiting = len(lane.batcher)
+    if not waiting or lane.idle or lane.batcher.alone:
+        return None
+    replica = _behind(lane)
+    if replica is None:
+        return None
+    others = [other for other in lanes if other is not lane and other.device == lane.device]
+    online = lane.batcher.online
+    full = online and not others and waiting >= lane.batcher.policy.max_batch_size
+    if not full and ends_in_s(lane, now) > lead_s(lane):
+        return None
+    if not online and not all(_quiet(one, now) for one in (lane, *others)):
+        return None
+    wanted = any(other.wants_turn and other.batcher.online for other in others)
+    return None if wanted else replica
+
+
+def _quiet(lane: Lane, now: float) -> bool:
+    """Whether no online job has come of late, or is known to come."""
+    known = lane.backlog.online or lane.backlog.awaited
+    return not known and now - lane.batcher.online_at > QUIET_S
+
+
+def ends_in_s(lane: Lane, now: float) -> float:
+    """When the first of the running batches is expected to end, by the batches before."""
+    usual_s = lane.batcher.fit.usual_s or float("inf")
+    running = [replica.batch.started_at for replica in lane.replicas if replica.batch is not None]
+    return min((started + usual_s - now for started in running), default=0.0)
+
+
+def gave_way(lane: Lane, batch: Batch) -> list[Settlement]:
+    """Let the items of a batch that was given back wait again, in front.
+
+    Returns:
+        The ends of those that were cancelled meanwhile.
+    """
+    ended, waiting = [], []
+    for item in batch.items:
+        item.dispatched_at = 0.0
+        if item.dropped == "cancelled":
+            ended.append(lane.cancel(item))
+        elif item.dropped:
+            lane.forget([item])
+        elif item.expires_at == NEVER or not lane.deadlines.hopeless(item, lane.replicas):
+            waiting.append(item)
+    lane.batcher.put_back(waiting)
+    return ended
+
+
+def lead_s(lane: Lane) -> float:
+    """How long it takes to prepare what waits."""
+    size = min(len(lane.batcher), lane.batcher.policy.max_batch_size)
+    return lane.prepare_s * size
+
+
+def stage_at(lane: Lane, now: float) -> float | None:
+    """When what waits is to be staged at the latest; None if that is not known, or is over."""
+    if not len(lane.batcher) or _behind(lane) is None:
+        return None
+    in_s = ends_in_s(lane, now) - lead_s(lane)
+    return now + in_s if 0 < in_s < float("inf") else None
+
+
+def _behind(lane: Lane) -> Replica | None:
+    """The process that takes a second batch and has begun its first one first."""
+    ready = [replica for replica in lane.replicas if replica.takes_second]
+    return min(ready, key=_started_at, default=None)
+
+
+def _started_at(replica: Replica) -> float:
+    return replica.batch.started_at if replica.batch is not None else 0.0

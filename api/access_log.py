@@ -22,13 +22,13 @@ import msgspec
 
 from api.asgi import CALLER, SEEN, Message, Receive, Request, Scope, Send
 from api.spans import ApiSpans
-from headrace import logs
-from headrace.access import EVERYBODY
-from headrace.job_json import JOBS_PATH
-from headrace.log_lines import plain, shown
-from headrace.redaction import Redaction
-from headrace.settings import Settings
-from headrace.trace import Trace, trace_in
+from headrace.access.api_key import EVERYBODY
+from headrace.config.settings import Settings
+from headrace.jobs.serialization import JOBS_PATH
+from headrace.jobs.trace_context import Trace, trace_in
+from headrace.observability import logs
+from headrace.observability.log_format import plain, shown
+from headrace.observability.redaction import Redaction
 
 REQUEST_ID: Final = b"x-request-id"
 LOGGER: Final = "access"

@@ -18,8 +18,8 @@ from api.replies import ANSWERED, answer_errors
 from api.routes import documentation, health, letters, models, queues, runs, webhooks
 from api.services import Services, build
 from headrace import __version__
-from headrace.catalog import Catalog
-from headrace.settings import Settings
+from headrace.config.model_catalog import Catalog
+from headrace.config.settings import Settings
 
 #: What pages of other origins may send, and read of an answer.
 _CORS_REQUEST: Final = (

@@ -8,9 +8,9 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl
 
 from api.whole import write_whole
-from headrace.access import EVERYBODY, Caller
+from headrace.access.api_key import EVERYBODY, Caller
+from headrace.config.suggestions import did_you_mean
 from headrace.errors import InvalidRequest
-from headrace.suggest import did_you_mean
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]

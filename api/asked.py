@@ -11,15 +11,15 @@ import msgspec
 from api.asgi import Request
 from api.bodies import Payload, media_type, not_json
 from api.options import checked, reworded
-from headrace.access import EVERYBODY, Caller
-from headrace.catalog import Catalog, ModelConfig
+from headrace.access.api_key import EVERYBODY, Caller
+from headrace.config.model_catalog import Catalog, ModelConfig
 from headrace.errors import InvalidRequest, ModelNotFound
-from headrace.ids import check_id, check_key, id_of_key
-from headrace.jobs import DEFAULT_OPTIONS, JobOptions, new_id
-from headrace.messages import Source
-from headrace.store.origin import type_of
-from headrace.submission import hash_request
-from headrace.trace import Trace, read_trace
+from headrace.jobs.ids import check_id, check_key, id_of_key
+from headrace.jobs.job import DEFAULT_OPTIONS, JobOptions, new_id
+from headrace.jobs.message import Source
+from headrace.jobs.trace_context import Trace, read_trace
+from headrace.payloads.input_ref import type_of
+from headrace.queue.submission import hash_request
 
 T = TypeVar("T")
 

@@ -1,7 +1,7 @@
 """Request bodies: read as they stream in, and turned into the wire form of an input.
 
 The wire form is JSON text: a JSON body as the client sent it, anything else as
-`{"content_type", "base64"}` (headrace/inputs.py).
+`{"content_type", "base64"}` (headrace/jobs/encoding.py).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import msgspec
 from api.asgi import ClientGone, Request
 from api.multipart import Part, read_parts
 from headrace.errors import InvalidRequest, PayloadTooLarge, UnsupportedMedia
-from headrace.inputs import binary_input
-from headrace.media import BINARY_TYPE, JSON_TYPE, image_type, is_json
+from headrace.jobs.encoding import binary_input
+from headrace.jobs.media_types import BINARY_TYPE, JSON_TYPE, image_type, is_json
 
 FORM_TYPE: Final = "application/x-www-form-urlencoded"
 MULTIPART_TYPE: Final = "multipart/form-data"

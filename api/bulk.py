@@ -28,14 +28,14 @@ from api.payloads import Kept
 from api.problems import problem, unexpected
 from api.routes.submit import fresh_job, fresh_state, submission_of
 from api.services import Services
-from headrace.access import EVERYBODY, Caller
+from headrace.access.api_key import EVERYBODY, Caller
 from headrace.errors import BrokerUnavailable, HeadraceError, PayloadTooLarge, StoreUnavailable
-from headrace.job_json import fresh_line, job_object
-from headrace.jobs import Job, new_ids
-from headrace.queue import VIEW_MAX_JOBS
-from headrace.store.stores import THREADS
-from headrace.submission import Receipt, Submission, of_another, repeat_of
-from headrace.trace import Trace, read_trace
+from headrace.jobs.job import Job, new_ids
+from headrace.jobs.serialization import fresh_line, job_object
+from headrace.jobs.trace_context import Trace, read_trace
+from headrace.payloads.stores import THREADS
+from headrace.queue.job_queue import VIEW_MAX_JOBS
+from headrace.queue.submission import Receipt, Submission, of_another, repeat_of
 
 #: Between two tries of lines that are held back, in seconds; doubled while nothing moves.
 HOLD_MIN_S: Final = 0.02
@@ -51,7 +51,7 @@ class Row(msgspec.Struct, gc=False):
 
     Attributes:
         asked: what it asks for; None where it cannot be read.
-        job: the same for submit.lua; None also until its input is kept.
+        job: the same for jobs/submit.lua; None also until its input is kept.
         kept: where its input lies, if that does not go in its message.
         outcome: a receipt (queued), a job (of an earlier request), or why there is none.
     """

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from headrace.telemetry import ADMITTED, REJECTED
-from headrace.traffic import TRAFFIC
+from headrace.observability.worker_report import ADMITTED, REJECTED
+from headrace.redis.traffic import TRAFFIC
 
 #: What is to be added, by model (`""` for what concerns none) and field.
 Counts = Counter[tuple[str, str]]

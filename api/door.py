@@ -19,13 +19,13 @@ from redis.exceptions import RedisError
 
 from api.asgi import Request
 from api.scopes import Needs, Open
-from headrace import keys
-from headrace.access import NOBODY, ApiKey, Caller, caller_of, read_key
+from headrace.access.api_key import NOBODY, ApiKey, Caller, caller_of, read_key
+from headrace.config.settings import Settings
 from headrace.errors import BrokerError, Forbidden, RateLimited, Unauthorized
-from headrace.queue import JobQueue
-from headrace.settings import Settings
-from headrace.tasks import end
-from headrace.waiting import Subscription, as_it_is, messages
+from headrace.queue.job_queue import JobQueue
+from headrace.queue.tasks import end
+from headrace.queue.waiters import Subscription, as_it_is, messages
+from headrace.redis import keys
 
 logger = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from headrace.jobs import State, iso
-from headrace.news import Standing
+from headrace.jobs.job import State, iso
+from headrace.queue.watcher import Standing
 
 #: Of the same job its place alone is said at most so often, in seconds.
 PLACE_S: Final = 1.0

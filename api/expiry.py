@@ -6,9 +6,9 @@ import asyncio
 import logging
 
 from headrace.errors import BrokerError
-from headrace.expiry import EXPIRE_MAX_JOBS, INTERVAL_S
-from headrace.queue import JobQueue
-from headrace.tasks import end
+from headrace.queue.expiry import EXPIRE_MAX_JOBS, INTERVAL_S
+from headrace.queue.job_queue import JobQueue
+from headrace.queue.tasks import end
 
 logger = logging.getLogger(__name__)
 

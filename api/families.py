@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final, Literal, NamedTuple
 
-from headrace import telemetry
+from headrace.observability import worker_report
 
 Kind = Literal["counter", "gauge", "histogram", "summary"]
 
@@ -97,13 +97,13 @@ JOB_S: Final = _histogram(
 )
 BATCH_SIZE: Final = _histogram("batch_size", "Jobs that ran together.")
 HISTOGRAMS: Final = {
-    telemetry.QUEUE_S: QUEUE_S,
-    telemetry.HOLD_S: HOLD_S,
-    telemetry.STAGES_S[0]: PREPROCESS_S,
-    telemetry.STAGES_S[1]: INFERENCE_S,
-    telemetry.STAGES_S[2]: POSTPROCESS_S,
-    telemetry.JOB_S: JOB_S,
-    telemetry.BATCH_SIZE: BATCH_SIZE,
+    worker_report.QUEUE_S: QUEUE_S,
+    worker_report.HOLD_S: HOLD_S,
+    worker_report.STAGES_S[0]: PREPROCESS_S,
+    worker_report.STAGES_S[1]: INFERENCE_S,
+    worker_report.STAGES_S[2]: POSTPROCESS_S,
+    worker_report.JOB_S: JOB_S,
+    worker_report.BATCH_SIZE: BATCH_SIZE,
 }
 
 BATCHES: Final = _counter(

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
-from headrace.batches.batches import Batches
-from headrace.files.files import Files
-from headrace.settings import Settings
-from headrace.store.caller import Caller
-from headrace.store.stores import THREADS, Stores, build_stores
+from headrace.batches.files.store import Files
+from headrace.batches.store import Batches
+from headrace.config.settings import Settings
+from headrace.payloads.stores import THREADS, Stores, build_stores
+from headrace.redis.caller import Caller
 
 P = ParamSpec("P")
 T = TypeVar("T")

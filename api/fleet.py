@@ -8,10 +8,10 @@ from typing import Final
 
 import msgspec
 
-from headrace.catalog import Catalog
+from headrace.config.model_catalog import Catalog
 from headrace.errors import BrokerError
-from headrace.queue import JobQueue
-from headrace.telemetry import ModelState, WorkerReport
+from headrace.observability.worker_report import ModelState, WorkerReport
+from headrace.queue.job_queue import JobQueue
 
 #: So old may be what a job's `waiting_for` is answered from, in seconds.
 FRESH_S: Final = 1.0

@@ -15,14 +15,14 @@ from typing import Any, Final, NamedTuple, TypeVar
 from api.asgi import ClientGone, CutShort, Receive, Write, hung_up
 from api.asked import Asked
 from api.bodies import Payload
+from headrace.config.settings import Settings
 from headrace.errors import BrokerUnavailable, HeadraceError, JobNotFound
-from headrace.jobs import StoredResult
-from headrace.messages import Source
-from headrace.settings import Settings
-from headrace.store.base import Entry, PayloadMissing
-from headrace.store.index import GRACE_S
-from headrace.store.origin import Origins
-from headrace.store.stores import THREADS, Stores, build_stores
+from headrace.jobs.job import StoredResult
+from headrace.jobs.message import Source
+from headrace.payloads.index import GRACE_S
+from headrace.payloads.input_ref import Origins
+from headrace.payloads.store import Entry, PayloadMissing
+from headrace.payloads.stores import THREADS, Stores, build_stores
 
 logger = logging.getLogger(__name__)
 

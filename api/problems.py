@@ -27,8 +27,8 @@ from headrace.errors import (
     Throttled,
     Unauthorized,
 )
-from headrace.failures import JobFailure
-from headrace.jobs import Job
+from headrace.jobs.failure import JobFailure
+from headrace.jobs.job import Job
 
 logger = logging.getLogger(__name__)
 

@@ -13,13 +13,11 @@ from api.exposition import Found, Labels
 from api.families import Family
 from api.fleet import ModelStatus
 from api.services import Services
-from headrace import __version__, keys, telemetry
-from headrace.depth import Depths
+from headrace import __version__
 from headrace.errors import BrokerError, QueueFull
-from headrace.figures import DeviceFigures, HostFigures
-from headrace.scrape import Scraped
-from headrace.telemetry import WorkerReport
-from headrace.totals import (
+from headrace.observability import worker_report
+from headrace.observability.host_figures import DeviceFigures, HostFigures
+from headrace.observability.totals import (
     BOUNDS,
     ZERO,
     Fields,
@@ -28,9 +26,13 @@ from headrace.totals import (
     histogram,
     read_labelled,
 )
-from headrace.traffic import ERRORS, ROUND_TRIPS
-from headrace.webhooks.records import COUNTER as WEBHOOKS
-from headrace.webhooks.records import OUTCOMES as WEBHOOK_OUTCOMES
+from headrace.observability.worker_report import WorkerReport
+from headrace.queue.depth import Depths
+from headrace.queue.scrape import Scraped
+from headrace.queue.webhook_deliveries import COUNTER as WEBHOOKS
+from headrace.queue.webhook_deliveries import OUTCOMES as WEBHOOK_OUTCOMES
+from headrace.redis import keys
+from headrace.redis.traffic import ERRORS, ROUND_TRIPS
 
 T = TypeVar("T")
 #: Name and version of each; labels of each.
@@ -44,23 +46,23 @@ _RESTARTED: Final = ("lost", "recycled")
 _PARTS: Final = ("api", "worker")
 
 _COUNTED: Final = {
-    telemetry.ADMITTED: f.ADMITTED,
-    telemetry.DEAD: f.DEAD,
-    telemetry.PADDING: f.PADDING,
-    telemetry.STARVED: f.STARVED,
-    telemetry.LOAD_FAILURES: f.LOAD_FAILURES,
-    telemetry.RENEWED: f.RENEWED,
-    telemetry.LEASES_LOST: f.LEASES_LOST,
-    telemetry.UNTOLD: f.UNTOLD,
+    worker_report.ADMITTED: f.ADMITTED,
+    worker_report.DEAD: f.DEAD,
+    worker_report.PADDING: f.PADDING,
+    worker_report.STARVED: f.STARVED,
+    worker_report.LOAD_FAILURES: f.LOAD_FAILURES,
+    worker_report.RENEWED: f.RENEWED,
+    worker_report.LEASES_LOST: f.LEASES_LOST,
+    worker_report.UNTOLD: f.UNTOLD,
 }
 _LABELLED: Final = {
-    telemetry.REJECTED: (f.REJECTED, (QueueFull.code,)),
-    telemetry.ENDED: (f.ENDED, _STATUSES),
-    telemetry.LEFT: (f.BATCHES, _REASONS),
-    telemetry.RESTARTS: (f.RESTARTS, _RESTARTED),
+    worker_report.REJECTED: (f.REJECTED, (QueueFull.code,)),
+    worker_report.ENDED: (f.ENDED, _STATUSES),
+    worker_report.LEFT: (f.BATCHES, _REASONS),
+    worker_report.RESTARTS: (f.RESTARTS, _RESTARTED),
 }
 #: Stands among the ends, and is shown on its own.
-_RETRIED: Final = f"{telemetry.ENDED}:{telemetry.RETRIED}"
+_RETRIED: Final = f"{worker_report.ENDED}:{worker_report.RETRIED}"
 _HOST: Final[tuple[tuple[Family, Callable[[HostFigures], float]], ...]] = (
     (f.HOST_CPUS, lambda host: host.cpus),
     (f.HOST_CPU, lambda host: host.cpu_ratio),
@@ -145,8 +147,8 @@ def _counted(totals: Totals, names: Names) -> Iterator[Found]:
     yield Found(f.RETRIED, names, counted(totals.column(_RETRIED)))
     for name, (family, always) in _LABELLED.items():
         forms = totals.labelled(name)
-        if name == telemetry.ENDED:
-            forms.pop(telemetry.RETRIED, None)
+        if name == worker_report.ENDED:
+            forms.pop(worker_report.RETRIED, None)
         series: list[Labels] = []
         values: list[bytes] = []
         for which in dict.fromkeys((*always, *forms)):
@@ -166,7 +168,9 @@ def _models(statuses: Mapping[str, ModelStatus], totals: Totals, names: Names) -
     yield _by_model(
         f.REPLICAS, statuses, lambda status: sum(one.state.replicas for one in status.workers)
     )
-    counts, seconds = (counted(totals.column(name)) for name in (telemetry.LOADS, telemetry.LOAD_S))
+    counts, seconds = (
+        counted(totals.column(name)) for name in (worker_report.LOADS, worker_report.LOAD_S)
+    )
     yield Found(f.LOAD_S, names, list(chain.from_iterable(zip(counts, seconds, strict=True))))
 
 

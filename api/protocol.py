@@ -17,8 +17,8 @@ from typing_extensions import override
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from api.problems import problem
+from headrace.config.settings import Settings
 from headrace.errors import HeaderTooLarge, HeadraceError, InvalidRequest, RequestTimeout
-from headrace.settings import Settings
 
 _HEAD_END = b"\r\n\r\n"
 _CONTINUE = b"HTTP/1.1 100"

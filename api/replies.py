@@ -13,7 +13,7 @@ from starlette.routing import Match, Mount
 from api.asgi import CALLER, ClientGone, Reply
 from api.problems import problem, unexpected
 from api.services import Services
-from headrace.access import EVERYBODY, Caller
+from headrace.access.api_key import EVERYBODY, Caller
 from headrace.errors import HeadraceError, InvalidRequest, MethodNotAllowed, PathNotFound
 
 _METHODS: Final = ("GET", "POST", "PUT", "PATCH", "DELETE")

@@ -11,8 +11,8 @@ from api.problems import problem
 from api.ranges import Span, Unsatisfiable, span_of
 from api.services import Services
 from headrace.errors import RangeNotSatisfiable, ResultFreed
-from headrace.job_json import raw_result
-from headrace.jobs import Job, StoredResult
+from headrace.jobs.job import Job, StoredResult
+from headrace.jobs.serialization import raw_result
 
 #: A handler's output has the API's own origin: a browser is not to guess that it is HTML, and where
 #: it is, neither to run nor to load anything for it.

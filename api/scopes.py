@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Final
 
-from headrace.access import Scope
+from headrace.access.api_key import Scope
 
 
 class Open(Enum):

@@ -22,14 +22,14 @@ from api.access_log import access_log
 from api.app import Application, create_app
 from api.protocol import protocol_with, watch
 from api.tls import check_certificate, renew
-from headrace import logs
-from headrace.api_keys import api_keys_at
-from headrace.broker_check import check_broker
-from headrace.catalog import load_catalog
+from headrace.access.key_store import api_keys_at
+from headrace.config.model_catalog import load_catalog
+from headrace.config.settings import Settings, is_loopback, load_settings
 from headrace.errors import ConfigError, HeadraceError
-from headrace.ports import BACKLOG, http_url
-from headrace.settings import Settings, is_loopback, load_settings
-from headrace.store.stores import build_stores
+from headrace.observability import logs
+from headrace.payloads.stores import build_stores
+from headrace.redis.compatibility import check_broker
+from headrace.server.ports import BACKLOG, http_url
 
 #: A stop waits so long for requests under way, in seconds.
 SHUTDOWN_MAX_S: Final = 4

@@ -19,18 +19,18 @@ from api.seats import Seats
 from api.spans import ApiSpans, api_spans
 from api.tally import Tally
 from api.waits import Vigils
-from headrace.catalog import Catalog
-from headrace.connections import connect_async
+from headrace.config.model_catalog import Catalog
+from headrace.config.settings import Settings
 from headrace.errors import ConfigError
-from headrace.letters import DeadLetters
-from headrace.news import News
-from headrace.queue import JobQueue
-from headrace.run_records import RunRecords
-from headrace.scrape import Scraper
-from headrace.settings import Settings
-from headrace.waiting import Waiters
-from headrace.webhooks.records import HookStore
-from headrace.webhooks.target import WebhookPolicy
+from headrace.queue.dead_letters import DeadLetters
+from headrace.queue.job_queue import JobQueue
+from headrace.queue.scrape import Scraper
+from headrace.queue.waiters import Waiters
+from headrace.queue.watcher import News
+from headrace.queue.webhook_deliveries import HookStore
+from headrace.redis.connection import connect_async
+from headrace.runs.records import RunRecords
+from headrace.webhooks.endpoint import WebhookPolicy
 
 
 @dataclass(slots=True)

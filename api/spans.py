@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from headrace import logs
-from headrace.trace import Trace, trace_in
-from headrace.tracing import Tracing, context_of, trace_of, tracing
+from headrace.jobs.trace_context import Trace, trace_in
+from headrace.observability import logs
+from headrace.observability.tracing import Tracing, context_of, trace_of, tracing
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span

@@ -18,11 +18,11 @@ from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from api.counters import Counters, Counts
-from headrace import keys
-from headrace.exchange import exchange, packed
-from headrace.scripts import Command
-from headrace.tasks import end
-from headrace.waiting import Waiters
+from headrace.queue.tasks import end
+from headrace.queue.waiters import Waiters
+from headrace.redis import keys
+from headrace.redis.exchange import exchange, packed
+from headrace.redis.scripts import Command
 
 logger = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ import ssl
 from pathlib import Path
 from typing import Final
 
+from headrace.config.settings import Settings
 from headrace.errors import ConfigError
-from headrace.settings import Settings
 
 logger = logging.getLogger("api")
 

@@ -11,10 +11,10 @@ from itertools import takewhile
 from typing import Final, Self
 
 from api.asgi import ClientGone, Receive, hung_up
-from headrace.ended import Ended
 from headrace.errors import BrokerError, InvalidRequest, JobNotFound
-from headrace.jobs import Job
-from headrace.waiting import Wait, Waiters
+from headrace.jobs.job import Job
+from headrace.queue.ended_job import Ended
+from headrace.queue.waiters import Wait, Waiters
 
 #: A wait that lasts so long is worth a task that watches whether the client hangs up.
 WATCH_AFTER_S: Final = 0.25

@@ -7,7 +7,7 @@ import time
 from itertools import pairwise
 from typing import Final
 
-from headrace import keys
+from headrace.redis import keys
 from tests.harness.redis_servers import RedisServer
 
 OFFLINE: Final = 9

@@ -23,7 +23,7 @@ import psutil
 from benchmarks.drains import Site
 from benchmarks.stack import DURABLE, as_embedded
 from benchmarks.tables import Table, write_tables
-from headrace.keys import lease, queue_name
+from headrace.redis.keys import lease, queue_name
 from tests.harness.flower import running_flower
 from tests.harness.redis_servers import redis_server
 from tests.harness.wait import wait_until

@@ -22,8 +22,8 @@ from typing import Any
 import psutil
 from celery import Celery
 
-from headrace import keys
-from headrace.jobs import new_id
+from headrace.jobs.job import new_id
+from headrace.redis import keys
 from tests.harness.redis_servers import RedisServer, redis_server
 from tests.harness.worker import Client, Worker, celery_worker, write_models
 

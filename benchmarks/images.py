@@ -31,9 +31,9 @@ from statistics import mean, median
 from typing import Any
 
 from benchmarks.asked import Asked, asked
-from headrace import keys
 from headrace.handler import Context
-from headrace.jobs import State
+from headrace.jobs.job import State
+from headrace.redis import keys
 from tests.harness.redis_servers import redis_server
 from tests.harness.worker import HANDLERS, Client, celery_worker, write_models
 from workers.replicas.devices import SPINS, model_environ, tuned

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.tables import Table, write_tables
-from headrace.jobs import US_PER_S
+from headrace.jobs.job import US_PER_S
 from tests.harness.batches import BatchLog
 from tests.harness.redis_servers import redis_server
 from tests.harness.up import running_up

@@ -1,8 +1,8 @@
 """What lists cost: `python -m benchmarks.lists [--jobs N]`.
 
-First submit.lua with and without the index, in turn on two servers of one kind; the time is Redis'
-own (`INFO commandstats`), its lower quartile, so that what else the machine does weighs little.
-Then a backlog of N jobs, and how long a page of it takes.
+First jobs/submit.lua with and without the index, in turn on two servers of one kind; the time is
+Redis' own (`INFO commandstats`), its lower quartile, so that what else the machine does weighs
+little. Then a backlog of N jobs, and how long a page of it takes.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any, Final, NamedTuple
 import httpx2
 
 from benchmarks.scripts_bench import INPUT
-from headrace import keys
-from headrace.catalog import ModelConfig
-from headrace.jobs import new_id
-from headrace.scripts import script
-from headrace.submission import submission, submit_arguments
+from headrace.config.model_catalog import ModelConfig
+from headrace.jobs.job import new_id
+from headrace.queue.submission import submission, submit_arguments
+from headrace.redis import keys
+from headrace.redis.scripts import script
 from tests.harness.api_server import api_server, catalog
 from tests.harness.redis_servers import redis_server
 
@@ -44,7 +44,7 @@ class Pages(NamedTuple):
 def submit(client: Any, jobs: int, index_max: int) -> None:
     """Enqueue so many jobs in one call."""
     made = [submission(new_id(), MODEL, INPUT, now_s=0, result_ttl_s=86400) for _ in range(jobs)]
-    client.execute_command(*script("submit").call([], index_max, *submit_arguments(made)))
+    client.execute_command(*script("jobs/submit").call([], index_max, *submit_arguments(made)))
 
 
 def spent_us(client: Any) -> int:
@@ -59,7 +59,7 @@ def measure_submit(jobs: int, pairs: int = PAIRS) -> tuple[float, float]:
         for _ in range(2):
             server = stack.enter_context(redis_server())
             clients.append(stack.enter_context(server.client()))
-            clients[-1].execute_command(*script("submit").load_command())
+            clients[-1].execute_command(*script("jobs/submit").load_command())
         limits = (0, 10_000)
         for client, limit in zip(clients, limits, strict=True):
             for _ in range(limits[1] // 250):
@@ -103,11 +103,11 @@ def main() -> None:
     for jobs in CALLS:
         without, with_it = measure_submit(jobs)
         ratio = with_it / without
-        print(f"submit.lua, {jobs} jobs a call: {without:.1f} us a job, with the index "
+        print(f"jobs/submit.lua, {jobs} jobs a call: {without:.1f} us a job, with the index "
               f"{with_it:.1f} ({ratio:.2f})")  # fmt: skip
     models = catalog(echo={"max_queue_depth": DEPTH})
     with redis_server() as server, server.client() as client:
-        client.execute_command(*script("submit").load_command())
+        client.execute_command(*script("jobs/submit").load_command())
         for _ in range(options.jobs // 250):
             submit(client, 250, INDEX_MAX)
         used = client.info("memory")["used_memory"]

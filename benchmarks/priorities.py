@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import quantiles
 
-from headrace import keys
-from headrace.jobs import US_PER_S, Job
+from headrace.jobs.job import US_PER_S, Job
+from headrace.redis import keys
 from tests.harness.batches import BatchLog
 from tests.harness.redis_servers import redis_server
 from tests.harness.wait import wait_until

@@ -39,7 +39,7 @@ from benchmarks.images import BATCH, interval, jpegs
 from benchmarks.stack import DURABLE, ROOT, Cpu, answers, as_embedded, plain_celery, process
 from benchmarks.tables import Table, write_tables
 from headrace.handler import Context
-from headrace.ports import free_port
+from headrace.server.ports import free_port
 from tests.harness.redis_servers import RedisServer, redis_server
 from tests.harness.wait import wait_until
 from tests.harness.worker import HANDLERS, Worker, celery_worker, write_models

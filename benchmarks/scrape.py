@@ -26,13 +26,14 @@ from benchmarks.load import run_load
 from benchmarks.scripts_bench import INPUT
 from benchmarks.stack import answers, bare_fastapi, process
 from benchmarks.tables import Table, write_tables
-from headrace import keys, telemetry
-from headrace.catalog import ModelConfig
-from headrace.figures import Figures, HostFigures
-from headrace.jobs import new_id
-from headrace.ports import free_port
-from headrace.scripts import script
-from headrace.submission import submission, submit_arguments
+from headrace.config.model_catalog import ModelConfig
+from headrace.jobs.job import new_id
+from headrace.observability import worker_report
+from headrace.observability.host_figures import Figures, HostFigures
+from headrace.queue.submission import submission, submit_arguments
+from headrace.redis import keys
+from headrace.redis.scripts import script
+from headrace.server.ports import free_port
 from tests.harness.fake_worker import publish_added, publish_state, publish_stats
 from tests.harness.redis_servers import RedisServer, redis_server
 from tests.harness.wait import wait_until
@@ -67,7 +68,7 @@ def fill(server: RedisServer, models: int, jobs: int) -> None:
     """Queue so many jobs, and say of each model what a busy one's workers and scripts would."""
     with server.client() as raw:
         client: Any = raw
-        client.execute_command(*script("submit").load_command())
+        client.execute_command(*script("jobs/submit").load_command())
         names = names_of(models)
         for n in range(0, jobs, A_CALL):
             name = names[n // A_CALL % models]
@@ -76,7 +77,7 @@ def fill(server: RedisServer, models: int, jobs: int) -> None:
                 submission(new_id(), model, INPUT, now_s=0, result_ttl_s=86400)
                 for _ in range(min(A_CALL, jobs - n))
             ]
-            client.execute_command(*script("submit").call([], 0, *submit_arguments(made)))
+            client.execute_command(*script("jobs/submit").call([], 0, *submit_arguments(made)))
         publish_stats(client, **{name: busy() for name in names})
         for n, name in enumerate(names):
             figures = Figures(HostFigures(f"host-{n % 8}", 8, 0.5, 2**35, 2**34, 2**40, 2**39))
@@ -84,17 +85,17 @@ def fill(server: RedisServer, models: int, jobs: int) -> None:
             client.expire(keys.worker(f"worker-{n}"), 3600)
 
 
-def busy() -> telemetry.ModelStats:
+def busy() -> worker_report.ModelStats:
     """Something in every counter and bucket."""
-    stats = telemetry.ModelStats()
-    for name, bounds in telemetry.HISTOGRAMS.items():
+    stats = worker_report.ModelStats()
+    for name, bounds in worker_report.HISTOGRAMS.items():
         stats.observe(name, [value * 0.99 for value in (*bounds, bounds[-1] * 2)] * 1000)
-    for name in telemetry.COUNTED:
+    for name in worker_report.COUNTED:
         stats.count(name, 12345.5)
     for reason in ("full", "cost", "deadline", "idle", "alone", "drain"):
         stats.left(reason)
     for status in ("succeeded", "failed", "expired", "cancelled", "retried"):
-        stats.count(f"{telemetry.ENDED}:{status}", 1_234_567)
+        stats.count(f"{worker_report.ENDED}:{status}", 1_234_567)
     return stats
 
 

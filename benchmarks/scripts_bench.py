@@ -15,11 +15,11 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from benchmarks.tables import Table, write_tables
-from headrace import keys
-from headrace.catalog import ModelConfig
-from headrace.jobs import new_id
-from headrace.scripts import CLAIM_HEAD, CLAIM_MAX_BYTES, CLAIM_ROW, Arg, Command, script
-from headrace.submission import submission, submit_arguments
+from headrace.config.model_catalog import ModelConfig
+from headrace.jobs.job import new_id
+from headrace.queue.submission import submission, submit_arguments
+from headrace.redis import keys
+from headrace.redis.scripts import CLAIM_HEAD, CLAIM_MAX_BYTES, CLAIM_ROW, Arg, Command, script
 from tests.harness.redis_servers import FLAVOURS, redis_server
 
 INPUT: Final = b'{"x":1}'
@@ -58,11 +58,11 @@ class Bench:
             submission(new_id(), self._model, INPUT, now_s=now_s, result_ttl_s=86400)
             for _ in range(count)
         ]
-        return script("submit").call([], 0, *submit_arguments(jobs))
+        return script("jobs/submit").call([], 0, *submit_arguments(jobs))
 
     def claim(self, count: int) -> Command:
         """A call that leases `count` jobs."""
-        return script("claim").call(
+        return script("jobs/claim").call(
             QUEUE_KEYS, QUEUE, "bench", "1.0", count, CLAIM_MAX_BYTES, LEASE_US, "bench@host-0",
             keys.TASK_NAME, 86400,
         )  # fmt: skip
@@ -74,7 +74,7 @@ class Bench:
             job_id, token = claimed[at + 1].decode(), claimed[at + 2]
             arguments += [job_id, token, "s", META % job_id, len(claimed) // CLAIM_ROW]
             arguments += ["0.123,0.456,0.012,0.345,0.010", "", "", "", ""]
-        return script("settle").call(QUEUE_KEYS, *arguments)
+        return script("jobs/settle").call(QUEUE_KEYS, *arguments)
 
     def run(self, commands: Iterable[Command]) -> list[Any]:
         """Send commands one by one; their replies."""
@@ -92,9 +92,9 @@ class Bench:
 
     def way(self, size: int, calls: int) -> tuple[float, float, float]:
         """Microseconds of one call of submit, claim and settle, each on `size` jobs."""
-        submit_us, _ = self._timed("submit", [self.submit(size) for _ in range(calls)])
-        claim_us, claimed = self._timed("claim", [self.claim(size)] * calls)
-        settle_us, _ = self._timed("settle", [self.settle(reply) for reply in claimed])
+        submit_us, _ = self._timed("jobs/submit", [self.submit(size) for _ in range(calls)])
+        claim_us, claimed = self._timed("jobs/claim", [self.claim(size)] * calls)
+        settle_us, _ = self._timed("jobs/settle", [self.settle(reply) for reply in claimed])
         return submit_us, claim_us, settle_us
 
     def used_bytes(self) -> int:

@@ -13,12 +13,12 @@ import time
 from typing import Any, Final
 
 from benchmarks.tables import Table, write_tables
-from headrace import keys
-from headrace.catalog import ModelConfig
-from headrace.jobs import new_id
-from headrace.scripts import script
-from headrace.settings import Settings
-from headrace.submission import submission, submit_arguments
+from headrace.config.model_catalog import ModelConfig
+from headrace.config.settings import Settings
+from headrace.jobs.job import new_id
+from headrace.queue.submission import submission, submit_arguments
+from headrace.redis import keys
+from headrace.redis.scripts import script
 from tests.harness.fake_worker import Answer, claim, settle
 from tests.harness.redis_servers import FLAVOURS, redis_server
 from tests.harness.up import ROOT
@@ -46,7 +46,7 @@ def measure(client: Any, input_bytes: int, result_bytes: int, jobs: int) -> dict
     """Bytes a job, queued, running and ended, of so many jobs with the same input and result."""
     client.execute_command("FLUSHALL", "SYNC")
     body, answer = text_of(input_bytes), Answer(result=text_of(result_bytes))
-    client.execute_command(*script("submit").load_command())
+    client.execute_command(*script("jobs/submit").load_command())
     found = {}
     before = used_bytes(client)
     for _ in range(0, jobs, A_CALL):
@@ -55,7 +55,7 @@ def measure(client: Any, input_bytes: int, result_bytes: int, jobs: int) -> dict
             for _ in range(A_CALL)
         ]
         index = Settings().job_index_max
-        client.execute_command(*script("submit").call([], index, *submit_arguments(made)))
+        client.execute_command(*script("jobs/submit").call([], index, *submit_arguments(made)))
     found["queued"] = (used_bytes(client) - before) / jobs
     # As many as fit into a claim's bytes at a time.
     claimed = []

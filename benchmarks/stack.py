@@ -18,8 +18,8 @@ import httpx2
 import psutil
 import redis
 
-from headrace.embedded import EmbeddedServer, find_server
-from headrace.ports import free_port
+from headrace.server.embedded_redis import EmbeddedServer, find_server
+from headrace.server.ports import free_port
 from tests.harness.children import end_child
 from tests.harness.plain_http import PLAIN
 from tests.harness.redis_servers import RedisServer, redis_server

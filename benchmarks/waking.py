@@ -3,10 +3,12 @@
 Two API processes over one Redis. A job is claimed, its waiters stand, then it is settled. Two spans
 are measured:
 
-- *answered*: from the job's end, as Redis' clock has it when `settle.lua` begins, until the kernel
+- *answered*: from the job's end, as Redis' clock has it when `jobs/settle.lua` begins, until the
+kernel
   has put the last of the answer into the waiter's socket, as it has stamped it. That is what
   Headrace and Redis take; what the client makes of it is not in it.
-- *read*: from before the call of `settle.lua` until the client has read the whole answer. The way
+- *read*: from before the call of `jobs/settle.lua` until the client has read the whole answer. The
+way
   of the call to Redis and the client's own wake-up are in it.
 """
 
@@ -27,7 +29,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import redis
 
-from headrace import keys
+from headrace.redis import keys
 from tests.harness.api_processes import api_processes
 from tests.harness.fake_worker import Answer, claim, settle
 from tests.harness.redis_servers import redis_server

@@ -94,7 +94,7 @@ class DemoError(Exception):
 def start(port: int, state_dir: Path, others: list[str]) -> subprocess.Popen[bytes]:
     """Start `headrace up` in a session of its own, so that Ctrl-C reaches it through us alone."""
     up = ["-m", "headrace", "up", "--port", str(port), "--state-dir", str(state_dir), *others]
-    tied = ["-m", "headrace.child", "--signal", "TERM", "--", sys.executable]
+    tied = ["-m", "headrace.server.supervisor.exec_child", "--signal", "TERM", "--", sys.executable]
     return subprocess.Popen([sys.executable, *tied, *up], start_new_session=True)
 
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, cast
 
+from headrace.config.handler_reference import HandlerKind, HandlerSpec, parse_factory, parse_handler
+from headrace.config.suggestions import did_you_mean, listing
 from headrace.errors import ConfigError
 from headrace.handler import Handler
-from headrace.handler_spec import HandlerKind, HandlerSpec, parse_factory, parse_handler
-from headrace.suggest import did_you_mean, listing
 
 VERBS: Final = ("initialize", "preprocess", "inference", "postprocess")
 

@@ -8,10 +8,10 @@ import msgspec
 from msgspec import Meta
 
 from handlers.images import DEFAULT_MAX_PIXELS, HIGHEST_MAX_PIXELS
+from headrace.config.suggestions import did_you_mean, listing
+from headrace.config.yaml_file import convert
 from headrace.errors import ConfigError
 from headrace.handler import Context
-from headrace.suggest import did_you_mean, listing
-from headrace.yamlconf import convert
 
 S = TypeVar("S", bound=msgspec.Struct)
 

@@ -23,8 +23,8 @@ __all__ = [
 
 if TYPE_CHECKING:
     from headrace.client import AsyncClient, Client, InputRef
+    from headrace.config.pipelines import Pipeline
     from headrace.handler import Context, Handler, Response
-    from headrace.pipelines import Pipeline
 else:
 
     def __getattr__(name: str) -> object:
@@ -38,7 +38,7 @@ else:
 
             return getattr(handler, name)
         if name == "Pipeline":
-            from headrace import pipelines
+            from headrace.config import pipelines
 
             return pipelines.Pipeline
         if name == "errors":

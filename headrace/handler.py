@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from headrace.progress import Progress, progress_of
+from headrace.jobs.progress import Progress, progress_of
 
 logger = logging.getLogger(__name__)
 

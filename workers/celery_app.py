@@ -13,11 +13,11 @@ from typing import Final
 from celery import Celery
 from kombu import Queue
 
-from headrace.catalog import Catalog, load_catalog
+from headrace.config.model_catalog import Catalog, load_catalog
+from headrace.config.settings import Settings, load_settings
 from headrace.errors import ConfigError
-from headrace.keys import TASK_NAME, queue_name
 from headrace.redis.celery_url import celery_url
-from headrace.settings import Settings, load_settings
+from headrace.redis.keys import TASK_NAME, queue_name
 from workers.celery import broker_errors, remote_control
 from workers.celery.bootstep import consumer_step
 from workers.celery.config import common_conf, log_as

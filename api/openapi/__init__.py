@@ -22,7 +22,7 @@ from api.openapi.view_schemas import VIEW_SCHEMAS
 from api.openapi.views import view_paths
 from api.openapi.webhooks import WEBHOOK_SCHEMAS, webhook_paths, webhooks
 from api.scopes import ROUTES, Open
-from headrace.access import Scope
+from headrace.access.api_key import Scope
 
 __all__ = ["SCHEMAS", "digest", "document", "written"]
 

@@ -17,8 +17,8 @@ from api.routes.batches import (
     WINDOW_DEFAULT,
 )
 from api.routes.files import ANCHOR
-from headrace.batches.records import JOBS_ENDPOINT, MODEL_ENDPOINT, MOMENTS, STATUSES
-from headrace.files.records import KEEP_MAX_S
+from headrace.batches.files.record import KEEP_MAX_S
+from headrace.batches.record import JOBS_ENDPOINT, MODEL_ENDPOINT, MOMENTS, STATUSES
 
 _TAG: Final = "batches"
 _METADATA: Final[Schema] = {

@@ -8,7 +8,7 @@ from api.openapi.openai import ERROR_SCHEMAS, openai_list, openai_operation, pag
 from api.openapi.operations import answer, path_parameter
 from api.openapi.shapes import COUNT, STRING, Schema, nullable, object_of, ref
 from api.routes.files import ANCHOR, PAGE_MAX
-from headrace.files.records import BATCH, KEEP_MAX_S, PURPOSES
+from headrace.batches.files.record import BATCH, KEEP_MAX_S, PURPOSES
 
 _TAG: Final = "files"
 _FILE: Final = {

@@ -6,10 +6,10 @@ from typing import Any, Final
 
 from api.bodies import CONTENT_TYPE_MAX_CHARS
 from api.openapi.shapes import COUNT, MODEL, STRING, TIME, Schema, array, nullable, object_of
-from headrace.jobs import MAX_WAIT_FOR_START_S, State
-from headrace.store.origin import REFERENCE_MAX_CHARS
-from headrace.webhooks.errand import EVENTS
-from headrace.webhooks.target import URL_MAX_CHARS
+from headrace.jobs.job import MAX_WAIT_FOR_START_S, State
+from headrace.payloads.input_ref import REFERENCE_MAX_CHARS
+from headrace.webhooks.endpoint import URL_MAX_CHARS
+from headrace.webhooks.task_message import EVENTS
 
 JOB_ID: Final = r"^[A-Za-z0-9_.:@-]{1,128}$"
 IDEMPOTENCY_KEY: Final = r"^[!-~]{1,255}$"
@@ -159,7 +159,7 @@ JOB: Final = object_of(
 WEBHOOK_URL: Final = r"^https?://[A-Za-z0-9._~:/?\[\]!$&'()*+,;=%-]+$"
 _SECONDS: Final = {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_WAIT_FOR_START_S}
 _BACKOFF: Final = {"type": "number", "minimum": 0, "maximum": 86_400}
-#: A job's options, as `headrace.jobs.JobOptions` has them.
+#: A job's options, as `headrace.jobs.job.JobOptions` has them.
 OPTIONS: Final[dict[str, Schema]] = {
     "priority": {
         "type": "integer", "minimum": 0, "maximum": 9, "default": 0,

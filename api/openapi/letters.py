@@ -8,7 +8,7 @@ from api.openapi.operations import JSON, answer, operation, path_parameter
 from api.openapi.problems import BROKER_PROBLEMS, PATH_PROBLEMS
 from api.openapi.shapes import COUNT, STRING, TIME, Schema, array, nullable, object_of, ref
 from api.routes.letters import NAMES_MAX, PAGE_DEFAULT, PATH
-from headrace.letters import PAGE_MAX
+from headrace.queue.dead_letters import PAGE_MAX
 
 _TAG: Final = "dead letters"
 _PROBLEMS: Final = ("model-not-found", *PATH_PROBLEMS, *BROKER_PROBLEMS)

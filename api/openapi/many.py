@@ -12,7 +12,7 @@ from api.openapi.problems import BROKER_PROBLEMS
 from api.openapi.shapes import COUNT, MODEL, STRING, TIME, Schema, array, nullable, object_of, ref
 from api.routes.lists import CURSOR, PAGE_DEFAULT, PAGE_MAX, SINCE_MAX_S
 from api.routes.many import IDS_MAX
-from headrace.jobs import State
+from headrace.jobs.job import State
 
 _TAG: Final = "jobs"
 NDJSON: Final = "application/x-ndjson"

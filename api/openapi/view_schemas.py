@@ -6,7 +6,7 @@ from typing import Final
 
 from api.fleet import BEST_FIRST, NO_WORKER
 from api.openapi.shapes import COUNT, MODEL, STRING, Schema, array, nullable, object_of, ref
-from headrace import keys
+from headrace.redis import keys
 
 _MODEL_STATE: Final = {"enum": [*BEST_FIRST, NO_WORKER]}
 _ERROR: Final = {

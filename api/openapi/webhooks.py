@@ -9,8 +9,8 @@ from api.openapi.operations import JSON, answer, operation, path_parameter
 from api.openapi.problems import BROKER_PROBLEMS, PATH_PROBLEMS
 from api.openapi.shapes import COUNT, STRING, TIME, Schema, array, nullable, object_of, ref
 from api.routes.webhooks import PATH
-from headrace.webhooks.errand import EVENTS
-from headrace.webhooks.records import DeliveryState
+from headrace.queue.webhook_deliveries import DeliveryState
+from headrace.webhooks.task_message import EVENTS
 
 _TAG: Final = "jobs"
 _ID: Final = "msg_5f2b7c1a9e4d3a6c2d81b0f47e6a9d35"

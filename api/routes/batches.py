@@ -12,8 +12,9 @@ from api.bodies import not_json, read_body, require_json
 from api.envelopes import InvalidParameter
 from api.routes.files import limit_of, list_object, ttl_of
 from api.services import Services
-from headrace.access import Caller
-from headrace.batches.records import (
+from headrace.access.api_key import Caller
+from headrace.batches.files.record import BATCH, KEEP_MAX_S
+from headrace.batches.record import (
     ENDED,
     FAILED,
     JOBS_ENDPOINT,
@@ -24,7 +25,6 @@ from headrace.batches.records import (
     endpoint_model,
 )
 from headrace.errors import BatchNotFound, FileMissing, HeadraceError, ModelNotFound
-from headrace.files.records import BATCH, KEEP_MAX_S
 
 PAGE_DEFAULT: Final = 20
 PAGE_MAX: Final = 100

@@ -20,13 +20,13 @@ from api.routes.many import is_said
 from api.routes.submit import key_of
 from api.services import Services
 from api.waits import asked_wait_s
-from headrace.ids import check_key
+from headrace.jobs.ids import check_key
 
 NDJSON: Final = b"application/x-ndjson"
 TYPES: Final = frozenset(
     {"", FORM_TYPE, "application/x-ndjson", "application/ndjson", "application/jsonl"}
 )
-#: One call of submit.lua takes so many lines, which bounds how long it holds Redis, ...
+#: One call of jobs/submit.lua takes so many lines, which bounds how long it holds Redis, ...
 CALL_MAX_LINES: Final = 256
 #: ... and so many bytes of them, unless the first alone is longer.
 CALL_MAX_BYTES: Final = 1024 * 1024

@@ -20,9 +20,9 @@ from api.events import HEAD, HEARTBEAT, Event, Story, end_id, frame
 from api.routes.jobs import visible_job
 from api.services import Services
 from headrace.errors import BrokerError
-from headrace.job_json import REPLICA, job_object
-from headrace.jobs import Job, State
-from headrace.news import Standing, Watch, standing_of
+from headrace.jobs.job import Job, State
+from headrace.jobs.serialization import REPLICA, job_object
+from headrace.queue.watcher import Standing, Watch, standing_of
 
 #: Proxies close what is silent for half a minute or so; and whoever is gone is noticed.
 HEARTBEAT_S: Final = 15.0

@@ -14,10 +14,10 @@ from api.envelopes import InvalidParameter
 from api.filing import Filing
 from api.services import Services
 from api.upload import FILE_FIELD, Upload, too_large
+from headrace.batches.files.pages import Page
+from headrace.batches.files.record import BATCH, KEEP_MAX_S, NAME_MAX_CHARS, StoredFile
+from headrace.batches.files.store import PART_BYTES, Draft, Reader
 from headrace.errors import HeadraceError, InvalidRequest
-from headrace.files.files import PART_BYTES, Draft, Reader
-from headrace.files.listing import Page
-from headrace.files.records import BATCH, KEEP_MAX_S, NAME_MAX_CHARS, StoredFile
 
 logger = logging.getLogger(__name__)
 

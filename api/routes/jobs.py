@@ -12,12 +12,12 @@ from api.results import result_reply
 from api.routes.submit import NOT_YET, end_of
 from api.services import Services
 from api.waits import asked_wait_s, preferred_wait_s
-from headrace.access import Caller
+from headrace.access.api_key import Caller
 from headrace.errors import JobNotFound
-from headrace.failures import failure_of
-from headrace.ids import is_id
-from headrace.job_json import job_object
-from headrace.jobs import Job, State
+from headrace.jobs.failure import failure_of
+from headrace.jobs.ids import is_id
+from headrace.jobs.job import Job, State
+from headrace.jobs.serialization import job_object
 
 _QUERY: Final = frozenset({"wait"})
 _NONE: Final[frozenset[str]] = frozenset()

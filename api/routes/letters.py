@@ -13,8 +13,8 @@ from api.bodies import read_body
 from api.replies import json_response, services_of
 from api.services import Services
 from headrace.errors import InvalidRequest, LetterNotFound
-from headrace.jobs import iso
-from headrace.letters import PAGE_MAX, Letter
+from headrace.jobs.job import iso
+from headrace.queue.dead_letters import PAGE_MAX, Letter
 
 router = APIRouter(tags=["dead letters"])
 

@@ -12,12 +12,12 @@ import msgspec
 from api.asgi import NO_STORE, Reply, Request
 from api.routes.many import said_of
 from api.services import Services
+from headrace.config.suggestions import did_you_mean
 from headrace.errors import InvalidRequest, ListsOff
-from headrace.jobs import US_PER_S, Job, State
-from headrace.listing import Place
-from headrace.listing import list_jobs as list_places
-from headrace.queue import VIEW_MAX_JOBS
-from headrace.suggest import did_you_mean
+from headrace.jobs.job import US_PER_S, Job, State
+from headrace.queue.job_queue import VIEW_MAX_JOBS
+from headrace.queue.listing import Place
+from headrace.queue.listing import list_jobs as list_places
 
 PAGE_DEFAULT: Final = 50
 PAGE_MAX: Final = 1000

@@ -11,12 +11,12 @@ from api.asgi import NO_STORE, Reply, Request
 from api.bodies import not_json, read_body, require_json
 from api.options import reworded
 from api.services import Services
-from headrace.access import Caller
+from headrace.access.api_key import Caller
 from headrace.errors import InvalidRequest
-from headrace.ids import is_id
-from headrace.job_json import job_object
-from headrace.jobs import Job, State
-from headrace.queue import VIEW_MAX_JOBS
+from headrace.jobs.ids import is_id
+from headrace.jobs.job import Job, State
+from headrace.jobs.serialization import job_object
+from headrace.queue.job_queue import VIEW_MAX_JOBS
 
 IDS_MAX: Final = 1000
 NULL: Final = b"null"

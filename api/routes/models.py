@@ -8,8 +8,8 @@ from fastapi import APIRouter, Request, Response
 
 from api.fleet import ModelStatus
 from api.replies import json_response, services_of
-from headrace.catalog import ModelConfig
-from headrace.pipelines import PipelineConfig
+from headrace.config.model_catalog import ModelConfig
+from headrace.config.pipelines import PipelineConfig
 
 router = APIRouter(tags=["models"])
 

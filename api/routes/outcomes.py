@@ -16,11 +16,11 @@ import msgspec
 from api.asgi import NO_STORE, Reply, Request
 from api.routes.many import NULL, parts_of, read_ids
 from api.services import Services
-from headrace.failures import failure_of
-from headrace.ids import are_ids, is_id
-from headrace.job_json import result_member, timings_member
-from headrace.jobs import Job, State, stored_result
-from headrace.queue import OUTCOMES_MAX_JOBS
+from headrace.jobs.failure import failure_of
+from headrace.jobs.ids import are_ids, is_id
+from headrace.jobs.job import Job, State, stored_result
+from headrace.jobs.serialization import result_member, timings_member
+from headrace.queue.job_queue import OUTCOMES_MAX_JOBS
 
 _NONE: Final[frozenset[str]] = frozenset()
 _STATUS: Final = {state.value.encode(): state.status.encode() for state in State}

@@ -6,8 +6,8 @@ from fastapi import APIRouter, Request, Response
 
 from api.replies import json_response, services_of
 from api.services import Services
+from headrace.config.suggestions import did_you_mean
 from headrace.errors import QueueNotFound
-from headrace.suggest import did_you_mean
 
 router = APIRouter(tags=["queues"])
 

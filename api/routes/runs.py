@@ -9,8 +9,8 @@ from fastapi import APIRouter, Request, Response
 
 from api.replies import caller_of, json_response, services_of
 from headrace.errors import InvalidRequest, PayloadTooLarge
-from headrace.ids import check_id
-from headrace.run_records import RunTold
+from headrace.jobs.ids import check_id
+from headrace.runs.records import RunTold
 
 router = APIRouter(tags=["runs"])
 

@@ -27,7 +27,6 @@ from api.options import OPTION_NAMES, options_from_query
 from api.problems import problem
 from api.services import Services
 from api.waits import asked_wait_s, preferred_wait_s, until_ended
-from headrace.ended import Ended
 from headrace.errors import (
     BrokerError,
     BrokerUnavailable,
@@ -36,11 +35,12 @@ from headrace.errors import (
     RequestError,
     StoreError,
 )
-from headrace.ids import check_key
-from headrace.job_json import JOBS_PATH, job_object
-from headrace.jobs import Job, JobOptions, State
-from headrace.messages import Source
-from headrace.submission import Submission, of_another, repeat_of, submission
+from headrace.jobs.ids import check_key
+from headrace.jobs.job import Job, JobOptions, State
+from headrace.jobs.message import Source
+from headrace.jobs.serialization import JOBS_PATH, job_object
+from headrace.queue.ended_job import Ended
+from headrace.queue.submission import Submission, of_another, repeat_of, submission
 
 NOT_YET: Final[Header] = (b"retry-after", b"1")
 REPLAYED: Final[Header] = (b"idempotency-replayed", b"true")
@@ -241,7 +241,7 @@ def submission_of(
     *,
     quiet: bool = False,
 ) -> Submission:
-    """What submit.lua is given for what was asked."""
+    """What jobs/submit.lua is given for what was asked."""
     return submission(
         asked.identity.job_id,
         asked.model,

@@ -13,10 +13,10 @@ from api.bodies import read_body
 from api.replies import caller_of, json_response, services_of
 from api.routes.jobs import visible_job
 from headrace.errors import Conflict, InvalidRequest, WebhookNotFound
-from headrace.ids import is_id
-from headrace.jobs import US_PER_S, iso
-from headrace.webhooks.records import Attempt, Change, Delivery, Kept
-from headrace.webhooks.target import shown
+from headrace.jobs.ids import is_id
+from headrace.jobs.job import US_PER_S, iso
+from headrace.queue.webhook_deliveries import Attempt, Change, Delivery, Kept
+from headrace.webhooks.endpoint import shown
 
 router = APIRouter(tags=["jobs"])
 

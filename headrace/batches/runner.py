@@ -14,18 +14,18 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from headrace import keys
-from headrace.access import NOBODY
-from headrace.api_keys import INTERNAL_TTL_S, internal_key
-from headrace.batches.batches import Batches
-from headrace.batches.driving import Driving
-from headrace.client.sync import Client
+from headrace.access.api_key import NOBODY
+from headrace.access.key_store import INTERNAL_TTL_S, internal_key
+from headrace.batches.execution import Driving
+from headrace.batches.files.store import Files
+from headrace.batches.store import Batches
+from headrace.client.sync_client import Client
+from headrace.config.settings import Settings
 from headrace.errors import HeadraceError
-from headrace.files.files import Files
-from headrace.settings import Settings
-from headrace.stop_signals import StopSignals
-from headrace.store.caller import Caller
-from headrace.store.stores import Stores, build_stores
+from headrace.payloads.stores import Stores, build_stores
+from headrace.redis import keys
+from headrace.redis.caller import Caller
+from headrace.signals import StopSignals
 
 logger = logging.getLogger("runner")
 

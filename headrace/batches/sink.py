@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from headrace.batches.answers import answer_line
-from headrace.batches.batches import Batches, Lease
-from headrace.batches.output import OutputFile
+from headrace.batches.files.store import Files
+from headrace.batches.output_file import OutputFile
+from headrace.batches.output_lines import answer_line
+from headrace.batches.store import Batches, Lease
 from headrace.errors import ConfigError
-from headrace.files.files import Files
-from headrace.keys import BatchField
-from headrace.runs.numbers import Numbers
-from headrace.runs.seams import Mark, Row
+from headrace.redis.keys import BatchField
+from headrace.runs.interfaces import Mark, Row
+from headrace.runs.range_set import Numbers
 
 
 class LeaseLost(Exception):

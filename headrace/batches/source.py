@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
-from headrace.batches.lines import BadLine, Line, Requests, read_lines
-from headrace.batches.records import Batch
+from headrace.batches.files.store import Files
+from headrace.batches.input_lines import BadLine, Line, Requests, read_lines
+from headrace.batches.record import Batch
 from headrace.errors import InvalidRequest
-from headrace.files.files import Files
-from headrace.runs.seams import Cursor, Entry
+from headrace.runs.interfaces import Cursor, Entry
 
 
 class BatchSource:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from headrace.batches.lines import BadLine, Line, Requests
-from headrace.batches.records import LineError
+from headrace.batches.input_lines import BadLine, Line, Requests
+from headrace.batches.record import LineError
 
 #: So many errors are told.
 ERRORS_MAX: Final = 100

@@ -9,10 +9,10 @@ One core without I/O (calls.py, exchange.py and what they use) is driven by two 
 `Client` (sync.py) blocks, `AsyncClient` (aio.py) awaits.
 """
 
-from headrace.client.aio import AsyncClient
+from headrace.client.async_client import AsyncClient
 from headrace.client.events import JobEvent
 from headrace.client.inputs import InputRef
-from headrace.client.job import (
+from headrace.client.models import (
     Cancelled,
     DeadLetter,
     Failure,
@@ -24,8 +24,8 @@ from headrace.client.job import (
     Run,
 )
 from headrace.client.requests import Options
-from headrace.client.sync import Client
-from headrace.progress import Progress
+from headrace.client.sync_client import Client
+from headrace.jobs.progress import Progress
 
 __all__ = [
     "AsyncClient",

@@ -10,9 +10,8 @@ from typing import Any, Final, TypeAlias, TypeVar
 import msgspec
 from typing_extensions import Unpack
 
-from headrace.client.exchange import PASSING, Patience, Session, exchange
-from headrace.client.job import Cancelled, Job
-from headrace.client.problems import Problem, decoded, problem_error
+from headrace.client.errors import Problem, decoded, problem_error
+from headrace.client.models import Cancelled, Job
 from headrace.client.requests import (
     JOBS,
     JSON_HEADERS,
@@ -21,9 +20,10 @@ from headrace.client.requests import (
     job_line,
     trace_headers,
 )
-from headrace.client.steps import Answer, Emit, Plan, Request, Stream, Take, Taken, source_of
+from headrace.client.retries import PASSING, Patience, Session, exchange
+from headrace.client.sansio import Answer, Emit, Plan, Request, Stream, Take, Taken, source_of
 from headrace.errors import HeadraceError, InvalidRequest, RequestError, UnexpectedAnswer
-from headrace.jobs import new_id
+from headrace.jobs.job import new_id
 
 #: So many jobs go in one request at the most, and so many bytes, unless one is larger by itself.
 CHUNK_JOBS: Final = 250

@@ -11,11 +11,10 @@ from urllib.parse import quote
 import msgspec
 from typing_extensions import Unpack
 
-from headrace.client.exchange import Session, exchange
+from headrace.client.errors import decoded, job_error
 from headrace.client.inputs import InputRef
-from headrace.client.job import Cancelled, Job, Model, Queue, decode_output
+from headrace.client.models import Cancelled, Job, Model, Queue, decode_output
 from headrace.client.pages import Page, listed
-from headrace.client.problems import decoded, job_error
 from headrace.client.requests import (
     JOBS,
     JSON_HEADERS,
@@ -24,10 +23,11 @@ from headrace.client.requests import (
     job_request,
     trace_headers,
 )
-from headrace.client.steps import Answer, Pause, Plan, Request, Stream
+from headrace.client.retries import Session, exchange
+from headrace.client.sansio import Answer, Pause, Plan, Request, Stream
 from headrace.errors import InvalidRequest, WaitTimeout
-from headrace.ids import check_key
-from headrace.jobs import new_id
+from headrace.jobs.ids import check_key
+from headrace.jobs.job import new_id
 
 MODELS: Final = "/api/v1/models"
 #: One long poll. The server caps it at its max_wait_s.

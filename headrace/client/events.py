@@ -7,12 +7,12 @@ from typing import Any, Final
 
 import msgspec
 
-from headrace.client.exchange import Patience, Session, borne
-from headrace.client.job import Failure, Job
+from headrace.client.models import Failure, Job
 from headrace.client.requests import job_request
-from headrace.client.steps import Broken, Emit, Hear, Hush, Listen, Pause, Request, Stream
+from headrace.client.retries import Patience, Session, borne
+from headrace.client.sansio import Broken, Emit, Hear, Hush, Listen, Pause, Request, Stream
 from headrace.errors import UnexpectedAnswer
-from headrace.progress import Progress
+from headrace.jobs.progress import Progress
 
 #: The server says something each 15 s at the least, be it a comment.
 SILENCE_S: Final = 45.0

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import msgspec
 
-from headrace.client.exchange import Session, exchange
-from headrace.client.job import Job, WebhookDelivery
-from headrace.client.problems import decoded
+from headrace.client.errors import decoded
+from headrace.client.models import Job, WebhookDelivery
 from headrace.client.requests import JSON_HEADERS, job_request
-from headrace.client.steps import Plan
+from headrace.client.retries import Session, exchange
+from headrace.client.sansio import Plan
 
 
 class _Deliveries(msgspec.Struct):

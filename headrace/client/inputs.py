@@ -25,8 +25,8 @@ import msgspec
 from typing_extensions import override
 
 from headrace.errors import InvalidRequest
-from headrace.inputs import binary_input
-from headrace.media import BINARY_TYPE, image_type, is_json
+from headrace.jobs.encoding import binary_input
+from headrace.jobs.media_types import BINARY_TYPE, image_type, is_json
 
 NPY_TYPE: Final = "application/x-npy"
 PNG_TYPE: Final = "image/png"

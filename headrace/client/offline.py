@@ -7,11 +7,11 @@ from urllib.parse import quote
 
 import msgspec
 
-from headrace.client.exchange import Session, exchange
-from headrace.client.job import Run
-from headrace.client.problems import decoded
+from headrace.client.errors import decoded
+from headrace.client.models import Run
 from headrace.client.requests import JSON_HEADERS
-from headrace.client.steps import Plan, Request
+from headrace.client.retries import Session, exchange
+from headrace.client.sansio import Plan, Request
 
 RUNS: Final = "/api/v1/runs"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias, TypeVar
 
-from headrace.client.exchange import Session, exchange
-from headrace.client.steps import Answer, Emit, Request, Stream
+from headrace.client.retries import Session, exchange
+from headrace.client.sansio import Answer, Emit, Request, Stream
 
 T = TypeVar("T")
 #: The items of a page, and the cursor of the next one.

@@ -10,8 +10,8 @@ from urllib.parse import quote
 import msgspec
 
 from headrace.client.inputs import InputRef, encode_input
-from headrace.client.job import Job
-from headrace.client.steps import Request
+from headrace.client.models import Job
+from headrace.client.sansio import Request
 from headrace.errors import InvalidRequest
 
 JOBS: Final = "/api/v1/jobs"

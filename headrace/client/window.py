@@ -22,11 +22,11 @@ from typing import Any, Final, Generic, TypeVar
 
 from headrace.client.bulk import CHUNK_JOBS, Entry, next_pack, send, statuses
 from headrace.client.calls import POLL_S, output
-from headrace.client.exchange import PASSING, Session, exchange
-from headrace.client.job import Job, Result
-from headrace.client.problems import job_error
+from headrace.client.errors import job_error
+from headrace.client.models import Job, Result
 from headrace.client.requests import job_request
-from headrace.client.steps import Plan
+from headrace.client.retries import PASSING, Session, exchange
+from headrace.client.sansio import Plan
 from headrace.errors import (
     BrokerError,
     HeadraceError,

@@ -66,8 +66,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from headrace.errors.clients import ClientError, ServerUnreachable, UnexpectedAnswer, WaitTimeout
-from headrace.errors.jobs import (
+from headrace.errors.base import HeadraceError
+from headrace.errors.client import ClientError, ServerUnreachable, UnexpectedAnswer, WaitTimeout
+from headrace.errors.job import (
     NOT_STARTED,
     HandlerError,
     InputError,
@@ -81,7 +82,7 @@ from headrace.errors.jobs import (
     ResultNotStored,
     TransientError,
 )
-from headrace.errors.requests import (
+from headrace.errors.request import (
     BatchNotFound,
     Conflict,
     FileMissing,
@@ -112,8 +113,7 @@ from headrace.errors.requests import (
     UnsupportedMedia,
     WebhookNotFound,
 )
-from headrace.errors.root import HeadraceError
-from headrace.errors.servers import (
+from headrace.errors.server import (
     BrokerError,
     BrokerFull,
     BrokerUnavailable,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import parse_qs, quote, urlencode, urlsplit
 
-from headrace.connections import parse_sentinel
+from headrace.redis.connection import parse_sentinel
 
 _TLS_CHECK: Final = "ssl_cert_reqs"
 

@@ -8,8 +8,8 @@ from typing import Any, Final
 import msgspec
 
 from headrace.errors import Conflict
-from headrace.runs.numbers import Numbers
-from headrace.runs.seams import Cursor, Mark
+from headrace.runs.interfaces import Cursor, Mark
+from headrace.runs.range_set import Numbers
 
 VERSION: Final = 1
 _ID_BYTES: Final = 10

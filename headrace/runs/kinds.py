@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from headrace.errors import ConfigError
-from headrace.runs.blobs import Blob, local_blobs
-from headrace.runs.csv_table import CsvReader
-from headrace.runs.folder_source import FolderSource
-from headrace.runs.jsonl_sink import JsonlSink
-from headrace.runs.jsonl_source import JsonlSource
-from headrace.runs.options import SourceOptions
-from headrace.runs.paths_source import PathsSource
-from headrace.runs.seams import Sink, Source
-from headrace.runs.spooled import SpooledSink
-from headrace.runs.tables import TableSource
-from headrace.runs.tar_samples import TarReader
+from headrace.runs.interfaces import Sink, Source
+from headrace.runs.sinks.jsonl import JsonlSink
+from headrace.runs.sinks.spooled import SpooledSink
+from headrace.runs.sources.csv import CsvReader
+from headrace.runs.sources.files import Blob, local_blobs
+from headrace.runs.sources.folder import FolderSource
+from headrace.runs.sources.jsonl import JsonlSource
+from headrace.runs.sources.options import SourceOptions
+from headrace.runs.sources.path_list import PathsSource
+from headrace.runs.sources.table import TableSource
+from headrace.runs.sources.webdataset import TarReader
 
 
 def jsonl_source(named: str, options: SourceOptions) -> Source:
@@ -64,7 +64,7 @@ def parquet_of(blobs: Sequence[Blob], options: SourceOptions) -> TableSource:
         ConfigError: pyarrow is not installed.
     """
     need_pyarrow(blobs[0].name)
-    from headrace.runs.parquet_table import ParquetSource
+    from headrace.runs.sources.parquet import ParquetSource
 
     return ParquetSource(blobs, options)
 
@@ -111,13 +111,13 @@ def parquet_sink(named: str, source: Source | None) -> Sink:
         ConfigError: pyarrow is not installed.
     """
     need_pyarrow(named)
-    from headrace.runs.parquet_sink import LocalParquet
+    from headrace.runs.sinks.parquet import LocalParquet
 
     return SpooledSink(LocalParquet(Path(named), carried_types(source)), Path(named))
 
 
 def carried_types(source: Source | None) -> Any:
     """The schema of what rows carry, where the source has one; pyarrow must be there."""
-    from headrace.runs.parquet_table import ParquetSource
+    from headrace.runs.sources.parquet import ParquetSource
 
     return source.carried_schema() if isinstance(source, ParquetSource) else None

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from headrace.errors import ConfigError
-from headrace.runs.options import SourceOptions
-from headrace.runs.seams import Sink, Source
+from headrace.runs.interfaces import Sink, Source
+from headrace.runs.sources.options import SourceOptions
 
 STDIN: Final = "-"
 FOLDER: Final = "a folder"

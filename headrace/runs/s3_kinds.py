@@ -7,13 +7,13 @@ from typing import Final
 
 from headrace.errors import ConfigError
 from headrace.runs import kinds
-from headrace.runs.blobs import Blob
-from headrace.runs.options import SourceOptions
-from headrace.runs.s3 import Bucket, s3_blobs, split
-from headrace.runs.s3_objects import S3Objects
-from headrace.runs.s3_sink import Form, Lines, S3Target, spool_of
-from headrace.runs.seams import Sink, Source
-from headrace.runs.spooled import SpooledSink
+from headrace.runs.interfaces import Sink, Source
+from headrace.runs.sinks.s3 import Form, Lines, S3Target, spool_of
+from headrace.runs.sinks.spooled import SpooledSink
+from headrace.runs.sources.files import Blob
+from headrace.runs.sources.options import SourceOptions
+from headrace.runs.sources.s3 import Bucket, s3_blobs, split
+from headrace.runs.sources.s3_objects import S3Objects
 
 _TABLES: Final[dict[str, Callable[[Sequence[Blob], SourceOptions], Source]]] = {
     ".jsonl": kinds.jsonl_of,
@@ -51,7 +51,7 @@ def s3_sink(named: str, source: Source | None) -> Sink:
         form = Lines()
     elif lower.endswith(".parquet"):
         kinds.need_pyarrow(named)
-        from headrace.runs.parquet_sink import ParquetForm
+        from headrace.runs.sinks.parquet import ParquetForm
 
         form = ParquetForm(kinds.carried_types(source))
     else:

@@ -9,7 +9,7 @@ import pytest
 from benchmarks import drains, isolation, kills, policy
 from benchmarks.scripts_bench import Bench, per_batch_size, per_depth
 from benchmarks.tables import Table, write_tables
-from headrace.catalog import ModelConfig
+from headrace.config.model_catalog import ModelConfig
 from tests.harness.redis_servers import redis_server
 
 

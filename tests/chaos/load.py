@@ -14,8 +14,9 @@ from typing import Any
 from celery import Celery
 from kombu.exceptions import OperationalError
 
-from headrace import Client, keys
-from headrace.client.job import Cancelled
+from headrace import Client
+from headrace.client.models import Cancelled
+from headrace.redis import keys
 from tests.chaos.plan import LOST, Planned
 from tests.chaos.system import System
 from tests.harness.celery_client import send, stock_client

@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 import redis
 
-from headrace import keys
-from headrace.processes import start_time_ticks
+from headrace.redis import keys
+from headrace.server.supervisor.proc import start_time_ticks
 from tests.chaos.plan import ALL, BATCH, INLINE_BYTES, MAX_DELIVERIES, Kill, models
 from tests.harness.processes import descendants, gone
 from tests.harness.redis_servers import RedisServer, redis_server

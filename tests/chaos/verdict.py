@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 import redis
 
-from headrace import Client, keys
-from headrace.jobs import FINAL_STATES, State
+from headrace import Client
+from headrace.jobs.job import FINAL_STATES, State
+from headrace.redis import keys
 from tests.chaos.load import Load
 from tests.chaos.plan import BATCH, BURIED, MARKED, Planned
 from tests.chaos.system import Ends, System

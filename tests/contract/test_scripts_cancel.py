@@ -1,4 +1,4 @@
-"""cancel.lua in each state, and the tombstones that it leaves."""
+"""jobs/cancel.lua in each state, and the tombstones that it leaves."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from kombu import Connection
 from redis.exceptions import ResponseError
 
-from headrace import keys
+from headrace.redis import keys
 from tests.harness.calls import TTL_S, Job, Leased, Queue, foreign
 from tests.harness.wait import wait_until
 

@@ -1,4 +1,4 @@
-"""claim.lua: what is taken, in which order and how much, and what becomes of everything else."""
+"""jobs/claim.lua: which jobs it takes, in which order, and what becomes of all others."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from headrace import keys
+from headrace.redis import keys
 from tests.harness.calls import Job, Queue, foreign
 
 pytestmark = pytest.mark.leaves_keys

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headrace import keys
+from headrace.redis import keys
 from tests.harness.calls import Leased, Queue, foreign
 
 LATER_US = "1000000000"

@@ -1,4 +1,4 @@
-"""expire.lua: what waits though it must have begun by now ends, whoever serves its queue."""
+"""jobs/expire.lua: what waits though it must have begun by now ends, whoever serves its queue."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headrace import keys
+from headrace.redis import keys
 from tests.harness.calls import Queue
 
 AT_ONCE_US = 1

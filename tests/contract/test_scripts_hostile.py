@@ -1,4 +1,4 @@
-"""claim.lua before hostile lists and keys: what goes in comes out, whole."""
+"""jobs/claim.lua before hostile lists and keys: what goes in comes out, whole."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis.exceptions import ResponseError
 
-from headrace import keys
-from headrace.envelope import envelope
-from headrace.jobs import new_id
+from headrace.jobs.job import new_id
+from headrace.jobs.message_writer import envelope
+from headrace.redis import keys
 from tests.harness.calls import Claimed, Job, Queue, foreign
 
 pytestmark = pytest.mark.leaves_keys
@@ -130,7 +130,9 @@ def test_our_own_messages_are_known_without_parsing_and_forgeries_fail_later(que
     head, _, tail = raw.partition(b'"properties"')
     forged = head + b"}{" + tail
     queue.push(forged)
-    assert queue.claim().ids == [job.id], "the head or tail of envelope() and of claim.lua differ"
+    assert queue.claim().ids == [job.id], (
+        "the head or tail of envelope() and of jobs/claim.lua differ"
+    )
     queue.push(raw[:-30])
     claimed = queue.claim()
     assert (claimed.jobs, claimed.refused) == ([], 1), "what is cut off is not taken for ours"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headrace import keys
+from headrace.redis import keys
 from tests.harness.calls import Job, Queue, foreign
 from tests.harness.locales import backwards
 from tests.harness.redis_servers import FLAVOURS, RedisServer, redis_server
@@ -37,7 +37,9 @@ def walk(
     look: int = 1000,
 ) -> tuple[list[str], Place, bool]:
     """The ids that a stretch has found, where it has ended, and whether more may follow."""
-    more, *flat = queue.call("index", [], queue.model, *before, since, states, most, look)
+    more, *flat = queue.call(
+        "queues/list_jobs", [], queue.model, *before, since, states, most, look
+    )
     texts = [text.decode() for text in flat]
     return texts[3::2], (texts[0], texts[1]), bool(more)
 

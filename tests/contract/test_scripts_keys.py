@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headrace import keys
+from headrace.redis import keys
 from tests.harness.calls import Job, Queue, foreign
 
 pytestmark = pytest.mark.leaves_keys
@@ -57,7 +57,7 @@ def test_a_list_has_only_the_keys_own(queue: Queue) -> None:
     queue.claim(10)
 
     def listed(*whose: str) -> set[str]:
-        answer = queue.call("index", [], queue.model, "", "", 0, "", 100, 100, *whose)
+        answer = queue.call("queues/list_jobs", [], queue.model, "", "", 0, "", 100, 100, *whose)
         return {item.decode() for item in answer[4::2]}
 
     assert listed(A) == {ids[0], ids[3]}
@@ -136,7 +136,7 @@ def test_a_counter_of_another_type_ends_no_work(queue: Queue) -> None:
 
 
 def take(queue: Queue, rate: str, wanted: int, least: int = 1) -> tuple[int, int]:
-    taken, wait_us = queue.call("take_tokens", [], A, rate, wanted, least)
+    taken, wait_us = queue.call("access/take_tokens", [], A, rate, wanted, least)
     return int(taken), int(wait_us)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headrace import keys
+from headrace.redis import keys
 from tests.harness.calls import Queue, foreign
 
 pytestmark = pytest.mark.leaves_keys

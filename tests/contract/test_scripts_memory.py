@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from redis.exceptions import NoScriptError, OutOfMemoryError, ResponseError
 
-from headrace import keys
 from headrace.errors import BrokerUnavailable
-from headrace.expiry import EXPIRE_ARGUMENTS
-from headrace.outages import outage_code, translate
-from headrace.scripts import NAMES, Arg, script
-from headrace.store.base import PayloadMissing, new_entry
-from headrace.store.index import Index
-from headrace.store.redis import RedisStore
+from headrace.payloads.index import Index
+from headrace.payloads.redis_store import RedisStore
+from headrace.payloads.store import PayloadMissing, new_entry
+from headrace.queue.expiry import EXPIRE_ARGUMENTS
+from headrace.redis import keys
+from headrace.redis.outages import outage_code, translate
+from headrace.redis.scripts import NAMES, Arg, script
 from tests.harness.calls import MAX_CRASHES, Job, Queue
 
 
@@ -137,7 +137,7 @@ def test_a_worker_goes_on_saying_that_it_lives(queue: Queue) -> None:
     with full_memory(queue):
         for _ in range(2):
             added = (stats, "ran", "1.5", stats, "took@1", "1 2 0.25")
-            queue.call("report", [], "w", 15, 2, "m", "{}", *added)
+            queue.call("workers/report", [], "w", 15, 2, "m", "{}", *added)
     assert queue.client.hgetall(keys.worker("w")) == {b"m": b"{}"}
     assert 0 < queue.client.ttl(keys.worker("w")) <= 15
     assert queue.client.zrange(keys.WORKERS, 0, -1) == [b"w"]
@@ -148,7 +148,7 @@ def test_who_lives_is_told_by_the_clock_of_redis(queue: Queue) -> None:
     """However wrong a worker's own clock is, it makes nobody else look gone."""
     seconds, _ = queue.client.time()
     queue.client.zadd(keys.WORKERS, {"gone": seconds - 16, "silent": seconds - 5})
-    queue.call("report", [], "w", 15, 2, ":clock", "99999999999")
+    queue.call("workers/report", [], "w", 15, 2, ":clock", "99999999999")
     found: Any = queue.client.zrange(keys.WORKERS, 0, -1, withscores=True)
     told = dict(found)
     assert list(told) == [b"silent", b"w"]
@@ -264,24 +264,23 @@ def test_a_server_that_knows_no_script_is_told(queue: Queue, name: str) -> None:
     known = script(name)
     queue.client.script_flush()
     arguments: dict[str, list[Arg]] = {
-        "submit": [0], "index": ["m", "", "", 0, "", 1, 1],
-        "view": [keys.QUEUE_PREFIX, 1], "cancel": [keys.QUEUE_PREFIX, 0], "depth": [],
-        "claim": [queue.name, "m", "1", 1, 1, 1, "w", "t", 1], "sweep": [queue.name, 1, 3, 10],
-        "settle": [queue.name], "renew": [1], "release": [queue.name, "free", 3],
-        "release_owner": [queue.name, "free", 3, "w"], "requeue": [queue.name, "x"],
-        "purge_letters": [queue.name, "x"], "purge": [queue.name, 10], "look_payloads": [1],
-        "put_payload": ["e", "r", 1, 0, 17, "more than nothing"], "follow": ["x", 1],
-        "report": ["w", 0, 2, "m", "{}"], "file_begin": ["f", 0],
-        "file_part": ["f", "redis:0", 0, 1, 1, 1], "file_finish": ["f", "batch", 1, 1],
-        "take_tokens": ["k", "1", 1, 1], "expire": list(EXPIRE_ARGUMENTS),
-        "outcomes": [""], "forget": [""], "listen": ["x"],
-        "tell_run": ["r", "{}", "", 60, 10, "-"],
-        "errands": ["", "", 1], "stages": ["x", 1, "{}", "y"], "hand_over": ["e", "e2"],
-        "clear": ["x", 1],
-        "batch_create": ["b", "{}", 0, 0, 0], "batch_cancel": ["b"], "batch_claim": [1, "r"],
-        "batch_save": ["b", 1, 1, "", 1, 0], "batch_release": ["r"],
-        "hook_save": ["x", "msg_1", "another", "{}", 60, "", "", "", ""], "hooks_due": [10],
-        "progress": ["x", 1, "1 {}"], "watch": [keys.QUEUE_PREFIX],
+        "jobs/submit": [0], "queues/list_jobs": ["m", "", "", 0, "", 1, 1],
+        "jobs/view": [keys.QUEUE_PREFIX, 1], "jobs/cancel": [keys.QUEUE_PREFIX, 0], "queues/depth":
+        [], "jobs/claim": [queue.name, "m", "1", 1, 1, 1, "w", "t", 1], "queues/sweep": [queue.name,
+        1, 3, 10], "jobs/settle": [queue.name], "jobs/renew": [1], "jobs/release": [queue.name,
+        "free", 3], "jobs/release_owner": [queue.name, "free", 3, "w"],
+        "queues/requeue_dead_letters": [queue.name, "x"], "queues/purge_dead_letters": [queue.name,
+        "x"], "queues/purge": [queue.name, 10], "payloads/sweep": [1], "payloads/put": ["e", "r", 1,
+        0, 17, "more than nothing"], "jobs/canvas_begin": ["x", 1], "workers/report": ["w", 0, 2,
+        "m", "{}"], "files/begin": ["f", 0], "files/part": ["f", "redis:0", 0, 1, 1, 1],
+        "files/finish": ["f", "batch", 1, 1], "access/take_tokens": ["k", "1", 1, 1], "jobs/expire":
+        list(EXPIRE_ARGUMENTS), "jobs/outcomes": [""], "jobs/delete": [""], "jobs/listen": ["x"],
+        "runs/save_status": ["r", "{}", "", 60, 10, "-"], "background/requeue_dead": ["", "", 1],
+        "pipelines/save_stages": ["x", 1, "{}", "y"], "pipelines/hand_over": ["e", "e2"],
+        "pipelines/clear": ["x", 1], "batches/create": ["b", "{}", 0, 0, 0], "batches/cancel":
+        ["b"], "batches/claim": [1, "r"], "batches/save": ["b", 1, 1, "", 1, 0], "batches/release":
+        ["r"], "webhooks/save": ["x", "msg_1", "another", "{}", 60, "", "", "", ""], "webhooks/due":
+        [10], "jobs/progress": ["x", 1, "1 {}"], "jobs/watch": [keys.QUEUE_PREFIX],
     }  # fmt: skip
     command = known.call(queue.keys, *arguments[name])
     with pytest.raises(NoScriptError):

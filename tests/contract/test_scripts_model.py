@@ -13,7 +13,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from headrace import keys
+from headrace.redis import keys
 from tests.harness.calls import Job, Leased, Queue
 from tests.harness.redis_servers import RedisServer
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import redis
 
-from headrace import keys
 from headrace.errors import BrokerFull, StoreFull
-from headrace.keys import F
-from headrace.store.base import Entry, new_entry
-from headrace.store.index import GRACE_S, SCRIPT_MAX_BYTES, Index
-from headrace.store.redis import RedisStore
+from headrace.payloads.index import GRACE_S, SCRIPT_MAX_BYTES, Index
+from headrace.payloads.redis_store import RedisStore
+from headrace.payloads.store import Entry, new_entry
+from headrace.redis import keys
+from headrace.redis.keys import F
 from tests.contract.test_scripts_memory import full_memory
 from tests.harness.calls import Queue
 from tests.harness.payloads import make_due, noted
@@ -116,7 +116,7 @@ def test_no_room_between_entry_and_payload_leaves_nothing(queue: Queue) -> None:
     index = Index(queue.client, 100 * SCRIPT_MAX_BYTES)
     entry = new_entry("redis", "one", "m", "i")
     # The entry still fits, the payload does not any more: as though memory ran out in between.
-    index.call("put_payload", entry.text, entry.ref, 1, "", len(body))
+    index.call("payloads/put", entry.text, entry.ref, 1, "", len(body))
     with full_memory(queue), pytest.raises(BrokerFull):
         index._write(entry, body, [], bounded=True)
     assert (noted(queue.client), total(queue.client)) == ([], 0)

@@ -1,4 +1,4 @@
-"""claim.lua: how many of each step are taken, and what goes before better jobs after all."""
+"""jobs/claim.lua: how many of each step are taken, and what goes before better jobs after all."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headrace import keys
+from headrace.redis import keys
 from tests.harness.calls import Queue, foreign
 
 pytestmark = pytest.mark.leaves_keys

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from headrace import keys
-from headrace.jobs import State
-from headrace.news import Standing, read_standing, standing_of
-from headrace.progress import Progress
-from headrace.queue import _job
+from headrace.jobs.job import State
+from headrace.jobs.progress import Progress
+from headrace.queue.job_queue import _job
+from headrace.queue.watcher import Standing, read_standing, standing_of
+from headrace.redis import keys
 from tests.harness.calls import Job, Leased, Queue
 from tests.harness.wait import wait_until
 
@@ -103,5 +103,5 @@ def test_a_record_of_the_wrong_type_hinders_no_neighbour(queue: Queue) -> None:
     assert odd == 0
     assert read_standing(good) is not None
     leased = queue.claim_one()
-    assert queue.call("progress", [], "odd", "1", "1 {}", leased.id, leased.token, "1 {}") == 1
+    assert queue.call("jobs/progress", [], "odd", "1", "1 {}", leased.id, leased.token, "1 {}") == 1
     queue.settle(leased)

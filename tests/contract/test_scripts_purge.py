@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from headrace import keys
+from headrace.redis import keys
 from tests.harness.calls import Queue, foreign
 
 pytestmark = pytest.mark.leaves_keys

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from redis.exceptions import ResponseError
 
-from headrace.outages import outage_code
+from headrace.redis.outages import outage_code
 from tests.harness.calls import Job, Queue
 from tests.harness.redis_servers import RedisServer
 from tests.harness.refusals import REFUSALS, refusing

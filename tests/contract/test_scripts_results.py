@@ -13,9 +13,9 @@ from celery import Celery
 from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 
-from headrace import keys
-from headrace.ended import read_ended
 from headrace.errors import InvalidRequest, ReplicaLost
+from headrace.queue.ended_job import read_ended
+from headrace.redis import keys
 from tests.harness.calls import MAX_CRASHES, SUCCESS, TTL_S, Job, Queue
 from tests.harness.redis_servers import RedisServer
 from tests.harness.wait import wait_until
@@ -114,17 +114,17 @@ DATES = ("1970-01-01", "1999-12-31", "2000-02-29", "2026-11-21", "2100-02-28", "
 @pytest.mark.parametrize("date", DATES)
 def test_the_scripts_calendar_is_pythons(queue: Queue, date: str) -> None:
     when = datetime.fromisoformat(f"{date}T23:59:58+00:00")
-    library = script_text("_lib").replace(
+    library = script_text("lib/keys").replace(
         "redis.call('TIME')", f"{{'{int(when.timestamp())}', '42'}}"
     )
-    said = queue.client.eval(library + script_text("_end") + "return iso_now()", 0)
+    said = queue.client.eval(library + script_text("lib/finish") + "return iso_now()", 0)
     assert said == (when + timedelta(microseconds=42)).isoformat().encode()
 
 
 def script_text(name: str) -> str:
     from importlib.resources import files
 
-    return files("headrace.scripts").joinpath(f"{name}.lua").read_text("utf-8")
+    return files("headrace.redis.scripts").joinpath(f"{name}.lua").read_text("utf-8")
 
 
 def test_nothing_expires_before_it_is_final_and_everything_after(queue: Queue) -> None:
@@ -265,7 +265,7 @@ def test_one_odd_key_blinds_nobody_to_the_depth_of_other_queues(queue: Queue) ->
     other.submit_one()
     for name in queue.keys:
         queue.client.set(name, "another application's")
-    _, odd, good = queue.call("depth", [], queue.name, other.name)
+    _, odd, good = queue.call("queues/depth", [], queue.name, other.name)
     assert [int(n) for n in odd[:7]] == [0] * 7
     assert [int(n) for n in good[:7]] == [1, 0, 0, 0, 0, 0, 0]
 
@@ -318,5 +318,5 @@ def test_a_quiet_jobs_result_is_read_from_its_record(queue: Queue) -> None:
         assert (record.get(b"r"), meta) == (b'{"a":[1]}' if results else None, b"")
     ((state, *_, result),) = queue.outcomes(job_id)
     assert (state, result) == (b"s", b'{"a":[1]}')
-    assert queue.call("forget", [], "", job_id, job_id) == [1]
+    assert queue.call("jobs/delete", [], "", job_id, job_id) == [1]
     assert queue.client.exists(keys.job(job_id)) == 0

@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from headrace import keys
-from headrace.keys import F
-from headrace.store.base import Entry, new_entry
-from headrace.store.index import Index
-from headrace.store.redis import RedisStore
+from headrace.payloads.index import Index
+from headrace.payloads.redis_store import RedisStore
+from headrace.payloads.store import Entry, new_entry
+from headrace.redis import keys
+from headrace.redis.keys import F
 from tests.contract.test_scripts_memory import full_memory
 from tests.harness.calls import Leased, Queue
 
@@ -19,7 +19,7 @@ TYPE = "application/json"
 
 
 def say(queue: Queue, of: Leased, *freed: str, token: str = "") -> int:
-    return int(queue.call("stages", [], of.id, token or of.token, NOTE, *freed))
+    return int(queue.call("pipelines/save_stages", [], of.id, token or of.token, NOTE, *freed))
 
 
 def ended(queue: Queue, **settled: object) -> str:
@@ -119,10 +119,10 @@ def test_stages_are_cancelled_and_cleared_by_whoever_holds_the_job_alone(
     lose(queue, job, lost)
     token = "1" if lost == "another's" else job.token
     sake = f"0 {job.id} {token}"
-    said = queue.call("cancel", [], keys.QUEUE_PREFIX, sake, waiting, over)
+    said = queue.call("jobs/cancel", [], keys.QUEUE_PREFIX, sake, waiting, over)
     assert said == (None if lost else [b"removed", b"ended"])
     assert queue.record(waiting)[F.STATE] == ("q" if lost else "c")
-    assert queue.call("clear", [], job.id, token, over, waiting) == (0 if lost else 1)
+    assert queue.call("pipelines/clear", [], job.id, token, over, waiting) == (0 if lost else 1)
     for name in (over, waiting):
         assert bool(queue.client.exists(keys.job(name))) == bool(lost)
     assert (queue.meta(over) is not None) == bool(lost)

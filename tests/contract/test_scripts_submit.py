@@ -1,4 +1,4 @@
-"""submit.lua: idempotency, admission, delay, and neighbours that fail apart."""
+"""jobs/submit.lua: idempotency, admission, delay, and neighbours that fail apart."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from headrace import keys
-from headrace.jobs import new_id
+from headrace.jobs.job import new_id
+from headrace.redis import keys
 from tests.harness.calls import Job, Queue, foreign
 from tests.harness.redis_servers import RedisServer
 
@@ -143,7 +143,7 @@ def test_neighbours_fail_apart(queue: Queue) -> None:
         (queue, known, KNOWN),
     ]
     arguments = [argument for where, job, _ in jobs for argument in where.run(job)]
-    answer = queue.call("submit", [], 0, *arguments)
+    answer = queue.call("jobs/submit", [], 0, *arguments)
     answers = queue.read_submit([job for _, job, _ in jobs], answer)
     assert [code for code, _, _ in answers] == [code for _, _, code in jobs]
     assert (len(queue.listed()), len(other.listed())) == (2, 1)

@@ -13,7 +13,7 @@ import pytest
 import redis
 from redis.exceptions import ResponseError
 
-from headrace import keys
+from headrace.redis import keys
 from tests.harness.calls import Job, Queue, foreign
 
 LEASE_US = 60_000_000
@@ -69,8 +69,8 @@ def test_errands_of_one_worker_wait_while_anothers_cannot_be_read(queue: Queue) 
     for owner in owners:
         for name in (keys.errands_taken(owner), keys.errands_held(owner)):
             with refused_whole(client, name):
-                queue.call("errands", [], "", "", 0)
-    assert queue.call("errands", [], "", "", 0) == 2 * len(owners)
+                queue.call("background/requeue_dead", [], "", "", 0)
+    assert queue.call("background/requeue_dead", [], "", "", 0) == 2 * len(owners)
     said = {f"{word} {owner}".encode() for owner in owners for word in ("errand of", "held by")}
     assert set(client.lrange(keys.ERRANDS, 0, -1)) == said
     client.delete(keys.ERRANDS)
@@ -91,11 +91,11 @@ def test_a_letter_goes_back_once_though_its_record_is_anothers(queue: Queue) -> 
 
 
 def batch(queue: Queue, batch_id: str) -> None:
-    queue.call("batch_create", [], batch_id, "{}", 60, 60, 60)
+    queue.call("batches/create", [], batch_id, "{}", 60, 60, 60)
 
 
 def claimed(queue: Queue) -> list[Any]:
-    return list(queue.call("batch_claim", [], LEASE_US, "runner"))
+    return list(queue.call("batches/claim", [], LEASE_US, "runner"))
 
 
 def test_a_batch_whose_record_is_anothers_keeps_no_runner_from_the_next(queue: Queue) -> None:
@@ -109,7 +109,7 @@ def test_a_batch_whose_record_is_anothers_keeps_no_runner_from_the_next(queue: Q
         assert claimed(queue) == []
         assert queue.client.zrange(keys.OPEN_BATCHES, 0, -1) == [b"b", b"c"]
     with in_its_place(queue.client, keys.batch("c")):
-        assert queue.call("batch_release", [], "runner") == [1]
+        assert queue.call("batches/release", [], "runner") == [1]
     assert claimed(queue)[0] == b"b"
 
 
@@ -120,7 +120,7 @@ def test_a_batch_is_not_saved_by_half(queue: Queue) -> None:
     said = ("a", token, LEASE_US, "in_progress", 60, 2, "total", 5, "f1", *file, "f2", *file)
     for name in (keys.FILES, keys.file("f2"), keys.file_parts("f2")):
         with refused_whole(queue.client, name):
-            queue.call("batch_save", [], *said)
-    assert queue.call("batch_save", [], *said)[0] == 1
+            queue.call("batches/save", [], *said)
+    assert queue.call("batches/save", [], *said)[0] == 1
     assert queue.client.hget(keys.batch("a"), "total") == b"5"
     assert queue.client.zcard(keys.file_parts("f2")) == 1

@@ -1,4 +1,4 @@
-"""Ends that scripts leave to be told to what follows, and follow.lua."""
+"""Ends that scripts leave to be told to what follows, and jobs/canvas_begin.lua."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from headrace import keys
-from headrace.jobs import new_id
+from headrace.jobs.job import new_id
+from headrace.redis import keys
 from tests.harness.calls import Queue, foreign
 from tests.harness.celery_client import caught
 

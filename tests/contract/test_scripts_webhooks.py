@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from redis.exceptions import ResponseError
 
-from headrace import keys
+from headrace.redis import keys
 from tests.contract.test_scripts_memory import full_memory
 from tests.harness.calls import MAX_CRASHES, TTL_S, Queue
 
@@ -160,7 +160,7 @@ def test_keys_of_another_type_hinder_no_end(queue: Queue) -> None:
 
 
 def save(queue: Queue, was: str, now: str, *more: str | int) -> list[Any]:
-    answer: list[Any] = queue.call("hook_save", [], "job", "msg_1", was, now, 60, *more)
+    answer: list[Any] = queue.call("webhooks/save", [], "job", "msg_1", was, now, 60, *more)
     return answer
 
 
@@ -172,9 +172,9 @@ def test_deliveries_are_kept_unless_another_was_faster(queue: Queue) -> None:
         assert queue.client.hgetall(hook) == {
             b"msg_1": b"one", b"b:msg_1": b"body", b"m:msg_1": b"errand",
         }  # fmt: skip
-        assert queue.call("hooks_due", [], 10) == [1]
+        assert queue.call("webhooks/due", [], 10) == [1]
     assert errands(queue) == ["errand"]
-    assert queue.call("hooks_due", [], 10) == [0]
+    assert queue.call("webhooks/due", [], 10) == [0]
     assert save(queue, "one", "three", "", "", "-", "webhooks:delivered", "old") == [1]
     assert queue.client.hgetall(hook) == {b"msg_1": b"three"}
     assert 0 < int(queue.client.ttl(hook)) <= 60
@@ -184,15 +184,15 @@ def test_deliveries_are_kept_unless_another_was_faster(queue: Queue) -> None:
 
 def test_what_is_not_due_waits_and_what_is_gone_is_passed_over(queue: Queue) -> None:
     save(queue, "", "one", 10**9, "errand", "body", "")
-    assert queue.call("hooks_due", [], 10) == [0]
+    assert queue.call("webhooks/due", [], 10) == [0]
     queue.client.zadd(keys.HOOKS, {"gone msg_2": 1, "no member of ours": 1, "job msg_1": 2})
-    assert queue.call("hooks_due", [], 2) == [2]
+    assert queue.call("webhooks/due", [], 2) == [2]
     assert errands(queue) == []
-    assert queue.call("hooks_due", [], 2) == [1]
+    assert queue.call("webhooks/due", [], 2) == [1]
     assert errands(queue) == ["errand"]
     queue.client.set(keys.ERRANDS, "another's", ex=60)
     queue.client.zadd(keys.HOOKS, {"job msg_1": 2})
     with pytest.raises(ResponseError, match="WRONGTYPE"):
-        queue.call("hooks_due", [], 2)
+        queue.call("webhooks/due", [], 2)
     assert queue.client.zcard(keys.HOOKS) == 1, "nothing was taken"
     queue.client.delete(keys.ERRANDS, keys.HOOKS)

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 import redis
 
-from headrace import keys
-from headrace.processes import children_of
+from headrace.redis import keys
+from headrace.server.supervisor.proc import children_of
 from tests.harness.containers import Service, Stack, can_sandbox, stack
 from tests.harness.flower import asked
 from tests.harness.processes import command_line, descendants, environment, gone

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from headrace.ports import free_port
+from headrace.server.ports import free_port
 from tests.harness.processes import descendants, gone
 from tests.harness.up import ROOT, clean_environment, write_models
 from tests.harness.wait import wait_until

@@ -25,7 +25,7 @@ from PIL import Image
 
 from handlers.digits_data import held_out
 from headrace import Client, errors
-from headrace.ports import free_port
+from headrace.server.ports import free_port
 from tests.harness.plain_http import PLAIN
 from tests.harness.up import ROOT, RunningUp, clean_environment, running_up
 from tests.harness.wait import wait_until

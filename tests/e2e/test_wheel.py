@@ -50,7 +50,7 @@ def test_it_holds_one_package_and_all_its_data(wheel: Path) -> None:
         sources = {str(p.relative_to(ROOT / folder)) for p in (ROOT / folder).rglob("*.py")}
         assert {f"{inside}/{source}" for source in sources} <= names
     assert {
-        f"headrace/scripts/{p.name}" for p in (ROOT / "headrace/scripts").glob("*.lua")
+        str(path.relative_to(ROOT)) for path in (ROOT / "headrace/redis/scripts").rglob("*.lua")
     } <= names
     assert "headrace/_server/handlers/weights/digits.safetensors" in names
     assert "headrace/_server/configs/models.yaml" in names

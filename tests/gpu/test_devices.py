@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.jobs import State
+from headrace.jobs.job import State
 from tests.gpu.conftest import LOAD_S, Start
 from tests.harness.gpu import cuda_names, gpus, used_mib
 from tests.harness.redis_servers import RedisServer

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu.workloads import photographs
-from headrace.jobs import State
+from headrace.jobs.job import State
 from tests.gpu.conftest import LOAD_S, Start
 from tests.harness.worker import HANDLERS
 

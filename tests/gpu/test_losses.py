@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.jobs import State
+from headrace.jobs.job import State
 from tests.gpu.conftest import LOAD_S, Start
 from tests.harness.wait import wait_until
 from tests.harness.worker import HANDLERS

@@ -8,8 +8,8 @@ from typing import Any
 
 import httpx2
 
-from headrace.access import Scope
-from headrace.api_keys import ApiKeys
+from headrace.access.api_key import Scope
+from headrace.access.key_store import ApiKeys
 from tests.harness.api_server import ApiServer
 from tests.harness.plain_http import PLAIN
 from tests.harness.redis_servers import RedisServer

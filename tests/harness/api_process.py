@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import httpx2
 
-from headrace.ports import free_port
+from headrace.server.ports import free_port
 from tests.harness.forked import Forked
 from tests.harness.plain_http import PLAIN
 from tests.harness.up import ROOT

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx2
 
-from headrace.processes import children_of
+from headrace.server.supervisor.proc import children_of
 from tests.harness.plain_http import PLAIN
 from tests.harness.up import RunningUp, started, write_models
 from tests.harness.wait import wait_until

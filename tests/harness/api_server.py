@@ -14,9 +14,9 @@ import httpx2
 from api.app import Application, create_app
 from api.server import Server, server_for
 from api.services import Services
-from headrace.catalog import Catalog, ModelConfig
-from headrace.ports import free_port
-from headrace.settings import Settings
+from headrace.config.model_catalog import Catalog, ModelConfig
+from headrace.config.settings import Settings
+from headrace.server.ports import free_port
 from tests.harness.plain_http import PLAIN
 from tests.harness.wait import wait_until
 

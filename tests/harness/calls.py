@@ -11,12 +11,12 @@ from typing import Any
 import redis
 from redis.exceptions import NoScriptError
 
-from headrace import keys
-from headrace.envelope import envelope
-from headrace.expiry import EXPIRE_ARGUMENTS
-from headrace.jobs import new_id
-from headrace.messages import Source
-from headrace.scripts import CLAIM_HEAD, CLAIM_MAX_BYTES, CLAIM_ROW, Arg, script
+from headrace.jobs.job import new_id
+from headrace.jobs.message import Source
+from headrace.jobs.message_writer import envelope
+from headrace.queue.expiry import EXPIRE_ARGUMENTS
+from headrace.redis import keys
+from headrace.redis.scripts import CLAIM_HEAD, CLAIM_MAX_BYTES, CLAIM_ROW, Arg, script
 
 LEASE_US = 60_000_000
 MAX_CRASHES = 3
@@ -131,7 +131,7 @@ class Queue:
         )
 
     def run(self, *jobs: Job) -> list[Arg]:
-        """A run of submit.lua, of jobs that differ in what neighbours of a run may differ in."""
+        """A run of jobs/submit.lua, of jobs that differ as neighbours of a run may."""
         job = jobs[0]
         fields: list[Arg] = ["m", self.model, "v", "1.0"]
         if job.ttl_s:
@@ -165,10 +165,10 @@ class Queue:
         """Per job: code, created, and its ticket, or the depth that it was refused for."""
         flat = [argument for run in runs for argument in self.run(*run)]
         jobs = [job for run in runs for job in run]
-        return self.read_submit(jobs, self.call("submit", [], self.index_max, *flat))
+        return self.read_submit(jobs, self.call("jobs/submit", [], self.index_max, *flat))
 
     def read_submit(self, jobs: Sequence[Job], answer: list[Any]) -> list[tuple[int, int, int]]:
-        """An answer of submit.lua, per job; the tickets are those of the records."""
+        """An answer of jobs/submit.lua, per job; the tickets are those of the records."""
         now, *told = map(int, answer)
         others = {
             told[at]: (told[at + 1], told[at + 2], told[at + 3]) for at in range(0, len(told), 4)
@@ -202,7 +202,7 @@ class Queue:
     ) -> Claimed:
         """Claim; `most` jobs there may be when those of steps 3, 6 and 9 are taken."""
         now, *head = self._run(
-            "claim", self.name, self.model, "1.0", count, max_bytes, lease_us, owner,
+            "jobs/claim", self.name, self.model, "1.0", count, max_bytes, lease_us, owner,
             keys.TASK_NAME, TTL_S, self.index_max, *(most or (count,) * 3), yield_us,
         )  # fmt: skip
         *lefts, refused = map(int, head[: CLAIM_HEAD - 1])
@@ -236,7 +236,7 @@ class Queue:
         for job in jobs:
             flat += [job.id, job.token, state, meta, len(jobs), "1.0,2.0,3.0,4.0,5.0"]
             flat += [*extra, ttl, retry_us]
-        return [int(code) for code in self._run("settle", self.name, *flat)]
+        return [int(code) for code in self._run("jobs/settle", self.name, *flat)]
 
     def settle_all(self) -> None:
         """End whatever is listed or leased, so that nothing is left behind."""
@@ -245,23 +245,23 @@ class Queue:
         self.settle(*self.claim().jobs)
 
     def renew(self, *jobs: Leased, lease_us: int = LEASE_US) -> list[int]:
-        return [int(code) for code in self._run("renew", lease_us, *_pairs(jobs))]
+        return [int(code) for code in self._run("jobs/renew", lease_us, *_pairs(jobs))]
 
     def release(self, *jobs: Leased, mode: str = "free", losses: Arg = MAX_CRASHES) -> list[str]:
-        answer = self._run("release", self.name, mode, losses, *_pairs(jobs))
+        answer = self._run("jobs/release", self.name, mode, losses, *_pairs(jobs))
         return [fate.decode() for fate in answer]
 
     def release_owner(self, owner: str, *keep: str, mode: str = "free") -> int:
-        return int(self._run("release_owner", self.name, mode, MAX_CRASHES, owner, *keep))
+        return int(self._run("jobs/release_owner", self.name, mode, MAX_CRASHES, owner, *keep))
 
     def sweep(self, *, reap: bool = True, limit: int = 500) -> tuple[int, int, int, int]:
-        answer = self._run("sweep", self.name, 2**53 if reap else 0, MAX_CRASHES, limit)
+        answer = self._run("queues/sweep", self.name, 2**53 if reap else 0, MAX_CRASHES, limit)
         promoted, reaped, due_us, *left, _ = map(int, answer)
         return promoted, reaped, due_us, sum(left)
 
     def untold(self, most: int = 100) -> dict[str, tuple[dict[str, Any], bytes]]:
         """The ends that a sweep hands out to be told: by name, Celery result and message."""
-        flat = self._run("sweep", self.name, 0, MAX_CRASHES, 500, most)[8:]
+        flat = self._run("queues/sweep", self.name, 0, MAX_CRASHES, 500, most)[8:]
         told = {}
         for name, entry in zip(flat[::2], flat[1::2], strict=True):
             length, _, rest = entry.partition(b":")
@@ -269,33 +269,36 @@ class Queue:
         return told
 
     def follow(self, leased: Leased) -> int:
-        return int(self.call("follow", [], leased.id, leased.token))
+        return int(self.call("jobs/canvas_begin", [], leased.id, leased.token))
 
     def purge(self, limit: int = 500) -> tuple[int, int, int]:
         """Jobs cancelled, messages removed, messages left."""
-        cancelled, removed, left = map(int, self._run("purge", self.name, limit))
+        cancelled, removed, left = map(int, self._run("queues/purge", self.name, limit))
         return cancelled, removed, left
 
     def requeue(self, *names: str) -> list[str]:
-        return [outcome.decode() for outcome in self._run("requeue", self.name, *names)]
+        return [
+            outcome.decode()
+            for outcome in self._run("queues/requeue_dead_letters", self.name, *names)
+        ]
 
     def purge_letters(self, *names: str) -> int:
-        return int(self._run("purge_letters", self.name, *names))
+        return int(self._run("queues/purge_dead_letters", self.name, *names))
 
     def listen(self, job_id: str) -> int:
-        return int(self.call("listen", [], job_id)[0])
+        return int(self.call("jobs/listen", [], job_id)[0])
 
     def outcomes(self, *ids: str) -> list[Any]:
-        return list(self.call("outcomes", [], "", *ids))
+        return list(self.call("jobs/outcomes", [], "", *ids))
 
     def cancel(self, *ids: str, remember_s: int = 0) -> list[str]:
-        answer = self.call("cancel", [], keys.QUEUE_PREFIX, remember_s, *ids)
+        answer = self.call("jobs/cancel", [], keys.QUEUE_PREFIX, remember_s, *ids)
         return [fate.decode() for fate in answer]
 
     def expire(self, most: int = 100) -> int:
         """End what waits too long; how many were looked at."""
         prefix, _, *error = EXPIRE_ARGUMENTS
-        return int(self.call("expire", [], prefix, most, *error)[0])
+        return int(self.call("jobs/expire", [], prefix, most, *error)[0])
 
     def entomb(self, *ids: str) -> list[str]:
         """Cancel jobs whose messages stand elsewhere than their tickets say."""
@@ -304,19 +307,19 @@ class Queue:
         return self.cancel(*ids)
 
     def view(self, *ids: str, results: bool = True) -> list[Any]:
-        return list(self.call("view", [], keys.QUEUE_PREFIX, int(results), *ids))
+        return list(self.call("jobs/view", [], keys.QUEUE_PREFIX, int(results), *ids))
 
     def watch(self, *ids: str) -> list[Any]:
-        return list(self.call("watch", [], keys.QUEUE_PREFIX, *ids))
+        return list(self.call("jobs/watch", [], keys.QUEUE_PREFIX, *ids))
 
     def progress(self, job: Leased, word: str) -> int:
-        return int(self.call("progress", [], job.id, job.token, word))
+        return int(self.call("jobs/progress", [], job.id, job.token, word))
 
     def place(self, job_id: str) -> int:
         return int(self.view(job_id)[0][2])
 
     def depth(self) -> Depth:
-        _, row = self.call("depth", [], self.name)
+        _, row = self.call("queues/depth", [], self.name)
         s0, s3, s6, s9, delayed, leased, dead = map(int, row[:7])
         oldest = [told.decode() for told in row[7:]]
         return Depth(s0, s3, s6, s9, delayed, leased, dead, *oldest)
@@ -372,7 +375,7 @@ class Queue:
 
 @dataclass(frozen=True)
 class Depth:
-    """What depth.lua says of one queue; `oldest` is when a step's oldest was created, or ""."""
+    """The depth of one queue; `oldest` is when a step's oldest job was created, or ""."""
 
     step0: int
     step3: int

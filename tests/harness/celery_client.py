@@ -13,7 +13,7 @@ from celery import Celery
 from celery.result import AsyncResult
 from kombu import Connection, Producer
 
-from headrace.keys import TASK_NAME, queue_name
+from headrace.redis.keys import TASK_NAME, queue_name
 from tests.harness.wait import wait_until
 
 GET_TIMEOUT_S = 60

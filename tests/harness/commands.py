@@ -21,7 +21,7 @@ from unittest.mock import patch
 
 from typing_extensions import override
 
-from headrace.cli import main
+from headrace.cli.main import main
 from tests.harness.up import clean_environment
 
 TIMEOUT_S = 60
@@ -176,8 +176,8 @@ def records(path: Path) -> list[dict[str, Any]]:
 
 def completed(url: str, *words: str, timeout_s: float | None = None) -> list[str]:
     """What bash is offered for the last of these words, by a server with so long to answer."""
-    waits = f"from headrace.commands import completion; completion.TIMEOUT_S = {timeout_s}; "
-    program = "import sys; from headrace.cli import main; sys.argv[0] = 'headrace'; main()"
+    waits = f"from headrace.cli import completion; completion.TIMEOUT_S = {timeout_s}; "
+    program = "import sys; from headrace.cli.main import main; sys.argv[0] = 'headrace'; main()"
     if timeout_s is not None:
         program = waits + program
     asked = {"COMP_WORDS": " ".join(["headrace", *words]), "COMP_CWORD": str(len(words))}

@@ -25,9 +25,9 @@ from unittest import mock
 
 from dotenv import dotenv_values
 
-from headrace import health
 from headrace.errors import HeadraceError
-from headrace.ports import free_port
+from headrace.server import health_probe
+from headrace.server.ports import free_port
 from tests.harness import compose_file, dockerfile, monitoring
 from tests.harness.processes import descendants
 from tests.harness.redis_servers import require
@@ -166,7 +166,7 @@ class Service:
         try:
             # Where it finds programs, such as nvidia-smi.
             with mock.patch.dict(os.environ, PATH=self.environ["PATH"]):
-                health.run_check(command[2], None, self.environ)
+                health_probe.run_check(command[2], None, self.environ)
         except HeadraceError:
             return False
         return True

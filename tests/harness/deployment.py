@@ -11,8 +11,8 @@ from typing import Any
 from celery import Celery
 from celery.result import AsyncResult
 
-from headrace import keys
-from headrace.jobs import new_id
+from headrace.jobs.job import new_id
+from headrace.redis import keys
 from tests.harness.celery_client import send, stock_client
 from tests.harness.redis_servers import nothing_leaks, redis_server
 from tests.harness.wait import wait_until

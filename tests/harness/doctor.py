@@ -13,14 +13,14 @@ from typing import Any, TypeVar
 import msgspec
 import redis
 
-from headrace import keys
-from headrace.doctor.finding import Check, Finding
-from headrace.doctor.rounds import rounds
-from headrace.doctor.site import Asked, Site
-from headrace.doctor.table import CHECKS
-from headrace.figures import FIELD as FIGURES
-from headrace.figures import Figures
-from headrace.telemetry import CLOCK
+from headrace.cli.doctor.check import Check, Finding
+from headrace.cli.doctor.deployment import Asked, Site
+from headrace.cli.doctor.registry import CHECKS
+from headrace.cli.doctor.runner import rounds
+from headrace.observability.host_figures import FIELD as FIGURES
+from headrace.observability.host_figures import Figures
+from headrace.observability.worker_report import CLOCK
+from headrace.redis import keys
 
 BY_NAME = {check.name: check for check in CHECKS}
 F = TypeVar("F", bound=Callable[..., Any])

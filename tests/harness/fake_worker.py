@@ -16,15 +16,15 @@ import msgspec
 import redis
 from redis.exceptions import NoScriptError, RedisError
 
-from headrace import keys
-from headrace.connections import connect
-from headrace.figures import FIELD as FIGURES
-from headrace.figures import Figures
-from headrace.jobs import US_PER_S, State
-from headrace.keys import F
-from headrace.messages import Message, read_envelope
-from headrace.scripts import CLAIM_HEAD, CLAIM_MAX_BYTES, CLAIM_ROW, Arg, script
-from headrace.telemetry import ModelStats
+from headrace.jobs.job import US_PER_S, State
+from headrace.jobs.message import Message, read_envelope
+from headrace.observability.host_figures import FIELD as FIGURES
+from headrace.observability.host_figures import Figures
+from headrace.observability.worker_report import ModelStats
+from headrace.redis import keys
+from headrace.redis.connection import connect
+from headrace.redis.keys import F
+from headrace.redis.scripts import CLAIM_HEAD, CLAIM_MAX_BYTES, CLAIM_ROW, Arg, script
 from tests.harness.wait import wait_until
 
 BATCH = 32
@@ -71,7 +71,7 @@ def claim(
     """Claim up to `count` jobs of a model; each with its token."""
     queue = keys.queue_name(model)
     arguments = (model, "1.0", count, CLAIM_MAX_BYTES, LEASE_US, owner, keys.TASK_NAME, 86400)
-    reply = call(client, "claim", queue, *arguments)
+    reply = call(client, "jobs/claim", queue, *arguments)
     rows = range(CLAIM_HEAD, len(reply), CLAIM_ROW)
     return [(read_envelope(reply[at]), reply[at + 2].decode()) for at in rows]
 
@@ -88,7 +88,7 @@ def settle(
             meta, extra = b"", (F.RESULT, answer.result)
         flat += (message.id, token, answer.state, meta, len(claimed), "1.5,0.25,0.1,2.0,0.1")
         flat += (*extra, "", "")
-    call(client, "settle", keys.queue_name(model), *flat)
+    call(client, "jobs/settle", keys.queue_name(model), *flat)
 
 
 def _meta(job_id: str, answer: Answer) -> bytes:
@@ -134,9 +134,9 @@ def publish_added(client: redis.Redis, added: dict[str, list[tuple[str, str]]]) 
     flat = [
         value for model, by in added.items() for one in by for value in (keys.stats(model), *one)
     ]
-    command = script("report").call([], "fake", keys.WORKER_TTL_S, 2, "", "{}")
+    command = script("workers/report").call([], "fake", keys.WORKER_TTL_S, 2, "", "{}")
     execute: Any = client.execute_command
-    execute(*script("report").load_command())
+    execute(*script("workers/report").load_command())
     execute(*command, *flat)
     client.delete(keys.worker("fake"))
     client.zrem(keys.WORKERS, "fake")

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.jobs import new_id
-from headrace.ports import free_port
+from headrace.jobs.job import new_id
+from headrace.server.ports import free_port
 from tests.harness.children import end_child
 from tests.harness.wait import wait_until
 from tests.harness.worker import ROOT, Client

@@ -28,8 +28,8 @@ _FORKS.set_forkserver_preload([
     "celery.worker.components", "celery.worker.consumer.delayed_delivery", "celery.worker.strategy",
     "celery.worker.autoscale", "celery.fixups.django", "celery.app.control", "celery.app.events",
     "celery.app.log", "billiard.pool", "kombu.matcher", "kombu.pidbox", "encodings.utf_8_sig",
-    "workers.celery.pool", "headrace.store.file", "headrace.store.redis", "headrace.log_lines",
-    "api.server", "uvicorn.lifespan.on", "uvloop",
+    "workers.celery.pool", "headrace.payloads.file_store", "headrace.payloads.redis_store",
+    "headrace.observability.log_format", "api.server", "uvicorn.lifespan.on", "uvloop",
 ])  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
-from headrace.devices import Device, worker_devices
+from headrace.server.gpus import Device, worker_devices
 
 _NAMES = """
 import json, torch

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace import keys
-from headrace.catalog import load_catalog
+from headrace.config.model_catalog import load_catalog
+from headrace.redis import keys
 from headrace.webhooks.signing import new_secret
 from tests.harness.api_server import ApiServer, api_server
 from tests.harness.hook_receiver import Receiver, hook_receiver

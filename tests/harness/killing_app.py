@@ -6,8 +6,8 @@ import os
 import signal
 from typing import Any
 
-from headrace.store.base import Entry
-from headrace.store.stores import Stores
+from headrace.payloads.store import Entry
+from headrace.payloads.stores import Stores
 from workers.celery_app import deployed
 
 _put = Stores.put

@@ -19,7 +19,7 @@ import httpx2
 import pytest
 import yaml
 
-from headrace.ports import free_port
+from headrace.server.ports import free_port
 from tests.harness.children import end_child
 from tests.harness.plain_http import PLAIN
 from tests.harness.wait import wait_until

@@ -16,9 +16,9 @@ from typing import Any
 
 import httpx2
 
-from headrace import keys
-from headrace.catalog import load_catalog
-from headrace.jobs import US_PER_S, new_id
+from headrace.config.model_catalog import load_catalog
+from headrace.jobs.job import US_PER_S, new_id
+from headrace.redis import keys
 from tests.harness.api_server import ApiServer, api_server
 from tests.harness.plain_http import PLAIN
 from tests.harness.proxy import Proxy, proxy

@@ -7,11 +7,11 @@ from typing import Any
 
 import redis
 
-from headrace import keys
-from headrace.jobs import JobOptions, new_id
-from headrace.messages import Source
-from headrace.store.stores import Stores
-from headrace.submission import submission
+from headrace.jobs.job import JobOptions, new_id
+from headrace.jobs.message import Source
+from headrace.payloads.stores import Stores
+from headrace.queue.submission import submission
+from headrace.redis import keys
 from tests.harness.api_server import ApiServer
 from tests.harness.fake_worker import FakeWorker
 from tests.harness.redis_servers import RedisServer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from headrace.processes import children_of, start_time_ticks
+from headrace.server.supervisor.proc import children_of, start_time_ticks
 
 
 def gone(*pids: int) -> bool:

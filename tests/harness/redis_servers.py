@@ -17,7 +17,7 @@ import pytest
 import redis
 from redis.driver_info import DriverInfo
 
-from headrace.ports import free_port
+from headrace.server.ports import free_port
 from tests.harness.wait import wait_until
 
 #: Said on each connection; redis-py else reads its own version from disk for each one, a

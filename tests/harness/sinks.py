@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from headrace.client.job import Failure
-from headrace.runs.seams import Row, Sink
+from headrace.client.models import Failure
+from headrace.runs.interfaces import Row, Sink
 
 
 def raw(value: Any) -> msgspec.Raw:

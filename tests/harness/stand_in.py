@@ -9,8 +9,8 @@ from typing import Any
 from typing_extensions import override
 
 from headrace.client import Client
-from headrace.client.steps import Answer, Broken, Request
-from headrace.runs.seams import NOTHING_CARRIED, Cursor, Entry
+from headrace.client.sansio import Answer, Broken, Request
+from headrace.runs.interfaces import NOTHING_CARRIED, Cursor, Entry
 
 Outcome = dict[str, Any]
 PROBLEM = {"content-type": "application/problem+json"}

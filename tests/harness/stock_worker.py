@@ -12,7 +12,7 @@ from typing import Any
 
 from celery import Celery
 
-from headrace.keys import TASK_NAME, queue_name
+from headrace.redis.keys import TASK_NAME, queue_name
 from tests.harness.children import end_child
 from tests.harness.wait import wait_until
 from tests.harness.worker import ROOT

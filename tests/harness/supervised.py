@@ -17,10 +17,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from headrace.console import Console
 from headrace.errors import HeadraceError
-from headrace.running import Child, Running
-from headrace.supervisor import Backoff, Supervisor
+from headrace.server.supervisor.child_process import Child, Running
+from headrace.server.supervisor.console import Console
+from headrace.server.supervisor.supervisor import Backoff, Supervisor
 from tests.harness.wait import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
-from headrace import totals
-from headrace.telemetry import COUNTED, HISTOGRAMS, LABELLED
-from headrace.totals import BOUNDS, Fields, Totals
+from headrace.observability import totals
+from headrace.observability.totals import BOUNDS, Fields, Totals
+from headrace.observability.worker_report import COUNTED, HISTOGRAMS, LABELLED
 
 
 @dataclass(frozen=True)

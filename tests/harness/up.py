@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from headrace.ports import free_port
+from headrace.server.ports import free_port
 from tests.harness.processes import descendants
 from tests.harness.wait import wait_until
 

@@ -16,12 +16,12 @@ RECORD_FIELD: Final = "zz"
 #: What a later version might change, each in what travels between processes of both versions.
 CHANGES: Final = {
     "headrace/__init__.py": (("__version__ = ", f'__version__ = "{VERSION}"  # '),),
-    "headrace/submission.py": (
+    "headrace/queue/submission.py": (
         ("fields: list[Arg] = [F.MODEL, model,", f'fields: list[Arg] = ["{RECORD_FIELD}", "1", '
          "F.MODEL, model,"),
     ),
     # What workers say of themselves, and how far a batch is.
-    "headrace/telemetry.py": (
+    "headrace/observability/worker_report.py": (
         ("    state: str\n    replicas: int = 0\n", '    state: str\n    next_field: str = "x"\n'
          "    replicas: int = 0\n"),
     ),
@@ -35,7 +35,7 @@ CHANGES: Final = {
 #: What is put behind a module: wrapped is what others import, however that is written by then.
 ADDITIONS: Final = {
     # A header of the task message, and a member of our own.
-    "headrace/envelope.py": """
+    "headrace/jobs/message_writer.py": """
 _this_envelope, _this_message = envelope, quiet_message
 
 
@@ -77,7 +77,7 @@ def next_version(folder: Path) -> Path:
     for name, addition in ADDITIONS.items():
         with (folder / name).open("a") as file:
             file.write(addition)
-    for script in (folder / "headrace/scripts").glob("*.lua"):
+    for script in (folder / "headrace/redis/scripts").rglob("*.lua"):
         with script.open("a") as file:
             file.write(f"-- {VERSION}\n")
     return folder

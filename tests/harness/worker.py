@@ -18,11 +18,11 @@ import msgspec
 import redis
 import yaml
 
-from headrace import keys
-from headrace.catalog import Catalog, load_catalog
-from headrace.jobs import Job, JobOptions, job_from_record, new_id
-from headrace.scripts import script
-from headrace.submission import Submission, submission, submit_arguments
+from headrace.config.model_catalog import Catalog, load_catalog
+from headrace.jobs.job import Job, JobOptions, job_from_record, new_id
+from headrace.queue.submission import Submission, submission, submit_arguments
+from headrace.redis import keys
+from headrace.redis.scripts import script
 from tests.harness.forked import Forked
 from tests.harness.redis_servers import DRIVER
 from tests.harness.wait import wait_until
@@ -219,7 +219,7 @@ class Client:
     def send(self, *jobs: Submission) -> None:
         """Enqueue jobs, all of which must be taken."""
         for at in range(0, len(jobs), 200):
-            answer = self._call("submit", 0, *submit_arguments(jobs[at : at + 200]))
+            answer = self._call("jobs/submit", 0, *submit_arguments(jobs[at : at + 200]))
             assert len(answer) == 1, answer
 
     def view(self, *ids: str) -> list[Job | None]:
@@ -227,7 +227,7 @@ class Client:
         for at in range(0, len(ids), 500):
             for job_id, answer in zip(
                 ids[at : at + 500],
-                self._call("view", keys.QUEUE_PREFIX, 1, *ids[at : at + 500]),
+                self._call("jobs/view", keys.QUEUE_PREFIX, 1, *ids[at : at + 500]),
                 strict=True,
             ):
                 if not isinstance(answer, list):

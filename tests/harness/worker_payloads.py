@@ -7,10 +7,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrace import keys
-from headrace.jobs import Job
-from headrace.settings import Settings
-from headrace.store.stores import Stores, build_stores
+from headrace.config.settings import Settings
+from headrace.jobs.job import Job
+from headrace.payloads.stores import Stores, build_stores
+from headrace.redis import keys
 from tests.harness.payloads import make_due, noted, payload_keys
 from tests.harness.redis_servers import nothing_leaks, redis_server
 from tests.harness.s3 import S3Server, s3_server

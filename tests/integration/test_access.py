@@ -16,8 +16,8 @@ import pytest
 
 from api import door
 from api.scopes import ROUTES, Needs, Open
-from headrace.access import Scope
-from headrace.api_keys import ApiKeys, internal_key
+from headrace.access.api_key import Scope
+from headrace.access.key_store import ApiKeys, internal_key
 from tests.harness.access import ALL, USER, bearer, http_as, in_flight, make_key, revoke_key
 from tests.harness.api_server import ApiServer, api_server, catalog
 from tests.harness.calls import Queue, foreign

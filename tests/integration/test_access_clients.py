@@ -15,7 +15,7 @@ import pytest
 
 from headrace import Client
 from headrace.errors import Forbidden, InvalidRequest, RateLimited, TooManyInFlight, Unauthorized
-from headrace.ports import free_port
+from headrace.server.ports import free_port
 from tests.harness.access import make_key, revoke_key
 from tests.harness.api_server import ApiServer, api_server, catalog
 from tests.harness.clients import SHELLS, client_of

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from headrace import keys
-from headrace.access import Scope
-from headrace.api_keys import internal_key
-from headrace.batches.driving import Driving
+from headrace.access.api_key import Scope
+from headrace.access.key_store import internal_key
+from headrace.batches.execution import Driving
 from headrace.batches.runner import ACTS_FOR
-from headrace.catalog import load_catalog
 from headrace.client import Client
-from headrace.ids import id_of_sequel
-from headrace.settings import Settings
+from headrace.config.model_catalog import load_catalog
+from headrace.config.settings import Settings
+from headrace.jobs.ids import id_of_sequel
+from headrace.redis import keys
 from tests.harness.access import http_as, in_flight, make_key, revoke_key
 from tests.harness.api_server import api_server, catalog
 from tests.harness.fake_worker import Answer, claim, settle

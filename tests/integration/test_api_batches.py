@@ -11,13 +11,13 @@ from typing import Any
 import openai
 import pytest
 
-from headrace.access import Scope
-from headrace.api_keys import api_keys_at, internal_key
-from headrace.batches.driving import Driving
+from headrace.access.api_key import Scope
+from headrace.access.key_store import api_keys_at, internal_key
+from headrace.batches.execution import Driving
 from headrace.batches.runner import ACTS_FOR, ApiClient
 from headrace.client import Client
+from headrace.config.settings import Settings
 from headrace.errors import ServerUnreachable
-from headrace.settings import Settings
 from tests.harness.api_process import api_process
 from tests.harness.api_server import ApiServer, api_server, catalog
 from tests.harness.certificates import Authority

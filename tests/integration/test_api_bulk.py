@@ -10,7 +10,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from headrace.ids import id_of_key
+from headrace.jobs.ids import id_of_key
 from tests.harness.api_server import ApiServer, api_server, catalog
 from tests.harness.bulk import BULK, BulkSocket, ndjson
 from tests.harness.fake_worker import FakeWorker, claim, echo, settle

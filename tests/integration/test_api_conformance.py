@@ -14,7 +14,8 @@ from click.testing import CliRunner
 from api.openapi import SCHEMAS, document
 from api.openapi.problems import JOB_PROBLEMS
 from api.problems import PROBLEMS
-from headrace import __version__, keys
+from headrace import __version__
+from headrace.redis import keys
 from headrace.webhooks.signing import new_secret
 from tests.harness.api_server import ApiServer, api_server, catalog
 from tests.harness.fake_worker import FakeWorker, publish_state

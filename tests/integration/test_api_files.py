@@ -15,8 +15,8 @@ import openai
 import pytest
 
 from api.routes.files import FORM_MAX_BYTES
-from headrace import keys
-from headrace.files import files as files_module
+from headrace.batches.files import store as files_module
+from headrace.redis import keys
 from tests.harness.api_process import api_process
 from tests.harness.api_server import ApiServer, api_server, catalog
 from tests.harness.openai_batches import sdk

@@ -10,8 +10,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from headrace.ids import id_of_key, is_id
-from headrace.jobs import new_id
+from headrace.jobs.ids import id_of_key, is_id
+from headrace.jobs.job import new_id
 from tests.harness.api_server import ApiServer, api_server, catalog
 from tests.harness.calls import Queue, foreign
 from tests.harness.fake_worker import Answer, FakeWorker, claim, settle

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace import keys
-from headrace.jobs import State
-from headrace.keys import F
+from headrace.jobs.job import State
+from headrace.redis import keys
+from headrace.redis.keys import F
 from tests.harness.api_server import ApiServer
 from tests.harness.fake_worker import Answer, claim, failure, publish_state, settle
 from tests.harness.redis_servers import RedisServer

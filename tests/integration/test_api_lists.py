@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from headrace import keys, listing
+from headrace.queue import listing
+from headrace.redis import keys
 from tests.harness.api_server import ApiServer, api_server, catalog
 from tests.harness.bulk import BULK, ndjson
 from tests.harness.fake_worker import Answer, claim, settle

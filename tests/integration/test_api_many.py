@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headrace.jobs import new_id
+from headrace.jobs.job import new_id
 from tests.harness.api_server import ApiServer
 from tests.harness.fake_worker import Answer, claim, settle
 from tests.harness.redis_servers import RedisServer

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.client import Client
-from headrace.jobs import new_id
+from headrace.jobs.job import new_id
 from tests.harness.api_server import ApiServer
 from tests.harness.fake_worker import Answer, claim, failure, settle
 from tests.harness.redis_servers import RedisServer

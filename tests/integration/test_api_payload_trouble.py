@@ -13,7 +13,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from headrace.ports import free_port
+from headrace.server.ports import free_port
 from tests.harness.api_server import api_server, catalog
 from tests.harness.payload_site import BODY
 from tests.harness.payloads import make_due, noted, payload_keys, sweep_all

@@ -13,7 +13,7 @@ import pytest
 from celery import Celery
 from celery.result import AsyncResult
 
-from headrace import keys
+from headrace.redis import keys
 from tests.harness.celery_client import GET_TIMEOUT_S, stock_client
 from tests.harness.payload_site import BODY, JSON_BODY, LIMIT, Site, ended, payload_site
 from tests.harness.payloads import noted, payload_keys

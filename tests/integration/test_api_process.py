@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from headrace.ports import free_port
+from headrace.server.ports import free_port
 from tests.harness.api_process import answers, environ
 from tests.harness.fake_worker import Answer, claim, settle
 from tests.harness.plain_http import PLAIN

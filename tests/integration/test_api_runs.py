@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from headrace import errors, keys
-from headrace.access import Caller
+from headrace import errors
+from headrace.access.api_key import Caller
 from headrace.client import Client
 from headrace.client.offline import tell_run
-from headrace.connections import connect_async
-from headrace.queue import JobQueue
-from headrace.run_records import SILENT_S, RunRecords, RunTold
+from headrace.queue.job_queue import JobQueue
+from headrace.redis import keys
+from headrace.redis.connection import connect_async
+from headrace.runs.records import SILENT_S, RunRecords, RunTold
 from tests.harness.api_server import ApiServer
 from tests.harness.redis_servers import RedisServer
 

@@ -11,10 +11,10 @@ from urllib.parse import quote
 
 import pytest
 
-from headrace import keys
-from headrace.inputs import decode_input
-from headrace.jobs import JobOptions
-from headrace.messages import Message
+from headrace.jobs.encoding import decode_input
+from headrace.jobs.job import JobOptions
+from headrace.jobs.message import Message
+from headrace.redis import keys
 from tests.harness.api_server import ApiServer
 from tests.harness.fake_worker import FakeWorker, claim, settle
 from tests.harness.fake_worker import echo as echoed

@@ -14,7 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from api import tally
-from headrace import exchange, keys
+from headrace.redis import exchange, keys
 from tests.harness.api_server import ApiServer, api_server, catalog
 from tests.harness.redis_servers import RedisServer, redis_server
 from tests.harness.wait import wait_until

@@ -9,9 +9,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from api.openapi import document
 from api.problems import PROBLEMS
-from headrace import __version__, keys
+from headrace import __version__
 from headrace.errors import BY_CODE, ClientError
-from headrace.telemetry import ModelStats
+from headrace.observability.worker_report import ModelStats
+from headrace.redis import keys
 from tests.harness.api_server import ApiServer
 from tests.harness.fake_worker import Answer, claim, publish_state, publish_stats, settle
 from tests.harness.redis_servers import RedisServer

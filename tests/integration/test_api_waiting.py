@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from headrace.jobs import Job
-from headrace.keys import queue_name
+from headrace.jobs.job import Job
+from headrace.redis.keys import queue_name
 from tests.harness.api_server import ApiServer, api_server, catalog
 from tests.harness.fake_worker import Answer, FakeWorker, claim, failure, settle
 from tests.harness.redis_servers import RedisServer, redis_server

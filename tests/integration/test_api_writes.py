@@ -14,7 +14,7 @@ import pytest
 import uvicorn
 
 from api.protocol import JoinedWrites, protocol_with
-from headrace.settings import Settings
+from headrace.config.settings import Settings
 from tests.harness.wait import wait_until
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]

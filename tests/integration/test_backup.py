@@ -12,7 +12,7 @@ import pytest
 
 from headrace import Client
 from headrace.errors import InputUnavailable, JobNotFound
-from headrace.ports import free_port
+from headrace.server.ports import free_port
 from tests.harness.api_process import api_process
 from tests.harness.batches import BatchLog
 from tests.harness.redis_servers import RedisServer, redis_server

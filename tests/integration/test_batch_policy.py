@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from headrace import keys
-from headrace.inputs import binary_input
-from headrace.jobs import Job, State
-from headrace.ports import free_port
-from headrace.scripts import CLAIM_MAX_BYTES
+from headrace.jobs.encoding import binary_input
+from headrace.jobs.job import Job, State
+from headrace.redis import keys
+from headrace.redis.scripts import CLAIM_MAX_BYTES
+from headrace.server.ports import free_port
 from tests.harness.batches import BatchLog
 from tests.harness.proxy import proxy
 from tests.harness.redis_servers import RedisServer

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from headrace.batches.batches import Batches as Records
-from headrace.batches.batches import Written
-from headrace.batches.output import OutputFile
-from headrace.batches.records import IN_PROGRESS, Spec
+from headrace.batches.files.store import Files
+from headrace.batches.output_file import OutputFile
+from headrace.batches.record import IN_PROGRESS, Spec
+from headrace.batches.store import Batches as Records
+from headrace.batches.store import Written
+from headrace.config.settings import Settings
 from headrace.errors import FileMissing
-from headrace.files.files import Files
-from headrace.settings import Settings
-from headrace.store.caller import Caller
-from headrace.store.stores import build_stores
+from headrace.payloads.stores import build_stores
+from headrace.redis.caller import Caller
 from tests.harness.openai_batches import batches_at, line
 from tests.harness.payloads import make_due, payload_keys
 from tests.harness.processes import gone
@@ -201,7 +201,7 @@ def test_what_a_runner_had_that_is_gone_is_for_the_next_at_once(shelf: Shelf) ->
 def test_an_output_grows_by_its_last_part_and_is_gone_on_with(
     shelf: Shelf, redis_db: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.batches.output.FULL_BYTES", 100)
+    monkeypatch.setattr("headrace.batches.output_file.FULL_BYTES", 100)
     shelf.records.create(SPEC)
     lease = shelf.records.claim()
     assert lease is not None

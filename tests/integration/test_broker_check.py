@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import redis.exceptions
 
-from headrace.broker_check import check_broker
-from headrace.connections import connect, connect_async, parse_sentinel, redact_url
 from headrace.errors import BrokerUnavailable, BrokerUnsupported, ConfigError
-from headrace.ports import free_port
+from headrace.redis.compatibility import check_broker
+from headrace.redis.connection import connect, connect_async, parse_sentinel, redact_url
+from headrace.server.ports import free_port
 from tests.harness.fake_redis import fake_redis
 from tests.harness.redis_servers import RedisServer, redis_server, require
 from tests.harness.wait import wait_until

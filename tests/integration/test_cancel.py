@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from celery import Celery
 
-from headrace import keys
-from headrace.jobs import Job, State
+from headrace.jobs.job import Job, State
+from headrace.redis import keys
 from tests.harness.celery_client import stock_client, wait_until_handed_over
 from tests.harness.redis_servers import RedisServer
 from tests.harness.verbs import Bench, bench
@@ -20,7 +20,7 @@ Cancel = Callable[[Bench, str], None]
 
 
 def by_script(at: Bench, job_id: str) -> None:
-    assert at.client._call("cancel", keys.QUEUE_PREFIX, 0, job_id) == [b"asked"]
+    assert at.client._call("jobs/cancel", keys.QUEUE_PREFIX, 0, job_id) == [b"asked"]
 
 
 def by_revoke(at: Bench, job_id: str) -> None:

@@ -10,8 +10,9 @@ import pytest
 from celery import Celery, chain, chord, group
 from celery.exceptions import ChordError, TaskRevokedError
 
-from headrace import errors, keys
-from headrace.jobs import State, new_id
+from headrace import errors
+from headrace.jobs.job import State, new_id
+from headrace.redis import keys
 from tests.harness.celery_client import GET_TIMEOUT_S, state_of
 from tests.harness.deployment import Deployment
 from tests.harness.stock_worker import ours, stock, stock_worker

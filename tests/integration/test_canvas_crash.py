@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from celery import Celery, chord
 
-from headrace import keys
-from headrace.jobs import State
-from headrace.recovery import release_incarnation
-from headrace.scripts import script
+from headrace.jobs.job import State
+from headrace.queue.recovery import release_incarnation
+from headrace.redis import keys
+from headrace.redis.scripts import script
 from tests.harness.celery_client import GET_TIMEOUT_S, stock_client
 from tests.harness.proxy import Proxy, proxy
 from tests.harness.redis_servers import RedisServer, nothing_leaks, redis_server
@@ -94,7 +94,7 @@ def _second(site: Site) -> Any:
 
 
 def test_a_kill_between_the_callbacks_and_the_settlement(site: Site) -> None:
-    site.carrier.swallow(script("settle").sha.encode())
+    site.carrier.swallow(script("jobs/settle").sha.encode())
     member = ours(site.app, "tricky", 5, task_id="member")
     # Without ids of their own, as most clients link.
     member.link(stock(site.app, "note", "nowhere"))

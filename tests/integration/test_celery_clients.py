@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from celery import Celery
 
-from headrace import errors, keys
-from headrace.jobs import State, new_id
+from headrace import errors
+from headrace.jobs.job import State, new_id
+from headrace.redis import keys
 from tests.harness.celery_client import GET_TIMEOUT_S, caught, send, state_of
 from tests.harness.deployment import Deployment
 from tests.harness.wait import wait_until

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from headrace import keys
-from headrace.jobs import State, new_id
-from headrace.messages import read_envelope
+from headrace.jobs.job import State, new_id
+from headrace.jobs.message import read_envelope
+from headrace.redis import keys
 from tests.harness.celery_client import GET_TIMEOUT_S, Events, send, stock_client
 from tests.harness.redis_servers import RedisServer, nothing_leaks, redis_server
 from tests.harness.wait import wait_until

@@ -16,8 +16,9 @@ from celery import Celery, Signature, chain, chord, group
 from celery.exceptions import TaskRevokedError
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 
-from headrace import errors, keys
-from headrace.jobs import State, new_id
+from headrace import errors
+from headrace.jobs.job import State, new_id
+from headrace.redis import keys
 from tests.harness.celery_client import GET_TIMEOUT_S, raw_message, send, state_of
 from tests.harness.deployment import Deployment
 from tests.harness.wait import wait_until

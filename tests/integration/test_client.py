@@ -14,11 +14,11 @@ import pytest
 
 from headrace import Client, errors
 from headrace.client import Job, pages
-from headrace.inputs import decode_input
-from headrace.jobs import State, new_id
-from headrace.keys import F
-from headrace.messages import Message
-from headrace.ports import free_port
+from headrace.jobs.encoding import decode_input
+from headrace.jobs.job import State, new_id
+from headrace.jobs.message import Message
+from headrace.redis.keys import F
+from headrace.server.ports import free_port
 from tests.harness.api_server import ApiServer
 from tests.harness.clients import SHELLS, client_of
 from tests.harness.fake_worker import Answer, FakeWorker, failure

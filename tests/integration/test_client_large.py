@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headrace.catalog import load_catalog
+from headrace.config.model_catalog import load_catalog
 from tests.harness.api_server import api_server
 from tests.harness.clients import SHELLS, client_of
 from tests.harness.deployment import Deployment

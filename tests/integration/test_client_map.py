@@ -13,7 +13,7 @@ import pytest
 
 from headrace import errors
 from headrace.client import Result
-from headrace.messages import Message
+from headrace.jobs.message import Message
 from tests.harness.api_server import ApiServer
 from tests.harness.clients import SHELLS, client_of
 from tests.harness.fake_worker import Answer, FakeWorker, claim, failure, settle

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.jobs import new_id
-from headrace.ports import free_port
+from headrace.jobs.job import new_id
+from headrace.server.ports import free_port
 from tests.harness.commands import (
     Commands,
     CommandsWithin,

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import redis
 
-from headrace.ports import free_port
+from headrace.server.ports import free_port
 from tests.harness.commands import Commands, CommandsWithin, completed, offered, records
 from tests.harness.up import RunningUp, running_up, write_models
 from tests.harness.wait import wait_until

@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace import Client, errors, keys
-from headrace.catalog import load_catalog
-from headrace.envelope import envelope
+from headrace import Client, errors
+from headrace.config.model_catalog import load_catalog
+from headrace.jobs.message_writer import envelope
+from headrace.redis import keys
 from tests.harness.api_server import ApiServer, api_server
 from tests.harness.clients import SHELLS, client_of
 from tests.harness.proxy import proxy
@@ -227,7 +228,7 @@ def test_the_client_lists_them_over_pages_and_shows_one(
 def test_the_client_puts_back_and_removes_one_some_or_all(
     api: ApiServer, shell: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.client.control.LETTERS_AT_ONCE", 2)
+    monkeypatch.setattr("headrace.client.admin.LETTERS_AT_ONCE", 2)
     with client_of(shell, api.url) as client:
         ids = dead(client, 4)
         before = {letter.id: letter.died_at for letter in client.dead_letters("tricky")}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.jobs import State
+from headrace.jobs.job import State
 from tests.harness.redis_servers import RedisServer
 from tests.harness.wait import wait_until
 from tests.harness.worker import HANDLERS, Client, Worker, celery_worker, write_models

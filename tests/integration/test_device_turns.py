@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from headrace import keys
-from headrace.jobs import US_PER_S, State
+from headrace.jobs.job import US_PER_S, State
+from headrace.redis import keys
 from tests.harness.batches import BatchLog, uses
 from tests.harness.celery_client import Events, stock_client
 from tests.harness.redis_servers import RedisServer
@@ -155,7 +155,7 @@ def test_a_batch_that_is_only_prepared_makes_way_for_another_model(
         at.wait_for("preprocess staged ends")
         events.wait_for("started", staged)
         if cancelled:
-            at.client._call("cancel", keys.QUEUE_PREFIX, 0, staged)
+            at.client._call("jobs/cancel", keys.QUEUE_PREFIX, 0, staged)
         lone = at.client.submit("lone", {"name": "lone"})
         jobs = at.client.wait(*running, staged, *lone)
         ended = State.CANCELLED if cancelled else State.SUCCEEDED

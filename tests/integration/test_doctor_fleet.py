@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from headrace import __version__, keys
-from headrace.commands.exits import ExitCode
-from headrace.doctor import fleet
-from headrace.figures import DeviceFigures, Figures, HostFigures
-from headrace.jobs import US_PER_S
-from headrace.keys import F
-from headrace.ports import free_port
+from headrace import __version__
+from headrace.cli.doctor import workers
+from headrace.cli.shared.exit_codes import ExitCode
+from headrace.jobs.job import US_PER_S
+from headrace.observability.host_figures import DeviceFigures, Figures, HostFigures
+from headrace.redis import keys
+from headrace.redis.keys import F
+from headrace.server.ports import free_port
 from tests.harness.api_server import api_server, catalog
 from tests.harness.doctor import (
     BY_NAME,
@@ -66,7 +67,7 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
 
 def test_a_worker_that_runs_is_found_so(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     # However long this machine stands still.
-    monkeypatch.setattr(fleet, "SILENT_S", 60.0)
+    monkeypatch.setattr(workers, "SILENT_S", 60.0)
     with site(worker.redis_url, worker.models) as whole:
         verdict(look(whole, "workers"), "ok", worker.node)
         verdict(look(whole, "worker-versions"), "ok", __version__)
@@ -98,7 +99,7 @@ def test_a_worker_that_hangs_and_one_that_was_killed(
         celery_worker(server.url, path, tmp_path, node=f"cpu1@{host}") as running,
     ):
         running.wait_ready("echo")
-        monkeypatch.setattr(fleet, "PING_S", 40)  # who answers is not waited for
+        monkeypatch.setattr(workers, "PING_S", 40)  # who answers is not waited for
         verdict(found("worker-answers", server.url, path), "ok", "answer")
         os.kill(running.pid, signal.SIGSTOP)
         try:
@@ -107,7 +108,7 @@ def test_a_worker_that_hangs_and_one_that_was_killed(
                 (owner,) = client.zrange(keys.WORKERS, 0, -1)
                 client.persist(keys.worker(owner.decode()))
             verdict(found("workers", server.url, path), "warn", "said nothing for 15 s")
-            monkeypatch.setattr(fleet, "PING_S", 1)
+            monkeypatch.setattr(workers, "PING_S", 1)
             verdict(found("worker-answers", server.url, path), "fail", "no answer", "cpu1@")
         finally:
             os.kill(running.pid, signal.SIGCONT)
@@ -145,7 +146,7 @@ def test_clocks_that_are_wrong(
         tell(client, "early", ahead_s=40)
         verdict(found("clocks", redis_db.url, models), "fail", "early@", "ahead of Redis", "chrony")
         client.delete(keys.worker("late"), keys.worker("early"), keys.WORKERS)
-        monkeypatch.setattr(fleet, "clock_skew_s", lambda _: -3.4)
+        monkeypatch.setattr(workers, "clock_skew_s", lambda _: -3.4)
         verdict(found("clocks", redis_db.url, models), "warn", "this host is 3 s behind")
 
 
@@ -158,7 +159,7 @@ def test_an_api_that_is_away_or_cannot_serve(
     assert gone.code is ExitCode.UNREACHABLE
     with redis_server("valkey9") as own, api_server(own.url, catalog(echo={})) as server:
         verdict(found("api", own.url, models, api=server.url), "ok", __version__)
-        monkeypatch.setattr(fleet, "__version__", "9.9.9")
+        monkeypatch.setattr(workers, "__version__", "9.9.9")
         verdict(found("api", own.url, models, api=server.url), "warn", "9.9.9", __version__)
         own.stop(kill=True)
         verdict(found("api", own.url, models, api=server.url), "fail", "answers 503", "Redis")

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from headrace.commands.exits import ExitCode
-from headrace.doctor import durability, server, speed
-from headrace.doctor import site as sites
-from headrace.doctor.finding import Finding
-from headrace.ports import free_port
+from headrace.cli.doctor import deployment as sites
+from headrace.cli.doctor import redis_durability, redis_latency
+from headrace.cli.doctor import redis_server as server
+from headrace.cli.doctor.check import Finding
+from headrace.cli.shared.exit_codes import ExitCode
+from headrace.server.ports import free_port
 from tests.harness.certificates import Authority
 from tests.harness.doctor import breaks, found, look, site, verdict
 from tests.harness.fake_redis import fake_redis
@@ -197,7 +198,7 @@ def test_no_room_for_connections(own: RedisServer) -> None:
 def test_a_server_that_stands_still_or_is_far(
     own: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(speed, "TYPICAL_MS", 10_000.0)  # this machine may be busy
+    monkeypatch.setattr(redis_latency, "TYPICAL_MS", 10_000.0)  # this machine may be busy
     with own.client() as client, site(own.url) as waiting:
         waiting.reach()
 
@@ -209,7 +210,7 @@ def test_a_server_that_stands_still_or_is_far(
 
         (told,) = wait_until(paused, "it is noticed")
         verdict(told, "warn", "PING", "stood still")
-    monkeypatch.setattr(speed, "TYPICAL_MS", 0.0)
+    monkeypatch.setattr(redis_latency, "TYPICAL_MS", 0.0)
     verdict(found("redis-latency", own.url), "warn", "nearer to the workers")
 
 
@@ -225,7 +226,9 @@ def test_a_fork_that_took_long(own: RedisServer, monkeypatch: pytest.MonkeyPatch
     with own.client() as client:
         client.bgsave()
         verdict(found("redis-fork", own.url), "ok", "fork took")
-        monkeypatch.setattr(speed, "FORK_MS", -1.0)  # a large server would be needed for real
+        monkeypatch.setattr(
+            redis_latency, "FORK_MS", -1.0
+        )  # a large server would be needed for real
         verdict(found("redis-fork", own.url), "warn", "no job moves")
 
 
@@ -248,7 +251,7 @@ def test_a_disk_that_fills(own: RedisServer, monkeypatch: pytest.MonkeyPatch) ->
 @breaks("redis-host")
 def test_a_kernel_that_makes_forks_dear(own: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     said = {"overcommit_memory": "0", "enabled": "[always] madvise never"}
-    monkeypatch.setattr(durability, "_kernel", lambda path: said[path.rpartition("/")[2]])
+    monkeypatch.setattr(redis_durability, "_kernel", lambda path: said[path.rpartition("/")[2]])
     verdict(found("redis-host", own.url), "warn", "overcommit_memory", "Huge Pages", "sysctl")
     said.update(overcommit_memory="1", enabled="always [madvise] never")
     verdict(found("redis-host", own.url), "ok")

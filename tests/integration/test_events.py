@@ -16,12 +16,13 @@ from typing import Any
 import httpx2
 import pytest
 
-from headrace import AsyncClient, keys
+from headrace import AsyncClient
 from headrace import Client as SdkClient
-from headrace.catalog import load_catalog
 from headrace.client import JobEvent as SdkEvent
 from headrace.client import Progress
+from headrace.config.model_catalog import load_catalog
 from headrace.errors import JobNotFound
+from headrace.redis import keys
 from tests.harness.api_server import ApiServer, api_server
 from tests.harness.celery_client import send, stock_client
 from tests.harness.commands import Commands, CommandsWithin

@@ -12,10 +12,10 @@ import httpx2
 import pytest
 from playwright.sync_api import expect
 
-from headrace import keys
-from headrace.access import Scope
-from headrace.catalog import load_catalog
-from headrace.recovery import release_incarnation
+from headrace.access.api_key import Scope
+from headrace.config.model_catalog import load_catalog
+from headrace.queue.recovery import release_incarnation
+from headrace.redis import keys
 from tests.harness.access import bearer, make_key, revoke_key
 from tests.harness.api_processes import api_processes
 from tests.harness.api_server import api_server, catalog

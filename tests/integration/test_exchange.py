@@ -12,9 +12,9 @@ import redis.asyncio
 from redis.exceptions import AuthenticationError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from headrace.connections import connect_async, connection_of
-from headrace.exchange import exchange, packed
-from headrace.scripts import Command
+from headrace.redis.connection import connect_async, connection_of
+from headrace.redis.exchange import exchange, packed
+from headrace.redis.scripts import Command
 from tests.harness.redis_servers import RedisServer, redis_server
 
 KEY = "exchange"

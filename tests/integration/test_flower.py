@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from headrace import keys
-from headrace.jobs import State
+from headrace.jobs.job import State
+from headrace.redis import keys
 from tests.harness.browser import browser
 from tests.harness.celery_client import GET_TIMEOUT_S, send, stock_client
 from tests.harness.flower import PASSWORD, Flower, asked, running_flower

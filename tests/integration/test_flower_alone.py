@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.ports import free_port
+from headrace.server.ports import free_port
 from tests.harness.flower import asked
 from tests.harness.redis_servers import RedisServer
 from tests.harness.up import RunningUp, headrace, started, write_models

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from headrace import errands, keys
-from headrace.embedded import AUTH_NAME, PORT_NAME
-from headrace.ports import free_port
+from headrace.redis import keys
+from headrace.server import background_workers
+from headrace.server.embedded_redis import AUTH_NAME, PORT_NAME
+from headrace.server.ports import free_port
 from tests.harness.api_server import api_server, catalog
 from tests.harness.redis_servers import RedisServer, redis_server
 from tests.harness.up import RunningUp, headrace, started
@@ -111,9 +112,11 @@ def test_an_errands_worker_that_is_seen(tmp_path: Path, redis_db: RedisServer) -
     ended = os.posix_spawn("/bin/true", ["true"], {})
     os.waitpid(ended, 0)
     with redis_db.client() as client:
-        errands.tell(client, "dead", errands.Alive(f"errands@{HOST}", ended))
+        background_workers.tell(client, "dead", background_workers.Alive(f"errands@{HOST}", ended))
         assert health(tmp_path, "errands", **url)[0] == 1
-        errands.tell(client, "live", errands.Alive(f"errands@{HOST}", os.getpid()))
+        background_workers.tell(
+            client, "live", background_workers.Alive(f"errands@{HOST}", os.getpid())
+        )
         client.expire(keys.errands_alive("live"), 600)
     assert healthy(tmp_path, "errands", **url) == f"serving: errands@{HOST}"
 

@@ -13,9 +13,7 @@ import uvloop
 from msgspec.structs import replace
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from headrace import keys
-from headrace.catalog import ModelConfig
-from headrace.connections import connect_async
+from headrace.config.model_catalog import ModelConfig
 from headrace.errors import (
     BrokerFull,
     BrokerUnavailable,
@@ -23,9 +21,11 @@ from headrace.errors import (
     HeadraceError,
     QueueFull,
 )
-from headrace.jobs import JobOptions, State, new_id
-from headrace.queue import JobQueue, Receipt, Submission, hash_request, submission
-from headrace.waiting import Waiters
+from headrace.jobs.job import JobOptions, State, new_id
+from headrace.queue.job_queue import JobQueue, Receipt, Submission, hash_request, submission
+from headrace.queue.waiters import Waiters
+from headrace.redis import keys
+from headrace.redis.connection import connect_async
 from tests.harness.fake_worker import Answer, FakeWorker, claim, publish_state, settle
 from tests.harness.redis_servers import RedisServer, redis_server
 

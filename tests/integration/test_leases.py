@@ -10,10 +10,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from headrace import keys
-from headrace.jobs import State
-from headrace.recovery import release_incarnation
-from headrace.scripts import script
+from headrace.jobs.job import State
+from headrace.queue.recovery import release_incarnation
+from headrace.redis import keys
+from headrace.redis.scripts import script
 from tests.harness.redis_servers import RedisServer
 from tests.harness.verbs import Bench, bench
 from tests.harness.wait import wait_until
@@ -76,7 +76,7 @@ def test_jobs_of_a_killed_worker_are_first_again_when_its_supervisor_says_so(
         ids = busy(at)
         at.worker.kill()
         assert leased(at) == set(ids[:4])
-        # As `headrace worker` does as soon as its worker is gone (headrace/parts.py).
+        # As `headrace worker` does as soon as its worker is gone (headrace/server/components.py).
         assert release_incarnation(redis_db.url, "first") == 4
         assert listed(at) == ids
         with celery_worker(redis_db.url, at.worker.models, tmp_path, node="cpu1@test"):
@@ -100,7 +100,7 @@ def test_what_was_lost_alone_waits_as_its_model_says_also_when_a_supervisor_give
         due_us = at.client.redis.zscore(keys.delayed(QUEUE), job_id)
         # By the defaults it would be due within a second. Of a whole day none falls this low.
         assert due_us > (seconds + 2) * 1_000_000
-        at.client._call("cancel", keys.QUEUE_PREFIX, 0, job_id)
+        at.client._call("jobs/cancel", keys.QUEUE_PREFIX, 0, job_id)
 
 
 def test_an_orderly_stop_gives_back_at_once_and_in_order(

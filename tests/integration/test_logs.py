@@ -11,8 +11,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from headrace.access import Scope
-from headrace.api_keys import ApiKeys
+from headrace.access.api_key import Scope
+from headrace.access.key_store import ApiKeys
 from tests.harness.celery_client import stock_client
 from tests.harness.plain_http import PLAIN
 from tests.harness.redis_servers import RedisServer, redis_server

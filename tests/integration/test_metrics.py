@@ -9,10 +9,10 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from prometheus_client.parser import text_string_to_metric_families
 
 from api.families import FAMILIES
-from headrace import connections, keys
-from headrace.figures import DeviceFigures, Figures, HostFigures
-from headrace.telemetry import ModelStats
-from headrace.traffic import TRAFFIC
+from headrace.observability.host_figures import DeviceFigures, Figures, HostFigures
+from headrace.observability.worker_report import ModelStats
+from headrace.redis import connection, keys
+from headrace.redis.traffic import TRAFFIC
 from tests.harness.api_server import ApiServer, api_server, catalog
 from tests.harness.fake_worker import publish_state, publish_stats
 from tests.harness.redis_servers import RedisServer
@@ -42,14 +42,14 @@ def samples(api: ApiServer, name: str) -> dict[Labels, float]:
 def round_trips(api: ApiServer, monkeypatch: pytest.MonkeyPatch) -> int:
     """Writes to Redis of one scrape: the fewest of several, as a second's own may fall into one."""
     sent = 0
-    send = connections._Sends.send_packed_command
+    send = connection._Sends.send_packed_command
 
     async def counted(self: Any, *arguments: Any, **options: Any) -> None:
         nonlocal sent
         sent += 1
         await send(self, *arguments, **options)
 
-    monkeypatch.setattr(connections._Sends, "send_packed_command", counted)
+    monkeypatch.setattr(connection._Sends, "send_packed_command", counted)
     found = []
     for _ in range(8):
         before = sent

@@ -12,8 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
-from headrace.jobs import State
-from headrace.processes import kill
+from headrace.jobs.job import State
+from headrace.server.supervisor.proc import kill
 from tests.harness.processes import children_with, gone
 from tests.harness.redis_servers import RedisServer, nothing_leaks, redis_server
 from tests.harness.wait import wait_until

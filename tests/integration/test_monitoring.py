@@ -17,7 +17,7 @@ import pytest
 
 from api.families import FAMILIES
 from benchmarks.dashboard import draw
-from headrace import keys
+from headrace.redis import keys
 from tests.harness.monitoring import Prometheus, Receiver, alertmanager, prometheus, receiver
 from tests.harness.plain_http import PLAIN
 from tests.harness.redis_servers import redis_server

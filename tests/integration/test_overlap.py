@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from headrace import keys
-from headrace.jobs import State
+from headrace.jobs.job import State
+from headrace.redis import keys
 from tests.harness.celery_client import wait_until_handed_over
 from tests.harness.redis_servers import RedisServer
 from tests.harness.verbs import bench

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from headrace.config.settings import Settings
 from headrace.errors import (
     ConfigError,
     InputUnavailable,
@@ -21,12 +22,11 @@ from headrace.errors import (
     StoreFull,
     StoreUnavailable,
 )
-from headrace.ports import free_port
-from headrace.settings import Settings
-from headrace.store import file as file_store
-from headrace.store.base import Entry, PayloadMissing
-from headrace.store.origin import Origins
-from headrace.store.stores import Stores, build_stores
+from headrace.payloads import file_store as file_store
+from headrace.payloads.input_ref import Origins
+from headrace.payloads.store import Entry, PayloadMissing
+from headrace.payloads.stores import Stores, build_stores
+from headrace.server.ports import free_port
 from tests.harness.payloads import make_due, noted
 from tests.harness.redis_servers import RedisServer
 from tests.harness.s3 import S3Server, s3_server

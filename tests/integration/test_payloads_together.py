@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from headrace.config.settings import Settings
 from headrace.errors import BrokerUnavailable, PayloadTooLarge, StoreFull
-from headrace.settings import Settings
-from headrace.store.base import Entry
-from headrace.store.index import SCRIPT_MAX_BYTES
-from headrace.store.stores import Stores, build_stores
+from headrace.payloads.index import SCRIPT_MAX_BYTES
+from headrace.payloads.store import Entry
+from headrace.payloads.stores import Stores, build_stores
 from tests.harness.api_server import api_server, catalog
 from tests.harness.payloads import make_due, noted, payload_keys, sweep_all
 from tests.harness.redis_servers import RedisServer, redis_server

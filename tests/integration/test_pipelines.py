@@ -10,7 +10,7 @@ from celery import chain
 from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 
-from headrace import keys
+from headrace.redis import keys
 from tests.harness.celery_client import stock_client
 from tests.harness.pipelines import PipelineSite, pipeline_site
 from tests.harness.redis_servers import nothing_leaks, redis_server

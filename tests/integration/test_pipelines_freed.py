@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from headrace import Client, keys
+from headrace import Client
 from headrace.errors import ResultFreed
+from headrace.redis import keys
 from tests.harness.handlers import staged
 from tests.harness.pipelines import STAGED, PipelineSite, pipeline_site
 from tests.harness.redis_servers import nothing_leaks, redis_server

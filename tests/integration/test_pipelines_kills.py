@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from headrace import keys
+from headrace.redis import keys
 from tests.harness.celery_client import send, stock_client
 from tests.harness.pipelines import PipelineSite, pipeline_site, write_site
 from tests.harness.redis_servers import nothing_leaks, redis_server

@@ -14,13 +14,13 @@ import pytest
 import yaml
 from typing_extensions import override
 
-from headrace import keys
-from headrace.catalog import Catalog, load_catalog
+from headrace.config.model_catalog import Catalog, load_catalog
+from headrace.config.settings import Settings
 from headrace.errors import BrokerUnavailable
-from headrace.jobs import new_id
-from headrace.queue import JobQueue
-from headrace.scripts import Arg
-from headrace.settings import Settings
+from headrace.jobs.job import new_id
+from headrace.queue.job_queue import JobQueue
+from headrace.redis import keys
+from headrace.redis.scripts import Arg
 from tests.harness.api_server import ApiServer, api_server
 from tests.harness.fake_worker import FakeWorker
 from tests.harness.redis_servers import RedisServer

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headrace.jobs import State
+from headrace.jobs.job import State
 from tests.harness.processes import gone
 from tests.harness.redis_servers import RedisServer, nothing_leaks, redis_server
 from tests.harness.wait import wait_until

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from headrace import keys
-from headrace.jobs import US_PER_S, State
-from headrace.scripts import CLAIM_MAX_BYTES
+from headrace.jobs.job import US_PER_S, State
+from headrace.redis import keys
+from headrace.redis.scripts import CLAIM_MAX_BYTES
 from tests.harness.batches import BatchLog, Line, uses
 from tests.harness.redis_servers import leaked_keys, redis_server
 from tests.harness.wait import wait_until

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from headrace import errors, keys
-from headrace.catalog import load_catalog
+from headrace import errors
+from headrace.config.model_catalog import load_catalog
+from headrace.redis import keys
 from tests.harness.api_server import ApiServer, api_server
 from tests.harness.clients import SHELLS, client_of
 from tests.harness.redis_servers import RedisServer, redis_server

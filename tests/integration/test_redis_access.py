@@ -17,11 +17,11 @@ from celery import Celery
 from typing_extensions import override
 
 from headrace import Client, errors
-from headrace.broker_check import check_broker
-from headrace.connections import connect
 from headrace.errors import BrokerUnavailable, ConfigError
-from headrace.ports import free_port
 from headrace.redis.celery_url import celery_url
+from headrace.redis.compatibility import check_broker
+from headrace.redis.connection import connect
+from headrace.server.ports import free_port
 from tests.harness.api_process import api_process
 from tests.harness.celery_client import GET_TIMEOUT_S, send, stock_client
 from tests.harness.certificates import Authority

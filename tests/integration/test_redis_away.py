@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import httpx2
 import pytest
 
-from headrace import keys
+from headrace.redis import keys
 from tests.harness.celery_client import stock_client
 from tests.harness.outage_site import DURABLE, QUEUE, Site, outage_site
 from tests.harness.redis_servers import redis_server

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from headrace import keys
-from headrace.jobs import Job, State
+from headrace.jobs.job import Job, State
+from headrace.redis import keys
 from tests.harness.redis_servers import RedisServer
 from tests.harness.wait import wait_until
 from tests.harness.worker import HANDLERS, Client, celery_worker, write_models

@@ -17,12 +17,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from headrace.errors import ConfigError, Conflict, StoreUnavailable
-from headrace.ports import free_port
-from headrace.runs import s3 as runs_s3
-from headrace.runs import s3_objects, s3_sink
+from headrace.payloads.s3_store import s3_client
 from headrace.runs.registry import sink_for
-from headrace.runs.s3 import as_regex
-from headrace.store.s3 import s3_client
+from headrace.runs.sinks import s3 as s3_sink
+from headrace.runs.sources import s3 as runs_s3
+from headrace.runs.sources import s3_objects
+from headrace.runs.sources.s3 import as_regex
+from headrace.server.ports import free_port
 from tests.harness.s3 import S3Server, s3_server
 from tests.harness.sinks import begun, ended, recovered, row
 from tests.harness.sources import errors, inputs, opened, read_all, resumes_everywhere

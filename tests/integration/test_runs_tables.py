@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from headrace.runs.s3 import Bucket
-from headrace.runs.s3_sink import spool_of
+from headrace.runs.sinks.s3 import spool_of
+from headrace.runs.sources.s3 import Bucket
 from tests.harness.api_process import api_process
 from tests.harness.commands import Commands
 from tests.harness.redis_servers import redis_server

@@ -11,10 +11,10 @@ from typing import Any
 import redis
 from celery import Celery
 
-from headrace.broker_check import check_broker
-from headrace.catalog import load_catalog
-from headrace.ports import free_port
+from headrace.config.model_catalog import load_catalog
 from headrace.redis.celery_url import celery_url
+from headrace.redis.compatibility import check_broker
+from headrace.server.ports import free_port
 from tests.harness.api_server import api_server
 from tests.harness.redis_servers import redis_server, require
 from tests.harness.wait import wait_until

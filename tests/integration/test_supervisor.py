@@ -261,8 +261,8 @@ def test_a_program_that_does_not_exist_is_one_clear_failure(tmp_path: Path) -> N
 def test_child_program_refuses_to_start_what_has_lost_its_parent(tmp_path: Path) -> None:
     marker = tmp_path / "started"
     command = [
-        sys.executable, "-m", "headrace.child", "--signal", "KILL", "--parent", "1",
-        "--", "touch", str(marker),
+        sys.executable, "-m", "headrace.server.supervisor.exec_child", "--signal", "KILL",
+        "--parent", "1", "--", "touch", str(marker),
     ]  # fmt: skip
     assert os.spawnv(os.P_WAIT, command[0], command) == 127
     assert not marker.exists()

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from headrace import keys
-from headrace.jobs import Job, State
+from headrace.jobs.job import Job, State
+from headrace.redis import keys
 from tests.harness.processes import gone
 from tests.harness.redis_servers import redis_server
 from tests.harness.wait import wait_until
@@ -147,7 +147,7 @@ def test_what_expires_where_nobody_serves_its_model_ends_at_its_time(
         assert {(job.state, job.attempts) for job in jobs} == {(State.EXPIRED, 0)}
         assert all(job.ended_us >= job.created_us + 500_000 for job in jobs)
         assert client.job(early).state is State.QUEUED
-        client._call("cancel", keys.QUEUE_PREFIX, 0, early)
+        client._call("jobs/cancel", keys.QUEUE_PREFIX, 0, early)
 
 
 def test_a_retry_that_would_come_too_late_is_not_waited_for(site: Site) -> None:

@@ -16,8 +16,8 @@ from cryptography import x509
 from api import tls
 from headrace import Client
 from headrace.errors import ServerUnreachable
-from headrace.health import Part, check
-from headrace.parts import get_json
+from headrace.server.components import get_json
+from headrace.server.health_probe import Part, check
 from tests.harness.api_server import api_server, catalog
 from tests.harness.certificates import Authority
 from tests.harness.clients import SHELLS, client_of

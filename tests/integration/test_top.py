@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from headrace import keys
-from headrace.figures import DeviceFigures, Figures, HostFigures
-from headrace.ports import free_port
-from headrace.processes import children_of
+from headrace.observability.host_figures import DeviceFigures, Figures, HostFigures
+from headrace.redis import keys
+from headrace.server.ports import free_port
+from headrace.server.supervisor.proc import children_of
 from tests.harness.api_process import ApiProcess, api_process
 from tests.harness.commands import CommandsWithin
 from tests.harness.doctor import tell

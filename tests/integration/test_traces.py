@@ -254,7 +254,7 @@ def test_without_the_extra_there_is_one_warning() -> None:
     program = (
         "import sys; sys.modules['opentelemetry.sdk'] = None\n"
         "import logging; logging.basicConfig()\n"
-        "from headrace.tracing import tracing\n"
+        "from headrace.observability.tracing import tracing\n"
         "print(tracing('api', {'OTEL_EXPORTER_OTLP_ENDPOINT': 'http://127.0.0.1:1'}))\n"
         "print(tracing('api', {}), tracing('api', {'OTEL_EXPORTER_OTLP_ENDPOINT': 'http://x',"
         " 'OTEL_SDK_DISABLED': 'true'}))\n"

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from headrace.connections import connect
-from headrace.ports import free_port
+from headrace.redis.connection import connect
+from headrace.server.ports import free_port
 from tests.harness.commands import headrace_here
 from tests.harness.processes import command_line, descendants, gone
 from tests.harness.redis_servers import redis_server

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 import yaml
 
-from headrace import Client, keys
-from headrace.ports import free_port
+from headrace import Client
+from headrace.redis import keys
+from headrace.server.ports import free_port
 from tests.harness.openai_batches import Batches, batches_at, line
 from tests.harness.pipelines import STAGED
 from tests.harness.redis_servers import RedisServer, leaked_keys, redis_server

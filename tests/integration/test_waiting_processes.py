@@ -17,9 +17,9 @@ import pytest
 import redis
 from celery.result import AsyncResult
 
-from headrace import keys
-from headrace.jobs import new_id
-from headrace.messages import Message
+from headrace.jobs.job import new_id
+from headrace.jobs.message import Message
+from headrace.redis import keys
 from tests.harness.api_processes import ApiProcesses, api_processes
 from tests.harness.celery_client import send, stock_client
 from tests.harness.fake_worker import Answer, claim, settle
@@ -190,7 +190,7 @@ def test_a_wait_asks_redis_for_nothing_until_it_is_woken(
     wait_until(lambda: commands().get("ping", 0) >= 2, "both were silent", 60)
     # `set` says again that requests wait, before what was said runs out; `hincrby` counts requests.
     asked_for = {"ping", "set", "hincrby", "info", "config|resetstat"}
-    # Each second expire.lua looks for what has waited too long, and finds nothing.
+    # Each second jobs/expire.lua looks for what has waited too long, and finds nothing.
     swept = {"evalsha", "time", "zrangebyscore"}
     # Two of these at the same moment want a second connection.
     connected = {"hello", "client|setinfo"}

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from headrace.connections import connect
-from headrace.outages import DISCONNECTED
+from headrace.redis.connection import connect
+from headrace.redis.outages import DISCONNECTED
 from tests.harness.proxy import proxy
 from tests.harness.redis_servers import RedisServer
 from tests.harness.wait import wait_until

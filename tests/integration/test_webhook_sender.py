@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from headrace.config.settings import Settings
 from headrace.errors import ConfigError
-from headrace.settings import Settings
 from tests.harness.certificates import Authority
 from tests.harness.hook_receiver import Receiver, hook_receiver
 from workers.background.webhooks.http import HookSender, Sent, look_up

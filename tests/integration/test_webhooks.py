@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from headrace import Client, access, keys
+from headrace import Client
+from headrace.access import api_key
 from headrace.errors import WebhookNotFound
-from headrace.ports import free_port
+from headrace.redis import keys
+from headrace.server.ports import free_port
 from headrace.webhooks.signing import secrets_of, written
 from tests.harness.celery_client import stock_client
 from tests.harness.commands import CommandsWithin
@@ -275,7 +277,7 @@ def test_the_commands(site: HookSite, tmp_path: Path, monkeypatch: pytest.Monkey
     own = cli.lines("webhooks", "secret", "0123456789ab")
     assert own == [written(one) for one in secrets_of((fresh, *site.secrets), "0123456789ab")]
     assert "there is no API key 'hr_x'" in cli.complaint("webhooks", "secret", "hr_x", rc=2)
-    whole = access.written(access.new_key())
+    whole = api_key.written(api_key.new_key())
     assert whole[-43:] not in cli.complaint("webhooks", "secret", whole, rc=2)
 
 

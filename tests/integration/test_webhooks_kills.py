@@ -15,10 +15,10 @@ import httpx2
 import pytest
 from standardwebhooks.webhooks import WebhookVerificationError
 
-from headrace import keys
-from headrace.access import Scope
-from headrace.errands import give_back
-from headrace.ports import free_port
+from headrace.access.api_key import Scope
+from headrace.redis import keys
+from headrace.server.background_workers import give_back
+from headrace.server.ports import free_port
 from headrace.webhooks.signing import new_secret, secrets_of, signature, written
 from tests.harness.access import http_as, make_key
 from tests.harness.hook_receiver import hook_receiver

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from headrace import keys
-from headrace.jobs import State
+from headrace.jobs.job import State
+from headrace.redis import keys
 from tests.harness.processes import gone
 from tests.harness.redis_servers import RedisServer, nothing_leaks, redis_server
 from tests.harness.wait import wait_until
@@ -191,16 +191,16 @@ def test_a_cancelled_job_does_not_run_and_a_running_one_is_discarded(
     try:
         wait_until(lambda: client.job(blocker[0]).state is State.RUNNING, "the blocker runs")
         waiting = client.submit("tricky", *range(20))
-        assert client._call("cancel", keys.QUEUE_PREFIX, 0, waiting[19], blocker[0], "nobody") == [
-            b"removed", b"asked", b"unknown",
-        ]  # fmt: skip
+        ids = (waiting[19], blocker[0], "nobody")
+        outcomes = client._call("jobs/cancel", keys.QUEUE_PREFIX, 0, *ids)
+        assert outcomes == [b"removed", b"asked", b"unknown"]
     finally:
         gate.touch()
     client.wait(*blocker, *waiting)
     assert client.job(blocker[0]).state is State.CANCELLED
     assert client.job(waiting[19]).state is State.CANCELLED
     assert not runs(worker.folder, [waiting[19]])
-    assert client._call("cancel", keys.QUEUE_PREFIX, 0, waiting[0]) == [b"ended"]
+    assert client._call("jobs/cancel", keys.QUEUE_PREFIX, 0, waiting[0]) == [b"ended"]
 
 
 def test_a_model_process_killed_under_its_batch_loses_nothing(
@@ -322,7 +322,7 @@ def test_a_model_that_cannot_be_loaded_leaves_the_rest_serving_and_says_why(
     client.wait(job_id)
     (stuck,) = client.submit("broken", 1)
     assert client.job(stuck).state is State.QUEUED
-    assert client._call("cancel", keys.QUEUE_PREFIX, 0, stuck) == [b"removed"]
+    assert client._call("jobs/cancel", keys.QUEUE_PREFIX, 0, stuck) == [b"removed"]
     # Nobody will ever claim its message.
     client.redis.delete(keys.queue_name("broken"), keys.tomb(keys.queue_name("broken")))
 

@@ -15,10 +15,10 @@ from urllib.parse import urlsplit
 import pytest
 from celery import Celery
 
-from headrace import keys
-from headrace.inputs import binary_input
-from headrace.jobs import Job, State
-from headrace.messages import Source
+from headrace.jobs.encoding import binary_input
+from headrace.jobs.job import Job, State
+from headrace.jobs.message import Source
+from headrace.redis import keys
 from tests.harness.celery_client import GET_TIMEOUT_S, raw_message, send, stock_client
 from tests.harness.payloads import make_due, noted, submit_source, submit_stored
 from tests.harness.redis_servers import redis_server
@@ -233,7 +233,7 @@ def test_a_cancelled_job_leaves_nothing(site: Site) -> None:
     blockers = site.ours.submit("one", *({"until": str(gate)} for _ in range(2)))
     waiting = submit_stored(site.ours, site.stores, "one", BODY)
     assert len(site.lying()) == 1
-    assert site.ours._call("cancel", keys.QUEUE_PREFIX, 0, waiting) == [b"removed"]
+    assert site.ours._call("jobs/cancel", keys.QUEUE_PREFIX, 0, waiting) == [b"removed"]
     wait_until(lambda: not site.lying(), "the input is swept")
     gate.touch()
     site.ours.wait(*blockers)

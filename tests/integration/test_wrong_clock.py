@@ -11,7 +11,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from headrace.jobs import State
+from headrace.jobs.job import State
 from tests.harness.api_process import ApiProcess, api_process
 from tests.harness.celery_client import GET_TIMEOUT_S, stock_client
 from tests.harness.plain_http import PLAIN

@@ -12,8 +12,8 @@ from starlette.routing import Mount
 from api.app import create_app
 from api.front import HOT_NEEDS, HOT_ROUTES, each_route
 from api.scopes import ROUTES, Open
-from headrace.access import ApiKey as Key
-from headrace.access import (
+from headrace.access.api_key import ApiKey as Key
+from headrace.access.api_key import (
     Caller,
     Scope,
     digest_of,
@@ -23,8 +23,8 @@ from headrace.access import (
     read_key,
     written,
 )
+from headrace.config.settings import Settings, is_loopback, load_settings
 from headrace.errors import ConfigError
-from headrace.settings import Settings, is_loopback, load_settings
 from tests.harness.api_server import catalog
 
 

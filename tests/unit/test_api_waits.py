@@ -10,7 +10,7 @@ import uvloop
 from api.asgi import Message, Receive
 from api.waits import WATCH_AFTER_S, Vigils, asked_wait_s, preferred_wait_s
 from headrace.errors import InvalidRequest
-from headrace.waiting import Wait
+from headrace.queue.waiters import Wait
 
 
 @pytest.mark.parametrize(

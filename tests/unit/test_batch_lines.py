@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace.batches.lines import BadLine, Line, Requests, read_lines
+from headrace.batches.files.record import StoredFile
+from headrace.batches.files.store import Reader
+from headrace.batches.input_lines import BadLine, Line, Requests, read_lines
 from headrace.batches.validation import ERRORS_MAX, Found, validate
-from headrace.files.files import Reader
-from headrace.files.records import StoredFile
 
 MODEL = "/api/v1/models/echo/jobs"
 JOBS = "/api/v1/jobs"

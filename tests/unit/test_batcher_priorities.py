@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.keys import STEPS
+from headrace.redis.keys import STEPS
 from workers.batching.batcher import OVERDUE_EVERY, Batcher, Hold, Leave, Policy
 
 NEVER = float("inf")

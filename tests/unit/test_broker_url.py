@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from headrace.connections import connect
 from headrace.errors import ConfigError
 from headrace.redis.celery_url import celery_url
+from headrace.redis.connection import connect
 
 
 @pytest.mark.parametrize(

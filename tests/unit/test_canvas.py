@@ -10,10 +10,10 @@ import pytest
 from celery import Celery, chain, chord, group
 from celery.canvas import Signature
 
-from headrace.canvas import DEPTH_MAX, Canvas, read_canvas
 from tests.harness.celery_client import caught
 from workers.canvas.sender import as_json, fixed_ids
 from workers.celery.task_events import result_text
+from workers.jobs.canvas import DEPTH_MAX, Canvas, read_canvas
 
 QUEUE = "q"
 

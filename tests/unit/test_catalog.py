@@ -8,10 +8,16 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 import yaml
 
-from headrace.catalog import Catalog, check_config, load_catalog, models_schema, schema_text
+from headrace.config.handler_reference import HandlerKind, parse_handler
+from headrace.config.model_catalog import (
+    Catalog,
+    check_config,
+    load_catalog,
+    models_schema,
+    schema_text,
+)
 from headrace.errors import ConfigError, ModelNotFound
-from headrace.handler_spec import HandlerKind, parse_handler
-from headrace.keys import queue_name
+from headrace.redis.keys import queue_name
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -325,7 +331,7 @@ def test_the_models_file_that_comes_with_headrace_is_right() -> None:
 
 def test_the_schema_file_is_current() -> None:
     assert (CONFIGS / "models.schema.json").read_text() == schema_text(), (
-        "run: python -m headrace.catalog > configs/models.schema.json"
+        "run: python -m headrace.config.model_catalog > configs/models.schema.json"
     )
 
 

@@ -15,9 +15,9 @@ import pytest
 from celery import Celery
 from celery.worker.control import Panel
 
-from headrace.catalog import load_catalog
+from headrace.config.model_catalog import load_catalog
+from headrace.config.settings import Settings
 from headrace.errors import ConfigError
-from headrace.settings import Settings
 from tests.harness.up import clean_environment
 from tests.harness.worker import write_models
 from workers.celery_app import CONTROL_QUEUE, create_app

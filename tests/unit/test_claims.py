@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from headrace.catalog import ModelConfig
-from headrace.envelope import envelope
+from headrace.config.model_catalog import ModelConfig
+from headrace.jobs.message_writer import envelope
 from workers.consumer.claiming import Claims
 from workers.jobs.leased_job import Settlement
 from workers.leases.manager import Ledger

@@ -11,10 +11,10 @@ import pytest
 
 from headrace import errors
 from headrace.client import calls
-from headrace.client.exchange import FIRST_CONTACT_S, LIVE_S, MAX_PAUSE_S, Pauses, Session, exchange
-from headrace.client.job import Job, decode_result
-from headrace.client.problems import PROBLEM_TYPE, error_of, job_error, problem_of
-from headrace.client.steps import Answer, Broken, Pause, Plan, Request
+from headrace.client.errors import PROBLEM_TYPE, error_of, job_error, problem_of
+from headrace.client.models import Job, decode_result
+from headrace.client.retries import FIRST_CONTACT_S, LIVE_S, MAX_PAUSE_S, Pauses, Session, exchange
+from headrace.client.sansio import Answer, Broken, Pause, Plan, Request
 
 REQUEST = Request("POST", "/api/v1/jobs", body=b"{}")
 OK = Answer(200, {"content-type": "application/json"}, b"{}")

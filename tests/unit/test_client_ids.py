@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from headrace.client import Job, bulk
-from headrace.client.exchange import Session
-from headrace.client.steps import Answer, Request, Take, taken_from
+from headrace.client.retries import Session
+from headrace.client.sansio import Answer, Request, Take, taken_from
 
 
 def ids_sent(stream: Any) -> list[str]:

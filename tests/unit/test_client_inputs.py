@@ -15,11 +15,11 @@ import torch
 from PIL import Image
 
 from headrace.client import calls
-from headrace.client.exchange import Session
 from headrace.client.inputs import NPY_TYPE, InputRef, encode_input
 from headrace.client.requests import job_line
+from headrace.client.retries import Session
 from headrace.errors import InvalidRequest
-from headrace.inputs import decode_input
+from headrace.jobs.encoding import decode_input
 
 
 def received(value: Any, content_type: str | None = None) -> tuple[Any, str]:

@@ -12,8 +12,8 @@ from typing_extensions import override
 
 from headrace import errors
 from headrace.client import Client, Result
-from headrace.client.problems import PROBLEM_TYPE
-from headrace.client.steps import Answer, Request, Take, Taken
+from headrace.client.errors import PROBLEM_TYPE
+from headrace.client.sansio import Answer, Request, Take, Taken
 
 OK = {"content-type": "application/json"}
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from headrace.coalesce import Coalescer
 from headrace.errors import BrokerUnavailable, HeadraceError, JobNotFound
+from headrace.queue.coalescer import Coalescer
 
 
 class Calls:

@@ -11,12 +11,12 @@ import pytest
 import typer
 
 from headrace import errors
-from headrace.commands.exits import ExitCode, exit_code
-from headrace.commands.inputs import Input
-from headrace.commands.jobs import since
-from headrace.commands.output import advice, printable, short_line, span
-from headrace.commands.records import Earlier
-from headrace.commands.tracker import Tracker
+from headrace.cli.jobs.jobs import since
+from headrace.cli.jobs.resume_file import Earlier
+from headrace.cli.jobs.tracker import Tracker
+from headrace.cli.shared.exit_codes import ExitCode, exit_code
+from headrace.cli.shared.inputs import Input
+from headrace.cli.shared.output import advice, printable, short_line, span
 from tests.harness.up import clean_environment
 
 
@@ -122,10 +122,10 @@ def test_the_tracker_puts_aside_what_cannot_be_sent() -> None:
 
 
 def test_a_command_loads_only_what_it_needs() -> None:
-    program = "import headrace.cli, sys; print(*sys.modules)"
+    program = "import headrace.cli.main, sys; print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True,
         env=clean_environment(),
     ).stdout.split()  # fmt: skip
-    assert "headrace.commands.app" in loaded
+    assert "headrace.cli.app" in loaded
     assert not {"httpx2", "redis", "rich", "headrace.client"} & set(loaded)

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import typer
 
-from headrace.commands import inputs
-from headrace.commands.inputs import Input, Sources, StdinAs
+from headrace.cli.shared import inputs
+from headrace.cli.shared.inputs import Input, Sources, StdinAs
 from headrace.errors import InvalidRequest
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import typer
 
-from headrace.commands.options import checked_id, checked_options, json_object
+from headrace.cli.shared.options import checked_id, checked_options, json_object
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ import pytest
 import typer
 
 from headrace import errors
+from headrace.cli.jobs.resume_file import SUBMITTED, RecordFile
+from headrace.cli.jobs.writers import Outcome, record
 from headrace.client import Job
-from headrace.commands.records import SUBMITTED, RecordFile
-from headrace.commands.sinks import Outcome, record
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from headrace.commands.stops import Stops, Terminated, TimeUp
+from headrace.cli.shared.interrupts import Stops, Terminated, TimeUp
 
 
 def come(number: signal.Signals) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from headrace.catalog import ModelConfig
-from headrace.envelope import envelope
+from headrace.config.model_catalog import ModelConfig
+from headrace.jobs.message_writer import envelope
 from workers.batching.expected_arrivals import Company
 from workers.batching.latency_model import KNOWN_SHARE
 from workers.jobs.leased_job import Batch

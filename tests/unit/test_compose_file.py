@@ -14,10 +14,10 @@ import msgspec
 import pytest
 import yaml
 
-from headrace import api_processes, health, parts
-from headrace.devices import Device
-from headrace.layout import ENV_URL
-from headrace.settings import ENV_PREFIX, OTHER_VARIABLES, Settings, load_settings
+from headrace.config.paths import ENV_URL
+from headrace.config.settings import ENV_PREFIX, OTHER_VARIABLES, Settings, load_settings
+from headrace.server import api_processes, components, health_probe
+from headrace.server.gpus import Device
 from tests.harness import compose_file
 from tests.harness.containers import seconds
 
@@ -137,7 +137,7 @@ def test_every_service_is_restarted_watched_and_locked_in(files: list[Path]) -> 
         # Docker's own first process reaps what a killed part leaves, and hands on signals.
         assert spec["init"] is True
         assert spec["depends_on"]["redis"] == {"condition": "service_healthy"}
-        assert seconds(spec["healthcheck"]["timeout"]) > health.TIMEOUT_S
+        assert seconds(spec["healthcheck"]["timeout"]) > health_probe.TIMEOUT_S
         assert spec["build"]["context"] == "."
 
 
@@ -212,13 +212,13 @@ def complaints(*files: Path) -> str:
 def test_there_is_time_to_stop_in_order() -> None:
     found = services(CPU)
     settings, environ = Settings(), {"HEADRACE_REDIS_URL": ""}
-    worker = parts.worker_child(Device("cpu0", ""), settings, environ, print)
+    worker = components.worker_child(Device("cpu0", ""), settings, environ, print)
     wanted = {
         "worker": worker.stop_timeout_s,
-        "errands": parts.errands_child(settings, environ, print).stop_timeout_s,
+        "errands": components.errands_child(settings, environ, print).stop_timeout_s,
         "api": api_processes._STOP_TIMEOUT_S,
-        "runner": parts.runner_child(settings, environ, print).stop_timeout_s,
-        "flower": parts.flower_child(settings, environ).stop_timeout_s,
+        "runner": components.runner_child(settings, environ, print).stop_timeout_s,
+        "flower": components.flower_child(settings, environ).stop_timeout_s,
     }
     for name, stop_s in wanted.items():
         assert seconds(found[name]["stop_grace_period"]) > stop_s

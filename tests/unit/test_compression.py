@@ -7,9 +7,9 @@ import lzma
 import pytest
 from kombu.compression import compress
 
-from headrace import compression
-from headrace.compression import DECOMPRESSED_MAX_BYTES, decompress
 from headrace.errors import InvalidRequest
+from headrace.jobs import compression
+from headrace.jobs.compression import DECOMPRESSED_MAX_BYTES, decompress
 
 BODY = b'[[], {"model": "m", "input": 1}, {}]' * 100
 

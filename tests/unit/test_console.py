@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import io
 
-from headrace.console import Console
+from headrace.server.supervisor.console import Console
 
 
 def test_hidden_lines_of_one_name_are_not_shown() -> None:

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace.jobs import Job, State
-from headrace.messages import Stretch
-from headrace.pipelines import PipelineConfig, PipelineSection, Stage, build
+from headrace.config.pipelines import PipelineConfig, PipelineSection, Stage, build
+from headrace.jobs.job import Job, State
+from headrace.jobs.message import Stretch
 from workers.background.pipelines.execution import Course, StageFailed
 from workers.background.pipelines.resume import stage_job_id
 from workers.background.pipelines.values import Value, parts_of

@@ -7,9 +7,9 @@ from collections import deque
 
 import msgspec
 
-from headrace.catalog import ModelConfig
-from headrace.envelope import envelope
-from headrace.messages import read_envelope
+from headrace.config.model_catalog import ModelConfig
+from headrace.jobs.message import read_envelope
+from headrace.jobs.message_writer import envelope
 from workers.batching.batcher import Batcher, Policy
 from workers.jobs.leased_job import NEVER, Batch, Item
 from workers.model_process.protocol.phases import Phase

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.devices import Device, list_gpus, parse_listing, visible_gpus, worker_devices
+from headrace.server.gpus import Device, list_gpus, parse_listing, visible_gpus, worker_devices
 
 LISTING = """\
 GPU 0: NVIDIA H200 (UUID: GPU-aaaa)

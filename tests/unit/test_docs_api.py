@@ -11,8 +11,8 @@ from api.app import create_app
 from api.fleet import BEST_FIRST, NO_WORKER
 from api.openapi import SCHEMAS
 from api.problems import PROBLEMS
-from headrace.jobs import DEFAULT_OPTIONS, JobOptions, State
-from headrace.settings import Settings
+from headrace.config.settings import Settings
+from headrace.jobs.job import DEFAULT_OPTIONS, JobOptions, State
 from tests.harness.api_server import catalog
 
 TEXT = (Path(__file__).parents[2] / "docs" / "api.md").read_text("utf-8")

@@ -10,10 +10,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from headrace.cli import app
-from headrace.commands.exits import ExitCode
-from headrace.commands.inputs import StdinAs
-from headrace.commands.jobs import Status
+from headrace.cli.jobs.jobs import Status
+from headrace.cli.main import app
+from headrace.cli.shared.exit_codes import ExitCode
+from headrace.cli.shared.inputs import StdinAs
 
 TEXT = (Path(__file__).parents[2] / "docs/cli.md").read_text("utf-8")
 COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace.catalog import check_config
-from headrace.model_section import ModelSection
-from headrace.settings import ENV_PREFIX, OTHER_VARIABLES, Settings, load_settings
+from headrace.config.model_catalog import check_config
+from headrace.config.model_options import ModelSection
+from headrace.config.settings import ENV_PREFIX, OTHER_VARIABLES, Settings, load_settings
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "configuration.md").read_text()

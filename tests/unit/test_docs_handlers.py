@@ -17,10 +17,10 @@ from handlers.image_classifier import ClassifierOptions
 from handlers.images import FORMATS
 from handlers.loading import VERBS, load_handler
 from handlers.options import ImageOptions
-from headrace.catalog import load_catalog
+from headrace.config.handler_reference import BUILTIN_HANDLERS
+from headrace.config.model_catalog import load_catalog
 from headrace.errors import BY_CODE
 from headrace.handler import Context
-from headrace.handler_spec import BUILTIN_HANDLERS
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "handlers.md").read_text()

@@ -11,9 +11,9 @@ import typer
 import yaml
 
 from api.families import FAMILIES
-from headrace.cli import app
+from headrace.cli.main import app
+from headrace.config.settings import ENV_PREFIX, OTHER_VARIABLES, Settings
 from headrace.errors import BY_CODE
-from headrace.settings import ENV_PREFIX, OTHER_VARIABLES, Settings
 
 ROOT = Path(__file__).parents[2]
 DOCS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from headrace import AsyncClient, Client, errors
 from headrace.client import Options
-from headrace.client.mapping import map_inputs
-from headrace.jobs import JobOptions
+from headrace.client.map import map_inputs
+from headrace.jobs.job import JobOptions
 
 TEXT = (Path(__file__).parents[2] / "docs" / "sdk.md").read_text("utf-8")
 

@@ -14,14 +14,13 @@ from pathlib import Path
 import pytest
 from redis.exceptions import NoPermissionError
 
-from headrace.commands import doctor
-from headrace.commands.doctor import exit_code_of
-from headrace.commands.exits import ExitCode
-from headrace.doctor import devices, files, host
-from headrace.doctor.finding import Check, Finding, NotLooked, fail, ok, skip, warn, worst
-from headrace.doctor.rounds import Result, rounds
-from headrace.doctor.site import Site
-from headrace.ports import free_port
+from headrace.cli.doctor import command, configuration, gpus, host
+from headrace.cli.doctor.check import Check, Finding, NotLooked, fail, ok, skip, warn, worst
+from headrace.cli.doctor.command import exit_code_of
+from headrace.cli.doctor.deployment import Site
+from headrace.cli.doctor.runner import Result, rounds
+from headrace.cli.shared.exit_codes import ExitCode
+from headrace.server.ports import free_port
 from tests.harness.certificates import Authority
 from tests.harness.doctor import BY_NAME, breaks, fake_smi, fake_torch, found, look, site, verdict
 from tests.harness.worker import write_models
@@ -106,8 +105,8 @@ def test_the_report_in_lines_without_colours_for_who_reads_it_by_machine(
         Check("third", "Two", lambda _: warn("soon", "look")),
         Check("fourth", "Two", lambda _: skip("away"), beside=True),
     )
-    monkeypatch.setattr(doctor, "CHECKS", checks)
-    assert doctor.examine(None, None, None, strict=False, as_json=False) == ExitCode.USAGE
+    monkeypatch.setattr(command, "CHECKS", checks)
+    assert command.examine(None, None, None, strict=False, as_json=False) == ExitCode.USAGE
     shown = capsysbinary.readouterr().out.decode()
     name = max(len(name) for name in BY_NAME)
     assert shown.splitlines() == [
@@ -136,8 +135,8 @@ def test_several_findings_of_one_check_are_a_line_each(
         fail("c", "y"),
         *(fail(str(n), "z") for n in range(9)),
     ]
-    monkeypatch.setattr(doctor, "CHECKS", (Check("one", "G", lambda _: worst(found_, ok("d"))),))
-    doctor.examine(None, None, None, strict=False, as_json=False)
+    monkeypatch.setattr(command, "CHECKS", (Check("one", "G", lambda _: worst(found_, ok("d"))),))
+    command.examine(None, None, None, strict=False, as_json=False)
     shown = capsysbinary.readouterr().out.decode().splitlines()
     indent = 10 + max(len(name) for name in BY_NAME)
     assert [line[indent:] for line in shown[1:-2]] == [
@@ -179,7 +178,7 @@ def test_handlers_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyP
     verdict(problem("gone.py"), "fail", "gone.py: No such file")
     verdict(problem("headrace.handler:Handler"), "ok")
     verdict(problem("headrace.nowhere:Handler"), "fail", "no module headrace.nowhere")
-    monkeypatch.setitem(files._NEEDS, "echo", ("no_such_package",))
+    monkeypatch.setitem(configuration._NEEDS, "echo", ("no_such_package",))
     verdict(problem("echo"), "warn", "no_such_package not installed", "pip install")
 
 
@@ -245,7 +244,7 @@ def test_a_driver_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.Monke
     verdict(found("gpus", PATH=there, CUDA_VISIBLE_DEVICES=""), "warn", "hides them all")
     (tmp_path / "nvidia-smi").unlink()
     verdict(found("gpus", PATH=str(tmp_path)), "ok", "none on this host")
-    monkeypatch.setattr(devices, "CARDS", (str(tmp_path),))
+    monkeypatch.setattr(gpus, "CARDS", (str(tmp_path),))
     verdict(found("gpus", PATH=str(tmp_path)), "fail", "nvidia-smi cannot be run")
 
 

@@ -9,8 +9,8 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from headrace.catalog import ModelConfig
-from headrace.envelope import envelope
+from headrace.config.model_catalog import ModelConfig
+from headrace.jobs.message_writer import envelope
 from workers.consumer.cancellation import Dropping
 from workers.jobs.leased_job import Item, Settlement
 from workers.leases.manager import ASKED, FENCED, RENEWED, Ledger, Limits

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from headrace import parts
-from headrace.keys import TASK_NAME
-from headrace.settings import Settings
+from headrace.config.settings import Settings
+from headrace.redis.keys import TASK_NAME
+from headrace.server import components
 from workers.background import app
 from workers.celery import remote_control
 from workers.celery.flower import route
@@ -39,10 +39,10 @@ def test_a_job_is_routed_by_its_model(
 
 def test_what_we_set_stands_in_the_document_and_yields_to_the_user() -> None:
     environ = {"HEADRACE_REDIS_URL": "", "FLOWER_MAX_TASKS": "7", "FLOWER_BASIC_AUTH": ""}
-    given = parts.flower_child(Settings(), environ).environment()
+    given = components.flower_child(Settings(), environ).environment()
     assert given["FLOWER_MAX_TASKS"] == "7"
     assert "FLOWER_BASIC_AUTH" not in given
-    for name, value in parts.flower_child(Settings(), {}).environment().items():
+    for name, value in components.flower_child(Settings(), {}).environment().items():
         assert f"| `{name}` | {value} |" in TEXT or f"| `{name}` | `{value}` |" in TEXT
 
 

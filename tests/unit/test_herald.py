@@ -8,11 +8,11 @@ from typing import Any, cast
 
 import pytest
 
-from headrace.canvas import Canvas
-from headrace.catalog import ModelConfig
-from headrace.jobs import State
+from headrace.config.model_catalog import ModelConfig
+from headrace.jobs.job import State
 from workers.canvas.notifier import MALFORMED_TRIES, Herald
 from workers.canvas.sender import Malformed, Sender, Verdict
+from workers.jobs.canvas import Canvas
 from workers.jobs.leased_job import Batch, Item, Settlement
 from workers.leases.manager import Ledger
 from workers.models.served_model import Lane

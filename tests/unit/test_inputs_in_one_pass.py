@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace import inputs
 from headrace.errors import InvalidRequest
-from headrace.inputs import binary_input, decode_input
+from headrace.jobs import encoding
+from headrace.jobs.encoding import binary_input, decode_input
 
 BODY = bytes(range(256)) * 8
 TEXT = base64.b64encode(BODY).decode()
@@ -58,9 +58,9 @@ def said(base64_text: str = TEXT, kind: str = "image/jpeg", **more: str) -> byte
     ],
 )
 def test_it_is_what_the_slow_way_gives(raw: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len(raw) > inputs._ONE_PASS_BYTES
+    assert len(raw) > encoding._ONE_PASS_BYTES
     quick = found(raw)
-    monkeypatch.setattr(inputs, "_ONE_PASS_BYTES", sys.maxsize)
+    monkeypatch.setattr(encoding, "_ONE_PASS_BYTES", sys.maxsize)
     assert found(raw) == quick
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from headrace.job_json import fresh_line, job_object
-from headrace.jobs import Job, State, StoredResult, job_from_record, new_ids
-from headrace.keys import F
+from headrace.jobs.job import Job, State, StoredResult, job_from_record, new_ids
+from headrace.jobs.serialization import fresh_line, job_object
+from headrace.redis.keys import F
 
 ERROR = {"type": "transient-error", "message": "try again", "retryable": True}
 _ALWAYS = [

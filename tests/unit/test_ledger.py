@@ -8,12 +8,12 @@ from typing import Any, cast
 import pytest
 from redis.exceptions import ResponseError
 
-from headrace.catalog import ModelConfig
-from headrace.envelope import envelope
+from headrace.config.model_catalog import ModelConfig
 from headrace.errors import ResultNotStored
-from headrace.jobs import US_PER_S
-from headrace.messages import Source
-from headrace.scripts import Command
+from headrace.jobs.job import US_PER_S
+from headrace.jobs.message import Source
+from headrace.jobs.message_writer import envelope
+from headrace.redis.scripts import Command
 from workers.jobs.leased_job import Item, Settlement, cancelled
 from workers.leases.connection import Publisher
 from workers.leases.manager import FENCED, Ledger, Limits

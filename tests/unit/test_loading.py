@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from handlers.loading import load_factory, load_handler
+from headrace.config.handler_reference import BUILTIN_HANDLERS
 from headrace.errors import ConfigError
 from headrace.handler import Context, Handler
-from headrace.handler_spec import BUILTIN_HANDLERS
 
 ONE = "from headrace import Handler\nclass Mine(Handler):\n    pass\n"
 TWO = ONE + "class Other(Handler):\n    pass\n"

@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.access_log import AccessLog, Seen, asked_id
-from headrace import logs
-from headrace.console import Console
-from headrace.log_lines import formatter
-from headrace.redaction import Redaction
+from headrace.observability import logs
+from headrace.observability.log_format import formatter
+from headrace.observability.redaction import Redaction
+from headrace.server.supervisor.console import Console
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = (ROOT / "docs" / "logging.md").read_text()

@@ -13,7 +13,7 @@ from typer.main import get_group
 from typer.testing import CliRunner
 
 from headrace import __version__
-from headrace.cli import app, only
+from headrace.cli.main import app, only
 from tests.harness.up import clean_environment
 
 INTERRUPTED = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nsignal.pause()\n"
@@ -25,7 +25,7 @@ import sys, importlib.abc
 
 class Interrupting(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        if name == "headrace.commands.app":
+        if name == "headrace.cli.app":
             import typer
             def interrupted(*_, **__):
                 exec({INTERRUPTED!r})

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from headrace.catalog import ModelConfig
-from headrace.inputs import binary_input
-from headrace.media import image_size
+from headrace.config.model_catalog import ModelConfig
+from headrace.jobs.encoding import binary_input
+from headrace.jobs.media_types import image_size
 from workers.batching.input_cost import UNREADABLE, Measure
 
 LIMIT = 1_000_000

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from kombu import Connection
 from kombu.transport.virtual import Message as KombuMessage
 
-from headrace.envelope import envelope
 from headrace.errors import InvalidRequest
-from headrace.inputs import binary_input, decode_input, describe_input, loads
-from headrace.jobs import JobOptions, new_id
-from headrace.keys import TASK_NAME, queue_name
-from headrace.messages import Source, arguments_repr, read_envelope
+from headrace.jobs.encoding import binary_input, decode_input, describe_input, loads
+from headrace.jobs.job import JobOptions, new_id
+from headrace.jobs.message import Source, arguments_repr, read_envelope
+from headrace.jobs.message_writer import envelope
+from headrace.redis.keys import TASK_NAME, queue_name
 
 SAFE = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-"
 MODELS = st.text(SAFE, min_size=1, max_size=64)

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from headrace.figures import DeviceFigures
+from headrace.observability.host_figures import DeviceFigures
 from tests.harness.fake_nvml import GIB, LOST, TWO, Gpu, install, installed
 from workers.observability.gpu_metrics import AGAIN_S, Nvml
 

@@ -23,10 +23,10 @@ from api.openapi import SCHEMAS, document
 from api.openapi.job_schemas import IDEMPOTENCY_KEY, JOB_ID, OPTIONS
 from api.openapi.problems import problem_schemas
 from api.problems import PROBLEMS
+from headrace.config.settings import Settings
 from headrace.errors import InvalidId
-from headrace.ids import check_key, is_id
-from headrace.jobs import JobOptions
-from headrace.settings import Settings
+from headrace.jobs.ids import check_key, is_id
+from headrace.jobs.job import JobOptions
 from tests.harness.api_server import catalog
 
 DOCUMENT = document("1.2.3")

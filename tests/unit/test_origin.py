@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from headrace.config.settings import Settings
 from headrace.errors import (
     HeadraceError,
     InputForbidden,
@@ -16,8 +17,7 @@ from headrace.errors import (
     InvalidRequest,
     PayloadTooLarge,
 )
-from headrace.settings import Settings
-from headrace.store.origin import Origins, type_of
+from headrace.payloads.input_ref import Origins, type_of
 
 LIMIT = 1000
 
@@ -173,7 +173,7 @@ def test_a_file_that_becomes_a_link_between_the_looks_is_not_followed(
             (root / "a.png").symlink_to(root.parent / "secret")
         return found
 
-    monkeypatch.setattr("headrace.store.origin.os.stat", exchanged)
+    monkeypatch.setattr("headrace.payloads.input_ref.os.stat", exchanged)
     with pytest.raises(InputForbidden):
         origins(root).read(f"file:{root}/a.png")
 
@@ -192,7 +192,7 @@ def test_a_folder_that_becomes_a_link_between_the_looks_is_not_followed(
             (root / "deep").symlink_to(root.parent / "other")
         return found
 
-    monkeypatch.setattr("headrace.store.origin.os.stat", exchanged)
+    monkeypatch.setattr("headrace.payloads.input_ref.os.stat", exchanged)
     with pytest.raises((InputForbidden, InputUnavailable)):
         origins(root).read(f"file:{root}/deep/er/b")
 
@@ -214,7 +214,7 @@ def test_a_fifo_that_takes_the_place_of_a_file_does_not_block(
 ) -> None:
     os.mkfifo(root / "fifo")
     regular = os.stat(root / "a.png")
-    monkeypatch.setattr("headrace.store.origin.os.stat", lambda *_, **__: regular)
+    monkeypatch.setattr("headrace.payloads.input_ref.os.stat", lambda *_, **__: regular)
     with pytest.raises(InputUnavailable, match="no regular file"):
         origins(root).read(f"file:{root}/fifo")
 
@@ -233,7 +233,7 @@ def test_a_file_that_grows_meanwhile_is_refused(
 ) -> None:
     small = os.stat(root / "a.png")
     (root / "a.png").write_bytes(b"x" * (LIMIT + 1))
-    monkeypatch.setattr("headrace.store.origin.os.fstat", lambda _: small)
+    monkeypatch.setattr("headrace.payloads.input_ref.os.fstat", lambda _: small)
     with pytest.raises(PayloadTooLarge):
         origins(root).read(f"file:{root}/a.png")
 

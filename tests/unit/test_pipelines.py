@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace import Pipeline
-from headrace.catalog import Catalog, load_catalog
+from headrace.config.json_path import find, parse_path, path_text
+from headrace.config.model_catalog import Catalog, load_catalog
 from headrace.errors import ConfigError, InvalidRequest, ModelNotFound
-from headrace.paths import find, parse_path, path_text
 
 MODELS = {"detect": {"handler": "echo"}, "digits": {"handler": "echo"}}
 

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from headrace.ports import free_port, is_free
+from headrace.server.ports import free_port, is_free
 
 
 def test_a_free_port_is_kept_from_who_wants_any_and_not_from_a_server_that_asks_for_it() -> None:

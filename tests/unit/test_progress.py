@@ -15,8 +15,8 @@ import pytest
 
 from headrace.errors import InputError
 from headrace.handler import Context, Handler
-from headrace.jobs import State, job_from_record
-from headrace.progress import MESSAGE_MAX_CHARS, Progress, progress_of, stages_progress
+from headrace.jobs.job import State, job_from_record
+from headrace.jobs.progress import MESSAGE_MAX_CHARS, Progress, progress_of, stages_progress
 from tests.harness.wait import wait_until
 from workers.model_process.context import ThreadContext
 from workers.model_process.executor import Runner

@@ -18,7 +18,7 @@ from uvicorn.server import ServerState
 
 from api.protocol import protocol_with
 from api.whole import write_whole
-from headrace.settings import Settings
+from headrace.config.settings import Settings
 
 Headers = Sequence[tuple[bytes, bytes]]
 HEADERS = (

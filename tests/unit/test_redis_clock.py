@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from headrace import redis_clock
-from headrace.jobs import US_PER_S
-from headrace.redis_clock import RedisClock
+from headrace.jobs.job import US_PER_S
+from headrace.redis import clock as redis_clock
+from headrace.redis.clock import RedisClock
 
 
 def answer(ahead_s: float) -> int:

@@ -14,13 +14,13 @@ import pytest
 from celery.worker import state as celery_state
 from kombu.clocks import LamportClock
 
-from headrace.catalog import load_catalog
-from headrace.envelope import envelope
+from headrace.config.model_catalog import load_catalog
 from headrace.errors import InputError, TransientError
-from headrace.inputs import binary_input
-from headrace.jobs import JobOptions
-from headrace.keys import TASK_NAME
-from headrace.messages import read_envelope
+from headrace.jobs.encoding import binary_input
+from headrace.jobs.job import JobOptions
+from headrace.jobs.message import read_envelope
+from headrace.jobs.message_writer import envelope
+from headrace.redis.keys import TASK_NAME
 from tests.harness.worker import write_models
 from workers.celery.bootstep import event_channel, take_ticks
 from workers.celery.event_publisher import EVENTS_MAX, EVENTS_S, Reporter

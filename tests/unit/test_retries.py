@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from headrace.envelope import envelope
-from headrace.jobs import JobOptions, State
-from headrace.messages import read_envelope
+from headrace.jobs.job import JobOptions, State
+from headrace.jobs.message import read_envelope
+from headrace.jobs.message_writer import envelope
 from workers.jobs.leased_job import Item, failed
 from workers.jobs.retries import DEAD, RetryPolicy
 

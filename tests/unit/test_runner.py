@@ -247,7 +247,7 @@ def test_only_where_somebody_has_msgspec_results_are_read_once_more() -> None:
     """To look for a Raw in each costs up to half of the encoding, and next to none has one."""
     ours = [
         (name, sys.modules[name])
-        for name in ("msgspec", "workers.model_process.outcomes", "headrace.inputs")
+        for name in ("msgspec", "workers.model_process.outcomes", "headrace.jobs.encoding")
     ]
     assert not names_msgspec([*ours, ("json", json), ("gone", None), ("odd", object())])
     for name, value in (("msgspec", msgspec), ("Raw", msgspec.Raw)):

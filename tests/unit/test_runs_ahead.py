@@ -12,17 +12,17 @@ import pytest
 from typing_extensions import override
 
 from headrace import errors
-from headrace.client.steps import Answer, Broken, Request
-from headrace.ids import are_ids, is_id
-from headrace.runs.ahead import Ahead
-from headrace.runs.calls import Outcome
-from headrace.runs.engine import Engine
-from headrace.runs.feeder import Feeder, Lines
-from headrace.runs.flight import Flight, Item
-from headrace.runs.jsonl_sink import JsonlSink
-from headrace.runs.numbers import Numbers
-from headrace.runs.order import RunOrder
-from headrace.runs.seams import Cursor, Entry, Row
+from headrace.client.sansio import Answer, Broken, Request
+from headrace.jobs.ids import are_ids, is_id
+from headrace.runs.engine.api_calls import Outcome
+from headrace.runs.engine.engine import Engine
+from headrace.runs.engine.in_flight import Flight, Item
+from headrace.runs.engine.outcome_prefetch import Ahead
+from headrace.runs.engine.spec import RunOrder
+from headrace.runs.engine.submitter import Feeder, Lines
+from headrace.runs.interfaces import Cursor, Entry, Row
+from headrace.runs.range_set import Numbers
+from headrace.runs.sinks.jsonl import JsonlSink
 from tests.harness.stand_in import Counted, StandIn
 from tests.harness.wait import wait_until
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError, Conflict
-from headrace.runs import csv_table
+from headrace.runs.sources import csv as csv_table
 from tests.harness.sources import errors, inputs, opened, read_all, resumes_everywhere
 
 _CELL = st.text(st.sampled_from('ab,;"\n\r\té€ 1'), max_size=6)

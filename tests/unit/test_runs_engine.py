@@ -17,16 +17,16 @@ import pytest
 from typing_extensions import override
 
 from headrace import errors
-from headrace.client.exchange import MAX_PAUSE_S, Session
-from headrace.client.steps import Answer, Pause, Plan
-from headrace.runs import calls
-from headrace.runs import engine as engines
-from headrace.runs import feeder as feeders
-from headrace.runs import flight as flights
-from headrace.runs.engine import Engine
-from headrace.runs.jsonl_sink import JsonlSink
-from headrace.runs.order import RunOrder
-from headrace.runs.seams import Entry, Row, Source
+from headrace.client.retries import MAX_PAUSE_S, Session
+from headrace.client.sansio import Answer, Pause, Plan
+from headrace.runs.engine import api_calls
+from headrace.runs.engine import engine as engines
+from headrace.runs.engine import in_flight as flights
+from headrace.runs.engine import submitter as feeders
+from headrace.runs.engine.engine import Engine
+from headrace.runs.engine.spec import RunOrder
+from headrace.runs.interfaces import Entry, Row, Source
+from headrace.runs.sinks.jsonl import JsonlSink
 from tests.harness.stand_in import Counted, Outcome, StandIn, problem, succeeded
 
 
@@ -332,7 +332,7 @@ def test_what_rows_carry_counts_as_bytes_that_are_under_way(
 
 def test_a_long_result_that_nobody_may_read_ends_the_run_and_one_that_is_gone_its_input() -> None:
     entry = Entry(0, "k", None, {}, None)
-    outcome = calls.Outcome("succeeded", result_size=70_000)
+    outcome = api_calls.Outcome("succeeded", result_size=70_000)
 
     def perform(error: Exception) -> Callable[..., Any]:
         def raising(*_: Any) -> Any:
@@ -358,7 +358,7 @@ def test_a_long_result_that_nobody_may_read_ends_the_run_and_one_that_is_gone_it
 def test_a_long_result_that_only_says_that_it_is_json_is_a_row_all_the_same(
     body: bytes, value: Any
 ) -> None:
-    plan = calls.long_result(Session("http://x", 0), "r.0")
+    plan = api_calls.long_result(Session("http://x", 0), "r.0")
     next(plan)
     with pytest.raises(StopIteration) as ended:
         plan.send(Answer(200, {"content-type": "application/json"}, body))
@@ -468,8 +468,8 @@ def test_a_pack_waits_for_room_as_long_as_another_pack_finds_some(
     """Which of them gets what comes free is chance; none gives up for having had no luck."""
     now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    session, room = Session("http://server", 10, met=True), calls.Room()
-    lucky, unlucky = (calls.submit(session, [b"{}"] * 100, True, room) for _ in range(2))
+    session, room = Session("http://server", 10, met=True), api_calls.Room()
+    lucky, unlucky = (api_calls.submit(session, [b"{}"] * 100, True, room) for _ in range(2))
     since = now
     while now < 1000 + 5 * session.retry_s:
         since = now
@@ -489,16 +489,16 @@ def test_all_packs_of_a_run_know_of_each_others_room(
     out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rooms: list[Any] = []
-    submit = calls.submit
+    submit = api_calls.submit
 
     def seen(session: Session, lines: Sequence[bytes], quiet: bool, room: Any = None) -> Plan[Any]:
         rooms.append(room)
         return submit(session, lines, quiet, room)
 
-    monkeypatch.setattr(calls, "submit", seen)
+    monkeypatch.setattr(api_calls, "submit", seen)
     run(out, StandIn(), Counted(100, raw))
     assert len(rooms) > 1
-    assert isinstance(rooms[0], calls.Room)
+    assert isinstance(rooms[0], api_calls.Room)
     assert all(room is rooms[0] for room in rooms)
 
 

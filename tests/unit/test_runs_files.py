@@ -10,11 +10,11 @@ import msgspec
 import pytest
 
 from headrace.errors import ConfigError, Conflict
-from headrace.runs import folder_source
-from headrace.runs.options import SourceOptions
-from headrace.runs.paths_source import PathsSource
+from headrace.runs.interfaces import Source
 from headrace.runs.registry import sink_for, source_for
-from headrace.runs.seams import Source
+from headrace.runs.sources import folder as folder_source
+from headrace.runs.sources.options import SourceOptions
+from headrace.runs.sources.path_list import PathsSource
 
 
 def folder(named: Path | str, *globs: str) -> Source:

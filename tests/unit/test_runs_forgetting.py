@@ -9,8 +9,8 @@ import pytest
 
 from headrace.client.bulk import LOOKUP_JOBS
 from headrace.errors import BrokerUnavailable
-from headrace.runs import forgetting
-from headrace.runs.forgetting import Forgetter
+from headrace.runs.engine import cleanup
+from headrace.runs.engine.cleanup import Forgetter
 
 
 def test_all_is_forgotten_by_the_thousand() -> None:
@@ -62,7 +62,7 @@ def test_an_error_ends_it_and_holds_nobody_up() -> None:
     forgetter.add(["a"])
     forgetter.join(60)
     assert isinstance(forgetter.error, BrokerUnavailable)
-    forgetter.add(str(n) for n in range(forgetting.BACKLOG_MAX + 1))
+    forgetter.add(str(n) for n in range(cleanup.BACKLOG_MAX + 1))
     forgetter.add(["b"])
 
 
@@ -75,7 +75,7 @@ def test_who_gives_it_too_much_waits_until_some_is_forgotten() -> None:
 
     forgetter = Forgetter(forget)
     forgetter.start()
-    forgetter.add(str(n) for n in range(forgetting.BACKLOG_MAX + LOOKUP_JOBS))
+    forgetter.add(str(n) for n in range(cleanup.BACKLOG_MAX + LOOKUP_JOBS))
     assert entered.wait(60)
     adding = threading.Thread(target=forgetter.add, args=(["late"],), daemon=True)
     adding.start()

@@ -11,15 +11,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace.client.job import Failure
+from headrace.client.models import Failure
 from headrace.errors import ConfigError, Conflict, InvalidRequest
 from headrace.runs import checkpoint as checkpoints
-from headrace.runs import jsonl_source
-from headrace.runs.jsonl_sink import JsonlSink
-from headrace.runs.local_state import LocalCheckpoints
-from headrace.runs.options import SourceOptions
+from headrace.runs.checkpoint_file import LocalCheckpoints
+from headrace.runs.interfaces import Entry, Row, Source
 from headrace.runs.registry import sink_for, source_for
-from headrace.runs.seams import Entry, Row, Source
+from headrace.runs.sinks.jsonl import JsonlSink
+from headrace.runs.sources import jsonl
+from headrace.runs.sources.options import SourceOptions
 
 
 def source_of(path: Path, **options: Any) -> Source:
@@ -219,7 +219,7 @@ def test_a_checkpoint_is_found_again_and_another_process_is_kept_away(tmp_path: 
     store.save(b"first")
     store.save(kept.encode())
     code = (
-        "import sys; from pathlib import Path; from headrace.runs.local_state import *\n"
+        "import sys; from pathlib import Path; from headrace.runs.checkpoint_file import *\n"
         "LocalCheckpoints(Path(sys.argv[1])).acquire()"
     )
     other = subprocess.run(
@@ -291,8 +291,8 @@ def test_a_misspelt_column_is_told_before_anything_is_written(lines: Path) -> No
 def test_a_line_that_never_ends_is_read_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jsonl_source, "LINE_MAX_BYTES", 20)
-    monkeypatch.setattr(jsonl_source, "READ_BYTES", 7)
+    monkeypatch.setattr(jsonl, "LINE_MAX_BYTES", 20)
+    monkeypatch.setattr(jsonl, "READ_BYTES", 7)
     path = tmp_path / "long.jsonl"
     path.write_bytes(b"1\n" + b'"' + b"x" * 17 + b'"\n' + b"y" * 20 + b"\n3\n" + b"z" * 50)
     source = source_of(path)

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.runs.numbers import Numbers
+from headrace.runs.range_set import Numbers
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -20,11 +20,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError, Conflict
-from headrace.runs import kinds, parquet_rows, parquet_sink
-from headrace.runs.column_types import is_json
-from headrace.runs.parquet_rows import read_parquet, write_parquet
+from headrace.runs import kinds
+from headrace.runs.arrow import rows
+from headrace.runs.arrow.rows import read_parquet, write_parquet
+from headrace.runs.arrow.types import is_json
+from headrace.runs.interfaces import Row, Sink
 from headrace.runs.registry import sink_for
-from headrace.runs.seams import Row, Sink
+from headrace.runs.sinks import parquet
 from tests.harness.sinks import begun, ended, recovered, row
 from tests.harness.sources import opened
 
@@ -87,8 +89,8 @@ def without_nulls(value: Any) -> Any:
 @settings(max_examples=80, deadline=None)
 def test_results_of_any_form_are_kept(results: list[Any], batch: int) -> None:
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patched:
-        patched.setattr(parquet_rows, "BATCH_ROWS", batch)
-        patched.setattr(parquet_rows, "GROUP_ROWS", 3)
+        patched.setattr(rows, "BATCH_ROWS", batch)
+        patched.setattr(rows, "GROUP_ROWS", 3)
         sink = begun(lambda: sink_of(Path(name)))
         sink.append([row(n, result=result) for n, result in enumerate(results)])
         spooled = sink.sync()["bytes"]
@@ -193,11 +195,11 @@ def test_a_kill_at_each_step_of_the_end(
 
     with monkeypatch.context() as patched:
         if step == "write":
-            patched.setattr(parquet_sink, "write_parquet", half)
+            patched.setattr(parquet, "write_parquet", half)
         elif step == "rename":
             patched.setattr(os, "replace", killed)
         elif step == "renamed":
-            patched.setattr(parquet_sink, "sync_folder", killed)
+            patched.setattr(parquet, "sync_folder", killed)
         else:
             patched.setattr(Path, "unlink", killed)
         with pytest.raises(Killed):
@@ -323,7 +325,8 @@ def test_without_pyarrow_it_is_said_what_to_install(
 def test_pyarrow_and_boto3_are_imported_by_those_alone_who_need_them(tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_text("x\n1\n")
     code = (
-        "import sys; from headrace.runs.registry import *; from headrace.runs.options import *\n"
+        "import sys; from headrace.runs.registry import *\n"
+        "from headrace.runs.sources.options import *\n"
         "list(source_for('in.csv', SourceOptions()).entries(None, 0)); sink_for('out.jsonl')\n"
         "print({'pyarrow', 'boto3'} & set(sys.modules))"
     )

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.runs import parquet_table
-from headrace.runs.arrow_json import from_values, to_json
+from headrace.runs.arrow.json_values import from_values, to_json
+from headrace.runs.sources import parquet
 from tests.harness.sources import errors, inputs, opened, read_all, resumes_everywhere
 
 
@@ -34,7 +34,7 @@ def test_rows_are_read_from_every_cursor(
     texts = [None if row in nulls else f"text {row}" for row in range(rows)]
     table = pa.table({"text": pa.array(texts, pa.string()), "row": list(range(rows))})
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
-        patched.setattr(parquet_table, "BATCH_ROWS_MAX", batch)
+        patched.setattr(parquet, "BATCH_ROWS_MAX", batch)
         path = Path(folder, "x.parquet")
         pq.write_table(table, path, row_group_size=group)
         source = opened(path, input="text")

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.runs.braces import expand
+from headrace.runs.sources.brace_expansion import expand
 from tests.harness.sources import errors, inputs, opened, read_all, resumes_everywhere
 
 

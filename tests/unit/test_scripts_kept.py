@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace import scripts
+from headrace.redis import scripts
 
 
 def test_an_upgrade_under_a_running_process_does_not_change_its_scripts(
@@ -20,7 +20,7 @@ def test_an_upgrade_under_a_running_process_does_not_change_its_scripts(
     shutil.copytree(Path(scripts.__file__).parent, folder, ignore=ignored)
     monkeypatch.syspath_prepend(tmp_path)
     running = importlib.import_module(folder.name)
-    for file in folder.glob("*.lua"):
+    for file in folder.rglob("*.lua"):
         file.write_text("return 'of the next version'")
     for name in scripts.NAMES:
         assert running.script(name).source == scripts.script(name).source

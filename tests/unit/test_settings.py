@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from headrace.config.paths import server_root
+from headrace.config.settings import Settings, load_settings
 from headrace.errors import ConfigError
-from headrace.layout import server_root
-from headrace.settings import Settings, load_settings
 
 SECRET = "hunter2"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headrace.catalog import ModelConfig
+from headrace.config.model_catalog import ModelConfig
 from workers.jobs.leased_job import Batch, Item
 from workers.model_process.protocol.phases import Phase
 from workers.models.served_model import Lane

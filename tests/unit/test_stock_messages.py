@@ -15,10 +15,10 @@ from celery import Celery, chain, chord, signature
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.envelope import envelope
 from headrace.errors import InvalidRequest
-from headrace.keys import TASK_NAME
-from headrace.messages import LAST_INSTANT_S, read_envelope
+from headrace.jobs.message import LAST_INSTANT_S, read_envelope
+from headrace.jobs.message_writer import envelope
+from headrace.redis.keys import TASK_NAME
 from tests.harness.celery_client import caught
 
 QUEUE = "headrace.m"

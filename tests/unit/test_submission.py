@@ -1,4 +1,4 @@
-"""Jobs as runs of submit.lua's arguments, and its answer read."""
+"""Jobs as runs of jobs/submit.lua's arguments, and its answer read."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from typing import Any
 
 import pytest
 
-from headrace.access import EVERYBODY, Caller
-from headrace.catalog import ModelConfig
-from headrace.envelope import envelope
+from headrace.access.api_key import EVERYBODY, Caller
+from headrace.config.model_catalog import ModelConfig
 from headrace.errors import BrokerUnavailable, Conflict, InvalidRequest, QueueFull
-from headrace.jobs import JobOptions, new_ids
-from headrace.keys import DEFAULT_TTL_S, NOBODY
-from headrace.messages import Source, read_envelope
-from headrace.scripts import Arg
-from headrace.submission import (
+from headrace.jobs.job import JobOptions, new_ids
+from headrace.jobs.message import Source, read_envelope
+from headrace.jobs.message_writer import envelope
+from headrace.queue.submission import (
     Receipt,
     Submission,
     read_receipts,
     submission,
     submit_arguments,
 )
+from headrace.redis.keys import DEFAULT_TTL_S, NOBODY
+from headrace.redis.scripts import Arg
 
 MODELS = [ModelConfig(name=name, handler="echo", max_queue_depth=5) for name in ("a", "b")]
 

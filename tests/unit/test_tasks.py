@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from headrace.tasks import end
+from headrace.queue.tasks import end
 
 
 def test_a_cancel_that_was_lost_is_said_again() -> None:

@@ -7,8 +7,15 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from headrace.telemetry import BATCHES_MAX, COUNTED, HISTOGRAMS, LABELLED, ModelStats, read_report
-from headrace.totals import BOUNDS, Totals, histogram, numbers, read_labelled
+from headrace.observability.totals import BOUNDS, Totals, histogram, numbers, read_labelled
+from headrace.observability.worker_report import (
+    BATCHES_MAX,
+    COUNTED,
+    HISTOGRAMS,
+    LABELLED,
+    ModelStats,
+    read_report,
+)
 from tests.harness.totals import ModelTotals
 
 STAGES = (0.001, 0.5, 0.25)

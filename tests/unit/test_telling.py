@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headrace.telemetry import UNTOLD, ModelStats
+from headrace.observability.worker_report import UNTOLD, ModelStats
 from workers.jobs.leased_job import Item
 from workers.models.event_sampling import BURST_S, Bucket, Telling
 

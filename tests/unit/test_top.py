@@ -19,13 +19,13 @@ from rich.console import Console
 
 from api.families import FAMILIES
 from headrace import Client
+from headrace.cli.top.layout import DEVICES, HOSTS, MODELS, SORTS, Shown, lines
+from headrace.cli.top.poller import GAP_S, History, Seen, Watch
+from headrace.cli.top.sample import SERIES, Sample, parse
+from headrace.cli.top.screen import Screen, pressed
+from headrace.cli.top.tables import bar, duration, rate
+from headrace.cli.top.view import View, quantile, view_of
 from headrace.errors import ServerUnreachable
-from headrace.top.layout import DEVICES, HOSTS, MODELS, SORTS, Shown, lines
-from headrace.top.sample import SERIES, Sample, parse
-from headrace.top.screen import Screen, pressed
-from headrace.top.tables import bar, duration, rate
-from headrace.top.view import View, quantile, view_of
-from headrace.top.watch import GAP_S, History, Seen, Watch
 
 GIB = 1 << 30
 HEADS = [column.head for column in MODELS]
@@ -295,8 +295,8 @@ def test_a_look_that_hangs_counts_into_how_long_there_was_no_answer(
             now += 10.0
             raise ServerUnreachable("Headrace does not answer")
 
-    monkeypatch.setattr("headrace.top.watch.time", SimpleNamespace(monotonic=lambda: now))
-    monkeypatch.setattr("headrace.top.watch.read", lambda _: None)
+    monkeypatch.setattr("headrace.cli.top.poller.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("headrace.cli.top.poller.read", lambda _: None)
     watch = Watch(cast(Client, Hanging()), 2.0)
     for _ in range(2):
         watch.seen = watch._look()

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.envelope import envelope
-from headrace.messages import read_envelope
-from headrace.trace import Trace, read_trace, trace_in
+from headrace.jobs.message import read_envelope
+from headrace.jobs.message_writer import envelope
+from headrace.jobs.trace_context import Trace, read_trace, trace_in
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -71,7 +71,7 @@ def test_it_travels_as_a_header_of_the_message() -> None:
     raw = message(trace)
     headers = json.loads(raw)["headers"]
     assert (headers["traceparent"], headers["tracestate"]) == trace
-    # claim.lua knows our own messages by their two ends.
+    # jobs/claim.lua knows our own messages by their two ends.
     assert raw[:12] == message(None)[:12]
     assert raw[-80:] == message(None)[-80:]
     read = read_envelope(raw)

@@ -9,15 +9,15 @@ import msgspec
 import pytest
 from standardwebhooks import Webhook
 
+from headrace.config.settings import Settings, load_settings
 from headrace.errors import ConfigError, InvalidRequest
-from headrace.jobs import DEFAULT_OPTIONS, JobOptions
-from headrace.messages import read_envelope
-from headrace.settings import Settings, load_settings
-from headrace.submission import hash_request
-from headrace.webhooks.addresses import may_reach, read_address, read_networks
-from headrace.webhooks.errand import Errand, message, webhook_fields
+from headrace.jobs.job import DEFAULT_OPTIONS, JobOptions
+from headrace.jobs.message import read_envelope
+from headrace.queue.submission import hash_request
+from headrace.webhooks.allowed_addresses import may_reach, read_address, read_networks
+from headrace.webhooks.endpoint import WebhookPolicy, read_target, shown
 from headrace.webhooks.signing import new_secret, read_secret, secrets_of, signature, written
-from headrace.webhooks.target import WebhookPolicy, read_target, shown
+from headrace.webhooks.task_message import Errand, message, webhook_fields
 
 PUBLIC = ("1.1.1.1", "93.184.216.34", "172.32.0.1", "2606:4700:4700::1111", "::ffff:1.1.1.1")
 PRIVATE = (

@@ -1,4 +1,4 @@
-"""The errands worker: `celery -A workers.background.app worker`. Stock Celery, with a pool of threads.
+"""The background worker: `celery -A workers.background.app worker`, with a pool of threads.
 
 It does what is neither a model's work nor a request's; beside its tasks it runs the pipelines,
 in a thread (`workers/background/pipelines/orchestrator.py`), where the models file has any. Each
@@ -24,13 +24,14 @@ from kombu import Queue
 from redis.exceptions import RedisError
 from typing_extensions import override
 
-from headrace import errands, keys
-from headrace.catalog import Catalog, load_catalog
-from headrace.connections import SOCKET_TIMEOUT_S, connect
+from headrace.config.model_catalog import Catalog, load_catalog
+from headrace.config.settings import Settings, load_settings
 from headrace.errors import BrokerError, ConfigError
+from headrace.redis import keys
 from headrace.redis.celery_url import celery_url
-from headrace.settings import Settings, load_settings
-from headrace.webhooks import errand as hook_errand
+from headrace.redis.connection import SOCKET_TIMEOUT_S, connect
+from headrace.server import background_workers
+from headrace.webhooks import task_message as hook_errand
 from workers.background import transport
 from workers.background.pipelines.orchestrator import Conductor
 from workers.background.webhooks.delivery import Courier
@@ -209,7 +210,7 @@ class AccountStep(bootsteps.StartStopStep):
     def __init__(self, consumer: Any, url: str, owner: str, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
         self._owner = owner
-        self._alive = errands.Alive(node=consumer.hostname, pid=os.getpid())
+        self._alive = background_workers.Alive(node=consumer.hostname, pid=os.getpid())
         self._client = connect(
             url, socket_timeout=SOCKET_TIMEOUT_S, socket_connect_timeout=SOCKET_TIMEOUT_S
         )
@@ -233,7 +234,7 @@ class AccountStep(bootsteps.StartStopStep):
 
     def _tell(self, *gone: str) -> None:
         try:
-            back = errands.tell(self._client, self._owner, self._alive, *gone)
+            back = background_workers.tell(self._client, self._owner, self._alive, *gone)
         except (RedisError, OSError) as error:
             # Celery notices by itself, and begins anew.
             logger.warning("Redis does not hear that this worker lives: %s", error)

@@ -3,7 +3,7 @@
 kombu pops a message and then notes it as unacknowledged: who is killed in between loses it. What is
 noted comes back after a fixed time, whether or not its worker lives. Here a message is moved into a
 list of its worker, then noted as that worker's; it goes back when the worker is gone, and only
-then. `headrace/scripts/errands.lua` gives back.
+then. `headrace/redis/scripts/background/requeue_dead.lua` gives back.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 from typing_extensions import override
 
-from headrace import keys
+from headrace.redis import keys
 
 logger = logging.getLogger(__name__)
 

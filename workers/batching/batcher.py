@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, Generic, Literal, Protocol, TypeVar
 
-from headrace.keys import OFFLINE_STEP, STEPS
+from headrace.redis.keys import OFFLINE_STEP, STEPS
 from workers.batching.latency_model import BatchTimeFit
 from workers.batching.waiting import FIRST, Group, Number, Row, put
 
@@ -58,7 +58,7 @@ class Batchable(Protocol):
 
     Attributes:
         enqueued_at: seconds, on the same clock as every `now`.
-        step: its priority, one of `headrace.keys.STEPS`.
+        step: its priority, one of `headrace.redis.keys.STEPS`.
         overdue_at: from then on it no longer yields to better ones.
         alone: it was in a batch that was lost and must run by itself.
         cost: its share of `max_batch_cost`.

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.keys import STEPS
+from headrace.redis.keys import STEPS
 from workers.batching.batcher import Batcher
 
 

@@ -11,10 +11,10 @@ from typing import Any, Final
 
 import msgspec
 
-from headrace.catalog import ModelConfig
+from headrace.config.model_catalog import ModelConfig
 from headrace.errors import InvalidRequest
-from headrace.inputs import binary_head, decode_input, input_bytes, loads
-from headrace.media import JSON_TYPE, image_size
+from headrace.jobs.encoding import binary_head, decode_input, input_bytes, loads
+from headrace.jobs.media_types import JSON_TYPE, image_size
 
 #: The key of an input in which there is nothing where the pointer leads.
 ABSENT: Final = None

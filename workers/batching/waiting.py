@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
-from headrace.keys import OFFLINE_STEP
+from headrace.redis.keys import OFFLINE_STEP
 
 #: Weight of the newest gap in the running mean of inter-arrival gaps.
 GAP_WEIGHT: Final = 0.1

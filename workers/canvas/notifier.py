@@ -23,9 +23,8 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from headrace.canvas import read_canvas
 from headrace.errors import BY_CODE, HeadraceError
-from headrace.jobs import State
+from headrace.jobs.job import State
 from workers.canvas.sender import (
     FAILURE,
     REVOKED,
@@ -40,6 +39,7 @@ from workers.canvas.sender import (
     as_json,
     value_of,
 )
+from workers.jobs.canvas import read_canvas
 from workers.jobs.leased_job import REVOKED_JSON, Item, Settlement, cancelled, failed, with_children
 from workers.leases.manager import Ledger
 from workers.models.pending_callbacks import Told, Untold
@@ -210,7 +210,8 @@ def tell_end(end: Told, sender: Sender, progress: Progress) -> Settlement:
     canvas = item.canvas
     verdict = sender.verdict(item.id, item.token)
     if canvas is None or verdict == Verdict.FENCED:
-        # Another worker's by now, which will tell; settle.lua says so too, and this is dropped.
+        # Another worker's by now, which will tell; jobs/settle.lua says so too, and this is
+        # dropped.
         return settlement
     if verdict == Verdict.CANCELLED:
         sender.tell(canvas, _outcome(item, cancelled(item)), progress)

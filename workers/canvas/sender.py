@@ -28,13 +28,13 @@ from kombu.exceptions import OperationalError
 from kombu.utils import json as kombu_json
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
-from headrace import keys
-from headrace.canvas import Canvas, Signature
-from headrace.connections import SOCKET_TIMEOUT_S, connect
-from headrace.ids import id_of_sequel
-from headrace.inputs import strict_json
+from headrace.jobs.encoding import strict_json
+from headrace.jobs.ids import id_of_sequel
+from headrace.redis import keys
 from headrace.redis.celery_url import celery_url
-from headrace.scripts import script
+from headrace.redis.connection import SOCKET_TIMEOUT_S, connect
+from headrace.redis.scripts import script
+from workers.jobs.canvas import Canvas, Signature
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ def never_passes(error: BaseException) -> bool:
 
 
 class Verdict:
-    """What follow.lua answers."""
+    """What jobs/canvas_begin.lua answers."""
 
     FENCED: Final = 0
     TELL: Final = 1
@@ -162,8 +162,8 @@ class Sender:
         self._redis.close()
 
     def verdict(self, job_id: str, token: str) -> int:
-        """What follow.lua says of a leased job."""
-        follow = script("follow")
+        """What jobs/canvas_begin.lua says of a leased job."""
+        follow = script("jobs/canvas_begin")
         call = follow.call([], job_id, token)
         try:
             return int(self._redis.execute_command(*call))

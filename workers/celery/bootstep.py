@@ -17,16 +17,16 @@ from typing import Any
 from celery import bootsteps
 from typing_extensions import override
 
-from headrace import keys
-from headrace.catalog import Catalog, ModelConfig
-from headrace.connections import SOCKET_TIMEOUT_S, connect
+from headrace.config.model_catalog import Catalog, ModelConfig
+from headrace.config.settings import Settings
 from headrace.errors import ConfigError
-from headrace.logs import batch_tag
+from headrace.observability.logs import batch_tag
+from headrace.observability.tracing import tracing
+from headrace.payloads.input_ref import Origins
+from headrace.payloads.stores import THREADS, build_stores
+from headrace.redis import keys
 from headrace.redis.celery_url import celery_url
-from headrace.settings import Settings
-from headrace.store.origin import Origins
-from headrace.store.stores import THREADS, build_stores
-from headrace.tracing import tracing
+from headrace.redis.connection import SOCKET_TIMEOUT_S, connect
 from workers.canvas.notifier import Herald
 from workers.canvas.sender import Sender
 from workers.celery import remote_control

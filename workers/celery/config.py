@@ -9,10 +9,10 @@ from typing import Any, Final
 from celery.signals import setup_logging
 from celery.worker.control import Panel
 
-from headrace import logs
-from headrace.connections import SOCKET_TIMEOUT_S
+from headrace.config.settings import Settings
+from headrace.observability import logs
 from headrace.redis.celery_url import CeleryUrl
-from headrace.settings import Settings
+from headrace.redis.connection import SOCKET_TIMEOUT_S
 
 #: How often kombu looks whether its connections live.
 HEALTH_CHECK_S: Final = 5
@@ -82,4 +82,4 @@ def log_as(part: str, settings: Settings) -> None:
             settings.log_format, level, part, environ=os.environ, redis_url=settings.redis_url
         )
 
-    setup_logging.connect(set_up, weak=False, dispatch_uid="headrace.logs")
+    setup_logging.connect(set_up, weak=False, dispatch_uid="headrace.observability.logs")

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import msgspec
 from celery.worker import state as celery_state
 
-from headrace import keys
 from headrace.errors import BY_CODE, HeadraceError
-from headrace.figures import FIELD as FIGURES
-from headrace.jobs import US_PER_S, State, iso
-from headrace.messages import arguments_repr
-from headrace.scripts import Arg, Command, script
-from headrace.telemetry import CLOCK
-from headrace.traffic import TRAFFIC
-from headrace.versions import running
+from headrace.jobs.job import US_PER_S, State, iso
+from headrace.jobs.message import arguments_repr
+from headrace.observability.host_figures import FIELD as FIGURES
+from headrace.observability.versions import running
+from headrace.observability.worker_report import CLOCK
+from headrace.redis import keys
+from headrace.redis.scripts import Arg, Command, script
+from headrace.redis.traffic import TRAFFIC
 from workers.celery.task_events import (
     EventLog,
     Failed,
@@ -252,7 +252,7 @@ class Reporter:
         for name, count in TRAFFIC.take("worker").items():
             counted += (keys.SHARED_STATS, name, repr(count))
         head = (self.owner, keys.WORKER_TTL_S, len(fields))
-        return [script("report").call([], *head, *fields, *counted)]
+        return [script("workers/report").call([], *head, *fields, *counted)]
 
     def offline(self) -> list[Command]:
         """The worker is about to end."""

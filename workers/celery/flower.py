@@ -1,4 +1,4 @@
-"""Flower on the app of a deployment: `celery -A workers.celery.flower flower`, as `headrace flower`.
+"""Flower for a deployment: `celery -A workers.celery.flower flower`, as `headrace flower`.
 
 Flower does the rest by itself. What it gets from here:
 
@@ -36,9 +36,9 @@ from tornado.escape import xhtml_escape
 from tornado.web import HTTPError, authenticated
 from typing_extensions import override
 
-from headrace import keys
-from headrace.catalog import Catalog, load_catalog
-from headrace.settings import load_settings
+from headrace.config.model_catalog import Catalog, load_catalog
+from headrace.config.settings import load_settings
+from headrace.redis import keys
 from workers.celery_app import CONTROL_QUEUE, create_app
 
 #: What a button says where Flower has no password.

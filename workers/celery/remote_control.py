@@ -16,15 +16,15 @@ from celery.worker.control import Panel
 from kombu.utils.url import maybe_sanitize_url
 from redis.exceptions import NoScriptError, RedisError
 
-from headrace import keys
-from headrace.connections import connect
-from headrace.scripts import script
+from headrace.redis import keys
+from headrace.redis.connection import connect
+from headrace.redis.scripts import script
 from workers.celery.config import refuse
 from workers.consumer.loop import Consumer
 from workers.jobs.leased_job import Item
 from workers.models.served_model import Lane
 
-#: The most ids that one call of cancel.lua takes.
+#: The most ids that one call of jobs/cancel.lua takes.
 CANCEL_MAX_JOBS: Final = 128
 
 _REPLICAS: Final = (
@@ -196,9 +196,9 @@ def _revoke_command(redis_url: str) -> Command:
 
 
 def _cancelled(redis_url: str, ids: list[str]) -> dict[str, str]:
-    """What cancel.lua says of each id: unknown, removed, asked (it runs) or ended."""
+    """What jobs/cancel.lua says of each id: unknown, removed, asked (it runs) or ended."""
     answers: dict[str, str] = {}
-    cancel = script("cancel")
+    cancel = script("jobs/cancel")
     with connect(redis_url) as client:
         for start in range(0, len(ids), CANCEL_MAX_JOBS):
             some = ids[start : start + CANCEL_MAX_JOBS]

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from headrace import telemetry
+from headrace.observability import worker_report
 from workers.jobs.leased_job import Item
 from workers.leases.manager import ASKED, FENCED, Ledger
 from workers.models.served_model import Lane
@@ -63,7 +63,7 @@ class Dropping:
 
         def answered(items: list[Item], codes: list[Any]) -> None:
             self._unsure.pop(lane.model.name, None)
-            lane.stats.count(telemetry.RENEWED, sum(int(code) != FENCED for code in codes))
+            lane.stats.count(worker_report.RENEWED, sum(int(code) != FENCED for code in codes))
             for item, code in zip(items, codes, strict=True):
                 if lane.held.get(item.id) is not item or item.dropped:
                     continue
@@ -75,7 +75,7 @@ class Dropping:
         self._ledger.renew(lane, answered)
 
     def heard(self, published: Sequence[bytes]) -> bool:
-        """Take what cancel.lua has published: model, id and token of each job; whether it has."""
+        """Read what jobs/cancel.lua published: model, id and token of each job; whether it has."""
         for body in published:
             try:
                 self._hear(body)

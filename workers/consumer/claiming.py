@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from headrace.scripts import CLAIM_HEAD, CLAIM_ROW
+from headrace.redis.scripts import CLAIM_HEAD, CLAIM_ROW
 from workers.leases.manager import Ledger
 from workers.models.served_model import Lane
 from workers.scheduling.dispatcher import Dispatch

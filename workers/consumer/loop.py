@@ -17,9 +17,9 @@ from typing import Any, Final
 
 from redis.exceptions import RedisError
 
-from headrace.keys import STEPS
-from headrace.logs import batch_name, batch_tag
-from headrace.outages import DISCONNECTED
+from headrace.observability.logs import batch_name, batch_tag
+from headrace.redis.keys import STEPS
+from headrace.redis.outages import DISCONNECTED
 from workers.canvas.notifier import Herald
 from workers.celery.event_publisher import Reporter
 from workers.consumer.cancellation import Dropping

@@ -26,12 +26,12 @@ from headrace.errors import (
     ResultNotStored,
     StoreError,
 )
-from headrace.messages import Source
-from headrace.outages import is_outage
-from headrace.store.base import Entry, PayloadMissing
-from headrace.store.origin import Origins
-from headrace.store.parts import read_parts
-from headrace.store.stores import THREADS, Stores
+from headrace.jobs.message import Source
+from headrace.payloads.input_ref import Origins
+from headrace.payloads.ranges import read_parts
+from headrace.payloads.store import Entry, PayloadMissing
+from headrace.payloads.stores import THREADS, Stores
+from headrace.redis.outages import is_outage
 from workers.jobs.leased_job import Item
 from workers.leases.manager import Ledger
 from workers.models.pending_payloads import Load

@@ -8,8 +8,8 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from headrace.progress import Progress
-from headrace.scripts import Arg, script
+from headrace.jobs.progress import Progress
+from headrace.redis.scripts import Arg, script
 from workers.jobs.leased_job import Item
 from workers.leases.manager import Ledger
 from workers.replicas.replica import Replica
@@ -58,4 +58,4 @@ class News:
         for item in items:
             arguments += (item.id, item.token, self._words[item])
         if arguments and self._ledger.connected:
-            self._ledger.say(script("progress").call([], *arguments))
+            self._ledger.say(script("jobs/progress").call([], *arguments))

@@ -81,7 +81,7 @@ class Losses:
         self._give_up(lane, replica, now, "its device was lost" if replica.leaving else "it died")
 
     def give_back(self, lane: Lane, batches: list[Batch], mode: str) -> None:
-        """Put the jobs of these batches back into their queue; modes as in release.lua."""
+        """Put the jobs of these batches back into their queue; modes as in jobs/release.lua."""
         # What is given back last stands first in its queue.
         for batch in reversed(batches):
             if mode != "free":

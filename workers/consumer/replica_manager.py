@@ -13,7 +13,7 @@ import selectors
 from collections.abc import Callable
 from typing import Any, Final
 
-from headrace import telemetry
+from headrace.observability import worker_report
 from workers.model_process.protocol.phases import STARTING, Phase
 from workers.models.served_model import Lane
 from workers.observability.batch_log import about
@@ -77,14 +77,14 @@ class Keeper:
         told = traceback.rstrip().rpartition("\n")[2] if again else traceback
         logger.error("the model cannot be loaded", extra={**about(lane), "traceback": told})
         lane.last_error = traceback
-        lane.stats.count(telemetry.LOAD_FAILURES)
+        lane.stats.count(worker_report.LOAD_FAILURES)
         replica.load_failed(traceback)
 
     def ready(self, lane: Lane, replica: Replica, info: dict[str, Any]) -> None:
         """A process is loaded and warm; if it is a successor, its predecessor drains."""
         replica.ready(info)
-        lane.stats.count(telemetry.LOADS)
-        lane.stats.count(telemetry.LOAD_S, info["load_s"])
+        lane.stats.count(worker_report.LOADS)
+        lane.stats.count(worker_report.LOAD_S, info["load_s"])
         if replica.fits:
             lane.fit(lane.model.max_batch_size, replica.fits)
         logger.info("loaded in %.2f s", info["load_s"], extra=about(lane))
@@ -104,7 +104,7 @@ class Keeper:
         if replica.loaded:
             trace = replica.trace()
             lane.restarts.add(now, f"{why}\n{trace}" if trace else why)
-            lane.stats.count(f"{telemetry.RESTARTS}:lost")
+            lane.stats.count(f"{worker_report.RESTARTS}:lost")
         if replica.process is not None:
             self._guard.forget(replica.process.pid)
         replica.ended(now)
@@ -151,7 +151,7 @@ class Keeper:
                 replica.recycling = why
                 logger.info("a model process is recycled: %s", why, extra=about(lane))
                 lane.recycled += 1
-                lane.stats.count(f"{telemetry.RESTARTS}:recycled")
+                lane.stats.count(f"{worker_report.RESTARTS}:recycled")
                 if lane.model.recycle_overlap:
                     self._succeed(lane, replica)
                 else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from headrace.keys import STEPS
+from headrace.redis.keys import STEPS
 from workers.models.served_model import Lane
 from workers.scheduling.staging import ends_in_s, stage_at
 

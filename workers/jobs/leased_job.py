@@ -10,14 +10,14 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from headrace.canvas import Canvas
 from headrace.errors import BY_CODE, HeadraceError, InvalidRequest
-from headrace.inputs import parses
-from headrace.jobs import US_PER_S, State
-from headrace.keys import OFFLINE_STEP, TASK_NAME, F
-from headrace.media import JSON_TYPE
-from headrace.messages import Message, arguments_repr
-from headrace.scripts import Arg
+from headrace.jobs.encoding import parses
+from headrace.jobs.job import US_PER_S, State
+from headrace.jobs.media_types import JSON_TYPE
+from headrace.jobs.message import Message, arguments_repr
+from headrace.redis.keys import OFFLINE_STEP, TASK_NAME, F
+from headrace.redis.scripts import Arg
+from workers.jobs.canvas import Canvas
 from workers.jobs.retries import DEAD, RetryPolicy
 
 NO_RETRIES: Final = RetryPolicy()
@@ -47,7 +47,7 @@ class Item(msgspec.Struct, eq=False, weakref=True):
         attempts: how often it was handed out, this time included.
         cost: its share of `max_batch_cost`.
         key: only items of one key run together.
-        step: its priority, one of `headrace.keys.STEPS`.
+        step: its priority, one of `headrace.redis.keys.STEPS`.
         overdue_at: from then on it no longer yields to better priorities.
         kind: content type of an input that was fetched and is not JSON.
         expires_at: until when it must have begun; NEVER where its message does not say.
@@ -121,7 +121,7 @@ class Item(msgspec.Struct, eq=False, weakref=True):
 
 
 def claimed_item(row: Sequence[Any], now: float, now_us: int, yield_s: float) -> Item:
-    """A job as claim.lua gave it, still without its message.
+    """A job as jobs/claim.lua gave it, still without its message.
 
     Args:
         row: its answer for the job, after the raw message.
@@ -196,7 +196,7 @@ class Batch:
 
 
 class Settlement(NamedTuple):
-    """The arguments of settle.lua for one job."""
+    """The arguments of jobs/settle.lua for one job."""
 
     id: str
     token: str

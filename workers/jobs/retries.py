@@ -2,7 +2,8 @@
 
 The n-th retry comes after a time drawn evenly from 0 to `base * 2^(n-1)`, at the most `most`, so
 that jobs which failed together do not come back together (AWS architecture blog, 2015). The waiting
-itself is Redis'. For jobs that were lost with their process, `_end.lua` draws by the same rule.
+itself is Redis'. For jobs that were lost with their process, `lib/finish.lua` draws by the same
+rule.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ import random
 from dataclasses import dataclass
 from typing import Final
 
-from headrace.jobs import US_PER_S
-from headrace.messages import Message
-from headrace.model_section import RETRY_BACKOFF_MAX_S, RETRY_BACKOFF_S
+from headrace.config.model_options import RETRY_BACKOFF_MAX_S, RETRY_BACKOFF_S
+from headrace.jobs.job import US_PER_S
+from headrace.jobs.message import Message
 
 #: In place of a retry's delay: the retries are used up, and the message goes to the dead letters.
 DEAD: Final = "dead"
@@ -52,7 +53,7 @@ class RetryPolicy:
         return min(self.most_s, self.base_s * 2.0**retries)
 
     def retry_us(self, retries: int, chance: random.Random = _CHANCE) -> str:
-        """What settle.lua is told: the wait in microseconds, or DEAD.
+        """What jobs/settle.lua is told: the wait in microseconds, or DEAD.
 
         Args:
             retries: how often the job was tried again before.
@@ -63,7 +64,7 @@ class RetryPolicy:
         return str(int(chance.uniform(0, self.bound_s(retries)) * US_PER_S))
 
     def for_losses(self, max_deliveries: int) -> str:
-        """What the scripts are told that give lost jobs back; see `give_back` in _end.lua."""
+        """What the scripts are told that give lost jobs back; see `give_back` in lib/finish.lua."""
         base_us, most_us = self.backoff_us
         return f"{max_deliveries} {base_us} {most_us}"
 

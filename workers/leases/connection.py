@@ -21,8 +21,8 @@ from redis.exceptions import (
     ResponseError,
 )
 
-from headrace.outages import DISCONNECTED, outage_code
-from headrace.scripts import NAMES, Command, script
+from headrace.redis.outages import DISCONNECTED, outage_code
+from headrace.redis.scripts import NAMES, Command, script
 
 logger = logging.getLogger(__name__)
 

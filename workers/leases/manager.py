@@ -16,12 +16,12 @@ from typing import Any, Final, Protocol
 
 from redis.exceptions import ResponseError
 
-from headrace import keys
-from headrace.expiry import EXPIRE_ARGUMENTS, EXPIRE_MAX_JOBS
-from headrace.jobs import US_PER_S
-from headrace.outages import DISCONNECTED
-from headrace.scripts import CLAIM_MAX_BYTES, Arg, Command, script
-from headrace.traffic import TRAFFIC
+from headrace.jobs.job import US_PER_S
+from headrace.queue.expiry import EXPIRE_ARGUMENTS, EXPIRE_MAX_JOBS
+from headrace.redis import keys
+from headrace.redis.outages import DISCONNECTED
+from headrace.redis.scripts import CLAIM_MAX_BYTES, Arg, Command, script
+from headrace.redis.traffic import TRAFFIC
 from workers.batching.batcher import STEP_PLACE
 from workers.jobs.leased_job import Item, Settlement
 from workers.leases.connection import Publisher
@@ -36,13 +36,13 @@ ANSWER_MAX_S: Final = 5.0
 RECONNECT_MIN_S: Final = 0.05
 RECONNECT_MAX_S: Final = 2.0
 SWEEP_MAX_JOBS: Final = 500
-#: What settle.lua answers: the job is another's by now, it has ended so, it ended as cancelled, it
-#: was put off.
+#: What jobs/settle.lua answers: the job is another's by now, it has ended so, it ended as
+#: cancelled, it was put off.
 FENCED: Final = 0
 SETTLED: Final = 1
 CANCELLED: Final = 3
 PUT_OFF: Final = 4
-#: What renew.lua answers, beside FENCED: it is ours, it was cancelled meanwhile.
+#: What jobs/renew.lua answers, beside FENCED: it is ours, it was cancelled meanwhile.
 RENEWED: Final = 1
 ASKED: Final = 2
 
@@ -90,10 +90,10 @@ class Observer(Protocol):
     """Hears what Redis has confirmed, while the lane still holds the jobs."""
 
     def settled(self, lane: Lane, settlements: Sequence[Settlement], codes: Sequence[Any]) -> None:
-        """The answers of settle.lua, one per settlement."""
+        """The answers of jobs/settle.lua, one per settlement."""
 
     def released(self, items: Sequence[Item], outcomes: Sequence[Any]) -> None:
-        """The answers of release.lua, one per item."""
+        """The answers of jobs/release.lua, one per item."""
 
 
 class Ledger:
@@ -153,7 +153,9 @@ class Ledger:
             for lane in lanes:
                 lane.backlog.end_claim()
                 known = [item.token for item in lane.held.values()]
-                self._say(lane, "release_owner", "free", self._losses(lane), self.owner, *known)
+                self._say(
+                    lane, "jobs/release_owner", "free", self._losses(lane), self.owner, *known
+                )
         self._claim_lost = False
 
     def lost(self, now: float, error: Exception) -> None:
@@ -184,7 +186,7 @@ class Ledger:
 
         lane.backlog.begin_claim()
         self._say(
-            lane, "claim", lane.model.name, lane.model.version, rooms[0], CLAIM_MAX_BYTES,
+            lane, "jobs/claim", lane.model.name, lane.model.version, rooms[0], CLAIM_MAX_BYTES,
             self._lease_us, self.owner, keys.TASK_NAME, self.limits.result_ttl_s,
             self.limits.job_index_max, *rooms[1:], lane.yield_us,
             handle=claimed, refused=lane.backlog.end_claim,
@@ -213,7 +215,7 @@ class Ledger:
             lane.forget(settlements)
 
         flat = chain.from_iterable(settlements)
-        self._say(lane, "settle", *flat, handle=settled, refused=refused, again=True)
+        self._say(lane, "jobs/settle", *flat, handle=settled, refused=refused, again=True)
 
     @staticmethod
     def _unusual(lane: Lane, settlement: Settlement, code: int, now: float) -> None:
@@ -231,7 +233,7 @@ class Ledger:
         Args:
             lane: the model whose jobs they are.
             items: the jobs, in the order of their claim.
-            mode: `free` (an orderly release), `alone` or `crash`; see `give_back` in _lib.lua.
+            mode: `free` (an orderly release), `alone` or `crash`; see `give_back` in lib/keys.lua.
         """
         if not items:
             return
@@ -250,7 +252,7 @@ class Ledger:
 
         pairs = [value for item in last_first for value in (item.id, item.token)]
         told = (mode, self._losses(lane), *pairs)
-        self._say(lane, "release", *told, handle=released, refused=refused, again=True)
+        self._say(lane, "jobs/release", *told, handle=released, refused=refused, again=True)
 
     def renew(self, lane: Lane, answered: Callable[[list[Item], list[Any]], None]) -> None:
         """Renew the leases of all that the lane holds.
@@ -266,7 +268,7 @@ class Ledger:
 
         if items:
             pairs = [value for item in items for value in (item.id, item.token)]
-            call = script("renew").call(keys.queue_keys(lane.queue), self._lease_us, *pairs)
+            call = script("jobs/renew").call(keys.queue_keys(lane.queue), self._lease_us, *pairs)
             self._outbox.append(_Call(call, renewed, lambda: answered([], []), again=False))
 
     def sweep(self, lane: Lane, now: float) -> None:
@@ -283,7 +285,7 @@ class Ledger:
         lane.next_due_at = None
         reap_until, untold = self._reap_until_us(now), lane.sequels.untold_room
         arguments = (reap_until, self._losses(lane), SWEEP_MAX_JOBS, untold)
-        self._say(lane, "sweep", *arguments, handle=swept)
+        self._say(lane, "queues/sweep", *arguments, handle=swept)
 
     def expire(self) -> None:
         """End jobs of any model that wait though they must have begun by now."""
@@ -292,7 +294,7 @@ class Ledger:
             if int(reply[0]) == EXPIRE_MAX_JOBS:
                 self.expire()
 
-        call = script("expire").call([], *EXPIRE_ARGUMENTS)
+        call = script("jobs/expire").call([], *EXPIRE_ARGUMENTS)
         self._outbox.append(_Call(call, ended, _nothing, again=False))
 
     def stood_still(self, now: float) -> None:

@@ -21,8 +21,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from headrace.outages import DISCONNECTED, outage_code
-from headrace.traffic import TRAFFIC
+from headrace.redis.outages import DISCONNECTED, outage_code
+from headrace.redis.traffic import TRAFFIC
 
 logger = logging.getLogger(__name__)
 

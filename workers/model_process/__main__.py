@@ -19,9 +19,9 @@ import threading
 import time
 from typing import Any, Final
 
-from headrace import logs
 from headrace.handler import Context
-from headrace.tracing import tracing
+from headrace.observability import logs
+from headrace.observability.tracing import tracing
 from workers.model_process.context import ThreadContext, begin, overlaps
 from workers.model_process.executor import Runner
 from workers.model_process.overlap import YIELDED, Inbox, Pipeline, done_frame, leave

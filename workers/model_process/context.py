@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from typing import Any, Final, NamedTuple
 
-from headrace import logs
 from headrace.handler import Context
+from headrace.observability import logs
 
 
 class Traces(NamedTuple):

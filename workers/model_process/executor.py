@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from headrace import logs
 from headrace.errors import (
     NOT_STARTED,
     HandlerError,
@@ -27,7 +26,8 @@ from headrace.errors import (
     JobExpired,
 )
 from headrace.handler import Context, Handler
-from headrace.inputs import decode_input, decode_payload
+from headrace.jobs.encoding import decode_input, decode_payload
+from headrace.observability import logs
 from workers.model_process.batch_state import Group, Input, Work
 from workers.model_process.context import TRACES, SpanOf, no_span, overlaps, traces_of
 from workers.model_process.device_errors import device_lost

@@ -11,7 +11,7 @@ import msgspec
 
 from headrace.errors import HandlerError, HeadraceError, JobError, OutOfMemory
 from headrace.handler import Response
-from headrace.inputs import strict_json
+from headrace.jobs.encoding import strict_json
 from workers.model_process.raws import Foreign
 
 TRACEBACK_MAX_CHARS: Final = 16_000

@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from headrace.progress import Progress
+from headrace.jobs.progress import Progress
 
 logger = logging.getLogger("headrace.model")
 

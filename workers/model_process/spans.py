@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 from opentelemetry.trace import SpanKind, StatusCode
 
-from headrace.trace import Trace
-from headrace.tracing import Tracing, context_of
+from headrace.jobs.trace_context import Trace
+from headrace.observability.tracing import Tracing, context_of
 from workers.model_process.context import TRACES
 
 

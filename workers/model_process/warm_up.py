@@ -13,7 +13,7 @@ import msgspec
 
 from headrace.errors import ConfigError, HandlerError
 from headrace.handler import Handler
-from headrace.inputs import binary_input, decode_input
+from headrace.jobs.encoding import binary_input, decode_input
 from workers.model_process.batch_state import Group, Input, StageTimes
 from workers.model_process.executor import Runner, free_memory
 from workers.model_process.outcomes import BINARY_TYPE, encode_result, out_of_memory

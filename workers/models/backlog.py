@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from headrace.keys import STEPS
+from headrace.redis.keys import STEPS
 
 #: After so many guesses in a row that brought nothing no more are made, until jobs were found.
 WRONG_MAX: Final = 3

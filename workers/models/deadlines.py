@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from headrace.catalog import ModelConfig
+from headrace.config.model_catalog import ModelConfig
 from headrace.errors import NOT_STARTED
 from workers.batching.batcher import Batcher
 from workers.jobs.leased_job import NEVER, Batch, Item, Settlement, failed, stages, timings

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
-from headrace.telemetry import UNTOLD, ModelStats
+from headrace.observability.worker_report import UNTOLD, ModelStats
 from workers.jobs.leased_job import Item
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from headrace.canvas import read_canvas
+from workers.jobs.canvas import read_canvas
 from workers.jobs.leased_job import Item, Settlement
 
 #: No more is claimed while so many jobs wait to be told of.
@@ -32,7 +32,7 @@ class Untold(NamedTuple):
     Attributes:
         queue: where the job was.
         name: the entry's name there.
-        entry: as leave_untold in _end.lua has written it.
+        entry: as leave_untold in lib/finish.lua has written it.
     """
 
     queue: str

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from headrace.messages import Source
-from headrace.store.base import Entry
+from headrace.jobs.message import Source
+from headrace.payloads.store import Entry
 from workers.batching.batcher import STEP_PLACE
 from workers.jobs.leased_job import Item, Settlement
 

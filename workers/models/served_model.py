@@ -13,13 +13,13 @@ from typing import Any, Final
 
 import msgspec
 
-from headrace.catalog import ModelConfig
+from headrace.config.model_catalog import ModelConfig
 from headrace.errors import HeadraceError, InvalidRequest
-from headrace.jobs import US_PER_S
-from headrace.media import is_json
-from headrace.messages import read_envelope
-from headrace.scripts import CLAIM_HEAD, CLAIM_ROW
-from headrace.telemetry import ModelStats
+from headrace.jobs.job import US_PER_S
+from headrace.jobs.media_types import is_json
+from headrace.jobs.message import read_envelope
+from headrace.observability.worker_report import ModelStats
+from headrace.redis.scripts import CLAIM_HEAD, CLAIM_ROW
 from workers.batching.batcher import Batcher, Hold, Leave, Policy
 from workers.batching.expected_arrivals import Company
 from workers.batching.input_cost import Measure

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from headrace.errors import JobCancelled
-from headrace.jobs import batch_text
-from headrace.store.base import new_entry
+from headrace.jobs.job import batch_text
+from headrace.payloads.store import new_entry
 from workers.jobs.leased_job import (
     Batch,
     Item,

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from headrace.logs import about_jobs
-from headrace.trace import Trace
+from headrace.jobs.trace_context import Trace
+from headrace.observability.logs import about_jobs
 from workers.jobs.leased_job import Batch
 from workers.models.served_model import Lane
 

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 
 import pynvml
 
-from headrace.figures import DeviceFigures
+from headrace.observability.host_figures import DeviceFigures
 
 logger = logging.getLogger(__name__)
 

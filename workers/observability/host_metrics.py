@@ -19,7 +19,7 @@ from typing import Final
 import msgspec
 import psutil
 
-from headrace.figures import DeviceFigures, Figures, HostFigures
+from headrace.observability.host_figures import DeviceFigures, Figures, HostFigures
 
 logger = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from opentelemetry.trace import Link, SpanKind, StatusCode, set_span_in_context
 
-from headrace.jobs import State
-from headrace.keys import queue_name
-from headrace.tracing import NS_PER_S, Tracing, context_of, trace_of
+from headrace.jobs.job import State
+from headrace.observability.tracing import NS_PER_S, Tracing, context_of, trace_of
+from headrace.redis.keys import queue_name
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Final
 
-from headrace.catalog import ModelConfig
+from headrace.config.model_catalog import ModelConfig
 
 #: glibc gives large blocks back with each free(), and the kernel zeroes their pages anew for the
 #: next batch: of a ResNet-18's time at batch 32 that is a quarter. With these it keeps them.

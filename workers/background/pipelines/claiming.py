@@ -6,13 +6,13 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from headrace.canvas import read_canvas
+from headrace.config.pipelines import PipelineConfig
 from headrace.errors import InvalidRequest
-from headrace.keys import queue_name
-from headrace.messages import read_envelope
-from headrace.pipelines import PipelineConfig
-from headrace.scripts import CLAIM_HEAD, CLAIM_ROW
+from headrace.jobs.message import read_envelope
+from headrace.redis.keys import queue_name
+from headrace.redis.scripts import CLAIM_HEAD, CLAIM_ROW
 from workers.background.pipelines.execution import Course, Tools
+from workers.jobs.canvas import read_canvas
 from workers.jobs.leased_job import Item, Settlement, failed, illegible, put_off
 
 

@@ -16,11 +16,11 @@ from typing import Final, Protocol
 
 import msgspec
 
+from headrace.config.pipelines import INPUT, PipelineConfig, Stage
 from headrace.errors import HeadraceError, InvalidRequest, PayloadTooLarge
-from headrace.jobs import MAX_WAIT_FOR_START_S, Job, JobOptions, State
-from headrace.media import is_json
-from headrace.messages import Message, Stretch
-from headrace.pipelines import INPUT, PipelineConfig, Stage
+from headrace.jobs.job import MAX_WAIT_FOR_START_S, Job, JobOptions, State
+from headrace.jobs.media_types import is_json
+from headrace.jobs.message import Message, Stretch
 from workers.background.pipelines.resume import Past, read_past, stage_job_id
 from workers.background.pipelines.stage_state import StageState
 from workers.background.pipelines.values import (

@@ -18,19 +18,19 @@ from typing import Any, Final
 import msgspec
 from redis.exceptions import RedisError
 
-from headrace import keys
-from headrace.catalog import Catalog, ModelConfig
-from headrace.connections import SOCKET_TIMEOUT_S, connect, connect_async
+from headrace.config.model_catalog import Catalog, ModelConfig
+from headrace.config.pipelines import PipelineConfig
+from headrace.config.settings import Settings
 from headrace.errors import HeadraceError
-from headrace.jobs import US_PER_S
-from headrace.pipelines import PipelineConfig
-from headrace.queue import JobQueue
-from headrace.scripts import CLAIM_MAX_BYTES
-from headrace.settings import Settings
-from headrace.store.stores import build_stores
-from headrace.tasks import end
-from headrace.telemetry import CLOCK, ModelState
-from headrace.waiting import Waiters
+from headrace.jobs.job import US_PER_S
+from headrace.observability.worker_report import CLOCK, ModelState
+from headrace.payloads.stores import build_stores
+from headrace.queue.job_queue import JobQueue
+from headrace.queue.tasks import end
+from headrace.queue.waiters import Waiters
+from headrace.redis import keys
+from headrace.redis.connection import SOCKET_TIMEOUT_S, connect, connect_async
+from headrace.redis.scripts import CLAIM_MAX_BYTES
 from workers.background.pipelines.canvas import Tells
 from workers.background.pipelines.claiming import claimed_rows, read_course
 from workers.background.pipelines.execution import Course, StageFailed, about
@@ -207,7 +207,7 @@ class Conductor:
             await self._end_doubt()
         first, *rest = line.rooms
         reply = await self._queue.on_queue(
-            "claim", model.queue, model.name, model.version, first, CLAIM_MAX_BYTES,
+            "jobs/claim", model.queue, model.name, model.version, first, CLAIM_MAX_BYTES,
             int(settings.lease_ttl_s * US_PER_S), self._owner, keys.TASK_NAME,
             settings.result_ttl_s, settings.job_index_max, *rest,
             int(model.max_yield_s * US_PER_S),
@@ -224,7 +224,7 @@ class Conductor:
         for line in self._lines:
             known = [course.item.token for course, _ in line.courses.values()]
             arguments = ("free", LOSSES, self._owner, *known)
-            await self._queue.on_queue("release_owner", line.model.queue, *arguments)
+            await self._queue.on_queue("jobs/release_owner", line.model.queue, *arguments)
         self._doubtful = False
 
     def _begin(self, line: Line, raw: bytes, item: Item, now_us: int) -> None:
@@ -284,7 +284,7 @@ class Conductor:
             settlement = await self._tells.ended(course, settlement)
         queue = line.model.queue
         (said,) = await self._jobs.patiently(
-            lambda: self._queue.on_queue("settle", queue, *settlement)
+            lambda: self._queue.on_queue("jobs/settle", queue, *settlement)
         )
         if not int(said):
             raise Lost
@@ -325,7 +325,7 @@ class Conductor:
             return
         lease_us = int(self._settings.lease_ttl_s * US_PER_S)
         pairs = [text for course in held for text in (course.item.id, course.item.token)]
-        said = await self._queue.on_keys("renew", line.model.queue, lease_us, *pairs)
+        said = await self._queue.on_keys("jobs/renew", line.model.queue, lease_us, *pairs)
         for course, word in zip(held, said, strict=True):
             if int(word) == _ASKED:
                 self._cancel(course)
@@ -342,7 +342,7 @@ class Conductor:
         telling = line.telling is not None and not line.telling.done()
         room = 0 if telling else UNTOLD_MAX
         arguments = (reap_until, LOSSES, SWEEP_MAX_JOBS, room)
-        reply = await self._queue.on_queue("sweep", line.model.queue, *arguments)
+        reply = await self._queue.on_queue("queues/sweep", line.model.queue, *arguments)
         if len(reply) > SWEEP_HEAD:
             told = self._tells.left(line.model.queue, reply[SWEEP_HEAD:])
             line.telling = asyncio.create_task(told)
@@ -359,7 +359,7 @@ class Conductor:
         ]  # fmt: skip
         for line in self._lines:
             said += (line.model.name, msgspec.json.encode(state))
-        await self._queue.once("report", self._owner, keys.WORKER_TTL_S, len(said), *said)
+        await self._queue.once("workers/report", self._owner, keys.WORKER_TTL_S, len(said), *said)
 
     def _heard(self) -> None:
         """Jobs that were cancelled while they are under way here."""
@@ -390,7 +390,7 @@ class Conductor:
             await end(*(task for _, task in held))
             pairs = [text for course, _ in held for text in (course.item.id, course.item.token)]
             if pairs:
-                await self._queue.on_queue("release", line.model.queue, "free", LOSSES, *pairs)
+                await self._queue.on_queue("jobs/release", line.model.queue, "free", LOSSES, *pairs)
 
 
 def _text(part: Any) -> str:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
-from headrace.ids import id_of_sequel
-from headrace.jobs import Job, State
-from headrace.pipelines import PipelineConfig, Stage
+from headrace.config.pipelines import PipelineConfig, Stage
+from headrace.jobs.ids import id_of_sequel
+from headrace.jobs.job import Job, State
 from workers.background.pipelines.stage_state import Noted, ended_stages
 
 #: Reads jobs with their results; None for those that Redis does not know.

@@ -6,9 +6,9 @@ import time
 
 import msgspec
 
-from headrace.media import JSON_TYPE
-from headrace.store.base import Entry
-from headrace.store.parts import read_bytes, read_parts
+from headrace.jobs.media_types import JSON_TYPE
+from headrace.payloads.ranges import read_bytes, read_parts
+from headrace.payloads.store import Entry
 from workers.background.pipelines.execution import Course, StageFailed
 from workers.background.pipelines.stage_jobs import StageJobs
 from workers.background.pipelines.values import Binary, Stored, Value, parts_of

@@ -16,22 +16,22 @@ from typing import Any, Final, NamedTuple, TypeVar
 import redis.asyncio
 from redis.exceptions import RedisError
 
-from headrace import keys
-from headrace.catalog import Catalog, ModelConfig
+from headrace.config.model_catalog import Catalog, ModelConfig
+from headrace.config.pipelines import Stage
+from headrace.config.settings import Settings
 from headrace.errors import BrokerError, HeadraceError, QueueFull, StoreError
-from headrace.jobs import Job, State
-from headrace.keys import F
-from headrace.letters import DeadLetters
-from headrace.messages import Source, Stretch
-from headrace.outages import translate
-from headrace.pipelines import Stage
-from headrace.queue import OUTCOMES_MAX_JOBS, VIEW_MAX_JOBS, JobQueue
-from headrace.settings import Settings
-from headrace.store.base import Entry
-from headrace.store.parts import read_bytes, read_parts, size_of
-from headrace.store.stores import THREADS, Stores
-from headrace.submission import submission
-from headrace.waiting import Wait, Waiters
+from headrace.jobs.job import Job, State
+from headrace.jobs.message import Source, Stretch
+from headrace.payloads.ranges import read_bytes, read_parts, size_of
+from headrace.payloads.store import Entry
+from headrace.payloads.stores import THREADS, Stores
+from headrace.queue.dead_letters import DeadLetters
+from headrace.queue.job_queue import OUTCOMES_MAX_JOBS, VIEW_MAX_JOBS, JobQueue
+from headrace.queue.submission import submission
+from headrace.queue.waiters import Wait, Waiters
+from headrace.redis import keys
+from headrace.redis.keys import F
+from headrace.redis.outages import translate
 from workers.background.pipelines.execution import Course, about
 from workers.background.pipelines.values import Foreign, Stored, Value, parts_of
 from workers.jobs.leased_job import Settlement
@@ -189,7 +189,11 @@ class StageJobs:
         async with course.telling, self._room:
             try:
                 stages = course.stages_json()
-                return bool(await self._queue.once("stages", course.item.id, token, stages, *freed))
+                return bool(
+                    await self._queue.once(
+                        "pipelines/save_stages", course.item.id, token, stages, *freed
+                    )
+                )
             except HeadraceError as error:
                 logger.warning("its stages are not written down: %s", error, extra=about(course))
                 return False
@@ -259,7 +263,7 @@ class StageJobs:
             for chunk in _chunks(names, VIEW_MAX_JOBS):
                 if settled:
                     await self._client.unlink(*map(keys.job, chunk), *map(keys.meta, chunk))
-                elif not await self._queue.once("clear", item.id, item.token, *chunk):
+                elif not await self._queue.once("pipelines/clear", item.id, item.token, *chunk):
                     raise Lost
             for model, letters in _letters(course, over).items():
                 await self._letters.purge(keys.queue_name(model), letters)

@@ -8,7 +8,7 @@ from typing import Any, Final, Self
 
 import msgspec
 
-from headrace.jobs import Job
+from headrace.jobs.job import Job
 
 _NAMES: Final = ("queued", "hold", "preprocess", "inference", "postprocess")
 _SUCCEEDED: Final = "succeeded"

@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import msgspec
 
+from headrace.config.json_path import Step, find, path_text
 from headrace.errors import InvalidRequest
-from headrace.jobs import Job
-from headrace.media import JSON_TYPE
-from headrace.messages import Source, Stretch
-from headrace.paths import Step, find, path_text
+from headrace.jobs.job import Job
+from headrace.jobs.media_types import JSON_TYPE
+from headrace.jobs.message import Source, Stretch
 
 #: Reads a stretch that is JSON text.
 Read = Callable[[Stretch], Awaitable[bytes]]

@@ -19,13 +19,11 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from headrace.connections import connect_async
+from headrace.config.settings import Settings
 from headrace.errors import BrokerError
-from headrace.jobs import US_PER_S
-from headrace.queue import JobQueue
-from headrace.settings import Settings
-from headrace.webhooks.errand import Errand
-from headrace.webhooks.records import (
+from headrace.jobs.job import US_PER_S
+from headrace.queue.job_queue import JobQueue
+from headrace.queue.webhook_deliveries import (
     COUNTER,
     OUTCOMES,
     Attempt,
@@ -36,7 +34,9 @@ from headrace.webhooks.records import (
     Kept,
     delivery_id,
 )
+from headrace.redis.connection import connect_async
 from headrace.webhooks.signing import secrets_of, signature
+from headrace.webhooks.task_message import Errand
 from workers.background.webhooks.http import HookSender, Resolve, Sent, look_up
 from workers.background.webhooks.payload import Told, body_of, told_by, what_is_told
 from workers.background.webhooks.throttling import Endpoint, Endpoints, Place

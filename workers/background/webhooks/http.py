@@ -17,10 +17,10 @@ from typing import Final, NamedTuple
 
 import httpx2
 
+from headrace.config.settings import Settings
 from headrace.errors import ConfigError, InvalidRequest
-from headrace.settings import Settings
-from headrace.webhooks.addresses import Address, may_reach, read_address, read_networks
-from headrace.webhooks.target import Target, read_target
+from headrace.webhooks.allowed_addresses import Address, may_reach, read_address, read_networks
+from headrace.webhooks.endpoint import Target, read_target
 
 logger = logging.getLogger(__name__)
 

@@ -6,10 +6,10 @@ from typing import Final
 
 import msgspec
 
-from headrace.job_json import job_object
-from headrace.jobs import ENDS, Job, State, iso
-from headrace.webhooks.errand import STARTED, Errand, event_type
-from headrace.webhooks.records import Delivery, HookLog
+from headrace.jobs.job import ENDS, Job, State, iso
+from headrace.jobs.serialization import job_object
+from headrace.queue.webhook_deliveries import Delivery, HookLog
+from headrace.webhooks.task_message import STARTED, Errand, event_type
 
 #: A result whose Celery message is longer is left out, and fetched by its link.
 RESULT_MAX_BYTES: Final = 256 * 1024

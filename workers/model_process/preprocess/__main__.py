@@ -14,9 +14,9 @@ import socket
 import sys
 from typing import Any
 
-from headrace import logs
 from headrace.errors import ConfigError
 from headrace.handler import Context, Handler
+from headrace.observability import logs
 from workers.model_process.batch_state import Input
 from workers.model_process.context import TRACES, Traces
 from workers.model_process.executor import Runner

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final
 
-from headrace import logs
 from headrace.errors import ConfigError, HandlerError, InputError
+from headrace.observability import logs
 from workers.model_process.batch_state import Input
 from workers.model_process.context import TRACES
 from workers.model_process.executor import Runner

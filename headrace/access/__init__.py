@@ -1,0 +1,1 @@
+"""headrace.access.api_key."""

@@ -1,0 +1,296 @@
+"""The lines of a batch's input: cut out of a file in pieces, and read as requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from headrace.batches.files.store import Reader
+from headrace.batches.record import LineError, endpoint_model
+from headrace.jobs.job import DEFAULT_OPTIONS, METADATA_MAX_BYTES, JobOptions
+from headrace.redis.keys import STEPS
+
+#: Offline, unless the line says otherwise.
+PRIORITY: Final = STEPS[-1]
+#: Job and result are kept so long at least, in seconds: what is gone before its row is written
+#: would have to run again.
+RESULT_TTL_MIN_S: Final = 86_400
+CUSTOM_ID_MAX_CHARS: Final = 512
+BOM: Final = b"\xef\xbb\xbf"
+_UTF16: Final = (b"\xff\xfe", b"\xfe\xff")
+
+
+class Line(NamedTuple):
+    """One line of a file; lines of nothing but space are none, but count.
+
+    Attributes:
+        number: counted from 1.
+        end: the place in the file behind it.
+        text: without its line feed; None where it is longer than a line may be.
+    """
+
+    number: int
+    end: int
+    text: bytes | None
+
+
+def read_lines(reader: Reader, limit_bytes: int, at: int = 0, number: int = 0) -> Iterator[Line]:
+    """The lines from a place on; no more of one that is too long is kept than the limit.
+
+    Args:
+        reader: the file.
+        limit_bytes: the most bytes of a line.
+        at: where the first of them begins.
+        number: of the line before it.
+
+    Raises:
+        FileMissing: the file is gone.
+        StoreError, BrokerError: the store does not answer.
+    """
+    begun: list[bytes] = []
+    size, first = 0, at == 0
+
+    def line(piece: bytes) -> Line | None:
+        length = size + len(piece)
+        text = None if length > limit_bytes else b"".join([*begun, piece])
+        if text is not None and first:
+            text = text.removeprefix(BOM)
+        if text is not None and (not text or text.isspace()):
+            return None
+        return Line(number, at, text)
+
+    for chunk in reader.chunks(at):
+        *ended, rest = chunk.split(b"\n")
+        for piece in ended:
+            number += 1
+            at += len(piece) + 1
+            found = line(piece)
+            begun, size, first = [], 0, False
+            if found is not None:
+                yield found
+        at += len(rest)
+        size += len(rest)
+        begun = [*begun, rest] if size <= limit_bytes else []
+    if size:
+        number += 1
+        found = line(b"")
+        if found is not None:
+            yield found
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """What a line asks for.
+
+    Attributes:
+        input: JSON text; None where `input_ref` stands in its place.
+        options: of the job, by name.
+    """
+
+    custom_id: str
+    model: str
+    input: msgspec.Raw | None
+    options: dict[str, Any]
+    version: str | None = None
+    input_ref: str | None = None
+    content_type: str | None = None
+
+    def job_line(self, job_id: str) -> bytes:
+        """The line of a bulk request that submits it."""
+        line = {
+            "model": self.model, "id": job_id, "input": self.input, "options": self.options,
+            "version": self.version, "input_ref": self.input_ref,
+            "content_type": self.content_type,
+        }  # fmt: skip
+        return msgspec.json.encode(
+            {name: value for name, value in line.items() if value is not None}
+        )
+
+
+class BadLine(Exception):
+    """A line is no request.
+
+    Attributes:
+        error: why.
+    """
+
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.error = LineError(code, message, None, param)
+
+    def at(self, number: int) -> LineError:
+        """The error, with the line's number."""
+        return msgspec.structs.replace(self.error, line=number)
+
+
+#: msgspec gives each member its own Raw; an absent one is this.
+_NONE: Final = msgspec.Raw(b"")
+
+
+class _Said(msgspec.Struct):
+    custom_id: msgspec.Raw = _NONE
+    method: msgspec.Raw = _NONE
+    url: msgspec.Raw = _NONE
+    body: msgspec.Raw = _NONE
+
+
+class _Job(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a line for JOBS_ENDPOINT: as for a submit, without an id."""
+
+    model: str
+    input: msgspec.Raw = _NONE
+    input_ref: str | None = None
+    content_type: str | None = None
+    version: str | None = None
+    options: JobOptions = DEFAULT_OPTIONS
+
+
+class _GivenOptions(msgspec.Struct):
+    options: dict[str, Any] = {}
+
+
+_SAID: Final = msgspec.json.Decoder(_Said)
+_JOB: Final = msgspec.json.Decoder(_Job)
+_GIVEN: Final = msgspec.json.Decoder(_GivenOptions)
+
+
+class Requests:
+    """Reads lines as requests of one batch.
+
+    Args:
+        endpoint: the batch's.
+        models: the models that there are, with their versions.
+    """
+
+    def __init__(self, endpoint: str, models: Mapping[str, str]) -> None:
+        self._endpoint = endpoint
+        self._model = endpoint_model(endpoint)
+        self._models = models
+
+    def read(self, text: bytes) -> Request:
+        """Read a line.
+
+        Raises:
+            BadLine: it is no request of this batch.
+        """
+        said = _decoded(text)
+        custom_id = _text(said.custom_id, "custom_id")
+        if not custom_id or len(custom_id) > CUSTOM_ID_MAX_CHARS:
+            raise BadLine(
+                "invalid_custom_id",
+                f"custom_id is to have 1 to {CUSTOM_ID_MAX_CHARS} characters",
+                "custom_id",
+            )
+        method = _text(said.method, "method")
+        if method != "POST":
+            raise BadLine("invalid_method", f"method is {method[:32]!r}, not 'POST'", "method")
+        path, _, query = _text(said.url, "url").partition("?")
+        if path != self._endpoint:
+            raise BadLine(
+                "mismatched_url",
+                f"url is {path[:200]!r}, and the batch's endpoint {self._endpoint!r}",
+                "url",
+            )
+        if not said.body:
+            raise BadLine("missing_required_parameter", "the line has no body", "body")
+        if self._model is None:
+            return self._job(custom_id, query, said.body)
+        options = _options_of(query)
+        self._check_model(self._model, None)
+        return Request(
+            custom_id=custom_id, model=self._model, input=said.body, options=_completed(options),
+        )  # fmt: skip
+
+    def _job(self, custom_id: str, query: str, body: msgspec.Raw) -> Request:
+        if query:
+            raise BadLine(
+                "invalid_url", "url has a query; put options into the body's `options`", "url"
+            )
+        try:
+            job = _JOB.decode(body)
+            given = _GIVEN.decode(body).options
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise BadLine("invalid_body", f"body: {_plain(error)}", "body") from None
+        self._check_model(job.model, job.version)
+        if bool(job.input) == (job.input_ref is not None):
+            raise BadLine("invalid_body", "body is to have either input or input_ref", "body")
+        _check_metadata(job.options)
+        return Request(
+            custom_id=custom_id, model=job.model, input=job.input or None, version=job.version,
+            input_ref=job.input_ref, content_type=job.content_type, options=_completed(given),
+        )  # fmt: skip
+
+    def _check_model(self, model: str, version: str | None) -> None:
+        known = self._models.get(model)
+        if known is None:
+            there = ", ".join(self._models) or "none"
+            raise BadLine(
+                "model_not_found", f"there is no model {model[:64]!r}; there are {there}", "body"
+            )
+        if version is not None and version != known:
+            raise BadLine(
+                "model_not_found",
+                f"model {model} has version {known}, not {version[:64]!r}",
+                "body",
+            )
+
+
+def _decoded(text: bytes) -> _Said:
+    if text.startswith(_UTF16):
+        raise BadLine("invalid_json_line", "the file is UTF-16; send it in UTF-8")
+    try:
+        if not text.isascii():
+            text.decode()
+        return _SAID.decode(text)
+    except msgspec.ValidationError:
+        raise BadLine("invalid_json_line", "the line is no JSON object") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadLine("invalid_json_line", f"the line is no JSON: {error}") from None
+
+
+def _text(raw: msgspec.Raw, name: str) -> str:
+    if not raw:
+        raise BadLine("missing_required_parameter", f"the line has no {name}", name)
+    try:
+        return msgspec.json.decode(raw, type=str)
+    except msgspec.DecodeError:
+        raise BadLine("invalid_type", f"{name} is no text", name) from None
+
+
+def _options_of(query: str) -> dict[str, Any]:
+    """The options of a url's query, as a submit has them."""
+    if not query:
+        return {}
+    try:
+        given: dict[str, Any] = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=True))
+        if "metadata" in given:
+            given["metadata"] = msgspec.json.decode(given["metadata"])
+        options = msgspec.convert(given, JobOptions, strict=False)
+    except (ValueError, msgspec.MsgspecError, RecursionError) as error:
+        raise BadLine("invalid_url", f"url: {_plain(error)}", "url") from None
+    _check_metadata(options)
+    return {name: getattr(options, name) for name in given}
+
+
+def _completed(given: dict[str, Any]) -> dict[str, Any]:
+    """The options of a line's job."""
+    options = {"priority": PRIORITY, **given}
+    if options.get("result_ttl") is not None:
+        options["result_ttl"] = max(options["result_ttl"], RESULT_TTL_MIN_S)
+    return options
+
+
+def _check_metadata(options: JobOptions) -> None:
+    if options.metadata is not None:
+        size = len(msgspec.json.encode(options.metadata))
+        if size > METADATA_MAX_BYTES:
+            raise BadLine(
+                "invalid_body", f"metadata has {size} bytes, more than {METADATA_MAX_BYTES}", "body"
+            )
+
+
+def _plain(error: Exception) -> str:
+    text = str(error)
+    return text[:1].lower() + text[1:]

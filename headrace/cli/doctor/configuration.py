@@ -1,0 +1,237 @@
+"""What lies on disks: settings, the models file and what it names, payloads, our own data."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+import sys
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from headrace.cli.doctor.check import Finding, NotLooked, fail, named, ok, skip, warn, worst
+from headrace.cli.doctor.check import size as said
+from headrace.cli.doctor.deployment import Site, sentence
+from headrace.cli.doctor.redis_durability import DISK_LOW, DISK_OUT, FULL, free_space
+from headrace.cli.shared.exit_codes import ExitCode
+from headrace.cli.shared.output import count
+from headrace.config.handler_reference import HandlerKind, HandlerSpec, parse_handler
+from headrace.config.handler_source import source_problem
+from headrace.config.model_catalog import ModelConfig
+from headrace.config.paths import server_root
+from headrace.config.settings import ENV_CONFIG
+from headrace.errors import ConfigError, HeadraceError
+from headrace.payloads.index import Index
+from headrace.payloads.s3_store import Bucket, s3_client
+from headrace.redis import keys
+
+_SAFETENSORS_HEAD: Final = 8
+#: How files of weights begin: those of torch.save, now and before version 1.6.
+_TORCH_MAGIC: Final = (b"PK\x03\x04", b"\x80\x02", b"\x80\x04")
+#: What the handlers that come with Headrace import.
+_NEEDS: Final = {
+    "echo": (),
+    "digits": ("torch", "safetensors", "PIL"),
+    "image_classifier": ("torch", "safetensors", "PIL"),
+}
+
+
+def settings(site: Site) -> Finding:
+    """`settings`: the file and the variables can be read."""
+    try:
+        site.read_settings()
+    except ConfigError as error:
+        lines = error.message.splitlines()
+        return fail(
+            f"{len(lines)} wrong: {'; '.join(lines[:3])}",
+            error.hint or "docs/configuration.md lists them all", ExitCode.USAGE,
+        )  # fmt: skip
+    file = site.environ.get(ENV_CONFIG)
+    return ok(f"from {file} and the environment" if file else "from the environment")
+
+
+def models_file(site: Site) -> Finding:
+    """`models-file`: it can be read, and is right."""
+    path = site.settings.models_file
+    try:
+        catalog = site.read_catalog()
+    except ConfigError as error:
+        lines = error.message.splitlines()
+        more = f" (the first of {len(lines)} mistakes)" if len(lines) > 1 else ""
+        return fail(f"{lines[0]}{more}", f"headrace check-config {path}", ExitCode.USAGE)
+    models, pipelines = len(catalog.models), len(catalog.pipelines)
+    return ok(f"{path}: {count(models, 'model')}, {count(pipelines, 'pipeline')}")
+
+
+def handlers(site: Site) -> Finding:
+    """`handlers`: the code of each model is there. Nothing of it is run."""
+    found = []
+    for model in site.catalog.models.values():
+        spec = parse_handler(model.handler)
+        if spec.kind is HandlerKind.BUILTIN:
+            missing = [name for name in _NEEDS[spec.target] if find_spec(name) is None]
+            if missing:
+                hint = "install it where workers run: pip install 'headrace[worker,torch]'"
+                text = f"{model.name}: {named(missing)} not installed on this host"
+                found.append(warn(text, hint))
+            continue
+        problem = _handler_problem(spec, site.catalog.base_dir)
+        if problem:
+            hint = "correct handler in the models file, or install what it needs on the workers"
+            found.append(fail(f"{model.name}: {problem}", hint))
+    return worst(found, ok(f"those of {count(len(site.catalog.models), 'model')} are there"))
+
+
+def _handler_problem(spec: HandlerSpec, base_dir: Path) -> str | None:
+    if spec.kind is HandlerKind.FILE:
+        file: Path | None = spec.file(base_dir)
+    else:
+        try:
+            file = _module_file(spec.target)
+        except ModuleNotFoundError as error:
+            return str(error)
+    return source_problem(file, spec.name) if file is not None else None
+
+
+def _module_file(dotted: str) -> Path | None:
+    """The file of a module, found without importing any package on the way.
+
+    Raises:
+        ModuleNotFoundError: there is none.
+    """
+    path: list[str] | None = [*sys.path, os.getcwd(), str(server_root())]
+    spec = None
+    for depth in range(1, dotted.count(".") + 2):
+        name = ".".join(dotted.split(".")[:depth])
+        spec = PathFinder.find_spec(name, path)
+        if spec is None:
+            raise ModuleNotFoundError(f"there is no module {name} here")
+        path = list(spec.submodule_search_locations or ())
+    origin = None if spec is None else spec.origin
+    return Path(origin) if origin is not None and origin.endswith(".py") else None
+
+
+def weights(site: Site) -> Finding:
+    """`weights`: the files of the models are there, whole as far as can be seen, and readable."""
+    models = [model for model in site.catalog.models.values() if model.weights is not None]
+    found, total = [], 0
+    for model in models:
+        problem, length = _weights_problem(model)
+        total += length
+        if problem:
+            hint = "bring the file, or correct weights in the models file; every worker needs it"
+            found.append(fail(f"{model.name}: {problem}", hint))
+    if not models:
+        return skip("no model names any")
+    return worst(found, ok(f"{count(len(models), 'file')}, {said(total)}"))
+
+
+def _weights_problem(model: ModelConfig) -> tuple[str, int]:
+    path = Path(str(model.weights))
+    try:
+        if path.is_dir():
+            return ("" if any(path.iterdir()) else f"{path} is empty"), 0
+        with path.open("rb") as file:
+            head, length = file.read(_SAFETENSORS_HEAD), os.fstat(file.fileno()).st_size
+    except OSError as error:
+        return f"{path}: {error.strerror}", 0
+    if not length:
+        return f"{path} is empty", 0
+    if head.startswith(b"version https://"[:_SAFETENSORS_HEAD]):
+        return f"{path} is a pointer of Git LFS, and not the file: git lfs pull", length
+    if path.suffix == ".safetensors" and not 0 < int.from_bytes(head, "little") < length:
+        return f"{path} is no whole safetensors file", length
+    if path.suffix in (".pt", ".pth") and not head.startswith(_TORCH_MAGIC):
+        return f"{path} is none that torch.save has written", length
+    return "", length
+
+
+def payload_store(site: Site) -> Finding:
+    """`payload-store`: long inputs and results can be kept."""
+    chosen = site.settings.payload_store
+    if chosen == "file":
+        return _folder_store(site)
+    if chosen == "s3":
+        return _s3_store(site)
+    used = int(site.redis.hget(keys.PAYLOAD_SIZES, "") or 0)
+    most = Index(site.redis, site.settings.max_payload_memory_bytes).max_bytes()
+    text = f"in Redis: {said(used)} of {said(most)}"
+    if used > FULL * most:
+        return warn(text, "long inputs are refused with 507 at the bound: use payload_store file")
+    return ok(text)
+
+
+def _folder_store(site: Site) -> Finding:
+    folder = site.settings.payload_dir
+    if folder is None:
+        return fail("payload_store is file, and payload_dir is not set", "set payload_dir")
+    hint = "name a folder that the API and every worker may write to, as the same user"
+    if not folder.is_dir():
+        return fail(f"payload_dir {folder} is not there", hint)
+    probe = folder / f".doctor-{secrets.token_hex(6)}"
+    try:
+        with open(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(b"x")
+            file.flush()
+            os.fsync(file.fileno())
+        probe.unlink()
+    except OSError as error:
+        return fail(f"payload_dir {folder} cannot be written: {error.strerror}", hint)
+    if folder.stat().st_mode & stat.S_IWOTH:
+        return warn(f"payload_dir {folder} may be written by everybody", f"chmod 700 {folder}")
+    return free_space(folder, "payloads")
+
+
+def _s3_store(site: Site) -> Finding:
+    settings = site.settings
+    if settings.payload_bucket is None:
+        return fail("payload_store is s3, and payload_bucket is not set", "set payload_bucket")
+    client = s3_client(settings.payload_endpoint_url, 1, tries=1)
+    name = f"{settings.payload_prefix}doctor-{secrets.token_hex(6)}"
+    bucket = Bucket(client, settings.payload_bucket)
+    try:
+        bucket.write(name, b"x")
+        bucket.delete(name)
+    except HeadraceError as error:
+        cause = f" ({sentence(error.__cause__)})" if error.__cause__ is not None else ""
+        return fail(
+            f"bucket {settings.payload_bucket} cannot be written: {error.message}{cause}",
+            "correct payload_bucket, payload_endpoint_url, or the credentials that boto finds",
+        )
+    return ok(f"bucket {settings.payload_bucket} takes and deletes objects")
+
+
+def state_dir(site: Site) -> Finding:
+    """`state-dir`: `headrace up` can keep its data, and nobody else reads it."""
+    folder = site.state_dir
+    if not folder.exists():
+        raise NotLooked(f"{folder} is not there; `headrace up` makes it")
+    hint = "choose another with --state-dir, or give it to the user that runs `headrace up`"
+    if not folder.is_dir():
+        return fail(f"{folder} is no folder", hint)
+    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        return fail(f"{folder} may not be written by this user", hint)
+    if folder.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        return warn(f"{folder} may be entered by others; Redis' password lies there",
+                    f"chmod 700 {folder}")  # fmt: skip
+    return ok(f"{folder}")
+
+
+def disks(site: Site) -> Finding:
+    """`disks`: there is room on this host and on those of the workers."""
+    found = [free_space(site.state_dir, "the state directory")]
+    hosts = {}
+    with contextlib.suppress(NotLooked):
+        hosts = {r.figures.host.name: r.figures.host for _, r in site.alive if r.figures.host}
+    for host in hosts.values():
+        if not host.disk_bytes:
+            continue
+        share = host.disk_available_bytes / host.disk_bytes
+        text = f"{said(host.disk_available_bytes)} are free on {host.name}"
+        if share < DISK_LOW:
+            kind = fail if share < DISK_OUT else warn
+            found.append(kind(text, "free its disk: see docs/operations.md"))
+    return worst([one for one in found if one.verdict != "ok"], found[0])

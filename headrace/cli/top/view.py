@@ -1,0 +1,292 @@
+"""What is shown, worked out from two samples: rates and percentiles are those between them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from headrace.cli.top.sample import Sample
+
+STEPS: Final = ("0", "3", "6", "9")
+#: A backlog that is worked off more slowly than this is not said to end.
+SLOWEST_S: Final = 7 * 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRow:
+    """One model, or pipeline. Rates are a second; what is not known yet is None.
+
+    Attributes:
+        waits: jobs that wait, by step.
+        batch: jobs that ran together, on average.
+        memory: bytes of its processes.
+    """
+
+    name: str
+    state: str
+    paused: bool
+    waits: Mapping[str, int]
+    oldest_s: float
+    running: int
+    scheduled: int
+    dead: int
+    ready: int
+    replicas: int
+    restarts: int
+    memory: float
+    in_s: float | None = None
+    out_s: float | None = None
+    failed_s: float | None = None
+    retried_s: float | None = None
+    rejected_s: float | None = None
+    p50_s: float | None = None
+    p99_s: float | None = None
+    batch: float | None = None
+
+    @property
+    def waiting(self) -> int:
+        """Jobs that wait, of all priorities."""
+        return sum(self.waits.values())
+
+    @property
+    def eta_s(self) -> float | None:
+        """Until its queue is empty at the present rates; infinite where it is not worked off."""
+        if self.in_s is None or self.out_s is None or not self.waiting:
+            return None
+        gain_s = self.out_s - self.in_s
+        left_s = self.waiting / gain_s if gain_s > 0 else math.inf
+        return left_s if left_s <= SLOWEST_S else math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class HostRow:
+    """One worker's host."""
+
+    name: str
+    cpus: int
+    cpu: float
+    memory: float
+    memory_used: float
+    disk: float
+    disk_used: float
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRow:
+    """One GPU. What the driver does not tell of it is None."""
+
+    host: str
+    device: str
+    name: str
+    busy: float | None
+    memory: float | None
+    memory_used: float | None
+    celsius: float | None
+    watts: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRow:
+    """The processes of a model in one worker."""
+
+    worker: str
+    model: str
+    memory: float
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """All that is shown.
+
+    Attributes:
+        broker: whether Redis answered the API.
+        requests_s: requests to the API a second, of which `errors_s` were answered 5xx.
+    """
+
+    version: str
+    broker: bool
+    workers: int
+    held: int
+    models: Sequence[ModelRow] = ()
+    hosts: Sequence[HostRow] = ()
+    devices: Sequence[DeviceRow] = ()
+    processes: Sequence[ProcessRow] = ()
+    requests_s: float | None = None
+    errors_s: float | None = None
+    trips_s: float | None = None
+    redis_memory: float = 0.0
+    redis_limit: float = 0.0
+
+    def sum_of(self, value: Callable[[ModelRow], float | None]) -> float | None:
+        """A sum over the models; None where it is known of none."""
+        known = [found for row in self.models if (found := value(row)) is not None]
+        return sum(known) if known or not self.models else None
+
+
+def view_of(now: Sample, before: Sample | None) -> View:
+    """What to show of a sample.
+
+    Args:
+        now: the newest.
+        before: the one that rates are counted from; None where there is none yet.
+    """
+    span = _Span(now, before)
+    version = next(iter(now.of("build_info")), ("",))[0]
+    names = list(now.states) or list(dict.fromkeys(k[0] for k in now.of("queue_depth")))
+    return View(
+        version=version,
+        broker=now.one("broker_up") == 1,
+        workers=int(now.one("workers")),
+        held=int(now.one("requests_waiting")),
+        models=[_model(name, now, span) for name in names] if now.of("queue_depth") else (),
+        hosts=[_host(name, now) for (name,) in sorted(now.of("host_cpus"))],
+        devices=[_device(labels, now) for labels in sorted(now.of("device_info"))],
+        processes=[
+            ProcessRow(worker, model, memory)
+            for (model, worker), memory in sorted(
+                now.of("model_memory_bytes").items(), key=lambda item: item[0][::-1]
+            )
+        ],
+        requests_s=span.rate("api_requests_total"),
+        errors_s=span.rate("api_requests_total", only=lambda labels: labels[2].startswith("5")),
+        trips_s=span.rate("redis_round_trips_total"),
+        redis_memory=now.one("redis_memory_used_bytes"),
+        redis_limit=now.one("redis_memory_max_bytes"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """The time between two samples."""
+
+    now: Sample
+    before: Sample | None
+
+    @property
+    def seconds(self) -> float:
+        return 0.0 if self.before is None else self.now.at_s - self.before.at_s
+
+    def rate(
+        self, name: str, *labels: str, only: Callable[[tuple[str, ...]], bool] = lambda _: True
+    ) -> float | None:
+        """How much the counters with these first labels grew a second; None without a sample."""
+        if self.before is None or self.seconds <= 0:
+            return None
+        return self.grown(name, *labels, only=only) / self.seconds
+
+    def grown(
+        self, name: str, *labels: str, only: Callable[[tuple[str, ...]], bool] = lambda _: True
+    ) -> float:
+        """How much they grew. One that went back was set to zero in between: it counts anew."""
+        if self.before is None:
+            return 0.0
+        old, total = self.before.of(name), 0.0
+        for place, value in self.now.of(name).items():
+            if place[: len(labels)] == labels and only(place):
+                was = old.get(place, 0.0)
+                total += value - was if value >= was else value
+        return total
+
+    def quantile(self, name: str, model: str, share: float) -> float | None:
+        """A percentile of what fell into a histogram meanwhile, as Prometheus works it out."""
+        if self.before is None:
+            return None
+        buckets = [
+            (_bound(le), self.grown(name, model, le)) for at, le in self.now.of(name) if at == model
+        ]
+        return quantile(sorted(buckets), share)
+
+
+def quantile(buckets: Sequence[tuple[float, float]], share: float) -> float | None:
+    """A percentile from cumulative buckets, by a line within the one that it falls into.
+
+    Args:
+        buckets: upper bounds, the last of which is infinite, and how many fell at or below them.
+        share: 0.5 for the median.
+
+    Returns:
+        The value; beyond the last finite bound, that bound. None where nothing fell anywhere.
+    """
+    if not buckets or buckets[-1][1] <= 0:
+        return None
+    wanted = share * buckets[-1][1]
+    low = below = 0.0
+    for bound, count in buckets:
+        if count >= wanted and count > below:
+            if math.isinf(bound):
+                return low
+            return low + (bound - low) * (wanted - below) / (count - below)
+        low, below = bound, count
+    return low
+
+
+def _bound(le: str) -> float:
+    return math.inf if le == "+Inf" else float(le)
+
+
+def _model(name: str, now: Sample, span: _Span) -> ModelRow:
+    waits = {step: int(now.one("queue_depth", name, step)) for step in STEPS}
+    ages = [now.one("queue_oldest_age_seconds", name, step) for step in STEPS]
+    running, scheduled = now.one("jobs_in_flight", name), now.one("jobs_scheduled", name)
+    out_s = span.rate("jobs_ended_total", name)
+    in_s = None
+    if out_s is not None and span.before is not None:
+        # Whoever sent them, over HTTP or by Celery: what ended, and what there is more than before.
+        before = span.before.total("queue_depth", name) + sum(
+            span.before.one(series, name) for series in ("jobs_in_flight", "jobs_scheduled")
+        )
+        more = sum(waits.values()) + running + scheduled - before
+        in_s = max(0.0, out_s + more / span.seconds)
+    batches = span.grown("batch_size_count", name)
+    return ModelRow(
+        name=name,
+        state=now.states.get(name, ""),
+        paused=now.one("queue_paused", name) == 1,
+        waits=waits,
+        oldest_s=max(ages),
+        running=int(running),
+        scheduled=int(scheduled),
+        dead=int(now.one("dead_letters", name)),
+        ready=int(now.one("model_ready_replicas", name)),
+        replicas=int(now.one("model_replicas", name)),
+        restarts=int(now.total("model_restarts_total", name)),
+        memory=now.total("model_memory_bytes", name),
+        in_s=in_s,
+        out_s=out_s,
+        failed_s=span.rate("jobs_ended_total", name, only=lambda k: k[1] in ("failed", "expired")),
+        retried_s=span.rate("jobs_retried_total", name),
+        rejected_s=span.rate("jobs_rejected_total", name),
+        p50_s=span.quantile("job_seconds_bucket", name, 0.5),
+        p99_s=span.quantile("job_seconds_bucket", name, 0.99),
+        batch=span.grown("batch_size_sum", name) / batches if batches else None,
+    )
+
+
+def _host(name: str, now: Sample) -> HostRow:
+    memory, disk = now.one("host_memory_bytes", name), now.one("host_disk_bytes", name)
+    return HostRow(
+        name=name,
+        cpus=int(now.one("host_cpus", name)),
+        cpu=now.one("host_cpu_ratio", name),
+        memory=memory,
+        memory_used=memory - now.one("host_memory_available_bytes", name),
+        disk=disk,
+        disk_used=disk - now.one("host_disk_available_bytes", name),
+    )
+
+
+def _device(labels: Sequence[str], now: Sample) -> DeviceRow:
+    host, device, name = labels
+    place = (host, device)
+    return DeviceRow(
+        host=host,
+        device=device,
+        name=name,
+        busy=now.of("device_utilization_ratio").get(place),
+        memory=now.of("device_memory_bytes").get(place),
+        memory_used=now.of("device_memory_used_bytes").get(place),
+        celsius=now.of("device_temperature_celsius").get(place),
+        watts=now.of("device_power_watts").get(place),
+    )

@@ -1,0 +1,250 @@
+"""Configuration in YAML, read so that a mistake is answered with its file, line, key and remedy.
+
+Knows YAML and typed structs; what the keys mean is for `headrace.config.model_catalog` and
+`headrace.config.settings`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import yaml
+
+from headrace.config.suggestions import did_you_mean
+from headrace.errors import ConfigError
+
+FILE_MAX_BYTES: Final = 4 * 1024 * 1024
+_SHOWN_MAX_CHARS: Final = 60
+
+Key = str | int
+
+
+@dataclass(slots=True)
+class Document:
+    """A YAML file whose every value knows its line.
+
+    Attributes:
+        path: the file as it was named; it stands in every message.
+        data: what the file says.
+        root: the same as nodes, which know their places.
+    """
+
+    path: Path
+    data: dict[Any, Any]
+    root: yaml.MappingNode
+    _found: list[tuple[int, str]] = field(default_factory=list)
+
+    @property
+    def problems(self) -> list[str]:
+        """What was found wrong so far, one line each, in the order of the file."""
+        return [text for _, text in sorted(self._found, key=lambda found: found[0])]
+
+    def report(self, keys: tuple[Key, ...], text: str) -> None:
+        """Note a problem with the value at these keys."""
+        line = self._line(keys)
+        where = ".".join(str(key) if str(key).isidentifier() else repr(key) for key in keys)
+        self._found.append((line, f"{self.path}:{line}: {where}: {text}"))
+
+    def text_at(self, keys: tuple[Key, ...]) -> str:
+        """The scalar at these keys as it is written in the file; empty for anything else."""
+        node: yaml.Node | None = self.root
+        for key in keys:
+            pair = _pair(node, key)
+            node = pair[1] if pair else None
+        return str(node.value) if isinstance(node, yaml.ScalarNode) else ""
+
+    def raise_problems(self) -> None:
+        """Raise all that was noted as one error.
+
+        Raises:
+            ConfigError: something was; one line each.
+        """
+        if self._found:
+            raise ConfigError("\n".join(self.problems))
+
+    def _line(self, keys: tuple[Key, ...]) -> int:
+        # A key that came in through `<<` is found nowhere; the mapping that took it in is.
+        line = int(self.root.start_mark.line)
+        node: yaml.Node = self.root
+        for key in keys:
+            pair = _pair(node, key)
+            if pair is None:
+                break
+            line, node = int(pair[0].start_mark.line), pair[1]
+        return line + 1
+
+
+def load_yaml(path: Path, *, what: str) -> Document:
+    """Read a YAML file whose top level is a mapping.
+
+    Args:
+        path: the file.
+        what: what to call it in messages, such as "models file".
+
+    Raises:
+        ConfigError: it cannot be read, is not YAML, is empty, holds a key twice or is no mapping.
+    """
+    text = _read(path, what)
+    example = "docs/configuration.md shows one"
+    try:
+        root: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
+        if root is None:
+            raise ConfigError(f"{path}: the {what} is empty", hint=example)
+        if not isinstance(root, yaml.MappingNode):
+            line = root.start_mark.line + 1
+            raise ConfigError(
+                f"{path}:{line}: the {what} must be a mapping (`key: value`), not a {_kind(root)}",
+                hint=example,
+            )
+        problems = list(_duplicates(root, path))
+        if problems:
+            raise ConfigError("\n".join(problems), hint="keep one of each")
+        # Building the values turns `<<` into plain keys in the nodes too, so it comes last.
+        data = yaml.SafeLoader("").construct_document(root)
+    except yaml.MarkedYAMLError as error:
+        raise ConfigError(f"{path}{_mark(error)}: not valid YAML: {error.problem}") from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise ConfigError(
+            f"{path}:{line}: not valid YAML: U+{error.character:04X} is not allowed"
+        ) from None
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}") from None
+    return Document(path, data, root)
+
+
+def read_fields(
+    document: Document, keys: tuple[Key, ...], struct: type[msgspec.Struct]
+) -> dict[str, Any]:
+    """The values of a mapping that fit the fields of `struct`; what does not fit is reported.
+
+    Each value is converted alone, so that one pass names every mistake and not only the first.
+    """
+    section: Any = document.data
+    for key in keys:
+        section = section[key]
+    if not isinstance(section, dict):
+        document.report(keys, f"expected a mapping (`key: value`), got {shown(section)}")
+        return {}
+    fields = {item.encode_name: item for item in msgspec.structs.fields(struct)}
+    values: dict[str, Any] = {}
+    for key, value in section.items():
+        if key not in fields:
+            document.report((*keys, key), f"unknown key{did_you_mean(str(key), fields)}")
+            continue
+        try:
+            values[key] = convert(value, fields[key].type)
+        except ValueError as error:
+            document.report((*keys, key), f"{error}{_quote(document, (*keys, key), value, error)}")
+    for name, item in fields.items():
+        if item.required and name not in section:
+            document.report(keys, f"the key `{name}` is missing")
+    return values
+
+
+def convert(value: object, kind: Any, *, strict: bool = True, secret: bool = False) -> Any:
+    """A value as the type wants it.
+
+    Args:
+        value: what was given.
+        kind: the type, with its bounds in `msgspec.Meta`.
+        strict: False reads numbers out of text, for environment variables.
+        secret: never repeat the value in the message.
+
+    Raises:
+        ValueError: it does not fit; the text says what was expected and what was given.
+    """
+    try:
+        return msgspec.convert(value, kind, strict=strict, dec_hook=_decode)
+    except msgspec.ValidationError as error:
+        text = str(error).partition(" - at ")[0].replace("`", "")
+        text = text.replace("object", "mapping").replace("array", "list").replace(" | null", "")
+        text = text[:1].lower() + text[1:].replace("got null", "got nothing")
+        if not secret and (", got" not in text or isinstance(value, str)):
+            text = f"{text.partition(', got')[0]}, got {shown(value)}"
+        raise ValueError(text) from None
+
+
+def shown(value: object) -> str:
+    """A value for a message, cut to a length that a line can bear."""
+    text = "nothing" if value is None else repr(value)
+    return text if len(text) <= _SHOWN_MAX_CHARS else f"{text[:_SHOWN_MAX_CHARS]}..."
+
+
+def _decode(kind: type, value: object) -> object:
+    if kind is Path and isinstance(value, str) and value:
+        return Path(value).expanduser()
+    raise ValueError(f"Expected `{kind.__name__.lower()}`, got `{type(value).__name__}`")
+
+
+def _read(path: Path, what: str) -> str:
+    try:
+        with path.open("rb") as file:
+            raw = file.read(FILE_MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: there is no such {what}", hint="correct its path") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: the {what} cannot be read: {error.strerror}") from None
+    if len(raw) > FILE_MAX_BYTES:
+        raise ConfigError(f"{path}: the {what} is larger than {FILE_MAX_BYTES} bytes")
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: the {what} is not UTF-8 text: {error}") from None
+
+
+def _mark(error: yaml.MarkedYAMLError) -> str:
+    return f":{error.problem_mark.line + 1}" if error.problem_mark is not None else ""
+
+
+def _kind(node: yaml.Node) -> str:
+    return "list" if isinstance(node, yaml.SequenceNode) else "single value"
+
+
+def _pair(node: yaml.Node | None, key: Key) -> tuple[yaml.Node, yaml.Node] | None:
+    if not isinstance(node, yaml.MappingNode):
+        return None
+    for name, value in node.value:
+        if isinstance(name, yaml.ScalarNode) and name.value == str(key):
+            return name, value
+    return None
+
+
+def _duplicates(root: yaml.Node, path: Path) -> Iterator[str]:
+    """YAML forbids a key twice; PyYAML keeps the last one in silence."""
+    pending, seen = [root], {id(root)}
+    while pending:
+        node = pending.pop(0)
+        children: list[yaml.Node] = []
+        if isinstance(node, yaml.SequenceNode):
+            children = list(node.value)
+        elif isinstance(node, yaml.MappingNode):
+            first: dict[tuple[str, str], int] = {}
+            for name, value in node.value:
+                children.append(value)
+                line = name.start_mark.line + 1
+                if not isinstance(name, yaml.ScalarNode) or name.value == "<<":
+                    continue
+                known = (name.tag, name.value)
+                if known in first:
+                    yield (
+                        f"{path}:{line}: {name.value}: "
+                        f"this key stands already at line {first[known]}"
+                    )
+                first.setdefault(known, line)
+        for child in children:
+            # An anchor is walked once, however often it is used; that also ends a circle.
+            if id(child) not in seen:
+                seen.add(id(child))
+                pending.append(child)
+
+
+def _quote(document: Document, keys: tuple[Key, ...], value: object, error: ValueError) -> str:
+    wants_text = str(error).startswith(("expected str", "expected path"))
+    if not wants_text or isinstance(value, (str, dict, list, type(None))):
+        return ""
+    return f'; write it in quotes: "{document.text_at(keys)}"'

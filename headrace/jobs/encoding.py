@@ -1,0 +1,193 @@
+"""Inputs and results on the wire: JSON as its sender wrote it, and in it what is not JSON.
+
+A user's JSON is never decoded and encoded again on its way: it travels as the text that the client
+sent (`msgspec.Raw`). Knows no Redis and no HTTP.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from typing import Any, Final
+
+import msgspec
+
+from headrace.errors import InvalidRequest
+from headrace.jobs.media_types import BINARY_TYPE, JSON_TYPE, is_json
+
+_encode: Final = msgspec.json.encode
+#: How an input that is not JSON begins, in our form and in kombu's.
+_BINARY_HEAD: Final = re.compile(
+    rb'\{\s*"(?:content_type"\s*:\s*"(?P<kind>[^"\\]{1,128})"\s*,\s*"base64'
+    rb'|__type__"\s*:\s*"(?P<coding>base64|bytes)"\s*,\s*"__value__)"\s*:\s*"'
+)
+
+#: From so many bytes on an input in our form is decoded in one pass: binascii takes five times as
+#: long for its base64. What does not fit is read again by the slow way, which can say why.
+_ONE_PASS_BYTES: Final = 1000
+
+
+class _Carried(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    content_type: str
+    base64: bytes
+
+
+_CARRIED: Final = msgspec.json.Decoder(_Carried)
+
+
+def binary_input(body: bytes, content_type: str) -> bytes:
+    """The wire form of an input that is not JSON."""
+    encoded = base64.b64encode(body)
+    return b'{"content_type":%s,"base64":"%s"}' % (_encode(content_type), encoded)
+
+
+def loads(raw: bytes | msgspec.Raw) -> Any:
+    """Parse JSON; also the NaN and Infinity that Python's own json writes.
+
+    Raises:
+        InvalidRequest: it is no JSON.
+    """
+    try:
+        return msgspec.json.decode(raw)
+    except (ValueError, RecursionError):
+        try:
+            return json.loads(bytes(raw))
+        except (ValueError, RecursionError) as error:
+            raise InvalidRequest(f"the input is not JSON: {error}") from None
+
+
+def parses(text: bytes) -> bool:
+    """Whether it is JSON, in UTF-8, that every parser reads."""
+    try:
+        msgspec.json.decode(text.decode(), type=msgspec.Raw)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def strict_json(text: bytes) -> bytes:
+    """JSON text that every parser reads: where it says NaN or Infinity, `null` stands.
+
+    Raises:
+        ValueError: it is not JSON for Python's own parser either.
+    """
+    if parses(text):
+        return text
+    try:
+        return _encode(json.loads(text))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def decode_payload(body: bytes, content_type: str) -> tuple[Any, str]:
+    """As `decode_input`, for bytes that never were in a message; "" says that they are its JSON.
+
+    Raises:
+        InvalidRequest: they are not what their type says.
+    """
+    kind = content_type.partition(";")[0].strip().lower()
+    if not kind or is_json(kind):
+        return decode_input(body)
+    return _typed(body, content_type)
+
+
+def decode_input(raw: bytes | msgspec.Raw) -> tuple[Any, str]:
+    """The value that a handler sees, and its content type.
+
+    `{"content_type", "base64"}` and kombu's `{"__type__": "base64" | "bytes", "__value__"}` become
+    bytes (str for text/*, parsed for JSON); everything else is the JSON value itself.
+
+    Raises:
+        InvalidRequest: not JSON, or bad base64.
+    """
+    if len(raw) >= _ONE_PASS_BYTES and _BINARY_HEAD.match(raw):
+        try:
+            carried = _CARRIED.decode(raw)
+        except ValueError:
+            pass
+        else:
+            return _typed(carried.base64, carried.content_type)
+    value = loads(raw)
+    if not isinstance(value, dict):
+        return value, JSON_TYPE
+    if value.keys() == {"content_type", "base64"}:
+        return _typed(_unbase64(value["base64"]), str(value["content_type"]))
+    if value.keys() == {"__type__", "__value__"}:
+        kind, text = value["__type__"], value["__value__"]
+        if kind == "base64":
+            return _unbase64(text), BINARY_TYPE
+        if kind == "bytes" and isinstance(text, str):
+            return text.encode(), BINARY_TYPE
+    return value, JSON_TYPE
+
+
+def _unbase64(text: object) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)  # type: ignore[arg-type]
+    except (binascii.Error, TypeError, ValueError) as error:
+        raise InvalidRequest(f"the input's base64 cannot be read: {error}") from None
+
+
+def _typed(body: bytes, content_type: str) -> tuple[Any, str]:
+    kind = content_type.partition(";")[0].strip().lower()
+    if is_json(kind):
+        return loads(body), content_type
+    if kind.startswith("text/"):
+        try:
+            return body.decode(), content_type
+        except UnicodeDecodeError as error:
+            raise InvalidRequest(f"the input says {kind} but is not UTF-8: {error}") from None
+    return body, content_type
+
+
+def binary_head(raw: bytes, max_base64_bytes: int) -> tuple[str, bytes] | None:
+    """Content type and beginning of an input that is not JSON; None where it is.
+
+    Args:
+        raw: the input as it is in the message.
+        max_base64_bytes: how much of its base64 is decoded at the most.
+
+    Raises:
+        InvalidRequest: the base64 cannot be read.
+    """
+    found = _BINARY_HEAD.match(raw)
+    if found is None:
+        return None
+    kind = (found["kind"] or BINARY_TYPE.encode()).decode("utf-8", "replace")
+    end = min(len(raw) - len('"}'), found.end() + max_base64_bytes // 4 * 4)
+    text = raw[found.end() : end]
+    return kind, text if found["coding"] == b"bytes" else _unbase64(text)
+
+
+def describe_input(raw: bytes) -> str:
+    """Type and size of an input for logs, Flower and `inspect`: never its content."""
+    found = _BINARY_HEAD.match(raw)
+    return f"<json, {len(raw)} bytes>" if found is None else _described_binary(raw, found)
+
+
+def described_in_json(raw: bytes) -> bytes:
+    """As `describe_input`, escaped to stand within a JSON string."""
+    found = _BINARY_HEAD.match(raw)
+    if found is None:
+        return b"<json, %d bytes>" % len(raw)
+    return _encode(_described_binary(raw, found))[1:-1]
+
+
+def _described_binary(raw: bytes, found: re.Match[bytes]) -> str:
+    kind = found["kind"] or b"bytes"
+    return f"<{kind.decode('utf-8', 'replace')}, {_binary_bytes(raw, found)} bytes>"
+
+
+def input_bytes(raw: bytes) -> int:
+    """The size of an input: of its JSON text, or of the bytes that it carries."""
+    found = _BINARY_HEAD.match(raw)
+    return len(raw) if found is None else _binary_bytes(raw, found)
+
+
+def _binary_bytes(raw: bytes, found: re.Match[bytes]) -> int:
+    size = max(0, len(raw) - found.end() - len('"}'))
+    if found["coding"] == b"bytes":
+        return size
+    return max(0, size * 3 // 4 - raw[-4:].count(b"="))

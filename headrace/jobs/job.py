@@ -1,0 +1,365 @@
+"""The job: its states, options, and record as Redis holds it. Knows no Redis and no HTTP."""
+
+from __future__ import annotations
+
+import os
+import time
+import zlib
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Annotated, Any, Final, Literal, NamedTuple
+
+import msgspec
+from typing_extensions import override
+
+from headrace.jobs.encoding import strict_json
+from headrace.jobs.progress import Progress, stages_progress
+from headrace.redis.keys import NOBODY, F
+
+US_PER_S: Final = 1_000_000
+MAX_WAIT_FOR_START_S: Final = 30 * 86400
+METADATA_MAX_BYTES: Final = 4096
+
+
+class State(StrEnum):
+    """Where a job stands; the value is the letter in its record."""
+
+    QUEUED = "q"
+    SCHEDULED = "d"
+    RUNNING = "r"
+    SUCCEEDED = "s"
+    FAILED = "f"
+    EXPIRED = "x"
+    CANCELLED = "c"
+
+    @property
+    def status(self) -> str:
+        """The word that the API says."""
+        return self.name.lower()
+
+    @property
+    def final(self) -> bool:
+        """Whether the job has ended."""
+        return self in FINAL_STATES
+
+    @property
+    def celery(self) -> str:
+        """Celery's own word."""
+        return CELERY_STATES[self]
+
+
+FINAL_STATES: Final = frozenset({State.SUCCEEDED, State.FAILED, State.EXPIRED, State.CANCELLED})
+CELERY_STATES: Final = {
+    State.QUEUED: "PENDING",
+    State.SCHEDULED: "PENDING",
+    State.RUNNING: "STARTED",
+    State.SUCCEEDED: "SUCCESS",
+    State.FAILED: "FAILURE",
+    State.EXPIRED: "FAILURE",
+    State.CANCELLED: "REVOKED",
+}
+
+WebhookEvent = Literal["started", "succeeded", "failed", "cancelled", "expired"]
+#: The events that are a job's end.
+ENDS: Final = {
+    state.status: state for state in (State.SUCCEEDED, State.FAILED, State.CANCELLED, State.EXPIRED)
+}
+#: Not given at all, where None would change the digests of requests that older versions took.
+_NotGiven = msgspec.UnsetType
+
+#: Seconds between tries.
+Backoff = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
+_Seconds = Annotated[float, msgspec.Meta(gt=0, le=MAX_WAIT_FOR_START_S)]
+
+
+class JobOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a client may ask of one job; None takes the model's or the server's default.
+
+    Attributes:
+        priority: 0 (first) to 9 (offline), as Celery has it on Redis.
+        expires: seconds from submit in which it must have started; else it ends as expired.
+        countdown: seconds before it joins the queue.
+        timeout: seconds that it may run, from its hand-over to the model process.
+        result_ttl: seconds that record and result are kept after the end.
+        max_retries: how often a retryable error is tried again.
+        retry_backoff: the longest wait before the first retry, in seconds; each more doubles it.
+        retry_backoff_max: the longest wait before any.
+        metadata: the client's own, given back with the job; at most 4 KiB as JSON.
+        webhook: the URL that is told of the job.
+        webhook_events: of what it is told; left out, of the end, whichever it is.
+    """
+
+    priority: Annotated[int, msgspec.Meta(ge=0, le=9)] = 0
+    expires: _Seconds | None = None
+    countdown: Annotated[float, msgspec.Meta(ge=0, le=MAX_WAIT_FOR_START_S)] | None = None
+    timeout: _Seconds | None = None
+    result_ttl: Annotated[int, msgspec.Meta(ge=1, le=MAX_WAIT_FOR_START_S)] | None = None
+    max_retries: Annotated[int, msgspec.Meta(ge=0, le=100)] | None = None
+    retry_backoff: Backoff | None = None
+    retry_backoff_max: Backoff | None = None
+    metadata: dict[str, Any] | None = None
+    webhook: str | _NotGiven | None = msgspec.UNSET
+    webhook_events: (
+        Annotated[tuple[WebhookEvent, ...], msgspec.Meta(min_length=1)] | _NotGiven | None
+    ) = msgspec.UNSET
+
+
+DEFAULT_OPTIONS: Final = JobOptions()
+#: The variant of RFC 9562 and two random bits, by a random hexadecimal digit.
+_VARIANT: Final = dict(zip("0123456789abcdef", "89ab" * 4, strict=True))
+
+
+#: The random parts of ids to come: each draw is a system call, so that many are drawn at once.
+_drawn: Final[list[str]] = []
+_DRAWN_MAX: Final = 64
+# Or parent and child would make the same ids.
+os.register_at_fork(after_in_child=_drawn.clear)
+
+
+def new_id() -> str:
+    """A uuid7 (RFC 9562, section 5.7): sorts by the millisecond in which it was made."""
+    try:
+        random = _drawn.pop()
+    except IndexError:
+        random, *rest = _random_parts(_DRAWN_MAX)
+        _drawn.extend(rest)
+    return _begin() + random
+
+
+def new_ids(count: int) -> list[str]:
+    """So many new ids at once, which is cheaper."""
+    begin = _begin()
+    return [begin + random for random in _random_parts(count)]
+
+
+def _begin() -> str:
+    """The part of an id that says when it was made."""
+    time_ms = f"{time.time_ns() // 1_000_000:012x}"
+    return f"{time_ms[:8]}-{time_ms[8:]}-7"
+
+
+def _random_parts(count: int) -> list[str]:
+    # Of 20 digits an id takes 19: two bits of the fourth are the variant, and one is left over.
+    digits = os.urandom(10 * count).hex()
+    return [
+        f"{digits[at : at + 3]}-{_VARIANT[digits[at + 3]]}{digits[at + 4 : at + 7]}"
+        f"-{digits[at + 7 : at + 19]}"
+        for at in range(0, 20 * count, 20)
+    ]
+
+
+def iso(us: int) -> str:
+    """Microseconds since 1970 as RFC 3339 in UTC."""
+    return datetime.fromtimestamp(us / US_PER_S, UTC).isoformat(timespec="microseconds")
+
+
+class StoredResult(NamedTuple):
+    """A result that lies in the payload store.
+
+    Attributes:
+        ref: its reference.
+        size: its length in bytes.
+        content_type: `application/json` where it is JSON text.
+    """
+
+    ref: str
+    size: int
+    content_type: str
+
+
+def stored_result(value: str) -> StoredResult | None:
+    """Read the record's `rr`; None where there is none."""
+    if not value:
+        return None
+    ref, size, content_type = value.split(" ", 2)
+    return StoredResult(ref, int(size), content_type)
+
+
+#: Of a job's fields, those that no line in a log may have.
+_NOT_SHOWN: Final = frozenset({"recorded", "meta"})
+
+
+class Job(msgspec.Struct, gc=False):
+    """A job as the record tells it. Times are microseconds of Redis' clock; 0 = not yet.
+
+    Attributes:
+        place: its place in the queue; 0 where it does not wait there, or that is not known.
+        due_us: when it joins its queue, while it is scheduled; 0 where that is not known.
+        key: id of the API key that it belongs to; "" for nobody's.
+        stages_json: of a pipeline's job, how far its stages have come.
+        freed: of a job of a pipeline's stage, that its result was taken, and freed.
+        quiet: nobody is told of its end, until somebody listens.
+        recorded: its result, JSON text, where that stands in the record.
+        token: the fence of its last claim; "" where there is none, and where its end was told, not
+            read.
+        progress: how far it has come, while it runs and its handler says so.
+        progress_mark: tells one word of that from any other under the same token.
+    """
+
+    id: str
+    model: str
+    version: str
+    state: State
+    created_us: int
+    started_us: int = 0
+    ended_us: int = 0
+    attempts: int = 0
+    place: int = 0
+    due_us: int = 0
+    batch_size: int = 0
+    batch_padding: int = 0
+    timings: str = ""
+    result_type: str = ""
+    error_json: str = ""
+    metadata_json: str = ""
+    dead_lettered: bool = False
+    cancel_asked: bool = False
+    request_hash: str = ""
+    key: str = ""
+    stages_json: str = ""
+    freed: bool = False
+    quiet: bool = False
+    recorded: str = ""
+    token: str = ""
+    progress: Progress | None = None
+    progress_mark: str = ""
+    stored: StoredResult | None = None
+    meta: str = ""
+
+    @override
+    def __repr__(self) -> str:
+        names = (name for name in self.__struct_fields__ if name not in _NOT_SHOWN)
+        return f"Job({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
+
+    @property
+    def timings_ms(self) -> dict[str, float] | None:
+        """Where the time went, once the job has run."""
+        if not self.timings:
+            return None
+        names = ("queued", "hold", "preprocess", "inference", "postprocess")
+        known = dict(zip(names, map(float, self.timings.split(",")), strict=True))
+        known["total"] = (self.ended_us - self.created_us) / 1000
+        return known
+
+    @property
+    def result_json(self) -> bytes | None:
+        """The result as JSON text; None where it is not kept in the record or the Celery result."""
+        if self.recorded:
+            return self.recorded.encode()
+        if not self.meta or self.stored is not None or self.state is not State.SUCCEEDED:
+            return None
+        return result_in(self.meta)
+
+    @property
+    def traceback(self) -> str | None:
+        """The handler's traceback, for those who may see it."""
+        return _read_meta(self.meta).traceback if self.meta else None
+
+
+class _Meta(msgspec.Struct):
+    result: msgspec.Raw
+    traceback: str | None = None
+
+
+_META: Final = msgspec.json.Decoder(_Meta)
+
+
+def result_in(meta: str | bytes) -> bytes:
+    """The result, as JSON text, in a Celery result that tells of success."""
+    return bytes(_read_meta(meta).result)
+
+
+def _read_meta(meta: str | bytes) -> _Meta:
+    try:
+        return _META.decode(meta)
+    except msgspec.DecodeError:
+        # Celery's own backend writes there too, where somebody stores by the id of a job, and
+        # says NaN where no JSON parser but Python's would.
+        text = meta.encode() if isinstance(meta, str) else meta
+        try:
+            return _META.decode(strict_json(text))
+        except ValueError as error:
+            raise msgspec.DecodeError(str(error)) from None
+
+
+def batch_text(size: int, padding: int) -> int | str:
+    """The record's `b`: how many jobs ran together, and how many inputs were added to them."""
+    return f"{size}+{padding}" if padding else size
+
+
+def read_batch(text: str) -> tuple[int, int]:
+    """Size and padding out of the record's `b`."""
+    size, _, padding = text.partition("+")
+    return int(size or 0), int(padding or 0)
+
+
+_PROGRESS: Final = msgspec.json.Decoder(Progress)
+
+
+def read_progress(token: str, said: str, stages: str) -> tuple[str, Progress | None]:
+    """How far a running job has come: a mark of that word, and the word; None where none is.
+
+    Args:
+        token: the fence of its claim.
+        said: the record's `pg`; what stands there under another token was said of an earlier try.
+        stages: the record's `sg`, of a pipeline's job.
+    """
+    of, _, rest = said.partition(" ")
+    if rest and of == token:
+        mark, _, text = rest.partition(" ")
+        try:
+            return mark, _PROGRESS.decode(text)
+        except msgspec.MsgspecError:
+            return "", None
+    found = stages_progress(stages) if stages else None
+    return (f"s{zlib.crc32(stages.encode()):x}", found) if found is not None else ("", None)
+
+
+def job_from_record(job_id: str, record: dict[str, str], meta: str = "", place: int = 0) -> Job:
+    """Read a record (HGETALL's fields).
+
+    Args:
+        job_id: the job.
+        record: its fields.
+        meta: its Celery result.
+        place: what jobs/view.lua says beside: a place, or when a scheduled job is due.
+    """
+    get = record.get
+    state = State(record[F.STATE])
+    scheduled = state is State.SCHEDULED
+    batch_size, batch_padding = read_batch(get(F.BATCH, ""))
+    token, stages = get(F.TOKEN, ""), get(F.STAGES, "")
+    mark, progress = "", None
+    if state is State.RUNNING:
+        mark, progress = read_progress(token, get(F.PROGRESS, ""), stages)
+    return Job(
+        id=job_id,
+        model=get(F.MODEL, ""),
+        version=get(F.VERSION, ""),
+        state=state,
+        created_us=int(get(F.CREATED, 0)),
+        started_us=int(get(F.STARTED, 0)),
+        ended_us=int(get(F.ENDED, 0)),
+        attempts=int(get(F.ATTEMPTS, 0)),
+        place=0 if scheduled else place,
+        due_us=place if scheduled else 0,
+        batch_size=batch_size,
+        batch_padding=batch_padding,
+        timings=get(F.TIMINGS, ""),
+        result_type=get(F.RESULT_TYPE, ""),
+        error_json=get(F.ERROR, ""),
+        metadata_json=get(F.METADATA, ""),
+        dead_lettered=F.DEAD in record,
+        cancel_asked=F.CANCEL in record,
+        request_hash=get(F.REQUEST_HASH, ""),
+        key=get(F.KEY, ""),
+        quiet=get(F.WAITER) == NOBODY,
+        recorded=get(F.RESULT, ""),
+        stages_json=stages,
+        freed=F.FREED in record,
+        token=token,
+        progress=progress,
+        progress_mark=mark,
+        stored=stored_result(get(F.RESULT_REF, "")),
+        meta=meta,
+    )

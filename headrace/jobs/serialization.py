@@ -1,0 +1,262 @@
+"""The job object, as JSON. A user's own JSON (result, metadata) is spliced in as it was written."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from functools import lru_cache
+from typing import Any, Final
+
+import msgspec
+
+from headrace.jobs.failure import failure_of
+from headrace.jobs.job import US_PER_S, Job, State, iso, result_in
+from headrace.jobs.media_types import JSON_TYPE
+from headrace.jobs.progress import Progress
+
+JOBS_PATH: Final = "/api/v1/jobs/"
+REPLICA: Final = "replica"
+
+
+class _Error(msgspec.Struct):
+    type: str
+    message: str
+    retryable: bool
+
+
+class _JobObject(msgspec.Struct):
+    """The fields that every answer has; `result` or `error` follow once the job has ended."""
+
+    id: str
+    model: str
+    version: str
+    status: str
+    created_at: str
+    started_at: str | None
+    finished_at: str | None
+    attempts: int
+    queue_position: int | None
+    batch_size: int | None
+    timings: msgspec.Raw
+    metadata: msgspec.Raw
+    waiting_for: str | None
+    urls: msgspec.Raw
+    stages: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    progress: Progress | msgspec.UnsetType = msgspec.UNSET
+    batch_padding: int | msgspec.UnsetType = msgspec.UNSET
+    dead_lettered: bool | msgspec.UnsetType = msgspec.UNSET
+    cancel_requested: bool | msgspec.UnsetType = msgspec.UNSET
+    result: Any = msgspec.UNSET
+    result_size: int | msgspec.UnsetType = msgspec.UNSET
+    due_at: str | msgspec.UnsetType = msgspec.UNSET
+    error: _Error | msgspec.UnsetType = msgspec.UNSET
+
+
+class _Binary(msgspec.Struct):
+    """kombu's form of bytes, in which a result that is not JSON is stored."""
+
+    value: str = msgspec.field(name="__value__")
+
+
+_STATUS: Final = {state: state.status for state in State}
+#: In place of an id, and how often it stands in an object.
+_BLANK: Final = "\x7f"
+_IDS: Final = 3
+_NULL: Final = msgspec.Raw(b"null")
+_ENCODER: Final = msgspec.json.Encoder()
+_TIMINGS: Final = (
+    b'{"queued":%b,"hold":%b,"preprocess":%b,"inference":%b,"postprocess":%b,"total":%a}'
+)
+_BINARY: Final = msgspec.json.Decoder(_Binary)
+
+
+def job_object(job: Job, *, has_replica: bool = True, with_result: bool = True) -> bytes:
+    """The job object.
+
+    Args:
+        job: as its record tells it.
+        has_replica: whether a replica of its model is loaded anywhere.
+        with_result: whether the result of a job that has succeeded is to stand in it.
+    """
+    state = job.state
+    ended = job.ended_us
+    if state is State.SUCCEEDED and with_result and ended and job.timings and not _is_rare(job):
+        return _succeeded(job)
+    view = _JobObject(
+        id=job.id,
+        model=job.model,
+        version=job.version,
+        status=_STATUS[state],
+        created_at=_time(job.created_us),
+        started_at=_time(job.started_us) if job.started_us else None,
+        finished_at=_time(ended) if ended else None,
+        attempts=job.attempts,
+        queue_position=job.place or None,
+        batch_size=job.batch_size or None,
+        timings=_timings(job) if job.timings else _NULL,
+        metadata=msgspec.Raw(job.metadata_json.encode()) if job.metadata_json else _NULL,
+        waiting_for=None if has_replica or state is not State.QUEUED else REPLICA,
+        urls=_urls(job.id),
+    )
+    if job.stages_json:
+        view.stages = msgspec.Raw(job.stages_json.encode())
+    if job.batch_padding:
+        view.batch_padding = job.batch_padding
+    if job.dead_lettered:
+        view.dead_lettered = True
+    if not state.final:
+        _add_on_its_way(view, job)
+    if state is State.SUCCEEDED:
+        if with_result:
+            view.result = _result(job)
+        if job.stored is not None:
+            view.result_size = job.stored.size
+    else:
+        failure = failure_of(job)
+        if failure is not None:
+            view.error = _Error(failure.type, failure.message, failure.retryable)
+    return _ENCODER.encode(view)
+
+
+def _is_rare(job: Job) -> bool:
+    """Whether a job that has succeeded has members that most do not have."""
+    return bool(
+        job.stages_json
+        or job.batch_padding
+        or job.dead_lettered
+        or job.stored
+        or not job.started_us
+    )
+
+
+def _succeeded(job: Job) -> bytes:
+    """The job object of most jobs that have succeeded, made faster."""
+    queued, hold, preprocess, inference, postprocess = job.timings.split(",")
+    url = JOBS_PATH + job.id
+    created_us, ended_us = job.created_us, job.ended_us
+    head = (
+        f'{{"id":"{job.id}",{_kind(job.model, job.version)},"status":"succeeded",'
+        f'"created_at":"{_time(created_us)}","started_at":"{_time(job.started_us)}",'
+        f'"finished_at":"{_time(ended_us)}","attempts":{job.attempts},'
+        f'"queue_position":{job.place or "null"},"batch_size":{job.batch_size or "null"},'
+        f'"timings":{{"queued":{queued},"hold":{hold},"preprocess":{preprocess},'
+        f'"inference":{inference},"postprocess":{postprocess},'
+        f'"total":{(ended_us - created_us) / 1000}}},'
+        f'"metadata":{job.metadata_json or "null"},"waiting_for":null,'
+        f'"urls":{{"self":"{url}","result":"{url}/result"}},"result":'
+    )
+    stored = job.result_json
+    result = b"null" if stored is None else _shown(stored, job.result_type)
+    return b"%b%b}" % (head.encode(), result)
+
+
+@lru_cache(maxsize=256)
+def _kind(model: str, version: str) -> str:
+    """The members that all jobs of a model have alike."""
+    return _ENCODER.encode({"model": model, "version": version}).decode()[1:-1]
+
+
+def _add_on_its_way(view: _JobObject, job: Job) -> None:
+    if job.cancel_asked:
+        view.cancel_requested = True
+    if job.progress is not None:
+        view.progress = job.progress
+    if job.due_us:
+        view.due_at = _time(job.due_us)
+
+
+def fresh_line(
+    job_id: str, model: str, version: str, state: State, created_us: int, has_replica: bool
+) -> bytes:
+    """The job object of a job without metadata that was just enqueued, made faster."""
+    blank = _fresh_blank(model, version, state, created_us, has_replica)
+    if not blank:
+        job = Job(job_id, model, version, state, created_us)
+        return job_object(job, has_replica=has_replica)
+    name = job_id.encode()
+    return blank % (name, name, name)
+
+
+@lru_cache(maxsize=256)
+def _fresh_blank(
+    model: str, version: str, state: State, created_us: int, has_replica: bool
+) -> bytes:
+    """The object of such jobs with a `%s` for each of its ids; b"" where that cannot be told."""
+    job = Job(id=_BLANK, model=model, version=version, state=state, created_us=created_us)
+    text = job_object(job, has_replica=has_replica)
+    slot = _BLANK.encode()
+    return text.replace(b"%", b"%%").replace(slot, b"%s") if text.count(slot) == _IDS else b""
+
+
+def _time(us: int) -> str:
+    seconds, rest = divmod(us, US_PER_S)
+    return f"{_second(seconds)}.{rest:06d}+00:00"
+
+
+@lru_cache(maxsize=1024)
+def _second(seconds: int) -> str:
+    """The jobs of one second have the same beginning of their times."""
+    return iso(seconds * US_PER_S)[:19]
+
+
+def _timings(job: Job) -> msgspec.Raw:
+    return msgspec.Raw(timings_member(job.timings.encode(), job.ended_us - job.created_us))
+
+
+def timings_member(timings: bytes, total_us: int) -> bytes:
+    """The milliseconds of a job by stage.
+
+    Args:
+        timings: the record's `tm`.
+        total_us: from when it was submitted until its end.
+    """
+    return _TIMINGS % (*timings.split(b","), total_us / 1000)
+
+
+def _urls(job_id: str) -> msgspec.Raw:
+    # An id is of letters that need no escaping, in JSON as in a path.
+    own = JOBS_PATH + job_id
+    return msgspec.Raw(f'{{"self":"{own}","result":"{own}/result"}}'.encode())
+
+
+def _result(job: Job) -> Any:
+    stored = job.result_json
+    said = None if stored is None else _shown(stored, job.result_type)
+    return None if said is None else msgspec.Raw(said)
+
+
+def result_member(meta: bytes, result_type: str) -> bytes | None:
+    """The result of a job that succeeded as the job object has it; None where none was kept.
+
+    Args:
+        meta: its Celery result; empty where there is none.
+        result_type: the record's `rt`.
+    """
+    return _shown(result_in(meta), result_type) if meta else None
+
+
+def _shown(stored: bytes, result_type: str) -> bytes:
+    if not result_type:
+        return stored
+    try:
+        value = _BINARY.decode(stored).value
+    except msgspec.MsgspecError:
+        return stored
+    return _ENCODER.encode({"content_type": result_type, "base64": value})
+
+
+def raw_result(job: Job) -> tuple[bytes, str] | None:
+    """A succeeded job's output with its content type; None where none was kept.
+
+    Raises:
+        ValueError: what is stored is not the bytes that the record says it is.
+    """
+    stored = job.result_json
+    if stored is None:
+        return None
+    if not job.result_type:
+        return stored, JSON_TYPE
+    try:
+        return base64.b64decode(_BINARY.decode(stored).value, validate=True), job.result_type
+    except (msgspec.MsgspecError, binascii.Error) as error:
+        raise ValueError(f"the stored result of job {job.id} cannot be read: {error}") from error

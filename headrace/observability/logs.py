@@ -1,0 +1,254 @@
+"""Logs: set up once a process, and what a line concerns.
+
+Everything logs through `logging`; what a line concerns (job, model, batch, request) is given as
+`extra`, not in its text. How lines look is said by `headrace.observability.log_format`, which is
+imported with the
+first line: the library behind it takes a tenth of a second, and most model processes say nothing.
+No line holds an input, a result, a key or a password: see `headrace.observability.redaction` for
+    the last guard.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from types import TracebackType
+from typing import Any, Final, TextIO
+
+from typing_extensions import override
+
+from headrace.observability.redaction import Redaction
+
+CONSOLE: Final = "console"
+JSON: Final = "json"
+AUTO: Final = "auto"
+
+#: Every field of a line, and what it says. `docs/logging.md` has the same table.
+FIELDS: Final[Mapping[str, str]] = {
+    "timestamp": "when, in UTC (JSON)",
+    "level": "`debug`, `info`, `warning`, `error` or `critical`",
+    "logger": "which module says so",
+    "event": "what happened",
+    "part": "the kind of process: `api`, `worker`, `model`, `preprocess`, `errands`, `runner`",
+    "pid": "the process (JSON)",
+    "node": "the Celery worker, with its host, where it has a name",
+    "model": "the model, or the pipeline",
+    "batch": "the batch on the device",
+    "job": "the job",
+    "jobs": "the jobs, where it concerns several; at most 100 of them",
+    "request": "the request's id",
+    "api_batch": "the batch over HTTP (`/v1/batches`)",
+    "file": "the file (`/v1/files`)",
+    "webhook": "the delivery of a webhook",
+    "size": "how many inputs a batch has",
+    "reason": "why a batch left, or a process ended",
+    "failed": "how many jobs of a batch failed",
+    "duration_ms": "milliseconds that it took",
+    "error_id": "what the client was told to look for",
+    "key": "the API key's id",
+    "method": "the request's method",
+    "route": "the template of its path",
+    "path": "its path, without the query",
+    "status": "the HTTP status",
+    "bytes": "the bytes of the answer's body",
+    "client": "the address of whoever asked",
+    "trace_id": "the trace",
+    "span_id": "the span",
+    "traceback": "stacks of a handler's process, or of its load",
+    "exception": "the traceback of an error of ours",
+}
+#: A line names no more jobs.
+JOBS_MAX: Final = 100
+#: Who may say `debug`; what others say at that level is long, and holds what is nobody's business.
+OURS: Final = ("api", "workers", "headrace", "handlers", "runner")
+#: These say a line for every request, or what a client did wrong.
+_QUIETER: Final = {
+    "httpx2": logging.WARNING,
+    "httpcore2": logging.INFO,
+    "python_multipart": logging.ERROR,
+    "botocore": logging.INFO,
+    "boto3": logging.INFO,
+    "s3transfer": logging.INFO,
+    "urllib3": logging.INFO,
+    "PIL": logging.INFO,
+    "matplotlib": logging.INFO,
+    "opentelemetry": logging.WARNING,
+}
+_LINE_MAX_CHARS: Final = 64 * 1024
+
+#: What the lines of this thread or task concern.
+CONCERN: Final[ContextVar[Mapping[str, Any] | None]] = ContextVar("headrace_concern", default=None)
+#: The jobs whose verb runs in this thread.
+AT_HAND: Final[ContextVar[Sequence[str]]] = ContextVar("headrace_at_hand", default=())
+
+#: The span that the lines of this thread or task belong to, as a `traceparent`.
+TRACE: Final[ContextVar[str]] = ContextVar("headrace_trace", default="")
+
+
+def format_of(setting: str, stream: TextIO) -> str:
+    """The format of a setting: `auto` is for people at a terminal, and for programs elsewhere."""
+    if setting != AUTO:
+        return setting
+    return CONSOLE if stream.isatty() else JSON
+
+
+def level_number(level: str) -> int:
+    """The number of a level of the setting `log_level`."""
+    return logging.getLevelNamesMapping()[level.upper()]
+
+
+def batch_tag(owner: str) -> str:
+    """How the names of one worker's batches begin."""
+    return owner.rpartition("-")[2]
+
+
+def batch_name(tag: str, seq: int) -> str:
+    """The name of a batch in logs and traces: no other worker has one of that name."""
+    return f"{tag}-{seq}"
+
+
+def about_jobs(ids: Sequence[str]) -> dict[str, Any]:
+    """The fields of a line that concerns these jobs."""
+    if len(ids) == 1:
+        return {"job": ids[0]}
+    return {"jobs": list(ids[:JOBS_MAX])} if ids else {}
+
+
+@contextlib.contextmanager
+def concerning(**fields: Any) -> Iterator[None]:
+    """Lines from within concern this, in this thread or task."""
+    token = CONCERN.set({**(CONCERN.get() or {}), **fields})
+    try:
+        yield
+    finally:
+        CONCERN.reset(token)
+
+
+def configure(
+    shape: str,
+    level: str | int,
+    part: str,
+    *,
+    environ: Mapping[str, str],
+    redis_url: str | None = None,
+    theirs: bool = False,
+    fields: Mapping[str, Any] | None = None,
+) -> None:
+    """Set up the logs of this process; what was set up before is replaced.
+
+    Args:
+        shape: the setting `log_format`.
+        level: the least severe level.
+        part: what kind of process this is.
+        environ: its environment, for secrets that no line may hold.
+        redis_url: likewise.
+        theirs: it runs users' code, whose lines and fields are shown as they are, at any level.
+        fields: on every line.
+    """
+    stream = sys.__stderr__ or sys.stderr
+    chosen = format_of(shape, stream)
+    constant: dict[str, Any] = {"part": part, "pid": os.getpid()}
+    if node := environ.get("HEADRACE_NODE"):
+        constant["node"] = node
+    constant.update(fields or {})
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(_Lazy(chosen, constant, Redaction.of(environ, redis_url), theirs=theirs))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    _set_levels(root, level, theirs=theirs)
+    logging.captureWarnings(True)
+    if chosen == JSON:
+        sys.excepthook = _uncaught
+        threading.excepthook = _uncaught_in_thread
+        if theirs:
+            sys.stdout = _Lines(sys.__stdout__ or sys.stdout, "stdout")
+            sys.stderr = _Lines(stream, "stderr")
+
+
+def _set_levels(root: logging.Logger, level: str | int, *, theirs: bool) -> None:
+    number = level if isinstance(level, int) else level_number(level)
+    root.setLevel(number if theirs else max(number, logging.INFO))
+    for name in OURS:
+        logging.getLogger(name).setLevel(number)
+    for name, least in _QUIETER.items():
+        logging.getLogger(name).setLevel(max(number, least))
+
+
+class _Lazy(logging.Formatter):
+    """Makes the formatter with the first line."""
+
+    def __init__(
+        self, shape: str, fields: dict[str, Any], redaction: Redaction, *, theirs: bool
+    ) -> None:
+        super().__init__()
+        self.shape, self.fields, self.redaction, self.theirs = shape, fields, redaction, theirs
+        self._made: logging.Formatter | None = None
+
+    @override
+    def format(self, record: logging.LogRecord) -> str:
+        if self._made is None:
+            from headrace.observability.log_format import formatter
+
+            self._made = formatter(
+                self.shape, self.fields, allowed=None if self.theirs else frozenset(FIELDS)
+            )
+        return self.redaction.clean(self._made.format(record))
+
+
+class _Lines(io.TextIOBase):
+    """Standard output or error of users' code, each of whose lines becomes a line of the log.
+
+    Args:
+        stream: what it was; whoever asks for its descriptor or its bytes gets that one's.
+        name: the logger.
+    """
+
+    encoding = "utf-8"
+
+    def __init__(self, stream: TextIO, name: str) -> None:
+        self._stream = stream
+        self._logger = logging.getLogger(name)
+        self._partial = threading.local()
+
+    @property
+    def buffer(self) -> Any:
+        """For bytes, which stay as they are."""
+        return self._stream.buffer
+
+    @override
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    @override
+    def writable(self) -> bool:
+        return True
+
+    @override
+    def write(self, text: str) -> int:
+        *lines, rest = (getattr(self._partial, "text", "") + text).split("\n")
+        if len(rest) > _LINE_MAX_CHARS:
+            lines, rest = [*lines, rest], ""
+        self._partial.text = rest
+        for line in lines:
+            if line.strip():
+                self._logger.info("%s", line[:_LINE_MAX_CHARS])
+        return len(text)
+
+
+def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if issubclass(kind, KeyboardInterrupt):
+        return
+    logging.getLogger("headrace").critical("ended by an error", exc_info=(kind, error, trace))
+
+
+def _uncaught_in_thread(args: threading.ExceptHookArgs) -> None:
+    if args.exc_value is not None and not isinstance(args.exc_value, SystemExit):
+        told = (args.exc_type, args.exc_value, args.exc_traceback)
+        name = args.thread.name if args.thread is not None else "a thread"
+        logging.getLogger("headrace").error("%s ended by an error", name, exc_info=told)

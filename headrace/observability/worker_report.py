@@ -1,0 +1,250 @@
+"""What workers say of their models: counters for /metrics, and states for /ready.
+
+A worker adds what happened since its last sweep to the hash `hr:stats:<model>` with HINCRBYFLOAT,
+so that totals never go backwards when a worker ends; the API's processes add theirs. How jobs have
+ended is counted by the scripts that end them, in the same call. The names of the fields are below:
+those of `COUNTED` as they are and those of `LABELLED` as `<name>:<which>`. A histogram is one
+field, `<name>@<bounds>`, with how many fell at or below each bound, how many there were and their
+sum, so that a scrape takes it over as it stands. What is of no model is in `hr:stats:`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, chain
+from typing import Any, Final
+
+import msgspec
+
+from headrace.config.model_options import RETRY_BACKOFF_MAX_S, RETRY_BACKOFF_S
+from headrace.jobs.job import US_PER_S
+from headrace.observability.host_figures import FIELD as FIGURES
+from headrace.observability.host_figures import Figures
+
+BATCH_SIZE_BOUNDS: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
+#: Fit both 1 ms and 10 min.
+SECONDS_BOUNDS: Final = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
+    300.0, 600.0,
+)  # fmt: skip
+BATCH_SIZE: Final = "batch_size"
+#: Of each job that was run: until its claim, until its hand-over, and until its answer.
+QUEUE_S: Final = "queue_seconds"
+HOLD_S: Final = "hold_seconds"
+JOB_S: Final = "job_seconds"
+#: Of each batch: the handler's verbs.
+STAGES_S: Final = ("preprocess_seconds", "inference_seconds", "postprocess_seconds")
+HISTOGRAMS: Final = {
+    BATCH_SIZE: BATCH_SIZE_BOUNDS,
+    **dict.fromkeys((QUEUE_S, HOLD_S, JOB_S, *STAGES_S), SECONDS_BOUNDS),
+}
+
+#: Plain counters: of the API, ...
+ADMITTED: Final = "admitted"
+#: ... of the scripts, ...
+DEAD: Final = "dead"
+LEASES_LOST: Final = "leases_lost"
+#: ... and of the workers.
+PADDING: Final = "padding"
+STARVED: Final = "starved_seconds"
+RENEWED: Final = "leases_renewed"
+LOADS: Final = "loads"
+LOAD_S: Final = "load_seconds"
+LOAD_FAILURES: Final = "load_failures"
+UNTOLD: Final = "events_left_out"
+COUNTED: Final = (
+    ADMITTED, DEAD, LEASES_LOST, PADDING, STARVED, RENEWED, LOADS, LOAD_S, LOAD_FAILURES, UNTOLD,
+)  # fmt: skip
+
+#: Counters of one thing in several forms: submits that were refused, by the code of the error;
+#: jobs that have ended, by status, or were put off for another try (RETRIED); batches that have
+#: run, by why they had left; and model processes that were started anew, by why the last one had
+#: ended.
+REJECTED: Final = "rejected"
+ENDED: Final = "ended"
+RETRIED: Final = "retried"
+LEFT: Final = "left"
+RESTARTS: Final = "restarts"
+LABELLED: Final = (REJECTED, ENDED, LEFT, RESTARTS)
+
+
+#: Batches that are put into the histograms together.
+BATCHES_MAX: Final = 256
+
+
+def field_of(histogram: str) -> str:
+    """The hash's field of a histogram; other bounds, as of another version, are in another."""
+    return f"{histogram}@{len(HISTOGRAMS[histogram])}"
+
+
+_FIELDS: Final = {name: field_of(name) for name in HISTOGRAMS}
+
+
+class ModelStats:
+    """What happened to one model since the last `drain`."""
+
+    def __init__(self) -> None:
+        self._deltas: defaultdict[str, float] = defaultdict(float)
+        self._counts = {name: [0] * (len(bounds) + 1) for name, bounds in HISTOGRAMS.items()}
+        self._sums = dict.fromkeys(HISTOGRAMS, 0.0)
+        self._observed = False
+        self._batches: list[tuple[int, Sequence[float], Sequence[float], Sequence[float], Any]] = []
+
+    def count(self, name: str, by: float = 1.0) -> None:
+        """Count one of `COUNTED`, or `<name>:<which>` of one of `LABELLED`."""
+        self._deltas[name] += by
+
+    def left(self, reason: str) -> None:
+        """A batch has run, or was lost; it had left for this reason (`batcher.Reason`)."""
+        self._deltas[f"{LEFT}:{reason}"] += 1
+
+    def observe_batch(
+        self,
+        size: int,
+        queue_s: Sequence[float],
+        hold_s: Sequence[float],
+        job_s: Sequence[float],
+        stages_s: Sequence[float],
+        padding: int = 0,
+        starved_s: float = 0.0,
+    ) -> None:
+        """A batch ran.
+
+        Args:
+            size: jobs in it.
+            queue_s: how long each of them had waited until it was claimed.
+            hold_s: how long each was held from then until it was handed over.
+            job_s: how long each took from its submit until its answer.
+            stages_s: the handler's time for it, by verb: preprocess, inference, postprocess.
+            padding: inputs that were added to reach an allowed size.
+            starved_s: how long the device waited for its `preprocess`.
+        """
+        if starved_s:
+            self._deltas[STARVED] += starved_s
+        if padding:
+            self._deltas[PADDING] += padding
+        # Many at once cost less, above all where each is a batch of one.
+        self._batches.append((size, queue_s, hold_s, job_s, stages_s))
+        if len(self._batches) >= BATCHES_MAX:
+            self._observe_batches()
+
+    def _observe_batches(self) -> None:
+        batches, self._batches = self._batches, []
+        if not batches:
+            return
+        sizes, queue_s, hold_s, job_s, stages_s = zip(*batches, strict=True)
+        self.observe(BATCH_SIZE, sizes)
+        for name, rows in ((QUEUE_S, queue_s), (HOLD_S, hold_s), (JOB_S, job_s)):
+            self.observe(name, list(chain.from_iterable(rows)))
+        for name, seconds in zip(STAGES_S, zip(*stages_s, strict=True), strict=True):
+            self.observe(name, seconds)
+
+    def observe(self, name: str, values: Sequence[float]) -> None:
+        """Put values into a histogram."""
+        counts, bounds = self._counts[name], HISTOGRAMS[name]
+        for value in values:
+            counts[bisect_left(bounds, value)] += 1
+        self._sums[name] += sum(values)
+        self._observed = True
+
+    def drain(self) -> list[tuple[str, str]]:
+        """Take the increments, to be added by workers/report.lua."""
+        self._observe_batches()
+        taken = [(name, repr(by)) for name, by in self._deltas.items()]
+        self._deltas.clear()
+        if not self._observed:
+            return taken
+        self._observed = False
+        for name, counts in self._counts.items():
+            if any(counts):
+                added = " ".join(map(str, accumulate(counts)))
+                taken.append((_FIELDS[name], f"{added} {self._sums[name]!r}"))
+                self._counts[name] = [0] * len(counts)
+                self._sums[name] = 0.0
+        return taken
+
+
+class ModelState(msgspec.Struct, frozen=True):
+    """What one worker says of one model.
+
+    Attributes:
+        state: ready, draining, warming, loading, restarting, failed or stopped; the best of its
+            replicas.
+        replicas: model processes that it is to have.
+        ready: those that are loaded.
+        device: where they run.
+        error: the traceback of a failed load, or why lost processes wait; or "".
+        node: the worker's Celery node name.
+        pids: the model processes.
+        backoff_us: base and bound of the wait of a job that is tried again, unless it says.
+    """
+
+    state: str
+    replicas: int = 0
+    ready: int = 0
+    device: str = ""
+    error: str = ""
+    node: str = ""
+    pids: list[int] = []
+    backoff_us: tuple[int, int] = (
+        int(RETRY_BACKOFF_S * US_PER_S),
+        int(RETRY_BACKOFF_MAX_S * US_PER_S),
+    )
+
+
+class WorkerReport(msgspec.Struct, frozen=True):
+    """What one worker says of itself.
+
+    Attributes:
+        node: its Celery node name.
+        pid: its process.
+        models: by name.
+        figures: what it measures of its host, its devices and its model processes.
+        versions: of Headrace, Python and packages, by name; empty where it does not say.
+        clock_s: its host's clock as it said so, in seconds since 1970; 0 where it does not say.
+    """
+
+    node: str
+    pid: int
+    models: dict[str, ModelState]
+    figures: Figures
+    versions: dict[str, str] = {}
+    clock_s: float = 0.0
+
+
+#: No model can be called so.
+CLOCK: Final = ":clock"
+_FIGURES: Final = FIGURES.encode()
+_CLOCK: Final = CLOCK.encode()
+
+
+class _Own(msgspec.Struct, frozen=True):
+    node: str = ""
+    pid: int = 0
+    versions: dict[str, str] = {}
+
+
+_own_of: Final = msgspec.json.Decoder(_Own).decode
+_state_of: Final = msgspec.json.Decoder(ModelState).decode
+_figures_of: Final = msgspec.json.Decoder(Figures).decode
+_seconds_of: Final = msgspec.json.Decoder(float).decode
+
+
+def read_report(fields: Mapping[bytes, bytes]) -> WorkerReport:
+    """Read `hr:worker:<owner>`. What cannot be read, as from another version, is left out."""
+    own, models, figures, clock_s = _Own(), {}, Figures(), 0.0
+    for name, value in fields.items():
+        try:
+            if name == _FIGURES:
+                figures = _figures_of(value)
+            elif name == _CLOCK:
+                clock_s = _seconds_of(value)
+            elif name:
+                models[name.decode()] = _state_of(value)
+            else:
+                own = _own_of(value)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            continue
+    return WorkerReport(own.node, own.pid, models, figures, own.versions, clock_s)

@@ -1,0 +1,94 @@
+"""The payload store `redis`: strings beside the queues, counted and bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Final
+
+import redis
+from redis.exceptions import RedisError
+from typing_extensions import override
+
+from headrace.errors import BrokerError, HeadraceError, PayloadTooLarge
+from headrace.payloads.store import Account, Entry, Store, missing, name_in
+from headrace.redis.keys import PAYLOAD_PREFIX
+from headrace.redis.outages import translate
+
+#: Redis' own limit of a string (proto-max-bulk-len).
+VALUE_MAX_BYTES: Final = 512 * 1024 * 1024
+
+
+class RedisStore(Store):
+    """Payloads in Redis.
+
+    Args:
+        account: writes the payload with its entry.
+        client: Redis, in its own pool of connections.
+    """
+
+    name: ClassVar[str] = "redis"
+    together: ClassVar[bool] = True
+
+    def __init__(self, account: Account, client: redis.Redis) -> None:
+        super().__init__(account)
+        self._client: Any = client
+
+    @override
+    def put(self, entry: Entry, body: bytes, *, bounded: bool = True) -> None:
+        name_in(entry.ref, self.name)
+        if len(body) >= VALUE_MAX_BYTES:
+            raise PayloadTooLarge(
+                f"{len(body)} bytes are more than a value of Redis can have ({VALUE_MAX_BYTES})",
+                hint="Set payload_store to file or s3.",
+            )
+        self.account.note(entry, body, bounded=bounded)
+
+    @override
+    def put_all(self, payloads: Sequence[tuple[Entry, bytes]]) -> list[HeadraceError | None]:
+        try:
+            written = self.account.note_all(payloads)
+        except BrokerError as error:
+            # Each would only wait for as long again.
+            return [error for _ in payloads]
+        return [
+            None if done else self._error_of(*one)
+            for one, done in zip(payloads, written, strict=True)
+        ]
+
+    @override
+    def read(self, ref: str, start: int, length: int | None) -> bytes:
+        if not start and length is None:
+            body: bytes = self._ask(ref, "GET")  # which does not copy, as GETRANGE does
+        else:
+            end = -1 if length is None else start + length - 1
+            body = self._ask(ref, "GETRANGE", start, end)
+        if not body and not start:
+            raise missing(ref)
+        return body
+
+    @override
+    def size(self, ref: str) -> int:
+        length = int(self._ask(ref, "STRLEN"))
+        if not length:
+            # An empty payload is never stored: it is no longer than any limit.
+            raise missing(ref)
+        return length
+
+    @override
+    def delete(self, ref: str) -> None:
+        self._ask(ref, "UNLINK")
+
+    @override
+    def check(self) -> None:
+        """Redis itself is checked before anything is started on it."""
+
+    @override
+    def _write(self, name: str, body: bytes) -> None:
+        raise NotImplementedError("the account writes it")
+
+    def _ask(self, ref: str, command: str, *arguments: int) -> Any:
+        key = PAYLOAD_PREFIX + name_in(ref, self.name)
+        try:
+            return self._client.execute_command(command, key, *arguments)
+        except RedisError as error:
+            raise translate(error) from error

@@ -1,0 +1,148 @@
+"""The stores of one installation, built from its settings: one for what is new, any for the rest.
+
+A deployment may change its payload_store while payloads lie in the old one: every store whose
+settings are there can still be read and swept.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+import redis
+
+from headrace.config.settings import Settings
+from headrace.errors import ConfigError, HeadraceError, InputUnavailable
+from headrace.payloads.file_store import FileStore
+from headrace.payloads.index import Index
+from headrace.payloads.redis_store import RedisStore
+from headrace.payloads.s3_store import Bucket, S3Store, s3_client
+from headrace.payloads.store import Entry, Store, new_entry
+from headrace.redis.connection import connect
+
+logger = logging.getLogger(__name__)
+
+#: Large payloads take longer than a command does.
+SOCKET_TIMEOUT_S: Final = 30.0
+#: How many payloads one process moves at a time.
+THREADS: Final = 8
+
+
+class Stores:
+    """All stores that can be used, and the account that they share.
+
+    Args:
+        index: the account.
+        stores: every store that is configured.
+        default: the name of the one that new payloads go to.
+        client: closed with the stores.
+    """
+
+    def __init__(
+        self, index: Index, stores: list[Store], default: str, client: redis.Redis
+    ) -> None:
+        self.index = index
+        self._stores = {store.name: store for store in stores}
+        self._default = self._stores[default]
+        self.client = client
+
+    def check(self) -> None:
+        """Look at the start whether new payloads can be stored.
+
+        Raises:
+            ConfigError: they cannot, until a setting is corrected.
+        """
+        try:
+            self._default.check()
+        except ConfigError:
+            raise
+        except HeadraceError as error:
+            logger.warning("payload store %s: %s", self._default.name, error.message)
+
+    def new_entry(self, job_id: str, model: str, kind: str) -> Entry:
+        """An entry for a new payload; see `Entry`."""
+        return new_entry(self._default.name, job_id, model, kind)
+
+    def put(self, entry: Entry, body: bytes, *, bounded: bool = True) -> None:
+        """Write a new payload; see `Store.put`."""
+        self._stores[entry.store].put(entry, body, bounded=bounded)
+
+    @property
+    def together(self) -> bool:
+        """Whether several new payloads are written in one call."""
+        return self._default.together
+
+    def put_all(self, payloads: Sequence[tuple[Entry, bytes]]) -> list[HeadraceError | None]:
+        """Write several new payloads; see `Store.put_all`."""
+        return self._default.put_all(payloads)
+
+    def of(self, ref: str) -> Store:
+        """The store that a reference is into.
+
+        Raises:
+            InputUnavailable: this process has no such store.
+        """
+        kind = ref.partition(":")[0]
+        store = self._stores.get(kind)
+        if store is None:
+            raise InputUnavailable(
+                f"the payload lies in the store {kind[:16]!r}, which this server has no settings of"
+            )
+        return store
+
+    def drop(self, *entries: Entry) -> None:
+        """Delete those of these payloads that nobody needs any more.
+
+        Raises:
+            HeadraceError: a store does not answer; the sweep tries again.
+        """
+        self._delete(self.index.look(*entries))
+
+    def sweep(self) -> int:
+        """Delete payloads that are due and that nobody needs; how many were looked at.
+
+        Raises:
+            BrokerError: Redis does not answer.
+        """
+        looked, unneeded = self.index.due()
+        for entry in unneeded:
+            try:
+                self._delete([entry])
+            except HeadraceError as error:
+                logger.warning("payload %s cannot be deleted yet: %s", entry.ref, error.message)
+        return looked
+
+    def close(self) -> None:
+        """Close what is open."""
+        self.client.close()
+
+    def _delete(self, entries: list[Entry]) -> None:
+        for entry in entries:
+            self.of(entry.ref).delete(entry.ref)
+            self.index.forget(entry)
+
+
+def build_stores(settings: Settings, redis_url: str) -> Stores:
+    """The stores that the settings describe; they connect when first used.
+
+    Raises:
+        ConfigError: payload_store names one whose settings are missing.
+    """
+    client = connect(redis_url, socket_timeout=SOCKET_TIMEOUT_S)
+    index = Index(client, settings.max_payload_memory_bytes)
+    stores: list[Store] = [RedisStore(index, client)]
+    if settings.payload_dir is not None:
+        stores.append(FileStore(index, settings.payload_dir))
+    if settings.payload_bucket is not None:
+        s3 = s3_client(settings.payload_endpoint_url, THREADS)
+        bucket = Bucket(s3, settings.payload_bucket)
+        stores.append(S3Store(index, bucket, settings.payload_prefix))
+    wanted = {"file": "payload_dir", "s3": "payload_bucket"}
+    if settings.payload_store not in {store.name for store in stores}:
+        raise ConfigError(
+            f"payload_store is {settings.payload_store}, and {wanted[settings.payload_store]} "
+            "is not set",
+            hint=f"Set it, or HEADRACE_{wanted[settings.payload_store].upper()}.",
+        )
+    return Stores(index, stores, settings.payload_store, client)

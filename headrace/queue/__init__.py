@@ -1,0 +1,1 @@
+"""headrace.queue.job_queue."""

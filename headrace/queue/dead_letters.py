@@ -1,0 +1,184 @@
+"""Dead letters: what could not run, kept with its reason until somebody looks.
+
+A job comes here when its model process died each time that it ran alone, or when its retries were
+used up; a message comes here when it is no job that could run. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+import redis.asyncio
+from redis.exceptions import RedisError
+
+from headrace.queue.job_queue import JobQueue
+from headrace.redis import keys
+from headrace.redis.outages import translate
+
+#: So many letters are put back or removed in one call, so that Redis serves others in between.
+CHUNK: Final = 200
+PAGE_MAX: Final = 1_000
+
+Outcome = Literal["queued", "unknown", "unreadable", "alive"]
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """One dead letter. Times are microseconds of Redis' clock.
+
+    Attributes:
+        name: its name among the queue's letters: the job's id, or one of its own.
+        job_id: the job that it was; "" where the message could not be read.
+        reason: a code of `headrace.errors`, or why the message was refused.
+        message: the error in a sentence.
+        attempts: how often it was handed out.
+        created_us: when it was submitted.
+        died_us: when it came here.
+        traceback: the handler's, where it raised.
+        raw: the task message, byte for byte.
+    """
+
+    name: str
+    job_id: str
+    reason: str
+    message: str
+    attempts: int
+    created_us: int
+    died_us: int
+    traceback: str = field(default="", repr=False)
+    raw: bytes = field(default=b"", repr=False)
+
+
+class DeadLetters:
+    """The dead letters of any queue.
+
+    Args:
+        client: the connections, to read with.
+        jobs: calls the scripts.
+    """
+
+    def __init__(self, client: redis.asyncio.Redis, jobs: JobQueue) -> None:
+        self._client = client
+        self._jobs = jobs
+
+    async def page(
+        self, queue: str, *, limit: int, before: tuple[int, str] | None = None
+    ) -> list[Letter]:
+        """Letters of a queue, the newest first, without traceback and message bytes.
+
+        Args:
+            queue: the queue's name.
+            limit: how many at the most.
+            before: (died_us, name) of the last letter of the page before.
+
+        Raises:
+            BrokerError: Redis does not answer.
+        """
+        try:
+            names = await self._names(queue, limit, before)
+            pipe = self._client.pipeline(transaction=False)
+            for name, _ in names:
+                pipe.hmget(keys.letter(queue, name), *_SHOWN)
+            found = await pipe.execute() if names else []
+        except RedisError as error:
+            raise translate(error) from error
+        return [
+            _letter(name, dict(zip(_SHOWN, values, strict=True)))
+            for (name, _), values in zip(names, found, strict=True)
+            if values[0] is not None
+        ]
+
+    async def _names(
+        self, queue: str, limit: int, before: tuple[int, str] | None
+    ) -> list[tuple[str, int]]:
+        """Names with the time of their death; equal times stand in the order of their names."""
+        top = "+inf" if before is None else before[0]
+        offset = 0
+        taken: list[tuple[str, int]] = []
+        while len(taken) < limit:
+            rows: Any = await self._client.zrevrangebyscore(
+                keys.dead(queue), top, "-inf", start=offset, num=limit, withscores=True
+            )
+            offset += len(rows)
+            pairs = [(name.decode(), int(score)) for name, score in rows]
+            taken += [(name, at) for name, at in pairs if before is None or (at, name) < before]
+            if len(rows) < limit:
+                break
+        return taken[:limit]
+
+    async def show(self, queue: str, name: str) -> Letter | None:
+        """One letter, whole; None where there is none of that name.
+
+        Raises:
+            BrokerError: Redis does not answer.
+        """
+        try:
+            found: Any = await self._client.hgetall(keys.letter(queue, name))
+        except RedisError as error:
+            raise translate(error) from error
+        if b"raw" not in found:
+            return None
+        return _letter(name, {key.decode(): value for key, value in found.items()})
+
+    async def requeue(self, queue: str, names: Sequence[str]) -> list[Outcome]:
+        """Put letters back at the end of their list, as the jobs that they were.
+
+        Per name: `queued`; `unknown`; `unreadable`, which can never run; or `alive`: a job of its
+        id waits or runs, or came later and has ended as something of its own.
+
+        Raises:
+            BrokerError: Redis does not answer; what was put back before stays so.
+        """
+        outcomes: list[Outcome] = []
+        for at in range(0, len(names), CHUNK):
+            chunk = names[at : at + CHUNK]
+            answer = await self._jobs.on_queue("queues/requeue_dead_letters", queue, *chunk)
+            outcomes += [outcome.decode() for outcome in answer]
+        return outcomes
+
+    async def purge(self, queue: str, names: Sequence[str]) -> int:
+        """Remove letters for good; how many there were.
+
+        Raises:
+            BrokerError: Redis does not answer; what was removed before stays so.
+        """
+        removed = 0
+        for at in range(0, len(names), CHUNK):
+            chunk = names[at : at + CHUNK]
+            answer = await self._jobs.on_queue("queues/purge_dead_letters", queue, *chunk)
+            removed += int(answer)
+        return removed
+
+    async def all_names(self, queue: str) -> list[str]:
+        """The names of all letters that there are now, the oldest first.
+
+        Raises:
+            BrokerError: Redis does not answer.
+        """
+        try:
+            names: Any = await self._client.zrange(keys.dead(queue), 0, -1)
+        except RedisError as error:
+            raise translate(error) from error
+        return [name.decode() for name in names]
+
+
+_SHOWN: Final = ("reason", "id", "error", "attempts", "created", "at")
+
+
+def _letter(name: str, found: dict[str, bytes | None]) -> Letter:
+    def text(field_: str) -> str:
+        return (found.get(field_) or b"").decode("utf-8", "replace")
+
+    return Letter(
+        name=name,
+        job_id=text("id"),
+        reason=text("reason"),
+        message=text("error"),
+        attempts=int(text("attempts") or 0),
+        created_us=int(text("created") or 0),
+        died_us=int(text("at") or 0),
+        traceback=text("traceback"),
+        raw=found.get("raw") or b"",
+    )

@@ -1,0 +1,84 @@
+"""The state of a queue, as queues/depth.lua tells it. Knows no Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.jobs.job import US_PER_S
+from headrace.redis import keys
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """The state of one queue.
+
+    Attributes:
+        waiting: jobs that wait, by step: {0: …, 3: …, 6: …, 9: …}.
+        scheduled: jobs that wait for a countdown or a retry.
+        in_flight: jobs that a worker holds.
+        dead: dead letters.
+        oldest_age_s: how long the oldest waiting job has waited; None where none waits, or only
+            messages of stock clients, which carry no time.
+        oldest_ages_s: the same of each step where it is known.
+    """
+
+    queue: str
+    waiting: dict[int, int]
+    scheduled: int
+    in_flight: int
+    dead: int
+    oldest_age_s: float | None
+    oldest_ages_s: dict[int, float]
+
+    @property
+    def total(self) -> int:
+        """All that admission counts: waiting and scheduled."""
+        return sum(self.waiting.values()) + self.scheduled
+
+
+@dataclass(frozen=True, slots=True)
+class Depths:
+    """The state of many queues, in their order; see `Depth`.
+
+    Attributes:
+        waiting: of each step.
+        oldest_ages_s: of each step; 0 where it is not known.
+    """
+
+    waiting: Sequence[Sequence[int]]
+    scheduled: Sequence[int]
+    in_flight: Sequence[int]
+    dead: Sequence[int]
+    oldest_ages_s: Sequence[Sequence[float]]
+
+
+def read_columns(answer: Sequence[Any]) -> Depths:
+    """The reply of queues/depth.lua for many queues, at a third of the cost of a `Depth` each."""
+    now, *rows = answer
+    columns = list(zip(*rows, strict=True)) or [()] * 11
+    now_us = int(now)
+    ages = [[_age_s(now_us, since) for since in column] for column in columns[7:]]
+    return Depths(columns[:4], columns[4], columns[5], columns[6], ages)
+
+
+def _age_s(now_us: int, since: bytes) -> float:
+    return max(0.0, (now_us - int(since)) / US_PER_S) if since else 0
+
+
+def read_depths(queues: Sequence[str], answer: Sequence[Any]) -> list[Depth]:
+    """What queues/depth.lua has answered for these queues."""
+    now, *rows = answer
+    return [_depth(queue, row, int(now)) for queue, row in zip(queues, rows, strict=True)]
+
+
+def _depth(queue: str, row: Sequence[Any], now_us: int) -> Depth:
+    waiting = {step: int(row[index]) for index, step in enumerate(keys.STEPS)}
+    ages = {
+        step: _age_s(now_us, since)
+        for step, since in zip(keys.STEPS, row[7:], strict=True)
+        if since
+    }
+    oldest = max(ages.values(), default=None)
+    return Depth(queue, waiting, int(row[4]), int(row[5]), int(row[6]), oldest, ages)

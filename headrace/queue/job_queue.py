@@ -1,0 +1,325 @@
+"""What an API needs of the queue: submit, read, cancel, depths. asyncio; knows no HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import redis.asyncio
+from redis.exceptions import RedisError
+
+from headrace.access.api_key import ApiKey, key_from
+from headrace.errors import HeadraceError
+from headrace.jobs.job import US_PER_S, Job, job_from_record
+from headrace.observability.worker_report import WorkerReport, read_report
+from headrace.queue.coalescer import Coalescer
+from headrace.queue.depth import Depth, read_depths
+from headrace.queue.expiry import EXPIRE_ARGUMENTS
+from headrace.queue.outcomes import read_outcomes
+from headrace.queue.submission import (
+    Receipt,
+    Submission,
+    hash_request,
+    read_receipts,
+    submission,
+    submit_arguments,
+)
+from headrace.redis import keys
+from headrace.redis.clock import RedisClock
+from headrace.redis.outages import translate
+from headrace.redis.script_client import ScriptCalls
+from headrace.redis.scripts import Arg
+
+__all__ = ["JobQueue", "Receipt", "Submission", "hash_request", "submission"]
+
+#: The most jobs that one call of jobs/submit.lua takes: bounds how long it holds Redis.
+SUBMIT_MAX_JOBS: Final = 256
+#: ... and the most bytes of their messages.
+SUBMIT_MAX_BYTES: Final = 4 * 1024 * 1024
+#: The most jobs that one call of queues/purge.lua ends.
+PURGE_MAX_JOBS: Final = 500
+#: The most jobs that one call of jobs/view.lua reads or jobs/cancel.lua ends.
+VIEW_MAX_JOBS: Final = 128
+#: The most jobs that one call of jobs/outcomes.lua reads or jobs/delete.lua removes.
+OUTCOMES_MAX_JOBS: Final = 256
+
+
+class JobQueue(ScriptCalls):
+    """Submits, reads and cancels jobs over one asyncio client.
+
+    What is asked at the same time (`submit`, `read`, `cancel_one`) leaves in one call of the
+    script, and each is answered on its own.
+
+    Args:
+        client: the connections.
+        job_index_max: how many of a model's newest jobs are indexed, to be listed; 0 for none.
+
+    Attributes:
+        clock: told by each `expire`, and by whoever else hears Redis' time.
+    """
+
+    def __init__(self, client: redis.asyncio.Redis, *, job_index_max: int = 0) -> None:
+        super().__init__(client)
+        self._job_index_max = job_index_max
+        self.clock = RedisClock()
+        self._submits = Coalescer[Submission, Receipt](
+            self.submit_many,
+            max_items=SUBMIT_MAX_JOBS,
+            max_bytes=SUBMIT_MAX_BYTES,
+            size_bytes=lambda job: job.size_bytes,
+        )
+        self._reads = Coalescer[str, "Job | None"](self.view, max_items=VIEW_MAX_JOBS)
+        self._cancels = Coalescer[str, str](self._cancel_owned, max_items=VIEW_MAX_JOBS)
+
+    async def close(self) -> None:
+        """End the calls under way."""
+        for coalescer in (self._submits, self._reads, self._cancels):
+            await coalescer.close()
+
+    async def submit(self, job: Submission) -> Receipt:
+        """Enqueue one job, together with whoever submits at the same time.
+
+        Raises:
+            QueueFull, Conflict: nothing was enqueued.
+            BrokerFull, BrokerUnavailable: the outcome may be unknown; say it again under the same
+                id.
+        """
+        return await self._submits.ask(job)
+
+    async def submit_many(self, jobs: Sequence[Submission]) -> list[Receipt | HeadraceError]:
+        """Enqueue many jobs in one call; an error stands at the place of the job it concerns."""
+        try:
+            answer = await self._call("jobs/submit", self._job_index_max, *submit_arguments(jobs))
+        except HeadraceError as error:
+            return [error for _ in jobs]
+        return read_receipts(jobs, answer)
+
+    async def read(self, job_id: str) -> Job | None:
+        """Read one job with its result, together with whoever reads at the same time.
+
+        Raises:
+            BrokerUnavailable: Redis does not answer.
+        """
+        return await self._reads.ask(job_id)
+
+    async def view(self, ids: Sequence[str], *, results: bool = True) -> list[Job | None]:
+        """Read jobs; None where an id is unknown.
+
+        Raises:
+            BrokerUnavailable: Redis does not answer.
+        """
+        answers = await self._call("jobs/view", keys.QUEUE_PREFIX, int(results), *ids)
+        return [_job(job_id, answer) for job_id, answer in zip(ids, answers, strict=True)]
+
+    async def standings(self, ids: Sequence[str]) -> list[Any]:
+        """How jobs stand, as jobs/watch.lua gives it: less than `view`, and cheaper.
+
+        Raises:
+            BrokerUnavailable: Redis does not answer.
+        """
+        return await self._call("jobs/watch", keys.QUEUE_PREFIX, *ids)
+
+    async def outcomes(self, ids: Sequence[str], owner: str | None = None) -> list[Any]:
+        """How jobs have ended, as jobs/outcomes.lua gives it: less than `view`, and cheaper.
+
+        Args:
+            ids: the jobs.
+            owner: the API key whose jobs are known; None for all.
+
+        Raises:
+            BrokerUnavailable: Redis does not answer.
+        """
+        return await read_outcomes(self._client, self.once, ids, owner)
+
+    async def forget(self, ids: Sequence[str], owner: str | None = None) -> int:
+        """Remove the records and results of those of these jobs that have ended; how many.
+
+        Args:
+            ids: the jobs.
+            owner: the API key whose jobs are known; None for all.
+
+        Raises:
+            BrokerError: Redis does not answer.
+        """
+        return int((await self._call("jobs/delete", owner or "", *ids))[0])
+
+    async def listen(self, job_id: str) -> None:
+        """See to it that the end of a quiet job is published.
+
+        Raises:
+            BrokerError: Redis does not answer.
+        """
+        await self._call("jobs/listen", job_id)
+
+    async def on_run(self, name: str, *arguments: Arg) -> list[Any]:
+        """Call a script about runs, which a repeat leaves as it is.
+
+        Raises:
+            BrokerError: Redis does not answer, or refuses.
+        """
+        return await self._call(name, *arguments)
+
+    async def cancel_one(self, job_id: str, owner: str | None = None) -> str:
+        """Cancel one job, together with whoever cancels at the same time; see `cancel`."""
+        return await self._cancels.ask(_owned(job_id, owner))
+
+    async def cancel(self, ids: Sequence[str], owner: str | None = None) -> list[str]:
+        """Cancel jobs: per id `unknown`, `removed`, `asked` (it was running) or `ended` before.
+
+        Args:
+            ids: the jobs.
+            owner: the API key whose jobs are known; None for all.
+        """
+        return await self._cancel_owned([_owned(job_id, owner) for job_id in ids])
+
+    async def cancel_for(self, job_id: str, token: str, ids: Sequence[str]) -> list[str] | None:
+        """Cancel jobs for the sake of another one; None where that is no longer held so.
+
+        Args:
+            job_id: the job for whose sake.
+            token: the fence of its claim.
+            ids: the jobs.
+        """
+        said = await self.once("jobs/cancel", keys.QUEUE_PREFIX, f"0 {job_id} {token}", *ids)
+        return None if said is None else [word.decode() for word in said]
+
+    async def _cancel_owned(self, ids: Sequence[str]) -> list[str]:
+        answers = await self._call("jobs/cancel", keys.QUEUE_PREFIX, 0, *ids)
+        return [answer.decode() for answer in answers]
+
+    async def expire(self) -> int:
+        """End jobs that wait though they must have begun by now; how many were looked at.
+
+        Raises:
+            BrokerError: Redis does not answer.
+        """
+        looked_at, now_us = await self._call("jobs/expire", *EXPIRE_ARGUMENTS)
+        self.clock.heard(int(now_us))
+        return int(looked_at)
+
+    async def index(self, *arguments: Arg) -> list[Any]:
+        """A page of a model's jobs, as queues/list_jobs.lua gives it; see `headrace.queue.listing`.
+
+        Raises:
+            BrokerUnavailable: Redis does not answer.
+        """
+        return await self._call("queues/list_jobs", *arguments)
+
+    async def take_tokens(
+        self, key_id: str, rate: float, wanted: int, least: int
+    ) -> tuple[int, float]:
+        """Take of an API key's rate: how many were taken, and seconds until `least` are there.
+
+        Raises:
+            BrokerError: Redis does not answer.
+        """
+        taken, wait_us = await self._call("access/take_tokens", key_id, repr(rate), wanted, least)
+        return int(taken), int(wait_us) / US_PER_S
+
+    async def api_key(self, key_id: str) -> ApiKey | None:
+        """An API key; None where there is none.
+
+        Raises:
+            BrokerError: Redis does not answer.
+        """
+        fields = await self.fields(keys.api_key(key_id))
+        return key_from(key_id, fields) if fields else None
+
+    async def fields(self, key: str) -> dict[bytes, bytes]:
+        """A hash; empty where there is none.
+
+        Raises:
+            BrokerError: Redis does not answer.
+        """
+        try:
+            found: dict[bytes, bytes] = await self._client.hgetall(key)
+        except RedisError as error:
+            raise translate(error) from error
+        return found
+
+    async def pause(self, queue: str, paused: bool) -> None:
+        """Let nothing more be claimed from a queue, or let it be claimed again.
+
+        Raises:
+            BrokerError: Redis does not answer.
+        """
+        change = self._client.sadd if paused else self._client.srem
+        try:
+            await change(keys.PAUSED, queue)
+        except RedisError as error:
+            raise translate(error) from error
+
+    async def paused(self) -> set[str]:
+        """The queues that are paused.
+
+        Raises:
+            BrokerError: Redis does not answer.
+        """
+        try:
+            members: Any = await self._client.smembers(keys.PAUSED)
+        except RedisError as error:
+            raise translate(error) from error
+        return {member.decode() for member in members}
+
+    async def purge(self, queue: str) -> int:
+        """Cancel all that waits in a queue, also what is delayed; how many jobs ended so.
+
+        What comes meanwhile may stay; running jobs are not touched.
+
+        Raises:
+            BrokerError: Redis does not answer; what was cancelled before stays so.
+        """
+        (depth,) = await self.depths([queue])
+        cancelled, left = 0, 1
+        while left and cancelled < depth.total:
+            ended, removed, left = map(
+                int, await self.on_queue("queues/purge", queue, PURGE_MAX_JOBS)
+            )
+            cancelled += ended
+            if not removed:
+                break
+        return cancelled
+
+    async def depths(self, queues: Sequence[str]) -> list[Depth]:
+        """The state of queues in one round trip, at a cost that does not grow with their length."""
+        return read_depths(queues, await self._call("queues/depth", *queues))
+
+    async def worker_states(self) -> dict[str, WorkerReport]:
+        """What live workers say of themselves, by owner."""
+        try:
+            owners = [owner.decode() for owner in await self._client.zrange(keys.WORKERS, 0, -1)]
+            states = await self._hashes([keys.worker(owner) for owner in owners])
+        except RedisError as error:
+            raise translate(error) from error
+        pairs = zip(owners, states, strict=True)
+        # A worker's own key runs out WORKER_TTL_S after its last word; its name may stand longer.
+        return {owner: read_report(state) for owner, state in pairs if state}
+
+    async def ping(self) -> None:
+        """Raises BrokerUnavailable unless Redis answers."""
+        try:
+            await self._client.execute_command("PING")
+        except RedisError as error:
+            raise translate(error) from error
+
+    async def _hashes(self, names: Sequence[str]) -> list[dict[bytes, bytes]]:
+        if not names:
+            return []
+        pipe = self._client.pipeline(transaction=False)
+        for name in names:
+            pipe.hgetall(name)
+        return list(await pipe.execute())
+
+
+def _owned(job_id: str, owner: str | None) -> str:
+    """A job as jobs/cancel.lua is given it; no id has a blank."""
+    return job_id if owner is None else f"{job_id} {owner}"
+
+
+def _job(job_id: str, answer: Any) -> Job | None:
+    if not isinstance(answer, list):
+        return None
+    flat, meta, place = answer
+    text = [item.decode("utf-8", "replace") for item in flat]
+    record = dict(zip(text[::2], text[1::2], strict=True))
+    return job_from_record(job_id, record, meta.decode("utf-8", "replace"), int(place))

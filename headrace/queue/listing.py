@@ -1,0 +1,112 @@
+"""Lists of jobs, newest first: walks along the models' indices, merged. Knows no HTTP.
+
+All models have one order, by when a job was created and then by its id, so that a place in it is a
+cursor: jobs that come later stand before it and shift nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from headrace.queue.job_queue import JobQueue
+
+#: What one call of queues/list_jobs.lua looks at, so that Redis serves others in between, ...
+STRETCH_JOBS: Final = 500
+#: ... and what one page does. Where few jobs are in the states that are asked for, a page is short.
+PAGE_LOOK_JOBS: Final = 10_000
+
+
+class Place(NamedTuple):
+    """Where a job stands in the order of lists; the newest is the greatest."""
+
+    created_us: int
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A part of a list.
+
+    Attributes:
+        places: the jobs, newest first.
+        end: where the next page begins; None where there is none.
+    """
+
+    places: list[Place]
+    end: Place | None
+
+
+@dataclass(slots=True)
+class _Walk:
+    """One model's, as far as it has come.
+
+    Attributes:
+        at: the last place that was looked at.
+        found: jobs that fit, newest first.
+    """
+
+    model: str
+    at: Place | None
+    found: list[Place] = field(default_factory=list)
+    more: bool = True
+
+
+async def list_jobs(
+    queue: JobQueue,
+    models: Sequence[str],
+    *,
+    before: Place | None,
+    since_us: int,
+    states: str,
+    limit: int,
+    owner: str | None = None,
+) -> Page:
+    """A page of the jobs of these models.
+
+    Args:
+        queue: calls the scripts.
+        models: their names.
+        before: where the page before has ended; None for the newest.
+        since_us: jobs that were created before are left out.
+        states: letters of the states that count; "" for all.
+        limit: how many jobs at the most; fewer are no sign of the end.
+        owner: the API key whose jobs count; None for all.
+
+    Raises:
+        BrokerUnavailable: Redis does not answer.
+    """
+    walks = [_Walk(model, before) for model in models]
+    behind, looks = walks, PAGE_LOOK_JOBS
+    while True:
+        for walk in behind:
+            await _step(queue, walk, since_us, states, limit, owner)
+        looks -= STRETCH_JOBS * len(behind)
+        going = [walk for walk in walks if walk.more]
+        # What is older than a place that some walk has not come to yet cannot be told apart yet.
+        horizon = max((walk.at for walk in going if walk.at is not None), default=None)
+        found = sorted((place for walk in walks for place in walk.found), reverse=True)
+        sure = [place for place in found if horizon is None or place >= horizon]
+        if len(sure) >= limit:
+            last = sure[limit - 1]
+            return Page(sure[:limit], last if going or len(found) > limit else None)
+        if horizon is None or looks <= 0:
+            return Page(sure, horizon)
+        behind = [walk for walk in going if walk.at == horizon]
+
+
+async def _step(
+    queue: JobQueue, walk: _Walk, since_us: int, states: str, limit: int, owner: str | None
+) -> None:
+    at = ("", "") if walk.at is None else walk.at
+    most = limit - len(walk.found)
+    whose = () if owner is None else (owner,)
+    more, *flat = await queue.index(walk.model, *at, since_us, states, most, STRETCH_JOBS, *whose)
+    texts = [text.decode() for text in flat]
+    if not texts[0]:
+        walk.more = False
+        return
+    end, *found = (Place(int(us), i) for us, i in zip(texts[::2], texts[1::2], strict=True))
+    walk.at, walk.more = end, bool(int(more))
+    walk.found += found

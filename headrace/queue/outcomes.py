@@ -1,0 +1,90 @@
+"""How jobs have ended, read without a script: of a thousand it takes Redis less than half as long.
+
+What a job that has succeeded left in its record is all there is to read; of any other end
+jobs/outcomes.lua tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
+
+import redis.asyncio
+from redis.exceptions import RedisError
+
+from headrace.jobs.job import FINAL_STATES
+from headrace.redis import keys
+from headrace.redis.exchange import exchange
+from headrace.redis.keys import F
+
+#: As jobs/outcomes.lua gives them.
+_FIELDS: Final = (F.STATE, F.ATTEMPTS, F.TIMINGS, F.CREATED, F.ENDED, F.RESULT)
+_RESULT: Final = len(_FIELDS) - 1
+#: What jobs/outcomes.lua says of a job that is not known.
+_UNKNOWN: Final = 0
+_NOBODYS: Final = b"-"
+_FINAL: Final = frozenset(state.value.encode() for state in FINAL_STATES)
+
+
+def _blank(fields: Sequence[str]) -> bytes:
+    """An HMGET of a record as it is sent, but for the length of its key and the job's id."""
+    key = keys.job("").encode()
+    said = b"".join(b"$%d\r\n%b\r\n" % (len(name), name.encode()) for name in fields)
+    return b"*%d\r\n$5\r\nHMGET\r\n$%%d\r\n%b%%b\r\n%b" % (len(fields) + 2, key, said)
+
+
+_KEY_BYTES: Final = len(keys.job(""))
+_ALL: Final = _blank(_FIELDS)
+_WITH_OWNER: Final = _blank((*_FIELDS, F.KEY))
+
+
+async def read_outcomes(
+    client: redis.asyncio.Redis,
+    by_script: Callable[..., Awaitable[list[Any]]],
+    ids: Sequence[str],
+    owner: str | None,
+) -> list[Any]:
+    """How jobs have ended, as jobs/outcomes.lua gives it.
+
+    Args:
+        client: whose connections read many replies at once.
+        by_script: calls that script, for what is not told here.
+        ids: the jobs.
+        owner: the API key whose jobs are known; None for all.
+
+    Raises:
+        BrokerError: as calling the script does.
+    """
+    try:
+        rows = await _records(client, ids, owner)
+    except RedisError:
+        return await by_script("jobs/outcomes", owner or "", *ids)
+    left = [at for at, row in enumerate(rows) if _is_rare(row)]
+    if left:
+        told = await by_script("jobs/outcomes", owner or "", *[ids[at] for at in left])
+        for at, row in zip(left, told, strict=True):
+            rows[at] = row
+    return rows
+
+
+async def _records(client: redis.asyncio.Redis, ids: Sequence[str], owner: str | None) -> list[Any]:
+    blank = _WITH_OWNER if owner else _ALL
+    names = [job_id.encode() for job_id in ids]
+    said = b"".join([blank % (_KEY_BYTES + len(name), name) for name in names])
+    rows = await exchange(client, said, len(names))
+    for at, row in enumerate(rows):
+        if not isinstance(row, list):
+            continue
+        state = row[0]
+        if state is None or (owner and (row.pop() or _NOBODYS) != owner.encode()):
+            rows[at] = _UNKNOWN
+        elif state not in _FINAL:
+            rows[at] = state
+    return rows
+
+
+def _is_rare(row: Any) -> bool:
+    """Whether it is an error, which the script knows how to take, or an end without a result."""
+    if isinstance(row, list):
+        return row[_RESULT] is None
+    return isinstance(row, Exception)

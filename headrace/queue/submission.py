@@ -1,0 +1,333 @@
+"""One job on its way into a queue: arguments and reply of jobs/submit.lua. Knows no Redis."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from itertools import chain, groupby
+from operator import attrgetter
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from headrace.access.api_key import EVERYBODY, Caller
+from headrace.config.model_catalog import ModelConfig
+from headrace.errors import (
+    BrokerUnavailable,
+    Conflict,
+    HeadraceError,
+    JobNotFound,
+    QueueFull,
+    TooManyInFlight,
+)
+from headrace.jobs.job import DEFAULT_OPTIONS, US_PER_S, Job, JobOptions, iso
+from headrace.jobs.message import Source
+from headrace.jobs.message_writer import envelope, quiet_message, quiet_pieces
+from headrace.jobs.trace_context import Trace
+from headrace.redis import keys
+from headrace.redis.keys import F
+from headrace.redis.scripts import Arg
+from headrace.webhooks.task_message import webhook_fields
+
+_STEPS: Final = tuple(str(keys.step_of(priority)) for priority in range(10))
+#: Of a job that was not queued jobs/submit.lua tells so many values.
+_TOLD: Final = 4
+
+
+class Submission(msgspec.Struct, frozen=True, gc=False):
+    """One job on its way into a queue.
+
+    Attributes:
+        shared: how a run of jobs/submit.lua begins in which this job can be.
+        own: this job's part of it: id, message, and the request's hash where it has one.
+    """
+
+    id: str
+    model: str
+    shared: tuple[Arg, ...]
+    own: tuple[Arg, ...]
+    size_bytes: int
+
+
+class Receipt(NamedTuple):
+    """What jobs/submit.lua said of one job.
+
+    Attributes:
+        created_us: when it was (first) submitted, by Redis' clock.
+        repeated: the id was known already; nothing was enqueued.
+    """
+
+    created_us: int
+    repeated: bool
+
+
+def submission(
+    job_id: str,
+    model: ModelConfig,
+    input_json: bytes,
+    options: JobOptions = DEFAULT_OPTIONS,
+    *,
+    now_s: float,
+    result_ttl_s: int,
+    waiter: str = "",
+    request_hash: str = "",
+    source: Source | None = None,
+    caller: Caller = EVERYBODY,
+    quiet: bool = False,
+    trace: Trace | None = None,
+) -> Submission:
+    """Build what jobs/submit.lua is given for one job.
+
+    Args:
+        job_id: the id, new or that of an earlier try.
+        model: the model, with the bounds of its queue.
+        input_json: the input's JSON text.
+        options: what the client asked for.
+        now_s: seconds since 1970 by Redis' clock, from which `expires` counts.
+        result_ttl_s: for jobs that do not say.
+        waiter: id of the API process that wants to hear of the end, or "".
+        source: where the input lies, if not in the message; input_json is `null` then.
+        request_hash: see `hash_request`; a repeat of the id under another hash is a conflict.
+        caller: whose job it is to be.
+        quiet: nobody but who asks hears of its end: it has no Celery result, and is not listed.
+        trace: where in a trace it is submitted.
+    """
+    if quiet and source is None and trace is None and _is_plain(options):
+        shared, pieces = _quiet_kind(
+            model.name, model.version, model.max_queue_depth, model.timeout_s, options,
+            result_ttl_s, bool(request_hash), caller,
+        )  # fmt: skip
+        message = quiet_message(pieces, job_id, input_json)
+        own = (job_id, message, request_hash) if request_hash else (job_id, message)
+        return Submission(job_id, model.name, shared, own, len(message))
+    expires = None if options.expires is None else iso(int((now_s + options.expires) * US_PER_S))
+    queue = model.queue
+    message = envelope(
+        job_id,
+        model.name,
+        queue,
+        input_json,
+        options,
+        timeout_s=options.timeout if options.timeout is not None else model.timeout_s,
+        expires_at=expires,
+        source=source,
+        quiet=quiet,
+        trace=trace,
+    )
+    own = (job_id, message, request_hash) if request_hash else (job_id, message)
+    rare: tuple[Arg, ...] = ()
+    shared_by: Callable[..., tuple[Arg, ...]] = _shared
+    if options is not DEFAULT_OPTIONS or source is not None:
+        rare = _rare_fields(options, model, source)
+        if options.webhook:
+            rare += tuple(webhook_fields(job_id, model.name, caller.key_id, options))
+            # No other job's are the same: they are not to displace what others share.
+            shared_by = _shared.__wrapped__
+    shared = shared_by(
+        model.name,
+        model.version,
+        queue,
+        _STEPS[options.priority],
+        model.max_queue_depth,
+        int((options.countdown or 0) * US_PER_S),
+        0 if options.expires is None else max(1, int(options.expires * US_PER_S)),
+        len(own),
+        options.result_ttl or result_ttl_s,
+        keys.NOBODY if quiet else waiter,
+        rare,
+        caller,
+    )
+    return Submission(job_id, model.name, shared, own, len(message))
+
+
+def _is_plain(options: JobOptions) -> bool:
+    """Whether nothing but the input makes such jobs differ, and no field of the record is rare."""
+    return (
+        options.expires is None
+        and options.metadata is None
+        and not options.webhook
+        and options.retry_backoff is None
+        and options.retry_backoff_max is None
+    )
+
+
+@lru_cache(maxsize=1024)
+def _quiet_kind(
+    model: str,
+    version: str,
+    max_depth: int,
+    timeout_s: float | None,
+    options: JobOptions,
+    result_ttl_s: int,
+    hashed: bool,
+    caller: Caller,
+) -> tuple[tuple[Arg, ...], tuple[bytes, ...]]:
+    """What plain quiet jobs of a request have in common: of a run that is all but id and input."""
+    queue = keys.queue_name(model)
+    shared = _shared(
+        model,
+        version,
+        queue,
+        _STEPS[options.priority],
+        max_depth,
+        int((options.countdown or 0) * US_PER_S),
+        0,
+        3 if hashed else 2,
+        options.result_ttl or result_ttl_s,
+        keys.NOBODY,
+        (),
+        caller,
+    )
+    limit_s = options.timeout if options.timeout is not None else timeout_s
+    return shared, quiet_pieces(model, queue, options, limit_s)
+
+
+@lru_cache(maxsize=1024)
+def _shared(
+    model: str,
+    version: str,
+    queue: str,
+    step: str,
+    max_depth: int,
+    delay_us: int,
+    begin_us: int,
+    width: int,
+    ttl_s: int,
+    waiter: str,
+    rare: tuple[Arg, ...],
+    caller: Caller,
+) -> tuple[Arg, ...]:
+    """How a run of such jobs begins: one object for many, so that runs are found by identity."""
+    fields: list[Arg] = [F.MODEL, model, F.VERSION, version]
+    if ttl_s != keys.DEFAULT_TTL_S:
+        fields += (F.TTL, ttl_s)
+    owner = ""
+    if waiter:
+        fields += (F.WAITER, waiter)
+    if caller.key_id:
+        fields += (F.KEY, caller.key_id)
+        owner = f"{caller.key_id} {caller.in_flight} {int(caller.sees_all)}"
+    fields += rare
+    listed = int(waiter != keys.NOBODY)
+    return (queue, step, max_depth, delay_us, begin_us, listed, owner, width, len(fields), *fields)
+
+
+def _rare_fields(options: JobOptions, model: ModelConfig, source: Source | None) -> tuple[Arg, ...]:
+    fields: list[Arg] = []
+    if source is not None and source.ref:
+        fields += (F.INPUT_REF, source.ref)
+    if options.retry_backoff is not None or options.retry_backoff_max is not None:
+        fields += (F.BACKOFF, _backoff(options, model))
+    if options.metadata is not None:
+        fields += (F.METADATA, msgspec.json.encode(options.metadata))
+    return tuple(fields)
+
+
+def _backoff(options: JobOptions, model: ModelConfig) -> str:
+    """The record's `rb`: for the scripts, which do not read messages."""
+    asked = (options.retry_backoff, options.retry_backoff_max)
+    usual = (model.retry_backoff_s, model.retry_backoff_max_s)
+    both = (mine if own is None else own for own, mine in zip(asked, usual, strict=True))
+    return " ".join(str(int(seconds * US_PER_S)) for seconds in both)
+
+
+def hash_request(
+    model: str, input_json: bytes, options: JobOptions = DEFAULT_OPTIONS, version: str | None = None
+) -> str:
+    """A short digest of what was asked, by which a repeat is told from another request.
+
+    Args:
+        model: the model's name.
+        input_json: the input as it was sent.
+        options: what was asked of the job.
+        version: the version that was asked for; None where the client took any, so that a repeat
+            is one also after the model was renewed.
+    """
+    # Metadata cannot be a key; without it most requests of a client differ in their input alone.
+    begun = _begun_digest if options.metadata is None else _begun_digest.__wrapped__
+    digest = begun(model, options, version).copy()
+    digest.update(input_json)
+    return digest.hexdigest()
+
+
+@lru_cache(maxsize=256)
+def _begun_digest(model: str, options: JobOptions, version: str | None) -> hashlib.blake2b:
+    digest = hashlib.blake2b(digest_size=16)
+    # Each part ends where only it can end: a name has no NUL, and the rest is JSON.
+    digest.update(b"%s\0%s\0" % (model.encode(), msgspec.json.encode(version)))
+    digest.update(msgspec.json.encode(options, order="deterministic"))
+    return digest
+
+
+def submit_arguments(jobs: Iterable[Submission]) -> list[Arg]:
+    """What jobs/submit.lua is given for jobs: their runs, in their order."""
+    arguments: list[Arg] = []
+    for shared, run in groupby(jobs, attrgetter("shared")):
+        own = [job.own for job in run]
+        arguments += shared
+        arguments.append(len(own))
+        arguments += chain.from_iterable(own)
+    return arguments
+
+
+def read_receipts(
+    jobs: Sequence[Submission], answer: Sequence[Any]
+) -> list[Receipt | HeadraceError]:
+    """What jobs/submit.lua answered, job by job; an error is returned, not raised."""
+    queued = Receipt(int(answer[0]), repeated=False)
+    found: list[Receipt | HeadraceError] = [queued] * len(jobs)
+    for at in range(1, len(answer), _TOLD):
+        place, code, created, depth = map(int, answer[at : at + _TOLD])
+        found[place - 1] = _not_queued(jobs[place - 1], code, created, depth)
+    return found
+
+
+def _not_queued(job: Submission, code: int, created: int, depth: int) -> Receipt | HeadraceError:
+    if code == 2:
+        return Receipt(created, repeated=True)
+    if code == 0:
+        return QueueFull(
+            f"the queue of model {job.model} holds {depth} jobs, its max_queue_depth",
+            hint="Try again after Retry-After, or raise max_queue_depth in the models file.",
+        )
+    if code == 3:
+        return _conflict(job.id)
+    if code == 5:
+        return of_another(job.id)
+    if code == 6:
+        return TooManyInFlight(
+            f"this API key has {depth} jobs that have not ended, as many as it may",
+            hint="Try again once some have ended: each that ends makes room for one.",
+        )
+    return BrokerUnavailable(
+        f"the queue of model {job.model} cannot be used: its key in Redis is not a list",
+        hint="Remove the key, or give Headrace a Redis database of its own.",
+    )
+
+
+def repeat_of(
+    job: Job, request_hash: str, caller: Caller = EVERYBODY
+) -> Job | Conflict | JobNotFound:
+    """What a request under the id of a known job is answered with, as jobs/submit.lua has it.
+
+    For a request that jobs/submit.lua cannot be given, as its input cannot be kept again.
+    """
+    if not caller.may_see(job.key):
+        return of_another(job.id)
+    return job if job.request_hash == request_hash else _conflict(job.id)
+
+
+def of_another(job_id: str) -> JobNotFound:
+    """The error where an id is that of a job which does not exist for whoever asks."""
+    return JobNotFound(
+        f"there is no job {job_id[:128]!r}, and this API key cannot have one of that id",
+        hint="Choose another id.",
+    )
+
+
+def _conflict(job_id: str) -> Conflict:
+    return Conflict(
+        f"the id {job_id} was used before for another request",
+        hint="Use a new id or key for a new request; repeat a request just as it was.",
+    )

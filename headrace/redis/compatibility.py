@@ -1,0 +1,136 @@
+"""Is the Redis at a URL one that Headrace can use? Asked once, before anything is started on it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Final
+
+import redis.exceptions
+
+from headrace.errors import BrokerUnavailable, BrokerUnsupported
+from headrace.redis.connection import connect, redact_url
+
+OLDEST_VERSION: Final = (6, 2)
+#: Policies under which a full Redis drops keys by itself, queued jobs among them.
+_SAFE_POLICIES: Final = frozenset({"noeviction", ""})
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerInfo:
+    """What a usable server said of itself.
+
+    Attributes:
+        name: "redis" or "valkey".
+        version: its own version, such as "7.0.15".
+        aof: whether it writes an append-only file.
+        maxmemory_policy: what it does when its memory is full.
+    """
+
+    name: str
+    version: str
+    aof: bool
+    maxmemory_policy: str
+
+    def warnings(self) -> list[str]:
+        """What works but can lose jobs, one sentence each."""
+        found = []
+        if self.maxmemory_policy not in _SAFE_POLICIES:
+            found.append(
+                f"{self.name} has maxmemory-policy {self.maxmemory_policy} and may drop queued "
+                "jobs when its memory is full; set noeviction"
+            )
+        if not self.aof:
+            found.append(
+                f"{self.name} has appendonly off: jobs queued since its last snapshot are lost "
+                "when it ends; set appendonly yes"
+            )
+        return found
+
+
+def check_broker(url: str) -> BrokerInfo:
+    """Connect to the URL and refuse what cannot work, with one line that says why.
+
+    Args:
+        url: a URL that `headrace.redis.connection.connect` takes.
+
+    Raises:
+        BrokerUnavailable: nothing answers there, it refuses the password, or it is loading.
+        BrokerUnsupported: Redis Cluster, a Sentinel, a replica, or older than Redis 6.2.
+        ConfigError: the URL cannot be read.
+    """
+    where = f"Redis at {redact_url(url)}"
+    # RESP2, because a server from before Redis 6 answers RESP3's HELLO with an error that says
+    # nothing of its version.
+    client = connect(url, protocol=2, decode_responses=True)
+    try:
+        info = _info(client, where)
+    finally:
+        client.close()
+    _refuse_unsupported(info, where)
+    name = "valkey" if "valkey_version" in info else "redis"
+    return BrokerInfo(
+        name=name,
+        version=str(info.get(f"{name}_version", "")),
+        aof=bool(info.get("aof_enabled")),
+        maxmemory_policy=str(info.get("maxmemory_policy", "")),
+    )
+
+
+def _info(client: Any, where: str) -> dict[str, Any]:
+    try:
+        info: dict[str, Any] = client.info()
+    except redis.exceptions.AuthenticationError as error:
+        raise BrokerUnavailable(
+            f"{where} refuses to let us in: {_sentence(error)}",
+            hint="correct user and password in HEADRACE_REDIS_URL",
+        ) from error
+    except redis.exceptions.BusyLoadingError as error:
+        raise BrokerUnavailable(
+            f"{where} is still loading its data", hint="wait, then start again"
+        ) from error
+    except (redis.exceptions.NoPermissionError, redis.exceptions.ResponseError) as error:
+        raise BrokerUnsupported(
+            f"{where} does not answer INFO as Redis does: {_sentence(error)}",
+            hint="check what listens there, and that the user may run INFO",
+        ) from error
+    except (redis.exceptions.RedisError, OSError, UnicodeError) as error:
+        raise BrokerUnavailable(
+            f"{where} does not answer: {_sentence(error)}",
+            hint="start it or correct HEADRACE_REDIS_URL; unset, `headrace up` brings its own",
+        ) from error
+    return info
+
+
+def _refuse_unsupported(info: dict[str, Any], where: str) -> None:
+    version = str(info.get("redis_version", ""))
+    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    mode = str(info.get("redis_mode") or info.get("server_mode") or "")
+    if not numbers:
+        raise BrokerUnsupported(
+            f"{where} does not say its version", hint="Headrace needs Redis >= 6.2 or Valkey"
+        )
+    if mode == "cluster" or info.get("cluster_enabled"):
+        raise BrokerUnsupported(
+            f"{where} runs in Cluster mode, and Headrace's scripts need all keys on one server",
+            hint="use a single server or Sentinel (sentinel://host:26379/0?master=name)",
+        )
+    if mode == "sentinel":
+        raise BrokerUnsupported(
+            f"{where} is a Sentinel, not a Redis server",
+            hint="write sentinel://host:26379/0?master=name",
+        )
+    if numbers < OLDEST_VERSION:
+        raise BrokerUnsupported(
+            f"{where} is version {version}", hint="Headrace needs Redis >= 6.2 or Valkey"
+        )
+    if info.get("role") == "slave":
+        raise BrokerUnsupported(
+            f"{where} is a read-only replica", hint="give the URL of its primary"
+        )
+
+
+def _sentence(error: BaseException) -> str:
+    """The error in one line, without redis-py's own addresses repeated."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text.rstrip(".")[:200]

@@ -1,0 +1,61 @@
+-- @include finish
+-- Cancel what waits in a queue, a bounded number at a time. KEYS: the queue's. ARGV: 1 queue, 2 limit.
+-- Returns {cancelled, removed, left}: jobs that ended so, messages taken from the lists and the delayed set (also
+-- tombstones, repeats and what cannot be read), and how many are left.
+local limit, cancelled, removed = tonumber(ARGV[2]), 0, 0
+check_types(true)
+
+local function id_in(raw)
+  local ok, m = pcall(cjson.decode, raw)
+  local headers = ok and type(m) == 'table' and m['headers']
+  local id = type(headers) == 'table' and headers['id']
+  return valid_id(id) and id or nil
+end
+
+-- Ends a job that waits; one without a record is a stock client's, which waits for its result all the same. A message
+-- under the id of another model's job is none, and that job waits on.
+local function cancel(id, raw)
+  local state, ttl, waiter, model = unpack(read(id, 's', 'l', 'w', 'm'))
+  if state and state ~= 'q' and state ~= 'd' then return end
+  if model and 'headrace.' .. model ~= ARGV[1] then return end
+  finish_cancelled(id, ttl, waiter, ARGV[1], raw)
+  cancelled = cancelled + 1
+end
+
+local function purge_list(s)
+  local raws = redis.call('LRANGE', KEYS[s], -(limit - removed), -1)
+  if #raws == 0 then return end
+  redis.call('LTRIM', KEYS[s], 0, -(#raws + 1))
+  redis.call('HINCRBY', KEYS[7], 'out' .. STEPS[s], #raws)
+  for k = #raws, 1, -1 do
+    local id = raws[k] ~= GONE and id_in(raws[k])
+    local step = id and redis.call('HGET', KEYS[11], id)
+    if not id and raws[k] == GONE then
+      redis.call('HINCRBY', KEYS[7], 'tomb' .. STEPS[s], -1)
+    elseif step then
+      redis.call('HDEL', KEYS[11], id)
+      redis.call('HINCRBY', KEYS[7], 'tomb' .. step, -1)
+      leave_untold(ARGV[1], id, raws[k], meta_json(id, 'REVOKED', REVOKED))
+    elseif id then
+      cancel(id, raws[k])
+    end
+  end
+  removed = removed + #raws
+end
+
+pass_at_maxmemory(KEYS[5])
+for s = 1, 4 do
+  if removed < limit then purge_list(s) end
+end
+if removed < limit then
+  for _, id in ipairs(redis.call('ZRANGE', KEYS[8], 0, limit - removed - 1)) do
+    local raw = redis.call('HGET', KEYS[9], id)
+    redis.call('ZREM', KEYS[8], id)
+    redis.call('HDEL', KEYS[9], id)
+    cancel(id, raw)
+    removed = removed + 1
+  end
+end
+local left = redis.call('ZCARD', KEYS[8])
+for s = 1, 4 do left = left + redis.call('LLEN', KEYS[s]) end
+return {cancelled, removed, left}

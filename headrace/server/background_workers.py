@@ -1,0 +1,91 @@
+"""The account of the errands workers: who lives, and whose errands are to be done again.
+
+An errand is a Celery message in `headrace:errands`. Knows no Celery; workers/background/app.py does
+them.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Any, Final
+
+import msgspec
+import redis
+from redis.exceptions import NoScriptError
+
+from headrace.redis import keys
+from headrace.redis.connection import connect
+from headrace.redis.scripts import script
+from headrace.server.supervisor.proc import start_time_ticks
+
+#: How an errands worker's node begins.
+NODE: Final = "errands"
+
+
+class Alive(msgspec.Struct, frozen=True):
+    """What an errands worker says of itself.
+
+    Attributes:
+        node: its Celery node name.
+        pid: its process.
+    """
+
+    node: str
+    pid: int
+
+
+def node_name() -> str:
+    """The Celery node name of this host's errands worker."""
+    return f"{NODE}@{socket.gethostname()}"
+
+
+def tell(client: redis.Redis, owner: str, alive: Alive, *gone: str) -> int:
+    """Say that an errands worker lives, and give back what those held that do not.
+
+    Args:
+        client: a connection.
+        owner: the worker that lives.
+        alive: what it says of itself.
+        gone: who is known to be gone besides; `owner` itself, where its connection was lost.
+
+    Returns:
+        How many errands will be done again.
+
+    Raises:
+        redis.RedisError: Redis does not answer.
+    """
+    said = msgspec.json.encode(alive)
+    return _call(client, owner, said, keys.ERRANDS_TTL_S, *gone)
+
+
+def give_back(redis_url: str, owner: str) -> int:
+    """Let others do at once what an errands worker held that is gone; how many errands it was.
+
+    Raises:
+        redis.RedisError: Redis does not answer; the others see it in ERRANDS_TTL_S.
+    """
+    with connect(redis_url) as client:
+        return _call(client, "", b"", keys.ERRANDS_TTL_S, owner)
+
+
+def living(client: redis.Redis) -> list[Alive]:
+    """The errands workers that have said lately that they live, and on this host have a process."""
+    owners: Any = client.smembers(keys.ERRAND_OWNERS)
+    if not owners:
+        return []
+    found: Any = client.mget([keys.errands_alive(owner.decode()) for owner in owners])
+    said = [msgspec.json.decode(raw, type=Alive) for raw in found if raw is not None]
+    here = f"@{socket.gethostname()}"
+    return [
+        one for one in said if not one.node.endswith(here) or start_time_ticks(one.pid) is not None
+    ]
+
+
+def _call(client: Any, *arguments: str | bytes | int) -> int:
+    errands = script("background/requeue_dead")
+    call = errands.call([], *arguments)
+    try:
+        return int(client.execute_command(*call))
+    except NoScriptError:
+        client.execute_command(*errands.load_command())
+        return int(client.execute_command(*call))

@@ -1,0 +1,140 @@
+"""The state directory of `headrace up`: one instance at a time, and what it says of itself.
+
+The lock is a `flock` that the embedded server inherits, so that it stays held until that server
+has ended too: two servers must never write one append-only file.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from headrace.errors import ConfigError
+from headrace.server.supervisor.proc import start_time_ticks
+
+LOCK_NAME: Final = "lock"
+RECORD_NAME: Final = "headrace.json"
+#: How long the server of an instance that was killed may take to save and end.
+LEFTOVER_TIMEOUT_S: Final = 20.0
+_POLL_S: Final = 0.05
+_PRIVATE_MODE: Final = 0o600
+
+
+@contextmanager
+def locked(path: Path, *, leftover_timeout_s: float = LEFTOVER_TIMEOUT_S) -> Iterator[int]:
+    """Make the directory if need be, and hold its lock.
+
+    Args:
+        path: the state directory.
+        leftover_timeout_s: how long to wait for what an instance that was killed left.
+
+    Yields:
+        The lock's file descriptor, for whoever must hold it too.
+
+    Raises:
+        ConfigError: another instance runs on it, or it cannot be written.
+    """
+    with _usable(path, "choose another with --state-dir"):
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _PRIVATE_MODE)
+    try:
+        _acquire(lock, path, leftover_timeout_s)
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()} {start_time_ticks(os.getpid())}\n".encode(), 0)
+        yield lock
+    finally:
+        # Not unlocked: the lock ends with the last process that holds the descriptor.
+        os.close(lock)
+
+
+def make(path: Path, change: str) -> None:
+    """Make the directory if need be, for a part that shares it with others.
+
+    Args:
+        path: the state directory.
+        change: how another one is chosen.
+
+    Raises:
+        ConfigError: it cannot be made.
+    """
+    with _usable(path, change):
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+@contextmanager
+def _usable(path: Path, change: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"state directory {path}: {error.strerror}", hint=change) from error
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file that only its owner may read, all of it or nothing."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    with os.fdopen(os.open(temporary, flags, _PRIVATE_MODE), "w") as file:
+        file.write(text)
+    temporary.replace(path)
+
+
+def write_record(path: Path, record: Mapping[str, Any]) -> None:
+    """Say where the parts are, in `headrace.json`. It holds no password."""
+    write_private(path / RECORD_NAME, json.dumps(record, indent=2) + "\n")
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """What an instance wrote; empty when there is none or it cannot be read."""
+    try:
+        record = json.loads((path / RECORD_NAME).read_text())
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def remove_record(path: Path) -> None:
+    """Remove `headrace.json`: nothing runs any more."""
+    (path / RECORD_NAME).unlink(missing_ok=True)
+
+
+def _acquire(lock: int, path: Path, leftover_timeout_s: float) -> None:
+    deadline_s = time.monotonic() + leftover_timeout_s
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                raise ConfigError(
+                    f"state directory {path}: cannot be locked: {error.strerror}",
+                    hint="choose one on a local disk with --state-dir",
+                ) from error
+        else:
+            return
+        pid = _living_holder(lock)
+        if pid is not None:
+            raise ConfigError(
+                f"state directory {path.absolute()} is in use by another headrace up, pid {pid}",
+                hint="stop that one, or choose another directory with --state-dir",
+            )
+        if time.monotonic() > deadline_s:
+            raise ConfigError(
+                f"state directory {path.absolute()} is still held by the server of a headrace up "
+                "that was killed",
+                hint="end that server, or choose another directory with --state-dir",
+            )
+        time.sleep(_POLL_S)
+
+
+def _living_holder(lock: int) -> int | None:
+    pid, _, ticks = os.pread(lock, 100, 0).decode(errors="replace").strip().partition(" ")
+    if not pid.isdecimal() or str(start_time_ticks(int(pid))) != ticks:
+        return None
+    return int(pid)

@@ -1,0 +1,194 @@
+"""One supervised child: what it is, and its process while it runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal
+
+from headrace.server.supervisor import proc
+from headrace.server.supervisor.console import said_in_json
+
+_CHILD_PROGRAM: Final = Path(__file__).with_name("exec_child.py")
+_READ_BYTES: Final = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How a child's process ended.
+
+    Attributes:
+        name: the child's name.
+        pid: the process that ended.
+        status: its exit status, or minus the signal that ended it.
+        environment: what it was started with.
+    """
+
+    name: str
+    pid: int
+    status: int
+    environment: Mapping[str, str]
+
+    @property
+    def how(self) -> str:
+        """The status or signal, as part of a sentence."""
+        if self.status >= 0:
+            return f"with status {self.status}"
+        return f"by {_signal_name(-self.status)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """What to start, and how to know and stop it.
+
+    Attributes:
+        name: the prefix of its lines.
+        command: the program and its arguments; nothing secret, as every user can read them.
+        environment: called for each start, so that a start can have values of its own.
+        stage: children of a stage start when all of the lower stages have been ready.
+        stop_rank: children of a rank are stopped when all of the lower ranks have ended.
+        ready: called with what the process was started with; whether it serves by now. Called
+            often, so it must answer within a second. None: ready at once.
+        ready_timeout_s: after how long the next stage starts all the same.
+        essential: whether all is stopped when it cannot be started in the first place.
+        stop_timeout_s: how long it may take to stop before it is killed.
+        death_signal: what it gets when the supervisor itself is killed. TERM is for a server
+            that must save, and that `hurry` must not kill at once either.
+        on_exit: called whenever its process has ended, before the next is started.
+        pass_fds: file descriptors that it inherits.
+    """
+
+    name: str
+    command: Sequence[str]
+    environment: Callable[[], Mapping[str, str]] = lambda: dict(os.environ)
+    stage: int = 0
+    stop_rank: int = 0
+    ready: Callable[[Mapping[str, str]], bool] | None = None
+    ready_timeout_s: float = 60.0
+    essential: bool = True
+    stop_timeout_s: float = 10.0
+    death_signal: Literal["TERM", "KILL"] = "KILL"
+    on_exit: Callable[[Exit], None] | None = None
+    pass_fds: Sequence[int] = ()
+
+
+@dataclass(slots=True)
+class Running:
+    """A child with the state of its current process.
+
+    Attributes:
+        spec: the child.
+        process: its process; None before the first start and between two.
+        environment: what that process was started with.
+        started_s: when, on the monotonic clock.
+        is_ready: whether this process has been ready.
+        was_ready: whether any process of this child has been.
+        failures: ends since it last ran stably.
+        start_at_s: when to start it (again), on the monotonic clock.
+        stop_sent_s: when its process was asked to stop; None when it was not.
+        is_killed: whether it was killed because it did not stop.
+        last_line: the last that it wrote, for the message when it cannot be started.
+    """
+
+    spec: Child
+    process: subprocess.Popen[bytes] | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    started_s: float = 0.0
+    is_ready: bool = False
+    was_ready: bool = False
+    failures: int = 0
+    start_at_s: float = 0.0
+    stop_sent_s: float | None = None
+    is_killed: bool = False
+    last_line: str = ""
+
+    def start(self) -> None:
+        """Start the process in a session of its own, tied to this thread's life."""
+        self.environment = dict(self.spec.environment())
+        wrapped = [
+            sys.executable, "-I", "-S", str(_CHILD_PROGRAM),
+            "--signal", self.spec.death_signal, "--parent", str(os.getpid()),
+            "--", *self.spec.command,
+        ]  # fmt: skip
+        self.process = subprocess.Popen(
+            wrapped,
+            env=dict(self.environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            pass_fds=self.spec.pass_fds,
+        )
+        os.set_blocking(self.output_fd, False)
+        self.started_s = time.monotonic()
+        self.is_ready = False
+        self.stop_sent_s = None
+        self.is_killed = False
+
+    @property
+    def output_fd(self) -> int:
+        """The pipe with what the process writes; -1 when there is none."""
+        if self.process is None or self.process.stdout is None:
+            return -1
+        return self.process.stdout.fileno()
+
+    def read_output(self) -> bytes | None:
+        """What it wrote and nobody has read yet, up to a bound.
+
+        Returns:
+            None when there is nothing now, and nothing (`b""`) when there never will be more.
+        """
+        try:
+            data = os.read(self.output_fd, _READ_BYTES)
+        except BlockingIOError:
+            return None
+        lines = data.decode(errors="replace").strip().splitlines()
+        if lines:
+            self.last_line = (said_in_json(lines[-1]) or lines[-1])[:300]
+        return data
+
+    def has_ended(self) -> bool:
+        """Whether the process has ended; it is not reaped yet."""
+        if self.process is None:
+            return False
+        flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        return os.waitid(os.P_PID, self.process.pid, flags) is not None
+
+    def signal(self, signum: signal.Signals) -> None:
+        """Send a signal to the process alone: it knows best how to stop its own children."""
+        if self.process is not None:
+            proc.kill(self.process.pid, signum)
+
+    def kill(self) -> None:
+        """Kill the process and its group."""
+        if self.process is not None:
+            proc.kill_group(self.process.pid, signal.SIGKILL)
+
+    def reap(self) -> Exit:
+        """Collect the process that has ended, and kill what it left of its group.
+
+        The group is killed before the process is reaped: until then nobody else can have its id.
+        """
+        process = self.process
+        if process is None:
+            raise RuntimeError(f"{self.spec.name} has no process to reap")
+        self.kill()
+        status = process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+        self.process = None
+        self.is_ready = False
+        return Exit(self.spec.name, process.pid, status, self.environment)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

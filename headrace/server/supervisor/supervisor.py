@@ -1,0 +1,255 @@
+"""Starts children in order, keeps them running, stops them in order, and leaves none behind.
+
+One thread and one loop: the kernel's parent-death signal follows the *thread* that started a child,
+so that thread must live as long as the supervisor. The process must have no other children: at the
+end, and whenever a child has died, every descendant that is left is killed.
+"""
+
+from __future__ import annotations
+
+import selectors
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from headrace.errors import HeadraceError
+from headrace.server.supervisor import proc
+from headrace.server.supervisor.child_process import Child, Exit, Running
+from headrace.server.supervisor.console import Console
+from headrace.signals import StopSignals
+
+OWN_NAME: Final = "headrace"
+_POLL_S: Final = 0.1
+_SAVE_TIMEOUT_S: Final = 5.0
+_LAST_READS: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """How long to wait before a child is started again.
+
+    Attributes:
+        first_s: after the first end.
+        most_s: the delay doubles up to this.
+        stable_s: a process that ran this long starts the count afresh.
+        start_attempts: a child that ended so often without ever being ready stops everything.
+    """
+
+    first_s: float = 0.5
+    most_s: float = 30.0
+    stable_s: float = 30.0
+    start_attempts: int = 3
+
+    def delay_s(self, failures: int) -> float:
+        """The delay after so many ends in a row."""
+        return float(min(self.most_s, self.first_s * 2 ** (min(failures, 32) - 1)))
+
+
+class Supervisor:
+    """Runs children until it is told to stop.
+
+    Args:
+        children: what to run.
+        console: where their lines and ours go.
+        backoff: how fast a child that died comes back.
+        on_change: called after a process has started or ended, with all children.
+        on_ready: called once, when every child has been ready or has been given up waiting for.
+        on_stop: called once, when it is first asked to stop, before any child is.
+    """
+
+    def __init__(
+        self,
+        children: Sequence[Child],
+        console: Console,
+        *,
+        backoff: Backoff | None = None,
+        on_change: Callable[[Sequence[Running]], None] = lambda _: None,
+        on_ready: Callable[[], None] = lambda: None,
+        on_stop: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._children = [Running(child) for child in children]
+        self._console = console
+        self._backoff = backoff or Backoff()
+        self._on_change = on_change
+        self._on_ready = on_ready
+        self._on_stop = on_stop
+        self._stopping = False
+        self._announced = False
+        self._stop = StopSignals()
+        self._orphans = False
+        self._late: set[str] = set()
+        self._selector = selectors.DefaultSelector()
+
+    def run(self) -> None:
+        """Run until SIGINT, SIGTERM or SIGHUP, then stop all in order. A second one hurries.
+
+        Raises:
+            HeadraceError: a child ended again and again without ever being ready.
+        """
+        proc.become_subreaper()
+        with self._stop:
+            self._selector.register(self._stop, selectors.EVENT_READ)
+            try:
+                while not self._finished():
+                    self._step()
+            finally:
+                self._end_all()
+                self._selector.close()
+
+    def _step(self) -> None:
+        if self._stop.requests:
+            if not self._stopping:
+                self._stopping = True
+                self._on_stop()
+            self._stop_next()
+        else:
+            self._start_due()
+            self._check_ready()
+        self._wait()
+        for child in self._children:
+            if child.has_ended():
+                self._ended(child)
+        if self._orphans:
+            living = {c.process.pid for c in self._children if c.process is not None}
+            self._orphans = proc.kill_orphans(living)
+
+    def _finished(self) -> bool:
+        return self._stop.requests > 0 and all(c.process is None for c in self._children)
+
+    def _start_due(self) -> None:
+        now_s = time.monotonic()
+        for child in self._children:
+            if child.process is None and child.start_at_s <= now_s and self._is_open(child):
+                self._start(child)
+
+    def _start(self, child: Running) -> None:
+        try:
+            child.start()
+        except OSError as error:
+            # No memory or no process to be had now; the machine may recover.
+            child.failures += 1
+            child.start_at_s = time.monotonic() + self._backoff.delay_s(child.failures)
+            self._say(f"{child.spec.name} cannot be started now: {error.strerror}")
+            return
+        self._selector.register(child.output_fd, selectors.EVENT_READ, child)
+        self._on_change(self._children)
+
+    def _is_open(self, child: Running) -> bool:
+        lower = (c for c in self._children if c.spec.stage < child.spec.stage)
+        return all(self._is_settled(c) for c in lower)
+
+    def _is_settled(self, child: Running) -> bool:
+        return child.was_ready or child.spec.name in self._late
+
+    def _check_ready(self) -> None:
+        now_s = time.monotonic()
+        for child in self._children:
+            if child.process is None or child.is_ready:
+                continue
+            if child.spec.ready is None or child.spec.ready(child.environment):
+                child.is_ready = child.was_ready = True
+            elif not self._is_settled(child):
+                waited_s = now_s - child.started_s
+                if waited_s > child.spec.ready_timeout_s:
+                    self._late.add(child.spec.name)
+                    self._say(f"{child.spec.name} is not ready after {waited_s:.0f} s; going on")
+        if not self._announced and all(self._is_settled(c) for c in self._children):
+            self._announced = True
+            self._on_ready()
+
+    def _wait(self) -> None:
+        for key, _ in self._selector.select(_POLL_S):
+            if isinstance(key.data, Running):
+                data = key.data.read_output()
+                if data:
+                    self._console.feed(key.data.spec.name, data)
+                elif data is not None:
+                    # Its end of the pipe is closed; without this the loop would spin until it ends.
+                    self._selector.unregister(key.fd)
+            else:
+                self._stop.clear()
+
+    def _ended(self, child: Running) -> None:
+        ran_s = time.monotonic() - child.started_s
+        was_asked = child.stop_sent_s is not None
+        name = child.spec.name
+        child.kill()
+        if child.output_fd in self._selector.get_map():
+            self._selector.unregister(child.output_fd)
+            # Bounded: an orphan in a session of its own may still be writing.
+            for _ in range(_LAST_READS):
+                data = child.read_output()
+                if not data:
+                    break
+                self._console.feed(name, data)
+        self._console.flush(name)
+        end = child.reap()
+        self._orphans = True
+        if child.spec.on_exit is not None:
+            child.spec.on_exit(end)
+        if not was_asked:
+            self._plan_restart(child, end, ran_s)
+        self._on_change(self._children)
+
+    def _plan_restart(self, child: Running, end: Exit, ran_s: float) -> None:
+        child.failures = 1 if ran_s >= self._backoff.stable_s else child.failures + 1
+        if self._stop.requests:
+            self._say(f"{end.name} ended {end.how}")
+            return
+        if not child.was_ready and child.failures >= self._backoff.start_attempts:
+            if child.spec.essential:
+                last = f": {child.last_line}" if child.last_line else ""
+                raise HeadraceError(
+                    f"{end.name} ended {child.failures} times before it was ready, {end.how}{last}",
+                    hint="its lines above say why",
+                )
+            self._late.add(child.spec.name)
+        delay_s = self._backoff.delay_s(child.failures)
+        child.start_at_s = time.monotonic() + delay_s
+        self._say(f"{end.name} ended {end.how}; starting it again in {delay_s:g} s")
+
+    def _stop_next(self) -> None:
+        """Ask the lowest rank that still runs to stop; kill what takes too long."""
+        living = [c for c in self._children if c.process is not None]
+        rank = min((c.spec.stop_rank for c in living), default=0)
+        for child in living:
+            hurry = self._stop.requests > 1
+            if child.stop_sent_s is None and (hurry or child.spec.stop_rank == rank):
+                child.stop_sent_s = time.monotonic()
+                child.signal(signal.SIGTERM)
+            if child.stop_sent_s is None or child.is_killed:
+                continue
+            if time.monotonic() - child.stop_sent_s >= self._patience_s(child):
+                child.is_killed = True
+                if not hurry:
+                    limit_s = child.spec.stop_timeout_s
+                    self._say(f"{child.spec.name} did not stop within {limit_s:g} s; killed")
+                child.kill()
+
+    def _patience_s(self, child: Running) -> float:
+        if self._stop.requests <= 1:
+            return child.spec.stop_timeout_s
+        saves = child.spec.death_signal == "TERM" and self._stop.requests == 2
+        return _SAVE_TIMEOUT_S if saves else 0.0
+
+    def _end_all(self) -> None:
+        """Kill whatever still runs: nothing after an orderly stop, all after an error."""
+        for rank in sorted({c.spec.stop_rank for c in self._children}):
+            for child in (c for c in self._children if c.spec.stop_rank == rank):
+                if child.process is None:
+                    continue
+                if child.spec.death_signal == "TERM":
+                    child.signal(signal.SIGTERM)
+                    deadline_s = time.monotonic() + _SAVE_TIMEOUT_S
+                    while not child.has_ended() and time.monotonic() < deadline_s:
+                        time.sleep(_POLL_S / 10)
+                child.kill()
+                child.reap()
+        deadline_s = time.monotonic() + _SAVE_TIMEOUT_S
+        while proc.kill_orphans(set()) and time.monotonic() < deadline_s:
+            time.sleep(_POLL_S / 10)
+
+    def _say(self, text: str) -> None:
+        self._console.say(OWN_NAME, text)

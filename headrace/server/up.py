@@ -1,0 +1,214 @@
+"""`headrace up`: the whole system on one machine."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.config.model_catalog import load_catalog
+from headrace.config.settings import Settings
+from headrace.observability import logs
+from headrace.redis.compatibility import check_broker
+from headrace.redis.connection import redact_url
+from headrace.server import background_workers as errands
+from headrace.server import components, embedded_redis, state_dir
+from headrace.server.api_processes import api_children, listen_for_api
+from headrace.server.gpus import worker_devices
+from headrace.server.ports import close_all, http_url, require_free
+from headrace.server.supervisor.child_process import Child, Running
+from headrace.server.supervisor.console import Console, console_for
+from headrace.server.supervisor.supervisor import OWN_NAME, Supervisor
+
+
+@dataclass(frozen=True, slots=True)
+class UpOptions:
+    """What `headrace up` is told beyond the settings.
+
+    Attributes:
+        workers: how many Celery workers; None for one per GPU, or one without.
+        flower: whether to run Flower.
+        errands: whether to run the errands worker.
+        runner: whether to run the runner of batches.
+    """
+
+    workers: int | None = None
+    flower: bool = True
+    errands: bool = True
+    runner: bool = True
+
+
+class Up:
+    """One run of `headrace up`.
+
+    Args:
+        settings: the deployment's settings.
+        options: what to run.
+        environ: the environment that the parts inherit.
+    """
+
+    def __init__(self, settings: Settings, options: UpOptions, environ: Mapping[str, str]) -> None:
+        self._settings = settings
+        self._options = options
+        self._environ = environ
+        self._broker_url = ""
+        self._stale: list[str] = []
+        self._listeners: list[socket.socket] = []
+        self._as_json = components.log_format(settings) == logs.JSON
+        self._console = Console(sys.stdout, [OWN_NAME], colour=False, as_json=self._as_json)
+
+    def run(self) -> None:
+        """Start everything, and return when it was asked to stop and has stopped.
+
+        Raises:
+            ConfigError: a setting, the models file, a port or the state directory is wrong.
+            BrokerError: the Redis that was named cannot be used.
+            HeadraceError: a part cannot be started.
+        """
+        settings, options = self._settings, self._options
+        load_catalog(settings.models_file, timeout_s=settings.timeout_s)
+        if options.flower:
+            components.check_flower(
+                settings.flower_host,
+                self._environ,
+                change="HEADRACE_FLOWER_HOST=127.0.0.1, or give --no-flower",
+            )
+        with state_dir.locked(settings.state_dir) as lock:
+            self._stale = _incarnations_of(state_dir.read_record(settings.state_dir))
+            self._take_ports()
+            try:
+                self._supervise(self._children(lock))
+            finally:
+                self._close_port()
+
+    def _supervise(self, children: list[Child]) -> None:
+        self._console = console_for(
+            [OWN_NAME, *(child.name for child in children)],
+            components.HIDDEN_LINES,
+            as_json=self._as_json,
+        )
+        supervisor = Supervisor(
+            children,
+            self._console,
+            on_change=self._record,
+            on_ready=self._announce,
+            on_stop=self._close_port,
+        )
+        try:
+            supervisor.run()
+        finally:
+            state_dir.remove_record(self._settings.state_dir)
+
+    def _close_port(self) -> None:
+        """Ours; a connection that came while the workers drain would wait in vain."""
+        close_all(self._listeners)
+
+    def _take_ports(self) -> None:
+        settings = self._settings
+        self._listeners = listen_for_api(settings)
+        if self._options.flower:
+            require_free(
+                "Flower",
+                settings.flower_host,
+                settings.flower_port,
+                change="choose another with HEADRACE_FLOWER_PORT, or give --no-flower",
+            )
+
+    def _children(self, lock: int) -> list[Child]:
+        settings, options = self._settings, self._options
+        children = []
+        if settings.redis_url is None:
+            server = embedded_redis.prepare(settings.state_dir)
+            self._broker_url = server.url
+            children.append(components.redis_child(server, lock, self._release_stale))
+        else:
+            self._broker_url = settings.redis_url
+            for warning in check_broker(self._broker_url).warnings():
+                self._say(warning)
+            self._release_stale()
+        environ = components.environment(settings, self._broker_url, self._environ)
+        children += api_children(settings, environ, self._listeners)
+        devices = worker_devices(self._environ, options.workers)
+        children += [components.worker_child(d, settings, environ, self._say) for d in devices]
+        if options.errands:
+            children.append(components.errands_child(settings, environ, self._say))
+        if options.runner:
+            children.append(components.runner_child(settings, environ, self._say))
+        if options.flower:
+            children.append(components.flower_child(settings, environ))
+        return children
+
+    def _release_stale(self) -> None:
+        """What a killed `up` left leased is handed out at once; its workers died with it."""
+        stale, self._stale = self._stale, []
+        for incarnation in stale:
+            if incarnation.startswith(f"{errands.NODE}@"):
+                components.release_errands(self._broker_url, incarnation, self._say)
+                continue
+            if incarnation.startswith(f"{components.RUNNER}-"):
+                components.release_batches(self._broker_url, incarnation, self._say)
+                continue
+            components.release_leases(
+                self._broker_url, incarnation, self._settings.max_deliveries, self._say
+            )
+
+    def _urls(self) -> dict[str, str]:
+        settings = self._settings
+        urls = {
+            "api": http_url(settings.host, settings.port, tls=settings.tls),
+            "broker": redact_url(self._broker_url),
+        }
+        if self._options.flower:
+            urls["flower"] = http_url(settings.flower_host, settings.flower_port)
+        return urls
+
+    def _record(self, children: Sequence[Running]) -> None:
+        living = [child for child in children if child.process is not None]
+        found = (child.environment.get(components.INCARNATION) for child in living)
+        record = {
+            "urls": self._urls(),
+            "pids": {
+                OWN_NAME: os.getpid(),
+                **{c.spec.name: c.process.pid for c in living if c.process is not None},
+            },
+            # For the next start, should this one be killed: their leases are released then.
+            "incarnations": [*self._stale, *filter(None, found)],
+        }
+        try:
+            state_dir.write_record(self._settings.state_dir, record)
+        except OSError as error:
+            # A full disk is no reason to stop serving.
+            self._say(f"{state_dir.RECORD_NAME} not written: {error.strerror}")
+
+    def _announce(self) -> None:
+        settings = self._settings
+        urls = self._urls()
+        state = components.get_json(settings.host, settings.port, "/ready", tls=settings.tls)
+        lines = ["up" if state else "up, but not ready: GET /ready says why"]
+        lines.append(f"  API     {urls['api']}  (documentation: /docs, state: /ready)")
+        lines.append(f"  broker  {urls['broker']}")
+        if "flower" in urls:
+            lines.append(f"  Flower  {urls['flower']}")
+        lines.append(f"  models  {_models(state)}")
+        lines.append(f"  state   {settings.state_dir.absolute()}")
+        lines.append("Ctrl-C stops everything; what is queued is kept")
+        self._say("\n".join(lines))
+
+    def _say(self, text: str) -> None:
+        self._console.say(OWN_NAME, text)
+
+
+def _incarnations_of(record: Mapping[str, Any]) -> list[str]:
+    found = record.get("incarnations")
+    return [item for item in found if isinstance(item, str)] if isinstance(found, list) else []
+
+
+def _models(state: Any) -> str:
+    """The models' states as `/ready` has them, in a few words."""
+    models = state.get("models") if isinstance(state, dict) else None
+    if not isinstance(models, dict):
+        return "unknown"
+    return ", ".join(f"{name} {model.get('state')}" for name, model in models.items())

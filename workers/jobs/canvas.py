@@ -1,0 +1,171 @@
+"""What follows a job: the links, chain and chord in a stock client's message.
+
+The signatures are read as plain JSON, and each that has no id gets one that is derived from the
+job's, so that saying it again says the same. Knows no Celery and no Redis; workers/canvas/sender.py
+sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import msgspec
+
+from headrace.errors import InvalidRequest
+from headrace.jobs.ids import id_of_sequel
+from headrace.jobs.message import body_text, decode_body
+
+#: A signature as Celery writes it: a dictionary of task, args, kwargs, options and subtask_type.
+Signature = dict[str, Any]
+#: A nested signature is deeper than this only by mistake, or by malice.
+DEPTH_MAX: Final = 100
+
+
+class _Headers(msgspec.Struct, frozen=True):
+    """As `messages.Headers`, but whatever is wrong with the rest, what follows can be read."""
+
+    id: str
+    root_id: Any = None
+    group: Any = None
+    group_index: Any = None
+    compression: Any = None
+
+
+class _Properties(msgspec.Struct, frozen=True):
+    body_encoding: Any = None
+
+
+class _Envelope(msgspec.Struct, frozen=True):
+    body: str
+    headers: _Headers
+    properties: _Properties = _Properties()
+    encoding: Any = msgspec.field(default=None, name="content-encoding")
+
+
+_ENVELOPE: Final = msgspec.json.Decoder(_Envelope)
+
+
+class Canvas(msgspec.Struct, frozen=True):
+    """What follows one job.
+
+    Attributes:
+        id: the job's.
+        root_id: the first task of all that hangs together.
+        callbacks: sent with the result, if it succeeds.
+        errbacks: sent with its id, if it fails.
+        chain: what comes next in its chain, the next one last.
+        chord: the body of the chord of which it is a member.
+        group: the group of which it is a member.
+        group_index: its place there.
+    """
+
+    id: str
+    root_id: str
+    callbacks: list[Signature]
+    errbacks: list[Signature]
+    chain: list[Signature]
+    chord: Signature | None
+    group: str | None
+    group_index: int | None
+
+
+def read_canvas(raw: bytes) -> Canvas | None:
+    """What follows the job of a message; None where nothing does, or none can be read."""
+    try:
+        envelope = _ENVELOPE.decode(raw)
+        headers = envelope.headers
+        text = body_text(
+            envelope.body, envelope.properties.body_encoding, headers.compression, envelope.encoding
+        )
+        _, _, embed = decode_body(text)
+        if embed is None or not embed.any:
+            return None
+        return Canvas(
+            id=headers.id,
+            root_id=headers.root_id if isinstance(headers.root_id, str) else headers.id,
+            callbacks=_named(embed.callbacks, headers.id, "link"),
+            errbacks=_named(embed.errbacks, headers.id, "error"),
+            chain=_named(embed.chain, headers.id, "chain"),
+            chord=_body(embed.chord, headers.group),
+            group=headers.group if isinstance(headers.group, str) else None,
+            group_index=headers.group_index if isinstance(headers.group_index, int) else None,
+        )
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError, InvalidRequest):
+        return None
+
+
+def _named(signatures: Any, job_id: str, place: str) -> list[Signature]:
+    listed = [signatures] if isinstance(signatures, dict) else signatures or []
+    for n, signature in enumerate(listed):
+        name(signature, id_of_sequel(job_id, f"{place}/{n}"))
+    return list(listed)
+
+
+def _body(chord: Any, group: Any) -> Signature | None:
+    if not chord:
+        return None
+    # Every member of the chord comes to the same ids.
+    name(chord, id_of_sequel(str(group), "chord"))
+    for n, errback in enumerate(_listed(chord["options"].get("link_error"))):
+        name(errback, id_of_sequel(str(group), f"error/{n}"))
+    signature: Signature = chord
+    return signature
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value] if value else []
+
+
+def name(signature: Signature, own: str, place: str = "", depth: int = 0) -> None:
+    """Give ids to a signature, and to those inside it, where they have none.
+
+    Celery would take random ones when it sends them. The ids that it takes over from each other
+    are the same as there: a chain's is that of its last task, a chord's that of its body.
+
+    Args:
+        signature: as Celery writes it; changed in place.
+        own: its id, unless it has one.
+        place: where in the signature of that id it stands.
+        depth: in how many others it stands.
+
+    Raises:
+        TypeError, LookupError, AttributeError: it is no signature.
+        ValueError: it is nested too deeply.
+    """
+    if depth > DEPTH_MAX:
+        raise ValueError("signatures are nested too deeply")
+    options, kind = signature.setdefault("options", {}), signature.get("subtask_type")
+    if options.get("task_id"):
+        own, place = options["task_id"], ""
+    for label, part in _parts(signature):
+        below = f"{place}{label}"
+        if label in _TAKEN_OVER:
+            name(part, own, f"{below}/", depth + 1)
+        else:
+            name(part, id_of_sequel(own, below), "", depth + 1)
+    if kind == "chord":
+        options.setdefault("task_id", id_of_sequel(own, f"{place}header"))
+    elif kind != "chain":
+        options["task_id"] = own
+
+
+#: The parts of a signature that have its own id.
+_TAKEN_OVER: Final = ("last", "body")
+
+
+def _parts(signature: Signature) -> Iterator[tuple[str, Signature]]:
+    kind, kwargs = signature.get("subtask_type"), signature.get("kwargs") or {}
+    if kind == "chain":
+        last = len(kwargs["tasks"]) - 1
+        for n, part in enumerate(kwargs["tasks"]):
+            yield "last" if n == last else f"step/{n}", part
+    elif kind == "group":
+        yield from ((f"member/{n}", part) for n, part in enumerate(kwargs["tasks"]))
+    elif kind == "chord":
+        header = kwargs["header"]
+        if isinstance(header, dict):
+            yield "header", header
+        else:
+            yield from ((f"header/{n}", part) for n, part in enumerate(header))
+        yield "body", kwargs["body"]

@@ -8,10 +8,10 @@ import sys
 
 def main() -> int:
     """Serve until SIGTERM or SIGINT; the exit status."""
-    # What is imported stays: to look through it for garbage is in vain. `api.server` lets the
+    # What is imported stays: to look through it for garbage is in vain. `api.process` lets the
     # collector look again once all is loaded.
     gc.disable()
-    from api.server import main as serve
+    from api.process import main as serve
 
     return serve()
 

@@ -11,11 +11,13 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from typing_extensions import override
 
-from api import front
-from api.access_log import AccessLog, Seen, asked_id, watched
+from api import router
+from api.fastapi_bridge import ANSWERED, answer_errors
+from api.observability.access_log import AccessLog, Seen, asked_id, watched
 from api.openapi import document
-from api.replies import ANSWERED, answer_errors
-from api.routes import documentation, health, letters, models, queues, runs, webhooks
+from api.routes.admin import dead_letters, models, queues, runs
+from api.routes.jobs import webhooks
+from api.routes.service import documentation, health
 from api.services import Services, build
 from headrace import __version__
 from headrace.config.model_catalog import Catalog
@@ -70,16 +72,16 @@ class Application(FastAPI):
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request by the hot routes, or by FastAPI's."""
         if scope["type"] == "http" and self.services is not None:
-            found = front.find(scope["path"])
+            found = router.find(scope["path"])
             if found is not None:
-                await front.serve(self.services, found, scope, receive, send)
+                await router.serve(self.services, found, scope, receive, send)
                 return
             method = scope["method"]
             if method == "HEAD":
                 # Whatever can be got has a head. uvicorn sends no body, by its own scope.
                 scope = {**scope, "method": "GET"}
             send = _counting(send, self.services, scope, method)
-            if not await front.admit(self.services, self.routes, scope, receive, send):
+            if not await router.admit(self.services, self.routes, scope, receive, send):
                 return
         try:
             await super().__call__(scope, receive, send)
@@ -113,7 +115,7 @@ def _template(scope: Scope) -> str:
     if isinstance(path, str):
         return path
     is_file = str(scope["path"]).startswith(f"{documentation.STATIC_PATH}/")
-    return documentation.STATIC_PATH if is_file else front.NO_ROUTE
+    return documentation.STATIC_PATH if is_file else router.NO_ROUTE
 
 
 def create_app(settings: Settings, catalog: Catalog) -> Application:
@@ -152,7 +154,7 @@ def create_app(settings: Settings, catalog: Catalog) -> Application:
             expose_headers=_CORS_ANSWER,
         )
     answer_errors(app)
-    for module in (models, queues, letters, runs, webhooks, health, documentation):
+    for module in (models, queues, dead_letters, runs, webhooks, health, documentation):
         app.include_router(module.router)
     app.mount(documentation.STATIC_PATH, documentation.static_files)
     return app

@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 
 import redis.asyncio
 
-from api.counters import Counters
-from api.door import Door
-from api.expiry import Expiry
-from api.exposition import Exposition
-from api.filing import Filing, build_filing
-from api.fleet import Fleet
-from api.payloads import Payloads, build_payloads
-from api.seats import Seats
-from api.spans import ApiSpans, api_spans
-from api.tally import Tally
-from api.waits import Vigils
+from api.auth.authenticator import Door
+from api.components.expiry_task import Expiry
+from api.components.files import Filing, build_filing
+from api.components.model_status import Fleet
+from api.components.stream_limit import Seats
+from api.observability.counter_reporter import Tally
+from api.observability.counters import Counters
+from api.observability.exposition import Exposition
+from api.observability.spans import ApiSpans, api_spans
+from api.submission.payloads import Payloads, build_payloads
+from api.submission.waiting import Vigils
 from headrace.config.model_catalog import Catalog
 from headrace.config.settings import Settings
 from headrace.errors import ConfigError

@@ -18,8 +18,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
 
+from examples.digits.dataset import Samples, split, to_png
 from handlers.digits import WEIGHTS, Digits, DigitsNet, frame
-from handlers.digits_data import Samples, split, to_png
 from headrace.handler import Context
 
 EPOCHS = 80

@@ -23,11 +23,11 @@ from PIL import Image
 from torch import Tensor, nn
 from typing_extensions import override
 
+from handlers.device_transfer import Fetched, Transfer
 from handlers.images import decode, drawing, to_rgb
-from handlers.loading import load_factory
+from handlers.loader import load_factory
 from handlers.memory_format import in_order, use_channels_last
 from handlers.options import ImageOptions, read_options
-from handlers.transfer import Fetched, Transfer
 from handlers.weights_file import load_weights
 from headrace.errors import ConfigError, InputError
 from headrace.handler import Context, Handler

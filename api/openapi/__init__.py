@@ -10,18 +10,18 @@ import hashlib
 import json
 from typing import Any, Final
 
+from api.auth.scopes import ROUTES, Open
 from api.openapi.batches import BATCH_SCHEMAS, batch_paths
+from api.openapi.bulk import MANY_SCHEMAS, many_paths
+from api.openapi.dead_letters import LETTER_SCHEMAS, letter_paths
 from api.openapi.files import FILE_SCHEMAS, file_paths
 from api.openapi.job_schemas import JOB_SCHEMAS
 from api.openapi.jobs import job_paths
-from api.openapi.letters import LETTER_SCHEMAS, letter_paths
-from api.openapi.many import MANY_SCHEMAS, many_paths
 from api.openapi.problems import problem_examples, problem_schemas
 from api.openapi.runs import RUN_SCHEMAS, run_paths
 from api.openapi.view_schemas import VIEW_SCHEMAS
 from api.openapi.views import view_paths
 from api.openapi.webhooks import WEBHOOK_SCHEMAS, webhook_paths, webhooks
-from api.scopes import ROUTES, Open
 from headrace.access.api_key import Scope
 
 __all__ = ["SCHEMAS", "digest", "document", "written"]

@@ -7,7 +7,7 @@ from typing import Any, Final
 from api.openapi.openai import openai_list, openai_operation, page_parameters
 from api.openapi.operations import JSON, answer, path_parameter
 from api.openapi.shapes import COUNT, STRING, Schema, array, nullable, object_of, ref
-from api.routes.batches import (
+from api.routes.openai.batches import (
     METADATA_KEY_MAX_CHARS,
     METADATA_MAX,
     METADATA_VALUE_MAX_CHARS,
@@ -16,7 +16,7 @@ from api.routes.batches import (
     WINDOW,
     WINDOW_DEFAULT,
 )
-from api.routes.files import ANCHOR
+from api.routes.openai.files import ANCHOR
 from headrace.batches.files.record import KEEP_MAX_S
 from headrace.batches.record import JOBS_ENDPOINT, MODEL_ENDPOINT, MOMENTS, STATUSES
 

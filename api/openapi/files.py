@@ -7,7 +7,7 @@ from typing import Any, Final
 from api.openapi.openai import ERROR_SCHEMAS, openai_list, openai_operation, page_parameters
 from api.openapi.operations import answer, path_parameter
 from api.openapi.shapes import COUNT, STRING, Schema, nullable, object_of, ref
-from api.routes.files import ANCHOR, PAGE_MAX
+from api.routes.openai.files import ANCHOR, PAGE_MAX
 from headrace.batches.files.record import BATCH, KEEP_MAX_S, PURPOSES
 
 _TAG: Final = "files"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from api.bodies import CONTENT_TYPE_MAX_CHARS
+from api.http.bodies import CONTENT_TYPE_MAX_CHARS
 from api.openapi.shapes import COUNT, MODEL, STRING, TIME, Schema, array, nullable, object_of
 from headrace.jobs.job import MAX_WAIT_FOR_START_S, State
 from headrace.payloads.input_ref import REFERENCE_MAX_CHARS

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from api.front import EVENTS, HOT_ROUTES, JOB, JOBS, MODEL_JOBS, RESULT
-from api.openapi.many import list_operation
+from api.openapi.bulk import list_operation
 from api.openapi.operations import (
     JSON,
     KEY,
@@ -19,6 +18,7 @@ from api.openapi.operations import (
 )
 from api.openapi.problems import BROKER_PROBLEMS, JOB_PROBLEMS, PATH_PROBLEMS
 from api.openapi.shapes import object_of, ref
+from api.router import EVENTS, HOT_ROUTES, JOB, JOBS, MODEL_JOBS, RESULT
 
 _TAG: Final = "jobs"
 _SUBMIT: Final = (

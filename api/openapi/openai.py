@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
+from api.http.problems import PROBLEMS
 from api.openapi.operations import JSON
 from api.openapi.problems import DOOR_PROBLEMS, INTERNAL
 from api.openapi.shapes import STRING, Schema, array, nullable, object_of, ref
-from api.problems import PROBLEMS
 
 #: What any of these routes may answer with.
 COMMON: Final = (*DOOR_PROBLEMS, "broker-unavailable", "store-unavailable", INTERNAL)

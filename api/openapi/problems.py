@@ -6,8 +6,8 @@ import inspect
 from collections.abc import Iterable
 from typing import Any, Final
 
+from api.http.problems import PROBLEM_TYPE, PROBLEMS, TYPE_PREFIX
 from api.openapi.shapes import Schema, ref
-from api.problems import PROBLEM_TYPE, PROBLEMS, TYPE_PREFIX
 from headrace.errors import HeadraceError, JobError
 
 #: How a job may have ended, and so what a route that gives its output may answer with.

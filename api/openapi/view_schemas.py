@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from api.fleet import BEST_FIRST, NO_WORKER
+from api.components.model_status import BEST_FIRST, NO_WORKER
 from api.openapi.shapes import COUNT, MODEL, STRING, Schema, array, nullable, object_of, ref
 from headrace.redis import keys
 

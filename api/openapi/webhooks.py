@@ -8,7 +8,7 @@ from api.openapi.job_schemas import SUCCEEDED_JOB
 from api.openapi.operations import JSON, answer, operation, path_parameter
 from api.openapi.problems import BROKER_PROBLEMS, PATH_PROBLEMS
 from api.openapi.shapes import COUNT, STRING, TIME, Schema, array, nullable, object_of, ref
-from api.routes.webhooks import PATH
+from api.routes.jobs.webhooks import PATH
 from headrace.queue.webhook_deliveries import DeliveryState
 from headrace.webhooks.task_message import EVENTS
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 import torch
 
 from benchmarks.gpu.workloads import Workload, photographs, workloads
-from handlers.loading import load_handler
+from handlers.loader import load_handler
 from headrace.handler import Context, Handler
 
 IMAGES: Final = 64

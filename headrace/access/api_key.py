@@ -1,7 +1,7 @@
 """Who may do what: API keys, their scopes and limits, and what follows for jobs.
 
-Knows no HTTP and no Redis: `headrace.access.key_store` keeps the keys, `api.door` asks at each
-    request.
+Knows no HTTP and no Redis: `headrace.access.key_store` keeps the keys, `api.auth.authenticator`
+    asks at each request.
 
 A key is `hr_<id>_<secret>`. The id is no secret: it names the owner in records, logs and lists. The
 secret is 256 random bits, of which only the SHA-256 is kept. A slow hash (bcrypt, Argon2) is for

@@ -15,8 +15,8 @@ import httpx2
 import pytest
 from PIL import Image
 
+from examples.digits.dataset import held_out
 from handlers.digits import Digits
-from handlers.digits_data import held_out
 from headrace.handler import Context
 from tests.harness.plain_http import PLAIN
 from tests.harness.up import ROOT, RunningUp, running_up, write_models

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Locator, expect
 
-from api.routes.documentation import POLICY, SWAGGER_UI_VERSION
+from api.routes.service.documentation import POLICY, SWAGGER_UI_VERSION
 from tests.harness.api_server import ApiServer, api_server, catalog
 from tests.harness.browser import browser, browser_page
 from tests.harness.fake_worker import Answer, FakeWorker, claim, settle

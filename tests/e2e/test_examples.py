@@ -23,7 +23,7 @@ import pytest
 from nbclient import NotebookClient
 from PIL import Image
 
-from handlers.digits_data import held_out
+from examples.digits.dataset import held_out
 from headrace import Client, errors
 from headrace.server.ports import free_port
 from tests.harness.plain_http import PLAIN

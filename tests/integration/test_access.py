@@ -14,8 +14,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from api import door
-from api.scopes import ROUTES, Needs, Open
+from api.auth import authenticator
+from api.auth.scopes import ROUTES, Needs, Open
 from headrace.access.api_key import Scope
 from headrace.access.key_store import ApiKeys, internal_key
 from tests.harness.access import ALL, USER, bearer, http_as, in_flight, make_key, revoke_key
@@ -281,8 +281,8 @@ def test_keys_are_seen_as_soon_as_they_are_made_and_until_they_are_revoked(
     api: ApiServer, redis_db: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # So that only what is published can be the reason.
-    monkeypatch.setattr(door, "FRESH_S", 3600.0)
-    monkeypatch.setattr(door, "UNKNOWN_S", 3600.0)
+    monkeypatch.setattr(authenticator, "FRESH_S", 3600.0)
+    monkeypatch.setattr(authenticator, "UNKNOWN_S", 3600.0)
     key_id, key = make_key(redis_db)
     with http_as(api, key) as http:
         assert http.get("/api/v1/models").status_code == 200
@@ -302,7 +302,7 @@ def test_keys_are_seen_as_soon_as_they_are_made_and_until_they_are_revoked(
 def test_a_lost_subscription_forgets_what_it_may_have_missed(
     api: ApiServer, redis_db: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(door, "FRESH_S", 3600.0)
+    monkeypatch.setattr(authenticator, "FRESH_S", 3600.0)
     key_id, key = make_key(redis_db)
     with http_as(api, key) as http, redis_db.client() as client:
         assert http.get("/api/v1/models").status_code == 200

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from api.http.problems import PROBLEMS
 from api.openapi import SCHEMAS, document
 from api.openapi.problems import JOB_PROBLEMS
-from api.problems import PROBLEMS
 from headrace import __version__
 from headrace.redis import keys
 from headrace.webhooks.signing import new_secret

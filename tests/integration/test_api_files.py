@@ -14,7 +14,7 @@ from typing import Any
 import openai
 import pytest
 
-from api.routes.files import FORM_MAX_BYTES
+from api.routes.openai.files import FORM_MAX_BYTES
 from headrace.batches.files import store as files_module
 from headrace.redis import keys
 from tests.harness.api_process import api_process

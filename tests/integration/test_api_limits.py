@@ -11,8 +11,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from api.protocol import READ_MAX_BYTES
-from api.routes import bulk
+from api.http.uvicorn_protocol import READ_MAX_BYTES
+from api.routes.jobs import bulk_submit
 from tests.harness.api_server import ApiServer, api_server, catalog
 from tests.harness.redis_servers import RedisServer
 
@@ -231,7 +231,7 @@ def test_a_bulk_request_has_so_many_lines(api: ApiServer, redis_db: RedisServer)
 def test_a_bulk_body_of_which_nothing_more_comes_is_cut_off_and_its_lines_are_jobs(
     api: ApiServer, redis_db: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bulk, "IDLE_MAX_S", 0.2)
+    monkeypatch.setattr(bulk_submit, "IDLE_MAX_S", 0.2)
     line = json.dumps({"model": "echo", "input": 1}).encode() + b"\n"
     head = b"POST %s/bulk HTTP/1.1\r\n%s" % (JOBS.encode(), HOST)
     head += b"Content-Type: application/x-ndjson\r\nContent-Length: 1000\r\n\r\n"

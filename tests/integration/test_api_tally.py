@@ -13,7 +13,7 @@ import httpx2
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from api import tally
+from api.observability import counter_reporter
 from headrace.redis import exchange, keys
 from tests.harness.api_server import ApiServer, api_server, catalog
 from tests.harness.redis_servers import RedisServer, redis_server
@@ -98,7 +98,7 @@ def test_scrapes_that_stand_behind_one_another_fail_together(
         os.kill(pid, signal.SIGSTOP)
         try:
             monkeypatch.setattr(exchange, "SOCKET_TIMEOUT_S", 1.0)
-            monkeypatch.setattr(tally, "exchange", late)
+            monkeypatch.setattr(counter_reporter, "exchange", late)
             asked = [pool.submit(names, api) for _ in range(scrapes)]
             wait_until(lambda: sent, "the first asks Redis")
             # Whoever asks for anything else is answered meanwhile.

@@ -7,8 +7,8 @@ import time
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from api.http.problems import PROBLEMS
 from api.openapi import document
-from api.problems import PROBLEMS
 from headrace import __version__
 from headrace.errors import BY_CODE, ClientError
 from headrace.observability.worker_report import ModelStats

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import uvicorn
 
-from api.protocol import JoinedWrites, protocol_with
+from api.http.uvicorn_protocol import JoinedWrites, protocol_with
 from headrace.config.settings import Settings
 from tests.harness.wait import wait_until
 

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CONTENT_TYPE_LATEST
 from prometheus_client.parser import text_string_to_metric_families
 
-from api.families import FAMILIES
+from api.observability.metric_families import FAMILIES
 from headrace.observability.host_figures import DeviceFigures, Figures, HostFigures
 from headrace.observability.worker_report import ModelStats
 from headrace.redis import connection, keys

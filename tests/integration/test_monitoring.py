@@ -15,7 +15,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from api.families import FAMILIES
+from api.observability.metric_families import FAMILIES
 from benchmarks.dashboard import draw
 from headrace.redis import keys
 from tests.harness.monitoring import Prometheus, Receiver, alertmanager, prometheus, receiver

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from cryptography import x509
 
-from api import tls
+from api.http import tls
 from headrace import Client
 from headrace.errors import ServerUnreachable
 from headrace.server.components import get_json

@@ -10,8 +10,8 @@ import pytest
 from starlette.routing import Mount
 
 from api.app import create_app
-from api.front import HOT_NEEDS, HOT_ROUTES, each_route
-from api.scopes import ROUTES, Open
+from api.auth.scopes import ROUTES, Open
+from api.router import HOT_NEEDS, HOT_ROUTES, each_route
 from headrace.access.api_key import ApiKey as Key
 from headrace.access.api_key import (
     Caller,

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 import uvloop
 
-from api.asgi import Message, Receive
-from api.waits import WATCH_AFTER_S, Vigils, asked_wait_s, preferred_wait_s
+from api.http.messages import Message, Receive
+from api.submission.waiting import WATCH_AFTER_S, Vigils, asked_wait_s, preferred_wait_s
 from headrace.errors import InvalidRequest
 from headrace.queue.waiters import Wait
 

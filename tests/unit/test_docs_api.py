@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from api.app import create_app
-from api.fleet import BEST_FIRST, NO_WORKER
+from api.components.model_status import BEST_FIRST, NO_WORKER
+from api.http.problems import PROBLEMS
 from api.openapi import SCHEMAS
-from api.problems import PROBLEMS
 from headrace.config.settings import Settings
 from headrace.jobs.job import DEFAULT_OPTIONS, JobOptions, State
 from tests.harness.api_server import catalog

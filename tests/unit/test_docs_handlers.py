@@ -15,7 +15,7 @@ import yaml
 
 from handlers.image_classifier import ClassifierOptions
 from handlers.images import FORMATS
-from handlers.loading import VERBS, load_handler
+from handlers.loader import VERBS, load_handler
 from handlers.options import ImageOptions
 from headrace.config.handler_reference import BUILTIN_HANDLERS
 from headrace.config.model_catalog import load_catalog

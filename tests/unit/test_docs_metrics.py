@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from api.families import FAMILIES, Family
+from api.observability.metric_families import FAMILIES, Family
 from headrace.observability.worker_report import SECONDS_BOUNDS
 
 TEXT = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()

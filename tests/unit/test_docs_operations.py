@@ -10,7 +10,7 @@ import pytest
 import typer
 import yaml
 
-from api.families import FAMILIES
+from api.observability.metric_families import FAMILIES
 from headrace.cli.main import app
 from headrace.config.settings import ENV_PREFIX, OTHER_VARIABLES, Settings
 from headrace.errors import BY_CODE

@@ -7,8 +7,8 @@ from prometheus_client import generate_latest
 from prometheus_client.metrics_core import HistogramMetricFamily, SummaryMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
-from api.exposition import Exposition, Found
-from api.families import Family
+from api.observability.exposition import Exposition, Found
+from api.observability.metric_families import Family
 
 ODD = 'a "quoted" \\ back\nslash at 100% {x="y"} é'
 JOBS = Family("headrace_jobs", "counter", "Jobs, 100% of them.", ("model", "reason"))
@@ -60,7 +60,7 @@ def test_the_library_is_asked_once_however_the_same_series_come(
 ) -> None:
     exposition, series = Exposition(), [("a", "x"), ("b", "y")]
     first = written(exposition, Found(JOBS, series, [1, 2]))
-    monkeypatch.delattr("api.exposition.generate_latest")
+    monkeypatch.delattr("api.observability.exposition.generate_latest")
     for same in (series, tuple(series), [*series[:1], ("b", "y")]):
         assert written(exposition, Found(JOBS, same, [1, 2])) == first
     monkeypatch.undo()

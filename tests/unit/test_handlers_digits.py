@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 from torch import Tensor
 
+from examples.digits.dataset import HELD_OUT, held_out, split, to_png
 from handlers.digits import WEIGHTS, Digits, DigitsNet, frame
-from handlers.digits_data import HELD_OUT, held_out, split, to_png
 from headrace.errors import ConfigError, InputError
 from headrace.handler import Context
 from workers.model_process.executor import Runner

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from handlers.loading import load_factory, load_handler
+from handlers.loader import load_factory, load_handler
 from headrace.config.handler_reference import BUILTIN_HANDLERS
 from headrace.errors import ConfigError
 from headrace.handler import Context, Handler

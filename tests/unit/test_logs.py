@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.access_log import AccessLog, Seen, asked_id
+from api.observability.access_log import AccessLog, Seen, asked_id
 from headrace.observability import logs
 from headrace.observability.log_format import formatter
 from headrace.observability.redaction import Redaction

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from handlers.digits import Digits
-from handlers.loading import load_handler
+from handlers.loader import load_handler
 from headrace.errors import ConfigError
 from headrace.handler import Context, Handler
 from workers.model_process.startup import why_not_loaded

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from api.families import FAMILIES
+from api.observability.metric_families import FAMILIES
 from tests.harness.monitoring import DEPLOY, RULES, checked
 
 ROOT = DEPLOY.parent

@@ -17,12 +17,12 @@ from referencing import Registry, Resource
 from referencing.jsonschema import DRAFT202012
 
 from api.app import create_app
-from api.asked import JobRequest
-from api.front import HOT_ROUTES
+from api.http.problems import PROBLEMS
 from api.openapi import SCHEMAS, document
 from api.openapi.job_schemas import IDEMPOTENCY_KEY, JOB_ID, OPTIONS
 from api.openapi.problems import problem_schemas
-from api.problems import PROBLEMS
+from api.router import HOT_ROUTES
+from api.submission.job_request import JobRequest
 from headrace.config.settings import Settings
 from headrace.errors import InvalidId
 from headrace.jobs.ids import check_key, is_id

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from api.outbox import TAKE_BYTES, Outbox
+from api.http.send_buffer import TAKE_BYTES, Outbox
 
 
 def run(test: Callable[[Outbox], Coroutine[Any, Any, None]], **bounds: int) -> None:

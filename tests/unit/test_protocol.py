@@ -16,8 +16,8 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from api.protocol import protocol_with
-from api.whole import write_whole
+from api.http.fast_response import write_whole
+from api.http.uvicorn_protocol import protocol_with
 from headrace.config.settings import Settings
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -221,6 +221,6 @@ _READ = {
 def test_uvicorns_own_is_as_it_was_when_ours_was_written(method: Any) -> None:
     found = hashlib.sha256(inspect.getsource(method).encode()).hexdigest()[:16]
     assert found == _READ[method], (
-        f"uvicorn has changed {method.__qualname__}: compare api/whole.py and api/protocol.py "
-        "with it, then write its new digest here"
+        f"uvicorn has changed {method.__qualname__}: compare api/http/fast_response.py and "
+        "api/http/uvicorn_protocol.py with it, then write its new digest here"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from api.ranges import Span, Unsatisfiable, span_of
+from api.http.ranges import Span, Unsatisfiable, span_of
 
 ETAG = b'"5f"'
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from api.families import FAMILIES
+from api.observability.metric_families import FAMILIES
 from headrace import Client
 from headrace.cli.top.layout import DEVICES, HOSTS, MODELS, SORTS, Shown, lines
 from headrace.cli.top.poller import GAP_S, History, Seen, Watch

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from handlers.transfer import Transfer
+from handlers.device_transfer import Transfer
 
 
 def test_on_a_cpu_nothing_is_copied_but_into_the_batch() -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from handlers import loading
-from handlers.loading import load_handler
+from handlers import loader
+from handlers.loader import load_handler
 from headrace.errors import ConfigError
 from headrace.handler import Context, Handler
 from workers.model_process.outcomes import said
@@ -76,7 +76,7 @@ def why_not_loaded(error: BaseException) -> str:
 
 
 def _their_frames(frames: TracebackType | None) -> TracebackType | None:
-    ours = str(Path(__file__).parent), str(Path(loading.__file__)), "<frozen importlib"
+    ours = str(Path(__file__).parent), str(Path(loader.__file__)), "<frozen importlib"
     importlib_folder = str(Path(importlib.__file__).parent)
     while frames is not None:
         if not frames.tb_frame.f_code.co_filename.startswith((*ours, importlib_folder)):

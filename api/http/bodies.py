@@ -1,0 +1,246 @@
+"""Request bodies: read as they stream in, and turned into the wire form of an input.
+
+The wire form is JSON text: a JSON body as the client sent it, anything else as
+`{"content_type", "base64"}` (headrace/jobs/encoding.py).
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import msgspec
+
+from api.http.messages import ClientGone, Request
+from api.http.multipart import Part, read_parts
+from headrace.errors import InvalidRequest, PayloadTooLarge, UnsupportedMedia
+from headrace.jobs.encoding import binary_input
+from headrace.jobs.media_types import BINARY_TYPE, JSON_TYPE, image_type, is_json
+
+FORM_TYPE: Final = "application/x-www-form-urlencoded"
+MULTIPART_TYPE: Final = "multipart/form-data"
+CONTENT_TYPE_MAX_CHARS: Final = 255
+#: Parts that are taken for the input before the only one is.
+PART_NAMES: Final = ("data", "body")
+
+_MEDIA_TYPE = re.compile(r"[a-z0-9!#$&^_.+-]+/[a-z0-9!#$&^_.+-]+")
+_CHARSET = re.compile(r';\s*charset\s*=\s*"?([^\s";]+)', re.IGNORECASE)
+_UTF8: Final = frozenset({"utf-8", "utf8", "us-ascii", "ascii"})
+_RAW: Final = msgspec.json.Decoder(msgspec.Raw)
+
+
+async def read_body(request: Request, limit_bytes: int) -> bytes:
+    """Read the body, which is refused as soon as it is known to be too large.
+
+    Raises:
+        PayloadTooLarge: it is larger than the limit.
+        ClientGone: the client hung up in the midst of it.
+    """
+    declared = request.header(b"content-length")
+    if declared and int(declared) > limit_bytes:
+        # With `Expect: 100-continue` the client then never sends it.
+        raise _too_large(request, limit_bytes, f"has {int(declared)} bytes")
+    message = await request.receive()
+    if message["type"] == "http.disconnect":
+        raise ClientGone
+    body: bytes = message.get("body", b"")
+    if not message.get("more_body"):
+        if len(body) > limit_bytes:
+            raise _too_large(request, limit_bytes, f"has {len(body)} bytes")
+        return body
+    return await _read_on(request, limit_bytes, body)
+
+
+async def _read_on(request: Request, limit_bytes: int, first: bytes) -> bytes:
+    chunks, size = [first], len(first)
+    while True:
+        if size > limit_bytes:
+            raise _too_large(request, limit_bytes, f"has more than {limit_bytes} bytes")
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        chunk = message.get("body", b"")
+        chunks.append(chunk)
+        size += len(chunk)
+        if not message.get("more_body") and size <= limit_bytes:
+            return b"".join(chunks)
+
+
+def _too_large(request: Request, limit_bytes: int, what: str) -> PayloadTooLarge:
+    request.drain = True
+    return PayloadTooLarge(
+        f"the body {what}; the limit is {limit_bytes}",
+        hint="Send a smaller input, or raise body_limit_bytes (HEADRACE_BODY_LIMIT_BYTES).",
+    )
+
+
+def require_json(request: Request, hint: str = "Send JSON.") -> None:
+    """Refuse what says that it is not JSON; curl says FORM_TYPE whatever it sends.
+
+    Raises:
+        UnsupportedMedia: it says another type, or is compressed.
+    """
+    require_type(request, lambda kind: kind in ("", FORM_TYPE) or is_json(kind), hint)
+
+
+def require_type(request: Request, known: Callable[[str], bool], hint: str) -> None:
+    """Refuse a type that is not known here.
+
+    Raises:
+        UnsupportedMedia: it says another type, or is compressed.
+    """
+    kind = media_type(request.header(b"content-type").decode("latin-1"))
+    if not known(kind):
+        raise UnsupportedMedia(f"{kind} is not read here", hint=hint)
+    _refuse_encoding(request.header(b"content-encoding"))
+
+
+class Payload(NamedTuple):
+    """An input that is too long for its message.
+
+    Attributes:
+        body: the bytes.
+        kind: their content type; "" for JSON text.
+    """
+
+    body: bytes
+    kind: str
+
+
+def input_of(
+    body: bytes,
+    content_type: bytes,
+    content_encoding: bytes = b"",
+    inline_limit_bytes: int = sys.maxsize,
+) -> bytes | Payload:
+    """The wire form of a body that is the input itself; what is longer than the limit, as it is.
+
+    Raises:
+        UnsupportedMedia: its type or encoding cannot be read here.
+        InvalidRequest: it says that it is JSON, or multipart, and is not.
+    """
+    if content_type == b"application/json" and not content_encoding:
+        return inline_or_payload(json_input(body), inline_limit_bytes)
+    _refuse_encoding(content_encoding)
+    given = content_type.decode("latin-1").strip()
+    kind = media_type(given)
+    if kind == MULTIPART_TYPE:
+        part = _pick(read_parts(body, given))
+        given, kind = part.content_type, media_type(part.content_type)
+        return _typed(part.body, given, kind, inline_limit_bytes)
+    if kind.startswith("multipart/"):
+        raise UnsupportedMedia(
+            f"{kind} is not read here", hint="Send multipart/form-data, or the input alone."
+        )
+    return _typed(body, given, kind, inline_limit_bytes)
+
+
+def inline_or_payload(input_json: bytes, inline_limit_bytes: int) -> bytes | Payload:
+    """An input's JSON text; what is longer than the limit is a payload."""
+    return input_json if len(input_json) <= inline_limit_bytes else Payload(input_json, "")
+
+
+def json_input(body: bytes) -> bytes:
+    """A JSON body without the space around it, and otherwise as it came.
+
+    Raises:
+        InvalidRequest: it is not JSON in UTF-8.
+    """
+    try:
+        raw = bytes(_RAW.decode(body))
+        if not raw.isascii():
+            raw.decode()
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise not_json(error, body) from None
+    return raw
+
+
+def not_json(error: Exception, body: bytes) -> InvalidRequest:
+    """The error for a body that says it is JSON."""
+    if not body.strip():
+        return InvalidRequest("the body is empty", hint="Send JSON.")
+    return InvalidRequest(
+        f"the body is not JSON: {error}",
+        hint="Correct it, or send what it is with its own Content-Type.",
+    )
+
+
+def media_type(content_type: str) -> str:
+    """The type without its parameters, in small letters; "" where none is given.
+
+    Raises:
+        UnsupportedMedia: it is no media type.
+    """
+    kind = content_type.partition(";")[0].strip().lower()
+    if kind and (not _MEDIA_TYPE.fullmatch(kind) or len(content_type) > CONTENT_TYPE_MAX_CHARS):
+        raise UnsupportedMedia(
+            f"Content-Type {content_type[:64]!r} is no media type",
+            hint="Give one such as image/png or application/json, or none at all.",
+        )
+    return kind
+
+
+def _refuse_encoding(content_encoding: bytes) -> None:
+    if content_encoding.strip().lower() not in (b"", b"identity"):
+        shown = content_encoding.decode("latin-1")[:64]
+        raise UnsupportedMedia(
+            f"Content-Encoding {shown!r} is not read here", hint="Send the body uncompressed."
+        )
+
+
+def _pick(parts: list[Part]) -> Part:
+    for name in PART_NAMES:
+        named = [part for part in parts if part.name == name]
+        if named:
+            return named[0]
+    if len(parts) == 1:
+        return parts[0]
+    names = ", ".join(repr(part.name[:32]) for part in parts[:10]) or "none"
+    raise InvalidRequest(
+        f"the form has {len(parts)} parts and none is named data or body (named: {names})",
+        hint="Send the input as the part `data`, or as the only part.",
+    )
+
+
+def _typed(body: bytes, content_type: str, kind: str, inline_limit_bytes: int) -> bytes | Payload:
+    if kind in ("", FORM_TYPE):
+        # curl --data-binary says FORM_TYPE whatever the bytes are.
+        kind = content_type = sniff(body)
+    if is_json(kind):
+        _refuse_charset(content_type)
+        return inline_or_payload(json_input(body), inline_limit_bytes)
+    if kind.startswith("text/"):
+        _refuse_charset(content_type)
+    if len(body) > inline_limit_bytes:
+        return Payload(body, content_type)
+    return binary_input(body, content_type)
+
+
+def _refuse_charset(content_type: str) -> None:
+    charset = _CHARSET.search(content_type)
+    if charset and charset.group(1).lower() not in _UTF8:
+        raise UnsupportedMedia(
+            f"charset {charset.group(1)[:32]!r} is not read here", hint="Send the text as UTF-8."
+        )
+
+
+def sniff(body: bytes) -> str:
+    """What bytes without a type are, by their beginning, else by whether they are JSON or text."""
+    image = image_type(body)
+    if image:
+        return image
+    if not body:
+        return BINARY_TYPE
+    try:
+        json_input(body)
+    except InvalidRequest:
+        pass
+    else:
+        return JSON_TYPE
+    try:
+        body.decode()
+    except UnicodeDecodeError:
+        return BINARY_TYPE
+    return BINARY_TYPE if b"\0" in body else "text/plain"

@@ -1,0 +1,129 @@
+"""Errors as RFC 9457 `application/problem+json`.
+
+`type` is `/problems/<code>`, where the code is that of `headrace.errors`; the same path on this
+server says what it means. `remedy` says what to do.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import uuid
+from typing import Any, Final
+
+import msgspec
+
+from api.http.messages import Header, Reply
+from headrace.errors import (
+    BY_CODE,
+    BrokerError,
+    BrokerFull,
+    ClientError,
+    HeadraceError,
+    InternalError,
+    PathNotFound,
+    StoreError,
+    StoreFull,
+    Throttled,
+    Unauthorized,
+)
+from headrace.jobs.failure import JobFailure
+from headrace.jobs.job import Job
+
+logger = logging.getLogger(__name__)
+
+PROBLEM_TYPE: Final = b"application/problem+json"
+TYPE_PREFIX: Final = "/problems/"
+BROKER_RETRY_S: Final = 1
+#: What a 401 says of how to do better (RFC 6750).
+CHALLENGE: Final[Header] = (b"www-authenticate", b'Bearer realm="headrace"')
+BROKER_FULL_RETRY_S: Final = 5
+
+
+#: Every error that a client can be answered with, by its code.
+PROBLEMS: Final[dict[str, type[HeadraceError]]] = {
+    code: cls
+    for code, cls in BY_CODE.items()
+    if code not in ("error", "config-error") and not issubclass(cls, ClientError)
+}
+
+
+def problem(error: HeadraceError, path: str, **members: Any) -> Reply:
+    """An error as the reply to the request for `path`; `members` are extensions of the problem."""
+    headers: tuple[Header, ...] = ()
+    wait_s = retry_after_s(error)
+    if wait_s:
+        headers = ((b"retry-after", b"%d" % wait_s),)
+    elif isinstance(error, Unauthorized):
+        headers = (CHALLENGE,)
+    return _reply(
+        error.status, error.code, error.title, error.message, path, headers, error.hint, members
+    )
+
+
+def job_problem(job: Job, failure: JobFailure, path: str) -> Reply:
+    """How a job ended, as the answer to a request for its result."""
+    title = BY_CODE.get(failure.type, HeadraceError).title
+    members = {"retryable": failure.retryable, "job": job.id}
+    return _reply(failure.status, failure.type, title, failure.message, path, (), "", members)
+
+
+def unexpected(error: Exception, path: str) -> Reply:
+    """An error that nobody foresaw: its details go to the log, its id also to the client."""
+    error_id = str(uuid.uuid4())
+    logger.error("internal error", exc_info=error, extra={"error_id": error_id, "path": path})
+    ours = InternalError(
+        "the API failed on this request",
+        hint=f"Search the log of the API process for {error_id}.",
+    )
+    return problem(ours, path, id=error_id)
+
+
+def explain(code: str) -> dict[str, Any]:
+    """What a problem type means.
+
+    Raises:
+        PathNotFound: there is no such type.
+    """
+    cls = PROBLEMS.get(code)
+    if cls is None:
+        raise PathNotFound(f"there is no problem type {code[:64]!r}", hint="See docs/api.md.")
+    return {
+        "type": TYPE_PREFIX + code,
+        "title": cls.title,
+        "status": cls.status,
+        "retryable": cls.retryable,
+        "cause": " ".join((inspect.getdoc(cls) or "").partition("\n\n")[0].split()),
+    }
+
+
+def retry_after_s(error: HeadraceError) -> int:
+    """Seconds after which another try is sensible; 0 where none helps."""
+    if isinstance(error, Throttled):
+        return error.retry_after_s
+    if isinstance(error, (BrokerFull, StoreFull)):
+        return BROKER_FULL_RETRY_S
+    passing = isinstance(error, (BrokerError, StoreError)) and error.retryable
+    return BROKER_RETRY_S if passing else 0
+
+
+def _reply(
+    status: int,
+    code: str,
+    title: str,
+    detail: str,
+    path: str,
+    headers: tuple[Header, ...],
+    remedy: str,
+    members: dict[str, Any],
+) -> Reply:
+    document = {
+        "type": TYPE_PREFIX + code,
+        "title": title,
+        "status": status,
+        "detail": detail,
+        "instance": path,
+        **({"remedy": remedy} if remedy else {}),
+        **members,
+    }
+    return Reply(status, msgspec.json.encode(document), PROBLEM_TYPE, headers)

@@ -1,0 +1,288 @@
+"""What is seen of a request from outside: its id, and a line in the log once it is answered.
+
+A line is put together without `logging` and its formatters, which would take ten times as long; the
+lines of one turn of the event loop are written at once. Nothing of the query, the headers or the
+bodies is in it but the request's id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import secrets
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, BinaryIO, Final
+
+import msgspec
+
+from api.http.messages import CALLER, SEEN, Message, Receive, Request, Scope, Send
+from api.observability.spans import ApiSpans
+from headrace.access.api_key import EVERYBODY
+from headrace.config.settings import Settings
+from headrace.jobs.serialization import JOBS_PATH
+from headrace.jobs.trace_context import Trace, trace_in
+from headrace.observability import logs
+from headrace.observability.log_format import plain, shown
+from headrace.observability.redaction import Redaction
+
+REQUEST_ID: Final = b"x-request-id"
+LOGGER: Final = "access"
+#: An id that is anything else is passed over, and another one is given.
+_ID: Final = re.compile(rb"[A-Za-z0-9._:@/+=-]{1,128}")
+#: Asked for all the time by machines: logged at `debug` only.
+QUIET: Final = frozenset({"/live", "/ready", "/metrics"})
+PATH_MAX_CHARS: Final = 512
+#: The status in the log where nobody was there to be answered.
+GONE: Final = 499
+_JOBS_PATH: Final = JOBS_PATH.encode()
+_JOB_ROUTE: Final = "/api/v1/jobs/{job_id}"
+#: In a log that people read, the id and the size of an answer stand in the text.
+_IN_TEXT: Final = frozenset({"method", "path", "status", "duration_ms", "bytes", "event", "route"})
+
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class Seen:
+    """What is known of one request, from its beginning to its end.
+
+    Attributes:
+        scope: ASGI's.
+        id: the request's id; empty where it has none.
+        template: the template of its path, once it is known.
+        name: the model, the job or the file in the path.
+        request: as its route sees it, which knows on whose behalf it is.
+        job: the job that it made, or asked for.
+        status: of the answer, once it begins; GONE before.
+        size: the bytes of the answer's body, so far.
+    """
+
+    __slots__ = (
+        "_began", "_send", "id", "job", "name", "request", "scope", "size", "status", "template",
+    )  # fmt: skip
+
+    def __init__(self, scope: Scope, send: Send, request_id: bytes) -> None:
+        self.scope = scope
+        self.id = request_id
+        self.template = ""
+        self.name = ""
+        self.request: Request | None = None
+        self.job = ""
+        self.status = GONE
+        self.size = 0
+        self._send = send
+        self._began = time.perf_counter()
+
+    def found(self, template: str, name: str, request: Request) -> None:
+        """Its route is known."""
+        self.template, self.name, self.request = template, name, request
+
+    async def send(self, message: Message) -> None:
+        """ASGI's `send`, which is seen, and says the request's id."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            headers = message.get("headers", ())
+            for name, value in headers:
+                if name == b"location" and value.startswith(_JOBS_PATH):
+                    self.job = value[len(_JOBS_PATH) :].decode("latin-1")
+            if self.id:
+                message = {**message, "headers": [*headers, (REQUEST_ID, self.id)]}
+        elif message["type"] == "http.response.body":
+            self.size += len(message.get("body", b""))
+        await self._send(message)
+
+    @property
+    def duration_ms(self) -> float:
+        """Since it began."""
+        return (time.perf_counter() - self._began) * 1000
+
+    @property
+    def route(self) -> str:
+        """The template of its path; empty where there is nothing at it."""
+        if self.template:
+            return self.template
+        path = getattr(self.scope.get("route"), "path", None)
+        return path if isinstance(path, str) else ""
+
+    @property
+    def key(self) -> str:
+        """The id of its API key."""
+        if self.request is not None:
+            return self.request.caller.key_id
+        caller = self.scope.get(CALLER, EVERYBODY)
+        return str(caller.key_id)
+
+    @property
+    def job_id(self) -> str:
+        """The job that it made, or that its path names."""
+        return self.job or (self.name if self.template.startswith(_JOB_ROUTE) else "")
+
+
+class AccessLog:
+    """Writes a line for each request.
+
+    Args:
+        out: where to, as bytes.
+        as_json: whether a line is a JSON object.
+        fields: on every line.
+        redaction: what no line may hold.
+        quiet: these paths are passed over.
+    """
+
+    def __init__(
+        self,
+        out: BinaryIO,
+        *,
+        as_json: bool,
+        fields: Mapping[str, Any],
+        redaction: Redaction,
+        quiet: frozenset[str] = QUIET,
+    ) -> None:
+        self._out = out
+        self._quiet = quiet
+        head = {"level": "info", "logger": LOGGER, "event": "request", **fields}
+        self._constant = msgspec.json.encode(head)[1:-1]
+        self._second, self._whole = 0, b""
+        self._redaction = redaction
+        self._write = self._json if as_json else self._text
+        self._lines: list[bytes] = []
+        self._ids = f"{secrets.token_hex(6)}-"
+        self._count = 0
+
+    def new_id(self) -> bytes:
+        """The id of a request that has none."""
+        self._count += 1
+        return f"{self._ids}{self._count:x}".encode()
+
+    def told(self, seen: Seen) -> None:
+        """A request is over."""
+        scope = seen.scope
+        if scope["path"] in self._quiet:
+            return
+        raw = scope.get("raw_path") or scope["path"].encode()
+        told: dict[str, Any] = {
+            "method": scope["method"],
+            "route": seen.route,
+            "path": raw[:PATH_MAX_CHARS].decode("ascii", "backslashreplace"),
+            "status": seen.status,
+            "duration_ms": round(seen.duration_ms, 3),
+            "bytes": seen.size,
+            "request": seen.id.decode("ascii"),
+        }
+        if job := seen.job_id:
+            told["job"] = job[:128]
+        if key := seen.key:
+            told["key"] = key
+        if trace := _trace_of(scope):
+            told["trace_id"] = trace.trace_id
+        client = scope.get("client")
+        if client:
+            told["client"] = client[0]
+        self.write(told)
+
+    def write(self, told: dict[str, Any]) -> None:
+        """Write a line with these fields, with others of this turn of the loop."""
+        line = self._write(told)
+        if not self._lines:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._lines.append(line)
+
+    def _json(self, told: dict[str, Any]) -> bytes:
+        line = msgspec.json.encode(told)
+        if not line.isascii():
+            # There are ends of lines beyond ASCII, such as U+2028.
+            line = json.dumps(told).encode()
+        stamp = self._stamp("%Y-%m-%dT%H:%M:%S", time.gmtime)
+        return self._clean(b'{"timestamp":"%sZ",%s,%s\n' % (stamp, self._constant, line[1:]))
+
+    def _text(self, told: dict[str, Any]) -> bytes:
+        stamp = self._stamp("%Y-%m-%d %H:%M:%S", time.localtime).decode()
+        rest = " ".join([f"{name}={shown(told[name])}" for name in told if name not in _IN_TEXT])
+        text = (
+            f"{stamp} INFO    {LOGGER}: {plain(told['method'])} {plain(told['path'])} "
+            f"{told['status']} {told['duration_ms']:.1f} ms {told['bytes']} B  {rest}\n"
+        )
+        return self._clean(text.encode())
+
+    def _stamp(self, form: str, broken: Callable[[float], time.struct_time]) -> bytes:
+        """Now, with milliseconds; what it says of a second is put together once."""
+        now = time.time()
+        second = int(now)
+        if second != self._second:
+            self._second, self._whole = second, time.strftime(form, broken(now)).encode()
+        return b"%s.%03d" % (self._whole, int((now - second) * 1000))
+
+    def _clean(self, line: bytes) -> bytes:
+        if b"hr_" not in line and b"://" not in line:
+            return line
+        return self._redaction.clean(line.decode()).encode()
+
+    def _flush(self) -> None:
+        data, self._lines = b"".join(self._lines), []
+        try:
+            self._out.write(data)
+            self._out.flush()
+        except (OSError, ValueError):
+            # Nobody reads any more; requests are answered all the same.
+            self._out = open(os.devnull, "wb")  # noqa: SIM115
+
+
+def access_log(settings: Settings, environ: Mapping[str, str]) -> AccessLog:
+    """The access log of this process, on standard error."""
+    stream = sys.__stderr__ or sys.stderr
+    return AccessLog(
+        stream.buffer,
+        as_json=logs.format_of(settings.log_format, stream) == logs.JSON,
+        fields={"part": "api", "pid": os.getpid()},
+        redaction=Redaction.of(environ, settings.redis_url),
+        quiet=frozenset() if settings.log_level == "debug" else QUIET,
+    )
+
+
+def asked_id(scope: Scope) -> bytes:
+    """The id that a request brings along; empty where it has none that can be taken over."""
+    for name, value in scope["headers"]:
+        if name == REQUEST_ID:
+            return value if _ID.fullmatch(value) else b""
+    return b""
+
+
+async def watched(
+    app: App, seen: Seen, receive: Receive, log: AccessLog | None, spans: ApiSpans | None
+) -> None:
+    """Answer a request that is seen from outside.
+
+    Args:
+        app: what answers.
+        seen: the request.
+        receive: ASGI's.
+        log: has a line written; None writes none.
+        spans: has a span for it; None has none.
+    """
+    if log is not None and not seen.id:
+        seen.id = log.new_id()
+    scope = seen.scope
+    scope[SEEN] = seen
+    fields = {"request": seen.id.decode("ascii")} if seen.id else {}
+    concern = logs.CONCERN.set(fields)
+    span = spans.request(seen) if spans is not None and scope["path"] not in QUIET else None
+    try:
+        with span or contextlib.nullcontext():
+            try:
+                await app(scope, receive, seen.send)
+            finally:
+                if log is not None:
+                    log.told(seen)
+    finally:
+        logs.CONCERN.reset(concern)
+
+
+def _trace_of(scope: Scope) -> Trace | None:
+    """The trace that a request is part of: its span's, or, without spans, the one that it names."""
+    if parent := logs.TRACE.get():
+        return Trace(parent)
+    return trace_in(scope["headers"])

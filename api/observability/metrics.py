@@ -1,0 +1,225 @@
+"""What Redis knows of queues, models, workers and hosts, as the metrics of one scrape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import chain
+from typing import Final, TypeVar
+
+from api.components.model_status import ModelStatus
+from api.observability import metric_families as f
+from api.observability.counters import REQUESTS
+from api.observability.exposition import Found, Labels
+from api.observability.metric_families import Family
+from api.services import Services
+from headrace import __version__
+from headrace.errors import BrokerError, QueueFull
+from headrace.observability import worker_report
+from headrace.observability.host_figures import DeviceFigures, HostFigures
+from headrace.observability.totals import (
+    BOUNDS,
+    ZERO,
+    Fields,
+    Totals,
+    counted,
+    histogram,
+    read_labelled,
+)
+from headrace.observability.worker_report import WorkerReport
+from headrace.queue.depth import Depths
+from headrace.queue.scrape import Scraped
+from headrace.queue.webhook_deliveries import COUNTER as WEBHOOKS
+from headrace.queue.webhook_deliveries import OUTCOMES as WEBHOOK_OUTCOMES
+from headrace.redis import keys
+from headrace.redis.traffic import ERRORS, ROUND_TRIPS
+
+T = TypeVar("T")
+#: Name and version of each; labels of each.
+Models = tuple[tuple[str, str], ...]
+Names = tuple[tuple[str], ...]
+
+#: Shown from the first scrape on, so that a rate has a zero to begin from.
+_STATUSES: Final = ("succeeded", "failed", "expired", "cancelled")
+_REASONS: Final = ("full", "cost", "deadline", "idle", "alone", "drain")
+_RESTARTED: Final = ("lost", "recycled")
+_PARTS: Final = ("api", "worker")
+
+_COUNTED: Final = {
+    worker_report.ADMITTED: f.ADMITTED,
+    worker_report.DEAD: f.DEAD,
+    worker_report.PADDING: f.PADDING,
+    worker_report.STARVED: f.STARVED,
+    worker_report.LOAD_FAILURES: f.LOAD_FAILURES,
+    worker_report.RENEWED: f.RENEWED,
+    worker_report.LEASES_LOST: f.LEASES_LOST,
+    worker_report.UNTOLD: f.UNTOLD,
+}
+_LABELLED: Final = {
+    worker_report.REJECTED: (f.REJECTED, (QueueFull.code,)),
+    worker_report.ENDED: (f.ENDED, _STATUSES),
+    worker_report.LEFT: (f.BATCHES, _REASONS),
+    worker_report.RESTARTS: (f.RESTARTS, _RESTARTED),
+}
+#: Stands among the ends, and is shown on its own.
+_RETRIED: Final = f"{worker_report.ENDED}:{worker_report.RETRIED}"
+_HOST: Final[tuple[tuple[Family, Callable[[HostFigures], float]], ...]] = (
+    (f.HOST_CPUS, lambda host: host.cpus),
+    (f.HOST_CPU, lambda host: host.cpu_ratio),
+    (f.HOST_MEMORY, lambda host: host.memory_bytes),
+    (f.HOST_MEMORY_FREE, lambda host: host.memory_available_bytes),
+    (f.HOST_DISK, lambda host: host.disk_bytes),
+    (f.HOST_DISK_FREE, lambda host: host.disk_available_bytes),
+)
+_DEVICE: Final[tuple[tuple[Family, Callable[[DeviceFigures], float | None]], ...]] = (
+    (f.DEVICE_BUSY, lambda device: device.busy_ratio),
+    (f.DEVICE_MEMORY, lambda device: device.memory_bytes),
+    (f.DEVICE_MEMORY_USED, lambda device: device.memory_used_bytes),
+    (f.DEVICE_TEMPERATURE, lambda device: device.temperature_celsius),
+    (f.DEVICE_POWER, lambda device: device.power_watts),
+)
+
+
+async def metrics_of(services: Services) -> Iterable[Found]:
+    """Ask Redis; a scrape must not fail with it, or the outage itself could not be seen."""
+    try:
+        scraped = await services.scraper.read()
+    except BrokerError:
+        return [_one(f.BROKER_UP, 0), _one(f.BUILD, 1, (__version__,))]
+    statuses = services.fleet.learn(scraped.workers)
+    models = tuple((model.name, model.version) for model in services.catalog.served)
+    waiting = services.tally.waiting(scraped.waiting)
+    return _all(scraped, statuses, models, waiting)
+
+
+def _all(
+    scraped: Scraped,
+    statuses: Mapping[str, ModelStatus],
+    models: Models,
+    waiting: int,
+) -> Iterator[Found]:
+    names = _names(models)
+    yield _one(f.BROKER_UP, 1)
+    yield _one(f.BUILD, 1, (__version__,))
+    yield _one(f.WORKERS, len(scraped.workers))
+    yield _one(f.WAITING, waiting)
+    yield _one(f.ERRANDS, scraped.errands)
+    yield _one(f.WEBHOOKS_PENDING, scraped.webhooks)
+    if scraped.memory is not None:
+        used, most = scraped.memory
+        yield _one(f.REDIS_MEMORY, used)
+        yield _one(f.REDIS_LIMIT, most)
+    yield from _queues(scraped.depths, names, _places(models))
+    yield Found(f.PAUSED, names, list(map(int, scraped.paused)))
+    yield from _counted(scraped.counted, names)
+    yield from _models(statuses, scraped.counted, names)
+    yield from _shared(scraped.shared)
+    yield from _measured(list(scraped.workers.values()))
+
+
+# Labels are the same tuples each time, so that to compare them with the last ones costs little.
+@lru_cache(maxsize=8)
+def _places(models: Models) -> list[Labels]:
+    return [(name, version, str(step)) for step in keys.STEPS for name, version in models]
+
+
+@lru_cache(maxsize=8)
+def _names(models: Models) -> Names:
+    return tuple((name,) for name, _ in models)
+
+
+@lru_cache(maxsize=256)
+def _forms(names: Names, which: str) -> list[Labels]:
+    return [(model, which) for (model,) in names]
+
+
+def _queues(depths: Depths, names: Names, places: Sequence[Labels]) -> Iterator[Found]:
+    yield Found(f.DEPTH, places, list(chain.from_iterable(depths.waiting)))
+    yield Found(f.OLDEST, places, list(chain.from_iterable(depths.oldest_ages_s)))
+    yield Found(f.IN_FLIGHT, names, depths.in_flight)
+    yield Found(f.SCHEDULED, names, depths.scheduled)
+    yield Found(f.LETTERS, names, depths.dead)
+
+
+def _counted(totals: Totals, names: Names) -> Iterator[Found]:
+    for name, family in _COUNTED.items():
+        yield Found(family, names, counted(totals.column(name)))
+    yield Found(f.RETRIED, names, counted(totals.column(_RETRIED)))
+    for name, (family, always) in _LABELLED.items():
+        forms = totals.labelled(name)
+        if name == worker_report.ENDED:
+            forms.pop(worker_report.RETRIED, None)
+        series: list[Labels] = []
+        values: list[bytes] = []
+        for which in dict.fromkeys((*always, *forms)):
+            labels, column = _forms(names, which), forms.get(which, totals.none)
+            if which not in always and None in column:
+                there = [n for n, raw in enumerate(column) if raw is not None]
+                labels, column = [labels[n] for n in there], [column[n] for n in there]
+            series += labels
+            values += counted(column)
+        yield Found(family, series, values)
+    for name, family in f.HISTOGRAMS.items():
+        yield Found(family, names, histogram(totals, name), BOUNDS[name])
+
+
+def _models(statuses: Mapping[str, ModelStatus], totals: Totals, names: Names) -> Iterator[Found]:
+    yield _by_model(f.READY, statuses, lambda status: status.ready)
+    yield _by_model(
+        f.REPLICAS, statuses, lambda status: sum(one.state.replicas for one in status.workers)
+    )
+    counts, seconds = (
+        counted(totals.column(name)) for name in (worker_report.LOADS, worker_report.LOAD_S)
+    )
+    yield Found(f.LOAD_S, names, list(chain.from_iterable(zip(counts, seconds, strict=True))))
+
+
+def _shared(fields: Fields) -> Iterator[Found]:
+    series: list[Labels] = []
+    values: list[bytes] = []
+    for name, count in read_labelled(fields, REQUESTS).items():
+        method, _, rest = name.partition(" ")
+        code, _, route = rest.partition(" ")
+        series.append((method, route, code))
+        values.append(count)
+    yield Found(f.REQUESTS, series, values)
+    for name, family, always in (
+        (ROUND_TRIPS, f.ROUND_TRIPS, _PARTS),
+        (ERRORS, f.ERRORS, _PARTS),
+        (WEBHOOKS, f.WEBHOOKS, WEBHOOK_OUTCOMES),
+    ):
+        counts = {**dict.fromkeys(always, ZERO), **read_labelled(fields, name)}
+        yield Found(family, [(which,) for which in counts], list(counts.values()))
+
+
+def _measured(workers: Sequence[WorkerReport]) -> Iterator[Found]:
+    memory = {
+        (model, worker.node): taken
+        for worker in workers
+        for model, taken in worker.figures.models.items()
+    }
+    yield Found(f.MODEL_MEMORY, list(memory), list(memory.values()))
+    # Several workers measure one host, and may share a GPU.
+    hosts: dict[Labels, HostFigures] = {}
+    devices: dict[Labels, DeviceFigures] = {}
+    for worker in workers:
+        host = worker.figures.host
+        if host is not None:
+            hosts[(host.name,)] = host
+            devices |= {(host.name, device.id): device for device in worker.figures.devices}
+    for family, of_host in _HOST:
+        yield Found(family, list(hosts), [of_host(host) for host in hosts.values()])
+    told = [(*place, device.name, device.uuid) for place, device in devices.items()]
+    yield Found(f.DEVICE, told, [1] * len(told))
+    for family, of_device in _DEVICE:
+        known = {place: of_device(device) for place, device in devices.items()}
+        shown = {place: value for place, value in known.items() if value is not None}
+        yield Found(family, list(shown), list(shown.values()))
+
+
+def _one(family: Family, value: float, labels: Labels = ()) -> Found:
+    return Found(family, [labels], [value])
+
+
+def _by_model(family: Family, found: Mapping[str, T], value: Callable[[T], float]) -> Found:
+    return Found(family, [(model,) for model in found], [value(one) for one in found.values()])

@@ -1,0 +1,180 @@
+"""One API process, configured by the environment: what `python -m api` runs.
+
+Its arguments are file descriptors that it inherits from whoever supervises it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import logging
+import os
+import socket
+import sys
+from collections.abc import Coroutine, Iterator, Sequence
+from typing import Any, Final
+
+import uvicorn
+from typing_extensions import override
+
+from api.app import Application, create_app
+from api.http.tls import check_certificate, renew
+from api.http.uvicorn_protocol import protocol_with, watch
+from api.observability.access_log import access_log
+from headrace.access.key_store import api_keys_at
+from headrace.config.model_catalog import load_catalog
+from headrace.config.settings import Settings, is_loopback, load_settings
+from headrace.errors import ConfigError, HeadraceError
+from headrace.observability import logs
+from headrace.payloads.stores import build_stores
+from headrace.redis.compatibility import check_broker
+from headrace.server.ports import BACKLOG, http_url
+
+#: A stop waits so long for requests under way, in seconds.
+SHUTDOWN_MAX_S: Final = 4
+KEEP_ALIVE_S: Final = 75
+#: The garbage collector looks once so many more objects live than before.
+GC_AFTER_OBJECTS: Final = 10_000
+
+_NO_KEY: Final = (
+    "API keys are asked for (`auth`), and there is none yet: make one with `headrace keys create`"
+)
+_OPEN: Final = "auth is off: anybody who can reach %s may submit, read results and purge queues"
+
+logger = logging.getLogger("api")
+
+
+class Server(uvicorn.Server):
+    """uvicorn, which before it stops has every waiting request answered: not yet.
+
+    Attributes:
+        ready_fd: a pipe into which it writes once it serves.
+    """
+
+    ready_fd: int | None = None
+    _background: Sequence[asyncio.Task[None]] = ()
+
+    @override
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            config = self.config
+            tls = config.ssl is not None
+            logger.info("listening on %s", http_url(config.host, config.port, tls=tls))
+            self._background = [asyncio.create_task(job) for job in self._watching()]
+            if self.ready_fd is not None:
+                os.write(self.ready_fd, b"\n")
+
+    def _watching(self) -> Iterator[Coroutine[Any, Any, None]]:
+        """What is done beside serving."""
+        app = self.config.app
+        assert isinstance(app, Application)  # noqa: S101 - server_for serves no other
+        settings = app.settings
+        yield watch(self.server_state.connections, settings.request_timeout_s)
+        if self.config.ssl is not None and settings.tls_cert_file is not None:
+            yield renew(self.config.ssl, settings.tls_cert_file, settings.tls_key_file)
+
+    @override
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for task in self._background:
+            task.cancel()
+        app = self.config.app
+        if isinstance(app, Application) and app.services is not None:
+            app.services.dismiss()
+        await super().shutdown(sockets)
+
+
+def server_for(app: Application, host: str, port: int, log_level: str = "info") -> Server:
+    """The server of one application."""
+    settings = app.settings
+    return Server(
+        uvicorn.Config(
+            app,
+            host=host,
+            port=port,
+            loop="uvloop",
+            http=protocol_with(settings),
+            ws="none",
+            lifespan="on",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            # Our own line says where it listens; uvicorn needs four, and five to stop.
+            log_config=None,
+            log_level="warning" if log_level == "info" else log_level,
+            backlog=BACKLOG,
+            ssl_certfile=settings.tls_cert_file,
+            ssl_keyfile=settings.tls_key_file,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=SHUTDOWN_MAX_S,
+        )
+    )
+
+
+def _serve(settings: Settings, inherited: argparse.Namespace) -> None:
+    if settings.redis_url is None:
+        raise ConfigError(
+            "the API has no Redis: redis_url is not set",
+            hint="Set HEADRACE_REDIS_URL, or run `headrace up`, which brings its own.",
+        )
+    for warning in check_broker(settings.redis_url).warnings():
+        logging.getLogger("api").warning("%s", warning)
+    check_certificate(settings)
+    for warning in _door_warnings(settings, settings.redis_url):
+        logger.warning("%s", warning)
+    catalog = load_catalog(settings.models_file, timeout_s=settings.timeout_s)
+    stores = build_stores(settings, settings.redis_url)
+    try:
+        stores.check()
+    finally:
+        stores.close()
+    app = create_app(settings, catalog)
+    if settings.access_log:
+        app.access_log = access_log(settings, os.environ)
+    server = server_for(app, settings.host, settings.port, settings.log_level)
+    server.ready_fd = inherited.ready
+    # What was imported stays: a full collection that walks it all halts every request meanwhile.
+    gc.freeze()
+    # No request leaves cycles behind, and what 64 of them hold at once is more than the usual 700.
+    gc.set_threshold(GC_AFTER_OBJECTS)
+    gc.enable()
+    listeners = [socket.socket(fileno=descriptor) for descriptor in inherited.socket]
+    server.run(sockets=listeners or None)
+
+
+def _door_warnings(settings: Settings, redis_url: str) -> list[str]:
+    """What whoever starts the API should know of who may use it."""
+    if settings.asks_for_keys:
+        with api_keys_at(redis_url) as keys:
+            return [] if keys.all() else [_NO_KEY]
+    if is_loopback(settings.public_host):
+        return []
+    return [_OPEN % settings.public_host]
+
+
+def _inherited() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m api", description=__doc__)
+    parser.add_argument(
+        "--socket", type=int, action="append", default=[], metavar="FD",
+        help="a listening socket to serve on, in place of host and port; may be given again",
+    )  # fmt: skip
+    parser.add_argument("--ready", type=int, metavar="FD", help="a pipe to write to once it serves")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Serve until SIGTERM or SIGINT; the exit status."""
+    try:
+        inherited = _inherited()
+        settings = load_settings(None, os.environ, {})
+        logs.configure(
+            settings.log_format, settings.log_level, "api",
+            environ=os.environ, redis_url=settings.redis_url,
+        )  # fmt: skip
+        _serve(settings, inherited)
+    except HeadraceError as error:
+        hint = f" ({error.hint})" if error.hint else ""
+        print(f"headrace: {error.message}{hint}", file=sys.stderr)  # noqa: T201 - for people
+        return 2 if isinstance(error, ConfigError) else 3
+    return 0

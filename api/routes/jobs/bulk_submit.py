@@ -1,0 +1,166 @@
+"""`POST /api/v1/jobs/bulk`: a job a line, answered a line each, while the body still comes.
+
+Four stages run side by side, so that the next lines are read while Redis works on the last ones,
+and answers are made while it works on the next. No stage waits for the client to read: answers
+that it does not take wait in an `Outbox`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from api.http.bodies import FORM_TYPE, require_type
+from api.http.messages import NO_STORE, CutShort, Message, Reply, Request, Stream, Write
+from api.http.ndjson import Line, LineSplitter, batches
+from api.http.send_buffer import Outbox
+from api.routes.jobs.bulk_status import is_said
+from api.routes.jobs.submit import key_of
+from api.services import Services
+from api.submission.bulk import BulkSubmitter, Row
+from api.submission.job_request import trace_of
+from api.submission.waiting import asked_wait_s
+from headrace.jobs.ids import check_key
+
+NDJSON: Final = b"application/x-ndjson"
+TYPES: Final = frozenset(
+    {"", FORM_TYPE, "application/x-ndjson", "application/ndjson", "application/jsonl"}
+)
+#: One call of jobs/submit.lua takes so many lines, which bounds how long it holds Redis, ...
+CALL_MAX_LINES: Final = 256
+#: ... and so many bytes of them, unless the first alone is longer.
+CALL_MAX_BYTES: Final = 1024 * 1024
+#: A body of which nothing has come for so long is taken for one of which nothing ever will. The
+#: answer has begun, so that the connection can only be cut.
+IDLE_MAX_S: Final = 600.0
+_QUERY: Final = frozenset({"hold", "brief", "quiet"})
+#: A proxy that gathers an answer before it passes it on would undo the streaming.
+_UNBUFFERED: Final = (b"x-accel-buffering", b"no")
+
+Rows = list[Row]
+
+
+async def submit_bulk(services: Services, request: Request, _: str) -> Reply | Stream:
+    """Submit each line of the body as `POST /api/v1/jobs` does."""
+    most_s = services.settings.bulk_hold_s
+    query = request.query(_QUERY)
+    asked_s = asked_wait_s(query.get("hold"), most_s, "hold")
+    brief = is_said(query.get("brief"), "brief", default=False)
+    quiet = is_said(query.get("quiet"), "quiet", default=False)
+    require_type(request, lambda kind: kind in TYPES, "Send application/x-ndjson, a job a line.")
+    key = key_of(request)
+    if key:
+        check_key(key)
+    # Before the answer begins, or a client that waits for `100 Continue` would never get it.
+    first = await request.receive()
+    hold_s = most_s if asked_s is None else asked_s
+    submitter = BulkSubmitter(
+        services,
+        request.path,
+        key,
+        hold_s,
+        request.caller,
+        trace=trace_of(request),
+        brief=brief,
+        quiet=quiet,
+    )
+    exchange = _Exchange(services, request, submitter, first)
+
+    async def run(write: Write) -> None:
+        if services.spans is None:
+            await exchange.run(write)
+            return
+        # All lines of a request go out in one.
+        with services.spans.submit("") as trace:
+            submitter.trace = trace
+            await exchange.run(write)
+
+    return Stream(200, run, NDJSON, (NO_STORE, _UNBUFFERED))
+
+
+class _Exchange:
+    """One bulk request while it lasts."""
+
+    def __init__(
+        self, services: Services, request: Request, submitter: BulkSubmitter, first: Message
+    ) -> None:
+        self._stopping = services.waiters.dismissed
+        self._request = request
+        self._submitter = submitter
+        self._first = first
+        self._splitter = LineSplitter(services.settings.body_limit_bytes)
+        self._read: asyncio.Queue[Rows | None] = asyncio.Queue(1)
+        self._submitted: asyncio.Queue[Rows | None] = asyncio.Queue(1)
+        self._limit_lines = services.settings.bulk_limit_lines
+        self._whole = False
+
+    async def run(self, write: Write) -> None:
+        """Answer every line.
+
+        Raises:
+            CutShort: the client hung up or this process stops; lines that were read are answered.
+        """
+        with Outbox() as outbox:
+            async with asyncio.TaskGroup() as stages:
+                for stage in (self._receive, self._submit):
+                    stages.create_task(stage())
+                stages.create_task(self._answer(outbox))
+                stages.create_task(_send(outbox, write))
+        if not self._whole:
+            raise CutShort
+
+    async def _receive(self) -> None:
+        message = self._first
+        while not self._whole and message["type"] != "http.disconnect":
+            lines = self._splitter.feed(message.get("body", b""))
+            if not message.get("more_body"):
+                lines += self._splitter.finish()
+                self._whole = True
+            lines, cut = self._within_limit(lines)
+            for batch in batches(lines, CALL_MAX_LINES, CALL_MAX_BYTES):
+                await self._read.put(self._submitter.read(batch))
+            if cut:
+                self._whole = False
+                break
+            if not self._whole:
+                message = await self._next()
+        # What was begun of a line when the client hung up is dropped: it may not be all of it.
+        await self._read.put(None)
+
+    def _within_limit(self, lines: list[Line]) -> tuple[list[Line], bool]:
+        """The lines that are read, and whether there were more: of these the first is refused."""
+        if not lines or lines[-1].number <= self._limit_lines:
+            return lines, False
+        within = [line for line in lines if line.number <= self._limit_lines]
+        return [*within, lines[len(within)]], True
+
+    async def _next(self) -> Message:
+        """The next of the body; where this process stops, or nothing comes, as if it hung up."""
+        coming = asyncio.ensure_future(self._request.receive())
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait(
+                {coming, stopping}, timeout=IDLE_MAX_S, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not coming.done():
+                return {"type": "http.disconnect"}
+            return coming.result()
+        finally:
+            for task in (coming, stopping):
+                task.cancel()
+
+    async def _submit(self) -> None:
+        while rows := await self._read.get():
+            await self._submitter.submit(rows)
+            await self._submitted.put(rows)
+        await self._submitted.put(None)
+
+    async def _answer(self, outbox: Outbox) -> None:
+        while rows := await self._submitted.get():
+            await outbox.put(await self._submitter.answers(rows))
+        outbox.end()
+
+
+async def _send(outbox: Outbox, write: Write) -> None:
+    while data := await outbox.take():
+        await write(data)

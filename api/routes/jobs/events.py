@@ -1,0 +1,161 @@
+"""`GET /api/v1/jobs/{id}/events`: what becomes of a job, as server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from api.http.messages import (
+    NO_CONTENT,
+    NO_STORE,
+    ClientGone,
+    Header,
+    Reply,
+    Request,
+    Stream,
+    Write,
+    hung_up,
+)
+from api.routes.jobs.job import visible_job
+from api.services import Services
+from api.submission.job_events import HEAD, HEARTBEAT, Event, Story, end_id, frame
+from headrace.errors import BrokerError
+from headrace.jobs.job import Job, State
+from headrace.jobs.serialization import REPLICA, job_object
+from headrace.queue.watcher import Standing, Watch, standing_of
+
+#: Proxies close what is silent for half a minute or so; and whoever is gone is noticed.
+HEARTBEAT_S: Final = 15.0
+#: A client that takes nothing of what was sent for so long is not waited for.
+STALLED_S: Final = 60.0
+#: While Redis does not answer, the end of a job is read again so often.
+LOOK_AGAIN_S: Final = 1.0
+
+_QUERY: Final = frozenset({"last_event_id"})
+_EVENT_STREAM: Final = b"text/event-stream"
+#: nginx keeps an answer back until it has enough of it, unless it is told.
+_UNBUFFERED: Final[Header] = (b"x-accel-buffering", b"no")
+_HEADERS: Final = (NO_STORE, _UNBUFFERED)
+
+
+async def get_events(services: Services, request: Request, job_id: str) -> Reply | Stream:
+    """What becomes of the job from here on, or from the last event that the client has."""
+    last_id = request.query(_QUERY).get("last_event_id")
+    if last_id is None:
+        last_id = request.header(b"last-event-id").decode("latin-1")
+    job = await visible_job(services, request.caller, job_id)
+    if job.state.final and last_id == end_id(job.ended_us):
+        # The client has it all: by the standard this is what ends its reconnecting.
+        return Reply(NO_CONTENT, b"", headers=(NO_STORE,))
+    if request.method == "HEAD":
+        return Stream(200, _nothing, _EVENT_STREAM, _HEADERS)
+    if job.quiet and not job.state.final:
+        await services.queue.listen(job.id)
+    caller = request.caller
+    services.seats.take(caller.key_id, keyed=services.door is not None)
+    telling = _Telling(services, request, job, last_id)
+    return Stream(200, telling.run, _EVENT_STREAM, _HEADERS)
+
+
+async def _nothing(_: Write) -> None:
+    """The head alone."""
+
+
+class _Telling:
+    """One stream, while it is open."""
+
+    def __init__(self, services: Services, request: Request, job: Job, last_id: str) -> None:
+        self._services = services
+        self._request = request
+        self._job = job
+        self._story = Story(job.id, last_id)
+        self._gone = False
+
+    async def run(self, write: Write) -> None:
+        """Write events until the job has ended, the client is gone or this process stops."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._services.settings.event_stream_max_s
+        try:
+            with self._services.news.watch(self._job.id) as watch:
+                watching = loop.create_task(self._until_gone(watch))
+                try:
+                    await self._put(write, HEAD)
+                    await self._tell(write, watch, until)
+                finally:
+                    watching.cancel()
+        finally:
+            self._services.seats.leave(self._request.caller.key_id)
+
+    async def _tell(self, write: Write, watch: Watch, until: float) -> None:
+        loop = asyncio.get_running_loop()
+        standing: Standing | None = standing_of(self._job)
+        beat_at = loop.time() + HEARTBEAT_S
+        # Asked before anything is told: a job that says much has no heartbeats.
+        while standing is not None and not watch.unknown and await self._still_admitted():
+            ended, soon_s = False, HEARTBEAT_S
+            events = self._story.due(standing, loop.time(), await self._waits_for(standing))
+            for event in events:
+                ended = event.data is None
+                if ended and not await self._end(write, watch, event):
+                    return
+                if event.data is not None:
+                    await self._put(write, frame(event.id, event.name, event.data))
+                beat_at = loop.time() + HEARTBEAT_S
+            if ended or self._over(until):
+                return
+            if self._story.held:
+                soon_s = self._story.soon(loop.time())
+            await watch.woken(max(0.0, min(soon_s, beat_at - loop.time(), until - loop.time())))
+            if self._gone:
+                raise ClientGone
+            if loop.time() >= beat_at:
+                await self._put(write, HEARTBEAT)
+                beat_at = loop.time() + HEARTBEAT_S
+            standing = watch.standing or standing
+
+    def _over(self, until: float) -> bool:
+        return self._services.news.dismissed or asyncio.get_running_loop().time() >= until
+
+    async def _end(self, write: Write, watch: Watch, event: Event) -> bool:
+        """All of the job that has ended, as `GET` shows it; False where it cannot be said."""
+        while not self._services.news.dismissed:
+            try:
+                job = await self._services.queue.read(self._job.id)
+            except BrokerError:
+                await watch.woken(LOOK_AGAIN_S)
+                if self._gone:
+                    raise ClientGone from None
+                continue
+            if job is None or not job.state.final:
+                # Forgotten, or put back by an operator: who comes back is told what it is by then.
+                return False
+            await self._put(write, frame(end_id(job.ended_us), event.name, job_object(job)))
+            return True
+        return False
+
+    async def _waits_for(self, standing: Standing) -> str | None:
+        if standing.state is not State.QUEUED:
+            return None
+        ready = await self._services.fleet.has_ready(self._job.model)
+        return None if ready else REPLICA
+
+    async def _still_admitted(self) -> bool:
+        door = self._services.door
+        return door is None or await door.still_admits(self._request.caller)
+
+    async def _until_gone(self, watch: Watch) -> None:
+        await hung_up(self._request.receive)
+        self._gone = True
+        watch.wake()
+
+    async def _put(self, write: Write, data: bytes) -> None:
+        """Write; a client that does not read is not waited for for ever.
+
+        Raises:
+            ClientGone: it has taken nothing for too long.
+        """
+        try:
+            async with asyncio.timeout(STALLED_S):
+                await write(data)
+        except TimeoutError:
+            raise ClientGone from None

@@ -1,0 +1,282 @@
+"""`/v1/files`, by OpenAI's conventions: upload, list, retrieve, content, delete."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, Final
+
+import msgspec
+
+from api.components.files import Filing
+from api.http.bodies import MULTIPART_TYPE, require_type
+from api.http.messages import (
+    NO_STORE,
+    ClientGone,
+    CutShort,
+    Receive,
+    Reply,
+    Request,
+    Stream,
+    Write,
+    hung_up,
+)
+from api.http.openai_errors import InvalidParameter
+from api.http.upload import FILE_FIELD, Upload, too_large
+from api.services import Services
+from headrace.batches.files.pages import Page
+from headrace.batches.files.record import BATCH, KEEP_MAX_S, NAME_MAX_CHARS, StoredFile
+from headrace.batches.files.store import PART_BYTES, Draft, Reader
+from headrace.errors import HeadraceError, InvalidRequest
+
+logger = logging.getLogger(__name__)
+
+PAGE_MAX: Final = 10_000
+#: What a form has besides its file.
+FORM_MAX_BYTES: Final = 256 * 1024
+FIELDS: Final = ("purpose", "expires_after[anchor]", "expires_after[seconds]")
+ANCHOR: Final = "created_at"
+
+_LIST: Final = frozenset({"after", "limit", "order", "purpose"})
+_NONE: Final = frozenset[str]()
+
+
+async def create_file(services: Services, request: Request, _: str) -> Reply:
+    """Take a file in, part by part; it is there once all of it has come."""
+    request.query(_NONE)
+    require_type(request, lambda kind: kind == MULTIPART_TYPE, "Send multipart/form-data.")
+    limit_bytes = services.settings.file_limit_bytes
+    declared = request.header(b"content-length")
+    try:
+        if declared and int(declared) > limit_bytes + FORM_MAX_BYTES:
+            raise too_large(limit_bytes)
+        upload = Upload(request.header(b"content-type").decode("latin-1"), limit_bytes)
+        stored = await _take_in(services.filing, request, upload)
+    except HeadraceError:
+        request.drain = True
+        raise
+    return _reply(file_object(stored))
+
+
+class _Intake:
+    """A file on its way in.
+
+    Attributes:
+        draft: what was written of it; None before it begins.
+    """
+
+    def __init__(self, filing: Filing, upload: Upload, owner: str) -> None:
+        self._owner = owner
+        self.draft: Draft | None = None
+        self._filing = filing
+        self._upload = upload
+
+    async def read(self, request: Request) -> None:
+        """Take in the whole form."""
+        ended = False
+        while not ended:
+            message = await request.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            # Parsing some hundred kilobytes takes less than a switch of threads.
+            self._upload.feed(message.get("body", b""))
+            ended = not message.get("more_body")
+            await self._write(least=1 if ended else PART_BYTES)
+        self._upload.check_whole()
+
+    async def _write(self, least: int) -> None:
+        upload, run = self._upload, self._filing.run
+        if upload.filename is None:
+            return
+        if self.draft is None:
+            self.draft = await run(
+                self._filing.files.begin, _filename(upload.filename), self._owner
+            )
+        while upload.waiting_bytes >= least:
+            await run(self.draft.add, upload.take(PART_BYTES))
+
+    async def finish(self) -> StoredFile:
+        """Make it a file."""
+        ttl_s = _asked_ttl_s(self._upload.fields)
+        if self.draft is None:
+            raise InvalidParameter("the form has no file", FILE_FIELD)
+        return await self._filing.run(self.draft.finish, BATCH, ttl_s)
+
+
+async def _take_in(filing: Filing, request: Request, upload: Upload) -> StoredFile:
+    intake = _Intake(filing, upload, request.caller.key_id)
+    try:
+        await intake.read(request)
+        return await intake.finish()
+    except BaseException:
+        if intake.draft is not None:
+            # Whoever hung up does not wait for it; nobody else can see the file.
+            await asyncio.shield(filing.run(intake.draft.abandon))
+        raise
+
+
+async def list_files(services: Services, request: Request, _: str) -> Reply:
+    """A page of files."""
+    query = request.query(_LIST)
+    order = query.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise InvalidParameter(f"order: {order[:32]!r} is neither asc nor desc", "order")
+    filing = services.filing
+    page = await filing.run(
+        filing.files.page,
+        request.caller,
+        after=query.get("after", ""),
+        limit=limit_of(query, PAGE_MAX, PAGE_MAX),
+        newest_first=order == "desc",
+        purpose=query.get("purpose", ""),
+    )
+    return _reply(list_object(page, file_object))
+
+
+async def get_file(services: Services, request: Request, file_id: str) -> Reply:
+    """One file, without its content."""
+    request.query(_NONE)
+    filing = services.filing
+    return _reply(file_object(await filing.run(filing.files.get, file_id, request.caller)))
+
+
+async def delete_file(services: Services, request: Request, file_id: str) -> Reply:
+    """Delete a file."""
+    request.query(_NONE)
+    filing = services.filing
+    await filing.run(filing.files.delete, file_id, request.caller)
+    return _reply({"id": file_id, "object": "file", "deleted": True})
+
+
+async def get_content(services: Services, request: Request, file_id: str) -> Reply | Stream:
+    """The bytes of a file, in bounded memory."""
+    request.query(_NONE)
+    filing = services.filing
+    reader = await filing.run(filing.files.open, file_id, request.caller)
+    # What cannot be read at all is answered as an error.
+    first = await filing.run(reader.read, 0)
+
+    async def run(write: Write) -> None:
+        if request.method != "HEAD":
+            await _send(filing, reader, first, write, request.receive)
+
+    name = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in
+                   reader.file.filename) or file_id  # fmt: skip
+    return Stream(
+        200,
+        run,
+        b"application/octet-stream",
+        (
+            (b"content-length", b"%d" % reader.file.bytes),
+            (b"content-disposition", f'attachment; filename="{name}"'.encode()),
+            (b"x-content-type-options", b"nosniff"),
+            NO_STORE,
+        ),
+    )
+
+
+async def _send(
+    filing: Filing, reader: Reader, first: bytes, write: Write, receive: Receive
+) -> None:
+    gone = asyncio.create_task(hung_up(receive))
+    try:
+        chunk, at = first, 0
+        while chunk:
+            await write(chunk)
+            at += len(chunk)
+            if gone.done():
+                raise ClientGone
+            try:
+                chunk = await filing.run(reader.read, at)
+            except HeadraceError as error:
+                logger.warning("the content of a file was cut short: %s", error.message)
+                raise CutShort from None
+    finally:
+        gone.cancel()
+
+
+def file_object(file: StoredFile) -> dict[str, Any]:
+    """A file as OpenAI's API shows it."""
+    return {
+        "id": file.id,
+        "object": "file",
+        "bytes": file.bytes,
+        "created_at": file.created_at,
+        "expires_at": file.expires_at,
+        "filename": file.filename,
+        "purpose": file.purpose,
+        "status": "processed",
+        "status_details": None,
+    }
+
+
+def list_object(page: Page[Any], shown: Any) -> dict[str, Any]:
+    """A page as OpenAI's API shows it."""
+    data = [shown(item) for item in page.items]
+    return {
+        "object": "list",
+        "data": data,
+        "first_id": data[0]["id"] if data else None,
+        "last_id": data[-1]["id"] if data else None,
+        "has_more": page.has_more,
+    }
+
+
+def limit_of(query: dict[str, str], default: int, most: int) -> int:
+    """How many a page is to have.
+
+    Raises:
+        InvalidParameter: it is no number from 1 to the most.
+    """
+    text = query.get("limit")
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) < 9 and 1 <= int(text) <= most):
+        raise InvalidParameter(f"limit: {text[:32]!r} is no number from 1 to {most}", "limit")
+    return int(text)
+
+
+def ttl_of(seconds: int, anchor: str, param: str) -> int:
+    """How long a file is to be kept.
+
+    Raises:
+        InvalidParameter: for no time, or too long, or from another moment.
+    """
+    if anchor != ANCHOR:
+        raise InvalidParameter(
+            f"{param}: a file is kept from when it was made", param, hint=f"anchor is {ANCHOR}."
+        )
+    if not 1 <= seconds <= KEEP_MAX_S:
+        raise InvalidParameter(f"{param}: seconds is not in 1 to {KEEP_MAX_S}", param)
+    return seconds
+
+
+def _asked_ttl_s(fields: dict[str, str]) -> int | None:
+    unknown = [name for name in fields if name not in FIELDS]
+    if unknown:
+        raise InvalidRequest(
+            f"the form has an unknown field {unknown[0][:64]!r}",
+            hint=f"Known here: {FILE_FIELD}, {', '.join(FIELDS)}.",
+        )
+    purpose = fields.get("purpose")
+    if purpose != BATCH:
+        wrong = "is missing" if purpose is None else f"{purpose[:32]!r} is not served here"
+        raise InvalidParameter(f"purpose {wrong}", "purpose", hint=f"It is to be {BATCH!r}.")
+    seconds = fields.get("expires_after[seconds]")
+    if seconds is None:
+        if "expires_after[anchor]" in fields:
+            raise InvalidParameter("expires_after has no seconds", "expires_after")
+        return None
+    if not (seconds.isascii() and seconds.isdigit() and len(seconds) < 9):
+        raise InvalidParameter("expires_after[seconds] is no number", "expires_after")
+    return ttl_of(int(seconds), fields.get("expires_after[anchor]", ""), "expires_after")
+
+
+def _filename(text: str) -> str:
+    # Only a name: some clients send a path.
+    name = text.replace("\\", "/").rpartition("/")[2]
+    return "".join(c for c in name if c.isprintable())[:NAME_MAX_CHARS] or "file"
+
+
+def _reply(document: dict[str, Any]) -> Reply:
+    return Reply(200, msgspec.json.encode(document), headers=(NO_STORE,))

@@ -1,0 +1,84 @@
+"""A job's options, from the query or from JSON; a wrong name is told the nearest right one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from api.http.messages import unknown_name
+from headrace.errors import InvalidRequest
+from headrace.jobs.job import DEFAULT_OPTIONS, METADATA_MAX_BYTES, JobOptions
+
+OPTION_NAMES: Final = frozenset(JobOptions.__struct_fields__)
+
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
+_AT = re.compile(r" - at `\$\.?(.*)`$")
+
+Shape = TypeVar("Shape")
+
+
+def options_from_query(given: Mapping[str, str]) -> JobOptions:
+    """The options among a query's parameters.
+
+    Raises:
+        InvalidRequest: one does not fit.
+    """
+    if not given:
+        return DEFAULT_OPTIONS
+    values: dict[str, Any] = {name: text for name, text in given.items() if name in OPTION_NAMES}
+    if not values:
+        return DEFAULT_OPTIONS
+    for name, text in values.items():
+        # Which would count as not given, where somebody's variable was empty.
+        if text.lower() == "null":
+            raise InvalidRequest(
+                f"query parameter {name}: null is no value", hint="Leave it out for the default."
+            )
+    if "metadata" in values:
+        try:
+            values["metadata"] = msgspec.json.decode(values["metadata"])
+        except msgspec.DecodeError as error:
+            raise InvalidRequest(
+                f"the query parameter metadata is not JSON: {error}",
+                hint='Give a JSON object, percent-encoded, such as {"batch":7}.',
+            ) from None
+    if "webhook_events" in values:
+        values["webhook_events"] = values["webhook_events"].split(",")
+    try:
+        options = msgspec.convert(values, JobOptions, strict=False)
+    except msgspec.ValidationError as error:
+        raise reworded(error, "query parameter", OPTION_NAMES) from None
+    return checked(options)
+
+
+def checked(options: JobOptions) -> JobOptions:
+    """The options, once what their types cannot say is tested too.
+
+    Raises:
+        InvalidRequest: the metadata is too large.
+    """
+    if options.metadata is not None:
+        size = len(msgspec.json.encode(options.metadata))
+        if size > METADATA_MAX_BYTES:
+            raise InvalidRequest(
+                f"metadata has {size} bytes as JSON, more than {METADATA_MAX_BYTES}",
+                hint="Keep large data elsewhere and its key in metadata.",
+            )
+    return options
+
+
+def reworded(error: msgspec.ValidationError, what: str, known: frozenset[str]) -> InvalidRequest:
+    """A msgspec error as ours, naming the member at fault."""
+    text = str(error)
+    at = _AT.search(text)
+    where = at.group(1) if at else ""
+    text = _AT.sub("", text)
+    unknown = _UNKNOWN.fullmatch(text)
+    if unknown:
+        names = OPTION_NAMES if where == "options" else known
+        return unknown_name("option" if where == "options" else what, unknown.group(1), names)
+    text = text[:1].lower() + text[1:]
+    return InvalidRequest(f"{what} {where}: {text}" if where else text)

@@ -294,7 +294,7 @@ def test_of_a_client_that_hangs_up_whole_lines_count(api: ApiServer, redis_db: R
     with BulkSocket(api.port) as talk:
         talk.send(ndjson([job(n) for n in range(10)]) + b'{"model":"echo","input":"half"}')
         assert what([talk.line() for _ in range(10)]) == ["queued"] * 10
-    state = api.process.server_state
+    state = api.server.server_state
     wait_until(lambda: not state.tasks, "the request has ended")
     assert inputs(redis_db) == list(range(10))
 
@@ -343,7 +343,7 @@ def test_a_stop_cuts_the_answer_so_that_nobody_takes_it_for_whole(redis_db: Redi
     with api_server(redis_db.url, catalog(echo=DEEP)) as api, BulkSocket(api.port) as talk:
         talk.send(ndjson([job(n) for n in range(5)]))
         assert what([talk.line() for _ in range(5)]) == ["queued"] * 5
-        api.process.should_exit = True
+        api.server.should_exit = True
         assert talk.rest() == []
         assert not talk.whole
     assert inputs(redis_db) == list(range(5))

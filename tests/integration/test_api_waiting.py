@@ -178,7 +178,7 @@ def test_a_client_that_hangs_up_frees_its_waiter(
         connection.sendall(head.encode() * sent)
         waiting(api, 1)
     waiting(api, 0)
-    wait_until(lambda: not api.process.server_state.tasks, "all requests have ended")
+    wait_until(lambda: not api.server.server_state.tasks, "all requests have ended")
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
     with redis_db.client() as client:
         # The job is none the worse for it.

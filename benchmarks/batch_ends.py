@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Final
 
 from headrace.redis import keys
-from tests.harness.redis_servers import RedisServer
+from tests.harness.servers.redis_servers import RedisServer
 
 OFFLINE: Final = 9
 LOOK_S: Final = 0.02

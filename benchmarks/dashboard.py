@@ -23,10 +23,10 @@ import httpx2
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from tests.harness.monitoring import DEPLOY, Prometheus, prometheus
-from tests.harness.redis_servers import redis_server
-from tests.harness.up import RunningUp, started
-from tests.harness.worker import HANDLERS, celery_worker, write_models
+from tests.harness.servers.monitoring import DEPLOY, Prometheus, prometheus
+from tests.harness.servers.redis_servers import redis_server
+from tests.harness.servers.up import RunningUp, started
+from tests.harness.workers.worker import HANDLERS, celery_worker, write_models
 
 DASHBOARD: Final = DEPLOY / "grafana" / "dashboards" / "headrace.json"
 #: What Grafana would fill in.
@@ -56,7 +56,7 @@ def site(folder: Path) -> Iterator[tuple[str, Prometheus]]:
         )
         worker = stack.enter_context(
             celery_worker(
-                server.url, path, folder, node="gpu0@host", app="tests.harness.gpu_app",
+                server.url, path, folder, node="gpu0@host", app="tests.harness.workers.gpu_app",
                 environ=GPUS,
             )
         )  # fmt: skip

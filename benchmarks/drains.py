@@ -19,9 +19,9 @@ from typing import Final
 from benchmarks.stack import DURABLE, Cpu, as_embedded, backlog_drained
 from benchmarks.tables import Table, write_tables
 from headrace.redis.keys import lease, queue_name
-from tests.harness.redis_servers import RedisServer, redis_server
+from tests.harness.servers.redis_servers import RedisServer, redis_server
 from tests.harness.wait import wait_until
-from tests.harness.worker import Client, Worker, celery_worker, write_models
+from tests.harness.workers.worker import Client, Worker, celery_worker, write_models
 
 BATCH_SIZES: Final = (1, 8, 32, 128)
 

@@ -24,10 +24,10 @@ from benchmarks.drains import Site
 from benchmarks.stack import DURABLE, as_embedded
 from benchmarks.tables import Table, write_tables
 from headrace.redis.keys import lease, queue_name
-from tests.harness.flower import running_flower
-from tests.harness.redis_servers import redis_server
+from tests.harness.servers.flower import running_flower
+from tests.harness.servers.redis_servers import redis_server
 from tests.harness.wait import wait_until
-from tests.harness.worker import Client, celery_worker, write_models
+from tests.harness.workers.worker import Client, celery_worker, write_models
 
 MODES: Final = {"told": True, "sampled": "sampled", "silent": False}
 PROCESSES: Final = ("worker", "model", "redis", "flower")

@@ -24,8 +24,8 @@ from celery import Celery
 
 from headrace.jobs.job import new_id
 from headrace.redis import keys
-from tests.harness.redis_servers import RedisServer, redis_server
-from tests.harness.worker import Client, Worker, celery_worker, write_models
+from tests.harness.servers.redis_servers import RedisServer, redis_server
+from tests.harness.workers.worker import Client, Worker, celery_worker, write_models
 
 MODELS = 20
 PRIORITIES = (0, 3, 6, 9)

@@ -34,8 +34,8 @@ from benchmarks.asked import Asked, asked
 from headrace.handler import Context
 from headrace.jobs.job import State
 from headrace.redis import keys
-from tests.harness.redis_servers import redis_server
-from tests.harness.worker import HANDLERS, Client, celery_worker, write_models
+from tests.harness.servers.redis_servers import redis_server
+from tests.harness.workers.worker import HANDLERS, Client, celery_worker, write_models
 from workers.replicas.devices import SPINS, model_environ, tuned
 
 BATCH = 32

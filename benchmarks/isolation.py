@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.tables import Table, write_tables
-from tests.harness.redis_servers import redis_server
-from tests.harness.worker import HANDLERS, Client, celery_worker, write_models
+from tests.harness.servers.redis_servers import redis_server
+from tests.harness.workers.worker import HANDLERS, Client, celery_worker, write_models
 
 SIZE: Final = 32
 BAD_AT: Final = 20

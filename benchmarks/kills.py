@@ -23,11 +23,11 @@ from typing import Final
 
 from benchmarks.tables import Table, write_tables
 from headrace.jobs.job import US_PER_S
-from tests.harness.batches import BatchLog
-from tests.harness.redis_servers import redis_server
-from tests.harness.up import running_up
+from tests.harness.clients.batch_models import BatchLog
+from tests.harness.servers.redis_servers import redis_server
+from tests.harness.servers.up import running_up
 from tests.harness.wait import wait_until
-from tests.harness.worker import Client, Worker, celery_worker, write_models
+from tests.harness.workers.worker import Client, Worker, celery_worker, write_models
 
 SIZE: Final = 32
 #: Losses are the rule here, and no chance is to be in the times.

@@ -21,8 +21,8 @@ from headrace.jobs.job import new_id
 from headrace.queue.submission import submission, submit_arguments
 from headrace.redis import keys
 from headrace.redis.scripts import script
-from tests.harness.api_server import api_server, catalog
-from tests.harness.redis_servers import redis_server
+from tests.harness.servers.api_server import api_server, catalog
+from tests.harness.servers.redis_servers import redis_server
 
 INDEX_MAX: Final = 100_000
 DEPTH: Final = 100_000_000

@@ -21,9 +21,9 @@ from typing import Final
 
 from benchmarks.tables import Table, write_tables
 from headrace.jobs.job import US_PER_S, Job
-from tests.harness.batches import BatchLog
-from tests.harness.redis_servers import redis_server
-from tests.harness.worker import Client, celery_worker, write_models
+from tests.harness.clients.batch_models import BatchLog
+from tests.harness.servers.redis_servers import redis_server
+from tests.harness.workers.worker import Client, celery_worker, write_models
 
 FIXED_S: Final = 0.020
 ITEM_S: Final = 0.001

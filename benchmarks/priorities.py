@@ -23,10 +23,10 @@ from statistics import quantiles
 
 from headrace.jobs.job import US_PER_S, Job
 from headrace.redis import keys
-from tests.harness.batches import BatchLog
-from tests.harness.redis_servers import redis_server
+from tests.harness.clients.batch_models import BatchLog
+from tests.harness.servers.redis_servers import redis_server
 from tests.harness.wait import wait_until
-from tests.harness.worker import Client, celery_worker, write_models
+from tests.harness.workers.worker import Client, celery_worker, write_models
 
 FIXED_S = 0.010
 ITEM_S = 0.0005

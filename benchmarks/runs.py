@@ -40,9 +40,9 @@ from benchmarks.stack import DURABLE, ROOT, Cpu, answers, as_embedded, plain_cel
 from benchmarks.tables import Table, write_tables
 from headrace.handler import Context
 from headrace.server.ports import free_port
-from tests.harness.redis_servers import RedisServer, redis_server
+from tests.harness.servers.redis_servers import RedisServer, redis_server
 from tests.harness.wait import wait_until
-from tests.harness.worker import HANDLERS, Worker, celery_worker, write_models
+from tests.harness.workers.worker import HANDLERS, Worker, celery_worker, write_models
 from workers.replicas.devices import model_environ, tuned
 
 CELERY_GROUP: Final = 1000

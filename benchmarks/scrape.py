@@ -34,10 +34,10 @@ from headrace.queue.submission import submission, submit_arguments
 from headrace.redis import keys
 from headrace.redis.scripts import script
 from headrace.server.ports import free_port
-from tests.harness.fake_worker import publish_added, publish_state, publish_stats
-from tests.harness.redis_servers import RedisServer, redis_server
+from tests.harness.fakes.worker import publish_added, publish_state, publish_stats
+from tests.harness.servers.redis_servers import RedisServer, redis_server
 from tests.harness.wait import wait_until
-from tests.harness.worker import write_models
+from tests.harness.workers.worker import write_models
 
 DEPTH: Final = 100_000_000
 A_CALL: Final = 250

@@ -20,7 +20,7 @@ from headrace.jobs.job import new_id
 from headrace.queue.submission import submission, submit_arguments
 from headrace.redis import keys
 from headrace.redis.scripts import CLAIM_HEAD, CLAIM_MAX_BYTES, CLAIM_ROW, Arg, Command, script
-from tests.harness.redis_servers import FLAVOURS, redis_server
+from tests.harness.servers.redis_servers import FLAVOURS, redis_server
 
 INPUT: Final = b'{"x":1}'
 BATCH_SIZES: Final = (1, 8, 32, 128)

@@ -19,9 +19,9 @@ from headrace.jobs.job import new_id
 from headrace.queue.submission import submission, submit_arguments
 from headrace.redis import keys
 from headrace.redis.scripts import script
-from tests.harness.fake_worker import Answer, claim, settle
-from tests.harness.redis_servers import FLAVOURS, redis_server
-from tests.harness.up import ROOT
+from tests.harness.fakes.worker import Answer, claim, settle
+from tests.harness.servers.redis_servers import FLAVOURS, redis_server
+from tests.harness.servers.up import ROOT
 
 MODEL: Final = ModelConfig(name="sized", handler="echo", max_queue_depth=10_000_000)
 SIZES: Final = (16, 256, 1024, 4096, 16_384, 65_536)

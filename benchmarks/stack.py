@@ -20,11 +20,11 @@ import redis
 
 from headrace.server.embedded_redis import EmbeddedServer, find_server
 from headrace.server.ports import free_port
-from tests.harness.children import end_child
-from tests.harness.plain_http import PLAIN
-from tests.harness.redis_servers import RedisServer, redis_server
+from tests.harness.clients.plain_http import PLAIN
+from tests.harness.processes.children import end_child
+from tests.harness.servers.redis_servers import RedisServer, redis_server
 from tests.harness.wait import wait_until
-from tests.harness.worker import Client, Worker, celery_worker, write_models
+from tests.harness.workers.worker import Client, Worker, celery_worker, write_models
 
 ROOT = Path(__file__).resolve().parents[1]
 #: The embedded server, as `headrace up` runs it.

@@ -30,9 +30,9 @@ import msgspec
 import redis
 
 from headrace.redis import keys
-from tests.harness.api_processes import api_processes
-from tests.harness.fake_worker import Answer, claim, settle
-from tests.harness.redis_servers import redis_server
+from tests.harness.fakes.worker import Answer, claim, settle
+from tests.harness.servers.api_processes import api_processes
+from tests.harness.servers.redis_servers import redis_server
 from tests.harness.wait import wait_until
 
 ROUNDS: Final = 300

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.harness.api_process import ApiProcess
-from tests.harness.redis_servers import FLAVOURS, RedisServer, nothing_leaks, redis_server
-from tests.harness.worker import Worker
+from tests.harness.servers.api_process import ApiProcess
+from tests.harness.servers.redis_servers import FLAVOURS, RedisServer, nothing_leaks, redis_server
+from tests.harness.workers.worker import Worker
 
 # How long an example takes is for the machine to say, and it may be busy.
 settings.register_profile("untimed", deadline=None)
@@ -46,7 +46,7 @@ def pytest_collection(session: pytest.Session) -> None:
     tests = Path(__file__).parent
     names = [
         ".".join(path.relative_to(tests.parent).with_suffix("").parts)
-        for path in sorted(tests.glob("*/test_*.py"))
+        for path in sorted(tests.rglob("test_*.py"))
     ]
     first = int(worker["workerid"].removeprefix("gw")) * len(names) // worker["workercount"]
     for name in names[first:] + names[:first]:

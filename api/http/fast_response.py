@@ -2,7 +2,7 @@
 
 uvicorn's `send` takes a head and a body apart that we have together: two coroutines, two dicts, and
 two searches of each header cost it more than the rest of an answer. What it keeps of an answer is
-kept here as it does; `tests/unit/test_protocol.py` holds the two against each other.
+kept here as it does; `tests/unit/api/http/test_uvicorn_protocol.py` compares the two.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from benchmarks.asked import Asked, asked
 from benchmarks.gpu.load import Seen, model_name, p99, run_load, served
 from benchmarks.gpu.workloads import PRECISIONS, Workload, photographs, workloads
 from benchmarks.tables import DOC
-from tests.harness.gpu import cuda_names, gpus, used_mib
+from tests.harness.processes.gpu import cuda_names, gpus, used_mib
 from workers.replicas.devices import model_environ, tuned
 
 BEGIN: Final = "<!-- gpu:begin -->"

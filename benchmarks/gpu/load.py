@@ -16,9 +16,9 @@ from typing import Any, Final
 import httpx2
 
 from benchmarks.gpu.workloads import PRECISIONS, Photograph, Workload
-from tests.harness.api_process import api_process
-from tests.harness.redis_servers import redis_server
-from tests.harness.worker import celery_worker, write_models
+from tests.harness.servers.api_process import api_process
+from tests.harness.servers.redis_servers import redis_server
+from tests.harness.workers.worker import celery_worker, write_models
 
 READY_S: Final = 300
 WAIT_S: Final = 60

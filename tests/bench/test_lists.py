@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from benchmarks.lists import measure_pages, measure_submit
-from tests.harness.api_server import api_server, catalog
-from tests.harness.redis_servers import RedisServer
+from tests.harness.servers.api_server import api_server, catalog
+from tests.harness.servers.redis_servers import RedisServer
 
 
 def test_a_round_is_measured(redis_db: RedisServer) -> None:

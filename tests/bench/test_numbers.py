@@ -10,7 +10,7 @@ from benchmarks import drains, isolation, kills, policy
 from benchmarks.scripts_bench import Bench, per_batch_size, per_depth
 from benchmarks.tables import Table, write_tables
 from headrace.config.model_catalog import ModelConfig
-from tests.harness.redis_servers import redis_server
+from tests.harness.servers.redis_servers import redis_server
 
 
 def test_a_table_takes_its_place_in_a_document_and_nothing_else(tmp_path: Path) -> None:

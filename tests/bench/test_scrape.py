@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.scrape import fill, measure
-from tests.harness.redis_servers import redis_server
+from tests.harness.servers.redis_servers import redis_server
 
 
 def test_a_round_is_measured() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.sizing import A_CALL, STATES, measure
-from tests.harness.redis_servers import redis_server
+from tests.harness.servers.redis_servers import redis_server
 
 
 def test_a_job_takes_its_record_and_its_input_or_its_result() -> None:

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 from tests.chaos.run import run
-from tests.harness.redis_servers import FLAVOURS
+from tests.harness.servers.redis_servers import FLAVOURS
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from headrace.client.models import Cancelled
 from headrace.redis import keys
 from tests.chaos.plan import LOST, Planned
 from tests.chaos.system import System
-from tests.harness.celery_client import send, stock_client
+from tests.harness.clients.celery_client import send, stock_client
 
 #: How many inputs `map` takes at a time is a quarter of it: what came before that is submitted.
 IN_FLIGHT = 200

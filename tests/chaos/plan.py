@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.harness.handlers.chaotic import GROWN
-from tests.harness.worker import HANDLERS
+from tests.harness.workers.worker import HANDLERS
 
 CHAOTIC = HANDLERS / "chaotic.py"
 BATCH = {"fast": 32, "slow": 16, "rough": 4}

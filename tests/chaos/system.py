@@ -19,9 +19,9 @@ import redis
 from headrace.redis import keys
 from headrace.server.supervisor.proc import start_time_ticks
 from tests.chaos.plan import ALL, BATCH, INLINE_BYTES, MAX_DELIVERIES, Kill, models
-from tests.harness.processes import descendants, gone
-from tests.harness.redis_servers import RedisServer, redis_server
-from tests.harness.up import RunningUp, running_up, write_models
+from tests.harness.processes.processes import descendants, gone
+from tests.harness.servers.redis_servers import RedisServer, redis_server
+from tests.harness.servers.up import RunningUp, running_up, write_models
 from tests.harness.wait import wait_until
 
 WORKERS = ("cpu0", "cpu1")

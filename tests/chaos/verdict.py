@@ -15,8 +15,8 @@ from headrace.redis import keys
 from tests.chaos.load import Load
 from tests.chaos.plan import BATCH, BURIED, MARKED, Planned
 from tests.chaos.system import Ends, System
-from tests.harness.payloads import make_due, noted, payload_keys
-from tests.harness.redis_servers import nothing_leaks
+from tests.harness.clients.payloads import make_due, noted, payload_keys
+from tests.harness.servers.redis_servers import nothing_leaks
 from tests.harness.wait import wait_until
 
 _CELERY = {"succeeded": "SUCCESS", "failed": "FAILURE", "cancelled": "REVOKED"}

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.harness.calls import Queue
-from tests.harness.redis_servers import RedisServer
+from tests.harness.clients.script_calls import Queue
+from tests.harness.servers.redis_servers import RedisServer
 
 
 @pytest.fixture

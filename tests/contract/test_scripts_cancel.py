@@ -11,7 +11,7 @@ from kombu import Connection
 from redis.exceptions import ResponseError
 
 from headrace.redis import keys
-from tests.harness.calls import TTL_S, Job, Leased, Queue, foreign
+from tests.harness.clients.script_calls import TTL_S, Job, Leased, Queue, foreign
 from tests.harness.wait import wait_until
 
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from headrace.redis import keys
-from tests.harness.calls import Job, Queue, foreign
+from tests.harness.clients.script_calls import Job, Queue, foreign
 
 pytestmark = pytest.mark.leaves_keys
 

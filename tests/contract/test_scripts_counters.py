@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.redis import keys
-from tests.harness.calls import Leased, Queue, foreign
+from tests.harness.clients.script_calls import Leased, Queue, foreign
 
 LATER_US = "1000000000"
 ERROR = ("e", '{"type":"transient-error","message":"later","retryable":true}')

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.redis import keys
-from tests.harness.calls import Queue
+from tests.harness.clients.script_calls import Queue
 
 AT_ONCE_US = 1
 LATER_US = 10**12

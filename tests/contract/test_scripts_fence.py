@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.harness.calls import LEASE_US, SUCCESS, Job, Leased, Queue
+from tests.harness.clients.script_calls import LEASE_US, SUCCESS, Job, Leased, Queue
 
 
 def _taken_over(queue: Queue) -> tuple[Leased, Leased]:

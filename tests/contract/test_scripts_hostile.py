@@ -14,7 +14,7 @@ from redis.exceptions import ResponseError
 from headrace.jobs.job import new_id
 from headrace.jobs.message_writer import envelope
 from headrace.redis import keys
-from tests.harness.calls import Claimed, Job, Queue, foreign
+from tests.harness.clients.script_calls import Claimed, Job, Queue, foreign
 
 pytestmark = pytest.mark.leaves_keys
 

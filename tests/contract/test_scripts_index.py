@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from headrace.redis import keys
-from tests.harness.calls import Job, Queue, foreign
-from tests.harness.locales import backwards
-from tests.harness.redis_servers import FLAVOURS, RedisServer, redis_server
+from tests.harness.clients.script_calls import Job, Queue, foreign
+from tests.harness.processes.locales import backwards
+from tests.harness.servers.redis_servers import FLAVOURS, RedisServer, redis_server
 
 pytestmark = pytest.mark.leaves_keys
 

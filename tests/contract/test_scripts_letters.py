@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.redis import keys
-from tests.harness.calls import Queue, foreign
+from tests.harness.clients.script_calls import Queue, foreign
 
 pytestmark = pytest.mark.leaves_keys
 

@@ -17,7 +17,7 @@ from headrace.queue.expiry import EXPIRE_ARGUMENTS
 from headrace.redis import keys
 from headrace.redis.outages import outage_code, translate
 from headrace.redis.scripts import NAMES, Arg, script
-from tests.harness.calls import MAX_CRASHES, Job, Queue
+from tests.harness.clients.script_calls import MAX_CRASHES, Job, Queue
 
 
 @contextmanager

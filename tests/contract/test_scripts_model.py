@@ -14,8 +14,8 @@ from hypothesis.stateful import (
 )
 
 from headrace.redis import keys
-from tests.harness.calls import Job, Leased, Queue
-from tests.harness.redis_servers import RedisServer
+from tests.harness.clients.script_calls import Job, Leased, Queue
+from tests.harness.servers.redis_servers import RedisServer
 
 STEPS = st.sampled_from(keys.STEPS)
 OUTCOMES = {"queued": "waiting", "cancelled": "ended", "dead": "ended"}

@@ -12,8 +12,8 @@ from headrace.payloads.store import Entry, new_entry
 from headrace.redis import keys
 from headrace.redis.keys import F
 from tests.contract.test_scripts_memory import full_memory
-from tests.harness.calls import Queue
-from tests.harness.payloads import make_due, noted
+from tests.harness.clients.payloads import make_due, noted
+from tests.harness.clients.script_calls import Queue
 
 BODY = b"x" * 1000
 

@@ -11,7 +11,7 @@ from headrace.jobs.progress import Progress
 from headrace.queue.job_queue import _job
 from headrace.queue.watcher import Standing, read_standing, standing_of
 from headrace.redis import keys
-from tests.harness.calls import Job, Leased, Queue
+from tests.harness.clients.script_calls import Job, Leased, Queue
 from tests.harness.wait import wait_until
 
 HALF = '{"fraction":0.5}'

@@ -8,9 +8,9 @@ import pytest
 from redis.exceptions import ResponseError
 
 from headrace.redis.outages import outage_code
-from tests.harness.calls import Job, Queue
-from tests.harness.redis_servers import RedisServer
-from tests.harness.refusals import REFUSALS, refusing
+from tests.harness.clients.script_calls import Job, Queue
+from tests.harness.servers.redis_servers import RedisServer
+from tests.harness.servers.refusals import REFUSALS, refusing
 
 
 @pytest.mark.parametrize("code", REFUSALS)

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from headrace.redis import keys
-from tests.harness.calls import MAX_CRASHES, Queue
+from tests.harness.clients.script_calls import MAX_CRASHES, Queue
 
 pytestmark = pytest.mark.leaves_keys
 

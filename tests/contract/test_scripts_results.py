@@ -16,8 +16,8 @@ from celery.result import AsyncResult
 from headrace.errors import InvalidRequest, ReplicaLost
 from headrace.queue.ended_job import read_ended
 from headrace.redis import keys
-from tests.harness.calls import MAX_CRASHES, SUCCESS, TTL_S, Job, Queue
-from tests.harness.redis_servers import RedisServer
+from tests.harness.clients.script_calls import MAX_CRASHES, SUCCESS, TTL_S, Job, Queue
+from tests.harness.servers.redis_servers import RedisServer
 from tests.harness.wait import wait_until
 
 

@@ -12,7 +12,7 @@ from headrace.payloads.store import Entry, new_entry
 from headrace.redis import keys
 from headrace.redis.keys import F
 from tests.contract.test_scripts_memory import full_memory
-from tests.harness.calls import Leased, Queue
+from tests.harness.clients.script_calls import Leased, Queue
 
 NOTE = '[{"name":"a","status":"succeeded"}]'
 TYPE = "application/json"

@@ -8,8 +8,8 @@ import pytest
 
 from headrace.jobs.job import new_id
 from headrace.redis import keys
-from tests.harness.calls import Job, Queue, foreign
-from tests.harness.redis_servers import RedisServer
+from tests.harness.clients.script_calls import Job, Queue, foreign
+from tests.harness.servers.redis_servers import RedisServer
 
 pytestmark = pytest.mark.leaves_keys
 

@@ -14,7 +14,7 @@ import redis
 from redis.exceptions import ResponseError
 
 from headrace.redis import keys
-from tests.harness.calls import Job, Queue, foreign
+from tests.harness.clients.script_calls import Job, Queue, foreign
 
 LEASE_US = 60_000_000
 

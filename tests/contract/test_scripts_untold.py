@@ -11,8 +11,8 @@ from celery import Celery
 
 from headrace.jobs.job import new_id
 from headrace.redis import keys
-from tests.harness.calls import Queue, foreign
-from tests.harness.celery_client import caught
+from tests.harness.clients.celery_client import caught
+from tests.harness.clients.script_calls import Queue, foreign
 
 LATER_US = "1000000000"
 #: Each gets a queue in which a stock client's message of this id waits, and ends the job.

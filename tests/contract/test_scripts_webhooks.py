@@ -10,7 +10,7 @@ from redis.exceptions import ResponseError
 
 from headrace.redis import keys
 from tests.contract.test_scripts_memory import full_memory
-from tests.harness.calls import MAX_CRASHES, TTL_S, Queue
+from tests.harness.clients.script_calls import MAX_CRASHES, TTL_S, Queue
 
 ENDS = "sfcx"
 FAILED = ("e", '{"type":"handler-error","message":"no"}')

@@ -1,6 +1,6 @@
 """docker-compose.yml, its services started as local processes, and jobs run through them.
 
-No container engine is needed; tests/harness/containers.py says what stands in for one.
+No container engine is needed; tests/harness/deploy/containers.py says what stands in for one.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ import redis
 
 from headrace.redis import keys
 from headrace.server.supervisor.proc import children_of
-from tests.harness.containers import Service, Stack, can_sandbox, stack
-from tests.harness.flower import asked
-from tests.harness.processes import command_line, descendants, environment, gone
-from tests.harness.up import ROOT, write_models
+from tests.harness.deploy.containers import Service, Stack, can_sandbox, stack
+from tests.harness.processes.processes import command_line, descendants, environment, gone
+from tests.harness.servers.flower import asked
+from tests.harness.servers.up import ROOT, write_models
 from tests.harness.wait import wait_until
-from tests.harness.worker import Client
+from tests.harness.workers.worker import Client
 
 CPU = ("docker-compose.yml",)
 GPU = (*CPU, "deploy/compose.gpu.yml")

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 from headrace.server.ports import free_port
-from tests.harness.processes import descendants, gone
-from tests.harness.up import ROOT, clean_environment, write_models
+from tests.harness.processes.processes import descendants, gone
+from tests.harness.servers.up import ROOT, clean_environment, write_models
 from tests.harness.wait import wait_until
 
 

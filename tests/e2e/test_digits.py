@@ -18,8 +18,8 @@ from PIL import Image
 from examples.digits.dataset import held_out
 from handlers.digits import Digits
 from headrace.handler import Context
-from tests.harness.plain_http import PLAIN
-from tests.harness.up import ROOT, RunningUp, running_up, write_models
+from tests.harness.clients.plain_http import PLAIN
+from tests.harness.servers.up import ROOT, RunningUp, running_up, write_models
 from tests.harness.wait import wait_until
 
 #: So many of the images that training never saw are sent.
@@ -69,7 +69,7 @@ def submit_and_wait(http: httpx2.Client, model: str, body: bytes, kind: str) -> 
 def test_the_held_out_digits_come_back_as_they_are_classified_in_process(
     http: httpx2.Client,
 ) -> None:
-    # All 360 are read in tests/unit/test_handlers_digits.py.
+    # All 360 are read in tests/unit/handlers/test_digits.py.
     images = held_out()[:SENT]
     handler = Digits()
     handler.initialize(Context("digits", "1.0", "cpu", ROOT, max_batch_size=SENT))

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness.up import ROOT, RunningUp, clean_environment, running_up, write_models
+from tests.harness.servers.up import ROOT, RunningUp, clean_environment, running_up, write_models
 from tests.harness.wait import wait_until
 
 # A session is tens of commands, each a process.

@@ -26,8 +26,8 @@ from PIL import Image
 from examples.digits.dataset import held_out
 from headrace import Client, errors
 from headrace.server.ports import free_port
-from tests.harness.plain_http import PLAIN
-from tests.harness.up import ROOT, RunningUp, clean_environment, running_up
+from tests.harness.clients.plain_http import PLAIN
+from tests.harness.servers.up import ROOT, RunningUp, clean_environment, running_up
 from tests.harness.wait import wait_until
 
 EXAMPLES = ROOT / "examples"

@@ -19,9 +19,9 @@ from pathlib import Path
 import pytest
 from docker.utils.build import exclude_paths
 
-from tests.harness.dockerfile import Stage, parse
-from tests.harness.redis_servers import RedisServer
-from tests.harness.up import ROOT, RunningUp
+from tests.harness.deploy.dockerfile import Stage, parse
+from tests.harness.servers.redis_servers import RedisServer
+from tests.harness.servers.up import ROOT, RunningUp
 from tests.harness.wait import wait_until
 
 FILE = parse(ROOT / "deploy/Dockerfile.api")

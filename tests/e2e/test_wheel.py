@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.up import ROOT, RunningUp, clean_environment, started
+from tests.harness.servers.up import ROOT, RunningUp, clean_environment, started
 
 
 def run(*command: str, cwd: Path, **variables: str) -> str:

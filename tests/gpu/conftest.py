@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.harness.gpu import cuda_names, gpus
-from tests.harness.redis_servers import RedisServer
-from tests.harness.worker import Client, Worker, celery_worker, write_models
+from tests.harness.processes.gpu import cuda_names, gpus
+from tests.harness.servers.redis_servers import RedisServer
+from tests.harness.workers.worker import Client, Worker, celery_worker, write_models
 
 Start = Callable[..., AbstractContextManager[tuple[Worker, Client]]]
 #: A process that loads torch and CUDA's kernels the first time takes its time.

@@ -9,11 +9,11 @@ import pytest
 
 from headrace.jobs.job import State
 from tests.gpu.conftest import LOAD_S, Start
-from tests.harness.gpu import cuda_names, gpus, used_mib
-from tests.harness.redis_servers import RedisServer
-from tests.harness.up import RunningUp, started, write_models
+from tests.harness.processes.gpu import cuda_names, gpus, used_mib
+from tests.harness.servers.redis_servers import RedisServer
+from tests.harness.servers.up import RunningUp, started, write_models
 from tests.harness.wait import wait_until
-from tests.harness.worker import HANDLERS, Client
+from tests.harness.workers.worker import HANDLERS, Client
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 

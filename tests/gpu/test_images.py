@@ -9,7 +9,7 @@ import pytest
 from benchmarks.gpu.workloads import photographs
 from headrace.jobs.job import State
 from tests.gpu.conftest import LOAD_S, Start
-from tests.harness.worker import HANDLERS
+from tests.harness.workers.worker import HANDLERS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 

@@ -10,7 +10,7 @@ import pytest
 from headrace.jobs.job import State
 from tests.gpu.conftest import LOAD_S, Start
 from tests.harness.wait import wait_until
-from tests.harness.worker import HANDLERS
+from tests.harness.workers.worker import HANDLERS
 from workers.batching.memory_limit import PATIENCE_MIN
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]

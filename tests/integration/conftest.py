@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 from celery import Celery
 
-from tests.harness.api_server import ApiServer, api_server, catalog
-from tests.harness.deployment import Deployment, deployment
-from tests.harness.redis_servers import RedisServer
+from tests.harness.deployments.deployment import Deployment, deployment
+from tests.harness.servers.api_server import ApiServer, api_server, catalog
+from tests.harness.servers.redis_servers import RedisServer
 
 BODY_LIMIT_BYTES = 256 * 1024
 
@@ -18,7 +18,7 @@ BODY_LIMIT_BYTES = 256 * 1024
 def _api(_servers: dict[str, RedisServer]) -> Iterator[ApiServer]:
     models = catalog(echo={}, tiny={"max_queue_depth": 100, "version": "2.1"})
     url = _servers["valkey9"].url
-    # The fake workers of these tests know no payloads: tests/integration/test_api_payloads.py.
+    # The fake workers of these tests know no payloads: tests/integration/payloads/test_api.py.
     limits = {"body_limit_bytes": BODY_LIMIT_BYTES, "inline_limit_bytes": BODY_LIMIT_BYTES}
     with api_server(url, models, **limits) as server:
         yield server

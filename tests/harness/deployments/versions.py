@@ -1,0 +1,83 @@
+"""Another version of Headrace: a copy of the tree that writes what this one does not know."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Final
+
+from tests.harness.servers.up import ROOT
+
+VERSION: Final = "9.9.9"
+PACKAGES: Final = ("headrace", "api", "workers", "handlers")
+#: A field of job records that this version does not know.
+RECORD_FIELD: Final = "zz"
+
+#: What a later version might change, each in what travels between processes of both versions.
+CHANGES: Final = {
+    "headrace/__init__.py": (("__version__ = ", f'__version__ = "{VERSION}"  # '),),
+    "headrace/queue/submission.py": (
+        ("fields: list[Arg] = [F.MODEL, model,", f'fields: list[Arg] = ["{RECORD_FIELD}", "1", '
+         "F.MODEL, model,"),
+    ),
+    # What workers say of themselves, and how far a batch is.
+    "headrace/observability/worker_report.py": (
+        ("    state: str\n    replicas: int = 0\n", '    state: str\n    next_field: str = "x"\n'
+         "    replicas: int = 0\n"),
+    ),
+    "headrace/runs/checkpoint.py": (
+        ("    started_at: float = 0.0\n",
+         '    started_at: float = 0.0\n    next_field: str = "x"\n'),
+    ),
+}  # fmt: skip
+
+
+#: What is put behind a module: wrapped is what others import, however that is written by then.
+ADDITIONS: Final = {
+    # A header of the task message, and a member of our own.
+    "headrace/jobs/message_writer.py": """
+_this_envelope, _this_message = envelope, quiet_message
+
+
+def envelope(*args, **kwargs):
+    return _with_more(_this_envelope(*args, **kwargs))
+
+
+def quiet_message(*args):
+    return _with_more(_this_message(*args))
+
+
+def _with_more(raw):
+    more = raw.replace(b',"expires":', b',"next":{"a":[1]},"expires":', 1)
+    more = more.replace(b'"headrace":{', b'"headrace":{"next":1,', 1).replace(b'1,}', b'1}', 1)
+    assert len(more) >= len(raw) + 25, raw
+    return more
+""",
+}
+
+
+def next_version(folder: Path) -> Path:
+    """Write the next version's tree into a folder, for a PYTHONPATH.
+
+    Every script differs, so that Redis knows those of both versions by other hashes.
+    """
+    for package in PACKAGES:
+        # With what Python has compiled, which is good for whatever is not changed below; what it
+        # is compiling in another process goes by a name that is gone the next moment.
+        unfinished = shutil.ignore_patterns("*.pyc.*")
+        shutil.copytree(ROOT / package, folder / package, ignore=unfinished)
+    for name, changes in CHANGES.items():
+        path = folder / name
+        text = path.read_text("utf-8")
+        for old, new in changes:
+            said = f"{name} says {old!r} {text.count(old)} times: correct it in {__file__}"
+            assert text.count(old) == 1, said
+            text = text.replace(old, new)
+        path.write_text(text, "utf-8")
+    for name, addition in ADDITIONS.items():
+        with (folder / name).open("a") as file:
+            file.write(addition)
+    for script in (folder / "headrace/redis/scripts").rglob("*.lua"):
+        with script.open("a") as file:
+            file.write(f"-- {VERSION}\n")
+    return folder

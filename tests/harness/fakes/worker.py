@@ -1,0 +1,197 @@
+"""A worker without Celery and without models: claims, answers and settles through the scripts.
+
+As a program it serves one model until it is ended:
+`python -m tests.harness.fakes.worker URL MODEL`.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, NamedTuple, Self
+
+import msgspec
+import redis
+from redis.exceptions import NoScriptError, RedisError
+
+from headrace.jobs.job import US_PER_S, State
+from headrace.jobs.message import Message, read_envelope
+from headrace.observability.host_figures import FIELD as FIGURES
+from headrace.observability.host_figures import Figures
+from headrace.observability.worker_report import ModelStats
+from headrace.redis import keys
+from headrace.redis.connection import connect
+from headrace.redis.keys import F
+from headrace.redis.scripts import CLAIM_HEAD, CLAIM_MAX_BYTES, CLAIM_ROW, Arg, script
+from tests.harness.wait import wait_until
+
+BATCH = 32
+LEASE_US = 15 * US_PER_S
+IDLE_S = 0.001
+
+
+class Answer(NamedTuple):
+    """What the fake worker makes of one job."""
+
+    state: State = State.SUCCEEDED
+    result: bytes = b"null"
+    extra: str = ""
+    value: str = ""
+    ignore_result: bool = False
+
+
+def echo(message: Message) -> Answer:
+    return Answer(result=message.input)
+
+
+def failure(code: str, text: str, *, retryable: bool = False) -> Answer:
+    """A job that fails with an error of this code."""
+    error = msgspec.json.encode({"type": code, "message": text, "retryable": retryable}).decode()
+    result = msgspec.json.encode({"exc_type": code, "exc_message": [text], "exc_module": "tests"})
+    state = State.EXPIRED if code == "expired" else State.FAILED
+    return Answer(state, result, F.ERROR, error)
+
+
+def call(client: redis.Redis, name: str, queue: str, *arguments: Arg) -> Any:
+    """Call a script that works on one queue."""
+    command = script(name).call(keys.queue_keys(queue), queue, *arguments)
+    execute: Any = client.execute_command
+    try:
+        return execute(*command)
+    except NoScriptError:
+        execute(*script(name).load_command())
+        return execute(*command)
+
+
+def claim(
+    client: redis.Redis, model: str, count: int = BATCH, owner: str = "fake"
+) -> list[tuple[Message, str]]:
+    """Claim up to `count` jobs of a model; each with its token."""
+    queue = keys.queue_name(model)
+    arguments = (model, "1.0", count, CLAIM_MAX_BYTES, LEASE_US, owner, keys.TASK_NAME, 86400)
+    reply = call(client, "jobs/claim", queue, *arguments)
+    rows = range(CLAIM_HEAD, len(reply), CLAIM_ROW)
+    return [(read_envelope(reply[at]), reply[at + 2].decode()) for at in rows]
+
+
+def settle(
+    client: redis.Redis, model: str, claimed: list[tuple[Message, str]], answers: list[Answer]
+) -> None:
+    """Settle claimed jobs with these answers."""
+    flat: list[Arg] = []
+    for (message, token), answer in zip(claimed, answers, strict=True):
+        meta = b"" if answer.ignore_result else _meta(message.id, answer)
+        extra: tuple[Arg, Arg] = (answer.extra, answer.value)
+        if message.quiet and answer.state is State.SUCCEEDED and not answer.extra:
+            meta, extra = b"", (F.RESULT, answer.result)
+        flat += (message.id, token, answer.state, meta, len(claimed), "1.5,0.25,0.1,2.0,0.1")
+        flat += (*extra, "", "")
+    call(client, "jobs/settle", keys.queue_name(model), *flat)
+
+
+def _meta(job_id: str, answer: Answer) -> bytes:
+    status = b"SUCCESS" if answer.state is State.SUCCEEDED else b"FAILURE"
+    return (
+        b'{"status": "%s", "result": %s, "traceback": null, "children": [], '
+        b'"date_done": "%s", "task_id": "%s"}'
+        % (status, answer.result, datetime.now(UTC).isoformat().encode(), job_id.encode())
+    )
+
+
+def publish_state(
+    client: redis.Redis,
+    owner: str,
+    model: str,
+    state: str,
+    *,
+    ready: int = 1,
+    error: str = "",
+    figures: Figures | None = None,
+) -> None:
+    """Say of one model what a live worker would."""
+    said = {
+        "state": state, "replicas": 1, "ready": ready, "device": "cpu", "error": error,
+        "node": f"{owner}@test", "pids": [4711], "since": 0.0,
+    }  # fmt: skip
+    own = {"node": f"{owner}@test", "pid": 4710}
+    key = keys.worker(owner)
+    encode = msgspec.json.encode
+    measured = encode(figures or Figures())
+    client.hset(key, mapping={"": encode(own), model: encode(said), FIGURES: measured})
+    client.expire(key, keys.WORKER_TTL_S)
+    client.zadd(keys.WORKERS, {owner: time.time()})
+
+
+def publish_stats(client: redis.Redis, **stats: ModelStats) -> None:
+    """Add to the counters of these models what a live worker would."""
+    publish_added(client, {model: one.drain() for model, one in stats.items()})
+
+
+def publish_added(client: redis.Redis, added: dict[str, list[tuple[str, str]]]) -> None:
+    """As `publish_stats`, of what has been drained already, by model."""
+    flat = [
+        value for model, by in added.items() for one in by for value in (keys.stats(model), *one)
+    ]
+    command = script("workers/report").call([], "fake", keys.WORKER_TTL_S, 2, "", "{}")
+    execute: Any = client.execute_command
+    execute(*script("workers/report").load_command())
+    execute(*command, *flat)
+    client.delete(keys.worker("fake"))
+    client.zrem(keys.WORKERS, "fake")
+
+
+class FakeWorker:
+    """Serves one model from a thread while its context lasts.
+
+    Args:
+        url: Redis.
+        model: the model.
+        answer: makes the answer to one job.
+
+    Attributes:
+        served: the ids of the jobs that it has settled, a moment after their results are out.
+    """
+
+    def __init__(self, url: str, model: str, answer: Callable[[Message], Answer] = echo) -> None:
+        self.served: list[str] = []
+        self._client = connect(url)
+        self._model = model
+        self._answer = answer
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self.serve, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(60)
+        self._client.close()
+
+    def ran(self, count: int) -> list[str]:
+        """The jobs that it has settled, once there are as many: their results are out before."""
+        wait_until(lambda: len(self.served) >= count, f"{count} jobs are settled", 30)
+        return self.served
+
+    def serve(self) -> None:
+        """Claim, answer and settle until the end; through outages of Redis too."""
+        while not self._stop.is_set():
+            try:
+                claimed = claim(self._client, self._model)
+                if claimed:
+                    answers = [self._answer(message) for message, _ in claimed]
+                    settle(self._client, self._model, claimed, answers)
+                    self.served += [message.id for message, _ in claimed]
+                    continue
+            except (RedisError, OSError):
+                pass
+            self._stop.wait(IDLE_S)
+
+
+if __name__ == "__main__":
+    worker = FakeWorker(sys.argv[1], sys.argv[2])
+    worker.serve()

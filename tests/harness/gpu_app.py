@@ -1,9 +1,0 @@
-"""The worker's Celery app on a host whose driver tells of two GPUs; nothing runs on them."""
-
-from __future__ import annotations
-
-from tests.harness.fake_nvml import TWO, install
-from workers.celery_app import deployed
-
-install(*TWO)
-app = deployed()

@@ -1,0 +1,104 @@
+"""Processes that begin with their imports done: forked from a server that has them.
+
+To import Celery, Flower's commands and ours takes a worker a second of CPU, and an API nearly as
+much for FastAPI; the tests start hundreds of workers, and tens of APIs that they mean to kill.
+Those of `headrace up`, in other tests, are started as users start them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import multiprocessing
+import os
+import runpy
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_FORKS = multiprocessing.get_context("forkserver")
+# Nothing here starts a thread, or reads the environment when it is imported.
+_FORKS.set_forkserver_preload([
+    "tests.harness.processes.forked", "celery.bin.celery", "celery.apps.worker",
+    "celery.worker.consumer",
+    "celery.worker.loops", "celery.backends.redis", "kombu.transport.redis", "workers.celery_app",
+    "celery.worker.components", "celery.worker.consumer.delayed_delivery", "celery.worker.strategy",
+    "celery.worker.autoscale", "celery.fixups.django", "celery.app.control", "celery.app.events",
+    "celery.app.log", "billiard.pool", "kombu.matcher", "kombu.pidbox", "encodings.utf_8_sig",
+    "workers.celery.pool", "headrace.payloads.file_store", "headrace.payloads.redis_store",
+    "headrace.observability.log_format", "api.process", "uvicorn.lifespan.on", "uvloop",
+])  # fmt: skip
+
+
+class Forked:
+    """`python -m <module> <arguments>` in a session of its own, with what `Popen` has of it.
+
+    Args:
+        command: the module and its arguments.
+        env: its whole environment.
+        cwd: its working directory, first on its path.
+        log: both its outputs are appended there; None: they stay those of the tests.
+    """
+
+    def __init__(
+        self, command: Sequence[str], env: Mapping[str, str], cwd: Path, log: Path | None
+    ) -> None:
+        self.args = command
+        arguments = (list(command), dict(env), str(cwd), str(log or ""))
+        # A daemon: should a test forget it, it ends with us.
+        self._process = _FORKS.Process(target=_run, args=arguments, daemon=True)
+        self._process.start()
+        pid = self._process.pid
+        assert pid is not None
+        self.pid = pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self.poll()
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        status = self.poll()
+        if status is None:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0)
+        return status
+
+    def send_signal(self, signum: int) -> None:
+        if self.poll() is None:
+            # The server that forked it may have collected it, and not have told us yet.
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signum)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def _run(command: list[str], env: dict[str, str], cwd: str, log: str) -> None:
+    os.setsid()
+    # What was imported is the server's; to look through it for garbage would copy it, too.
+    gc.freeze()
+    # As an exec would; one of them is what tells the server that forks that pytest is gone, also
+    # where that was killed, and this process goes with the server.
+    os.closerange(3, 1024)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if log:
+        file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        for number in (1, 2):
+            os.dup2(file, number)
+        os.close(file)
+    os.environ.clear()
+    os.environ.update(env)
+    os.chdir(cwd)
+    sys.path.insert(0, cwd)
+    sys.argv = command
+    runpy.run_module(command[0], run_name="__main__", alter_sys=True)

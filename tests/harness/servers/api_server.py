@@ -1,0 +1,76 @@
+"""The API on a real uvicorn in a thread of its own, and a client for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from api.app import Application, create_app
+from api.process import Server, server_for
+from api.services import Services
+from headrace.config.model_catalog import Catalog, ModelConfig
+from headrace.config.settings import Settings
+from headrace.server.ports import free_port
+from tests.harness.clients.plain_http import PLAIN
+from tests.harness.wait import wait_until
+
+
+def catalog(**models: dict[str, Any]) -> Catalog:
+    """A catalog of these models; each is the built-in echo unless it says otherwise."""
+    configs = {
+        name: ModelConfig(name=name, **{"handler": "echo", **values})
+        for name, values in models.items()
+    }
+    return Catalog(Path("models.yaml"), configs)
+
+
+@dataclass
+class ApiServer:
+    """One API process' worth, in a thread.
+
+    Attributes:
+        http: a client that has this server as its base.
+    """
+
+    url: str
+    redis_url: str
+    app: Application
+    http: httpx2.Client
+    server: Server
+
+    @property
+    def services(self) -> Services:
+        services = self.app.services
+        assert services is not None, "the server does not run"
+        return services
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+
+@contextmanager
+def api_server(redis_url: str, models: Catalog, **settings: Any) -> Iterator[ApiServer]:
+    """Serve until the context ends."""
+    port = free_port()
+    app = create_app(Settings(redis_url=redis_url, port=port, **settings), models)
+    server = server_for(app, "127.0.0.1", port, "warning")
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    # Of a test that speaks HTTPS, whose own clients look at the certificate.
+    secure = app.settings.tls
+    url = f"{'https' if secure else 'http'}://127.0.0.1:{port}"
+    wait_until(lambda: server.started or not thread.is_alive(), "the API serves")
+    try:
+        with httpx2.Client(base_url=url, timeout=30, verify=False if secure else PLAIN) as http:
+            yield ApiServer(url, redis_url, app, http, server)
+    finally:
+        server.should_exit = True
+        thread.join(60)
+        assert not thread.is_alive(), "the API did not stop"

@@ -1,0 +1,88 @@
+"""`python -m api` as a process: what it says when it cannot start, and how it ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from headrace.server.ports import free_port
+from tests.harness.clients.plain_http import PLAIN
+from tests.harness.fakes.worker import Answer, claim, settle
+from tests.harness.servers.api_process import answers, environ
+from tests.harness.servers.redis_servers import RedisServer
+from tests.harness.wait import wait_until
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    file = tmp_path / "models.yaml"
+    file.write_text("models: {echo: {handler: echo}}\n")
+    return file
+
+
+@contextmanager
+def process(env: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [sys.executable, "-m", "api"], env=env, stderr=subprocess.PIPE, text=True
+    ) as started:
+        try:
+            yield started
+        finally:
+            started.kill()
+
+
+def test_a_stop_answers_those_who_wait(redis_db: RedisServer, models: Path) -> None:
+    port = free_port()
+    env = environ(models, redis_url=redis_db.url, port=str(port))
+    with (
+        process(env) as api,
+        ThreadPoolExecutor(1) as executor,
+        httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=70, verify=PLAIN) as http,
+        redis_db.client() as client,
+    ):
+        wait_until(lambda: answers(http, "/ready"), "the API is ready", 90)
+        asked = executor.submit(http.post, "/api/v1/models/echo/jobs?wait=60", json=1)
+        wait_until(lambda: client.llen("headrace.echo") == 1, "the job is queued")
+        api.terminate()
+        response = asked.result(60)
+        assert (response.status_code, response.json()["status"]) == (202, "queued")
+        http.close()
+        api.wait(60)
+        claimed = claim(client, "echo")
+        settle(client, "echo", claimed, [Answer()])
+
+
+@pytest.mark.parametrize(
+    ("settings", "status", "says"),
+    [
+        ({}, 2, "redis_url"),
+        ({"redis_url": "redis://:secret@127.0.0.1:1/0"}, 3, "does not answer"),
+        ({"redis_url": "redis://127.0.0.1:1/0", "prot": "1"}, 2, "HEADRACE_PORT"),
+    ],
+)
+def test_what_keeps_it_from_starting_is_one_line(
+    models: Path, settings: dict[str, str], status: int, says: str
+) -> None:
+    with process(environ(models, **settings)) as api:
+        _, errors = api.communicate(timeout=90)
+    assert api.returncode == status
+    assert errors.startswith("headrace: ")
+    assert says in errors
+    assert "secret" not in errors
+    assert len(errors.splitlines()) == 1
+
+
+def test_a_models_file_with_a_mistake(redis_db: RedisServer, models: Path) -> None:
+    models.write_text("models: {echo: {handlr: echo}}\n")
+    with process(environ(models, redis_url=redis_db.url)) as api:
+        _, errors = api.communicate(timeout=90)
+    assert api.returncode == 2
+    assert "did you mean handler?" in errors
+    assert "Traceback" not in errors

@@ -1,0 +1,248 @@
+"""`headrace queues` and `headrace dead` against `headrace up`; `--input-ref`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import redis
+
+from headrace.server.ports import free_port
+from tests.harness.clients.commands import Commands, CommandsWithin, completed, offered, records
+from tests.harness.servers.up import RunningUp, running_up, write_models
+from tests.harness.wait import wait_until
+from tests.harness.workers.worker import HANDLERS
+
+NO_JOB = b"\xff no \x1b[31mjob"
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
+    folder = tmp_path_factory.mktemp("control")
+    (folder / "roots").mkdir()
+    tricky = {"handler": f"{HANDLERS / 'tricky.py'}:Tricky", "max_retries": 0}
+    models = write_models(folder, {"echo": {"handler": "echo"}, "tricky": tricky})
+    roots = str(folder / "roots")
+    with running_up(folder, models=models, HEADRACE_INPUT_ROOTS=roots) as running:
+        wait_until(lambda: running.request("GET", "/ready?models=all")[0] == 200, "loaded", 60)
+        yield running
+
+
+@pytest.fixture
+def cli(up: RunningUp, tmp_path: Path) -> Iterator[Commands]:
+    commands = CommandsWithin(f"http://127.0.0.1:{up.port}", tmp_path)
+    yield commands
+    for model in ("echo", "tricky"):
+        for path in (f"queues/headrace.{model}/resume", f"queues/headrace.{model}/purge"):
+            assert up.request("POST", f"/api/v1/{path}", b"")[0] == 200
+        # What still runs would be a dead letter in the midst of the next test.
+        wait_until(lambda model=model: commands.under_way(model) == 0, "nothing runs", 60)  # type: ignore[misc]
+        everything = b'{"all": true}'
+        purge = f"/api/v1/models/{model}/dead-letters/purge"
+        assert up.request("POST", purge, everything)[0] == 200
+
+
+def dead(cli: Commands, count: int) -> list[str]:
+    """Ids of so many dead letters of the model tricky, in the order of their deaths."""
+    ids = []
+    for number in range(count):
+        value = json.dumps({"do": "transient", "n": number})
+        ids.append(cli.json("submit", "tricky", "--json-input", value, "--wait", rc=1)[0]["id"])
+    return ids
+
+
+def refused(up: RunningUp, cli: Commands, raw: bytes = NO_JOB) -> str:
+    """The name of the letter of a message that is no job."""
+    state = up.state_dir
+    password = (state / "redis.password").read_text().strip()
+    port = int((state / "redis.port").read_text())
+    with redis.Redis(port=port, password=password) as broker:
+        broker.lpush("headrace.echo", raw)
+
+    def name() -> str:
+        return "".join(letter["id"] for letter in cli.json("dead", "list", "echo"))
+
+    return wait_until(name, "the message was refused", 30)
+
+
+def deaths(cli: Commands) -> dict[str, str]:
+    """When each letter of the model tricky died."""
+    return {one["id"]: one["died_at"] for one in cli.json("dead", "list", "tricky")}
+
+
+def test_dead_letters_are_listed_newest_first_over_models(cli: Commands, up: RunningUp) -> None:
+    assert cli.lines("dead", "list") == []
+    first, second = dead(cli, 2)
+    raw = refused(up, cli)
+    head, *rows = cli.lines("dead", "list")
+    assert head.split() == ["ID", "MODEL", "REASON", "ATTEMPTS", "SUBMITTED", "DIED", "ERROR"]
+    assert [row.split()[:4] for row in rows] == [
+        [raw, "echo", "not-json", "0"],
+        [second, "tricky", "transient-error", "1"],
+        [first, "tricky", "transient-error", "1"],
+    ]
+    assert rows[1].endswith("ago  try again")
+    letters = cli.json("dead", "list", "--limit", "2")
+    assert [letter["id"] for letter in letters] == [raw, second]
+    assert letters[1]["model"] == "tricky"
+    assert "traceback" not in letters[1]
+    assert [one["id"] for one in cli.json("dead", "list", "tricky", "--limit", "0")] == [
+        second,
+        first,
+    ]
+
+
+def test_a_letter_is_shown_with_its_traceback_or_its_bytes(cli: Commands, up: RunningUp) -> None:
+    (job_id,) = dead(cli, 1)
+    shown = "\n".join(cli.lines("dead", "show", "tricky", job_id))
+    assert f"id         {job_id}\nmodel      tricky\nreason     transient-error\n" in shown
+    assert 'raise TransientError("try again")' in shown
+    assert "message" not in shown
+    (whole,) = cli.json("dead", "show", "tricky", job_id)
+    raw = cli.run("dead", "show", "tricky", job_id, "--raw").stdout
+    assert raw.decode() == whole["message"]["text"]
+    assert msgspec.json.decode(raw)["headers"]["id"] == job_id
+
+    name = refused(up, cli)
+    shown = "\n".join(cli.lines("dead", "show", "echo", name))
+    assert "requeue   no job that could run" in shown
+    assert shown.endswith("message, 13 bytes:\n\\xff no \\x1b[31mjob")
+    assert cli.run("dead", "show", "echo", name, "--raw").stdout == NO_JOB
+    code, shown = cli.on_terminal("dead", "show", "echo", name, "--raw")
+    assert (code, "13 bytes; write them to a file" in shown) == (2, True)
+
+
+def test_a_long_message_is_cut_where_it_is_shown(cli: Commands, up: RunningUp) -> None:
+    name = refused(up, cli, b"x" * 5000)
+    last = cli.lines("dead", "show", "echo", name)[-1]
+    assert last == "x" * 2000 + "… (all of it: --raw)"
+
+
+def test_requeue_puts_back_some_or_all_and_says_what_is_left(cli: Commands, up: RunningUp) -> None:
+    ids = dead(cli, 3)
+    before = deaths(cli)
+
+    def died_again(*chosen: str) -> bool:
+        now = deaths(cli)
+        return all(now.get(job_id, "") > before[job_id] for job_id in chosen)
+
+    ended = cli.run("dead", "requeue", "tricky", ids[0], "nobody")
+    assert (ended.returncode, ended.stdout) == (4, b"1 put back\n")
+    assert b"nobody: no such dead letter of tricky" in ended.stderr
+    wait_until(lambda: died_again(ids[0]), "it ran and died again", 30)
+    assert deaths(cli)[ids[1]] == before[ids[1]]
+    stdin = f"{ids[1]}\n{ids[2]} and more\n{ids[1]}\n".encode()
+    assert cli.lines("dead", "requeue", "tricky", "-", stdin=stdin) == ["2 put back"]
+    wait_until(lambda: died_again(*ids), "the others did too", 30)
+    (done,) = cli.json("dead", "requeue", "tricky", "--all")
+    assert done == {"model": "tricky", "requeued": 3, "left": {}}
+
+    name = refused(up, cli)
+    ended = cli.run("dead", "requeue", "echo", "--all")
+    assert (ended.returncode, ended.stdout) == (1, b"0 put back\n")
+    assert f"{name}: left where it is: it is no job" in ended.stderr.decode()
+    assert "name letters, or say --all" in cli.complaint("dead", "requeue", "tricky", rc=2)
+    both = cli.complaint("dead", "purge", "tricky", "a", "--all", rc=2)
+    assert "leave out the ids, or --all" in both
+
+
+def test_purge_asks_on_a_terminal_and_removes_for_good(cli: Commands) -> None:
+    ids = dead(cli, 3)
+    code, shown = cli.on_terminal("dead", "purge", "tricky", "--all", typed="n\n")
+    assert (code, "remove all 3 dead letters of tricky for good?" in shown) == (1, True)
+    assert "nothing was changed" in shown
+    code, shown = cli.on_terminal("dead", "requeue", "tricky", "--all", typed="\x04")
+    assert (code, "put back all 3 dead letters of tricky?" in shown) == (130, True)
+    assert len(deaths(cli)) == 3
+    code, shown = cli.on_terminal("dead", "purge", "tricky", ids[0], typed="y\n")
+    assert (code, "remove 1 dead letter of tricky for good?" in shown) == (0, True)
+    code, shown = cli.on_terminal("dead", "purge", "tricky", ids[1], "--yes")
+    assert (code, shown) == (0, "1 removed\r\n")
+    ended = cli.run("dead", "purge", "tricky", ids[0], ids[2])
+    assert (ended.returncode, ended.stdout) == (4, b"1 removed\n")
+    assert b"1 of these ids are no dead letters of tricky" in ended.stderr
+    assert cli.json("dead", "purge", "tricky", "--all") == [{"model": "tricky", "purged": 0}]
+    assert cli.json("jobs", ids[0])[0]["status"] == "failed"
+
+
+def test_queues_are_paused_resumed_and_purged(cli: Commands) -> None:
+    assert cli.lines("queues", "pause", "echo", "headrace.tricky", "echo") == [
+        "headrace.echo  paused",
+        "headrace.tricky  paused",
+    ]
+    assert [line.endswith("paused") for line in cli.lines("queues")[1:]] == [True, True]
+    ids = cli.lines("submit", "echo", "--text", "a", "--text", "b")
+    ids += cli.lines("submit", "echo", "--text", "c", "--countdown", "600")
+    question = "cancel all that waits in headrace.echo, headrace.tricky (3 jobs)?"
+    code, shown = cli.on_terminal("queues", "purge", "echo", "tricky", typed="\n")
+    assert (code, question in shown) == (1, True)
+    code, shown = cli.on_terminal("queues", "purge", "tricky")  # nothing to ask about
+    assert (code, shown) == (0, "headrace.tricky  0 cancelled\r\n")
+    code, shown = cli.on_terminal("queues", "purge", "echo", typed="yes\n")
+    assert (code, "headrace.echo  3 cancelled" in shown) == (0, True)
+    assert {job["status"] for job in cli.json("jobs", *ids)} == {"cancelled"}
+    assert cli.json("queues", "purge", "echo") == [
+        {"name": "headrace.echo", "model": "echo", "cancelled": 0}
+    ]
+    (later,) = cli.lines("submit", "echo", "--text", "later")
+    assert cli.json("queues", "resume", "echo", "tricky")[0] == {
+        "name": "headrace.echo",
+        "model": "echo",
+        "paused": False,
+    }
+    assert cli.lines("result", "--wait", later) == ["later"]
+
+
+def test_what_goes_wrong_has_its_exit_code(cli: Commands, tmp_path: Path) -> None:
+    both = cli.complaint("queues", "pause", "echo", "ecko", rc=2)
+    assert "there is no model ecko; did you mean echo?" in both
+    assert not any(queue["paused"] for queue in cli.json("queues"))
+    # An option that would be dropped in silence, and send the purge elsewhere.
+    misplaced = cli.complaint("queues", "--url", "http://127.0.0.1:1", "purge", "echo", rc=2)
+    assert "it goes behind purge" in misplaced
+    for command in ("list", "show", "requeue", "purge"):
+        arguments = ["dead", command, "trickx", *([] if command == "list" else ["a"])]
+        assert "did you mean tricky?" in cli.complaint(*arguments, rc=2)
+    assert "no such dead letter" in cli.complaint("dead", "show", "tricky", "a", rc=4)
+    assert "no such dead letter" in cli.complaint("dead", "show", "tricky", "a", "--raw", rc=4)
+    assert "of one letter" in cli.complaint("dead", "show", "tricky", "a", "b", "--raw", rc=2)
+    nobody = CommandsWithin(f"http://127.0.0.1:{free_port()}", tmp_path)
+    assert "start it with `headrace up`" in nobody.complaint("dead", "list", rc=3)
+
+
+def test_the_shell_completes_commands_models_and_letters(cli: Commands) -> None:
+    (job_id,) = dead(cli, 1)
+    assert completed(cli.url, "queues", "") == ["pause", "resume", "purge"]
+    assert offered(cli.url, "queues", "purge", "echo", "t") == ["tricky"]
+    assert offered(cli.url, "dead", "show", "tricky", job_id[:4]) == [job_id]
+    assert completed(cli.url, "dead", "purge", "nonsense", "") == []
+
+
+def test_inputs_that_the_server_reads(cli: Commands, up: RunningUp) -> None:
+    roots = up.folder / "roots"
+    refs = []
+    for number in range(2):
+        (roots / f"{number}.txt").write_text(f"file {number}")
+        refs.append(f"file:{roots}/{number}.txt")
+    assert cli.lines("submit", "echo", "--input-ref", refs[0], "--wait") == ["file 0"]
+    several = ("--input-ref", refs[1], "--input-ref", refs[0], "--wait", "--ordered")
+    assert cli.lines("submit", "echo", *several) == [f'{refs[1]}: "file 1"', f'{refs[0]}: "file 0"']
+    stdin = "\n".join([*refs, f"file:{roots}/gone.txt", "s3://unlisted/x"]).encode()
+    listed: list[Any] = cli.json(
+        "submit", "echo", "-", "--stdin", "refs", "--wait", "--ordered", stdin=stdin, rc=1
+    )
+    assert [(one["key"], one["status"]) for one in listed[:2]] == [
+        (ref, "succeeded") for ref in refs
+    ]
+    assert [one["status"] for one in listed[2:]] == ["rejected", "rejected"]
+    assert listed[3]["error"]["type"] == "input-forbidden"
+    advice = cli.complaint("submit", "echo", refs[0] + "x", rc=2)
+    assert f"--input-ref '{refs[0]}x'" in advice
+    out = ("submit", "echo", "--input-ref", refs[0], "-o", "out.jsonl")
+    assert cli.lines(*out) == []
+    assert cli.lines(*out, "--resume") == []
+    assert [one["key"] for one in records(cli.folder / "out.jsonl")] == [refs[0]]

@@ -1,0 +1,260 @@
+"""`headrace doctor` on workers, models, queues, clocks and the API, each broken for real."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace import __version__
+from headrace.cli.doctor import workers
+from headrace.cli.shared.exit_codes import ExitCode
+from headrace.jobs.job import US_PER_S
+from headrace.observability.host_figures import DeviceFigures, Figures, HostFigures
+from headrace.redis import keys
+from headrace.redis.keys import F
+from headrace.server.ports import free_port
+from tests.harness.clients.doctor import (
+    BY_NAME,
+    breaks,
+    fake_smi,
+    fake_torch,
+    found,
+    look,
+    site,
+    tell,
+    verdict,
+)
+from tests.harness.servers.api_server import api_server, catalog
+from tests.harness.servers.redis_servers import RedisServer, redis_server
+from tests.harness.servers.up import ROOT, headrace
+from tests.harness.wait import wait_until
+from tests.harness.workers.worker import Client, Worker, celery_worker, write_models
+
+BROKEN = "raise ImportError('no such weights')\n"
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    return write_models(tmp_path, echo={"handler": "echo", "max_queue_depth": 3})
+
+
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    """A real worker on a Redis of its own, one of whose models cannot be loaded."""
+    folder = tmp_path_factory.mktemp("doctor")
+    (folder / "broken.py").write_text(BROKEN)
+    path = write_models(folder, echo={"handler": "echo"}, broken={"handler": "broken.py"})
+    host = os.uname().nodename
+    with (
+        redis_server("valkey9", "--appendonly", "yes") as server,
+        celery_worker(server.url, path, folder, node=f"cpu0@{host}") as running,
+    ):
+        wait_until(
+            lambda: (
+                running.states().get("broken", {}).get("state") == "failed"
+                and running.states()["echo"]["state"] == "ready"
+            ),
+            "one model is ready and the other has failed",
+            60,
+        )
+        yield running
+
+
+def test_a_worker_that_runs_is_found_so(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    # However long this machine stands still.
+    monkeypatch.setattr(workers, "SILENT_S", 60.0)
+    with site(worker.redis_url, worker.models) as whole:
+        verdict(look(whole, "workers"), "ok", worker.node)
+        verdict(look(whole, "worker-versions"), "ok", __version__)
+        verdict(look(whole, "open-files"), "ok")
+        assert dict(whole.alive[0][1].versions).keys() >= {"headrace", "python", "celery", "torch"}
+
+
+@breaks("models")
+def test_a_model_that_could_not_be_loaded(worker: Worker, tmp_path: Path) -> None:
+    verdict(
+        found("models", worker.redis_url, worker.models), "fail",
+        "broken on cpu0@", "ImportError: no such weights", "headrace models broken",
+    )  # fmt: skip
+    # Another models file than the workers have.
+    other = write_models(tmp_path, echo={"handler": "echo"}, new={"handler": "echo"})
+    with site(worker.redis_url, other) as whole:
+        states = whole.alive[0][1].models
+        states.pop("broken")
+        verdict(look(whole, "models"), "warn", "no worker serves new")
+
+
+@breaks("worker-answers", "workers")
+def test_a_worker_that_hangs_and_one_that_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, path = os.uname().nodename, write_models(tmp_path, echo={"handler": "echo"})
+    with (
+        redis_server("valkey9") as server,
+        celery_worker(server.url, path, tmp_path, node=f"cpu1@{host}") as running,
+    ):
+        running.wait_ready("echo")
+        monkeypatch.setattr(workers, "PING_S", 40)  # who answers is not waited for
+        verdict(found("worker-answers", server.url, path), "ok", "answer")
+        os.kill(running.pid, signal.SIGSTOP)
+        try:
+            with server.client() as client:
+                # However slow this machine is: its word must not run out before it was looked at.
+                (owner,) = client.zrange(keys.WORKERS, 0, -1)
+                client.persist(keys.worker(owner.decode()))
+            verdict(found("workers", server.url, path), "warn", "said nothing for 15 s")
+            monkeypatch.setattr(workers, "PING_S", 1)
+            verdict(found("worker-answers", server.url, path), "fail", "no answer", "cpu1@")
+        finally:
+            os.kill(running.pid, signal.SIGCONT)
+        running.kill()
+        verdict(found("workers", server.url, path), "fail", "cpu1@", "ended without a word")
+
+
+@breaks("workers")
+@pytest.mark.leaves_keys
+def test_no_worker_is_missed_only_where_there_is_work(redis_db: RedisServer, models: Path) -> None:
+    verdict(found("workers", redis_db.url, models), "skip", "nothing runs here yet")
+    with Client(redis_db.url, models) as client:
+        client.submit("echo", 1)
+    verdict(found("workers", redis_db.url, models), "fail", "none runs", "headrace worker")
+
+
+@breaks("worker-versions")
+def test_workers_of_other_versions(redis_db: RedisServer, models: Path) -> None:
+    with redis_db.client() as client:
+        tell(client, "a", versions={"headrace": "0.0.9", "celery": "5.7.0"})
+        verdict(found("worker-versions", redis_db.url, models), "fail", "0.0.9", __version__)
+        tell(client, "b", versions={"headrace": __version__, "celery": "5.6.1"})
+        verdict(found("worker-versions", redis_db.url, models), "warn", "differ in celery", "5.6.1")
+        for owner in "ab":
+            client.delete(keys.worker(owner))
+
+
+@breaks("clocks")
+def test_clocks_that_are_wrong(
+    redis_db: RedisServer, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with redis_db.client() as client:
+        tell(client, "late", ahead_s=-4)
+        verdict(found("clocks", redis_db.url, models), "warn", "late@", "behind Redis")
+        tell(client, "early", ahead_s=40)
+        verdict(found("clocks", redis_db.url, models), "fail", "early@", "ahead of Redis", "chrony")
+        client.delete(keys.worker("late"), keys.worker("early"), keys.WORKERS)
+        monkeypatch.setattr(workers, "clock_skew_s", lambda _: -3.4)
+        verdict(found("clocks", redis_db.url, models), "warn", "this host is 3 s behind")
+
+
+@breaks("api")
+def test_an_api_that_is_away_or_cannot_serve(
+    redis_db: RedisServer, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = found("api", redis_db.url, models, api=f"http://127.0.0.1:{free_port()}")
+    verdict(gone, "fail", "refused", "--api")
+    assert gone.code is ExitCode.UNREACHABLE
+    with redis_server("valkey9") as own, api_server(own.url, catalog(echo={})) as server:
+        verdict(found("api", own.url, models, api=server.url), "ok", __version__)
+        monkeypatch.setattr(workers, "__version__", "9.9.9")
+        verdict(found("api", own.url, models, api=server.url), "warn", "9.9.9", __version__)
+        own.stop(kill=True)
+        verdict(found("api", own.url, models, api=server.url), "fail", "answers 503", "Redis")
+    port = str(free_port())
+    verdict(found("api", redis_db.url, models, HEADRACE_PORT=port), "skip", "none listens at")
+
+
+@breaks("queues", "backlog", "dead-letters", "unknown-queues")
+@pytest.mark.leaves_keys
+def test_work_that_does_not_move(redis_db: RedisServer, models: Path) -> None:
+    url = redis_db.url
+    with Client(url, models) as client, redis_db.client() as plain:
+        first, _ = client.submit("echo", 1, 2)
+        verdict(found("queues", url, models), "fail", "echo has 2 jobs and no ready process")
+        tell(plain, "a", models={"echo": {}})
+        verdict(found("queues", url, models), "ok", "2 jobs wait")
+        verdict(found("backlog", url, models), "ok")
+        plain.sadd(keys.PAUSED, "headrace.echo")
+        verdict(found("queues", url, models), "warn", "paused", "headrace queues resume echo")
+        seconds, _ = plain.time()
+        plain.hset(keys.job(first), F.CREATED, (seconds - 7200) * US_PER_S)
+        verdict(found("backlog", url, models), "warn", "oldest job of echo", "2 h")
+        client.submit("echo", 3)
+        verdict(found("backlog", url, models), "warn", "3 jobs of 3", "429")
+        verdict(found("dead-letters", url, models), "ok")
+        plain.zadd(keys.dead("headrace.echo"), {"x": 1})
+        verdict(found("dead-letters", url, models), "warn", "echo 1", "headrace dead list")
+        verdict(found("unknown-queues", url, models), "ok")
+        plain.rpush(keys.step_key("headrace.gone", 9), "x")
+        verdict(found("unknown-queues", url, models), "warn", "headrace.gone (1)")
+
+
+@breaks("errands", "batches")
+@pytest.mark.leaves_keys
+def test_work_that_nobody_does(redis_db: RedisServer, models: Path) -> None:
+    with redis_db.client() as client:
+        verdict(found("errands", redis_db.url, models), "skip")
+        client.rpush(keys.ERRANDS, "x")
+        verdict(found("errands", redis_db.url, models), "fail", "1 errand", "headrace errands")
+        client.set(keys.errands_alive("e"), '{"node": "errands@here", "pid": 1}', ex=60)
+        client.sadd(keys.ERRAND_OWNERS, "e")
+        verdict(found("errands", redis_db.url, models), "ok", "errands@here; 1 wait")
+        client.zadd(keys.HOOKS, {str(n): n for n in range(1001)})
+        verdict(found("errands", redis_db.url, models), "warn", "1,001 webhooks", "receivers")
+        verdict(found("batches", redis_db.url, models), "skip")
+        client.zadd(keys.OPEN_BATCHES, {"b": 1})
+        verdict(found("batches", redis_db.url, models), "fail", "1 batch", "headrace runner")
+
+
+@breaks("gpu-use", "threads", "disks")
+def test_what_workers_say_of_their_hosts(
+    redis_db: RedisServer, models: Path, tmp_path: Path
+) -> None:
+    path = fake_smi(tmp_path, "GPU 0: H100 (UUID: GPU-1)", "GPU 1: H100 (UUID: GPU-2)")
+    hot = DeviceFigures("0", "GPU-1", "H100", 0.5, 99, 100, 95.0)
+    host = HostFigures("far", 4, 0.5, 100, 50, disk_bytes=1000, disk_available_bytes=5)
+    with redis_db.client() as client:
+        tell(client, "a", models={"echo": {"replicas": 4}}, figures=Figures(host, [hot]))
+        of_gpus = found("gpu-use", redis_db.url, models, PATH=path)
+        verdict(of_gpus, "warn", "no worker here serves GPU-2", "95 °C", "99% of its memory")
+        crowded = found("threads", redis_db.url, models, OMP_NUM_THREADS="64")
+        verdict(crowded, "warn", "256 threads on 4 cores", "unset it")
+        verdict(found("threads", redis_db.url, models), "ok")
+        verdict(found("disks", redis_db.url, models), "fail", "5 B are free on far")
+        client.delete(keys.worker("a"), keys.WORKERS)
+
+
+@breaks("payload-store")
+def test_a_store_of_payloads_that_is_nearly_full(redis_db: RedisServer, models: Path) -> None:
+    with redis_db.client() as client:
+        client.hset(keys.PAYLOAD_SIZES, "", 95)
+        full = found("payload-store", redis_db.url, models, HEADRACE_MAX_PAYLOAD_MEMORY_BYTES="100")
+        verdict(full, "warn", "95 B of 100 B")
+        client.delete(keys.PAYLOAD_SIZES)
+
+
+@pytest.fixture
+def torch_that_costs_nothing(tmp_path: Path) -> str:
+    """A PYTHONPATH on which torch is one that is not there to be imported."""
+    return os.pathsep.join([str(fake_torch(tmp_path, version="2.9.0+cpu")), str(ROOT)])
+
+
+def test_the_command_from_end_to_end(
+    worker: Worker, tmp_path: Path, torch_that_costs_nothing: str
+) -> None:
+    models = write_models(tmp_path, echo={"handler": "echo"})
+    given = ("--redis-url", worker.redis_url, "--models", str(models))
+    environ = {"HEADRACE_PORT": str(free_port()), "PYTHONPATH": torch_that_costs_nothing}
+
+    told = headrace("doctor", *given, "--json", cwd=tmp_path, **environ)
+    assert told.returncode == ExitCode.FAILED, told.stdout + told.stderr
+    said = {one["check"]: one for one in map(json.loads, told.stdout.splitlines())}
+    assert list(said) == sorted(BY_NAME, key=lambda name: BY_NAME[name].beside)
+    assert said["worker-answers"]["verdict"] == "ok", said["worker-answers"]
+    assert said["models"]["verdict"] == "fail"
+    assert said["models"]["hint"].startswith("headrace models broken")
+    assert said["torch"]["text"].startswith("torch 2.9.0+cpu, on the CPU")
+    assert (said["redis-persistence"]["verdict"], said["redis-persistence"]["hint"]) == ("ok", None)

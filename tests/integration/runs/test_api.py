@@ -1,0 +1,89 @@
+"""The records of offline runs: told, listed, cancelled; each for the key that told it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from headrace import errors
+from headrace.access.api_key import Caller
+from headrace.client import Client
+from headrace.client.offline import tell_run
+from headrace.queue.job_queue import JobQueue
+from headrace.redis import keys
+from headrace.redis.connection import connect_async
+from headrace.runs.records import SILENT_S, RunRecords, RunTold
+from tests.harness.servers.api_server import ApiServer
+from tests.harness.servers.redis_servers import RedisServer
+
+
+def tell(client: Client, run_id: str, *, begun: bool = False, **told: Any) -> bool:
+    return client.run(tell_run(client.session, run_id, {"model": "echo", **told}, begun=begun))
+
+
+def test_a_run_is_as_it_told_last(api: ApiServer, redis_db: RedisServer) -> None:
+    with Client(api.url) as client:
+        assert client.runs() == []
+        assert tell(client, "run-a", begun=True, name="night", total=10, output="o") is False
+        assert tell(client, "run-b", succeeded=3, failed=1, state="ended") is False
+        assert tell(client, "run-a", succeeded=4, total=10, per_second=2.5) is False
+        first, second = client.runs()
+        assert (first.id, first.state, first.succeeded, first.total) == ("run-a", "running", 4, 10)
+        assert (second.id, second.state, second.ended) == ("run-b", "ended", 4)
+        assert client.run_record("run-b") == second
+        with redis_db.client() as redis:
+            at = int(redis.hget(keys.run("run-a"), "at") or 0)
+            redis.hset(keys.run("run-a"), "at", at - (SILENT_S + 5) * 1_000_000)
+            assert 0 < redis.ttl(keys.run("run-a")) <= 30 * 86_400
+            assert 0 < redis.ttl(keys.RUNS) <= 30 * 86_400
+        assert client.run_record("run-a").state == "lost"
+
+
+def test_a_cancel_reaches_who_tells_and_is_over_once_it_begins_anew(api: ApiServer) -> None:
+    with Client(api.url) as client:
+        tell(client, "run-a", begun=True)
+        assert client.cancel_run("run-a").cancel_requested
+        assert tell(client, "run-a") is True
+        assert tell(client, "run-a", state="cancelled") is True
+        assert tell(client, "run-a", begun=True) is False
+        tell(client, "run-a", state="ended")
+        # Who does not run hears nothing, and is not stopped when it runs again.
+        assert not client.cancel_run("run-a").cancel_requested
+        with pytest.raises(errors.RunNotFound, match="there is no run 'none'"):
+            client.cancel_run("none")
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [({"nope": 1}, "nope"), ({"state": "lost"}, "state"), ({"total": -1}, "total")],
+)
+def test_what_is_no_record_is_refused(api: ApiServer, told: dict[str, Any], words: str) -> None:
+    with Client(api.url) as client:
+        with pytest.raises(errors.InvalidRequest, match=words):
+            tell(client, "run-a", **told)
+        with pytest.raises(errors.PayloadTooLarge):
+            tell(client, "run-a", name="x" * 70_000)
+        with pytest.raises(errors.InvalidId):
+            tell(client, "run a")
+        assert client.runs() == []
+
+
+def test_a_run_exists_for_its_own_key(redis_db: RedisServer) -> None:
+    one, other, all_ = Caller("a", False), Caller("b", False), Caller("c", True)
+    told = RunTold(model="echo")
+
+    async def check() -> None:
+        async with connect_async(redis_db.url) as redis:
+            records = RunRecords(redis, JobQueue(redis))
+            await records.tell("run-a", told, one, begun=True)
+            assert [record["id"] for record in await records.all(one)] == ["run-a"]
+            assert [record["id"] for record in await records.all(all_)] == ["run-a"]
+            assert await records.all(other) == []
+            with pytest.raises(errors.RunNotFound):
+                await records.cancel("run-a", other)
+            with pytest.raises(errors.Conflict, match="not of this API key"):
+                await records.tell("run-a", told, other, begun=False)
+
+    asyncio.run(check())

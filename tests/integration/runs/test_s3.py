@@ -1,0 +1,392 @@
+"""S3 as source and output of a run: a real S3 server; killed before and behind each request."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import moto.s3.models
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from headrace.errors import ConfigError, Conflict, StoreUnavailable
+from headrace.payloads.s3_store import s3_client
+from headrace.runs.registry import sink_for
+from headrace.runs.sinks import s3 as s3_sink
+from headrace.runs.sources import s3 as runs_s3
+from headrace.runs.sources import s3_objects
+from headrace.runs.sources.s3 import as_regex
+from headrace.server.ports import free_port
+from tests.harness.runs.sinks import begun, ended, recovered, row
+from tests.harness.runs.sources import errors, inputs, opened, read_all, resumes_everywhere
+from tests.harness.servers.s3 import S3Server, s3_server
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[S3Server]:
+    with s3_server() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server: S3Server) -> Any:
+    return s3_client(server.url, 16)
+
+
+@pytest.fixture
+def s3(server: S3Server, client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> S3Server:
+    """The server, with one client for all: to make one takes longer than most of these tests."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+    monkeypatch.setattr(runs_s3, "s3_client", lambda *_: client)
+    monkeypatch.setenv("HEADRACE_SPOOL_DIR", str(tmp_path / "spool"))
+    return server
+
+
+@pytest.fixture
+def bucket(s3: S3Server, request: pytest.FixtureRequest) -> str:
+    return s3.bucket("b" + str(abs(hash(request.node.name)))[:12])
+
+
+def put(s3: S3Server, bucket: str, **bodies: bytes) -> None:
+    for key, body in bodies.items():
+        s3.client.put_object(Bucket=bucket, Key=key, Body=body)
+
+
+def put_all(s3: S3Server, bucket: str, keys: list[str]) -> None:
+    for key in keys:
+        s3.client.put_object(Bucket=bucket, Key=key, Body=key.encode())
+
+
+def test_objects_under_a_prefix_in_the_order_of_their_keys(
+    s3: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(s3_objects, "AHEAD", 2)
+    keys = [f"in/{number:03d}.png" for number in range(6)] + ["in/a/b.jpg"]
+    put_all(s3, bucket, [*keys, "in/", "in/.hidden", "in/.d/x.png", "in-other/x.png", "z"])
+    url = f"s3://{bucket}/in"
+    entries = resumes_everywhere(lambda: opened(url), 3)
+    assert [entry["key"] for entry in entries] == [f"s3://{bucket}/{key}" for key in keys]
+    assert [entry["input"] for entry in entries] == [key.encode() for key in keys]
+    assert {entry["content_type"] for entry in entries} == {"image/png", "image/jpeg"}
+    assert opened(url).count() == 7
+    assert opened(url, glob=("a/*",)).count() == 1
+    assert opened(f"s3://{bucket}/in/*.png").count() == 6
+    assert opened(f"s3://{bucket}/in**").count() == 8
+    assert opened(f"s3://{bucket}").count() == 9
+
+
+def test_a_prefix_with_other_objects_is_another_source(s3: S3Server, bucket: str) -> None:
+    put_all(s3, bucket, ["in/1", "in/2"])
+    first = opened(f"s3://{bucket}/in").describe()
+    put(s3, bucket, **{"in/1": b"changed"})
+    second = opened(f"s3://{bucket}/in").describe()
+    put_all(s3, bucket, ["in/3"])
+    third = opened(f"s3://{bucket}/in").describe()
+    assert len({one["version"] for one in (first, second, third)}) == 3
+    assert [one["objects"] for one in (first, second, third)] == [2, 2, 3]
+
+
+def test_the_run_s_own_output_is_no_input_of_it(s3: S3Server, bucket: str) -> None:
+    put(s3, bucket, **{"in/a.jsonl": b"1\n"})
+    output = f"s3://{bucket}/in/out.jsonl"
+    for named in (f"s3://{bucket}/in/", f"s3://{bucket}/in/*.jsonl"):
+        before = opened(named, output=output).describe()
+        put(s3, bucket, **{"in/out.jsonl": b"{}\n"})
+        source = opened(named, output=output)
+        assert (source.describe(), len(list(source.entries(None, 0)))) == (before, 1)
+        assert opened(named).describe() != before
+        s3.client.delete_object(Bucket=bucket, Key="in/out.jsonl")
+
+
+def test_an_object_that_goes_meanwhile_fails_alone(s3: S3Server, bucket: str) -> None:
+    put_all(s3, bucket, [f"in/{number}" for number in range(3)])
+    source = opened(f"s3://{bucket}/in/")
+    listed = s3.client
+    entries = source.entries(None, 0)
+    real = runs_s3.Bucket.read
+
+    def gone_first(self: Any, found: Any, *rest: Any) -> bytes:
+        if found.key == "in/1":
+            listed.delete_object(Bucket=bucket, Key="in/1")
+        return real(self, found, *rest)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(runs_s3.Bucket, "read", gone_first)
+        found = list(entries)
+    assert [entry.input for entry in (found[0], found[2])] == [b"in/0", b"in/2"]
+    assert "in/1: cannot be read: NoSuchKey" in str(found[1].input)
+
+
+def test_tables_and_shards_in_s3(s3: S3Server, bucket: str, tmp_path: Path) -> None:
+    put(s3, bucket, **{
+        "t/a.csv": b'id,text\n1,"x\ny"\n2,z\n', "t/b.csv.gz": gzip.compress(b"id,text\n3,w\n"),
+        "t/a.jsonl": b'{"text": 1}\n{"text": 2}\n', "t/c.csv": b"text\nv\n",
+    })  # fmt: skip
+    pq.write_table(
+        pa.table({"text": [str(n) for n in range(12)]}), tmp_path / "x", row_group_size=5
+    )
+    put(s3, bucket, **{"t/a.parquet": (tmp_path / "x").read_bytes()})
+    url = f"s3://{bucket}/t"
+    rows = resumes_everywhere(lambda: opened(f"{url}/{{a,c}}.csv", input="text"))
+    assert [(entry["key"], entry["input"]) for entry in rows] == [
+        ("a.csv:2", "x\ny"), ("a.csv:4", "z"), ("c.csv:2", "v"),
+    ]  # fmt: skip
+    assert inputs(opened(f"{url}/b.csv.gz", input="text")) == ["w"]
+    assert len(resumes_everywhere(lambda: opened(f"{url}/a.jsonl", input="text"))) == 2
+    assert len(resumes_everywhere(lambda: opened(f"{url}/*.parquet"), 5)) == 12
+    assert opened(f"{url}/a.parquet").count() == 12
+
+
+def test_long_objects_are_read_by_ranges(
+    s3: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs_s3, "FETCH_BYTES", 1000)
+    monkeypatch.setattr(runs_s3, "FETCH_MAX_BYTES", 4000)
+    lines = [b'{"x": "%s"}\n' % (b"%06d" % n * 20) for n in range(500)]
+    put(s3, bucket, **{"x.jsonl": b"".join(lines)})
+    source = opened(f"s3://{bucket}/x.jsonl", input="x")
+    entries = read_all(source)
+    assert len(entries) == 500
+    middle = entries[250]
+    rest = list(source.entries(middle["cursor"], 251))
+    assert [entry.n for entry in rest] == list(range(251, 500))
+
+
+def test_an_object_that_changes_ends_the_run(s3: S3Server, bucket: str) -> None:
+    put(s3, bucket, **{"x.jsonl": b"1\n2\n"})
+    source = opened(f"s3://{bucket}/x.jsonl")
+    before = source.describe()
+    put(s3, bucket, **{"x.jsonl": b"1\n3\n"})
+    with pytest.raises(Conflict, match="has changed since the run began"):
+        read_all(source)
+    assert opened(f"s3://{bucket}/x.jsonl").describe() != before
+
+
+def test_what_is_missing_is_said(
+    s3: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs_s3, "s3_client", s3_client)
+    with pytest.raises(ConfigError, match="there is no bucket no-such-bucket"):
+        opened("s3://no-such-bucket/in")
+    with pytest.raises(ConfigError, match="there is no bucket no-such-bucket"):
+        sink_for("s3://no-such-bucket/x.jsonl").recover(None)
+    with pytest.raises(ConfigError, match="no object"):
+        opened(f"s3://{bucket}/in")
+    with pytest.raises(ConfigError, match=r"x\.csv: no such object"):
+        opened(f"s3://{bucket}/x.csv")
+    with pytest.raises(ConfigError, match="names no bucket"):
+        opened("s3:///x.csv")
+    with pytest.raises(ConfigError, match="cannot be told how this is to be written"):
+        sink_for(f"s3://{bucket}/out")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
+    with pytest.raises(ConfigError, match="there are no credentials"):
+        opened(f"s3://{bucket}/in")
+
+
+def test_no_answer(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setattr(runs_s3, "s3_client", s3_client)
+    monkeypatch.setattr(runs_s3, "TRIES", 1)
+    with pytest.raises(StoreUnavailable, match="does not answer"):
+        opened("s3://bucket/in")
+
+
+def rows_of(s3: S3Server, bucket: str, key: str) -> list[dict[str, Any]]:
+    body = s3.client.get_object(Bucket=bucket, Key=key)["Body"].read()
+    if key.endswith(".parquet"):
+        found: list[dict[str, Any]] = pq.read_table(pa.BufferReader(body)).to_pylist()
+    else:
+        found = [json.loads(line) for line in body.splitlines()]
+    return sorted(found, key=lambda one: one["n"])
+
+
+@pytest.mark.parametrize("key", ["d/out.jsonl", "d/out.parquet"])
+def test_rows_become_an_object(s3: S3Server, bucket: str, key: str, tmp_path: Path) -> None:
+    url = f"s3://{bucket}/{key}"
+    sink = begun(lambda: sink_for(url))
+    assert s3.client.list_multipart_uploads(Bucket=bucket).get("Uploads", []) == []
+    sink.append([row(0, label=3), row(1, well=False, label=4)])
+    mark = sink.sync()
+    assert s3.keys(bucket) == []
+    sink.close()
+    sink = sink_for(url)
+    assert recovered(sink, mark) == set()
+    mark = ended(sink)
+    assert [path.suffix for path in (tmp_path / "spool").iterdir()] == [".run"]
+    assert [(one["n"], one["status"], one["label"]) for one in rows_of(s3, bucket, key)] == [
+        (0, "succeeded", 3), (1, "failed", 4),
+    ]  # fmt: skip
+    assert recovered(sink_for(url), mark) == set()
+    again = sink_for(url)
+    assert set(again.retract()) == {0}
+    again.append([row(1, label=4)])
+    ended(again)
+    assert [one["status"] for one in rows_of(s3, bucket, key)] == ["succeeded", "succeeded"]
+    for path in (tmp_path / "spool").iterdir():
+        path.unlink()
+    with pytest.raises(Conflict, match="exists already"):
+        sink_for(url).recover(None)
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+class Dying:
+    """A client with which the process dies, before or behind one of the requests that write.
+
+    Args:
+        client: the real one.
+        at: which request.
+        behind: whether the server has done it.
+    """
+
+    WRITES = ("create_multipart_upload", "upload_part", "complete_multipart_upload", "put_object")
+
+    def __init__(self, client: Any, at: int, *, behind: bool) -> None:
+        self._client = client
+        self._at = at
+        self._behind = behind
+        self.died = False
+        self.asked = 0
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(self._client, name)
+        if name not in self.WRITES:
+            return real
+
+        def request(**options: Any) -> Any:
+            if self.died:
+                raise Killed
+            self.asked += 1
+            self.died = self.asked > self._at
+            if self.died and not self._behind:
+                raise Killed
+            answer = real(**options)
+            if self.died:
+                raise Killed
+            return answer
+
+        return request
+
+
+@pytest.mark.parametrize("behind", [False, True], ids=["before", "behind"])
+@pytest.mark.parametrize("size", [1, 8], ids=["one request", "parts"])
+def test_a_kill_at_every_request_of_the_upload(
+    s3: S3Server, client: Any, bucket: str, behind: bool, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_small_parts(monkeypatch)
+    url, key = f"s3://{bucket}/out.jsonl", "out.jsonl"
+    for at in itertools.count():
+        sink = begun(lambda: sink_for(url))
+        sink.append([row(n, text="x" * 100) for n in range(size)])
+        mark = sink.sync()
+        sink.close()
+        dying = Dying(client, at, behind=behind)
+        finish_with(dying, url, mark, monkeypatch)
+        if dying.died:
+            finish_with(client, url, mark, monkeypatch)
+        assert [one["n"] for one in rows_of(s3, bucket, key)] == list(range(size))
+        assert not Path(f"{s3_sink.spool_of(runs_s3.Bucket(bucket), key)}.rows.upload").exists()
+        client.delete_object(Bucket=bucket, Key=key)
+        if not dying.died:
+            break
+    assert at == (1 if size == 1 else 2 + -(-mark["bytes"] // 1000))
+    # At most the one whose id was never learnt.
+    uploads = client.list_multipart_uploads(Bucket=bucket).get("Uploads", [])
+    assert len(uploads) == (1 if behind and size > 1 else 0)
+
+
+def in_small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moto.s3.models, "S3_UPLOAD_PART_MIN_SIZE", 1)
+    monkeypatch.setattr(s3_sink, "PART_BYTES", 1000)
+    monkeypatch.setattr(s3_sink, "UPLOADERS", 1)
+
+
+def finish_with(client: Any, url: str, mark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Go on with an output, and end it, or die."""
+    with monkeypatch.context() as patched:
+        patched.setattr(runs_s3, "s3_client", lambda *_: client)
+        sink = sink_for(url)
+        assert recovered(sink, mark) == set()
+        try:
+            ended(sink)
+        except Killed:
+            sink.close()
+
+
+def test_an_upload_goes_on_with_the_parts_that_are_missing(
+    s3: S3Server, client: Any, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_small_parts(monkeypatch)
+    url = f"s3://{bucket}/out.jsonl"
+    sink = begun(lambda: sink_for(url))
+    sink.append([row(n, text="x" * 100) for n in range(50)])
+    mark = sink.sync()
+    sink.close()
+    first, second = Dying(client, 6, behind=True), Dying(client, 1000, behind=True)
+    finish_with(first, url, mark, monkeypatch)
+    finish_with(second, url, mark, monkeypatch)
+    # One begins, one completes; a part that was sent is not sent again.
+    assert first.asked + second.asked == 2 + -(-mark["bytes"] // 1000)
+    assert len(rows_of(s3, bucket, "out.jsonl")) == 50
+
+
+def test_the_spool_of_each_output_is_its_own(s3: S3Server, bucket: str, tmp_path: Path) -> None:
+    for key in ("a/b.jsonl", "a-b.jsonl"):
+        sink = begun(lambda: sink_for(f"s3://{bucket}/{key}"))  # noqa: B023
+        sink.append([row(0)])
+        sink.sync()
+        sink.close()
+    assert len([path for path in (tmp_path / "spool").iterdir() if path.suffix == ".rows"]) == 2
+
+
+def test_a_write_that_is_refused_is_known_at_the_start(
+    s3: S3Server, client: Any, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Refusing(Dying):
+        def __getattr__(self, name: str) -> Any:
+            from botocore.exceptions import ClientError
+
+            if name == "create_multipart_upload":
+                raise ClientError({"Error": {"Code": "AccessDenied"}}, name)
+            return getattr(self._client, name)
+
+    refusing = Refusing(client, 0, behind=False)
+    monkeypatch.setattr(runs_s3, "s3_client", lambda *_: refusing)
+    with pytest.raises(ConfigError, match="S3 refuses: AccessDenied"):
+        sink_for(f"s3://{bucket}/out.jsonl").recover(None)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "fits", "not_"),
+    [
+        ("a/*.png", ["a/x.png"], ["a/b/x.png", "a/x.jpg"]),
+        ("a/**/x.png", ["a/x.png", "a/b/c/x.png"], ["b/x.png"]),
+        ("a**", ["a", "ab/c"], ["b"]),
+        ("?[0-9].x", ["a1.x"], ["ab.x", "/1.x"]),
+        ("[!a]", ["b"], ["a"]),
+        ("a.b+c", ["a.b+c"], ["aXb+c"]),
+    ],
+)
+def test_patterns_of_keys(pattern: str, fits: list[str], not_: list[str]) -> None:
+    assert all(as_regex(pattern).fullmatch(key) for key in fits)
+    assert not any(as_regex(pattern).fullmatch(key) for key in not_)
+
+
+def test_errors_of_shards_in_s3(s3: S3Server, bucket: str) -> None:
+    put(s3, bucket, **{"a.tar": b"no tar", "b.csv": b"x\n1\n"})
+    assert "the tar is cut off" in errors(opened(f"s3://{bucket}/a.tar"))[0]
+    assert inputs(opened(f"s3://{bucket}/b.csv")) == ["1"]
+    assert msgspec.json.encode(opened(f"s3://{bucket}/b.csv").describe())
+    assert os.environ["AWS_ENDPOINT_URL"] == s3.url

@@ -1,0 +1,169 @@
+"""`headrace health`, as a container's health check calls it: what it says, and its status."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from headrace.redis import keys
+from headrace.server import background_workers
+from headrace.server.embedded_redis import AUTH_NAME, PORT_NAME
+from headrace.server.ports import free_port
+from tests.harness.servers.api_server import api_server, catalog
+from tests.harness.servers.redis_servers import RedisServer, redis_server
+from tests.harness.servers.up import RunningUp, headrace, started
+from tests.harness.wait import wait_until
+
+HOST = socket.gethostname()
+
+
+def health(folder: Path, *arguments: str, **variables: str) -> tuple[int, str]:
+    """Status, and what it said, which is a line."""
+    # No GPU of this machine is to count.
+    variables = {"CUDA_VISIBLE_DEVICES": "", **variables}
+    ended = headrace("health", *arguments, cwd=folder, **variables)
+    said = (ended.stdout + ended.stderr).strip()
+    assert len(said.splitlines()) == 1, said
+    return ended.returncode, said
+
+
+def healthy(folder: Path, *arguments: str, **variables: str) -> str:
+    """What it says once it is; who does not answer within some seconds is asked again."""
+
+    def said() -> str:
+        status, text = health(folder, *arguments, **variables)
+        if status != 0:
+            raise ValueError(text)
+        return text
+
+    return wait_until(said, f"{arguments} is healthy", 60)
+
+
+def register(server: RedisServer, node: str, pid: int) -> None:
+    """An entry as a worker writes it."""
+    owner = f"{node}-0a1b2c3d"
+    with server.client() as client:
+        client.hset(keys.worker(owner), "", json.dumps({"node": node, "pid": pid}))
+        client.expire(keys.worker(owner), 600)  # however slow the processes are that look at it
+        client.zadd(keys.WORKERS, {owner: time.time()})
+
+
+@pytest.fixture
+def redis_url(redis_db: RedisServer) -> str:
+    return redis_db.url
+
+
+def test_an_api_that_serves_and_one_whose_redis_is_away(tmp_path: Path) -> None:
+    with redis_server() as server, api_server(server.url, catalog(echo={})) as api:
+        port = {"HEADRACE_HOST": "0.0.0.0", "HEADRACE_PORT": str(api.port)}
+        assert healthy(tmp_path, "api", **port) == f"API: GET {api.url}/ready: 200"
+        server.stop(kill=True)
+        status, said = health(tmp_path, "api", **port)
+        assert (status, said) == (1, f"headrace: API: GET {api.url}/ready: answered 503")
+
+
+@pytest.mark.parametrize(("part", "name"), [("api", "PORT"), ("flower", "FLOWER_PORT")])
+def test_nobody_listens(tmp_path: Path, part: str, name: str) -> None:
+    port = free_port()
+    status, said = health(tmp_path, part, **{f"HEADRACE_{name}": str(port)})
+    assert status == 1
+    assert f"http://127.0.0.1:{port}/" in said
+    assert "Connection refused" in said
+
+
+def test_one_that_listens_and_never_answers(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        status, said = health(tmp_path, "api", HEADRACE_PORT=str(port))
+    assert status == 1
+    assert "timed out" in said
+
+
+def test_redis(tmp_path: Path, redis_url: str) -> None:
+    said = healthy(tmp_path, "redis", HEADRACE_REDIS_URL=redis_url)
+    assert said == f"Redis at {redis_url}: PONG"
+    gone = f"redis://:hunter2@127.0.0.1:{free_port()}/0"
+    for part in ("redis", "worker", "errands"):
+        status, said = health(tmp_path, part, HEADRACE_REDIS_URL=gone)
+        assert status == 1
+        assert "Connection refused" in said
+        assert "hunter2" not in said
+
+
+def test_a_worker_that_is_seen(tmp_path: Path, redis_db: RedisServer) -> None:
+    register(redis_db, f"cpu0@{HOST}", os.getpid())
+    url = {"HEADRACE_REDIS_URL": redis_db.url}
+    assert healthy(tmp_path, "worker", **url) == f"serving: cpu0@{HOST}"
+    # One of two is not enough.
+    status, said = health(tmp_path, "worker", "--workers", "2", **url)
+    assert status == 1
+    assert said.endswith(f": cpu1@{HOST}")
+
+
+def test_an_errands_worker_that_is_seen(tmp_path: Path, redis_db: RedisServer) -> None:
+    url = {"HEADRACE_REDIS_URL": redis_db.url}
+    status, said = health(tmp_path, "errands", **url)
+    assert (status, said) == (1, f"headrace: not seen in the last 15 s: errands@{HOST}")
+    ended = os.posix_spawn("/bin/true", ["true"], {})
+    os.waitpid(ended, 0)
+    with redis_db.client() as client:
+        background_workers.tell(client, "dead", background_workers.Alive(f"errands@{HOST}", ended))
+        assert health(tmp_path, "errands", **url)[0] == 1
+        background_workers.tell(
+            client, "live", background_workers.Alive(f"errands@{HOST}", os.getpid())
+        )
+        client.expire(keys.errands_alive("live"), 600)
+    assert healthy(tmp_path, "errands", **url) == f"serving: errands@{HOST}"
+
+
+def test_workers_that_do_not_count(tmp_path: Path, redis_db: RedisServer) -> None:
+    ended = os.posix_spawn("/bin/true", ["true"], {})
+    os.waitpid(ended, 0)
+    register(redis_db, f"cpu0@{HOST}", ended)  # killed a moment ago
+    register(redis_db, "cpu0@elsewhere", os.getpid())
+    with redis_db.client() as client:  # its entry has run out
+        client.zadd(keys.WORKERS, {f"cpu0@{HOST}-ffffffff": time.time()})
+    status, said = health(tmp_path, "worker", HEADRACE_REDIS_URL=redis_db.url)
+    assert (status, said) == (1, f"headrace: not seen in the last 15 s: cpu0@{HOST}")
+
+
+def test_what_is_not_configured_is_not_healthy(tmp_path: Path) -> None:
+    status, said = health(tmp_path, "worker")
+    assert status == 1
+    assert "HEADRACE_REDIS_URL" in said
+    # As `headrace up` leaves it in its folder: the Redis there is meant, and is down.
+    (tmp_path / ".headrace").mkdir()
+    (tmp_path / ".headrace" / AUTH_NAME).write_text("hunter2")
+    (tmp_path / ".headrace" / PORT_NAME).write_text(str(port := free_port()))
+    status, said = health(tmp_path, "redis")
+    assert status == 1
+    assert f"redis://:***@127.0.0.1:{port}/0: Error 111" in said
+    status, said = health(tmp_path, "api", HEADRACE_PROT="1")
+    assert status == 1
+    assert "HEADRACE_PORT" in said
+
+
+def test_a_runner_is_seen_while_it_lives(tmp_path: Path, redis_db: RedisServer) -> None:
+    variables = {"HEADRACE_REDIS_URL": redis_db.url}
+    status, said = health(tmp_path, "runner", **variables)
+    assert status == 1
+    assert "no runner of this host was seen" in said
+    runner = RunningUp(tmp_path, "runner", HEADRACE_URL="http://127.0.0.1:1", **variables)
+    with started(runner):
+        wait_until(lambda: health(tmp_path, "runner", **variables)[0] == 0, "it is seen", 60)
+        assert healthy(tmp_path, "runner", **variables) == f"running: {runner.process.pid}"
+        runner.process.kill()
+        runner.process.wait(60)
+        # What it has said stands for some seconds more.
+        assert health(tmp_path, "runner", **variables)[0] == 1
+
+
+def test_a_part_that_there_is_not(tmp_path: Path) -> None:
+    status, said = health(tmp_path, "wroker")
+    assert status == 2
+    assert "api, worker, errands, runner, flower, redis" in said

@@ -1,0 +1,204 @@
+"""The description of the API: complete, valid, and true where it can be told without a server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from fastapi import FastAPI
+from jsonschema import (  # type: ignore[import-untyped]
+    Draft202012Validator,
+    FormatChecker,
+)
+from openapi_spec_validator import validate
+from referencing import Registry, Resource
+from referencing.jsonschema import DRAFT202012
+
+from api.app import create_app
+from api.http.problems import PROBLEMS
+from api.openapi import SCHEMAS, document
+from api.openapi.job_schemas import IDEMPOTENCY_KEY, JOB_ID, OPTIONS
+from api.openapi.problems import problem_schemas
+from api.router import HOT_ROUTES
+from api.submission.job_request import JobRequest
+from headrace.config.settings import Settings
+from headrace.errors import InvalidId
+from headrace.jobs.ids import check_key, is_id
+from headrace.jobs.job import JobOptions
+from tests.harness.servers.api_server import catalog
+
+DOCUMENT = document("1.2.3")
+REGISTRY: Registry[Any] = Registry().with_resource(
+    "urn:api", Resource.from_contents(DOCUMENT, default_specification=DRAFT202012)
+)
+#: Nobody is answered with these on a route that is described: they are of paths and methods that
+#: are not, or keep the server from starting.
+OF_NO_ROUTE = {"method-not-allowed", "broker-unsupported"}
+#: Of routes whose errors are written as OpenAI's API does.
+OF_OPENAI = {"file-not-found", "batch-not-found"}
+
+
+def operations() -> Iterator[tuple[str, str, dict[str, Any]]]:
+    for path, methods in DOCUMENT["paths"].items():
+        for method, operation in methods.items():
+            if method != "parameters":
+                yield method.upper(), path, operation
+
+
+def absolute(schema: Any) -> Any:
+    """The schema with references that lead into the document from anywhere."""
+    if isinstance(schema, list):
+        return [absolute(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        name: f"urn:api{value}" if name == "$ref" else absolute(value)
+        for name, value in schema.items()
+    }
+
+
+def fits(schema: dict[str, Any], value: Any) -> None:
+    validator = Draft202012Validator(
+        absolute(schema), registry=REGISTRY, format_checker=FormatChecker()
+    )
+    validator.validate(value)
+
+
+def resolved(node: dict[str, Any]) -> dict[str, Any]:
+    """What a node is, or what its reference leads to."""
+    found: Any = node
+    if "$ref" in node:
+        found = DOCUMENT
+        for part in node["$ref"].removeprefix("#/").split("/"):
+            found = found[part]
+    assert isinstance(found, dict)
+    return found
+
+
+def nodes(node: Any, where: str = "#") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every object of the document other than what examples hold, with where it stands."""
+    if isinstance(node, list):
+        for number, item in enumerate(node):
+            yield from nodes(item, f"{where}/{number}")
+    elif isinstance(node, dict):
+        yield where, node
+        for name, value in node.items():
+            if name not in ("example", "examples"):
+                yield from nodes(value, f"{where}/{name}")
+
+
+def examples() -> Iterator[tuple[str, dict[str, Any], Any]]:
+    """Every example with what it is an example of: where it stands, the schema, the value."""
+    for where, node in nodes(DOCUMENT):
+        given = node.get("examples")
+        if isinstance(given, list):
+            for value in given:
+                yield where, {k: v for k, v in node.items() if k != "examples"}, value
+        elif "schema" in node:
+            named = [resolved(example)["value"] for example in (given or {}).values()]
+            for value in [*([node["example"]] if "example" in node else []), *named]:
+                yield where, node["schema"], value
+
+
+def test_it_is_openapi() -> None:
+    validate(DOCUMENT)
+
+
+def test_every_route_is_described_and_no_other() -> None:
+    app = create_app(Settings(redis_url="redis://127.0.0.1:1/0"), catalog(echo={}))
+    # What FastAPI would say of the routes that it sees.
+    seen = FastAPI.openapi(app)["paths"]
+    routed = {(method.upper(), path) for path, methods in seen.items() for method in methods}
+    routed |= {(method, path) for path, methods in HOT_ROUTES.items() for method in methods}
+    # A HEAD is answered wherever a GET is, and said once.
+    routed = {(method, path) for method, path in routed if method != "HEAD"}
+    assert {(method, path) for method, path, _ in operations()} == routed
+    names = [operation["operationId"] for _, _, operation in operations()]
+    assert len(names) == len(set(names))
+
+
+def test_every_problem_is_a_component_and_stands_at_a_route() -> None:
+    named: set[str] = set()
+    for method, path, operation in operations():
+        for status, response in operation["responses"].items():
+            media = response.get("content", {}).get("application/problem+json")
+            if path.startswith("/v1/"):
+                assert media is None
+                if int(status) >= 400:
+                    error = {"schema": {"$ref": "#/components/schemas/OpenAIError"}}
+                    assert response["content"]["application/json"] == error
+                continue
+            if media is None:
+                assert int(status) < 400, (method, path, status)
+                continue
+            for code in media["examples"]:
+                assert str(PROBLEMS[code].status) == status, (method, path, code)
+                named.add(code)
+    assert named == PROBLEMS.keys() - OF_NO_ROUTE - OF_OPENAI
+    assert set(DOCUMENT["components"]["examples"]) == set(PROBLEMS)
+    schemas = {f"{cls.__name__}Problem" for cls in PROBLEMS.values()}
+    assert set(problem_schemas()) == {"Problem", *schemas}
+
+
+def test_every_example_is_one() -> None:
+    found = list(examples())
+    assert len(found) > 100
+    for where, schema, value in found:
+        try:
+            fits(schema, value)
+        except Exception as error:
+            raise AssertionError(f"the example at {where} does not fit: {error}") from error
+
+
+def test_whatever_is_asked_for_or_answered_has_an_example() -> None:
+    for method, path, operation in operations():
+        bodies = [operation.get("requestBody", {}), *operation["responses"].values()]
+        for media in (media for body in bodies for media in body.get("content", {}).values()):
+            schema = media["schema"]
+            if "example" in media or "examples" in media or "$ref" not in schema:
+                continue
+            assert resolved(schema).get("examples"), f"{method} {path}: {schema}"
+
+
+def test_a_problem_of_another_type_does_not_fit() -> None:
+    queue_full = DOCUMENT["components"]["examples"]["queue-full"]["value"]
+    with pytest.raises(Exception, match="/problems/conflict"):
+        fits({"$ref": "#/components/schemas/ConflictProblem"}, queue_full)
+
+
+def bounds(schema: dict[str, Any]) -> dict[str, Any]:
+    kept = ("minimum", "maximum", "exclusiveMinimum", "default", "type")
+    return {name: schema[name] for name in kept if name in schema}
+
+
+def test_options_have_the_bounds_that_they_are_read_with() -> None:
+    _, components = msgspec.json.schema_components([JobOptions])
+    properties = components["JobOptions"]["properties"]
+    assert list(OPTIONS) == list(properties)
+    for name, schema in properties.items():
+        # `priority` has a default; the others may be null instead.
+        read = next(part for part in schema.get("anyOf", [schema]) if part["type"] != "null")
+        assert bounds(OPTIONS[name]) == bounds(read), name
+
+
+def test_the_request_has_the_members_that_it_is_read_with() -> None:
+    assert set(SCHEMAS["JobRequest"]["properties"]) == set(JobRequest.__struct_fields__)
+    assert set(SCHEMAS["NamedJobRequest"]["properties"]) == set(JobRequest.__struct_fields__) - {
+        "id"
+    }
+
+
+@pytest.mark.parametrize(
+    "text", ["", ".", "..", "a", "A-Z_0.9:@", "a" * 128, "a" * 129, "a/b", "a b", "ä"]
+)
+def test_ids_and_keys_have_the_grammar_that_they_are_checked_by(text: str) -> None:
+    schema = SCHEMAS["JobRequest"]["properties"]["id"]
+    assert Draft202012Validator(schema).is_valid(text) == is_id(text), JOB_ID
+    try:
+        check_key(text)
+        taken = True
+    except InvalidId:
+        taken = False
+    assert Draft202012Validator({"pattern": IDEMPOTENCY_KEY}).is_valid(text) == taken

@@ -1,0 +1,149 @@
+"""Dashboard, rules and routing as they are written, looked at by their own tools."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from api.observability.metric_families import FAMILIES
+from tests.harness.servers.monitoring import DEPLOY, RULES, checked
+
+ROOT = DEPLOY.parent
+DASHBOARD: dict[str, Any] = json.loads((DEPLOY / "grafana/dashboards/headrace.json").read_text())
+PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+ROWS = [panel for panel in DASHBOARD["panels"] if panel["type"] == "row"]
+ALERTS = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+QUERIES = [
+    *(target["expr"] for panel in PANELS for target in panel["targets"]),
+    *(rule["expr"] for rule in ALERTS),
+]
+#: What other panels are made of, or is no question of the dashboard's: what Flower is not told.
+NOT_SHOWN = ("headrace_host_cpus", "headrace_device_info", "headrace_events_left_out")
+#: The samples of a metric, by how they end.
+SUFFIXES = {"histogram": ("_bucket", "_count", "_sum"), "summary": ("_count", "_sum")}
+
+
+def sample_names() -> set[str]:
+    return {
+        f"{family.shown}{suffix}"
+        for family in FAMILIES
+        for suffix in SUFFIXES.get(family.kind, ("",))
+    }
+
+
+def places(panel: dict[str, Any]) -> set[tuple[int, int]]:
+    at = panel["gridPos"]
+    return {
+        (x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])
+    }
+
+
+def test_the_dashboard_is_what_its_source_makes(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As Python does it for a program: what lies beside it can be imported.
+    monkeypatch.syspath_prepend(DEPLOY / "grafana")
+    spec = importlib.util.spec_from_file_location("build", DEPLOY / "grafana" / "build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    build = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(build)
+    assert build.dashboard() == DASHBOARD, "run python deploy/grafana/build.py"
+
+
+def test_a_row_for_each_question_with_panels_below_it() -> None:
+    assert [row["title"] for row in ROWS] == [
+        "Is it keeping up?", "Is it healthy?", "Is the device busy?", "Which model?",
+        "What failed?",
+    ]  # fmt: skip
+    tops = [row["gridPos"]["y"] for row in ROWS]
+    assert tops == sorted(tops)
+    for top, bottom in zip(tops, [*tops[1:], 10_000], strict=True):
+        assert sum(top < panel["gridPos"]["y"] < bottom for panel in PANELS) >= 4
+
+
+def test_panels_have_ids_of_their_own_and_do_not_overlap() -> None:
+    everything = DASHBOARD["panels"]
+    assert len({panel["id"] for panel in everything}) == len(everything)
+    taken: set[tuple[int, int]] = set()
+    for panel in everything:
+        own = places(panel)
+        assert not own & taken, panel["title"]
+        assert all(0 <= x < 24 for x, _ in own)
+        taken |= own
+
+
+@pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])
+def test_a_panel(panel: dict[str, Any]) -> None:
+    assert panel["type"] == "timeseries"
+    assert panel["description"]
+    assert panel["fieldConfig"]["defaults"]["unit"]
+    assert panel["datasource"]["uid"] == "${datasource}"
+    refs = [target["refId"] for target in panel["targets"]]
+    assert refs == sorted(set(refs))
+    for target in panel["targets"]:
+        assert target["datasource"] == panel["datasource"]
+        assert target["legendFormat"]
+        named = set(re.findall(r"\$(\w+)", target["expr"])) - {"__rate_interval"}
+        assert named <= {variable["name"] for variable in DASHBOARD["templating"]["list"]}
+
+
+def test_every_metric_that_is_asked_for_is_told_and_every_one_is_shown() -> None:
+    asked = {name for query in QUERIES for name in re.findall(r"\bheadrace_\w+", query)}
+    assert asked <= sample_names()
+    shown = {name for query in QUERIES for name in re.findall(r"\bheadrace_\w+", query)}
+    for family in FAMILIES:
+        samples = {f"{family.shown}{end}" for end in SUFFIXES.get(family.kind, ("",))}
+        if family.name not in NOT_SHOWN:
+            assert samples & shown, f"no panel shows {family.shown}"
+
+
+def test_rules_and_their_tests() -> None:
+    assert "SUCCESS" in checked("promtool", "check", "rules", str(RULES))
+    assert "SUCCESS" in checked(
+        "promtool", "test", "rules", str(DEPLOY / "prometheus" / "headrace.tests.yml")
+    )
+    config = DEPLOY / "prometheus" / "prometheus.yml"
+    assert "SUCCESS" in checked("promtool", "check", "config", str(config))
+
+
+def test_each_alert_has_a_test_and_words_for_who_is_woken() -> None:
+    tested = (DEPLOY / "prometheus" / "headrace.tests.yml").read_text()
+    explained = (ROOT / "docs" / "operations.md").read_text()
+    for rule in ALERTS:
+        assert rule["labels"]["severity"] in ("page", "ticket")
+        assert rule["annotations"]["summary"]
+        # The anchor of its heading.
+        runbook = f"docs/operations.md#{rule['alert'].lower()}"
+        assert rule["annotations"]["runbook_url"] == runbook
+        assert tested.count(f"alertname: {rule['alert']}\n") >= 1, rule["alert"]
+        assert f"### {rule['alert']}\n" in explained, f"{rule['alert']} is not explained"
+    told = re.findall(r"^### (Headrace\w+)$", explained, re.MULTILINE)
+    assert sorted(told) == sorted(rule["alert"] for rule in ALERTS)
+
+
+def test_the_routing() -> None:
+    config = str(DEPLOY / "alertmanager" / "alertmanager.yml")
+    assert "SUCCESS" in checked("amtool", "check-config", config)
+    for severity in ("page", "ticket"):
+        routed = checked(
+            "amtool", "config", "routes", "test", f"--config.file={config}",
+            f"severity={severity}", "alertname=HeadraceX", "model=m",
+        )  # fmt: skip
+        assert routed.split()[0] == severity
+
+
+def test_what_grafana_is_given() -> None:
+    provisioning = DEPLOY / "grafana" / "provisioning"
+    (source,) = yaml.safe_load((provisioning / "datasources/prometheus.yml").read_text())[
+        "datasources"
+    ]
+    assert (source["type"], source["isDefault"]) == ("prometheus", True)
+    (provider,) = yaml.safe_load((provisioning / "dashboards/headrace.yml").read_text())[
+        "providers"
+    ]
+    assert Path(provider["options"]["path"]).is_absolute()

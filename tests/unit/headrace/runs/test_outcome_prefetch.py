@@ -1,0 +1,162 @@
+"""What a run asks for while the server or its own output is busy with the last."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from typing_extensions import override
+
+from headrace import errors
+from headrace.client.sansio import Answer, Broken, Request
+from headrace.jobs.ids import are_ids, is_id
+from headrace.runs.engine.api_calls import Outcome
+from headrace.runs.engine.engine import Engine
+from headrace.runs.engine.in_flight import Flight, Item
+from headrace.runs.engine.outcome_prefetch import Ahead
+from headrace.runs.engine.spec import RunOrder
+from headrace.runs.engine.submitter import Feeder, Lines
+from headrace.runs.interfaces import Cursor, Entry, Row
+from headrace.runs.range_set import Numbers
+from headrace.runs.sinks.jsonl import JsonlSink
+from tests.harness.runs.stand_in import Counted, StandIn
+from tests.harness.wait import wait_until
+
+WAIT_S = 60
+
+
+def part(first: int, count: int = 3) -> list[Item]:
+    numbers = range(first, first + count)
+    return [Item(Entry(n, f"k{n}", None, {}, n), f"r.{n}", None) for n in numbers]
+
+
+class Asked:
+    """Notes what is asked; all have ended but the jobs that `open_` names."""
+
+    def __init__(self, *open_: str) -> None:
+        self.open = open_
+        self.firsts: list[str] = []
+
+    def __call__(self, items: Sequence[Item]) -> list[Outcome]:
+        self.firsts.append(items[0].job_id)
+        if items[0].job_id == "r.90":
+            raise ValueError("it cannot be asked")
+        return [Outcome("queued" if item.job_id in self.open else "succeeded") for item in items]
+
+
+@pytest.fixture
+def parts() -> list[list[Item]]:
+    return [part(0), part(10), part(20)]
+
+
+def started(asked: Asked) -> Ahead:
+    ahead = Ahead(asked)
+    ahead.start()
+    return ahead
+
+
+def test_the_next_part_is_asked_for_before_the_last_is_worked_on(parts: list[list[Item]]) -> None:
+    asked = Asked()
+    ahead = started(asked)
+    given: Iterator[object] = ahead.each(parts, whole=False)
+    next(given)
+    wait_until(lambda: asked.firsts == ["r.0", "r.10"], "the second is asked for", timeout_s=WAIT_S)
+    assert len(list(given)) == 2
+    assert asked.firsts == ["r.0", "r.10", "r.20"]
+    ahead.end()
+    ahead.join(WAIT_S)
+    assert not ahead.is_alive()
+
+
+def test_behind_what_has_not_ended_only_a_whole_look_goes_on(parts: list[list[Item]]) -> None:
+    asked = Asked("r.11")
+    ahead = started(asked)
+    assert [items[0].job_id for items, _ in ahead.each(parts, whole=False)] == ["r.0", "r.10"]
+    assert len(list(ahead.each(parts, whole=True))) == 3
+    assert asked.firsts == ["r.0", "r.10", "r.0", "r.10", "r.20"]
+    assert list(ahead.each([], whole=True)) == []
+    ahead.end()
+    ahead.join(WAIT_S)
+
+
+def test_an_error_in_asking_ahead_is_raised_where_its_part_is_wanted() -> None:
+    ahead = started(Asked())
+    given = ahead.each([part(0), part(90)], whole=False)
+    next(given)
+    with pytest.raises(ValueError, match="cannot be asked"):
+        next(given)
+    assert len(list(ahead.each([part(0), part(10)], whole=False))) == 2
+    ahead.end()
+    ahead.join(WAIT_S)
+
+
+class Slow(StandIn):
+    """Answers the first two packs only once both have come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both = threading.Barrier(2)
+        self.late = False
+
+    @override
+    def _send(self, request: Request) -> Answer | Broken:
+        if request.path.endswith("/bulk") and not self.late:
+            self.both.wait(WAIT_S)
+            self.late = True
+        return super()._send(request)
+
+
+def test_two_packs_are_under_way_at_once_and_no_input_is_said_twice(tmp_path: Path) -> None:
+    server, path = Slow(), tmp_path / "out.jsonl"
+    source = Counted(200, lambda number: msgspec.Raw(b"%d" % number))
+    engine = Engine(server, RunOrder(model="m", run_id="r", in_flight=40), source, JsonlSink(path))
+    engine.open()
+    try:
+        assert engine.run() == "ended"
+    finally:
+        engine.close()
+    assert sorted(server.submits) == sorted(f"r.{n}" for n in range(200))
+    assert len(path.read_text().splitlines()) == 200
+
+
+def test_a_source_that_fails_hides_nothing_that_could_not_be_sent() -> None:
+    """The pack of the other thread is never sent: to wait for its end would be for ever."""
+    reading, told = threading.Event(), threading.Event()
+
+    class Torn(Counted):
+        @override
+        def entries(self, after: Cursor | None, n: int) -> Iterator[Entry]:
+            yield from super().entries(after, n)
+            reading.set()
+            assert told.wait(WAIT_S)
+            raise OSError(5, "disk")
+
+    def submit(*_: object) -> Any:
+        assert reading.wait(WAIT_S)
+        raise errors.Forbidden("no more")
+
+    flight = Flight(4, None, 0, Numbers())
+    order = RunOrder(model="m", run_id="r", in_flight=4)
+    torn, start = Torn(1, lambda number: number), (None, 0, Numbers())
+    refused: list[tuple[Item, Row]] = []
+    feeder = Feeder(torn, flight, start, Lines(order), str, submit, refused.extend)
+    feeder.start()
+    wait_until(lambda: feeder.error is not None, "what could not be sent is told")
+    told.set()
+    feeder.join(WAIT_S)
+    assert flight.all_taken
+    assert isinstance(feeder.error, errors.Forbidden)
+    assert not feeder.from_source
+
+
+@pytest.mark.parametrize(
+    "text", ["a.b", "A-Z_0:@", "x" * 128, "x" * 129, "", ".", "..", "a b", "é", "a/b", "a\n"]
+)
+def test_many_ids_are_judged_as_each_is(text: str) -> None:
+    assert are_ids(["run.1", text, "run.2"]) == is_id(text)
+    assert are_ids([text]) == is_id(text)
+    assert are_ids([])

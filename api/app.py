@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from api import router
 from api.fastapi_bridge import ANSWERED, answer_errors
-from api.observability.access_log import AccessLog, Seen, asked_id, watched
+from api.observability.access_log import AccessLog, RequestTrace, asked_id, watched
 from api.openapi import document
 from api.routes.admin import dead_letters, models, queues, runs
 from api.routes.jobs import webhooks
@@ -57,7 +57,7 @@ class Application(FastAPI):
             request_id = asked_id(scope)
             spans = self.services.spans if self.services is not None else None
             if request_id or self.access_log is not None or spans is not None:
-                seen = Seen(scope, send, request_id)
+                seen = RequestTrace(scope, send, request_id)
                 await watched(self.answer, seen, receive, self.access_log, spans)
                 return
         await self.answer(scope, receive, send)

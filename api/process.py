@@ -45,7 +45,7 @@ _OPEN: Final = "auth is off: anybody who can reach %s may submit, read results a
 logger = logging.getLogger("api")
 
 
-class Server(uvicorn.Server):
+class ApiProcess(uvicorn.Server):
     """uvicorn, which before it stops has every waiting request answered: not yet.
 
     Attributes:
@@ -85,10 +85,10 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def server_for(app: Application, host: str, port: int, log_level: str = "info") -> Server:
+def server_for(app: Application, host: str, port: int, log_level: str = "info") -> ApiProcess:
     """The server of one application."""
     settings = app.settings
-    return Server(
+    return ApiProcess(
         uvicorn.Config(
             app,
             host=host,

@@ -17,15 +17,15 @@ from api.auth.scopes import ROUTES
 from api.http.messages import (
     CALLER,
     SEEN,
+    ChunkedReply,
     ClientGone,
-    CutShort,
-    InParts,
     Receive,
     Reply,
     Request,
+    ResponseCutShort,
     Scope,
     Send,
-    Stream,
+    StreamingReply,
     send_parts,
     send_reply,
     send_stream,
@@ -45,7 +45,7 @@ from api.routes.service.metrics import get_metrics
 from api.services import Services
 from headrace.errors import Forbidden, HeadraceError, MethodNotAllowed, PathNotFound
 
-Endpoint = Callable[[Services, Request, str], Awaitable[Reply | InParts | Stream]]
+Endpoint = Callable[[Services, Request, str], Awaitable[Reply | ChunkedReply | StreamingReply]]
 Methods = dict[str, Endpoint]
 
 #: Methods that change nothing.
@@ -187,7 +187,7 @@ async def serve(
         elif request.has(b"origin"):
             refuse_foreign_page(request, services.settings.cors_origins)
         if endpoint is None:
-            reply: Reply | InParts | Stream = _refuse_method(request, methods)
+            reply: Reply | ChunkedReply | StreamingReply = _refuse_method(request, methods)
         else:
             reply = await endpoint(services, request, name)
     except HeadraceError as error:
@@ -201,11 +201,11 @@ async def serve(
     if isinstance(reply, Reply):
         await send_reply(send, reply, request)
         return
-    if isinstance(reply, InParts):
+    if isinstance(reply, ChunkedReply):
         await send_parts(send, reply)
         return
     # uvicorn cuts the connection of an answer that is not complete.
-    with contextlib.suppress(ClientGone, CutShort):
+    with contextlib.suppress(ClientGone, ResponseCutShort):
         await send_stream(send, reply)
 
 

@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 
 import redis.asyncio
 
-from api.auth.authenticator import Door
-from api.components.expiry_task import Expiry
-from api.components.files import Filing, build_filing
-from api.components.model_status import Fleet
-from api.components.stream_limit import Seats
-from api.observability.counter_reporter import Tally
+from api.auth.authenticator import Authenticator
+from api.components.expiry_task import ExpiryTask
+from api.components.files import FileService, build_filing
+from api.components.model_status import ModelStatuses
+from api.components.stream_limit import StreamLimit
+from api.observability.counter_reporter import CounterReporter
 from api.observability.counters import Counters
 from api.observability.exposition import Exposition
 from api.observability.spans import ApiSpans, api_spans
-from api.submission.payloads import Payloads, build_payloads
-from api.submission.waiting import Vigils
+from api.submission.payloads import InputStore, build_payloads
+from api.submission.waiting import PendingWaits
 from headrace.config.model_catalog import Catalog
 from headrace.config.settings import Settings
 from headrace.errors import ConfigError
@@ -26,8 +26,8 @@ from headrace.queue.dead_letters import DeadLetters
 from headrace.queue.job_queue import JobQueue
 from headrace.queue.scrape import Scraper
 from headrace.queue.waiters import Waiters
-from headrace.queue.watcher import News
-from headrace.queue.webhook_deliveries import HookStore
+from headrace.queue.watcher import JobWatcher
+from headrace.queue.webhook_deliveries import DeliveryStore
 from headrace.redis.connection import connect_async
 from headrace.runs.records import RunRecords
 from headrace.webhooks.endpoint import WebhookPolicy
@@ -50,21 +50,21 @@ class Services:
     letters: DeadLetters
     runs: RunRecords
     waiters: Waiters
-    news: News
-    seats: Seats
-    fleet: Fleet
+    news: JobWatcher
+    seats: StreamLimit
+    fleet: ModelStatuses
     counters: Counters
-    tally: Tally
-    expiry: Expiry
+    tally: CounterReporter
+    expiry: ExpiryTask
     scraper: Scraper
     exposition: Exposition
-    payloads: Payloads
-    filing: Filing
-    door: Door | None
+    payloads: InputStore
+    filing: FileService
+    door: Authenticator | None
     webhooks: WebhookPolicy
-    hooks: HookStore
+    hooks: DeliveryStore
     clients: list[redis.asyncio.Redis]
-    vigils: Vigils = field(default_factory=Vigils)
+    vigils: PendingWaits = field(default_factory=PendingWaits)
     spans: ApiSpans | None = None
 
     def dismiss(self) -> None:
@@ -114,7 +114,7 @@ def build(settings: Settings, catalog: Catalog) -> Services:
     # A name that no other process has or had: a restart must not hear its predecessor's jobs.
     api_id = os.urandom(6).hex()
     waiters = Waiters(client, api_id)
-    tally = Tally(client, counters, waiters)
+    tally = CounterReporter(client, counters, waiters)
     return Services(
         settings=settings,
         catalog=catalog,
@@ -122,19 +122,19 @@ def build(settings: Settings, catalog: Catalog) -> Services:
         letters=DeadLetters(client, queue),
         runs=RunRecords(client, queue),
         waiters=waiters,
-        news=News(client, queue, api_id),
-        seats=Seats(settings.event_streams_max, settings.event_streams_per_key),
-        fleet=Fleet(queue, catalog),
+        news=JobWatcher(client, queue, api_id),
+        seats=StreamLimit(settings.event_streams_max, settings.event_streams_per_key),
+        fleet=ModelStatuses(queue, catalog),
         counters=counters,
         tally=tally,
-        expiry=Expiry(queue),
+        expiry=ExpiryTask(queue),
         scraper=Scraper(client, catalog.served, tally.tell_and_ask),
         exposition=Exposition(),
         payloads=build_payloads(settings, settings.redis_url),
         filing=build_filing(settings, settings.redis_url),
-        door=Door(settings, queue, client) if settings.asks_for_keys else None,
+        door=Authenticator(settings, queue, client) if settings.asks_for_keys else None,
         webhooks=WebhookPolicy(settings),
-        hooks=HookStore(queue),
+        hooks=DeliveryStore(queue),
         clients=[client],
         spans=api_spans(os.environ),
     )

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from benchmarks.tables import Table, write_tables
 from benchmarks.window import FixedWindow
-from workers.batching.batcher import Batcher, Leave, Policy
+from workers.batching.batcher import Batcher, BatchPolicy, Leave
 
 NEVER: Final = float("inf")
 #: A batch's time differs from what its size says by up to this share.
@@ -91,7 +91,7 @@ class Simulation:
 
     def __init__(self, device: Device, policy: type[Batcher[Item]], seed: int) -> None:
         self._device = device
-        self._batcher = policy(Policy(device.size, device.delay_s))
+        self._batcher = policy(BatchPolicy(device.size, device.delay_s))
         self._random = random.Random(seed)
         self._queue: deque[Item] = deque()
         self._running: list[Item] = []

@@ -15,7 +15,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, cast
 
-from headrace.config.handler_reference import HandlerKind, HandlerSpec, parse_factory, parse_handler
+from headrace.config.handler_reference import (
+    HandlerKind,
+    HandlerReference,
+    parse_factory,
+    parse_handler,
+)
 from headrace.config.suggestions import did_you_mean, listing
 from headrace.errors import ConfigError
 from headrace.handler import Handler
@@ -66,7 +71,7 @@ def load_factory(spec: str, base_dir: Path, *, what: str) -> Callable[..., Any]:
     return cast("Callable[..., Any]", found)
 
 
-def _import(spec: HandlerSpec, base_dir: Path) -> ModuleType:
+def _import(spec: HandlerReference, base_dir: Path) -> ModuleType:
     if spec.kind is HandlerKind.FILE and not spec.file(base_dir).is_file():
         raise ConfigError(
             f"{spec.label}: there is no file {spec.file(base_dir)}",
@@ -125,7 +130,7 @@ def _origin(name: str) -> Path | None:
     return Path(origin).resolve() if origin else None
 
 
-def _named(spec: HandlerSpec, module: ModuleType) -> Any:
+def _named(spec: HandlerReference, module: ModuleType) -> Any:
     found: Any = module
     for part in spec.name.split("."):
         try:
@@ -140,7 +145,7 @@ def _named(spec: HandlerSpec, module: ModuleType) -> Any:
     return found
 
 
-def _only(spec: HandlerSpec, module: ModuleType) -> type:
+def _only(spec: HandlerReference, module: ModuleType) -> type:
     """The one handler class that the module defines; those that it imports do not count."""
     own = [
         value

@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 SOFTWARE_ERROR_STATUS: Final = 70
 
 
-def run_vital(run: Callable[[], object], what: str) -> None:
+def run_critical(run: Callable[[], object], what: str) -> None:
     """The body of such a thread: an error ends the process, loudly.
 
     A worker that heartbeats and does nothing is worse than none: whoever supervises it starts

@@ -48,7 +48,7 @@ _HOW: Final = (
 )
 
 
-class _Kept:
+class _CachedKey:
     """What is known of one id."""
 
     __slots__ = ("caller", "key", "read_at")
@@ -70,7 +70,7 @@ class _Bucket:
         self.lock = asyncio.Lock()
 
 
-class Door:
+class Authenticator:
     """The door of one API process.
 
     Args:
@@ -87,8 +87,8 @@ class Door:
             self._open.add(Open.DOCS)
         self._queue = queue
         self._client: Any = client
-        self._kept: dict[str, _Kept] = {}
-        self._reading: dict[str, asyncio.Task[_Kept]] = {}
+        self._kept: dict[str, _CachedKey] = {}
+        self._reading: dict[str, asyncio.Task[_CachedKey]] = {}
         self._buckets: dict[str, _Bucket] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -183,7 +183,7 @@ class Door:
         if not taken:
             raise rate_limited(caller, wait_s)
 
-    async def _known(self, request: Request) -> _Kept:
+    async def _known(self, request: Request) -> _CachedKey:
         text = _presented(request)
         if not text:
             raise Unauthorized("the request has no API key, and this route wants one", hint=_HOW)
@@ -215,7 +215,7 @@ class Door:
             )
         return kept.key, kept.caller
 
-    async def _look_up(self, key_id: str) -> _Kept:
+    async def _look_up(self, key_id: str) -> _CachedKey:
         kept, now = self._kept.get(key_id), time.monotonic()
         if kept is not None:
             limit_s = FRESH_S if kept.key is not None else UNKNOWN_S
@@ -229,11 +229,11 @@ class Door:
                 raise
             return kept
 
-    def _begin_reading(self, key_id: str) -> asyncio.Task[_Kept]:
+    def _begin_reading(self, key_id: str) -> asyncio.Task[_CachedKey]:
         reading = asyncio.create_task(self._read(key_id))
         self._reading[key_id] = reading
 
-        def over(task: asyncio.Task[_Kept]) -> None:
+        def over(task: asyncio.Task[_CachedKey]) -> None:
             if self._reading.get(key_id) is task:
                 del self._reading[key_id]
             if not task.cancelled():
@@ -243,9 +243,9 @@ class Door:
         reading.add_done_callback(over)
         return reading
 
-    async def _read(self, key_id: str) -> _Kept:
+    async def _read(self, key_id: str) -> _CachedKey:
         asked_at = time.monotonic()
-        kept = _Kept(await self._queue.api_key(key_id), asked_at)
+        kept = _CachedKey(await self._queue.api_key(key_id), asked_at)
         if len(self._kept) >= KEPT_MAX:
             self._kept.clear()
         # What is heard of it meanwhile is newer; see _hear.

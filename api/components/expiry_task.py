@@ -13,7 +13,7 @@ from headrace.queue.tasks import end
 logger = logging.getLogger(__name__)
 
 
-class Expiry:
+class ExpiryTask:
     """Looks for such jobs as long as the process serves.
 
     Args:

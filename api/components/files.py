@@ -7,17 +7,17 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
-from headrace.batches.files.store import Files
-from headrace.batches.store import Batches
+from headrace.batches.files.store import FileStore
+from headrace.batches.store import BatchStore
 from headrace.config.settings import Settings
-from headrace.payloads.stores import THREADS, Stores, build_stores
-from headrace.redis.caller import Caller
+from headrace.payloads.stores import THREADS, PayloadStores, build_stores
+from headrace.redis.caller import ScriptClient
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Filing:
+class FileService:
     """The files and batches, for one event loop.
 
     Args:
@@ -26,7 +26,7 @@ class Filing:
         batches: the batches over these.
     """
 
-    def __init__(self, stores: Stores, files: Files, batches: Batches) -> None:
+    def __init__(self, stores: PayloadStores, files: FileStore, batches: BatchStore) -> None:
         self.files = files
         self.batches = batches
         self._stores = stores
@@ -43,13 +43,13 @@ class Filing:
         return await loop.run_in_executor(self._threads, lambda: call(*args, **kwargs))
 
 
-def build_filing(settings: Settings, redis_url: str) -> Filing:
+def build_filing(settings: Settings, redis_url: str) -> FileService:
     """The files and batches of one API process; they connect when first used.
 
     Raises:
         ConfigError: the settings of the store are wrong.
     """
     stores = build_stores(settings, redis_url)
-    caller = Caller(stores.client)
-    files = Files(stores, caller, settings.file_ttl_s)
-    return Filing(stores, files, Batches(caller, settings.file_ttl_s, settings.lease_ttl_s))
+    caller = ScriptClient(stores.client)
+    files = FileStore(stores, caller, settings.file_ttl_s)
+    return FileService(stores, files, BatchStore(caller, settings.file_ttl_s, settings.lease_ttl_s))

@@ -23,7 +23,7 @@ NO_WORKER: Final = "no-worker"
 _RANKS: Final = {state: rank for rank, state in enumerate((*BEST_FIRST, NO_WORKER))}
 
 
-class Served(msgspec.Struct, frozen=True):
+class ServingWorkers(msgspec.Struct, frozen=True):
     """One model as one worker has it."""
 
     worker: str
@@ -42,7 +42,7 @@ class ModelStatus(msgspec.Struct, frozen=True):
 
     state: str
     ready: int
-    workers: list[Served]
+    workers: list[ServingWorkers]
 
     @property
     def error(self) -> str:
@@ -50,7 +50,7 @@ class ModelStatus(msgspec.Struct, frozen=True):
         return next((served.state.error for served in self.workers if served.state.error), "")
 
 
-class Fleet:
+class ModelStatuses:
     """The workers and their models, as Redis has them."""
 
     def __init__(self, queue: JobQueue, catalog: Catalog) -> None:
@@ -109,16 +109,16 @@ def _as_its_models(own: ModelStatus, models: list[ModelStatus]) -> ModelStatus:
     return ModelStatus(worst.state, min(status.ready for status in models), own.workers)
 
 
-def _serving(reports: dict[str, WorkerReport]) -> dict[str, list[Served]]:
+def _serving(reports: dict[str, WorkerReport]) -> dict[str, list[ServingWorkers]]:
     """Who serves each model, in the order of the workers' names."""
-    serving: defaultdict[str, list[Served]] = defaultdict(list)
+    serving: defaultdict[str, list[ServingWorkers]] = defaultdict(list)
     for owner, report in sorted(reports.items()):
         for name, state in report.models.items():
-            serving[name].append(Served(owner, report.pid, state))
+            serving[name].append(ServingWorkers(owner, report.pid, state))
     return serving
 
 
-def _status(workers: list[Served]) -> ModelStatus:
+def _status(workers: list[ServingWorkers]) -> ModelStatus:
     best, ready = NO_WORKER, 0
     for served in workers:
         state = served.state

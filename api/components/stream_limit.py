@@ -7,7 +7,7 @@ from collections import Counter
 from headrace.errors import TooManyStreams
 
 
-class Seats:
+class StreamLimit:
     """How many streams one API process has open, and of whom.
 
     Args:

@@ -35,7 +35,7 @@ class ClientGone(Exception):
     """The client hung up; there is nobody to answer."""
 
 
-class CutShort(Exception):
+class ResponseCutShort(Exception):
     """An answer that has begun ends here, in its midst: the connection is cut, which says so."""
 
 
@@ -48,7 +48,7 @@ class Reply(NamedTuple):
     headers: tuple[Header, ...] = ()
 
 
-class InParts(NamedTuple):
+class ChunkedReply(NamedTuple):
     """What is answered, where it is long: to put it together would cost more than to send it.
 
     Memory of half a megabyte comes from the kernel anew each time.
@@ -63,7 +63,7 @@ class InParts(NamedTuple):
 Write = Callable[[bytes], Awaitable[None]]
 
 
-class Stream(NamedTuple):
+class StreamingReply(NamedTuple):
     """An answer whose body is made while it is sent.
 
     Attributes:
@@ -174,7 +174,7 @@ async def send_reply(send: Send, reply: Reply, request: Request) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-async def send_parts(send: Send, reply: InParts) -> None:
+async def send_parts(send: Send, reply: ChunkedReply) -> None:
     """Answer with a body that is there in parts."""
     first, *rest = reply.parts
     headers = [
@@ -190,7 +190,7 @@ async def send_parts(send: Send, reply: InParts) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-async def send_stream(send: Send, stream: Stream) -> None:
+async def send_stream(send: Send, stream: StreamingReply) -> None:
     """Answer with a body of unknown length."""
     headers = [(b"content-type", stream.content_type), *stream.headers]
     await send({"type": "http.response.start", "status": stream.status, "headers": headers})

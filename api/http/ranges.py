@@ -8,18 +8,18 @@ from typing import Final, NamedTuple
 _ONE_RANGE: Final = re.compile(rb"bytes[ \t]*=[ \t]*(\d{0,19})[ \t]*-[ \t]*(\d{0,19})[ \t]*")
 
 
-class Span(NamedTuple):
+class ByteRange(NamedTuple):
     """The bytes from `start` to before `end`."""
 
     start: int
     end: int
 
 
-class Unsatisfiable(Exception):
+class UnsatisfiableRange(Exception):
     """No byte of what there is lies in the range that was asked for."""
 
 
-def span_of(range_header: bytes, if_range: bytes, etag: bytes, size: int) -> Span | None:
+def span_of(range_header: bytes, if_range: bytes, etag: bytes, size: int) -> ByteRange | None:
     """The span that a request asks for; None where it is to have all.
 
     Several ranges, other units and what cannot be read are passed over, as the RFC allows; and so
@@ -36,12 +36,12 @@ def span_of(range_header: bytes, if_range: bytes, etag: bytes, size: int) -> Spa
     if not found[1]:
         length = int(found[2])
         if not length or not size:
-            raise Unsatisfiable
-        return Span(max(0, size - length), size)
+            raise UnsatisfiableRange
+        return ByteRange(max(0, size - length), size)
     start = int(found[1])
     last = int(found[2]) if found[2] else size - 1
     if found[2] and last < start:
         return None
     if start >= size:
-        raise Unsatisfiable
-    return Span(start, min(last, size - 1) + 1)
+        raise UnsatisfiableRange
+    return ByteRange(start, min(last, size - 1) + 1)

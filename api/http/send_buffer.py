@@ -18,7 +18,7 @@ FILE_MAX_BYTES: Final = 1024 * 1024 * 1024
 TAKE_BYTES: Final = 256 * 1024
 
 
-class Outbox:
+class SendBuffer:
     """Bytes in order, from one that answers to one that sends.
 
     Args:

@@ -86,7 +86,7 @@ class JoinedWrites:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RequestLimits:
     """What a request may take before anybody looks at it.
 
     Attributes:
@@ -107,7 +107,7 @@ class _Refused(Exception):
 class Protocol(HttpToolsProtocol):
     """One connection; see `protocol_with`."""
 
-    limits: ClassVar[Limits]
+    limits: ClassVar[RequestLimits]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -256,7 +256,7 @@ class Protocol(HttpToolsProtocol):
 
 def protocol_with(settings: Settings) -> type[Protocol]:
     """The protocol with the limits of these settings."""
-    limits = Limits(
+    limits = RequestLimits(
         settings.header_limit_bytes, settings.header_limit_count, settings.request_timeout_s
     )
     return type("Protocol", (Protocol,), {"limits": limits})
@@ -272,7 +272,7 @@ async def watch(connections: Iterable[Any], timeout_s: float) -> None:
             connection.look(now)
 
 
-def _too_large(limits: Limits, what: str) -> HeaderTooLarge:
+def _too_large(limits: RequestLimits, what: str) -> HeaderTooLarge:
     return HeaderTooLarge(
         f"the head of the request {what}; it may have {limits.header_bytes} bytes and "
         f"{limits.header_count} headers",
@@ -280,7 +280,7 @@ def _too_large(limits: Limits, what: str) -> HeaderTooLarge:
     )
 
 
-def _timed_out(limits: Limits, what: str) -> RequestTimeout:
+def _timed_out(limits: RequestLimits, what: str) -> RequestTimeout:
     return RequestTimeout(
         f"the request did not come to its end: {what} not come within {limits.timeout_s:g} s",
         hint="Send it faster, or raise request_timeout_s (HEADRACE_REQUEST_TIMEOUT_S).",

@@ -47,7 +47,7 @@ _IN_TEXT: Final = frozenset({"method", "path", "status", "duration_ms", "bytes",
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
-class Seen:
+class RequestTrace:
     """What is known of one request, from its beginning to its end.
 
     Attributes:
@@ -158,7 +158,7 @@ class AccessLog:
         self._count += 1
         return f"{self._ids}{self._count:x}".encode()
 
-    def told(self, seen: Seen) -> None:
+    def told(self, seen: RequestTrace) -> None:
         """A request is over."""
         scope = seen.scope
         if scope["path"] in self._quiet:
@@ -252,7 +252,7 @@ def asked_id(scope: Scope) -> bytes:
 
 
 async def watched(
-    app: App, seen: Seen, receive: Receive, log: AccessLog | None, spans: ApiSpans | None
+    app: App, seen: RequestTrace, receive: Receive, log: AccessLog | None, spans: ApiSpans | None
 ) -> None:
     """Answer a request that is seen from outside.
 

@@ -32,7 +32,7 @@ STOP_MAX_S: Final = 2.0
 REFRESH_S: Final = keys.API_TTL_S / 3
 
 
-class Tally:
+class CounterReporter:
     """Tells Redis what one API process counts, and reads what all of them have told.
 
     Args:

@@ -29,7 +29,7 @@ PART_BYTES: Final = 32 * 1024
 Labels = tuple[str, ...]
 
 
-class Found(NamedTuple):
+class MetricSamples(NamedTuple):
     """What there is to say of one metric.
 
     Attributes:
@@ -51,7 +51,7 @@ class Exposition:
     def __init__(self) -> None:
         self._kept: dict[str, tuple[list[Labels], bytes, bytes]] = {}
 
-    def text(self, metrics: Iterable[Found]) -> list[bytes]:
+    def text(self, metrics: Iterable[MetricSamples]) -> list[bytes]:
         """The body of an answer to a scrape, in parts.
 
         The whole may be half a megabyte, and to put it together costs more than to fill it in:
@@ -81,12 +81,12 @@ class _One(Collector):
         yield self._metric
 
 
-def _hole(found: Found) -> bytes:
+def _hole(found: MetricSamples) -> bytes:
     """What is filled in: bytes as they are, a number as Python writes it."""
     return b" %b\n" if found.values and isinstance(found.values[0], bytes) else b" %a\n"
 
 
-def _with_holes(found: Found, hole: bytes) -> bytes:
+def _with_holes(found: MetricSamples, hole: bytes) -> bytes:
     lines = generate_latest(_One(_metric(found))).removesuffix(b"\n").split(b"\n")
     return b"".join(_emptied(line.replace(b"%", b"%%"), hole) for line in lines)
 
@@ -95,7 +95,7 @@ def _emptied(line: bytes, hole: bytes) -> bytes:
     return line + b"\n" if line.startswith(b"#") else line.rpartition(b" ")[0] + hole
 
 
-def _metric(found: Found) -> Metric:
+def _metric(found: MetricSamples) -> Metric:
     name, kind, text, labels = found.family
     if kind == "histogram":
         histogram = HistogramMetricFamily(name, text, labels=labels)

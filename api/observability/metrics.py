@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 from api.components.model_status import ModelStatus
 from api.observability import metric_families as f
 from api.observability.counters import REQUESTS
-from api.observability.exposition import Found, Labels
+from api.observability.exposition import Labels, MetricSamples
 from api.observability.metric_families import Family
 from api.services import Services
 from headrace import __version__
@@ -28,7 +28,7 @@ from headrace.observability.totals import (
 )
 from headrace.observability.worker_report import WorkerReport
 from headrace.queue.depth import Depths
-from headrace.queue.scrape import Scraped
+from headrace.queue.scrape import ScrapeResult
 from headrace.queue.webhook_deliveries import COUNTER as WEBHOOKS
 from headrace.queue.webhook_deliveries import OUTCOMES as WEBHOOK_OUTCOMES
 from headrace.redis import keys
@@ -80,7 +80,7 @@ _DEVICE: Final[tuple[tuple[Family, Callable[[DeviceFigures], float | None]], ...
 )
 
 
-async def metrics_of(services: Services) -> Iterable[Found]:
+async def metrics_of(services: Services) -> Iterable[MetricSamples]:
     """Ask Redis; a scrape must not fail with it, or the outage itself could not be seen."""
     try:
         scraped = await services.scraper.read()
@@ -93,11 +93,11 @@ async def metrics_of(services: Services) -> Iterable[Found]:
 
 
 def _all(
-    scraped: Scraped,
+    scraped: ScrapeResult,
     statuses: Mapping[str, ModelStatus],
     models: Models,
     waiting: int,
-) -> Iterator[Found]:
+) -> Iterator[MetricSamples]:
     names = _names(models)
     yield _one(f.BROKER_UP, 1)
     yield _one(f.BUILD, 1, (__version__,))
@@ -110,7 +110,7 @@ def _all(
         yield _one(f.REDIS_MEMORY, used)
         yield _one(f.REDIS_LIMIT, most)
     yield from _queues(scraped.depths, names, _places(models))
-    yield Found(f.PAUSED, names, list(map(int, scraped.paused)))
+    yield MetricSamples(f.PAUSED, names, list(map(int, scraped.paused)))
     yield from _counted(scraped.counted, names)
     yield from _models(statuses, scraped.counted, names)
     yield from _shared(scraped.shared)
@@ -133,18 +133,18 @@ def _forms(names: Names, which: str) -> list[Labels]:
     return [(model, which) for (model,) in names]
 
 
-def _queues(depths: Depths, names: Names, places: Sequence[Labels]) -> Iterator[Found]:
-    yield Found(f.DEPTH, places, list(chain.from_iterable(depths.waiting)))
-    yield Found(f.OLDEST, places, list(chain.from_iterable(depths.oldest_ages_s)))
-    yield Found(f.IN_FLIGHT, names, depths.in_flight)
-    yield Found(f.SCHEDULED, names, depths.scheduled)
-    yield Found(f.LETTERS, names, depths.dead)
+def _queues(depths: Depths, names: Names, places: Sequence[Labels]) -> Iterator[MetricSamples]:
+    yield MetricSamples(f.DEPTH, places, list(chain.from_iterable(depths.waiting)))
+    yield MetricSamples(f.OLDEST, places, list(chain.from_iterable(depths.oldest_ages_s)))
+    yield MetricSamples(f.IN_FLIGHT, names, depths.in_flight)
+    yield MetricSamples(f.SCHEDULED, names, depths.scheduled)
+    yield MetricSamples(f.LETTERS, names, depths.dead)
 
 
-def _counted(totals: Totals, names: Names) -> Iterator[Found]:
+def _counted(totals: Totals, names: Names) -> Iterator[MetricSamples]:
     for name, family in _COUNTED.items():
-        yield Found(family, names, counted(totals.column(name)))
-    yield Found(f.RETRIED, names, counted(totals.column(_RETRIED)))
+        yield MetricSamples(family, names, counted(totals.column(name)))
+    yield MetricSamples(f.RETRIED, names, counted(totals.column(_RETRIED)))
     for name, (family, always) in _LABELLED.items():
         forms = totals.labelled(name)
         if name == worker_report.ENDED:
@@ -158,12 +158,14 @@ def _counted(totals: Totals, names: Names) -> Iterator[Found]:
                 labels, column = [labels[n] for n in there], [column[n] for n in there]
             series += labels
             values += counted(column)
-        yield Found(family, series, values)
+        yield MetricSamples(family, series, values)
     for name, family in f.HISTOGRAMS.items():
-        yield Found(family, names, histogram(totals, name), BOUNDS[name])
+        yield MetricSamples(family, names, histogram(totals, name), BOUNDS[name])
 
 
-def _models(statuses: Mapping[str, ModelStatus], totals: Totals, names: Names) -> Iterator[Found]:
+def _models(
+    statuses: Mapping[str, ModelStatus], totals: Totals, names: Names
+) -> Iterator[MetricSamples]:
     yield _by_model(f.READY, statuses, lambda status: status.ready)
     yield _by_model(
         f.REPLICAS, statuses, lambda status: sum(one.state.replicas for one in status.workers)
@@ -171,10 +173,12 @@ def _models(statuses: Mapping[str, ModelStatus], totals: Totals, names: Names) -
     counts, seconds = (
         counted(totals.column(name)) for name in (worker_report.LOADS, worker_report.LOAD_S)
     )
-    yield Found(f.LOAD_S, names, list(chain.from_iterable(zip(counts, seconds, strict=True))))
+    yield MetricSamples(
+        f.LOAD_S, names, list(chain.from_iterable(zip(counts, seconds, strict=True)))
+    )
 
 
-def _shared(fields: Fields) -> Iterator[Found]:
+def _shared(fields: Fields) -> Iterator[MetricSamples]:
     series: list[Labels] = []
     values: list[bytes] = []
     for name, count in read_labelled(fields, REQUESTS).items():
@@ -182,23 +186,23 @@ def _shared(fields: Fields) -> Iterator[Found]:
         code, _, route = rest.partition(" ")
         series.append((method, route, code))
         values.append(count)
-    yield Found(f.REQUESTS, series, values)
+    yield MetricSamples(f.REQUESTS, series, values)
     for name, family, always in (
         (ROUND_TRIPS, f.ROUND_TRIPS, _PARTS),
         (ERRORS, f.ERRORS, _PARTS),
         (WEBHOOKS, f.WEBHOOKS, WEBHOOK_OUTCOMES),
     ):
         counts = {**dict.fromkeys(always, ZERO), **read_labelled(fields, name)}
-        yield Found(family, [(which,) for which in counts], list(counts.values()))
+        yield MetricSamples(family, [(which,) for which in counts], list(counts.values()))
 
 
-def _measured(workers: Sequence[WorkerReport]) -> Iterator[Found]:
+def _measured(workers: Sequence[WorkerReport]) -> Iterator[MetricSamples]:
     memory = {
         (model, worker.node): taken
         for worker in workers
         for model, taken in worker.figures.models.items()
     }
-    yield Found(f.MODEL_MEMORY, list(memory), list(memory.values()))
+    yield MetricSamples(f.MODEL_MEMORY, list(memory), list(memory.values()))
     # Several workers measure one host, and may share a GPU.
     hosts: dict[Labels, HostFigures] = {}
     devices: dict[Labels, DeviceFigures] = {}
@@ -208,18 +212,20 @@ def _measured(workers: Sequence[WorkerReport]) -> Iterator[Found]:
             hosts[(host.name,)] = host
             devices |= {(host.name, device.id): device for device in worker.figures.devices}
     for family, of_host in _HOST:
-        yield Found(family, list(hosts), [of_host(host) for host in hosts.values()])
+        yield MetricSamples(family, list(hosts), [of_host(host) for host in hosts.values()])
     told = [(*place, device.name, device.uuid) for place, device in devices.items()]
-    yield Found(f.DEVICE, told, [1] * len(told))
+    yield MetricSamples(f.DEVICE, told, [1] * len(told))
     for family, of_device in _DEVICE:
         known = {place: of_device(device) for place, device in devices.items()}
         shown = {place: value for place, value in known.items() if value is not None}
-        yield Found(family, list(shown), list(shown.values()))
+        yield MetricSamples(family, list(shown), list(shown.values()))
 
 
-def _one(family: Family, value: float, labels: Labels = ()) -> Found:
-    return Found(family, [labels], [value])
+def _one(family: Family, value: float, labels: Labels = ()) -> MetricSamples:
+    return MetricSamples(family, [labels], [value])
 
 
-def _by_model(family: Family, found: Mapping[str, T], value: Callable[[T], float]) -> Found:
-    return Found(family, [(model,) for model in found], [value(one) for one in found.values()])
+def _by_model(family: Family, found: Mapping[str, T], value: Callable[[T], float]) -> MetricSamples:
+    return MetricSamples(
+        family, [(model,) for model in found], [value(one) for one in found.values()]
+    )

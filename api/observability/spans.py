@@ -13,7 +13,7 @@ from headrace.observability.tracing import Tracing, context_of, trace_of, tracin
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
-    from api.observability.access_log import Seen
+    from api.observability.access_log import RequestTrace
 
 #: From this status on it was not the client's fault.
 _SERVER_ERROR: Final = 500
@@ -36,7 +36,7 @@ class ApiSpans:
         self._tracing = sent_by
 
     @contextmanager
-    def request(self, seen: Seen) -> Iterator[None]:
+    def request(self, seen: RequestTrace) -> Iterator[None]:
         """The span of a request, while it lasts: below the caller's, where it names one."""
         from opentelemetry.trace import SpanKind, StatusCode, use_span
 

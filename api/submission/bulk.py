@@ -18,8 +18,8 @@ from api.routes.jobs.submit import fresh_job, fresh_state, submission_of
 from api.services import Services
 from api.submission.job_request import (
     LINE,
-    Asked,
-    Identity,
+    JobIdentity,
+    ValidatedRequest,
     asked_by,
     identity_of,
     identity_under,
@@ -27,7 +27,7 @@ from api.submission.job_request import (
     model_for,
     read_job_request,
 )
-from api.submission.payloads import Kept
+from api.submission.payloads import StoredInput
 from headrace.access.api_key import EVERYBODY, Caller
 from headrace.errors import BrokerUnavailable, HeadraceError, PayloadTooLarge, StoreUnavailable
 from headrace.jobs.job import Job, new_ids
@@ -35,7 +35,7 @@ from headrace.jobs.serialization import fresh_line, job_object
 from headrace.jobs.trace_context import Trace, read_trace
 from headrace.payloads.stores import THREADS
 from headrace.queue.job_queue import VIEW_MAX_JOBS
-from headrace.queue.submission import Receipt, Submission, of_another, repeat_of
+from headrace.queue.submission import JobSubmission, Receipt, of_another, repeat_of
 
 #: Between two tries of lines that are held back, in seconds; doubled while nothing moves.
 HOLD_MIN_S: Final = 0.02
@@ -46,7 +46,7 @@ PROBE: Final = 16
 KEEP_MAX_S: Final = 10.0
 
 
-class Row(msgspec.Struct, gc=False):
+class BulkLine(msgspec.Struct, gc=False):
     """One line and what has become of it.
 
     Attributes:
@@ -57,9 +57,9 @@ class Row(msgspec.Struct, gc=False):
     """
 
     number: int
-    asked: Asked | None = None
-    job: Submission | None = None
-    kept: Kept | None = None
+    asked: ValidatedRequest | None = None
+    job: JobSubmission | None = None
+    kept: StoredInput | None = None
     outcome: Receipt | Job | HeadraceError | None = None
 
 
@@ -98,13 +98,13 @@ class BulkSubmitter:
         self._brief = brief
         self._quiet = quiet
 
-    def read(self, lines: Sequence[Line]) -> list[Row]:
+    def read(self, lines: Sequence[Line]) -> list[BulkLine]:
         """What lines ask for; a bad one hinders no other."""
         now_s = self._services.queue.clock.now_s()
         fresh = repeat("") if self._key else new_ids(len(lines))
         return [self._read(line, job_id, now_s) for line, job_id in zip(lines, fresh, strict=False)]
 
-    async def submit(self, rows: Sequence[Row]) -> None:
+    async def submit(self, rows: Sequence[BulkLine]) -> None:
         """Submit what can be; what finds no room, or no answer, is held back and tried again."""
         todo = await self._within_rate([row for row in rows if row.outcome is None])
         if todo:
@@ -116,7 +116,7 @@ class BulkSubmitter:
             await asyncio.gather(*(self._drop(row, kept) for row, kept in large))
         self._count(rows)
 
-    async def _within_rate(self, rows: Sequence[Row]) -> Sequence[Row]:
+    async def _within_rate(self, rows: Sequence[BulkLine]) -> Sequence[BulkLine]:
         """The lines that the key's rate has room for; the rest is held back, then refused."""
         door, caller = self._services.door, self._caller
         if door is None or not caller.rate:
@@ -138,7 +138,7 @@ class BulkSubmitter:
             row.outcome = refused
         return rows[:taken]
 
-    async def answers(self, rows: Sequence[Row]) -> bytes:
+    async def answers(self, rows: Sequence[BulkLine]) -> bytes:
         """What became of each, a line each; where that is enough, a line for many."""
         if self._brief:
             return self._brief_answers(rows)
@@ -146,7 +146,7 @@ class BulkSubmitter:
         ready = {name: await self._services.fleet.has_ready(name) for name in names}
         return b"\n".join([*(self._answer(row, ready) for row in rows), b""])
 
-    def _brief_answers(self, rows: Sequence[Row]) -> bytes:
+    def _brief_answers(self, rows: Sequence[BulkLine]) -> bytes:
         said, accepted = [], 0
         for row in rows:
             if isinstance(row.outcome, (Receipt, Job)):
@@ -160,8 +160,8 @@ class BulkSubmitter:
             said.append(b'{"accepted":%d}' % accepted)
         return b"\n".join([*said, b""])
 
-    def _read(self, line: Line, fresh_id: str, now_s: float) -> Row:
-        services, row = self._services, Row(line.number)
+    def _read(self, line: Line, fresh_id: str, now_s: float) -> BulkLine:
+        services, row = self._services, BulkLine(line.number)
         try:
             if line.number > services.settings.bulk_limit_lines:
                 raise PayloadTooLarge(
@@ -191,15 +191,15 @@ class BulkSubmitter:
             row.outcome = error
         return row
 
-    def _identity(self, given_id: str | None, number: int, fresh_id: str) -> Identity:
+    def _identity(self, given_id: str | None, number: int, fresh_id: str) -> JobIdentity:
         if given_id is None and self._key:
             # The key was checked as it came; of its longest ones this is longer than a key may be.
             return identity_under(f"{self._key}/{number}", self._caller.key_id)
         return identity_of(given_id, "", fresh_id)
 
-    async def _keep_all(self, rows: Sequence[tuple[Row, Asked]]) -> None:
-        together: list[tuple[Row, Asked, Payload]] = []
-        alone: Sequence[tuple[Row, Asked]] = rows
+    async def _keep_all(self, rows: Sequence[tuple[BulkLine, ValidatedRequest]]) -> None:
+        together: list[tuple[BulkLine, ValidatedRequest, Payload]] = []
+        alone: Sequence[tuple[BulkLine, ValidatedRequest]] = rows
         if self._services.payloads.together:
             together = [(*one, one[1].payload) for one in rows if one[1].payload is not None]
             alone = [one for one in rows if one[1].payload is None]
@@ -210,7 +210,9 @@ class BulkSubmitter:
             keeping.append(self._keep_together(together))
         await asyncio.gather(*keeping)
 
-    async def _keep(self, row: Row, asked: Asked, turns: asyncio.Semaphore, until: float) -> None:
+    async def _keep(
+        self, row: BulkLine, asked: ValidatedRequest, turns: asyncio.Semaphore, until: float
+    ) -> None:
         """Write the line's input to the payload store, or look at the file that it names."""
         async with turns:
             if asyncio.get_running_loop().time() >= until:
@@ -226,7 +228,9 @@ class BulkSubmitter:
                 return
         self._is_kept(row, asked, kept)
 
-    async def _keep_together(self, rows: Sequence[tuple[Row, Asked, Payload]]) -> None:
+    async def _keep_together(
+        self, rows: Sequence[tuple[BulkLine, ValidatedRequest, Payload]]
+    ) -> None:
         """Write the lines' inputs to a payload store that takes many in one call."""
         found = await self._services.payloads.keep_all(
             [(asked, payload) for _, asked, payload in rows]
@@ -237,18 +241,18 @@ class BulkSubmitter:
             else:
                 self._is_kept(row, asked, kept)
 
-    def _is_kept(self, row: Row, asked: Asked, kept: Kept) -> None:
+    def _is_kept(self, row: BulkLine, asked: ValidatedRequest, kept: StoredInput) -> None:
         row.kept = kept
         now_s = self._services.queue.clock.now_s()
         row.job = submission_of(self._services, asked, now_s, source=kept.source, quiet=self._quiet)
 
-    async def _drop(self, row: Row, kept: Kept) -> None:
+    async def _drop(self, row: BulkLine, kept: StoredInput) -> None:
         """Of what was not enqueued the input is not needed; an outcome that is unknown keeps it."""
         known = isinstance(row.outcome, (Job, HeadraceError))
         if known and not isinstance(row.outcome, BrokerUnavailable):
             await self._services.payloads.drop(kept)
 
-    async def _try(self, rows: Sequence[Row]) -> list[Row]:
+    async def _try(self, rows: Sequence[BulkLine]) -> list[BulkLine]:
         """Submit in one call; those that are to be tried again."""
         unkept = [(row, row.asked) for row in rows if row.job is None and row.asked is not None]
         if unkept:
@@ -260,7 +264,7 @@ class BulkSubmitter:
             await self._look_up_refused(refused[at : at + VIEW_MAX_JOBS])
         return [row for row in rows if _again(row)]
 
-    async def _enqueue(self, rows: Sequence[Row]) -> None:
+    async def _enqueue(self, rows: Sequence[BulkLine]) -> None:
         jobs = [row.job for row in rows if row.job is not None]
         if not jobs:
             return
@@ -274,7 +278,7 @@ class BulkSubmitter:
         for at in range(0, len(known), VIEW_MAX_JOBS):
             await self._look_up(known[at : at + VIEW_MAX_JOBS])
 
-    async def _look_up(self, rows: Sequence[Row]) -> None:
+    async def _look_up(self, rows: Sequence[BulkLine]) -> None:
         """Find the jobs of earlier requests, as they are now; None where a record just ran out."""
         ids = [row.job.id for row in rows if row.job is not None]
         found: Sequence[Job | HeadraceError | None]
@@ -288,7 +292,7 @@ class BulkSubmitter:
             else:
                 row.outcome = job
 
-    async def _look_up_refused(self, refused: Sequence[tuple[Row, Asked]]) -> None:
+    async def _look_up_refused(self, refused: Sequence[tuple[BulkLine, ValidatedRequest]]) -> None:
         """Find the jobs of earlier requests, of which the repeats' inputs cannot be kept again."""
         try:
             found = await self._services.queue.view([asked.identity.job_id for _, asked in refused])
@@ -300,7 +304,7 @@ class BulkSubmitter:
             if job is not None:
                 row.outcome = repeat_of(job, asked.request_hash, self._caller)
 
-    async def _hold(self, held: list[Row]) -> None:
+    async def _hold(self, held: list[BulkLine]) -> None:
         """Try again until the time is up; meanwhile nothing more is read from the client."""
         clock, stopping = asyncio.get_running_loop().time, self._services.waiters.dismissed
         until = clock() + self._hold_s
@@ -319,7 +323,7 @@ class BulkSubmitter:
             pause_s = HOLD_MIN_S if moved else min(pause_s * 2, HOLD_MAX_S)
             probe = max(PROBE, 2 * moved)
 
-    def _count(self, rows: Sequence[Row]) -> None:
+    def _count(self, rows: Sequence[BulkLine]) -> None:
         admitted: Counter[str] = Counter()
         for row in rows:
             if row.asked is None:
@@ -331,7 +335,7 @@ class BulkSubmitter:
         for name, count in admitted.items():
             self._services.counters.admitted(name, count)
 
-    def _answer(self, row: Row, ready: dict[str, bool]) -> bytes:
+    def _answer(self, row: BulkLine, ready: dict[str, bool]) -> bytes:
         outcome = row.outcome
         if isinstance(outcome, Receipt) and row.asked is not None:
             has_replica = ready[row.asked.model.name]
@@ -347,7 +351,7 @@ class BulkSubmitter:
         return b'{"error":%s}' % said.body
 
 
-def _fresh(asked: Asked, created_us: int, has_replica: bool) -> bytes:
+def _fresh(asked: ValidatedRequest, created_us: int, has_replica: bool) -> bytes:
     if asked.options.metadata is not None:
         return job_object(fresh_job(asked, created_us), has_replica=has_replica)
     model, state = asked.model, fresh_state(asked.options)
@@ -356,10 +360,10 @@ def _fresh(asked: Asked, created_us: int, has_replica: bool) -> bytes:
     )
 
 
-def _chosen(row: Row) -> bool:
+def _chosen(row: BulkLine) -> bool:
     return row.asked is not None and row.asked.identity.chosen
 
 
-def _again(row: Row) -> bool:
+def _again(row: BulkLine) -> bool:
     """Whether another try can help: no room, no Redis, or a record that ran out meanwhile."""
     return row.outcome is None or (isinstance(row.outcome, HeadraceError) and row.outcome.retryable)

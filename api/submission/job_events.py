@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from headrace.jobs.job import State, iso
-from headrace.queue.watcher import Standing
+from headrace.queue.watcher import JobStatus
 
 #: Of the same job its place alone is said at most so often, in seconds.
 PLACE_S: Final = 1.0
@@ -45,7 +45,7 @@ class _Error(msgspec.Struct):
 _ERROR: Final = msgspec.json.Decoder(_Error)
 
 
-class Event(NamedTuple):
+class StreamEvent(NamedTuple):
     """One event.
 
     Attributes:
@@ -71,7 +71,7 @@ def end_id(ended_us: int) -> str:
     return f"e-{ended_us}"
 
 
-class Story:
+class EventSequence:
     """What one client was told of a job, and what is due to be told.
 
     Args:
@@ -88,7 +88,9 @@ class Story:
         self._place_at = -PLACE_S
         self.held = False
 
-    def due(self, standing: Standing, now: float, waiting_for: str | None = None) -> list[Event]:
+    def due(
+        self, standing: JobStatus, now: float, waiting_for: str | None = None
+    ) -> list[StreamEvent]:
         """The events that are due; what was given counts as told.
 
         Args:
@@ -112,7 +114,7 @@ class Story:
         """In how many seconds a place that is kept back may be said."""
         return max(0.0, self._place_at + PLACE_S - now)
 
-    def _unknown(self, events: list[Event]) -> list[Event]:
+    def _unknown(self, events: list[StreamEvent]) -> list[StreamEvent]:
         """Those behind the last that the client has."""
         ids = [event.id for event in events]
         if self._last in ids:
@@ -125,28 +127,28 @@ class Story:
                 return events[ids.index(running) + 1 :]
         return events
 
-    def _events(self, standing: Standing, waiting_for: str | None) -> list[Event]:
+    def _events(self, standing: JobStatus, waiting_for: str | None) -> list[StreamEvent]:
         """All that the record tells of the job as it is now, oldest first."""
         state = standing.state
         if state is State.QUEUED:
             place = standing.place or None
             said = self._said(standing, queue_position=place, waiting_for=waiting_for)
-            return [Event(f"q-{standing.attempts}-{standing.place}", "queued", said)]
+            return [StreamEvent(f"q-{standing.attempts}-{standing.place}", "queued", said)]
         if state is State.SCHEDULED:
             said = self._said(standing, **_schedule(standing))
-            return [Event(f"d-{standing.attempts}-{standing.due_us}", "scheduled", said)]
+            return [StreamEvent(f"d-{standing.attempts}-{standing.due_us}", "scheduled", said)]
         events = []
         if standing.started_us:
             said = self._said(standing, status="running", started_at=iso(standing.started_us))
-            events.append(Event(f"r-{standing.token}", "running", said))
+            events.append(StreamEvent(f"r-{standing.token}", "running", said))
         if state.final:
-            events.append(Event(end_id(standing.ended_us), "ended", None))
+            events.append(StreamEvent(end_id(standing.ended_us), "ended", None))
         elif standing.progress is not None:
             said = self._said(standing, progress=standing.progress)
-            events.append(Event(f"p-{standing.token}-{standing.mark}", "progress", said))
+            events.append(StreamEvent(f"p-{standing.token}-{standing.mark}", "progress", said))
         return events
 
-    def _said(self, standing: Standing, status: str = "", **members: Any) -> bytes:
+    def _said(self, standing: JobStatus, status: str = "", **members: Any) -> bytes:
         return _ENCODE(
             {
                 "id": self._job_id,
@@ -157,7 +159,7 @@ class Story:
         )
 
 
-def _schedule(standing: Standing) -> dict[str, Any]:
+def _schedule(standing: JobStatus) -> dict[str, Any]:
     members: dict[str, Any] = {}
     if standing.due_us:
         members["due_at"] = iso(standing.due_us)

@@ -16,7 +16,7 @@ from headrace.config.model_catalog import Catalog, ModelConfig
 from headrace.errors import InvalidRequest, ModelNotFound
 from headrace.jobs.ids import check_id, check_key, id_of_key
 from headrace.jobs.job import DEFAULT_OPTIONS, JobOptions, new_id
-from headrace.jobs.message import Source
+from headrace.jobs.message import InputSource
 from headrace.jobs.trace_context import Trace, read_trace
 from headrace.payloads.input_ref import type_of
 from headrace.queue.submission import hash_request
@@ -54,22 +54,22 @@ class LineRequest(JobRequest, forbid_unknown_fields=True):
     traceparent: str | None = None
 
 
-class Reader(NamedTuple, Generic[T]):
+class RequestDecoder(NamedTuple, Generic[T]):
     """How a kind of request is read, and which members it may have."""
 
     decode: Callable[[bytes], T]
     members: frozenset[str]
 
 
-SUBMIT: Final = Reader(
+SUBMIT: Final = RequestDecoder(
     msgspec.json.Decoder(JobRequest).decode, frozenset(JobRequest.__struct_fields__)
 )
-LINE: Final = Reader(
+LINE: Final = RequestDecoder(
     msgspec.json.Decoder(LineRequest).decode, frozenset(LineRequest.__struct_fields__)
 )
 
 
-class Identity(msgspec.Struct, frozen=True, gc=False):
+class JobIdentity(msgspec.Struct, frozen=True, gc=False):
     """The id of a job to be.
 
     Attributes:
@@ -80,7 +80,7 @@ class Identity(msgspec.Struct, frozen=True, gc=False):
     chosen: bool
 
 
-class Asked(msgspec.Struct, frozen=True, gc=False):
+class ValidatedRequest(msgspec.Struct, frozen=True, gc=False):
     """One job that is asked for, checked.
 
     Attributes:
@@ -94,10 +94,10 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
     model: ModelConfig
     input_json: bytes
     options: JobOptions
-    identity: Identity
+    identity: JobIdentity
     version: str | None = None
     payload: Payload | None = None
-    source: Source | None = None
+    source: InputSource | None = None
     caller: Caller = EVERYBODY
     trace: Trace | None = None
 
@@ -129,12 +129,12 @@ def trace_of(request: Request) -> Trace | None:
     return read_trace(parent.decode("latin-1"), state.decode("latin-1"))
 
 
-def in_trace(asked: Asked, trace: Trace | None) -> Asked:
+def in_trace(asked: ValidatedRequest, trace: Trace | None) -> ValidatedRequest:
     """The same as a part of this trace."""
     return asked if trace is None else msgspec.structs.replace(asked, trace=trace)
 
 
-def identity_of(given_id: str | None, key: str, fresh_id: str = "", owner: str = "") -> Identity:
+def identity_of(given_id: str | None, key: str, fresh_id: str = "", owner: str = "") -> JobIdentity:
     """The id by what the client gave: an id, an idempotency key, or neither.
 
     Args:
@@ -150,21 +150,21 @@ def identity_of(given_id: str | None, key: str, fresh_id: str = "", owner: str =
     if given_id is None:
         if key:
             return identity_under(check_key(key), owner)
-        return Identity(fresh_id or new_id(), chosen=False)
+        return JobIdentity(fresh_id or new_id(), chosen=False)
     if key:
         raise InvalidRequest(
             "the request has both an id and an Idempotency-Key",
             hint="Give one of them: either makes a repeat harmless.",
         )
-    return Identity(check_id(given_id), chosen=True)
+    return JobIdentity(check_id(given_id), chosen=True)
 
 
-def identity_under(key: str, owner: str = "") -> Identity:
+def identity_under(key: str, owner: str = "") -> JobIdentity:
     """The id by a key that was made here, out of one that was checked; it may be longer."""
-    return Identity(id_of_key(key, owner), chosen=True)
+    return JobIdentity(id_of_key(key, owner), chosen=True)
 
 
-def read_job_request(body: bytes, reader: Reader[T]) -> T:
+def read_job_request(body: bytes, reader: RequestDecoder[T]) -> T:
     """Read the JSON of a submit, or a line of several.
 
     Raises:
@@ -199,10 +199,10 @@ def model_for(catalog: Catalog, request: JobRequest) -> ModelConfig:
 def asked_by(
     request: JobRequest,
     model: ModelConfig,
-    identity: Identity,
+    identity: JobIdentity,
     inline_limit_bytes: int = sys.maxsize,
     caller: Caller = EVERYBODY,
-) -> Asked:
+) -> ValidatedRequest:
     """What a request asks of its model.
 
     Raises:
@@ -214,29 +214,31 @@ def asked_by(
     text = bytes(request.input)
     if not text or request.input_ref is not None or request.content_type is not None:
         source = _named_input(request, text)
-        return Asked(
+        return ValidatedRequest(
             model, b"null", options, identity, request.version, source=source, caller=caller
         )
     if len(text) > inline_limit_bytes:
         payload = Payload(text, "")
-        return Asked(model, b"null", options, identity, request.version, payload, caller=caller)
-    return Asked(model, text, options, identity, request.version, caller=caller)
+        return ValidatedRequest(
+            model, b"null", options, identity, request.version, payload, caller=caller
+        )
+    return ValidatedRequest(model, text, options, identity, request.version, caller=caller)
 
 
 def asked_with(
     model: ModelConfig,
     found: bytes | Payload,
     options: JobOptions,
-    identity: Identity,
+    identity: JobIdentity,
     caller: Caller = EVERYBODY,
-) -> Asked:
+) -> ValidatedRequest:
     """What is asked where the body is the input."""
     if isinstance(found, bytes):
-        return Asked(model, found, options, identity, caller=caller)
-    return Asked(model, b"null", options, identity, payload=found, caller=caller)
+        return ValidatedRequest(model, found, options, identity, caller=caller)
+    return ValidatedRequest(model, b"null", options, identity, payload=found, caller=caller)
 
 
-def _named_input(request: JobRequest, text: bytes) -> Source:
+def _named_input(request: JobRequest, text: bytes) -> InputSource:
     reference, kind = request.input_ref, request.content_type
     if text and reference is not None:
         raise InvalidRequest(
@@ -253,4 +255,4 @@ def _named_input(request: JobRequest, text: bytes) -> Source:
         )
     if kind is not None and not media_type(kind):
         raise InvalidRequest("content_type is empty", hint="Leave it out to go by the name.")
-    return Source(origin=reference, type=type_of(reference) if kind is None else kind)
+    return InputSource(origin=reference, type=type_of(reference) if kind is None else kind)

@@ -13,16 +13,16 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple, TypeVar
 
 from api.http.bodies import Payload
-from api.http.messages import ClientGone, CutShort, Receive, Write, hung_up
-from api.submission.job_request import Asked
+from api.http.messages import ClientGone, Receive, ResponseCutShort, Write, hung_up
+from api.submission.job_request import ValidatedRequest
 from headrace.config.settings import Settings
 from headrace.errors import BrokerUnavailable, HeadraceError, JobNotFound
 from headrace.jobs.job import StoredResult
-from headrace.jobs.message import Source
+from headrace.jobs.message import InputSource
 from headrace.payloads.index import GRACE_S
-from headrace.payloads.input_ref import Origins
-from headrace.payloads.store import Entry, PayloadMissing
-from headrace.payloads.stores import THREADS, Stores, build_stores
+from headrace.payloads.input_ref import InputRefs
+from headrace.payloads.store import PayloadEntry, PayloadMissing
+from headrace.payloads.stores import THREADS, PayloadStores, build_stores
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ T = TypeVar("T")
 KEPT_MAX_S: Final = GRACE_S / 2
 
 
-class Kept(NamedTuple):
+class StoredInput(NamedTuple):
     """Where the input of a job lies that is about to be submitted.
 
     Attributes:
@@ -40,15 +40,15 @@ class Kept(NamedTuple):
         at: when it was entered, in monotonic seconds.
     """
 
-    source: Source
-    entry: Entry | None
+    source: InputSource
+    entry: PayloadEntry | None
     at: float
 
 
-class Payloads:
+class InputStore:
     """The stores, for one event loop."""
 
-    def __init__(self, stores: Stores, origins: Origins) -> None:
+    def __init__(self, stores: PayloadStores, origins: InputRefs) -> None:
         self._stores = stores
         self._origins = origins
         self._threads = ThreadPoolExecutor(THREADS, "headrace-payloads")
@@ -58,7 +58,7 @@ class Payloads:
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._stores.close()
 
-    async def keep(self, asked: Asked) -> Kept:
+    async def keep(self, asked: ValidatedRequest) -> StoredInput:
         """Write the input of a job to its store, or look at the file that it names.
 
         Raises:
@@ -72,7 +72,9 @@ class Payloads:
             if source is None:
                 raise RuntimeError("the job has an input that goes in its message")
             size = await self._run(self._origins.look, source.origin)
-            return Kept(Source(origin=source.origin, type=source.type, size=size), None, at)
+            return StoredInput(
+                InputSource(origin=source.origin, type=source.type, size=size), None, at
+            )
         entry = self._entry_of(asked)
         await self._run(self._stores.put, entry, payload.body)
         return _kept(entry, payload, at)
@@ -83,8 +85,8 @@ class Payloads:
         return self._stores.together
 
     async def keep_all(
-        self, several: Sequence[tuple[Asked, Payload]]
-    ) -> list[Kept | HeadraceError]:
+        self, several: Sequence[tuple[ValidatedRequest, Payload]]
+    ) -> list[StoredInput | HeadraceError]:
         """Write the inputs of several jobs in one call; for each where it lies, or why not."""
         at = time.monotonic()
         entries = [self._entry_of(asked) for asked, _ in several]
@@ -96,15 +98,15 @@ class Payloads:
             for entry, payload, error in zip(entries, payloads, errors, strict=True)
         ]
 
-    def _entry_of(self, asked: Asked) -> Entry:
+    def _entry_of(self, asked: ValidatedRequest) -> PayloadEntry:
         return self._stores.new_entry(asked.identity.job_id, asked.model.name, "i")
 
-    def check_age(self, kept: Kept) -> None:
+    def check_age(self, kept: StoredInput) -> None:
         """Raises BrokerUnavailable where a payload was written too long ago to be relied on."""
         if kept.entry is not None and time.monotonic() - kept.at > KEPT_MAX_S:
             raise BrokerUnavailable("this API process was held up", hint="Submit it again.")
 
-    async def drop(self, kept: Kept) -> None:
+    async def drop(self, kept: StoredInput) -> None:
         """The submit was refused, or the job known before: whether it is needed, the record says.
 
         What cannot be deleted now is left to the sweep.
@@ -155,9 +157,9 @@ class Payloads:
                     chunk = await self.read(stored, at, end - at)
                 except HeadraceError as error:
                     logger.warning("a result was cut short: %s", error.message)
-                    raise CutShort from None
+                    raise ResponseCutShort from None
                 if not chunk:
-                    raise CutShort
+                    raise ResponseCutShort
         finally:
             gone.cancel()
 
@@ -166,14 +168,16 @@ class Payloads:
         return await loop.run_in_executor(self._threads, call, *arguments)
 
 
-def _kept(entry: Entry, payload: Payload, at: float) -> Kept:
-    return Kept(Source(ref=entry.ref, type=payload.kind, size=len(payload.body)), entry, at)
+def _kept(entry: PayloadEntry, payload: Payload, at: float) -> StoredInput:
+    return StoredInput(
+        InputSource(ref=entry.ref, type=payload.kind, size=len(payload.body)), entry, at
+    )
 
 
-def build_payloads(settings: Settings, redis_url: str) -> Payloads:
+def build_payloads(settings: Settings, redis_url: str) -> InputStore:
     """The payloads of one API process; they connect when first used.
 
     Raises:
         ConfigError: the settings of the store are wrong.
     """
-    return Payloads(build_stores(settings, redis_url), Origins(settings, THREADS))
+    return InputStore(build_stores(settings, redis_url), InputRefs(settings, THREADS))

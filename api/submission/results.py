@@ -6,9 +6,9 @@ import re
 from functools import partial
 from typing import Final
 
-from api.http.messages import NO_CONTENT, NO_STORE, Header, Reply, Request, Stream, Write
+from api.http.messages import NO_CONTENT, NO_STORE, Header, Reply, Request, StreamingReply, Write
 from api.http.problems import problem
-from api.http.ranges import Span, Unsatisfiable, span_of
+from api.http.ranges import ByteRange, UnsatisfiableRange, span_of
 from api.services import Services
 from headrace.errors import RangeNotSatisfiable, ResultFreed
 from headrace.jobs.job import Job, StoredResult
@@ -26,7 +26,7 @@ _UNSAFE = re.compile(r"[^\x20-\x7e]")
 
 async def result_reply(
     services: Services, request: Request, job: Job, applied: tuple[Header, ...]
-) -> Reply | Stream:
+) -> Reply | StreamingReply:
     """The answer to a request for the result of a job that has succeeded.
 
     Raises:
@@ -54,11 +54,11 @@ async def result_reply(
     content_type = _UNSAFE.sub("?", kind).encode()
     try:
         span = span_of(request.header(b"range"), request.header(b"if-range"), etag, size)
-    except Unsatisfiable:
+    except UnsatisfiableRange:
         return _unsatisfiable(request, size)
     status = 200 if span is None else 206
     if span is None:
-        span = Span(0, size)
+        span = ByteRange(0, size)
     else:
         shown = b"bytes %d-%d/%d" % (span.start, span.end - 1, size)
         headers = (*headers, (b"content-range", shown))
@@ -72,13 +72,13 @@ async def _stream(
     services: Services,
     request: Request,
     stored: StoredResult | None,
-    span: Span,
+    span: ByteRange,
     status: int,
     content_type: bytes,
     headers: tuple[Header, ...],
-) -> Stream:
+) -> StreamingReply:
     if stored is None or request.method == "HEAD":
-        return Stream(status, _nothing, content_type, headers)
+        return StreamingReply(status, _nothing, content_type, headers)
     # Read before the answer begins, so that what cannot be read at all is a problem.
     first = await services.payloads.read(stored, span.start, span.end - span.start)
     send = partial(
@@ -89,7 +89,7 @@ async def _stream(
         at=span.start,
         end=span.end,
     )
-    return Stream(status, send, content_type, headers)
+    return StreamingReply(status, send, content_type, headers)
 
 
 async def _nothing(_: Write) -> None:

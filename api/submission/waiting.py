@@ -13,8 +13,8 @@ from typing import Final, Self
 from api.http.messages import ClientGone, Receive, hung_up
 from headrace.errors import BrokerError, InvalidRequest, JobNotFound
 from headrace.jobs.job import Job
-from headrace.queue.ended_job import Ended
-from headrace.queue.waiters import Wait, Waiters
+from headrace.queue.ended_job import EndedJob
+from headrace.queue.waiters import JobWaiter, Waiters
 
 #: A wait that lasts so long is worth a task that watches whether the client hangs up.
 WATCH_AFTER_S: Final = 0.25
@@ -51,7 +51,7 @@ def asked_wait_s(text: str | None, max_wait_s: float, name: str = "wait") -> flo
     return min(seconds, max_wait_s)
 
 
-class Vigil:
+class PendingWait:
     """Wakes a wait when its time is up or its client hangs up.
 
     Attributes:
@@ -63,7 +63,9 @@ class Vigil:
     __slots__ = ("_receive", "_seconds", "_timer", "_vigils", "_wait", "_watcher", "began", "gone",
                  "late")  # fmt: skip
 
-    def __init__(self, vigils: Vigils, wait: Wait, seconds: float, receive: Receive) -> None:
+    def __init__(
+        self, vigils: PendingWaits, wait: JobWaiter, seconds: float, receive: Receive
+    ) -> None:
         self.late = False
         self.gone = False
         self.began = vigils.loop.time()
@@ -104,7 +106,7 @@ class Vigil:
         self._wait.wake()
 
 
-class Vigils:
+class PendingWaits:
     """The vigils of one process.
 
     Most waits end before WATCH_AFTER_S. Up to then one timer does for all of them, and none costs a
@@ -113,7 +115,7 @@ class Vigils:
 
     def __init__(self) -> None:
         # In the order in which they have begun, which is that in which they are due.
-        self._young: dict[Vigil, None] = {}
+        self._young: dict[PendingWait, None] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     @cached_property
@@ -121,17 +123,17 @@ class Vigils:
         """The loop of this process; to ask for it is a system call each time, on Python 3.11."""
         return asyncio.get_running_loop()
 
-    def over(self, wait: Wait, seconds: float, receive: Receive) -> Vigil:
+    def over(self, wait: JobWaiter, seconds: float, receive: Receive) -> PendingWait:
         """A vigil over a wait; it lasts while it is entered."""
-        return Vigil(self, wait, seconds, receive)
+        return PendingWait(self, wait, seconds, receive)
 
-    def add(self, vigil: Vigil) -> None:
+    def add(self, vigil: PendingWait) -> None:
         """One has begun."""
         self._young[vigil] = None
         if self._timer is None:
             self._timer = self.loop.call_later(WATCH_AFTER_S, self._look)
 
-    def discard(self, vigil: Vigil) -> None:
+    def discard(self, vigil: PendingWait) -> None:
         """One has ended."""
         self._young.pop(vigil, None)
 
@@ -149,11 +151,11 @@ class Vigils:
 
 
 async def until_ended(
-    wait: Wait,
-    vigil: Vigil,
+    wait: JobWaiter,
+    vigil: PendingWait,
     waiters: Waiters,
     read: Callable[[str], Awaitable[Job | None]],
-) -> Ended | Job:
+) -> EndedJob | Job:
     """Wait for a job's end; what its record says once the time is up.
 
     Raises:

@@ -112,25 +112,25 @@ def caller_of(key: ApiKey) -> Caller:
     return Caller(key.id, Scope.MANAGE in key.scopes, key.in_flight, key.rate)
 
 
-class Presented(NamedTuple):
+class PresentedKey(NamedTuple):
     """A key as a client gave it."""
 
     id: str
     secret: str
 
 
-def read_key(text: str) -> Presented | None:
+def read_key(text: str) -> PresentedKey | None:
     """A key's parts; None for what is no key."""
     found = _KEY.fullmatch(text)
-    return None if found is None else Presented(found.group(1), found.group(2))
+    return None if found is None else PresentedKey(found.group(1), found.group(2))
 
 
-def new_key() -> Presented:
+def new_key() -> PresentedKey:
     """A key that nobody else has."""
-    return Presented(secrets.token_hex(_ID_BYTES), secrets.token_urlsafe(SECRET_BYTES))
+    return PresentedKey(secrets.token_hex(_ID_BYTES), secrets.token_urlsafe(SECRET_BYTES))
 
 
-def written(key: Presented) -> str:
+def written(key: PresentedKey) -> str:
     """A key as clients give it."""
     return f"hr_{key.id}_{key.secret}"
 

@@ -17,7 +17,7 @@ from redis.exceptions import RedisError
 from headrace.access.api_key import (
     NAME_MAX_CHARS,
     ApiKey,
-    Presented,
+    PresentedKey,
     Scope,
     digest_of,
     fields_of,
@@ -45,14 +45,14 @@ INTERNAL_TTL_S: Final = 86_400
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListedKey:
     """A key in a list, with its jobs that have not ended."""
 
     key: ApiKey
     jobs: int
 
 
-class ApiKeys:
+class ApiKeyStore:
     """The keys in one Redis.
 
     Args:
@@ -121,7 +121,7 @@ class ApiKeys:
             pipe.execute()
         return key, written(made)
 
-    def all(self) -> list[Listed]:
+    def all(self) -> list[ListedKey]:
         """Every key, the oldest first."""
         ids = [raw.decode() for raw in self._client.zrange(keys.API_KEYS, 0, -1)]
         with self._client.pipeline(transaction=False) as pipe:
@@ -133,7 +133,7 @@ class ApiKeys:
         for key_id, fields, jobs in zip(ids, answers[::2], answers[1::2], strict=True):
             key = key_from(key_id, fields)
             if key is not None:
-                found.append(Listed(key, int(jobs or 0)))
+                found.append(ListedKey(key, int(jobs or 0)))
             elif not fields:
                 self._client.zrem(keys.API_KEYS, key_id)
         return found
@@ -163,7 +163,7 @@ class ApiKeys:
             pipe.hset(keys.api_key(key_id), mapping=fields_of(key))
             pipe.publish(keys.API_KEY_NEWS, key_id)
             pipe.execute()
-        return key, written(Presented(key_id, secret))
+        return key, written(PresentedKey(key_id, secret))
 
     def revoke(self, key_id: str) -> None:
         """Make a key none, at once and for good. Its jobs go on, and are seen by `manage` alone.
@@ -214,7 +214,7 @@ def no_key(key_id: str) -> ConfigError:
 
 
 @contextmanager
-def api_keys_at(url: str) -> Iterator[ApiKeys]:
+def api_keys_at(url: str) -> Iterator[ApiKeyStore]:
     """The keys in the Redis at a URL.
 
     Raises:
@@ -223,7 +223,7 @@ def api_keys_at(url: str) -> Iterator[ApiKeys]:
     """
     client = connect(url)
     try:
-        yield ApiKeys(client)
+        yield ApiKeyStore(client)
     except RedisError as error:
         raise BrokerUnavailable(
             f"Redis at {redact_url(url)} does not answer: {error}",

@@ -16,14 +16,14 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from headrace.batches import record
-from headrace.batches.files.store import Files
+from headrace.batches.files.store import FileStore
 from headrace.batches.input_lines import Requests, read_lines
 from headrace.batches.output_lines import CANCELLED, EXPIRED, REFUSED
 from headrace.batches.record import LineError
 from headrace.batches.sink import BatchSink, LeaseLost
 from headrace.batches.source import BatchSource, failed_ids
-from headrace.batches.store import Batches, Lease
-from headrace.batches.validation import Found, validate
+from headrace.batches.store import BatchStore, Lease
+from headrace.batches.validation import ValidationResult, validate
 from headrace.client.bulk import LOOKUP_JOBS, cancel_many
 from headrace.client.models import ENDED, Failure
 from headrace.client.sansio import Plan
@@ -34,9 +34,9 @@ from headrace.redis.keys import BatchField
 from headrace.runs.checkpoint import Checkpoint, decode
 from headrace.runs.engine import api_calls
 from headrace.runs.engine.engine import Engine, row_of
-from headrace.runs.engine.spec import RunOrder
+from headrace.runs.engine.spec import RunSpec
 from headrace.runs.interfaces import Entry, Row
-from headrace.runs.range_set import Numbers
+from headrace.runs.range_set import RangeSet
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ LOOK_S: Final = 0.5
 SAVE_ROWS: Final = 10_000
 
 
-class Driving:
+class BatchExecution:
     """Drives one batch.
 
     Args:
@@ -65,7 +65,12 @@ class Driving:
     """
 
     def __init__(
-        self, lease: Lease, files: Files, batches: Batches, client: Client, settings: Settings
+        self,
+        lease: Lease,
+        files: FileStore,
+        batches: BatchStore,
+        client: Client,
+        settings: Settings,
     ) -> None:
         self.batch = lease.batch
         self.done = False
@@ -212,7 +217,7 @@ class Driving:
     def _validate(self, requests: Requests, sink: BatchSink, only: set[str] | None) -> bool:
         """Look at every line; whether there is anything to run."""
         if only is not None:
-            found = Found(total=len(only))
+            found = ValidationResult(total=len(only))
         else:
             limit_bytes = self._settings.body_limit_bytes
             reader = self._files.open(self.batch.spec.input_file_id)
@@ -237,7 +242,7 @@ class Driving:
             raise _Stopped
 
     def _work(self, source: BatchSource, sink: BatchSink) -> None:
-        order = RunOrder(
+        order = RunSpec(
             model=self.batch.spec.model or "", run_id=self.batch.id,
             in_flight=self._settings.batch_in_flight,
         )  # fmt: skip
@@ -283,7 +288,7 @@ class Driving:
                 unsaved = 0
         self._save(kept, done, sink)
 
-    def _save(self, kept: Checkpoint, done: Numbers, sink: BatchSink) -> None:
+    def _save(self, kept: Checkpoint, done: RangeSet, sink: BatchSink) -> None:
         kept.mark, kept.done = sink.sync(), done.ranges()
         kept.succeeded, kept.failed = sink.completed, sink.failed
         sink.save(kept.encode())
@@ -325,7 +330,7 @@ class _Stopped(Exception):
     """The runner is to stop, or has lost the batch."""
 
 
-def _packs(entries: Iterator[Entry], done: Numbers) -> Iterator[list[Entry]]:
+def _packs(entries: Iterator[Entry], done: RangeSet) -> Iterator[list[Entry]]:
     """Entries that have no row, by the hundred."""
     left = (entry for entry in entries if entry.n not in done)
     while pack := list(islice(left, LOOKUP_JOBS)):

@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from headrace.batches.files.store import Reader
+from headrace.batches.files.store import FileReader
 from headrace.batches.record import LineError, endpoint_model
 from headrace.jobs.job import DEFAULT_OPTIONS, METADATA_MAX_BYTES, JobOptions
 from headrace.redis.keys import STEPS
@@ -23,7 +23,7 @@ BOM: Final = b"\xef\xbb\xbf"
 _UTF16: Final = (b"\xff\xfe", b"\xfe\xff")
 
 
-class Line(NamedTuple):
+class BatchLine(NamedTuple):
     """One line of a file; lines of nothing but space are none, but count.
 
     Attributes:
@@ -37,7 +37,9 @@ class Line(NamedTuple):
     text: bytes | None
 
 
-def read_lines(reader: Reader, limit_bytes: int, at: int = 0, number: int = 0) -> Iterator[Line]:
+def read_lines(
+    reader: FileReader, limit_bytes: int, at: int = 0, number: int = 0
+) -> Iterator[BatchLine]:
     """The lines from a place on; no more of one that is too long is kept than the limit.
 
     Args:
@@ -53,14 +55,14 @@ def read_lines(reader: Reader, limit_bytes: int, at: int = 0, number: int = 0) -
     begun: list[bytes] = []
     size, first = 0, at == 0
 
-    def line(piece: bytes) -> Line | None:
+    def line(piece: bytes) -> BatchLine | None:
         length = size + len(piece)
         text = None if length > limit_bytes else b"".join([*begun, piece])
         if text is not None and first:
             text = text.removeprefix(BOM)
         if text is not None and (not text or text.isspace()):
             return None
-        return Line(number, at, text)
+        return BatchLine(number, at, text)
 
     for chunk in reader.chunks(at):
         *ended, rest = chunk.split(b"\n")
@@ -81,7 +83,7 @@ def read_lines(reader: Reader, limit_bytes: int, at: int = 0, number: int = 0) -
             yield found
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
+class LineRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What a line asks for.
 
     Attributes:
@@ -129,7 +131,7 @@ class BadLine(Exception):
 _NONE: Final = msgspec.Raw(b"")
 
 
-class _Said(msgspec.Struct):
+class _LineFields(msgspec.Struct):
     custom_id: msgspec.Raw = _NONE
     method: msgspec.Raw = _NONE
     url: msgspec.Raw = _NONE
@@ -151,7 +153,7 @@ class _GivenOptions(msgspec.Struct):
     options: dict[str, Any] = {}
 
 
-_SAID: Final = msgspec.json.Decoder(_Said)
+_SAID: Final = msgspec.json.Decoder(_LineFields)
 _JOB: Final = msgspec.json.Decoder(_Job)
 _GIVEN: Final = msgspec.json.Decoder(_GivenOptions)
 
@@ -169,7 +171,7 @@ class Requests:
         self._model = endpoint_model(endpoint)
         self._models = models
 
-    def read(self, text: bytes) -> Request:
+    def read(self, text: bytes) -> LineRequest:
         """Read a line.
 
         Raises:
@@ -199,11 +201,11 @@ class Requests:
             return self._job(custom_id, query, said.body)
         options = _options_of(query)
         self._check_model(self._model, None)
-        return Request(
+        return LineRequest(
             custom_id=custom_id, model=self._model, input=said.body, options=_completed(options),
         )  # fmt: skip
 
-    def _job(self, custom_id: str, query: str, body: msgspec.Raw) -> Request:
+    def _job(self, custom_id: str, query: str, body: msgspec.Raw) -> LineRequest:
         if query:
             raise BadLine(
                 "invalid_url", "url has a query; put options into the body's `options`", "url"
@@ -217,7 +219,7 @@ class Requests:
         if bool(job.input) == (job.input_ref is not None):
             raise BadLine("invalid_body", "body is to have either input or input_ref", "body")
         _check_metadata(job.options)
-        return Request(
+        return LineRequest(
             custom_id=custom_id, model=job.model, input=job.input or None, version=job.version,
             input_ref=job.input_ref, content_type=job.content_type, options=_completed(given),
         )  # fmt: skip
@@ -237,7 +239,7 @@ class Requests:
             )
 
 
-def _decoded(text: bytes) -> _Said:
+def _decoded(text: bytes) -> _LineFields:
     if text.startswith(_UTF16):
         raise BadLine("invalid_json_line", "the file is UTF-16; send it in UTF-8")
     try:

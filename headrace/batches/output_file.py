@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from headrace.batches.files.record import new_file_id
-from headrace.batches.files.store import PART_BYTES, Files
-from headrace.batches.store import Written
+from headrace.batches.files.store import PART_BYTES, FileStore
+from headrace.batches.store import SavedProgress
 
 #: Every part but the last is so long.
 FULL_BYTES: Final = PART_BYTES
@@ -16,7 +16,8 @@ FULL_BYTES: Final = PART_BYTES
 class OutputFile:
     """Rows on their way into a file.
 
-    What is appended is written as soon as a part is full, and is in the file once its `Written` was
+    What is appended is written as soon as a part is full, and is in the file once its
+    `SavedProgress` was
     saved. Until then nobody names these parts, so that a runner that has lost its batch leaves
     nothing in the file.
 
@@ -30,7 +31,7 @@ class OutputFile:
 
     def __init__(
         self,
-        files: Files,
+        files: FileStore,
         name: str,
         owner: str,
         keep_s: int,
@@ -82,13 +83,13 @@ class OutputFile:
         if len(self._begun) > self._placed:
             self._place(len(self._begun))
 
-    def written(self) -> Written | None:
+    def written(self) -> SavedProgress | None:
         """What is to be saved; None where the file has nothing in it."""
         if not self.size:
             return None
         ref, offset = self._named
         replaced = ref if any(at == offset for _, at in self._fresh) else ""
-        return Written(
+        return SavedProgress(
             self.id, self._name, self._owner, self.size, self._keep_s, replaced, [*self._fresh]
         )
 

@@ -36,7 +36,7 @@ _ID: Final = re.compile(r"batch_[0-9a-f]{32}")
 _MODEL_ENDPOINT: Final = re.compile(r"/api/v1/models/([A-Za-z0-9_][A-Za-z0-9_.-]{0,63})/jobs")
 
 
-class Spec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class BatchSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What was asked for.
 
     Attributes:
@@ -89,7 +89,7 @@ class Batch(msgspec.Struct, kw_only=True):
 
     id: str
     status: str
-    spec: Spec
+    spec: BatchSpec
     created_at: int
     moments: dict[str, int]
     total: int = 0
@@ -143,7 +143,7 @@ def read_batch(batch_id: str, record: Mapping[bytes, bytes]) -> Batch | None:
     return Batch(
         id=batch_id,
         status=text(BatchField.STATUS),
-        spec=msgspec.json.decode(values[BatchField.SPEC], type=Spec),
+        spec=msgspec.json.decode(values[BatchField.SPEC], type=BatchSpec),
         created_at=int(text(BatchField.CREATED)),
         moments={name: int(values[name]) for name in MOMENTS if name in values},
         total=int(text(BatchField.TOTAL) or 0),

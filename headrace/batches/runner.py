@@ -16,15 +16,15 @@ from typing_extensions import override
 
 from headrace.access.api_key import NOBODY
 from headrace.access.key_store import INTERNAL_TTL_S, internal_key
-from headrace.batches.execution import Driving
-from headrace.batches.files.store import Files
-from headrace.batches.store import Batches
+from headrace.batches.execution import BatchExecution
+from headrace.batches.files.store import FileStore
+from headrace.batches.store import BatchStore
 from headrace.client.sync_client import Client
 from headrace.config.settings import Settings
 from headrace.errors import HeadraceError
-from headrace.payloads.stores import Stores, build_stores
+from headrace.payloads.stores import PayloadStores, build_stores
 from headrace.redis import keys
-from headrace.redis.caller import Caller
+from headrace.redis.caller import ScriptClient
 from headrace.signals import StopSignals
 
 logger = logging.getLogger("runner")
@@ -58,7 +58,7 @@ class ApiClient(Client):
         super()._open(options)
 
 
-class Runner:
+class BatchRunner:
     """One runner.
 
     Args:
@@ -76,11 +76,11 @@ class Runner:
         self._key_until = float("-inf")
         self._owner = owner or secrets.token_hex(4)
         self._name = f"{self._owner} {socket.gethostname()} {os.getpid()}"
-        self._stores: Stores = build_stores(settings, redis_url)
-        self._caller = Caller(self._stores.client)
-        self._files = Files(self._stores, self._caller, settings.file_ttl_s)
-        self._batches = Batches(self._caller, settings.file_ttl_s, settings.lease_ttl_s)
-        self._threads: dict[Driving, threading.Thread] = {}
+        self._stores: PayloadStores = build_stores(settings, redis_url)
+        self._caller = ScriptClient(self._stores.client)
+        self._files = FileStore(self._stores, self._caller, settings.file_ttl_s)
+        self._batches = BatchStore(self._caller, settings.file_ttl_s, settings.lease_ttl_s)
+        self._threads: dict[BatchExecution, threading.Thread] = {}
         self._away = False
 
     def run(self) -> None:
@@ -139,7 +139,7 @@ class Runner:
         client = ApiClient(
             self._api_url, self._settings, api_key=self._key(), headers={ACTS_FOR: owner}
         )
-        driving = Driving(lease, self._files, self._batches, client, self._settings)
+        driving = BatchExecution(lease, self._files, self._batches, client, self._settings)
         thread = threading.Thread(target=driving.run, name=lease.batch.id, daemon=True)
         self._threads[driving] = thread
         thread.start()

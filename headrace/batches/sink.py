@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from headrace.batches.files.store import Files
+from headrace.batches.files.store import FileStore
 from headrace.batches.output_file import OutputFile
 from headrace.batches.output_lines import answer_line
-from headrace.batches.store import Batches, Lease
+from headrace.batches.store import BatchStore, Lease
 from headrace.errors import ConfigError
 from headrace.redis.keys import BatchField
 from headrace.runs.interfaces import Mark, Row
-from headrace.runs.range_set import Numbers
+from headrace.runs.range_set import RangeSet
 
 
 class LeaseLost(Exception):
@@ -41,8 +41,8 @@ class BatchSink:
 
     def __init__(
         self,
-        files: Files,
-        batches: Batches,
+        files: FileStore,
+        batches: BatchStore,
         lease: Lease,
         keep_s: int,
         job_id: Callable[[int], str],
@@ -96,7 +96,7 @@ class BatchSink:
         """As `sync`."""
         return self.sync()
 
-    def retract(self) -> Numbers:
+    def retract(self) -> RangeSet:
         """A batch never runs again; a new one does."""
         raise ConfigError("a batch's lines run again in a new batch: rerun_of")
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from headrace.batches.files.store import Files
-from headrace.batches.input_lines import BadLine, Line, Requests, read_lines
+from headrace.batches.files.store import FileStore
+from headrace.batches.input_lines import BadLine, BatchLine, Requests, read_lines
 from headrace.batches.record import Batch
 from headrace.errors import InvalidRequest
 from headrace.runs.interfaces import Cursor, Entry
@@ -27,7 +27,7 @@ class BatchSource:
 
     def __init__(
         self,
-        files: Files,
+        files: FileStore,
         batch: Batch,
         requests: Requests,
         limit_bytes: int,
@@ -63,7 +63,7 @@ class BatchSource:
                 yield entry
                 n += 1
 
-    def _entry(self, n: int, line: Line) -> Entry:
+    def _entry(self, n: int, line: BatchLine) -> Entry:
         cursor = [line.end, line.number]
         try:
             request = self._requests.read(line.text or b"")
@@ -78,11 +78,11 @@ class _Id(msgspec.Struct):
     custom_id: str
 
 
-def _id_of(line: Line) -> str:
+def _id_of(line: BatchLine) -> str:
     return msgspec.json.decode(line.text or b"", type=_Id).custom_id
 
 
-def failed_ids(files: Files, file_id: str, limit_bytes: int) -> set[str]:
+def failed_ids(files: FileStore, file_id: str, limit_bytes: int) -> set[str]:
     """The custom_ids in a file of errors.
 
     Raises:

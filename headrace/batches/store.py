@@ -10,12 +10,12 @@ import msgspec
 
 from headrace.access.api_key import EVERYBODY, NOBODY
 from headrace.access.api_key import Caller as Asker
-from headrace.batches.files.pages import Page, page_of
-from headrace.batches.record import Batch, Spec, is_batch_id, new_batch_id, read_batch
+from headrace.batches.files.pages import FilePage, page_of
+from headrace.batches.record import Batch, BatchSpec, is_batch_id, new_batch_id, read_batch
 from headrace.errors import BatchNotFound
 from headrace.jobs.job import US_PER_S
 from headrace.redis import keys
-from headrace.redis.caller import Caller
+from headrace.redis.caller import ScriptClient
 from headrace.redis.scripts import Arg
 
 
@@ -35,7 +35,7 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class SavedProgress:
     """What of a file has been written since the last time.
 
     Attributes:
@@ -66,7 +66,7 @@ class Written:
         ]  # fmt: skip
 
 
-class Batches:
+class BatchStore:
     """Batches. Its methods block and may be called from any thread.
 
     Args:
@@ -75,12 +75,12 @@ class Batches:
         lease_s: a runner that says nothing for so long is taken to be gone.
     """
 
-    def __init__(self, caller: Caller, keep_s: int, lease_s: float) -> None:
+    def __init__(self, caller: ScriptClient, keep_s: int, lease_s: float) -> None:
         self._caller = caller
         self._keep_s = keep_s
         self._lease_s = lease_s
 
-    def create(self, spec: Spec) -> Batch:
+    def create(self, spec: BatchSpec) -> Batch:
         """Make a batch, for the next runner that is free.
 
         Raises:
@@ -107,7 +107,7 @@ class Batches:
             raise missing_batch(batch_id)
         return found
 
-    def page(self, asker: Asker, *, after: str, limit: int) -> Page[Batch]:
+    def page(self, asker: Asker, *, after: str, limit: int) -> FilePage[Batch]:
         """A page of batches, the newest first; `after` is the id of the last one before.
 
         Raises:
@@ -156,7 +156,7 @@ class Batches:
         lease: Lease,
         status: str = "",
         fields: Mapping[str, str | bytes | int] | None = None,
-        written: Sequence[Written] = (),
+        written: Sequence[SavedProgress] = (),
         lease_s: float | None = None,
     ) -> tuple[int, str] | None:
         """Say how far a batch is, all at once; with nothing to say this renews the lease.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from headrace.batches.input_lines import BadLine, Line, Requests
+from headrace.batches.input_lines import BadLine, BatchLine, Requests
 from headrace.batches.record import LineError
 
 #: So many errors are told.
@@ -18,7 +18,7 @@ _DIGEST_BYTES: Final = 16
 
 
 @dataclass(slots=True)
-class Found:
+class ValidationResult:
     """What validation has found.
 
     Attributes:
@@ -39,13 +39,13 @@ class Found:
 
 
 def validate(
-    lines: Iterable[Line],
+    lines: Iterable[BatchLine],
     requests: Requests,
     *,
     max_lines: int,
     limit_bytes: int,
     beat: Callable[[], None] = lambda: None,
-) -> Found:
+) -> ValidationResult:
     """Look at every line.
 
     Memory grows by some 100 bytes with each, to know the ids that were there before.
@@ -57,7 +57,7 @@ def validate(
         limit_bytes: of a line, for the message.
         beat: called every now and then; what it raises ends this.
     """
-    found = Found()
+    found = ValidationResult()
     seen: set[bytes] = set()
     for line in lines:
         found.total += 1
@@ -82,7 +82,7 @@ def validate(
     return found
 
 
-def _look(line: Line, requests: Requests, seen: set[bytes], limit_bytes: int) -> None:
+def _look(line: BatchLine, requests: Requests, seen: set[bytes], limit_bytes: int) -> None:
     if line.text is None:
         raise BadLine(
             "line_too_long",

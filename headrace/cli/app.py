@@ -211,7 +211,7 @@ def submit(
     url: UrlOption = None,
 ) -> None:
     """Submit inputs to a model; print the jobs' ids, or with --wait their results."""
-    from headrace.cli.jobs.submit import Submission
+    from headrace.cli.jobs.submit import SubmitRequest
     from headrace.cli.jobs.submit import submit as go
 
     given = inputs or []
@@ -236,7 +236,7 @@ def submit(
         "webhook": webhook,
         "webhook_events": webhook_event or None,
     }
-    what = Submission(
+    what = SubmitRequest(
         model=model, sources=sources, job_id=checked_id(job_id),
         options={"content_type": content_type, "version": version, **checked_options(options)},
         wait=wait or timeout is not None or output is not None, timeout_s=timeout,

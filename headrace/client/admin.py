@@ -14,7 +14,7 @@ from headrace.client.models import DeadLetter, Queue, Requeued
 from headrace.client.pages import Page, listed
 from headrace.client.requests import JSON_HEADERS
 from headrace.client.retries import Session, exchange
-from headrace.client.sansio import Answer, Plan, Request, Stream
+from headrace.client.sansio import HttpRequest, HttpResponse, Plan, Stream
 from headrace.errors import InvalidRequest
 from headrace.redis import keys
 
@@ -91,7 +91,7 @@ def dead_letters(session: Session, model: str, *, limit: int | None = None) -> S
         ModelNotFound: there is no such model.
     """
 
-    def read(answer: Answer) -> Page[DeadLetter]:
+    def read(answer: HttpResponse) -> Page[DeadLetter]:
         page = decoded(answer, _Letters)
         return [replace(letter, model=model) for letter in page.dead_letters], page.cursor
 
@@ -107,7 +107,7 @@ def dead_letter(session: Session, model: str, id: str) -> Plan[DeadLetter]:
     """
     path = f"{_path(model)}/{quote(id, safe='')}"
     return replace(
-        decoded((yield from exchange(session, Request("GET", path))), DeadLetter), model=model
+        decoded((yield from exchange(session, HttpRequest("GET", path))), DeadLetter), model=model
     )
 
 
@@ -164,15 +164,15 @@ def purge_dead_letters(
     return count
 
 
-def _order(session: Session, queue: str | Queue, verb: str) -> Plan[Answer]:
+def _order(session: Session, queue: str | Queue, verb: str) -> Plan[HttpResponse]:
     name = queue.name if isinstance(queue, Queue) else keys.queue_name(queue)
     path = f"/api/v1/queues/{quote(name, safe='')}/{verb}"
-    return (yield from exchange(session, Request("POST", path, wait_s=MANY_S)))
+    return (yield from exchange(session, HttpRequest("POST", path, wait_s=MANY_S)))
 
 
-def _many(session: Session, model: str, verb: str, body: bytes) -> Plan[Answer]:
+def _many(session: Session, model: str, verb: str, body: bytes) -> Plan[HttpResponse]:
     path = f"{_path(model)}/{verb}"
-    request = Request("POST", path, body=body, headers=JSON_HEADERS, wait_s=MANY_S)
+    request = HttpRequest("POST", path, body=body, headers=JSON_HEADERS, wait_s=MANY_S)
     return (yield from exchange(session, request))
 
 

@@ -16,23 +16,23 @@ from headrace.client import map as mapping
 from headrace.client.models import Cancelled, Job
 from headrace.client.retries import Session
 from headrace.client.sansio import (
-    Answer,
-    Broken,
-    Emit,
-    Hear,
-    Hush,
-    Listen,
-    Opened,
+    CloseStream,
+    ConnectionFailed,
+    HttpRequest,
+    HttpResponse,
+    NextInput,
+    OpenStream,
     Pause,
     Plan,
-    Request,
+    ReadStream,
     Step,
     Stream,
-    Take,
-    Taken,
+    StreamOpened,
+    TakenInput,
+    Yield,
     taken_from,
 )
-from headrace.client.transport import Shell, answer_of, broken_by, is_stream
+from headrace.client.transport import Transport, answer_of, broken_by, is_stream
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -62,24 +62,24 @@ def _iterating(
     return call
 
 
-class _Ear:
+class _EventReader:
     """An answer whose body is read as it comes."""
 
     def __init__(self, response: httpx2.Response) -> None:
         self._response = response
         self._chunks = response.aiter_bytes()
 
-    async def hear(self) -> bytes | Broken:
+    async def hear(self) -> bytes | ConnectionFailed:
         try:
             return await anext(self._chunks, b"")
         except (httpx2.TransportError, httpx2.StreamError) as error:
-            return Broken(str(error) or type(error).__name__, refused=False)
+            return ConnectionFailed(str(error) or type(error).__name__, refused=False)
 
     async def close(self) -> None:
         await self._response.aclose()
 
 
-class AsyncClient(Shell):
+class AsyncClient(Transport):
     """What `Client` is, for asyncio: every method is awaited, every iterator is an async one."""
 
     @override
@@ -162,57 +162,61 @@ class AsyncClient(Shell):
     async def iterate(self, stream: Stream[T]) -> AsyncIterator[T]:
         """Run a stream, and give what it emits."""
         came: object = None
-        opened: list[_Ear] = []
+        opened: list[_EventReader] = []
         try:
             while True:
                 try:
                     step = stream.send(came)
                 except StopIteration:
                     return
-                if isinstance(step, Emit):
+                if isinstance(step, Yield):
                     for item in step.items:
                         yield item
                     came = None
                     continue
                 came = await self._perform(step)
-                if isinstance(came, Opened) and came.ear is not None:
+                if isinstance(came, StreamOpened) and came.ear is not None:
                     opened = [came.ear]
         finally:
             # Also where the caller has had enough of it.
             for ear in opened:
                 await ear.close()
 
-    async def _perform(self, step: Step) -> Answer | Broken | Taken | Opened | bytes | None:
-        if isinstance(step, Request):
+    async def _perform(
+        self, step: Step
+    ) -> HttpResponse | ConnectionFailed | TakenInput | StreamOpened | bytes | None:
+        if isinstance(step, HttpRequest):
             return await self._send(step)
         if isinstance(step, Pause):
             await asyncio.sleep(step.seconds)
             return None
-        if isinstance(step, Listen):
+        if isinstance(step, OpenStream):
             return await self._listen(step.request)
-        if isinstance(step, Hear):
-            heard: bytes | Broken = await step.ear.hear()
+        if isinstance(step, ReadStream):
+            heard: bytes | ConnectionFailed = await step.ear.hear()
             return heard
-        if isinstance(step, Hush):
+        if isinstance(step, CloseStream):
             await step.ear.close()
             return None
         return await self._take(step)
 
-    async def _listen(self, request: Request) -> Opened:
+    async def _listen(self, request: HttpRequest) -> StreamOpened:
         try:
             built = self._http.build_request(**self._arguments(request))
             response = await self._http.send(built, stream=True)
             if is_stream(response):
-                return Opened(Answer(200, response.headers, b""), _Ear(response))
+                return StreamOpened(
+                    HttpResponse(200, response.headers, b""), _EventReader(response)
+                )
             try:
                 await response.aread()
             finally:
                 await response.aclose()
         except httpx2.TransportError as error:
-            return Opened(broken_by(error))
-        return Opened(answer_of(response))
+            return StreamOpened(broken_by(error))
+        return StreamOpened(answer_of(response))
 
-    async def _take(self, step: Take) -> Taken:
+    async def _take(self, step: NextInput) -> TakenInput:
         if isinstance(step.source, Iterator):
             return taken_from(step.source, step)
         inputs: list[Any] = []
@@ -221,12 +225,12 @@ class AsyncClient(Shell):
             async for value in step.source:
                 inputs.append(value)
                 if len(inputs) == step.count or time.monotonic() > late:
-                    return Taken(inputs, ended=False)
+                    return TakenInput(inputs, ended=False)
         except Exception as error:  # noqa: BLE001 - raised again once its elders' results are out
-            return Taken(inputs, ended=True, error=error)
-        return Taken(inputs, ended=True)
+            return TakenInput(inputs, ended=True, error=error)
+        return TakenInput(inputs, ended=True)
 
-    async def _send(self, request: Request) -> Answer | Broken:
+    async def _send(self, request: HttpRequest) -> HttpResponse | ConnectionFailed:
         try:
             answer = await self._http.request(**self._arguments(request))
         except httpx2.TransportError as error:

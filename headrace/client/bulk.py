@@ -20,8 +20,17 @@ from headrace.client.requests import (
     job_line,
     trace_headers,
 )
-from headrace.client.retries import PASSING, Patience, Session, exchange
-from headrace.client.sansio import Answer, Emit, Plan, Request, Stream, Take, Taken, source_of
+from headrace.client.retries import PASSING, RetryDeadline, Session, exchange
+from headrace.client.sansio import (
+    HttpRequest,
+    HttpResponse,
+    NextInput,
+    Plan,
+    Stream,
+    TakenInput,
+    Yield,
+    source_of,
+)
 from headrace.errors import HeadraceError, InvalidRequest, RequestError, UnexpectedAnswer
 from headrace.jobs.job import new_id
 
@@ -56,7 +65,7 @@ class _Refused(msgspec.Struct):
 
 
 @dataclass(slots=True)
-class Entry:
+class BulkEntry:
     """One input on its way.
 
     Attributes:
@@ -105,15 +114,15 @@ def submit_many(
         ServerUnreachable: the server was away for longer than `retry_s`.
     """
 
-    def line(entry: Entry) -> bytes:
+    def line(entry: BulkEntry) -> bytes:
         return job_line(model, entry.input, content_type, version, options, entry.job_id)
 
     source, name = source_of(inputs), namer(ids)
     while True:
-        taken: Taken = yield Take(source, CHUNK_JOBS, GATHER_S)
-        waiting = deque(Entry(0, value, name(value)) for value in taken.inputs)
+        taken: TakenInput = yield NextInput(source, CHUNK_JOBS, GATHER_S)
+        waiting = deque(BulkEntry(0, value, name(value)) for value in taken.inputs)
         while waiting:
-            yield Emit((yield from send(session, next_pack(waiting, line))))
+            yield Yield((yield from send(session, next_pack(waiting, line))))
         if taken.error is not None:
             raise taken.error
         if taken.ended:
@@ -140,10 +149,10 @@ def namer(ids: Ids[In]) -> Callable[[In], str]:
 
 
 def next_pack(
-    waiting: deque[Entry], line: Callable[[Entry], bytes], most: int = CHUNK_JOBS
-) -> list[Entry]:
+    waiting: deque[BulkEntry], line: Callable[[BulkEntry], bytes], most: int = CHUNK_JOBS
+) -> list[BulkEntry]:
     """Take as many from the left as go in one request, with their lines."""
-    pack: list[Entry] = []
+    pack: list[BulkEntry] = []
     size = 0
     while waiting and len(pack) < most:
         entry = waiting[0]
@@ -161,7 +170,7 @@ def next_pack(
 
 def send(
     session: Session,
-    pack: list[Entry],
+    pack: list[BulkEntry],
     *,
     hold_s: float | None = None,
     passing: tuple[type[HeadraceError], ...] = PASSING,
@@ -180,14 +189,14 @@ def send(
     """
     outcomes: list[Outcome | None] = [entry.error for entry in pack]
     open_ = [at for at, outcome in enumerate(outcomes) if outcome is None]
-    patience = Patience(session)
+    patience = RetryDeadline(session)
     while open_:
         answer = yield from exchange(session, _bulk([pack[at].line for at in open_], hold_s))
         for at, outcome in zip(open_, _outcomes(answer), strict=False):
             outcomes[at] = outcome
         left = [at for at in open_ if outcomes[at] is None or isinstance(outcomes[at], passing)]
         if len(left) < len(open_):
-            patience = Patience(session)
+            patience = RetryDeadline(session)
         open_ = left
         pause = patience.pause() if open_ else None
         if pause is None:
@@ -196,8 +205,8 @@ def send(
     return [outcome or _unanswered() for outcome in outcomes]
 
 
-def _bulk(lines: list[bytes], hold_s: float | None) -> Request:
-    return Request(
+def _bulk(lines: list[bytes], hold_s: float | None) -> HttpRequest:
+    return HttpRequest(
         "POST",
         f"{JOBS}/bulk",
         {} if hold_s is None else {"hold": f"{hold_s:g}"},
@@ -207,12 +216,12 @@ def _bulk(lines: list[bytes], hold_s: float | None) -> Request:
     )
 
 
-def _outcomes(answer: Answer) -> Iterator[Outcome]:
+def _outcomes(answer: HttpResponse) -> Iterator[Outcome]:
     for line in filter(None, answer.body.split(b"\n")):
         try:
             yield msgspec.json.decode(line, type=Job)
         except msgspec.DecodeError:
-            refused = decoded(Answer(answer.status, answer.headers, line), _Refused)
+            refused = decoded(HttpResponse(answer.status, answer.headers, line), _Refused)
             yield problem_error(refused.error)
 
 
@@ -251,7 +260,7 @@ def _lookups(jobs: Iterable[str | Job]) -> Iterator[list[str]]:
 
 def _ask(session: Session, verb: str, ids: Sequence[str], shape: type[Shape]) -> Plan[Shape]:
     body = msgspec.json.encode({"ids": ids})
-    request = Request("POST", f"{JOBS}/{verb}", body=body, headers=JSON_HEADERS)
+    request = HttpRequest("POST", f"{JOBS}/{verb}", body=body, headers=JSON_HEADERS)
     found = decoded((yield from exchange(session, request)), shape)
     if len(found.jobs) != len(ids):
         raise _unanswered()

@@ -24,7 +24,7 @@ from headrace.client.requests import (
     trace_headers,
 )
 from headrace.client.retries import Session, exchange
-from headrace.client.sansio import Answer, Pause, Plan, Request, Stream
+from headrace.client.sansio import HttpRequest, HttpResponse, Pause, Plan, Stream
 from headrace.errors import InvalidRequest, WaitTimeout
 from headrace.jobs.ids import check_key
 from headrace.jobs.job import new_id
@@ -94,7 +94,7 @@ def submit(
         raise InvalidRequest("give an input or an input_ref, and not both")
     value = input if input_ref is None else InputRef(input_ref)
     body = job_line(model, value, content_type, version, options, id)
-    answer = yield from exchange(session, Request("POST", JOBS, body=body, headers=headers))
+    answer = yield from exchange(session, HttpRequest("POST", JOBS, body=body, headers=headers))
     return decoded(answer, Job)
 
 
@@ -207,7 +207,7 @@ def jobs(
             since.astimezone().isoformat() if isinstance(since, datetime) else str(since)
         )
 
-    def read(answer: Answer) -> Page[Job]:
+    def read(answer: HttpResponse) -> Page[Job]:
         page = decoded(answer, _Page)
         return page.jobs, page.cursor
 
@@ -216,7 +216,7 @@ def jobs(
 
 def models(session: Session) -> Plan[list[Model]]:
     """The registered models and their states."""
-    return decoded((yield from exchange(session, Request("GET", MODELS))), _Models).models
+    return decoded((yield from exchange(session, HttpRequest("GET", MODELS))), _Models).models
 
 
 def model(session: Session, name: str) -> Plan[Model]:
@@ -226,12 +226,12 @@ def model(session: Session, name: str) -> Plan[Model]:
         ModelNotFound: there is none of that name.
     """
     path = f"{MODELS}/{quote(name, safe='')}"
-    return decoded((yield from exchange(session, Request("GET", path))), Model)
+    return decoded((yield from exchange(session, HttpRequest("GET", path))), Model)
 
 
 def queues(session: Session) -> Plan[list[Queue]]:
     """Depth, age and jobs in flight of every queue."""
-    answer = yield from exchange(session, Request("GET", "/api/v1/queues"))
+    answer = yield from exchange(session, HttpRequest("GET", "/api/v1/queues"))
     return decoded(answer, _Queues).queues
 
 
@@ -247,4 +247,6 @@ def ready(session: Session, *, all_models: bool = False) -> Plan[dict[str, Any]]
         BrokerUnavailable: Redis does not answer.
     """
     query = {"models": "all"} if all_models else {}
-    return decoded((yield from exchange(session, Request("GET", "/ready", query))), dict[str, Any])
+    return decoded(
+        (yield from exchange(session, HttpRequest("GET", "/ready", query))), dict[str, Any]
+    )

@@ -7,7 +7,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from headrace.client.models import Failure, Job
-from headrace.client.sansio import Answer
+from headrace.client.sansio import HttpResponse
 from headrace.errors import (
     BY_CODE,
     ClientError,
@@ -46,7 +46,7 @@ class Problem(msgspec.Struct):
         return self.type.rpartition("/")[2]
 
 
-def problem_of(answer: Answer) -> Problem | None:
+def problem_of(answer: HttpResponse) -> Problem | None:
     """The problem that an answer is; None where it is none."""
     if answer.headers.get("content-type", "").partition(";")[0].strip() != PROBLEM_TYPE:
         return None
@@ -56,7 +56,7 @@ def problem_of(answer: Answer) -> Problem | None:
         return None
 
 
-def error_of(answer: Answer, problem: Problem | None) -> HeadraceError:
+def error_of(answer: HttpResponse, problem: Problem | None) -> HeadraceError:
     """The error that an answer is."""
     if problem is None:
         shown = answer.body[:SHOWN_MAX_CHARS].decode("utf-8", "replace").strip()
@@ -99,7 +99,7 @@ def failure_error(failure: Failure) -> HeadraceError:
     return error
 
 
-def retry_after_s(answer: Answer) -> float | None:
+def retry_after_s(answer: HttpResponse) -> float | None:
     """The seconds of Retry-After; None where there is none that can be read."""
     try:
         seconds = float(answer.headers.get("retry-after", ""))
@@ -108,7 +108,7 @@ def retry_after_s(answer: Answer) -> float | None:
     return seconds if 0 <= seconds < 86_400 else None
 
 
-def decoded(answer: Answer, shape: type[T]) -> T:
+def decoded(answer: HttpResponse, shape: type[T]) -> T:
     """The JSON of an answer.
 
     Raises:

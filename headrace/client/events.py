@@ -9,8 +9,17 @@ import msgspec
 
 from headrace.client.models import Failure, Job
 from headrace.client.requests import job_request
-from headrace.client.retries import Patience, Session, borne
-from headrace.client.sansio import Broken, Emit, Hear, Hush, Listen, Pause, Request, Stream
+from headrace.client.retries import RetryDeadline, Session, borne
+from headrace.client.sansio import (
+    CloseStream,
+    ConnectionFailed,
+    HttpRequest,
+    OpenStream,
+    Pause,
+    ReadStream,
+    Stream,
+    Yield,
+)
 from headrace.errors import UnexpectedAnswer
 from headrace.jobs.progress import Progress
 
@@ -129,26 +138,28 @@ def events(
         JobNotFound: there is none of that id.
         ServerUnreachable: the server was away for longer than `retry_s`.
     """
-    last, patience = last_event_id or "", Patience(session)
+    last, patience = last_event_id or "", RetryDeadline(session)
     while True:
         asked = job_request("GET", job, wait_s=SILENCE_S, below="/events")
         headers = {"accept": "text/event-stream", **({"last-event-id": last} if last else {})}
-        opened = yield Listen(Request(asked.method, asked.path, headers=headers, wait_s=SILENCE_S))
+        opened = yield OpenStream(
+            HttpRequest(asked.method, asked.path, headers=headers, wait_s=SILENCE_S)
+        )
         if not (yield from borne(session, patience, opened.outcome)):
             continue
         if opened.ear is None:
             return  # 204: all is told
         parser = Parser()
         while True:
-            heard: bytes | Broken = yield Hear(opened.ear)
-            if not heard or isinstance(heard, Broken):
+            heard: bytes | ConnectionFailed = yield ReadStream(opened.ear)
+            if not heard or isinstance(heard, ConnectionFailed):
                 break
-            patience = Patience(session)
+            patience = RetryDeadline(session)
             for event in parser.feed(heard):
                 last = event.event_id or last
-                yield Emit([event])
+                yield Yield([event])
                 if event.job is not None:
-                    yield Hush(opened.ear)
+                    yield CloseStream(opened.ear)
                     return
-        yield Hush(opened.ear)
+        yield CloseStream(opened.ear)
         yield Pause(parser.retry_s)

@@ -10,11 +10,11 @@ from typing import TypeVar
 
 from typing_extensions import Unpack
 
-from headrace.client.bulk import CHUNK_JOBS, GATHER_S, Entry, Ids, namer
+from headrace.client.bulk import CHUNK_JOBS, GATHER_S, BulkEntry, Ids, namer
 from headrace.client.models import Result
 from headrace.client.requests import Options, job_line
 from headrace.client.retries import Session
-from headrace.client.sansio import Emit, Stream, Take, Taken, source_of
+from headrace.client.sansio import NextInput, Stream, TakenInput, Yield, source_of
 from headrace.client.window import Window
 from headrace.errors import InvalidRequest
 
@@ -66,13 +66,13 @@ def map_inputs(
     if in_flight < 1:
         raise InvalidRequest(f"in_flight is {in_flight}", hint="Give 1 or more.")
 
-    def line(entry: Entry) -> bytes:
+    def line(entry: BulkEntry) -> bytes:
         return job_line(model, entry.input, content_type, version, options, entry.job_id)
 
     source, name = source_of(inputs), namer(ids)
     window: Window[In] = Window(session, line, ordered=ordered)
     chunk = min(CHUNK_JOBS, max(1, in_flight // 4))
-    taken, short = Taken([], ended=False), False
+    taken, short = TakenInput([], ended=False), False
     index = 0
     while not taken.ended or window.held:
         room = in_flight - window.held
@@ -80,11 +80,11 @@ def map_inputs(
             yield from window.submit(glance=short)
         elif not taken.ended and (room >= chunk or not window.open):
             count = min(chunk, room)
-            taken = yield Take(source, count, GATHER_S)
+            taken = yield NextInput(source, count, GATHER_S)
             # A slow source is not to hold back what has ended.
             short = len(taken.inputs) < count
             for value in taken.inputs:
-                window.add(Entry(index, value, name(value)))
+                window.add(BulkEntry(index, value, name(value)))
                 index += 1
         else:
             yield from window.look()
@@ -92,7 +92,7 @@ def map_inputs(
         if not return_errors:
             yield from _raising(results)
         elif results:
-            yield Emit(results)
+            yield Yield(results)
     if taken.error is not None:
         raise taken.error
 
@@ -100,7 +100,7 @@ def map_inputs(
 def _raising(results: list[Result[In]]) -> Stream[Result[In]]:
     for at, result in enumerate(results):
         if result.error is not None:
-            yield Emit(results[:at])
+            yield Yield(results[:at])
             raise result.error
     if results:
-        yield Emit(results)
+        yield Yield(results)

@@ -11,7 +11,7 @@ from headrace.client.errors import decoded
 from headrace.client.models import Run
 from headrace.client.requests import JSON_HEADERS
 from headrace.client.retries import Session, exchange
-from headrace.client.sansio import Plan, Request
+from headrace.client.sansio import HttpRequest, Plan
 
 RUNS: Final = "/api/v1/runs"
 
@@ -20,13 +20,13 @@ class _Runs(msgspec.Struct):
     runs: list[Run]
 
 
-class _Told(msgspec.Struct):
+class _RunRecord(msgspec.Struct):
     cancel_requested: bool = False
 
 
 def runs(session: Session) -> Plan[list[Run]]:
     """The offline runs that this server knows of, that told last first."""
-    return decoded((yield from exchange(session, Request("GET", RUNS))), _Runs).runs
+    return decoded((yield from exchange(session, HttpRequest("GET", RUNS))), _Runs).runs
 
 
 def run_record(session: Session, run_id: str) -> Plan[Run]:
@@ -35,7 +35,7 @@ def run_record(session: Session, run_id: str) -> Plan[Run]:
     Raises:
         RunNotFound: there is none of that id.
     """
-    return decoded((yield from exchange(session, Request("GET", _path(run_id)))), Run)
+    return decoded((yield from exchange(session, HttpRequest("GET", _path(run_id)))), Run)
 
 
 def cancel_run(session: Session, run_id: str) -> Plan[Run]:
@@ -44,7 +44,7 @@ def cancel_run(session: Session, run_id: str) -> Plan[Run]:
     Raises:
         RunNotFound: there is none of that id.
     """
-    request = Request("POST", f"{_path(run_id)}/cancel")
+    request = HttpRequest("POST", f"{_path(run_id)}/cancel")
     return decoded((yield from exchange(session, request)), Run)
 
 
@@ -52,8 +52,8 @@ def tell_run(session: Session, run_id: str, told: Any, *, begun: bool) -> Plan[b
     """Tell how far a run is; whether its end was asked for."""
     query = {"begun": "1"} if begun else {}
     body = msgspec.json.encode(told)
-    request = Request("PUT", _path(run_id), query, body, JSON_HEADERS)
-    return decoded((yield from exchange(session, request)), _Told).cancel_requested
+    request = HttpRequest("PUT", _path(run_id), query, body, JSON_HEADERS)
+    return decoded((yield from exchange(session, request)), _RunRecord).cancel_requested
 
 
 def _path(run_id: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias, TypeVar
 
 from headrace.client.retries import Session, exchange
-from headrace.client.sansio import Answer, Emit, Request, Stream
+from headrace.client.sansio import HttpRequest, HttpResponse, Stream, Yield
 
 T = TypeVar("T")
 #: The items of a page, and the cursor of the next one.
@@ -18,7 +18,7 @@ PAGE: Final = 1000
 def listed(
     session: Session,
     path: str,
-    read: Callable[[Answer], Page[T]],
+    read: Callable[[HttpResponse], Page[T]],
     *,
     limit: int | None,
     query: Mapping[str, str] | None = None,
@@ -35,8 +35,8 @@ def listed(
     asked = {"limit": str(PAGE if limit is None else min(PAGE, limit)), **(query or {})}
     left = limit
     while left is None or left > 0:
-        items, cursor = read((yield from exchange(session, Request("GET", path, dict(asked)))))
-        yield Emit(items if left is None else items[:left])
+        items, cursor = read((yield from exchange(session, HttpRequest("GET", path, dict(asked)))))
+        yield Yield(items if left is None else items[:left])
         if left is not None:
             left -= len(items)
         if not cursor:

@@ -11,7 +11,7 @@ import msgspec
 
 from headrace.client.inputs import InputRef, encode_input
 from headrace.client.models import Job
-from headrace.client.sansio import Request
+from headrace.client.sansio import HttpRequest
 from headrace.errors import InvalidRequest
 
 JOBS: Final = "/api/v1/jobs"
@@ -87,8 +87,8 @@ def job_line(
         raise InvalidRequest(f"an option cannot be sent: {error}") from None
 
 
-def job_request(method: str, job: str | Job, *, wait_s: float = 0, below: str = "") -> Request:
+def job_request(method: str, job: str | Job, *, wait_s: float = 0, below: str = "") -> HttpRequest:
     """A request for one job, or for what lies below it."""
     job_id = job if isinstance(job, str) else job.id
     query = {"wait": f"{wait_s:g}"} if wait_s else {}
-    return Request(method, f"{JOBS}/{quote(job_id, safe='')}{below}", query, wait_s=wait_s)
+    return HttpRequest(method, f"{JOBS}/{quote(job_id, safe='')}{below}", query, wait_s=wait_s)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from headrace.client.errors import error_of, problem_of, retry_after_s
-from headrace.client.sansio import Answer, Broken, Pause, Plan, Request
+from headrace.client.sansio import ConnectionFailed, HttpRequest, HttpResponse, Pause, Plan
 from headrace.errors import (
     BrokerFull,
     BrokerUnavailable,
@@ -60,7 +60,7 @@ class Session:
     met: bool = False
 
 
-class Pauses:
+class Backoff:
     """Pauses between retries: each about twice the last, and spread by chance."""
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class Pauses:
         return Pause(max(least_s, drawn_s))
 
 
-class Patience:
+class RetryDeadline:
     """How long failures are borne: `retry_s` from the first of them, with pauses between.
 
     Args:
@@ -84,7 +84,7 @@ class Patience:
     def __init__(self, session: Session, until: float | None = None) -> None:
         self._session = session
         self._until = until
-        self._pauses = Pauses()
+        self._pauses = Backoff()
         self._failed: float | None = None
 
     def left_s(self) -> float:
@@ -106,7 +106,9 @@ class Patience:
         return pause if pause.seconds <= self.left_s() else None
 
 
-def exchange(session: Session, request: Request, *, until: float | None = None) -> Plan[Answer]:
+def exchange(
+    session: Session, request: HttpRequest, *, until: float | None = None
+) -> Plan[HttpResponse]:
     """Send a request until it is answered; whatever is below 400 is given back.
 
     Args:
@@ -119,15 +121,17 @@ def exchange(session: Session, request: Request, *, until: float | None = None) 
         HeadraceError: the answer is that error.
         ServerUnreachable: there was no answer.
     """
-    patience = Patience(session, until)
+    patience = RetryDeadline(session, until)
     while True:
-        outcome: Answer | Broken = yield request
+        outcome: HttpResponse | ConnectionFailed = yield request
         if (yield from borne(session, patience, outcome)):
-            assert isinstance(outcome, Answer)  # noqa: S101 - what is broken is a failure
+            assert isinstance(outcome, HttpResponse)  # noqa: S101 - what is broken is a failure
             return outcome
 
 
-def borne(session: Session, patience: Patience, outcome: Answer | Broken) -> Plan[bool]:
+def borne(
+    session: Session, patience: RetryDeadline, outcome: HttpResponse | ConnectionFailed
+) -> Plan[bool]:
     """Whether an outcome is success; else it was borne, and the request may be sent again.
 
     Raises:
@@ -138,12 +142,12 @@ def borne(session: Session, patience: Patience, outcome: Answer | Broken) -> Pla
     if failure is None:
         return True
     yield from _bear(patience, failure)
-    if isinstance(outcome, Broken):
+    if isinstance(outcome, ConnectionFailed):
         yield from _until_alive(session, patience)
     return False
 
 
-def _until_alive(session: Session, patience: Patience) -> Plan[None]:
+def _until_alive(session: Session, patience: RetryDeadline) -> Plan[None]:
     """Ask whether a server is there until one answers.
 
     Raises:
@@ -152,8 +156,8 @@ def _until_alive(session: Session, patience: Patience) -> Plan[None]:
     """
     while True:
         within_s = min(LIVE_S, max(patience.left_s(), 0))
-        outcome: Answer | Broken = yield Request("GET", LIVE, within_s=within_s)
-        if isinstance(outcome, Broken):
+        outcome: HttpResponse | ConnectionFailed = yield HttpRequest("GET", LIVE, within_s=within_s)
+        if isinstance(outcome, ConnectionFailed):
             # Who takes connections and says nothing may be anything: no server was met by that.
             failure = _Failure(unreachable(session, outcome))
         elif outcome.status in AWAY:
@@ -178,7 +182,7 @@ class _Failure:
     least_s: float = 0
 
 
-def _bear(patience: Patience, failure: _Failure) -> Plan[None]:
+def _bear(patience: RetryDeadline, failure: _Failure) -> Plan[None]:
     """Let a pause pass, or raise what does not pass or may not be borne any longer."""
     pause = patience.pause(failure.least_s) if failure.passes else None
     if pause is None:
@@ -186,9 +190,9 @@ def _bear(patience: Patience, failure: _Failure) -> Plan[None]:
     yield pause
 
 
-def _judge(session: Session, outcome: Answer | Broken) -> _Failure | None:
+def _judge(session: Session, outcome: HttpResponse | ConnectionFailed) -> _Failure | None:
     """What is wrong with an outcome; None where it is success."""
-    if isinstance(outcome, Broken):
+    if isinstance(outcome, ConnectionFailed):
         # Who was connected has met a server, which may have taken what it did not answer.
         session.met = session.met or not outcome.refused
         return _Failure(unreachable(session, outcome))
@@ -202,7 +206,7 @@ def _judge(session: Session, outcome: Answer | Broken) -> _Failure | None:
     return _Failure(error, passes, retry_after_s(outcome) or 0)
 
 
-def unreachable(session: Session, broken: Broken) -> ServerUnreachable:
+def unreachable(session: Session, broken: ConnectionFailed) -> ServerUnreachable:
     """The error where no answer came."""
     return ServerUnreachable(
         f"Headrace does not answer at {session.url}: {broken.why}",

@@ -18,8 +18,8 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """Send this, and give the `Answer`, or `Broken`.
+class HttpRequest:
+    """Send this, and give the `HttpResponse`, or `ConnectionFailed`.
 
     Attributes:
         method: in capitals.
@@ -41,7 +41,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpResponse:
     """What the server answered; header names are in small letters."""
 
     status: int
@@ -50,7 +50,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
+class ConnectionFailed:
     """The connection was refused, or broke before the answer was complete.
 
     Attributes:
@@ -63,34 +63,34 @@ class Broken:
 
 
 @dataclass(frozen=True, slots=True)
-class Listen:
-    """Send this, and give `Opened`; its answer may be a stream that is read by `Hear`."""
+class OpenStream:
+    """Send this and return `StreamOpened`; `ReadStream` reads an answer that is a stream."""
 
-    request: Request
+    request: HttpRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
-    """What came of a `Listen`.
+class StreamOpened:
+    """What came of a `OpenStream`.
 
     Attributes:
         outcome: the answer, without its body where that is a stream.
-        ear: the shell's own, for `Hear` and `Hush`; None where it is no stream.
+        ear: the shell's own, for `ReadStream` and `CloseStream`; None where it is no stream.
     """
 
-    outcome: Answer | Broken
+    outcome: HttpResponse | ConnectionFailed
     ear: Any = None
 
 
 @dataclass(frozen=True, slots=True)
-class Hear:
-    """Give the next bytes of a stream: none once it has ended, `Broken` where it broke."""
+class ReadStream:
+    """Return the next bytes of a stream: none at its end, `ConnectionFailed` where it broke."""
 
     ear: Any
 
 
 @dataclass(frozen=True, slots=True)
-class Hush:
+class CloseStream:
     """Close a stream."""
 
     ear: Any
@@ -104,8 +104,8 @@ class Pause:
 
 
 @dataclass(frozen=True, slots=True)
-class Take:
-    """Take inputs from the caller's source, and give them as `Taken`.
+class NextInput:
+    """Take inputs from the caller's source, and give them as `TakenInput`.
 
     Attributes:
         source: the caller's iterator.
@@ -119,7 +119,7 @@ class Take:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class TakenInput:
     """What the source gave.
 
     Attributes:
@@ -133,7 +133,7 @@ class Taken:
     error: Exception | None = None
 
 
-def taken_from(source: Iterator[Any], step: Take) -> Taken:
+def taken_from(source: Iterator[Any], step: NextInput) -> TakenInput:
     """Take from a source that blocks."""
     inputs: list[Any] = []
     late = time.monotonic() + step.within_s
@@ -141,10 +141,10 @@ def taken_from(source: Iterator[Any], step: Take) -> Taken:
         for value in islice(source, step.count):
             inputs.append(value)
             if time.monotonic() > late:
-                return Taken(inputs, ended=False)
+                return TakenInput(inputs, ended=False)
     except Exception as error:  # noqa: BLE001 - raised again once its elders' results are out
-        return Taken(inputs, ended=True, error=error)
-    return Taken(inputs, ended=len(inputs) < step.count)
+        return TakenInput(inputs, ended=True, error=error)
+    return TakenInput(inputs, ended=len(inputs) < step.count)
 
 
 def source_of(
@@ -166,12 +166,12 @@ def source_of(
 
 
 @dataclass(frozen=True, slots=True)
-class Emit(Generic[T]):
+class Yield(Generic[T]):
     """Hand these to the caller, one after the other."""
 
     items: list[T]
 
 
-Step: TypeAlias = Request | Pause | Take | Listen | Hear | Hush
+Step: TypeAlias = HttpRequest | Pause | NextInput | OpenStream | ReadStream | CloseStream
 Plan: TypeAlias = Generator[Step, Any, T]
-Stream: TypeAlias = Generator[Step | Emit[T], Any, None]
+Stream: TypeAlias = Generator[Step | Yield[T], Any, None]

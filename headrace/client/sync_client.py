@@ -15,23 +15,23 @@ from headrace.client import map as mapping
 from headrace.client.models import Cancelled, Job
 from headrace.client.retries import Session
 from headrace.client.sansio import (
-    Answer,
-    Broken,
-    Emit,
-    Hear,
-    Hush,
-    Listen,
-    Opened,
+    CloseStream,
+    ConnectionFailed,
+    HttpRequest,
+    HttpResponse,
+    NextInput,
+    OpenStream,
     Pause,
     Plan,
-    Request,
+    ReadStream,
     Step,
     Stream,
-    Take,
-    Taken,
+    StreamOpened,
+    TakenInput,
+    Yield,
     taken_from,
 )
-from headrace.client.transport import Shell, answer_of, broken_by, is_stream
+from headrace.client.transport import Transport, answer_of, broken_by, is_stream
 from headrace.errors import InvalidRequest
 
 P = ParamSpec("P")
@@ -62,24 +62,24 @@ def _iterating(
     return call
 
 
-class _Ear:
+class _EventReader:
     """An answer whose body is read as it comes."""
 
     def __init__(self, response: httpx2.Response) -> None:
         self._response = response
         self._chunks = response.iter_bytes()
 
-    def hear(self) -> bytes | Broken:
+    def hear(self) -> bytes | ConnectionFailed:
         try:
             return next(self._chunks, b"")
         except (httpx2.TransportError, httpx2.StreamError) as error:
-            return Broken(str(error) or type(error).__name__, refused=False)
+            return ConnectionFailed(str(error) or type(error).__name__, refused=False)
 
     def close(self) -> None:
         self._response.close()
 
 
-class Client(Shell):
+class Client(Transport):
     """Submits jobs, waits for them and reads their results. May be shared by threads."""
 
     @override
@@ -162,56 +162,60 @@ class Client(Shell):
     def iterate(self, stream: Stream[T]) -> Iterator[T]:
         """Run a stream, and give what it emits."""
         came: object = None
-        opened: list[_Ear] = []
+        opened: list[_EventReader] = []
         try:
             while True:
                 try:
                     step = stream.send(came)
                 except StopIteration:
                     return
-                if isinstance(step, Emit):
+                if isinstance(step, Yield):
                     yield from step.items
                     came = None
                     continue
                 came = self._perform(step)
-                if isinstance(came, Opened) and came.ear is not None:
+                if isinstance(came, StreamOpened) and came.ear is not None:
                     opened = [came.ear]
         finally:
             # Also where the caller has had enough of it.
             for ear in opened:
                 ear.close()
 
-    def _perform(self, step: Step) -> Answer | Broken | Taken | Opened | bytes | None:
-        if isinstance(step, Request):
+    def _perform(
+        self, step: Step
+    ) -> HttpResponse | ConnectionFailed | TakenInput | StreamOpened | bytes | None:
+        if isinstance(step, HttpRequest):
             return self._send(step)
         if isinstance(step, Pause):
             time.sleep(step.seconds)
             return None
-        if isinstance(step, Listen):
+        if isinstance(step, OpenStream):
             return self._listen(step.request)
-        if isinstance(step, Hear):
-            heard: bytes | Broken = step.ear.hear()
+        if isinstance(step, ReadStream):
+            heard: bytes | ConnectionFailed = step.ear.hear()
             return heard
-        if isinstance(step, Hush):
+        if isinstance(step, CloseStream):
             step.ear.close()
             return None
         return self._take(step)
 
-    def _listen(self, request: Request) -> Opened:
+    def _listen(self, request: HttpRequest) -> StreamOpened:
         try:
             built = self._http.build_request(**self._arguments(request))
             response = self._http.send(built, stream=True)
             if is_stream(response):
-                return Opened(Answer(200, response.headers, b""), _Ear(response))
+                return StreamOpened(
+                    HttpResponse(200, response.headers, b""), _EventReader(response)
+                )
             try:
                 response.read()
             finally:
                 response.close()
         except httpx2.TransportError as error:
-            return Opened(broken_by(error))
-        return Opened(answer_of(response))
+            return StreamOpened(broken_by(error))
+        return StreamOpened(answer_of(response))
 
-    def _take(self, step: Take) -> Taken:
+    def _take(self, step: NextInput) -> TakenInput:
         if not isinstance(step.source, Iterator):
             raise InvalidRequest(
                 "inputs that are iterated over asynchronously cannot be read here",
@@ -219,7 +223,7 @@ class Client(Shell):
             )
         return taken_from(step.source, step)
 
-    def _send(self, request: Request) -> Answer | Broken:
+    def _send(self, request: HttpRequest) -> HttpResponse | ConnectionFailed:
         try:
             answer = self._http.request(**self._arguments(request))
         except httpx2.TransportError as error:
@@ -227,6 +231,6 @@ class Client(Shell):
         return answer_of(answer)
 
 
-def send_once(client: Client, request: Request) -> Answer | Broken:
+def send_once(client: Client, request: HttpRequest) -> HttpResponse | ConnectionFailed:
     """Send one request as it is, for who runs a plan's steps by himself."""
     return client._send(request)

@@ -10,7 +10,7 @@ import httpx2
 
 from headrace import __version__
 from headrace.client.retries import Session
-from headrace.client.sansio import Answer, Broken, Request
+from headrace.client.sansio import ConnectionFailed, HttpRequest, HttpResponse
 from headrace.config.paths import ENV_URL
 from headrace.errors import InvalidRequest
 
@@ -25,7 +25,7 @@ EVENT_STREAM: Final = "text/event-stream"
 KEEPALIVE_S: Final = 4.0
 
 
-class Shell:
+class Transport:
     """What every client has.
 
     Args:
@@ -76,7 +76,7 @@ class Shell:
     def _open(self, options: dict[str, Any]) -> None:
         raise NotImplementedError
 
-    def _arguments(self, request: Request) -> dict[str, Any]:
+    def _arguments(self, request: HttpRequest) -> dict[str, Any]:
         """What httpx2's `request` is called with."""
         return {
             "method": request.method,
@@ -137,7 +137,7 @@ def _no_address(given: str, why: str) -> InvalidRequest:
     )
 
 
-def timeout_of(timeout_s: float, request: Request) -> httpx2.Timeout:
+def timeout_of(timeout_s: float, request: HttpRequest) -> httpx2.Timeout:
     """A request's timeouts: what the server waits on purpose is not counted."""
     if request.within_s is not None:
         return httpx2.Timeout(request.within_s)
@@ -146,9 +146,9 @@ def timeout_of(timeout_s: float, request: Request) -> httpx2.Timeout:
     )
 
 
-def answer_of(response: httpx2.Response) -> Answer:
+def answer_of(response: httpx2.Response) -> HttpResponse:
     """An answer whose body has been read."""
-    return Answer(response.status_code, response.headers, response.content)
+    return HttpResponse(response.status_code, response.headers, response.content)
 
 
 def is_stream(response: httpx2.Response) -> bool:
@@ -157,10 +157,10 @@ def is_stream(response: httpx2.Response) -> bool:
     return response.status_code == 200 and kind == EVENT_STREAM
 
 
-def broken_by(error: httpx2.TransportError) -> Broken:
+def broken_by(error: httpx2.TransportError) -> ConnectionFailed:
     """Why no answer came."""
     refused = isinstance(error, (httpx2.ConnectError, httpx2.ConnectTimeout))
     why = str(error) or type(error).__name__
     if isinstance(error, httpx2.TimeoutException):
         why = f"timed out ({type(error).__name__})"
-    return Broken(why, refused)
+    return ConnectionFailed(why, refused)

@@ -20,7 +20,7 @@ from contextlib import suppress
 from itertools import islice
 from typing import Any, Final, Generic, TypeVar
 
-from headrace.client.bulk import CHUNK_JOBS, Entry, next_pack, send, statuses
+from headrace.client.bulk import CHUNK_JOBS, BulkEntry, next_pack, send, statuses
 from headrace.client.calls import POLL_S, output
 from headrace.client.errors import job_error
 from headrace.client.models import Job, Result
@@ -62,11 +62,13 @@ class Window(Generic[In]):
         ordered: results are given in the order of their entries.
     """
 
-    def __init__(self, session: Session, line: Callable[[Entry], bytes], *, ordered: bool) -> None:
-        self._waiting: deque[Entry] = deque()
+    def __init__(
+        self, session: Session, line: Callable[[BulkEntry], bytes], *, ordered: bool
+    ) -> None:
+        self._waiting: deque[BulkEntry] = deque()
         # By index, in the order of their submission, which is about that of their ends.
-        self._fresh: dict[int, Entry] = {}
-        self._overtaken: dict[int, Entry] = {}
+        self._fresh: dict[int, BulkEntry] = {}
+        self._overtaken: dict[int, BulkEntry] = {}
         self._session = session
         self._line = line
         self._ordered = ordered
@@ -93,7 +95,7 @@ class Window(Generic[In]):
         """How many inputs are taken and not given back."""
         return self.waiting + self.open + len(self._done)
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: BulkEntry) -> None:
         """Take one in; `submit` is what sends it."""
         self._waiting.append(entry)
 
@@ -162,11 +164,11 @@ class Window(Generic[In]):
             self._next += 1
         return results
 
-    def _read(self, looked: list[Entry]) -> Plan[int]:
+    def _read(self, looked: list[BulkEntry]) -> Plan[int]:
         """Read these, and give how many have ended."""
         jobs = yield from statuses(self._session, [entry.job_id for entry in looked])
-        lost: list[Entry] = []
-        slow: list[Entry] = []
+        lost: list[BulkEntry] = []
+        slow: list[BulkEntry] = []
         overtaken = ended = 0
         for entry, job in zip(looked, jobs, strict=True):
             if job is None:
@@ -183,7 +185,7 @@ class Window(Generic[In]):
         self._again(lost)
         return ended
 
-    def _finish(self, entry: Entry, job: Job) -> Plan[None]:
+    def _finish(self, entry: BulkEntry, job: Job) -> Plan[None]:
         if not job.succeeded:
             self._end(entry, job, error=job_error(job))
             return
@@ -197,7 +199,7 @@ class Window(Generic[In]):
         else:
             self._end(entry, job, value=value)
 
-    def _again(self, lost: list[Entry]) -> None:
+    def _again(self, lost: list[BulkEntry]) -> None:
         """Submit again what the server knew and knows no more: Redis has lost data."""
         again = []
         for entry in lost:
@@ -215,7 +217,7 @@ class Window(Generic[In]):
 
     def _end(
         self,
-        entry: Entry,
+        entry: BulkEntry,
         job: Job | None,
         *,
         value: Any = None,
@@ -226,6 +228,6 @@ class Window(Generic[In]):
             index=entry.index, input=entry.input, job=job, value=value, error=error
         )
 
-    def _forget(self, entry: Entry) -> None:
+    def _forget(self, entry: BulkEntry) -> None:
         self._fresh.pop(entry.index, None)
         self._overtaken.pop(entry.index, None)

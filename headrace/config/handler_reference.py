@@ -31,7 +31,7 @@ class HandlerKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class HandlerSpec:
+class HandlerReference:
     """A `handler` taken apart.
 
     Attributes:
@@ -53,7 +53,7 @@ class HandlerSpec:
         return (base_dir / Path(self.target).expanduser()).absolute()
 
 
-def parse_handler(text: str) -> HandlerSpec:
+def parse_handler(text: str) -> HandlerReference:
     """Take a `handler` apart.
 
     Raises:
@@ -61,17 +61,17 @@ def parse_handler(text: str) -> HandlerSpec:
     """
     label = f"handler {text!r}"
     if text in BUILTIN_HANDLERS:
-        return HandlerSpec(text, HandlerKind.BUILTIN, text, "", label)
+        return HandlerReference(text, HandlerKind.BUILTIN, text, "", label)
     target, name = _split(text)
     _refuse_other_files(label, target.lower())
     if ":" in text and not (target and _is_dotted(name)):
         raise ConfigError(f"{label}: no class name after the colon", hint=FORMS)
     if _is_path(target):
-        return HandlerSpec(text, HandlerKind.FILE, target, name, label)
+        return HandlerReference(text, HandlerKind.FILE, target, name, label)
     if not _is_dotted(target) or (not name and "." not in target):
         near = did_you_mean(text, BUILTIN_HANDLERS)
         raise ConfigError(f"{label}: no built-in handler of that name{near}", hint=FORMS)
-    return HandlerSpec(text, HandlerKind.MODULE, target, name, label)
+    return HandlerReference(text, HandlerKind.MODULE, target, name, label)
 
 
 def _refuse_other_files(label: str, target: str) -> None:
@@ -88,7 +88,7 @@ def _refuse_other_files(label: str, target: str) -> None:
         )
 
 
-def parse_factory(text: str, what: str) -> HandlerSpec:
+def parse_factory(text: str, what: str) -> HandlerReference:
     """Take a name inside a file or module apart: path/to/file.py:name or package.module:name.
 
     Args:
@@ -105,7 +105,7 @@ def parse_factory(text: str, what: str) -> HandlerSpec:
             f"{label} cannot be read", hint="write path/to/file.py:name or package.module:name"
         )
     kind = HandlerKind.FILE if _is_path(target) else HandlerKind.MODULE
-    return HandlerSpec(text, kind, target, name, label)
+    return HandlerReference(text, kind, target, name, label)
 
 
 def _split(text: str) -> tuple[str, str]:

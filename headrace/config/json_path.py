@@ -31,7 +31,7 @@ _TOKEN: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]', re.DOTALL)
 _OPEN: Final = b"[{"
 
 
-class Span(NamedTuple):
+class TextSpan(NamedTuple):
     """Where a value stands in a text."""
 
     start: int
@@ -71,7 +71,7 @@ def path_text(steps: tuple[Step, ...]) -> str:
     return text
 
 
-def find(text: bytes, steps: tuple[Step, ...]) -> list[Span]:
+def find(text: bytes, steps: tuple[Step, ...]) -> list[TextSpan]:
     """Where the values lie that a path leads to, in their order.
 
     Args:
@@ -86,16 +86,16 @@ def find(text: bytes, steps: tuple[Step, ...]) -> list[Span]:
     except msgspec.DecodeError as error:
         raise InvalidRequest(f"what the path leads into is not JSON: {error}") from None
     start = _after_space(text, 0)
-    spans = [Span(start, _end(text, start))]
+    spans = [TextSpan(start, _end(text, start))]
     for n, step in enumerate(steps):
-        below: list[Span] = []
+        below: list[TextSpan] = []
         for span in spans:
             below += _below(text, span, step, path_text(steps[: n + 1]))
         spans = below
     return spans
 
 
-def _below(text: bytes, span: Span, step: Step, shown: str) -> list[Span]:
+def _below(text: bytes, span: TextSpan, step: Step, shown: str) -> list[TextSpan]:
     first = text[span.start : span.start + 1]
     if isinstance(step, str):
         if first != b"{":
@@ -114,24 +114,24 @@ def _below(text: bytes, span: Span, step: Step, shown: str) -> list[Span]:
     return [elements[step]]
 
 
-def _elements(text: bytes, span: Span) -> Iterator[Span]:
+def _elements(text: bytes, span: TextSpan) -> Iterator[TextSpan]:
     at = _after_space(text, span.start + 1)
     while text[at : at + 1] != b"]":
         end = _end(text, at)
-        yield Span(at, end)
+        yield TextSpan(at, end)
         at = _after_space(text, end)
         if text[at : at + 1] == b",":
             at = _after_space(text, at + 1)
 
 
-def _members(text: bytes, span: Span) -> Iterator[tuple[str, Span]]:
+def _members(text: bytes, span: TextSpan) -> Iterator[tuple[str, TextSpan]]:
     at = _after_space(text, span.start + 1)
     while text[at : at + 1] != b"}":
         key_end = _end(text, at)
         key: str = msgspec.json.decode(text[at:key_end])
         value = _after_space(text, _after_space(text, key_end) + 1)  # behind the colon
         end = _end(text, value)
-        yield key, Span(value, end)
+        yield key, TextSpan(value, end)
         at = _after_space(text, end)
         if text[at : at + 1] == b",":
             at = _after_space(text, at + 1)

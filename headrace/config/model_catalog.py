@@ -13,9 +13,9 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from headrace.config.handler_reference import HandlerKind, HandlerSpec, parse_handler
+from headrace.config.handler_reference import HandlerKind, HandlerReference, parse_handler
 from headrace.config.handler_source import source_problem
-from headrace.config.model_options import DEFAULT_TIMEOUT_S, ModelSection
+from headrace.config.model_options import DEFAULT_TIMEOUT_S, ModelOptions
 from headrace.config.pipelines import HANDLER, PipelineConfig, PipelineSection
 from headrace.config.pipelines_file import read_pipeline
 from headrace.config.suggestions import did_you_mean, listing
@@ -31,7 +31,7 @@ _KEYS: Final = ("models", "pipelines")
 _MODEL_NAME = re.compile(MODEL_NAME_PATTERN)
 
 
-class ModelConfig(ModelSection, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ModelConfig(ModelOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One model as the servers see it; `weights` is absolute here.
 
     Attributes:
@@ -50,7 +50,7 @@ class ModelsFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """The whole models file."""
 
     models: Annotated[
-        dict[Annotated[str, Meta(pattern=MODEL_NAME_PATTERN)], ModelSection],
+        dict[Annotated[str, Meta(pattern=MODEL_NAME_PATTERN)], ModelOptions],
         Meta(description="The models that are served, by name."),
     ]
     pipelines: Annotated[
@@ -152,7 +152,7 @@ def check_config(path: Path) -> list[str]:
     return document.problems
 
 
-def _handler_problem(spec: HandlerSpec, base_dir: Path) -> str | None:
+def _handler_problem(spec: HandlerReference, base_dir: Path) -> str | None:
     if spec.kind is not HandlerKind.FILE:
         return None
     path = spec.file(base_dir)
@@ -185,7 +185,7 @@ def _read(document: Document, timeout_s: float) -> Catalog:
         before = len(document.problems)
         if not isinstance(name, str) or not _MODEL_NAME.fullmatch(name):
             document.report(("models", name), _name_problem(name))
-        values = read_fields(document, ("models", name), ModelSection)
+        values = read_fields(document, ("models", name), ModelOptions)
         _check_handler(document, name, values)
         _check_options(document, name, values)
         _check_batches(document, name, values)

@@ -12,7 +12,7 @@ RETRY_BACKOFF_S: Final = 1.0
 RETRY_BACKOFF_MAX_S: Final = 60.0
 
 
-class ModelSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One model of the models file."""
 
     handler: Annotated[

@@ -151,7 +151,7 @@ class PipelineConfig(msgspec.Struct, frozen=True, kw_only=True):
         return list(dict.fromkeys(stage.model for stage in self.stages))
 
 
-class Problem(Exception):
+class PipelineProblem(Exception):
     """What is wrong with a declaration.
 
     Attributes:
@@ -197,12 +197,16 @@ def _stage(
 ) -> Stage:
     where = ("stages", name)
     if name == INPUT:
-        raise Problem(where, f"{INPUT} is what the pipeline is given; name the stage otherwise")
+        raise PipelineProblem(
+            where, f"{INPUT} is what the pipeline is given; name the stage otherwise"
+        )
     given = before if written.sources is None else written.sources
     sources, joined = _names(given)
     _check_names((*where, "from"), sources, [INPUT, *stages])
     if written.select is not None and written.each is not None:
-        raise Problem(where, "select and each exclude each other; each takes the whole path")
+        raise PipelineProblem(
+            where, "select and each exclude each other; each takes the whole path"
+        )
     path: tuple[Step, ...] = ()
     for key, text in (("select", written.select), ("each", written.each)):
         if text is None:
@@ -210,11 +214,13 @@ def _stage(
         try:
             path = parse_path(text)
         except ValueError as error:
-            raise Problem((*where, key), str(error)) from None
+            raise PipelineProblem((*where, key), str(error)) from None
         if key == "each" and None not in path:
-            raise Problem((*where, key), f"a list is meant: write [*] behind it, as in {text}[*]")
+            raise PipelineProblem(
+                (*where, key), f"a list is meant: write [*] behind it, as in {text}[*]"
+            )
         if key == "select" and None in path:
-            raise Problem((*where, key), "[*] leads to many values; use each, or an index")
+            raise PipelineProblem((*where, key), "[*] leads to many values; use each, or an index")
     return Stage(name, written.model or name, sources, joined, path, written.each is not None)
 
 
@@ -226,9 +232,9 @@ def _check_names(where: tuple[str, ...], names: tuple[str, ...], known: list[str
     for name in names:
         if name not in known:
             near = did_you_mean(name[:64], known)
-            raise Problem(where, f"there is no stage {name[:64]!r}{near}; {listing(known)}")
+            raise PipelineProblem(where, f"there is no stage {name[:64]!r}{near}; {listing(known)}")
     if len(set(names)) < len(names):
-        raise Problem(where, "a name stands there twice")
+        raise PipelineProblem(where, "a name stands there twice")
 
 
 def _ordered(stages: Mapping[str, Stage]) -> list[str]:
@@ -242,7 +248,7 @@ def _ordered(stages: Mapping[str, Stage]) -> list[str]:
     except CycleError as error:
         circle = list(reversed(error.args[1]))
         way = " -> ".join(circle)
-        raise Problem(
+        raise PipelineProblem(
             ("stages", circle[0], "from"), f"the stages wait in a circle: {way}"
         ) from None
     order: list[str] = []
@@ -271,7 +277,8 @@ def _check_used(stages: Mapping[str, Stage], result: tuple[str, ...]) -> None:
             todo += stages[name].sources
     for name in stages:
         if name not in used:
-            raise Problem(("stages", name), "nothing comes of it: no stage takes its result, and "
+            raise PipelineProblem(
+                ("stages", name), "nothing comes of it: no stage takes its result, and "
                           "`result` does not name it")  # fmt: skip
 
 
@@ -345,7 +352,7 @@ class Pipeline:
         written = {"stages": self._stages, **self._options}
         try:
             build(self._name, msgspec.convert(written, PipelineSection))
-        except Problem as problem:
+        except PipelineProblem as problem:
             place = ".".join((self._name, *problem.where))
             raise ValueError(f"{place}: {problem.text}") from None
         except msgspec.ValidationError as error:

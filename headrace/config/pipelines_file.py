@@ -13,8 +13,8 @@ from headrace.config.pipelines import (
     STAGES_MAX,
     PipelineConfig,
     PipelineOptions,
+    PipelineProblem,
     PipelineSection,
-    Problem,
     StageSection,
     build,
     unknown_models,
@@ -49,7 +49,7 @@ def read_pipeline(
         return None
     try:
         pipeline = build(name, PipelineSection(stages=stages, **values))
-    except Problem as problem:
+    except PipelineProblem as problem:
         document.report((*keys, *problem.where), problem.text)
         return None
     for stage, text in unknown_models(pipeline, models, document.data["pipelines"]):

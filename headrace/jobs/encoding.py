@@ -29,12 +29,12 @@ _BINARY_HEAD: Final = re.compile(
 _ONE_PASS_BYTES: Final = 1000
 
 
-class _Carried(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+class _KombuValue(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     content_type: str
     base64: bytes
 
 
-_CARRIED: Final = msgspec.json.Decoder(_Carried)
+_CARRIED: Final = msgspec.json.Decoder(_KombuValue)
 
 
 def binary_input(body: bytes, content_type: str) -> bytes:

@@ -28,7 +28,7 @@ LAST_INSTANT_S: Final = 253_402_300_799.0
 _encode: Final = msgspec.json.encode
 
 
-class Stretch(msgspec.Struct, frozen=True, array_like=True):
+class PayloadRange(msgspec.Struct, frozen=True, array_like=True):
     """A part of a payload.
 
     Attributes:
@@ -44,7 +44,7 @@ class Stretch(msgspec.Struct, frozen=True, array_like=True):
     type: str = ""
 
 
-class Source(msgspec.Struct, frozen=True, kw_only=True):
+class InputSource(msgspec.Struct, frozen=True, kw_only=True):
     """Where the input of a job lies that is not in its message.
 
     Attributes:
@@ -60,7 +60,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     origin: str = ""
     type: str = ""
     size: int = -1
-    parts: tuple[str | Stretch, ...] = ()
+    parts: tuple[str | PayloadRange, ...] = ()
 
     @property
     def described(self) -> str:
@@ -71,7 +71,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
         return f"<{kind}, {self.size} bytes>" if self.size >= 0 else f"<{kind}>"
 
 
-def arguments_repr(model: str, input_json: bytes, source: Source | None = None) -> str:
+def arguments_repr(model: str, input_json: bytes, source: InputSource | None = None) -> str:
     """The arguments as Flower and `inspect` show them."""
     described = describe_input(input_json) if source is None else source.described
     return shown_arguments(model, described)
@@ -82,7 +82,7 @@ def shown_arguments(model: str, described: str) -> str:
     return f"{{'model': {model[:SHOWN_MAX_CHARS]!r}, 'input': '{described}'}}"
 
 
-class _Own(msgspec.Struct, frozen=True):
+class _HeadraceHeader(msgspec.Struct, frozen=True):
     """Our own header; only the API writes it, but any client can."""
 
     max_retries: int | None = None
@@ -92,28 +92,28 @@ class _Own(msgspec.Struct, frozen=True):
     origin: str = msgspec.field(default="", name="from")
     type: str = ""
     size: int = -1
-    parts: tuple[str | Stretch, ...] = ()
+    parts: tuple[str | PayloadRange, ...] = ()
     quiet: bool = False
 
-    def source(self) -> Source:
+    def source(self) -> InputSource:
         """Where the input lies.
 
         Raises:
             InvalidRequest: under no name that the API can have given it.
         """
-        stretches = [part for part in self.parts if isinstance(part, Stretch)]
+        stretches = [part for part in self.parts if isinstance(part, PayloadRange)]
         for ref in (self.ref, *(part.ref for part in stretches)):
             if ref and not REFERENCE.fullmatch(ref):
                 raise InvalidRequest(f"the header headrace.ref {ref[:64]!r} is no reference")
         if any(part.start < 0 or part.length < 1 for part in stretches):
             raise InvalidRequest("the header headrace.parts has a stretch that is none")
         if self.parts:
-            return Source(size=self.size, parts=self.parts)
+            return InputSource(size=self.size, parts=self.parts)
         origin = "" if self.ref else self.origin
-        return Source(ref=self.ref, origin=origin, type=self.type, size=self.size)
+        return InputSource(ref=self.ref, origin=origin, type=self.type, size=self.size)
 
 
-_STOCK: Final = _Own()
+_STOCK: Final = _HeadraceHeader()
 
 
 class Headers(msgspec.Struct, frozen=True, gc=False):
@@ -130,7 +130,7 @@ class Headers(msgspec.Struct, frozen=True, gc=False):
     parent_id: str | None = None
     group: str | None = None
     compression: str | None = None
-    headrace: _Own = _STOCK
+    headrace: _HeadraceHeader = _STOCK
     # Of any type: what is no trace is passed over.
     traceparent: Any = None
     tracestate: Any = None
@@ -199,7 +199,7 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     parent_id: str | None
     group: str | None
     ours: bool = False
-    source: Source | None = None
+    source: InputSource | None = None
     retry_backoff_s: float | None = None
     retry_backoff_max_s: float | None = None
     followed: bool = False

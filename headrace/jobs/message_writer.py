@@ -10,7 +10,7 @@ import msgspec
 from headrace.errors import InvalidRequest
 from headrace.jobs.encoding import described_in_json
 from headrace.jobs.job import DEFAULT_OPTIONS, JobOptions
-from headrace.jobs.message import Source, shown_arguments
+from headrace.jobs.message import InputSource, shown_arguments
 from headrace.jobs.trace_context import TRACEPARENT, TRACESTATE, Trace
 from headrace.redis.keys import TASK_NAME
 
@@ -32,7 +32,7 @@ def envelope(
     *,
     timeout_s: float | None = None,
     expires_at: str | None = None,
-    source: Source | None = None,
+    source: InputSource | None = None,
     quiet: bool = False,
     trace: Trace | None = None,
 ) -> bytes:
@@ -152,7 +152,7 @@ def _trace_headers(trace: Trace) -> bytes:
     return b"," + _encode(told)[1:-1]
 
 
-def _sourced_header(options: JobOptions, source: Source, quiet: bool) -> bytes:
+def _sourced_header(options: JobOptions, source: InputSource, quiet: bool) -> bytes:
     named: dict[str, Any] = {"ref": source.ref} if source.ref else {"from": source.origin}
     if source.parts:
         named = {"parts": source.parts}

@@ -14,14 +14,14 @@ from typing import ClassVar, Final
 from typing_extensions import override
 
 from headrace.errors import ConfigError, StoreFull, StoreUnavailable
-from headrace.payloads.store import Account, Store, missing, name_in
+from headrace.payloads.store import PayloadAccount, PayloadStore, missing, name_in
 
 _READ_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _WRITE_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
-class FileStore(Store):
+class FilePayloadStore(PayloadStore):
     """Payloads in a folder.
 
     Args:
@@ -31,7 +31,7 @@ class FileStore(Store):
 
     name: ClassVar[str] = "file"
 
-    def __init__(self, account: Account, folder: Path) -> None:
+    def __init__(self, account: PayloadAccount, folder: Path) -> None:
         super().__init__(account)
         self.folder = folder.absolute()
 

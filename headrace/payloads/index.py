@@ -15,9 +15,9 @@ from redis.exceptions import RedisError
 
 from headrace.errors import BrokerFull, PayloadTooLarge, StoreFull
 from headrace.jobs.job import US_PER_S
-from headrace.payloads.store import Entry, read_entry
+from headrace.payloads.store import PayloadEntry, read_entry
 from headrace.redis import keys
-from headrace.redis.caller import Caller
+from headrace.redis.caller import ScriptClient
 from headrace.redis.keys import PAYLOAD_PREFIX
 from headrace.redis.outages import translate
 from headrace.redis.scripts import Arg, script
@@ -34,7 +34,7 @@ SCRIPT_MAX_BYTES: Final = 1024 * 1024
 MAXMEMORY_S: Final = 60.0
 
 
-class Index(Caller):
+class PayloadIndex(ScriptClient):
     """The account. Its methods block and may be called from any thread.
 
     Args:
@@ -48,7 +48,7 @@ class Index(Caller):
         self._found_bytes = DEFAULT_MAX_BYTES
         self._found_at = float("-inf")
 
-    def note(self, entry: Entry, body: bytes | None = None, *, bounded: bool = True) -> None:
+    def note(self, entry: PayloadEntry, body: bytes | None = None, *, bounded: bool = True) -> None:
         """Enter a payload; with its body, also write it to Redis.
 
         Raises:
@@ -78,7 +78,7 @@ class Index(Caller):
                 "file or s3.",
             )
 
-    def note_all(self, payloads: Sequence[tuple[Entry, bytes]]) -> list[bool]:
+    def note_all(self, payloads: Sequence[tuple[PayloadEntry, bytes]]) -> list[bool]:
         """Enter and write several payloads in one round trip; for each whether that was done.
 
         Whoever is told False says `note`, and hears why.
@@ -107,7 +107,9 @@ class Index(Caller):
             )
         return limit
 
-    def _write(self, entry: Entry, body: bytes, arguments: list[Arg], *, bounded: bool) -> None:
+    def _write(
+        self, entry: PayloadEntry, body: bytes, arguments: list[Arg], *, bounded: bool
+    ) -> None:
         """Write a payload that was entered and counted."""
         try:
             self.execute("SET", PAYLOAD_PREFIX + entry.ref.partition(":")[2], body)
@@ -118,7 +120,7 @@ class Index(Caller):
             # Only a script that begins by removing passes at maxmemory.
             self.call("payloads/put", *arguments, body)
 
-    def look(self, *entries: Entry) -> list[Entry]:
+    def look(self, *entries: PayloadEntry) -> list[PayloadEntry]:
         """Have those of these payloads deleted that nobody needs.
 
         Those that lie in Redis are gone then; the others are given back, for the caller to delete
@@ -126,14 +128,14 @@ class Index(Caller):
         """
         return self._looked(0, *(entry.text for entry in entries))[1]
 
-    def due(self) -> tuple[int, list[Entry]]:
+    def due(self) -> tuple[int, list[PayloadEntry]]:
         """As `look`, for payloads whose time to be looked at has come; also how many these were.
 
         At most SWEEP_MAX_ENTRIES are looked at.
         """
         return self._looked(SWEEP_MAX_ENTRIES)
 
-    def hand_over(self, old: Entry, new: Entry) -> None:
+    def hand_over(self, old: PayloadEntry, new: PayloadEntry) -> None:
         """Let a job's result be that of another job, which is about to name it.
 
         Raises:
@@ -141,7 +143,7 @@ class Index(Caller):
         """
         self.call("pipelines/hand_over", old.text, new.text)
 
-    def forget(self, entry: Entry) -> None:
+    def forget(self, entry: PayloadEntry) -> None:
         """Remove an entry whose payload was deleted."""
         self.execute("ZREM", keys.PAYLOADS, entry.text)
 
@@ -161,12 +163,12 @@ class Index(Caller):
         except RedisError as error:
             raise translate(error) from error
 
-    def _looked(self, limit: int, *texts: str) -> tuple[int, list[Entry]]:
+    def _looked(self, limit: int, *texts: str) -> tuple[int, list[PayloadEntry]]:
         count, *found = self.call("payloads/sweep", limit, *texts)
         return int(count), [read_entry(text.decode()) for text in found]
 
 
-def _arguments(entry: Entry, limit: str, size: int) -> list[Arg]:
+def _arguments(entry: PayloadEntry, limit: str, size: int) -> list[Arg]:
     """Those of payloads/put.lua, but for the payload."""
     return [entry.text, entry.ref, GRACE_S * US_PER_S, limit, size]
 

@@ -65,7 +65,7 @@ def type_of(reference: str) -> str:
     return kind if kind is not None and encoding is None else "application/octet-stream"
 
 
-class Origins:
+class InputRefs:
     """Reads what clients name. Its methods block and may be called from any thread.
 
     Args:

@@ -8,15 +8,15 @@ from collections.abc import Iterable
 import msgspec
 
 from headrace.errors import InputUnavailable
-from headrace.jobs.message import Stretch
-from headrace.payloads.stores import Stores
+from headrace.jobs.message import PayloadRange
+from headrace.payloads.stores import PayloadStores
 
 #: What stands around the base64 of a stretch that is not JSON.
 _HEAD = b'{"content_type":%s,"base64":"'
 _TAIL = b'"}'
 
 
-def read_parts(stores: Stores, parts: Iterable[str | Stretch]) -> bytes:
+def read_parts(stores: PayloadStores, parts: Iterable[str | PayloadRange]) -> bytes:
     """The text of which these are the parts.
 
     Raises:
@@ -28,13 +28,13 @@ def read_parts(stores: Stores, parts: Iterable[str | Stretch]) -> bytes:
     )
 
 
-def read_stretch(stores: Stores, stretch: Stretch) -> bytes:
+def read_stretch(stores: PayloadStores, stretch: PayloadRange) -> bytes:
     """A stretch as it stands in JSON text; errors as for `read_parts`."""
     body = read_bytes(stores, stretch)
     return binary_json(stretch.type, body) if stretch.type else body
 
 
-def read_bytes(stores: Stores, stretch: Stretch) -> bytes:
+def read_bytes(stores: PayloadStores, stretch: PayloadRange) -> bytes:
     """A stretch as it lies in the store; errors as for `read_parts`."""
     body = stores.of(stretch.ref).read(stretch.ref, stretch.start, stretch.length)
     if len(body) != stretch.length:
@@ -49,7 +49,7 @@ def binary_json(content_type: str, body: bytes) -> bytes:
     return b"%s%s%s" % (_head(content_type), base64.b64encode(body), _TAIL)
 
 
-def size_of(parts: Iterable[str | Stretch]) -> int:
+def size_of(parts: Iterable[str | PayloadRange]) -> int:
     """How many bytes the text has."""
     total = 0
     for part in parts:

@@ -10,7 +10,7 @@ from redis.exceptions import RedisError
 from typing_extensions import override
 
 from headrace.errors import BrokerError, HeadraceError, PayloadTooLarge
-from headrace.payloads.store import Account, Entry, Store, missing, name_in
+from headrace.payloads.store import PayloadAccount, PayloadEntry, PayloadStore, missing, name_in
 from headrace.redis.keys import PAYLOAD_PREFIX
 from headrace.redis.outages import translate
 
@@ -18,7 +18,7 @@ from headrace.redis.outages import translate
 VALUE_MAX_BYTES: Final = 512 * 1024 * 1024
 
 
-class RedisStore(Store):
+class RedisPayloadStore(PayloadStore):
     """Payloads in Redis.
 
     Args:
@@ -29,12 +29,12 @@ class RedisStore(Store):
     name: ClassVar[str] = "redis"
     together: ClassVar[bool] = True
 
-    def __init__(self, account: Account, client: redis.Redis) -> None:
+    def __init__(self, account: PayloadAccount, client: redis.Redis) -> None:
         super().__init__(account)
         self._client: Any = client
 
     @override
-    def put(self, entry: Entry, body: bytes, *, bounded: bool = True) -> None:
+    def put(self, entry: PayloadEntry, body: bytes, *, bounded: bool = True) -> None:
         name_in(entry.ref, self.name)
         if len(body) >= VALUE_MAX_BYTES:
             raise PayloadTooLarge(
@@ -44,7 +44,7 @@ class RedisStore(Store):
         self.account.note(entry, body, bounded=bounded)
 
     @override
-    def put_all(self, payloads: Sequence[tuple[Entry, bytes]]) -> list[HeadraceError | None]:
+    def put_all(self, payloads: Sequence[tuple[PayloadEntry, bytes]]) -> list[HeadraceError | None]:
         try:
             written = self.account.note_all(payloads)
         except BrokerError as error:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from typing_extensions import override
 
 from headrace.errors import ConfigError, HeadraceError, StoreFull, StoreUnavailable
-from headrace.payloads.store import Account, Store, missing, name_in
+from headrace.payloads.store import PayloadAccount, PayloadStore, missing, name_in
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -165,7 +165,7 @@ def _errors(key: str) -> Iterator[None]:
         raise _unavailable(error) from error
 
 
-class S3Store(Store):
+class S3PayloadStore(PayloadStore):
     """Payloads as objects under a prefix of a bucket.
 
     Args:
@@ -177,7 +177,7 @@ class S3Store(Store):
     name: ClassVar[str] = "s3"
     chunk_bytes: int = S3_CHUNK_BYTES
 
-    def __init__(self, account: Account, bucket: Bucket, prefix: str) -> None:
+    def __init__(self, account: PayloadAccount, bucket: Bucket, prefix: str) -> None:
         super().__init__(account)
         self._bucket = bucket
         self._prefix = prefix

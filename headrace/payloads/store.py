@@ -23,7 +23,7 @@ class PayloadMissing(HeadraceError):
     """The store has no payload of that name; it was deleted, or its time is over."""
 
 
-class Entry(NamedTuple):
+class PayloadEntry(NamedTuple):
     """One payload in the account: what it is, and whose.
 
     Attributes:
@@ -49,19 +49,19 @@ class Entry(NamedTuple):
         return self.ref.partition(":")[0]
 
 
-def read_entry(text: str) -> Entry:
+def read_entry(text: str) -> PayloadEntry:
     """Read a member of the account's zset.
 
     Raises:
         ValueError: it is none of ours.
     """
     ref, job_id, model, kind = text.split(" ")
-    return Entry(ref, job_id, model, kind)
+    return PayloadEntry(ref, job_id, model, kind)
 
 
-def new_entry(store: str, job_id: str, model: str, kind: str) -> Entry:
+def new_entry(store: str, job_id: str, model: str, kind: str) -> PayloadEntry:
     """An entry under a fresh reference."""
-    return Entry(f"{store}:{secrets.token_hex(16)}", job_id, model, kind)
+    return PayloadEntry(f"{store}:{secrets.token_hex(16)}", job_id, model, kind)
 
 
 def name_in(ref: str, store: str) -> str:
@@ -76,17 +76,17 @@ def name_in(ref: str, store: str) -> str:
     return found[2]
 
 
-class Account(Protocol):
+class PayloadAccount(Protocol):
     """Where a store says what it is about to write."""
 
-    def note(self, entry: Entry, body: bytes | None = None, *, bounded: bool = True) -> None:
-        """Enter a payload; see `headrace.payloads.index.Index`."""
+    def note(self, entry: PayloadEntry, body: bytes | None = None, *, bounded: bool = True) -> None:
+        """Enter a payload; see `headrace.payloads.index.PayloadIndex`."""
 
-    def note_all(self, payloads: Sequence[tuple[Entry, bytes]]) -> list[bool]:
+    def note_all(self, payloads: Sequence[tuple[PayloadEntry, bytes]]) -> list[bool]:
         """Enter and write several payloads that lie in Redis; see there."""
 
 
-class Store(ABC):
+class PayloadStore(ABC):
     """One place for payloads. Its methods block and may be called from any thread.
 
     Args:
@@ -99,10 +99,10 @@ class Store(ABC):
     #: Whether several payloads are written in one call. Else the caller does well to use threads.
     together: ClassVar[bool] = False
 
-    def __init__(self, account: Account) -> None:
+    def __init__(self, account: PayloadAccount) -> None:
         self.account = account
 
-    def put(self, entry: Entry, body: bytes, *, bounded: bool = True) -> None:
+    def put(self, entry: PayloadEntry, body: bytes, *, bounded: bool = True) -> None:
         """Write a payload, after it was entered in the account.
 
         Args:
@@ -117,11 +117,11 @@ class Store(ABC):
         self.account.note(entry, bounded=bounded)
         self._write(name_in(entry.ref, self.name), body)
 
-    def put_all(self, payloads: Sequence[tuple[Entry, bytes]]) -> list[HeadraceError | None]:
+    def put_all(self, payloads: Sequence[tuple[PayloadEntry, bytes]]) -> list[HeadraceError | None]:
         """Write several payloads, each as `put` does; for each None, or why it is not there."""
         return [self._error_of(*one) for one in payloads]
 
-    def _error_of(self, entry: Entry, body: bytes) -> HeadraceError | None:
+    def _error_of(self, entry: PayloadEntry, body: bytes) -> HeadraceError | None:
         try:
             self.put(entry, body)
         except HeadraceError as error:

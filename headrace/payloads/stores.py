@@ -14,11 +14,11 @@ import redis
 
 from headrace.config.settings import Settings
 from headrace.errors import ConfigError, HeadraceError, InputUnavailable
-from headrace.payloads.file_store import FileStore
-from headrace.payloads.index import Index
-from headrace.payloads.redis_store import RedisStore
-from headrace.payloads.s3_store import Bucket, S3Store, s3_client
-from headrace.payloads.store import Entry, Store, new_entry
+from headrace.payloads.file_store import FilePayloadStore
+from headrace.payloads.index import PayloadIndex
+from headrace.payloads.redis_store import RedisPayloadStore
+from headrace.payloads.s3_store import Bucket, S3PayloadStore, s3_client
+from headrace.payloads.store import PayloadEntry, PayloadStore, new_entry
 from headrace.redis.connection import connect
 
 logger = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ SOCKET_TIMEOUT_S: Final = 30.0
 THREADS: Final = 8
 
 
-class Stores:
+class PayloadStores:
     """All stores that can be used, and the account that they share.
 
     Args:
@@ -40,7 +40,7 @@ class Stores:
     """
 
     def __init__(
-        self, index: Index, stores: list[Store], default: str, client: redis.Redis
+        self, index: PayloadIndex, stores: list[PayloadStore], default: str, client: redis.Redis
     ) -> None:
         self.index = index
         self._stores = {store.name: store for store in stores}
@@ -60,12 +60,12 @@ class Stores:
         except HeadraceError as error:
             logger.warning("payload store %s: %s", self._default.name, error.message)
 
-    def new_entry(self, job_id: str, model: str, kind: str) -> Entry:
-        """An entry for a new payload; see `Entry`."""
+    def new_entry(self, job_id: str, model: str, kind: str) -> PayloadEntry:
+        """An entry for a new payload; see `PayloadEntry`."""
         return new_entry(self._default.name, job_id, model, kind)
 
-    def put(self, entry: Entry, body: bytes, *, bounded: bool = True) -> None:
-        """Write a new payload; see `Store.put`."""
+    def put(self, entry: PayloadEntry, body: bytes, *, bounded: bool = True) -> None:
+        """Write a new payload; see `PayloadStore.put`."""
         self._stores[entry.store].put(entry, body, bounded=bounded)
 
     @property
@@ -73,11 +73,11 @@ class Stores:
         """Whether several new payloads are written in one call."""
         return self._default.together
 
-    def put_all(self, payloads: Sequence[tuple[Entry, bytes]]) -> list[HeadraceError | None]:
-        """Write several new payloads; see `Store.put_all`."""
+    def put_all(self, payloads: Sequence[tuple[PayloadEntry, bytes]]) -> list[HeadraceError | None]:
+        """Write several new payloads; see `PayloadStore.put_all`."""
         return self._default.put_all(payloads)
 
-    def of(self, ref: str) -> Store:
+    def of(self, ref: str) -> PayloadStore:
         """The store that a reference is into.
 
         Raises:
@@ -91,7 +91,7 @@ class Stores:
             )
         return store
 
-    def drop(self, *entries: Entry) -> None:
+    def drop(self, *entries: PayloadEntry) -> None:
         """Delete those of these payloads that nobody needs any more.
 
         Raises:
@@ -117,27 +117,27 @@ class Stores:
         """Close what is open."""
         self.client.close()
 
-    def _delete(self, entries: list[Entry]) -> None:
+    def _delete(self, entries: list[PayloadEntry]) -> None:
         for entry in entries:
             self.of(entry.ref).delete(entry.ref)
             self.index.forget(entry)
 
 
-def build_stores(settings: Settings, redis_url: str) -> Stores:
+def build_stores(settings: Settings, redis_url: str) -> PayloadStores:
     """The stores that the settings describe; they connect when first used.
 
     Raises:
         ConfigError: payload_store names one whose settings are missing.
     """
     client = connect(redis_url, socket_timeout=SOCKET_TIMEOUT_S)
-    index = Index(client, settings.max_payload_memory_bytes)
-    stores: list[Store] = [RedisStore(index, client)]
+    index = PayloadIndex(client, settings.max_payload_memory_bytes)
+    stores: list[PayloadStore] = [RedisPayloadStore(index, client)]
     if settings.payload_dir is not None:
-        stores.append(FileStore(index, settings.payload_dir))
+        stores.append(FilePayloadStore(index, settings.payload_dir))
     if settings.payload_bucket is not None:
         s3 = s3_client(settings.payload_endpoint_url, THREADS)
         bucket = Bucket(s3, settings.payload_bucket)
-        stores.append(S3Store(index, bucket, settings.payload_prefix))
+        stores.append(S3PayloadStore(index, bucket, settings.payload_prefix))
     wanted = {"file": "payload_dir", "s3": "payload_bucket"}
     if settings.payload_store not in {store.name for store in stores}:
         raise ConfigError(
@@ -145,4 +145,4 @@ def build_stores(settings: Settings, redis_url: str) -> Stores:
             "is not set",
             hint=f"Set it, or HEADRACE_{wanted[settings.payload_store].upper()}.",
         )
-    return Stores(index, stores, settings.payload_store, client)
+    return PayloadStores(index, stores, settings.payload_store, client)

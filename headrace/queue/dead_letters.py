@@ -25,7 +25,7 @@ Outcome = Literal["queued", "unknown", "unreadable", "alive"]
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
+class DeadLetter:
     """One dead letter. Times are microseconds of Redis' clock.
 
     Attributes:
@@ -65,7 +65,7 @@ class DeadLetters:
 
     async def page(
         self, queue: str, *, limit: int, before: tuple[int, str] | None = None
-    ) -> list[Letter]:
+    ) -> list[DeadLetter]:
         """Letters of a queue, the newest first, without traceback and message bytes.
 
         Args:
@@ -108,7 +108,7 @@ class DeadLetters:
                 break
         return taken[:limit]
 
-    async def show(self, queue: str, name: str) -> Letter | None:
+    async def show(self, queue: str, name: str) -> DeadLetter | None:
         """One letter, whole; None where there is none of that name.
 
         Raises:
@@ -167,11 +167,11 @@ class DeadLetters:
 _SHOWN: Final = ("reason", "id", "error", "attempts", "created", "at")
 
 
-def _letter(name: str, found: dict[str, bytes | None]) -> Letter:
+def _letter(name: str, found: dict[str, bytes | None]) -> DeadLetter:
     def text(field_: str) -> str:
         return (found.get(field_) or b"").decode("utf-8", "replace")
 
-    return Letter(
+    return DeadLetter(
         name=name,
         job_id=text("id"),
         reason=text("reason"),

@@ -13,7 +13,7 @@ from headrace.redis.keys import F
 _STATES: Final = {state.value: state for state in State}
 
 
-class Ended(msgspec.Struct, array_like=True, frozen=True):
+class EndedJob(msgspec.Struct, array_like=True, frozen=True):
     """How a job ended, as jobs/settle.lua publishes it.
 
     A row with the id alone says: look at the record. Times are microseconds of Redis' clock as
@@ -57,10 +57,10 @@ class Ended(msgspec.Struct, array_like=True, frozen=True):
         )
 
 
-_ROWS: Final = msgspec.msgpack.Decoder(list[Ended])
+_ROWS: Final = msgspec.msgpack.Decoder(list[EndedJob])
 
 
-def read_ended(data: bytes) -> list[Ended]:
+def read_ended(data: bytes) -> list[EndedJob]:
     """Read one publication.
 
     Raises:

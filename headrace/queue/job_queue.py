@@ -17,8 +17,8 @@ from headrace.queue.depth import Depth, read_depths
 from headrace.queue.expiry import EXPIRE_ARGUMENTS
 from headrace.queue.outcomes import read_outcomes
 from headrace.queue.submission import (
+    JobSubmission,
     Receipt,
-    Submission,
     hash_request,
     read_receipts,
     submission,
@@ -27,10 +27,10 @@ from headrace.queue.submission import (
 from headrace.redis import keys
 from headrace.redis.clock import RedisClock
 from headrace.redis.outages import translate
-from headrace.redis.script_client import ScriptCalls
+from headrace.redis.script_client import AsyncScriptClient
 from headrace.redis.scripts import Arg
 
-__all__ = ["JobQueue", "Receipt", "Submission", "hash_request", "submission"]
+__all__ = ["JobQueue", "JobSubmission", "Receipt", "hash_request", "submission"]
 
 #: The most jobs that one call of jobs/submit.lua takes: bounds how long it holds Redis.
 SUBMIT_MAX_JOBS: Final = 256
@@ -44,7 +44,7 @@ VIEW_MAX_JOBS: Final = 128
 OUTCOMES_MAX_JOBS: Final = 256
 
 
-class JobQueue(ScriptCalls):
+class JobQueue(AsyncScriptClient):
     """Submits, reads and cancels jobs over one asyncio client.
 
     What is asked at the same time (`submit`, `read`, `cancel_one`) leaves in one call of the
@@ -62,7 +62,7 @@ class JobQueue(ScriptCalls):
         super().__init__(client)
         self._job_index_max = job_index_max
         self.clock = RedisClock()
-        self._submits = Coalescer[Submission, Receipt](
+        self._submits = Coalescer[JobSubmission, Receipt](
             self.submit_many,
             max_items=SUBMIT_MAX_JOBS,
             max_bytes=SUBMIT_MAX_BYTES,
@@ -76,7 +76,7 @@ class JobQueue(ScriptCalls):
         for coalescer in (self._submits, self._reads, self._cancels):
             await coalescer.close()
 
-    async def submit(self, job: Submission) -> Receipt:
+    async def submit(self, job: JobSubmission) -> Receipt:
         """Enqueue one job, together with whoever submits at the same time.
 
         Raises:
@@ -86,7 +86,7 @@ class JobQueue(ScriptCalls):
         """
         return await self._submits.ask(job)
 
-    async def submit_many(self, jobs: Sequence[Submission]) -> list[Receipt | HeadraceError]:
+    async def submit_many(self, jobs: Sequence[JobSubmission]) -> list[Receipt | HeadraceError]:
         """Enqueue many jobs in one call; an error stands at the place of the job it concerns."""
         try:
             answer = await self._call("jobs/submit", self._job_index_max, *submit_arguments(jobs))

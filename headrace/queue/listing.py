@@ -18,7 +18,7 @@ STRETCH_JOBS: Final = 500
 PAGE_LOOK_JOBS: Final = 10_000
 
 
-class Place(NamedTuple):
+class JobPlace(NamedTuple):
     """Where a job stands in the order of lists; the newest is the greatest."""
 
     created_us: int
@@ -26,7 +26,7 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class JobPage:
     """A part of a list.
 
     Attributes:
@@ -34,8 +34,8 @@ class Page:
         end: where the next page begins; None where there is none.
     """
 
-    places: list[Place]
-    end: Place | None
+    places: list[JobPlace]
+    end: JobPlace | None
 
 
 @dataclass(slots=True)
@@ -48,8 +48,8 @@ class _Walk:
     """
 
     model: str
-    at: Place | None
-    found: list[Place] = field(default_factory=list)
+    at: JobPlace | None
+    found: list[JobPlace] = field(default_factory=list)
     more: bool = True
 
 
@@ -57,12 +57,12 @@ async def list_jobs(
     queue: JobQueue,
     models: Sequence[str],
     *,
-    before: Place | None,
+    before: JobPlace | None,
     since_us: int,
     states: str,
     limit: int,
     owner: str | None = None,
-) -> Page:
+) -> JobPage:
     """A page of the jobs of these models.
 
     Args:
@@ -90,9 +90,9 @@ async def list_jobs(
         sure = [place for place in found if horizon is None or place >= horizon]
         if len(sure) >= limit:
             last = sure[limit - 1]
-            return Page(sure[:limit], last if going or len(found) > limit else None)
+            return JobPage(sure[:limit], last if going or len(found) > limit else None)
         if horizon is None or looks <= 0:
-            return Page(sure, horizon)
+            return JobPage(sure, horizon)
         behind = [walk for walk in going if walk.at == horizon]
 
 
@@ -107,6 +107,6 @@ async def _step(
     if not texts[0]:
         walk.more = False
         return
-    end, *found = (Place(int(us), i) for us, i in zip(texts[::2], texts[1::2], strict=True))
+    end, *found = (JobPlace(int(us), i) for us, i in zip(texts[::2], texts[1::2], strict=True))
     walk.at, walk.more = end, bool(int(more))
     walk.found += found

@@ -41,7 +41,7 @@ _MEMORY: Final = re.compile(rb"^(used_memory|maxmemory):(\d+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class Scraped:
+class ScrapeResult:
     """What Redis has.
 
     Attributes:
@@ -102,7 +102,7 @@ class Scraper:
         # Those that lived at the last scrape; nearly always they still do.
         self._living = _Living([], [])
 
-    async def read(self) -> Scraped:
+    async def read(self) -> ScrapeResult:
         """Read all.
 
         Raises:
@@ -113,7 +113,7 @@ class Scraper:
         except RedisError as error:
             raise translate(error) from error
 
-    async def _read(self) -> Scraped:
+    async def _read(self) -> ScrapeResult:
         (commands, count), counters, guessed = self._first, self._counters, self._living
         all_commands = commands + counters.commands + guessed.commands
         replies = await self._asked(all_commands, count + counters.count + guessed.count)
@@ -130,7 +130,7 @@ class Scraper:
         reports = list(map(_fields, said[: len(living.owners)]))
         waiting = _listed(said[-1]) if living.api_ids else []
         halted = {raw.decode("utf-8", "replace") for raw in _listed(paused)}
-        return Scraped(
+        return ScrapeResult(
             depths=read_columns(rows),
             counted=await self._counted(counters, replies[count:of_workers]),
             shared=_fields(shared),

@@ -22,7 +22,7 @@ from headrace.errors import (
     TooManyInFlight,
 )
 from headrace.jobs.job import DEFAULT_OPTIONS, US_PER_S, Job, JobOptions, iso
-from headrace.jobs.message import Source
+from headrace.jobs.message import InputSource
 from headrace.jobs.message_writer import envelope, quiet_message, quiet_pieces
 from headrace.jobs.trace_context import Trace
 from headrace.redis import keys
@@ -35,7 +35,7 @@ _STEPS: Final = tuple(str(keys.step_of(priority)) for priority in range(10))
 _TOLD: Final = 4
 
 
-class Submission(msgspec.Struct, frozen=True, gc=False):
+class JobSubmission(msgspec.Struct, frozen=True, gc=False):
     """One job on its way into a queue.
 
     Attributes:
@@ -72,11 +72,11 @@ def submission(
     result_ttl_s: int,
     waiter: str = "",
     request_hash: str = "",
-    source: Source | None = None,
+    source: InputSource | None = None,
     caller: Caller = EVERYBODY,
     quiet: bool = False,
     trace: Trace | None = None,
-) -> Submission:
+) -> JobSubmission:
     """Build what jobs/submit.lua is given for one job.
 
     Args:
@@ -100,7 +100,7 @@ def submission(
         )  # fmt: skip
         message = quiet_message(pieces, job_id, input_json)
         own = (job_id, message, request_hash) if request_hash else (job_id, message)
-        return Submission(job_id, model.name, shared, own, len(message))
+        return JobSubmission(job_id, model.name, shared, own, len(message))
     expires = None if options.expires is None else iso(int((now_s + options.expires) * US_PER_S))
     queue = model.queue
     message = envelope(
@@ -138,7 +138,7 @@ def submission(
         rare,
         caller,
     )
-    return Submission(job_id, model.name, shared, own, len(message))
+    return JobSubmission(job_id, model.name, shared, own, len(message))
 
 
 def _is_plain(options: JobOptions) -> bool:
@@ -213,7 +213,9 @@ def _shared(
     return (queue, step, max_depth, delay_us, begin_us, listed, owner, width, len(fields), *fields)
 
 
-def _rare_fields(options: JobOptions, model: ModelConfig, source: Source | None) -> tuple[Arg, ...]:
+def _rare_fields(
+    options: JobOptions, model: ModelConfig, source: InputSource | None
+) -> tuple[Arg, ...]:
     fields: list[Arg] = []
     if source is not None and source.ref:
         fields += (F.INPUT_REF, source.ref)
@@ -260,7 +262,7 @@ def _begun_digest(model: str, options: JobOptions, version: str | None) -> hashl
     return digest
 
 
-def submit_arguments(jobs: Iterable[Submission]) -> list[Arg]:
+def submit_arguments(jobs: Iterable[JobSubmission]) -> list[Arg]:
     """What jobs/submit.lua is given for jobs: their runs, in their order."""
     arguments: list[Arg] = []
     for shared, run in groupby(jobs, attrgetter("shared")):
@@ -272,7 +274,7 @@ def submit_arguments(jobs: Iterable[Submission]) -> list[Arg]:
 
 
 def read_receipts(
-    jobs: Sequence[Submission], answer: Sequence[Any]
+    jobs: Sequence[JobSubmission], answer: Sequence[Any]
 ) -> list[Receipt | HeadraceError]:
     """What jobs/submit.lua answered, job by job; an error is returned, not raised."""
     queued = Receipt(int(answer[0]), repeated=False)
@@ -283,7 +285,7 @@ def read_receipts(
     return found
 
 
-def _not_queued(job: Submission, code: int, created: int, depth: int) -> Receipt | HeadraceError:
+def _not_queued(job: JobSubmission, code: int, created: int, depth: int) -> Receipt | HeadraceError:
     if code == 2:
         return Receipt(created, repeated=True)
     if code == 0:

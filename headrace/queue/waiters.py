@@ -24,7 +24,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 from typing_extensions import override
 
-from headrace.queue.ended_job import Ended, read_ended
+from headrace.queue.ended_job import EndedJob, read_ended
 from headrace.queue.tasks import end
 from headrace.redis import keys
 from headrace.redis.connection import drop_connections
@@ -41,7 +41,7 @@ SUBSCRIBE_MAX_S: Final = 1.0
 _LOST: Final = (RedisError, OSError, AttributeError)
 
 
-class Wait:
+class JobWaiter:
     """One request that waits for one job. As a context it is known to its `Waiters`."""
 
     __slots__ = ("_ended", "_future", "_loop", "_table", "_woken", "job_id")
@@ -50,14 +50,14 @@ class Wait:
         self,
         job_id: str,
         loop: asyncio.AbstractEventLoop,
-        table: dict[str, list[Wait]] | None = None,
+        table: dict[str, list[JobWaiter]] | None = None,
     ) -> None:
         self.job_id = job_id
         self._table = table
         self._loop = loop
         self._woken = False
         self._future: asyncio.Future[None] | None = None
-        self._ended: Ended | None = None
+        self._ended: EndedJob | None = None
 
     def __enter__(self) -> Self:
         if self._table is not None:
@@ -72,7 +72,7 @@ class Wait:
             if not waits:
                 del self._table[self.job_id]
 
-    def wake(self, ended: Ended | None = None) -> None:
+    def wake(self, ended: EndedJob | None = None) -> None:
         """Tell the waiter how the job ended, or (None) to look at the record."""
         if ended is not None:
             self._ended = ended
@@ -81,7 +81,7 @@ class Wait:
         if future is not None and not future.done():
             future.set_result(None)
 
-    async def woken(self) -> Ended | None:
+    async def woken(self) -> EndedJob | None:
         """Wait for the next `wake`; what is known of the end by then."""
         if not self._woken:
             self._future = self._loop.create_future()
@@ -148,7 +148,7 @@ class _Topic:
     """A job that requests wait for which this process did not submit with a wait."""
 
     def __init__(self) -> None:
-        self.waits: set[Wait] = set()
+        self.waits: set[JobWaiter] = set()
         self.subscribed = asyncio.Event()
 
 
@@ -167,7 +167,7 @@ class Waiters:
         self.api_id = api_id
         self.dismissed = asyncio.Event()
         self._client = client
-        self._own: dict[str, list[Wait]] = {}
+        self._own: dict[str, list[JobWaiter]] = {}
         self._topics: dict[str, _Topic] = {}
         # How many confirmations are due per channel: one that left and came back has an older one.
         self._unconfirmed: defaultdict[str, int] = defaultdict(int)
@@ -212,17 +212,17 @@ class Waiters:
         if self._task is not None:
             await end(self._task)
 
-    def own(self, job_id: str) -> Wait:
+    def own(self, job_id: str) -> JobWaiter:
         """Wait for a job that is about to be submitted with this process as its waiter."""
-        wait = Wait(job_id, self._loop, self._own)
+        wait = JobWaiter(job_id, self._loop, self._own)
         if self.closing:
             wait.wake()
         return wait
 
     @contextlib.asynccontextmanager
-    async def foreign(self, job_id: str) -> AsyncIterator[Wait]:
+    async def foreign(self, job_id: str) -> AsyncIterator[JobWaiter]:
         """Wait for any job; subscribed when this enters, so read the record inside, then wait."""
-        wait = Wait(job_id, self._loop)
+        wait = JobWaiter(job_id, self._loop)
         if self.closing:
             wait.wake()
         topic = self._topics.get(job_id)
@@ -355,5 +355,5 @@ class Waiters:
         for wait in [wait for waits in self._waiting() for wait in waits]:
             wait.wake()
 
-    def _waiting(self) -> list[Collection[Wait]]:
+    def _waiting(self) -> list[Collection[JobWaiter]]:
         return [*self._own.values(), *(topic.waits for topic in self._topics.values())]

@@ -40,7 +40,7 @@ SILENCE_S: Final = 5.0
 _LOST: Final = (RedisError, OSError, AttributeError)
 
 
-class Standing(NamedTuple):
+class JobStatus(NamedTuple):
     """How a job stands. Times are microseconds of Redis' clock; 0 = not yet.
 
     Attributes:
@@ -63,9 +63,9 @@ class Standing(NamedTuple):
     error_json: str
 
 
-def standing_of(job: Job) -> Standing:
+def standing_of(job: Job) -> JobStatus:
     """How a job stands whose record was read."""
-    return Standing(
+    return JobStatus(
         job.state,
         job.attempts,
         job.token,
@@ -79,7 +79,7 @@ def standing_of(job: Job) -> Standing:
     )
 
 
-def read_standing(row: Any) -> Standing | None:
+def read_standing(row: Any) -> JobStatus | None:
     """How a job stands, as jobs/watch.lua has answered; None where there is none."""
     if not isinstance(row, list):
         return None
@@ -90,7 +90,7 @@ def read_standing(row: Any) -> Standing | None:
     state = State(letter)
     mark, progress = read_progress(token, said, stages) if said or stages else ("", None)
     scheduled = state is State.SCHEDULED
-    return Standing(
+    return JobStatus(
         state,
         int(attempts or 0),
         token,
@@ -104,8 +104,8 @@ def read_standing(row: Any) -> Standing | None:
     )
 
 
-class Watch:
-    """One who watches one job. As a context it is known to its `News`.
+class WatchSubscription:
+    """One who watches one job. As a context it is known to its `JobWatcher`.
 
     Attributes:
         standing: how the job stands, as far as is known; None before the first look.
@@ -115,9 +115,9 @@ class Watch:
 
     __slots__ = ("_event", "_news", "job_id", "standing", "unknown")
 
-    def __init__(self, news: News, job_id: str) -> None:
+    def __init__(self, news: JobWatcher, job_id: str) -> None:
         self.job_id = job_id
-        self.standing: Standing | None = None
+        self.standing: JobStatus | None = None
         self.unknown = False
         self._news = news
         self._event = asyncio.Event()
@@ -129,7 +129,7 @@ class Watch:
     def __exit__(self, *_: object) -> None:
         self._news.remove(self)
 
-    def tell(self, standing: Standing | None) -> None:
+    def tell(self, standing: JobStatus | None) -> None:
         """What a look has found."""
         if standing != self.standing or (standing is None) != self.unknown:
             self.standing, self.unknown = standing, standing is None
@@ -147,7 +147,7 @@ class Watch:
         self._event.clear()
 
 
-class News:
+class JobWatcher:
     """What the watchers of one API process are told.
 
     Args:
@@ -161,7 +161,7 @@ class News:
         self._client: Any = client
         self._queue = queue
         self._base = keys.news(f"/{api_id}")
-        self._watches: dict[str, set[Watch]] = {}
+        self._watches: dict[str, set[WatchSubscription]] = {}
         #: Jobs that something was heard of since they were looked at.
         self._heard: set[str] = set()
         self._stir = asyncio.Event()
@@ -186,11 +186,11 @@ class News:
         for task in (*self._saying, *self._tasks):
             await end(task)
 
-    def watch(self, job_id: str) -> Watch:
+    def watch(self, job_id: str) -> WatchSubscription:
         """Watch a job, within the context that this is."""
-        return Watch(self, job_id)
+        return WatchSubscription(self, job_id)
 
-    def add(self, watch: Watch) -> None:
+    def add(self, watch: WatchSubscription) -> None:
         """One more watches."""
         if not self._tasks:
             # Both last until the process stops; the first who watches begins them.
@@ -203,7 +203,7 @@ class News:
         # What has changed since its record was read is not told by anybody.
         self._hear(watch.job_id)
 
-    def remove(self, watch: Watch) -> None:
+    def remove(self, watch: WatchSubscription) -> None:
         """One watches no more."""
         known = self._watches[watch.job_id]
         known.discard(watch)
@@ -212,7 +212,7 @@ class News:
             self._heard.discard(watch.job_id)
             self._say("unsubscribe", watch.job_id)
 
-    def _all(self) -> Iterator[Watch]:
+    def _all(self) -> Iterator[WatchSubscription]:
         return (watch for watches in list(self._watches.values()) for watch in list(watches))
 
     def _hear(self, job_id: str) -> None:

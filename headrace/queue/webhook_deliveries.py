@@ -11,7 +11,7 @@ import msgspec
 from headrace.jobs.job import US_PER_S
 from headrace.queue.job_queue import JobQueue
 from headrace.redis import keys
-from headrace.webhooks.task_message import Errand, message
+from headrace.webhooks.task_message import WebhookTask, message
 
 PREFIX: Final = "msg_"
 #: Counts tries, in `hr:stats:`, by what came of them.
@@ -83,7 +83,7 @@ class Delivery(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, state=state, next_us=next_us)
 
 
-class Kept(msgspec.Struct, frozen=True):
+class PendingDelivery(msgspec.Struct, frozen=True):
     """What Redis has of one delivery.
 
     Attributes:
@@ -111,7 +111,7 @@ class Change(msgspec.Struct, frozen=True):
     counted: str = ""
 
 
-class HookLog(msgspec.Struct, frozen=True):
+class DeliveryLog(msgspec.Struct, frozen=True):
     """All that Redis has of one job's webhooks.
 
     Attributes:
@@ -121,7 +121,7 @@ class HookLog(msgspec.Struct, frozen=True):
 
     state: str = ""
     ended_us: int = 0
-    deliveries: dict[str, Kept] = {}
+    deliveries: dict[str, PendingDelivery] = {}
 
     @property
     def surplus(self) -> list[str]:
@@ -137,9 +137,9 @@ def delivery_id(said: str, at_us: int) -> str:
     return PREFIX + digest.hexdigest()
 
 
-def read_log(fields: Mapping[bytes, bytes]) -> HookLog:
+def read_log(fields: Mapping[bytes, bytes]) -> DeliveryLog:
     """Read `hr:hook:<id>`; a delivery that cannot be read, as of another version, is left out."""
-    found: dict[str, Kept] = {}
+    found: dict[str, PendingDelivery] = {}
     for raw, text in fields.items():
         name = raw.decode("utf-8", "replace")
         if not name.startswith(PREFIX):
@@ -148,13 +148,13 @@ def read_log(fields: Mapping[bytes, bytes]) -> HookLog:
             delivery = msgspec.json.decode(text, type=Delivery)
         except msgspec.MsgspecError:
             continue
-        found[name] = Kept(delivery, text, fields.get(b"b:" + raw, b""))
+        found[name] = PendingDelivery(delivery, text, fields.get(b"b:" + raw, b""))
     ended = fields.get(b"en", b"0")
     state = fields.get(b"s", b"").decode("ascii", "replace")
-    return HookLog(state, int(ended) if ended.isdigit() else 0, found)
+    return DeliveryLog(state, int(ended) if ended.isdigit() else 0, found)
 
 
-class HookStore:
+class DeliveryStore:
     """Reads and keeps deliveries.
 
     Args:
@@ -164,7 +164,7 @@ class HookStore:
     def __init__(self, queue: JobQueue) -> None:
         self._queue = queue
 
-    async def read(self, job_id: str) -> HookLog:
+    async def read(self, job_id: str) -> DeliveryLog:
         """What there is of a job's webhooks.
 
         Raises:
@@ -173,7 +173,7 @@ class HookStore:
         return read_log(await self._queue.fields(keys.hook(job_id)))
 
     async def save(
-        self, kept: Kept, change: Change, *, ttl_s: int, surplus: tuple[str, ...] = ()
+        self, kept: PendingDelivery, change: Change, *, ttl_s: int, surplus: tuple[str, ...] = ()
     ) -> bytes | None:
         """Keep what became of a delivery, if nobody else has changed it.
 
@@ -190,7 +190,7 @@ class HookStore:
             BrokerError: Redis does not answer; whether it was kept is not known.
         """
         new, delay_s = change.delivery, change.delay_s
-        again = b"" if delay_s is None else message(Errand(new.job, delivery=new.id))
+        again = b"" if delay_s is None else message(WebhookTask(new.job, delivery=new.id))
         answer = await self._queue.once(
             "webhooks/save", new.job, new.id, kept.text, msgspec.json.encode(new), ttl_s,
             "" if delay_s is None else max(0, int(delay_s * US_PER_S)), again,

@@ -14,7 +14,7 @@ from headrace.redis.outages import translate
 from headrace.redis.scripts import Arg, script
 
 
-class Caller:
+class ScriptClient:
     """Calls scripts. Its methods block and may be called from any thread.
 
     What is called is said a second time where a connection broke, and must allow that.

@@ -28,7 +28,7 @@ from headrace.redis.scripts import Arg, Command, script
 _pack: Final[Callable[[Command], bytes]] = pack_command  # type: ignore[assignment]
 
 
-class ScriptCalls:
+class AsyncScriptClient:
     """Calls scripts.
 
     Args:
@@ -75,7 +75,7 @@ class ScriptCalls:
             except (RedisConnectionError, RedisTimeoutError, ResponseError) as error:
                 if isinstance(error, ResponseError) and outage_code(error) not in NO_PRIMARY:
                     raise
-                if isinstance(error, _NobodyThere):
+                if isinstance(error, _ConnectFailed):
                     raise
                 return list(await self._evaluate(name, called))
         except RedisError as error:
@@ -95,7 +95,7 @@ class ScriptCalls:
         try:
             connection = await connection_of(self._client)
         except RedisTimeoutError as error:
-            raise _NobodyThere(str(error)) from error
+            raise _ConnectFailed(str(error)) from error
         try:
             await connection.send_packed_command(packed)
             answer = await connection.read_response()
@@ -115,5 +115,5 @@ class ScriptCalls:
         return answer
 
 
-class _NobodyThere(RedisTimeoutError):
+class _ConnectFailed(RedisTimeoutError):
     """Nobody takes a connection; to ask again at once would only take as long again."""

@@ -9,7 +9,7 @@ import msgspec
 
 from headrace.errors import Conflict
 from headrace.runs.interfaces import Cursor, Mark
-from headrace.runs.range_set import Numbers
+from headrace.runs.range_set import RangeSet
 
 VERSION: Final = 1
 _ID_BYTES: Final = 10
@@ -59,9 +59,9 @@ class Checkpoint(msgspec.Struct, kw_only=True):
     started_at: float = 0.0
 
     @property
-    def numbers(self) -> Numbers:
+    def numbers(self) -> RangeSet:
         """`done` as a set."""
-        return Numbers(self.done)
+        return RangeSet(self.done)
 
     def encode(self) -> bytes:
         """As it is kept."""

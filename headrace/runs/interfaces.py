@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol, TypeAlias
 import msgspec
 
 from headrace.client.models import Failure
-from headrace.runs.range_set import Numbers
+from headrace.runs.range_set import RangeSet
 
 #: JSON by which a source finds its way: see `Source.entries`.
 Cursor: TypeAlias = Any
@@ -171,7 +171,7 @@ class Sink(Protocol):
     def finish(self) -> Mark:
         """All rows are there: `sync`, and bring the output into its last form."""
 
-    def retract(self) -> Numbers:
+    def retract(self) -> RangeSet:
         """Remove the rows of all inputs that did not succeed, so that these can be run again.
 
         Called in place of `recover`, and again after a crash within; the output has all rows or

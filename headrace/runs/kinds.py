@@ -13,7 +13,7 @@ from headrace.runs.interfaces import Sink, Source
 from headrace.runs.sinks.jsonl import JsonlSink
 from headrace.runs.sinks.spooled import SpooledSink
 from headrace.runs.sources.csv import CsvReader
-from headrace.runs.sources.files import Blob, local_blobs
+from headrace.runs.sources.files import SourceFile, local_blobs
 from headrace.runs.sources.folder import FolderSource
 from headrace.runs.sources.jsonl import JsonlSource
 from headrace.runs.sources.options import SourceOptions
@@ -46,18 +46,18 @@ def tar_source(named: str, options: SourceOptions) -> Source:
     return tar_of(local_blobs(named, options.output), options)
 
 
-def jsonl_of(blobs: Sequence[Blob], options: SourceOptions) -> TableSource:
+def jsonl_of(blobs: Sequence[SourceFile], options: SourceOptions) -> TableSource:
     """Files of JSON lines, wherever they lie."""
     return JsonlSource(blobs, options)
 
 
-def csv_of(blobs: Sequence[Blob], options: SourceOptions) -> TableSource:
+def csv_of(blobs: Sequence[SourceFile], options: SourceOptions) -> TableSource:
     """Rows of CSV files, wherever they lie; `.tsv` says that tabs tell the columns apart."""
     tabs = blobs[0].name.lower().removesuffix(".gz").endswith(".tsv")
     return TableSource(blobs, CsvReader(options, "\t" if tabs else None), options)
 
 
-def parquet_of(blobs: Sequence[Blob], options: SourceOptions) -> TableSource:
+def parquet_of(blobs: Sequence[SourceFile], options: SourceOptions) -> TableSource:
     """Rows of Parquet files, wherever they lie.
 
     Raises:
@@ -69,7 +69,7 @@ def parquet_of(blobs: Sequence[Blob], options: SourceOptions) -> TableSource:
     return ParquetSource(blobs, options)
 
 
-def tar_of(blobs: Sequence[Blob], options: SourceOptions) -> TableSource:
+def tar_of(blobs: Sequence[SourceFile], options: SourceOptions) -> TableSource:
     """Samples of tar shards, wherever they lie."""
     return TableSource(blobs, TarReader(options), options)
 

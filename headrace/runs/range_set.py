@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from headrace.errors import ConfigError
 
 
-class Numbers:
+class RangeSet:
     """A set of numbers from 0; it takes memory by its gaps, not by its numbers.
 
     Args:

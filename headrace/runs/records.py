@@ -28,7 +28,7 @@ LOST: Final = "lost"
 Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 
 
-class RunTold(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class RunStatus(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a run tells of itself.
 
     Attributes:
@@ -70,7 +70,7 @@ class RunRecords:
         self._client = client
         self._queue = queue
 
-    async def tell(self, run_id: str, told: RunTold, caller: Caller, *, begun: bool) -> bool:
+    async def tell(self, run_id: str, told: RunStatus, caller: Caller, *, begun: bool) -> bool:
         """Keep what a run tells; whether its end was asked for.
 
         Raises:
@@ -152,7 +152,7 @@ def _is_known(fields: dict[bytes, bytes], caller: Caller) -> bool:
 
 
 def _record(run_id: str, fields: dict[bytes, bytes], now_s: int) -> dict[str, Any]:
-    told = msgspec.json.decode(fields[b"told"], type=RunTold)
+    told = msgspec.json.decode(fields[b"told"], type=RunStatus)
     at_us = int(fields.get(b"at", b"0"))
     said = {name: getattr(told, name) for name in told.__struct_fields__}
     if told.state == RUNNING and now_s - at_us / US_PER_S > SILENT_S:

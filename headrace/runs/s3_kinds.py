@@ -8,14 +8,14 @@ from typing import Final
 from headrace.errors import ConfigError
 from headrace.runs import kinds
 from headrace.runs.interfaces import Sink, Source
-from headrace.runs.sinks.s3 import Form, Lines, S3Target, spool_of
+from headrace.runs.sinks.s3 import Lines, OutputFormat, S3Target, spool_of
 from headrace.runs.sinks.spooled import SpooledSink
-from headrace.runs.sources.files import Blob
+from headrace.runs.sources.files import SourceFile
 from headrace.runs.sources.options import SourceOptions
 from headrace.runs.sources.s3 import Bucket, s3_blobs, split
 from headrace.runs.sources.s3_objects import S3Objects
 
-_TABLES: Final[dict[str, Callable[[Sequence[Blob], SourceOptions], Source]]] = {
+_TABLES: Final[dict[str, Callable[[Sequence[SourceFile], SourceOptions], Source]]] = {
     ".jsonl": kinds.jsonl_of,
     ".ndjson": kinds.jsonl_of,
     ".csv": kinds.csv_of,
@@ -46,14 +46,14 @@ def s3_sink(named: str, source: Source | None) -> Sink:
     """
     bucket_name, key = split(named)
     lower = key.lower()
-    form: Form
+    form: OutputFormat
     if lower.endswith((".jsonl", ".ndjson")):
         form = Lines()
     elif lower.endswith(".parquet"):
         kinds.need_pyarrow(named)
-        from headrace.runs.sinks.parquet import ParquetForm
+        from headrace.runs.sinks.parquet import ParquetFormat
 
-        form = ParquetForm(kinds.carried_types(source))
+        form = ParquetFormat(kinds.carried_types(source))
     else:
         raise ConfigError(
             f"{named}: it cannot be told how this is to be written",

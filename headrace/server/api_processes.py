@@ -14,7 +14,7 @@ from typing import Final
 
 from headrace.config.settings import Settings
 from headrace.server.ports import listen
-from headrace.server.supervisor.child_process import Child
+from headrace.server.supervisor.child_process import ChildSpec
 
 _STOP_TIMEOUT_S: Final = 15.0
 _READ_BYTES: Final = 64
@@ -40,14 +40,14 @@ def api_command(listeners: Sequence[socket.socket]) -> list[str]:
 
 def api_children(
     settings: Settings, environ: Mapping[str, str], listeners: Sequence[socket.socket]
-) -> list[Child]:
+) -> list[ChildSpec]:
     """The API's processes; each comes back by itself when it dies."""
     count = settings.api_processes
     names = ["api"] if count == 1 else [f"api{number}" for number in range(count)]
     return [_child(name, environ, listeners) for name in names]
 
 
-def _child(name: str, environ: Mapping[str, str], listeners: Sequence[socket.socket]) -> Child:
+def _child(name: str, environ: Mapping[str, str], listeners: Sequence[socket.socket]) -> ChildSpec:
     # On a port that several share nobody can be asked alone whether it serves, so that each says
     # it. Both ends stay open here: a process that dies must not end the pipe for the next.
     hears, says = os.pipe()
@@ -64,7 +64,7 @@ def _child(name: str, environ: Mapping[str, str], listeners: Sequence[socket.soc
         heard()
         return environ
 
-    return Child(
+    return ChildSpec(
         name=name,
         command=[*api_command(listeners), "--ready", str(says)],
         environment=fresh,

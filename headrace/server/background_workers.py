@@ -22,7 +22,7 @@ from headrace.server.supervisor.proc import start_time_ticks
 NODE: Final = "errands"
 
 
-class Alive(msgspec.Struct, frozen=True):
+class WorkerLiveness(msgspec.Struct, frozen=True):
     """What an errands worker says of itself.
 
     Attributes:
@@ -39,7 +39,7 @@ def node_name() -> str:
     return f"{NODE}@{socket.gethostname()}"
 
 
-def tell(client: redis.Redis, owner: str, alive: Alive, *gone: str) -> int:
+def tell(client: redis.Redis, owner: str, alive: WorkerLiveness, *gone: str) -> int:
     """Say that an errands worker lives, and give back what those held that do not.
 
     Args:
@@ -68,13 +68,13 @@ def give_back(redis_url: str, owner: str) -> int:
         return _call(client, "", b"", keys.ERRANDS_TTL_S, owner)
 
 
-def living(client: redis.Redis) -> list[Alive]:
+def living(client: redis.Redis) -> list[WorkerLiveness]:
     """The errands workers that have said lately that they live, and on this host have a process."""
     owners: Any = client.smembers(keys.ERRAND_OWNERS)
     if not owners:
         return []
     found: Any = client.mget([keys.errands_alive(owner.decode()) for owner in owners])
-    said = [msgspec.json.decode(raw, type=Alive) for raw in found if raw is not None]
+    said = [msgspec.json.decode(raw, type=WorkerLiveness) for raw in found if raw is not None]
     here = f"@{socket.gethostname()}"
     return [
         one for one in said if not one.node.endswith(here) or start_time_ticks(one.pid) is not None

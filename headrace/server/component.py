@@ -137,9 +137,9 @@ def run_runner(settings: Settings, environ: Mapping[str, str]) -> None:
     beside = http_url(settings.host, settings.port, tls=settings.tls)
     api_url = environ.get(ENV_URL) or beside
     # Here, as it brings the HTTP client, which no other part needs.
-    from headrace.batches.runner import Runner
+    from headrace.batches.runner import BatchRunner
 
-    Runner(settings, url, api_url, environ.get(components.INCARNATION, "")).run()
+    BatchRunner(settings, url, api_url, environ.get(components.INCARNATION, "")).run()
 
 
 def run_flower(

@@ -15,20 +15,20 @@ from typing import Any, Final
 import redis
 import redis.exceptions
 
-from headrace.batches.store import Batches
+from headrace.batches.store import BatchStore
 from headrace.config.paths import ENV_URL, server_root
 from headrace.config.settings import ENV_CONFIG, Settings
 from headrace.errors import ConfigError, HeadraceError
 from headrace.observability import logs
 from headrace.queue.recovery import release_incarnation
 from headrace.redis import keys
-from headrace.redis.caller import Caller
+from headrace.redis.caller import ScriptClient
 from headrace.redis.connection import connect
 from headrace.server import background_workers
 from headrace.server.embedded_redis import EmbeddedServer
 from headrace.server.gpus import Device
 from headrace.server.ports import http_connection, http_url, reachable
-from headrace.server.supervisor.child_process import Child, Exit
+from headrace.server.supervisor.child_process import ChildSpec, Exit
 
 INCARNATION: Final = "HEADRACE_INCARNATION"
 RUNNER: Final = "runner"
@@ -97,7 +97,7 @@ def log_format(settings: Settings) -> str:
     return logs.format_of(settings.log_format, sys.stdout)
 
 
-def redis_child(server: EmbeddedServer, lock: int, on_ready: Callable[[], None]) -> Child:
+def redis_child(server: EmbeddedServer, lock: int, on_ready: Callable[[], None]) -> ChildSpec:
     """The embedded server; it holds the state directory's lock with us.
 
     Args:
@@ -112,7 +112,7 @@ def redis_child(server: EmbeddedServer, lock: int, on_ready: Callable[[], None])
         on_ready()
         return True
 
-    return Child(
+    return ChildSpec(
         name="redis",
         command=server.command,
         environment=lambda: server.environment,
@@ -133,7 +133,7 @@ def node_name(device: Device) -> str:
 
 def worker_child(
     device: Device, settings: Settings, environ: Mapping[str, str], say: Callable[[str], None]
-) -> Child:
+) -> ChildSpec:
     """A Celery worker for one device; each start is an incarnation of its own.
 
     Args:
@@ -164,7 +164,7 @@ def worker_child(
 
 def errands_child(
     settings: Settings, environ: Mapping[str, str], say: Callable[[str], None]
-) -> Child:
+) -> ChildSpec:
     """The errands worker; each start is an owner of its own in the errands' account.
 
     Args:
@@ -196,9 +196,9 @@ def _celery_worker(
     fresh: Callable[[], dict[str, str]],
     release: Callable[[Exit], None],
     ready: Callable[[Mapping[str, str]], bool],
-) -> Child:
+) -> ChildSpec:
     options = ["--loglevel", settings.log_level, "--without-gossip", "--without-mingle"]
-    return Child(
+    return ChildSpec(
         name=name,
         command=[*command, *options],
         environment=fresh,
@@ -212,7 +212,7 @@ def _celery_worker(
 
 def runner_child(
     settings: Settings, environ: Mapping[str, str], say: Callable[[str], None]
-) -> Child:
+) -> ChildSpec:
     """A runner beside the API of these settings. Without it batches wait; the rest serves.
 
     Args:
@@ -232,7 +232,7 @@ def runner_child(
     def release(end: Exit) -> None:
         release_batches(url, end.environment[INCARNATION], say)
 
-    return Child(
+    return ChildSpec(
         name=RUNNER,
         command=[*PYTHON, "headrace", "runner"],
         environment=fresh,
@@ -264,7 +264,7 @@ def check_flower(address: str, environ: Mapping[str, str], *, change: str) -> No
     )
 
 
-def flower_child(settings: Settings, environ: Mapping[str, str]) -> Child:
+def flower_child(settings: Settings, environ: Mapping[str, str]) -> ChildSpec:
     """Flower. It is a view: the rest serves without it."""
     options = {
         "address": settings.flower_host,
@@ -276,7 +276,7 @@ def flower_child(settings: Settings, environ: Mapping[str, str]) -> Child:
     # To Flower, an empty FLOWER_BASIC_AUTH is a password that nobody can give.
     given = {k: v for k, v in environ.items() if v or not k.startswith("FLOWER_")}
     given = {**_FLOWER_DEFAULTS, **given}
-    return Child(
+    return ChildSpec(
         name="flower",
         command=[*PYTHON, "celery", "--quiet", "-A", "workers.celery.flower", "flower", *arguments],
         environment=lambda: given,
@@ -317,7 +317,7 @@ def release_batches(redis_url: str, runner: str, say: Callable[[str], None]) -> 
     """Let another runner go on at once with the batches of one that is gone."""
     try:
         with connect(redis_url) as client:
-            released = Batches(Caller(client), 0, 0).release(runner)
+            released = BatchStore(ScriptClient(client), 0, 0).release(runner)
     except (HeadraceError, redis.exceptions.RedisError, OSError) as error:
         say(f"batches of {runner} not released, their leases run out by themselves: {error}")
         return

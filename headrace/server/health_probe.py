@@ -29,7 +29,7 @@ from headrace.server.supervisor.proc import start_time_ticks
 TIMEOUT_S: Final = 4.0
 
 
-class Part(StrEnum):
+class Component(StrEnum):
     """What can be asked for."""
 
     API = "api"
@@ -48,15 +48,19 @@ def run_check(part: str, workers: int | None, environ: Mapping[str, str]) -> str
             only status 0 and 1.
         ConfigError: there is no such part.
     """
-    if part not in tuple(Part):
-        raise ConfigError(f"there is no part {part!r}", hint=f"the parts are {', '.join(Part)}")
+    if part not in tuple(Component):
+        raise ConfigError(
+            f"there is no part {part!r}", hint=f"the parts are {', '.join(Component)}"
+        )
     try:
-        return check(Part(part), load_settings(None, environ, {}), workers, environ)
+        return check(Component(part), load_settings(None, environ, {}), workers, environ)
     except ConfigError as error:
         raise HeadraceError(error.message, hint=error.hint) from error
 
 
-def check(part: Part, settings: Settings, workers: int | None, environ: Mapping[str, str]) -> str:
+def check(
+    part: Component, settings: Settings, workers: int | None, environ: Mapping[str, str]
+) -> str:
     """Look at one part, from the environment that it was started with.
 
     Args:
@@ -72,15 +76,15 @@ def check(part: Part, settings: Settings, workers: int | None, environ: Mapping[
         HeadraceError: it does not serve.
         ConfigError: no Redis is named, and the part is seen through it.
     """
-    if part is Part.WORKER:
+    if part is Component.WORKER:
         return check_workers(_redis_url(settings), workers, environ)
-    if part is Part.ERRANDS:
+    if part is Component.ERRANDS:
         return check_errands(_redis_url(settings))
-    if part is Part.RUNNER:
+    if part is Component.RUNNER:
         return check_runner(_redis_url(settings))
-    if part is Part.REDIS:
+    if part is Component.REDIS:
         return check_redis(_redis_url(settings))
-    if part is Part.FLOWER:
+    if part is Component.FLOWER:
         return check_http("Flower", settings.flower_host, settings.flower_port, "/healthcheck")
     return check_http("API", settings.host, settings.port, "/ready", tls=settings.tls)
 

@@ -19,7 +19,7 @@ from headrace.server import components, embedded_redis, state_dir
 from headrace.server.api_processes import api_children, listen_for_api
 from headrace.server.gpus import worker_devices
 from headrace.server.ports import close_all, http_url, require_free
-from headrace.server.supervisor.child_process import Child, Running
+from headrace.server.supervisor.child_process import ChildProcess, ChildSpec
 from headrace.server.supervisor.console import Console, console_for
 from headrace.server.supervisor.supervisor import OWN_NAME, Supervisor
 
@@ -84,7 +84,7 @@ class Up:
             finally:
                 self._close_port()
 
-    def _supervise(self, children: list[Child]) -> None:
+    def _supervise(self, children: list[ChildSpec]) -> None:
         self._console = console_for(
             [OWN_NAME, *(child.name for child in children)],
             components.HIDDEN_LINES,
@@ -117,7 +117,7 @@ class Up:
                 change="choose another with HEADRACE_FLOWER_PORT, or give --no-flower",
             )
 
-    def _children(self, lock: int) -> list[Child]:
+    def _children(self, lock: int) -> list[ChildSpec]:
         settings, options = self._settings, self._options
         children = []
         if settings.redis_url is None:
@@ -165,7 +165,7 @@ class Up:
             urls["flower"] = http_url(settings.flower_host, settings.flower_port)
         return urls
 
-    def _record(self, children: Sequence[Running]) -> None:
+    def _record(self, children: Sequence[ChildProcess]) -> None:
         living = [child for child in children if child.process is not None]
         found = (child.environment.get(components.INCARNATION) for child in living)
         record = {

@@ -22,7 +22,7 @@ _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?\.?")
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class Endpoint:
     """A webhook's address, taken apart.
 
     Attributes:
@@ -40,7 +40,7 @@ class Target:
     path: str
 
 
-def read_target(url: str, *, allow_http: bool = False) -> Target:
+def read_target(url: str, *, allow_http: bool = False) -> Endpoint:
     """Take a webhook's URL apart.
 
     Raises:
@@ -68,7 +68,7 @@ def read_target(url: str, *, allow_http: bool = False) -> Target:
     host = parts.hostname
     literal = _literal(host, bracketed="[" in parts.netloc)
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    return Target(scheme, host, port or _PORTS[scheme], literal, parts.netloc, path)
+    return Endpoint(scheme, host, port or _PORTS[scheme], literal, parts.netloc, path)
 
 
 def _literal(host: str, *, bracketed: bool) -> Address | None:
@@ -124,7 +124,7 @@ class WebhookPolicy:
         check_address(read_target(options.webhook, allow_http=self._allow_http), self._allowed)
 
 
-def check_address(target: Target, allowed: Sequence[Network]) -> None:
+def check_address(target: Endpoint, allowed: Sequence[Network]) -> None:
     """Look at an address that stands in the URL itself; a name is looked up when it is sent.
 
     Raises:

@@ -18,7 +18,7 @@ EVENTS: Final[tuple[str, ...]] = get_args(WebhookEvent)
 STARTED: Final = "started"
 
 
-class Errand(msgspec.Struct, frozen=True, omit_defaults=True):
+class WebhookTask(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the errands worker is told.
 
     Attributes:
@@ -49,15 +49,15 @@ def webhook_fields(job_id: str, model: str, owner: str, options: JobOptions) -> 
     fields: list[str | bytes] = []
     first, second = new_ids(2)
     if ends:
-        ended = Errand(job_id, first, options.webhook, model, owner)
+        ended = WebhookTask(job_id, first, options.webhook, model, owner)
         fields += (F.WEBHOOK, message(ended), F.WEBHOOK_ENDS, ends)
     if STARTED in wanted:
-        began = Errand(job_id, second, options.webhook, model, owner, started=True)
+        began = WebhookTask(job_id, second, options.webhook, model, owner, started=True)
         fields += (F.WEBHOOK_STARTED, message(began))
     return fields
 
 
-def message(errand: Errand) -> bytes:
+def message(errand: WebhookTask) -> bytes:
     """An errand as a message of Celery's (protocol 2), ready for LPUSH."""
     task_id = errand.said or new_ids(1)[0]
     body = msgspec.json.encode(((), {"errand": errand}, _EMBED))

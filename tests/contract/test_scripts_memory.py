@@ -10,8 +10,8 @@ import pytest
 from redis.exceptions import NoScriptError, OutOfMemoryError, ResponseError
 
 from headrace.errors import BrokerUnavailable
-from headrace.payloads.index import Index
-from headrace.payloads.redis_store import RedisStore
+from headrace.payloads.index import PayloadIndex
+from headrace.payloads.redis_store import RedisPayloadStore
 from headrace.payloads.store import PayloadMissing, new_entry
 from headrace.queue.expiry import EXPIRE_ARGUMENTS
 from headrace.redis import keys
@@ -120,13 +120,13 @@ def test_a_revoke_of_what_nobody_knows_yet_is_remembered(queue: Queue) -> None:
 
 
 def test_payloads_of_results_are_stored_and_what_nobody_needs_is_deleted(queue: Queue) -> None:
-    store = RedisStore(Index(queue.client, 10_000), queue.client)
+    store = RedisPayloadStore(PayloadIndex(queue.client, 10_000), queue.client)
     unneeded, result = (new_entry("redis", "one", "m", kind) for kind in "ir")
     store.put(unneeded, b"input")
     with full_memory(queue):
         store.put(result, b"result", bounded=False)
         assert store.get(result.ref) == b"result"
-        assert Index(queue.client).look(unneeded, result) == []
+        assert PayloadIndex(queue.client).look(unneeded, result) == []
         with pytest.raises(PayloadMissing):
             store.get(unneeded.ref)
     assert queue.client.zcard(keys.PAYLOADS) == 0

@@ -6,9 +6,9 @@ import pytest
 import redis
 
 from headrace.errors import BrokerFull, StoreFull
-from headrace.payloads.index import GRACE_S, SCRIPT_MAX_BYTES, Index
-from headrace.payloads.redis_store import RedisStore
-from headrace.payloads.store import Entry, new_entry
+from headrace.payloads.index import GRACE_S, SCRIPT_MAX_BYTES, PayloadIndex
+from headrace.payloads.redis_store import RedisPayloadStore
+from headrace.payloads.store import PayloadEntry, new_entry
 from headrace.redis import keys
 from headrace.redis.keys import F
 from tests.contract.test_scripts_memory import full_memory
@@ -19,18 +19,18 @@ BODY = b"x" * 1000
 
 
 @pytest.fixture
-def store(queue: Queue) -> RedisStore:
-    return RedisStore(Index(queue.client, 10_000), queue.client)
+def store(queue: Queue) -> RedisPayloadStore:
+    return RedisPayloadStore(PayloadIndex(queue.client, 10_000), queue.client)
 
 
-def put(store: RedisStore, job_id: str, kind: str = "i", body: bytes = BODY) -> Entry:
+def put(store: RedisPayloadStore, job_id: str, kind: str = "i", body: bytes = BODY) -> PayloadEntry:
     entry = new_entry("redis", job_id, "m", kind)
     store.put(entry, body, bounded=kind == "i")
     return entry
 
 
-def index_of(store: RedisStore) -> Index:
-    assert isinstance(store.account, Index)
+def index_of(store: RedisPayloadStore) -> PayloadIndex:
+    assert isinstance(store.account, PayloadIndex)
     return store.account
 
 
@@ -38,12 +38,12 @@ def total(client: redis.Redis) -> int:
     return int(client.hget(keys.PAYLOAD_SIZES, "") or 0)
 
 
-def there(store: RedisStore, entry: Entry) -> bool:
+def there(store: RedisPayloadStore, entry: PayloadEntry) -> bool:
     key = keys.PAYLOAD_PREFIX + entry.ref.partition(":")[2]
     return bool(index_of(store).client.exists(key))
 
 
-def sweep(queue: Queue, store: RedisStore) -> int:
+def sweep(queue: Queue, store: RedisPayloadStore) -> int:
     make_due(queue.client)
     return index_of(store).due()[0]
 
@@ -54,7 +54,7 @@ def end(queue: Queue, job_id: str, **options: str) -> None:
     assert queue.settle(leased, **options) == [1]  # type: ignore[arg-type] # only text here
 
 
-def test_a_payload_is_counted_and_looked_at_later(queue: Queue, store: RedisStore) -> None:
+def test_a_payload_is_counted_and_looked_at_later(queue: Queue, store: RedisPayloadStore) -> None:
     entry = put(store, "one")
     assert store.get(entry.ref) == BODY
     assert total(queue.client) == len(BODY)
@@ -68,7 +68,7 @@ def test_a_payload_is_counted_and_looked_at_later(queue: Queue, store: RedisStor
     assert (noted(queue.client), total(queue.client)) == ([], 0)
 
 
-def test_said_twice_it_is_counted_once(queue: Queue, store: RedisStore) -> None:
+def test_said_twice_it_is_counted_once(queue: Queue, store: RedisPayloadStore) -> None:
     entry = put(store, "one")
     store.put(entry, BODY)
     assert total(queue.client) == len(BODY)
@@ -76,7 +76,9 @@ def test_said_twice_it_is_counted_once(queue: Queue, store: RedisStore) -> None:
     assert total(queue.client) == 0
 
 
-def test_more_than_the_limit_is_refused_and_writes_nothing(queue: Queue, store: RedisStore) -> None:
+def test_more_than_the_limit_is_refused_and_writes_nothing(
+    queue: Queue, store: RedisPayloadStore
+) -> None:
     for n in range(10):
         put(store, f"job-{n}")
     before = {key: queue.client.dump(key) for key in queue.client.keys("*")}
@@ -93,7 +95,7 @@ def test_more_than_the_limit_is_refused_and_writes_nothing(queue: Queue, store: 
 @pytest.mark.parametrize("kind", ["i", "r"])
 def test_what_is_very_long_is_written_apart(queue: Queue, kind: str) -> None:
     body = b"v" * (SCRIPT_MAX_BYTES + 1)
-    store = RedisStore(Index(queue.client, 3 * SCRIPT_MAX_BYTES), queue.client)
+    store = RedisPayloadStore(PayloadIndex(queue.client, 3 * SCRIPT_MAX_BYTES), queue.client)
     entry = put(store, "one", kind, body)
     assert store.get(entry.ref) == body
     assert total(queue.client) == len(body)
@@ -104,7 +106,12 @@ def test_what_is_very_long_is_written_apart(queue: Queue, kind: str) -> None:
         put(store, "three", "i", body)
     with full_memory(queue):
         with pytest.raises(BrokerFull):
-            put(RedisStore(Index(queue.client, 10**9), queue.client), "four", "i", body)
+            put(
+                RedisPayloadStore(PayloadIndex(queue.client, 10**9), queue.client),
+                "four",
+                "i",
+                body,
+            )
         assert store.get(put(store, "five", "r", body).ref) == body
     assert total(queue.client) == 3 * len(body)
     sweep(queue, store)
@@ -113,7 +120,7 @@ def test_what_is_very_long_is_written_apart(queue: Queue, kind: str) -> None:
 
 def test_no_room_between_entry_and_payload_leaves_nothing(queue: Queue) -> None:
     body = b"v" * (SCRIPT_MAX_BYTES + 1)
-    index = Index(queue.client, 100 * SCRIPT_MAX_BYTES)
+    index = PayloadIndex(queue.client, 100 * SCRIPT_MAX_BYTES)
     entry = new_entry("redis", "one", "m", "i")
     # The entry still fits, the payload does not any more: as though memory ran out in between.
     index.call("payloads/put", entry.text, entry.ref, 1, "", len(body))
@@ -123,17 +130,17 @@ def test_no_room_between_entry_and_payload_leaves_nothing(queue: Queue) -> None:
 
 
 def test_the_limit_is_half_of_maxmemory(queue: Queue) -> None:
-    assert Index(queue.client).max_bytes() == 1024**3
+    assert PayloadIndex(queue.client).max_bytes() == 1024**3
     queue.client.config_set("maxmemory", 100_000_000)
     try:
-        assert Index(queue.client).max_bytes() == 50_000_000
-        assert Index(queue.client, 7).max_bytes() == 7
+        assert PayloadIndex(queue.client).max_bytes() == 50_000_000
+        assert PayloadIndex(queue.client, 7).max_bytes() == 7
     finally:
         queue.client.config_set("maxmemory", 0)
 
 
 def test_at_maxmemory_an_input_is_refused_and_a_result_passes(
-    queue: Queue, store: RedisStore
+    queue: Queue, store: RedisPayloadStore
 ) -> None:
     kept = put(store, "input")
     before = {key: queue.client.dump(key) for key in queue.client.keys("*")}
@@ -149,7 +156,7 @@ def test_at_maxmemory_an_input_is_refused_and_a_result_passes(
     assert not there(store, result)
 
 
-def test_an_input_is_kept_until_its_job_has_ended(queue: Queue, store: RedisStore) -> None:
+def test_an_input_is_kept_until_its_job_has_ended(queue: Queue, store: RedisPayloadStore) -> None:
     entry = put(store, "j")
     queue.submit_one(id="j", input_ref=entry.ref)
     assert index_of(store).look(entry) == []
@@ -167,7 +174,7 @@ def test_an_input_is_kept_until_its_job_has_ended(queue: Queue, store: RedisStor
 
 
 def test_a_repeats_own_input_is_dropped_though_the_job_waits(
-    queue: Queue, store: RedisStore
+    queue: Queue, store: RedisPayloadStore
 ) -> None:
     first, repeat = put(store, "j"), put(store, "j")
     queue.submit_one(id="j", input_ref=first.ref)
@@ -177,7 +184,7 @@ def test_a_repeats_own_input_is_dropped_though_the_job_waits(
     index_of(store).look(first)
 
 
-def test_an_input_lives_as_long_as_its_dead_letter(queue: Queue, store: RedisStore) -> None:
+def test_an_input_lives_as_long_as_its_dead_letter(queue: Queue, store: RedisPayloadStore) -> None:
     entry = put(store, "j")
     queue.submit_one(id="j", input_ref=entry.ref)
     for _ in range(8):
@@ -198,7 +205,7 @@ def test_an_input_lives_as_long_as_its_dead_letter(queue: Queue, store: RedisSto
 
 @pytest.mark.parametrize("expired", [False, True])
 def test_an_input_is_there_when_its_letter_is_requeued(
-    queue: Queue, store: RedisStore, expired: bool
+    queue: Queue, store: RedisPayloadStore, expired: bool
 ) -> None:
     entry = put(store, "j")
     queue.submit_one(id="j", input_ref=entry.ref, source=entry.ref)
@@ -218,7 +225,7 @@ def test_an_input_is_there_when_its_letter_is_requeued(
 
 
 def test_a_result_waits_for_its_job_and_then_lives_as_its_record(
-    queue: Queue, store: RedisStore
+    queue: Queue, store: RedisPayloadStore
 ) -> None:
     queue.submit_one(id="j", ttl_s=500)
     leased = queue.claim_one()
@@ -236,7 +243,9 @@ def test_a_result_waits_for_its_job_and_then_lives_as_its_record(
     assert total(queue.client) == 0
 
 
-def test_a_result_whose_time_is_over_is_counted_no_more(queue: Queue, store: RedisStore) -> None:
+def test_a_result_whose_time_is_over_is_counted_no_more(
+    queue: Queue, store: RedisPayloadStore
+) -> None:
     entry = put(store, "j", "r")
     queue.client.delete(keys.PAYLOAD_PREFIX + entry.ref.partition(":")[2])  # as its TTL does
     assert total(queue.client) == len(BODY)
@@ -246,7 +255,7 @@ def test_a_result_whose_time_is_over_is_counted_no_more(queue: Queue, store: Red
 
 @pytest.mark.parametrize("state", ["queued", "delayed", "leased"])
 def test_a_cancelled_job_has_its_input_looked_at_at_once(
-    queue: Queue, store: RedisStore, state: str
+    queue: Queue, store: RedisPayloadStore, state: str
 ) -> None:
     entry = put(store, "j")
     queue.submit_one(id="j", input_ref=entry.ref, delay_us=10**9 if state == "delayed" else 0)
@@ -262,7 +271,7 @@ def test_a_cancelled_job_has_its_input_looked_at_at_once(
 
 
 def test_what_lies_elsewhere_is_named_and_stays_in_the_account(
-    queue: Queue, store: RedisStore
+    queue: Queue, store: RedisPayloadStore
 ) -> None:
     entry = new_entry("file", "j", "m", "i")
     index = index_of(store)
@@ -276,14 +285,14 @@ def test_what_lies_elsewhere_is_named_and_stays_in_the_account(
     assert noted(queue.client) == []
 
 
-def test_entries_that_nobody_made_are_removed(queue: Queue, store: RedisStore) -> None:
+def test_entries_that_nobody_made_are_removed(queue: Queue, store: RedisPayloadStore) -> None:
     for text in ("", "junk", "redis:zz a b i", "redis:00 a b", "redis:00 a b x", "\xff" * 9):
         queue.client.zadd(keys.PAYLOADS, {text: 0})
     assert index_of(store).due() == (6, [])
     assert noted(queue.client) == []
 
 
-def test_a_sweep_is_bounded(queue: Queue, store: RedisStore) -> None:
+def test_a_sweep_is_bounded(queue: Queue, store: RedisPayloadStore) -> None:
     for n in range(150):
         index_of(store).note(new_entry("redis", f"job-{n}", "m", "i"))
     make_due(queue.client)

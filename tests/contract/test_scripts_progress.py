@@ -9,7 +9,7 @@ import pytest
 from headrace.jobs.job import State
 from headrace.jobs.progress import Progress
 from headrace.queue.job_queue import _job
-from headrace.queue.watcher import Standing, read_standing, standing_of
+from headrace.queue.watcher import JobStatus, read_standing, standing_of
 from headrace.redis import keys
 from tests.harness.clients.script_calls import Job, Leased, Queue
 from tests.harness.wait import wait_until
@@ -17,7 +17,7 @@ from tests.harness.wait import wait_until
 HALF = '{"fraction":0.5}'
 
 
-def standing(queue: Queue, job_id: str) -> Standing:
+def standing(queue: Queue, job_id: str) -> JobStatus:
     """How a job stands, which a look at it alone and its whole record tell alike."""
     (row,), (whole,) = queue.watch(job_id), queue.view(job_id)
     found, job = read_standing(row), _job(job_id, whole)

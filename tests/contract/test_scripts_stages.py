@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from headrace.payloads.index import Index
-from headrace.payloads.redis_store import RedisStore
-from headrace.payloads.store import Entry, new_entry
+from headrace.payloads.index import PayloadIndex
+from headrace.payloads.redis_store import RedisPayloadStore
+from headrace.payloads.store import PayloadEntry, new_entry
 from headrace.redis import keys
 from headrace.redis.keys import F
 from tests.contract.test_scripts_memory import full_memory
@@ -36,13 +36,13 @@ def whole(queue: Queue) -> Leased:
     return queue.claim_one()
 
 
-def stored(queue: Queue) -> tuple[str, Entry, Index]:
+def stored(queue: Queue) -> tuple[str, PayloadEntry, PayloadIndex]:
     """A stage's job whose result lies in the store."""
-    index = Index(queue.client, 10_000)
+    index = PayloadIndex(queue.client, 10_000)
     queue.submit_one()
     leased = queue.claim_one()
     entry = new_entry("redis", leased.id, "m", "r")
-    RedisStore(index, queue.client).put(entry, b"x" * 1000, bounded=False)
+    RedisPayloadStore(index, queue.client).put(entry, b"x" * 1000, bounded=False)
     assert queue.settle(leased, extra=(F.RESULT_REF, f"{entry.ref} 1000 {TYPE}")) == [1]
     return leased.id, entry, index
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from headrace.config.model_catalog import check_config
-from headrace.config.model_options import ModelSection
+from headrace.config.model_options import ModelOptions
 from headrace.config.settings import ENV_PREFIX, OTHER_VARIABLES, Settings, load_settings
 
 ROOT = Path(__file__).parents[2]
@@ -75,14 +75,14 @@ def default_of(field: msgspec.structs.FieldInfo) -> Any:
 
 
 def test_every_key_of_the_models_file_is_there_in_order() -> None:
-    assert list(MODEL_ROWS) == [field.name for field in fields(ModelSection)]
+    assert list(MODEL_ROWS) == [field.name for field in fields(ModelOptions)]
 
 
 def test_every_setting_is_there_in_order() -> None:
     assert list(SETTING_ROWS) == [field.name for field in fields(Settings)]
 
 
-@pytest.mark.parametrize("field", fields(ModelSection), ids=lambda field: field.name)
+@pytest.mark.parametrize("field", fields(ModelOptions), ids=lambda field: field.name)
 def test_a_models_key_has_its_default_and_bounds(field: msgspec.structs.FieldInfo) -> None:
     kind, default, meaning = MODEL_ROWS[field.name]
     assert plain(default) == written(default_of(field))

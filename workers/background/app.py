@@ -33,10 +33,10 @@ from headrace.redis.connection import SOCKET_TIMEOUT_S, connect
 from headrace.server import background_workers
 from headrace.webhooks import task_message as hook_errand
 from workers.background import transport
-from workers.background.pipelines.orchestrator import Conductor
-from workers.background.webhooks.delivery import Courier
+from workers.background.pipelines.orchestrator import PipelineOrchestrator
+from workers.background.webhooks.delivery import WebhookDelivery
 from workers.celery.config import common_conf, log_as, refuse
-from workers.threads import run_vital
+from workers.threads import run_critical
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ def create_app(settings: Settings, catalog: Catalog, owner: str) -> Celery:
         worker_prefetch_multiplier=1,
     )
     app.steps["consumer"].add(account_step(url, owner))
-    app.steps["worker"].add(courier_step(app, Courier(settings, url)))
+    app.steps["worker"].add(courier_step(app, WebhookDelivery(settings, url)))
     if catalog.pipelines:
         app.steps["worker"].add(conductor_step(settings, catalog, url, owner))
     return app
@@ -108,7 +108,7 @@ class NoResults(DisabledBackend):
         return states.PENDING
 
 
-class ConductorStep(bootsteps.StartStopStep):
+class OrchestratorStep(bootsteps.StartStopStep):
     """Runs the pipelines beside Celery's main loop, whatever becomes of Celery's own connection.
 
     Args:
@@ -119,17 +119,19 @@ class ConductorStep(bootsteps.StartStopStep):
     requires = ("celery.worker.components:Pool",)
     name = "headrace-pipelines"
 
-    def __init__(self, worker: Any, build: Callable[[str], Conductor], **kwargs: Any) -> None:
+    def __init__(
+        self, worker: Any, build: Callable[[str], PipelineOrchestrator], **kwargs: Any
+    ) -> None:
         super().__init__(worker, **kwargs)
         self._build = build
-        self._conductor: Conductor | None = None
+        self._conductor: PipelineOrchestrator | None = None
         self._thread: threading.Thread | None = None
 
     @override
     def start(self, parent: Any) -> None:
         conductor = self._conductor = self._build(parent.hostname)
         self._thread = threading.Thread(
-            target=run_vital,
+            target=run_critical,
             args=(conductor.run, "the pipelines'"),
             name="headrace-pipelines",
             daemon=True,
@@ -150,22 +152,22 @@ class ConductorStep(bootsteps.StartStopStep):
 
 def conductor_step(
     settings: Settings, catalog: Catalog, url: str, owner: str
-) -> type[ConductorStep]:
+) -> type[OrchestratorStep]:
     """The step's class for this deployment; Celery wants a class and makes the instance itself."""
 
-    class DeployedStep(ConductorStep):
+    class DeployedStep(OrchestratorStep):
         """The step with its deployment filled in."""
 
         name = "headrace-pipelines"
 
         def __init__(self, worker: Any, **kwargs: Any) -> None:
-            build = partial(Conductor, settings, catalog, url, owner)
+            build = partial(PipelineOrchestrator, settings, catalog, url, owner)
             super().__init__(worker, build, **kwargs)
 
     return DeployedStep
 
 
-def courier_step(app: Celery, courier: Courier) -> type[bootsteps.StartStopStep]:
+def courier_step(app: Celery, courier: WebhookDelivery) -> type[bootsteps.StartStopStep]:
     """The task that delivers webhooks, and the step that lets it begin.
 
     It ends with the process: what is under way when that is asked to stop may still end.
@@ -174,7 +176,7 @@ def courier_step(app: Celery, courier: Courier) -> type[bootsteps.StartStopStep]
     @app.task(name=hook_errand.TASK, shared=False)
     def deliver(errand: dict[str, Any]) -> None:
         try:
-            courier.deliver(msgspec.convert(errand, hook_errand.Errand))
+            courier.deliver(msgspec.convert(errand, hook_errand.WebhookTask))
         except BrokerError as error:
             logger.warning("a webhook waits for Redis", extra={"reason": error.message})
             # It is put back, and so done again once Redis takes it.
@@ -192,7 +194,7 @@ def courier_step(app: Celery, courier: Courier) -> type[bootsteps.StartStopStep]
     return CourierStep
 
 
-class AccountStep(bootsteps.StartStopStep):
+class LivenessStep(bootsteps.StartStopStep):
     """Says that this worker lives, and gives back what the dead have held.
 
     It is of Celery's consumer, which begins anew whenever its connection was lost: then nothing
@@ -210,7 +212,7 @@ class AccountStep(bootsteps.StartStopStep):
     def __init__(self, consumer: Any, url: str, owner: str, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
         self._owner = owner
-        self._alive = background_workers.Alive(node=consumer.hostname, pid=os.getpid())
+        self._alive = background_workers.WorkerLiveness(node=consumer.hostname, pid=os.getpid())
         self._client = connect(
             url, socket_timeout=SOCKET_TIMEOUT_S, socket_connect_timeout=SOCKET_TIMEOUT_S
         )
@@ -243,10 +245,10 @@ class AccountStep(bootsteps.StartStopStep):
             logger.warning("%d errands of workers or connections that are gone go back", back)
 
 
-def account_step(url: str, owner: str) -> type[AccountStep]:
+def account_step(url: str, owner: str) -> type[LivenessStep]:
     """The step's class for this deployment; Celery wants a class and makes the instance itself."""
 
-    class DeployedStep(AccountStep):
+    class DeployedStep(LivenessStep):
         """The step with its deployment filled in."""
 
         name = "headrace-account"

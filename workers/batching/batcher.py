@@ -29,8 +29,8 @@ from itertools import islice
 from typing import Final, Generic, Literal, Protocol, TypeVar
 
 from headrace.redis.keys import OFFLINE_STEP, STEPS
-from workers.batching.latency_model import BatchTimeFit
-from workers.batching.waiting import FIRST, Group, Number, Row, put
+from workers.batching.latency_model import LatencyModel
+from workers.batching.waiting import FIRST, KeyQueue, Number, Row, put
 
 #: Why a batch left. full: `max_batch_size` were there. cost: one more would have been above
 #: `max_batch_cost`. deadline: its oldest was enqueued `max_batch_delay_s` ago. idle: the device was
@@ -77,7 +77,7 @@ ItemT = TypeVar("ItemT", bound=Batchable)
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class BatchPolicy:
     """Bounds of a model's batches.
 
     Attributes:
@@ -120,12 +120,12 @@ class Batcher(Generic[ItemT]):
         online_at: when the last item that came and is not offline was enqueued.
     """
 
-    policy: Policy
-    fit: BatchTimeFit = field(default_factory=BatchTimeFit)
+    policy: BatchPolicy
+    fit: LatencyModel = field(default_factory=LatencyModel)
     online_at: float = float("-inf")
     # Those that have somebody who waits, and all that are remembered.
-    _groups: dict[str | None, Group[ItemT]] = field(default_factory=dict)
-    _known: dict[str | None, Group[ItemT]] = field(default_factory=dict)
+    _groups: dict[str | None, KeyQueue[ItemT]] = field(default_factory=dict)
+    _known: dict[str | None, KeyQueue[ItemT]] = field(default_factory=dict)
     _alone: Row[ItemT] = field(default_factory=deque)
     _came: int = 0
     _back: int = 0
@@ -272,14 +272,14 @@ class Batcher(Generic[ItemT]):
         for group in self._groups.values():
             yield group.waiting
 
-    def _remembered(self, key: str | None) -> Group[ItemT]:
+    def _remembered(self, key: str | None) -> KeyQueue[ItemT]:
         """The group of a key for which nobody waits."""
         group = self._known.get(key)
         if group is None:
             if len(self._known) >= KEYS_MAX:
                 # Should somebody wait in it, it lives on among those until it is empty.
                 del self._known[next(iter(self._known))]
-            group = self._known[key] = Group()
+            group = self._known[key] = KeyQueue()
         return group
 
     def _in_turn(self) -> list[str | None]:

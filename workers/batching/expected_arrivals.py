@@ -17,7 +17,7 @@ from workers.batching.batcher import Batcher
 
 
 @dataclass(slots=True)
-class Company:
+class ExpectedArrivals:
     """What the last claim of one model has left behind."""
 
     _rooms: Sequence[int] = ()

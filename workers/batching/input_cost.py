@@ -35,7 +35,7 @@ Cost = Callable[[bytes, str], int]
 Key = Callable[[bytes, str], str | None]
 
 
-class Measure:
+class InputCost:
     """Reads the inputs of one model.
 
     Args:

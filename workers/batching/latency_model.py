@@ -14,7 +14,7 @@ KNOWN_SHARE: Final = 0.02
 
 
 @dataclass(slots=True)
-class BatchTimeFit:
+class LatencyModel:
     """Running least squares of batch seconds over batch size, older batches forgotten."""
 
     weight: float = 0.0

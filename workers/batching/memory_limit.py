@@ -16,7 +16,7 @@ PATIENCE_MAX: Final = 4096
 
 
 @dataclass(slots=True)
-class FittingSize:
+class MemoryLimit:
     """The size of batch that one model has memory for.
 
     Attributes:

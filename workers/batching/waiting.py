@@ -50,7 +50,7 @@ def put(row: Row[ItemT], number: Number, item: ItemT) -> None:
 
 
 @dataclass(slots=True)
-class Group(Generic[ItemT]):
+class KeyQueue(Generic[ItemT]):
     """Those that wait, each with its number, and the arrivals of online and of offline ones."""
 
     waiting: Row[ItemT] = field(default_factory=deque)

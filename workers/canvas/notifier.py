@@ -30,20 +30,27 @@ from workers.canvas.sender import (
     REVOKED,
     SUCCESS,
     TRY_AGAIN,
+    CanvasOutcome,
+    CanvasSender,
     ChordBusy,
     Malformed,
-    Outcome,
-    Progress,
-    Sender,
-    Verdict,
+    SendProgress,
+    SendVerdict,
     as_json,
     value_of,
 )
 from workers.jobs.canvas import read_canvas
-from workers.jobs.leased_job import REVOKED_JSON, Item, Settlement, cancelled, failed, with_children
-from workers.leases.manager import Ledger
-from workers.models.pending_callbacks import Told, Untold
-from workers.models.served_model import Lane
+from workers.jobs.leased_job import (
+    REVOKED_JSON,
+    LeasedJob,
+    Settlement,
+    cancelled,
+    failed,
+    with_children,
+)
+from workers.leases.manager import LeaseManager
+from workers.models.pending_callbacks import EndedJob, OrphanedEnd
+from workers.models.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
 
@@ -55,11 +62,11 @@ MALFORMED_TRIES: Final = 2
 CLOSE_MAX_S: Final = 2.0
 
 
-class Heard(NamedTuple):
+class TaskOutcome(NamedTuple):
     """What was told: a job that may be settled now, or an end that a script had left."""
 
-    lane: Lane
-    item: Item | None = None
+    lane: ServedModel
+    item: LeasedJob | None = None
     settlement: Settlement | None = None
 
 
@@ -72,9 +79,9 @@ class _Task:
         anyway: what is heard where it can never be done.
     """
 
-    what: Callable[[Sender, Progress], Heard]
-    anyway: Heard
-    progress: Progress = field(default_factory=Progress)
+    what: Callable[[CanvasSender, SendProgress], TaskOutcome]
+    anyway: TaskOutcome
+    progress: SendProgress = field(default_factory=SendProgress)
 
     def pause_s(self) -> float:
         """How long to wait before the next try."""
@@ -82,18 +89,18 @@ class _Task:
         return min(AGAIN_MIN_S * 2.0 ** min(self.progress.tries - 1, 10), AGAIN_MAX_S)
 
 
-class Herald:
+class CanvasNotifier:
     """Tells, for the consumer.
 
     Args:
         build: connects to the broker; first called when there is something to tell.
     """
 
-    def __init__(self, build: Callable[[], Sender]) -> None:
+    def __init__(self, build: Callable[[], CanvasSender]) -> None:
         self._build = build
-        self._sender: Sender | None = None
+        self._sender: CanvasSender | None = None
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
-        self._done: deque[Heard] = deque()
+        self._done: deque[TaskOutcome] = deque()
         self._out, self._in = os.pipe()
         os.set_blocking(self._out, False)
         os.set_blocking(self._in, False)
@@ -103,17 +110,17 @@ class Herald:
         """For selectors: readable when something was told."""
         return self._out
 
-    def take(self, lane: Lane) -> None:
+    def take(self, lane: ServedModel) -> None:
         """Take over what a lane has to be told."""
         sequels = lane.sequels
         ends, sequels.ends = sequels.ends, []
         untold, sequels.untold = sequels.untold, []
         for end in ends:
-            self._start(_Task(partial(_tell, lane, end), Heard(lane, *end)))
+            self._start(_Task(partial(_tell, lane, end), TaskOutcome(lane, *end)))
         for entry in untold:
-            self._start(_Task(partial(_left, lane, entry), Heard(lane)))
+            self._start(_Task(partial(_left, lane, entry), TaskOutcome(lane)))
 
-    def deliver(self, ledger: Ledger) -> None:
+    def deliver(self, ledger: LeaseManager) -> None:
         """Settle what was told since the last call."""
         with contextlib.suppress(BlockingIOError):
             while os.read(self._out, 4096):
@@ -191,11 +198,13 @@ class Herald:
                 sender.close()
 
 
-def _tell(lane: Lane, end: Told, sender: Sender, progress: Progress) -> Heard:
-    return Heard(lane, end.item, tell_end(end, sender, progress))
+def _tell(
+    lane: ServedModel, end: EndedJob, sender: CanvasSender, progress: SendProgress
+) -> TaskOutcome:
+    return TaskOutcome(lane, end.item, tell_end(end, sender, progress))
 
 
-def tell_end(end: Told, sender: Sender, progress: Progress) -> Settlement:
+def tell_end(end: EndedJob, sender: CanvasSender, progress: SendProgress) -> Settlement:
     """Tell what follows a job of its end; the settlement that is to be said then.
 
     Args:
@@ -209,11 +218,11 @@ def tell_end(end: Told, sender: Sender, progress: Progress) -> Settlement:
     item, settlement = end
     canvas = item.canvas
     verdict = sender.verdict(item.id, item.token)
-    if canvas is None or verdict == Verdict.FENCED:
+    if canvas is None or verdict == SendVerdict.FENCED:
         # Another worker's by now, which will tell; jobs/settle.lua says so too, and this is
         # dropped.
         return settlement
-    if verdict == Verdict.CANCELLED:
+    if verdict == SendVerdict.CANCELLED:
         sender.tell(canvas, _outcome(item, cancelled(item)), progress)
         return settlement
     try:
@@ -232,17 +241,19 @@ def tell_end(end: Told, sender: Sender, progress: Progress) -> Settlement:
     return settlement
 
 
-def _unsendable(item: Item, settlement: Settlement, error: Malformed) -> Settlement:
+def _unsendable(item: LeasedJob, settlement: Settlement, error: Malformed) -> Settlement:
     why = f"what follows the job cannot be sent: {error}"
     return failed(item, "invalid-request", why, batch=settlement.batch, timings=settlement.timings)
 
 
-def _left(lane: Lane, entry: Untold, sender: Sender, progress: Progress) -> Heard:
+def _left(
+    lane: ServedModel, entry: OrphanedEnd, sender: CanvasSender, progress: SendProgress
+) -> TaskOutcome:
     tell_left(entry, sender, progress)
-    return Heard(lane)
+    return TaskOutcome(lane)
 
 
-def tell_left(entry: Untold, sender: Sender, progress: Progress) -> None:
+def tell_left(entry: OrphanedEnd, sender: CanvasSender, progress: SendProgress) -> None:
     """Tell of an end that a script has left; only a worker can read what follows.
 
     Args:
@@ -257,7 +268,7 @@ def tell_left(entry: Untold, sender: Sender, progress: Progress) -> None:
     canvas = read_canvas(rest[int(length) :]) if length.isdigit() else None
     if canvas is not None:
         meta = msgspec.json.decode(rest[: int(length)], type=_Meta)
-        sender.tell(canvas, Outcome(meta.status, meta.result, meta.traceback, b""), progress)
+        sender.tell(canvas, CanvasOutcome(meta.status, meta.result, meta.traceback, b""), progress)
     sender.done(entry.queue, entry.name)
 
 
@@ -272,12 +283,12 @@ class _Error(msgspec.Struct):
     message: str
 
 
-def _outcome(item: Item, settlement: Settlement) -> Outcome:
+def _outcome(item: LeasedJob, settlement: Settlement) -> CanvasOutcome:
     """How the settlement ends the job, in Celery's words."""
     if settlement.state == State.SUCCEEDED:
-        return Outcome(SUCCESS, value_of(item.result), None, settlement.meta)
+        return CanvasOutcome(SUCCESS, value_of(item.result), None, settlement.meta)
     if settlement.state == State.CANCELLED:
-        return Outcome(REVOKED, msgspec.json.decode(REVOKED_JSON), None, settlement.meta)
+        return CanvasOutcome(REVOKED, msgspec.json.decode(REVOKED_JSON), None, settlement.meta)
     told = settlement.value
     error = msgspec.json.decode(told if isinstance(told, bytes) else str(told), type=_Error)
     cls = BY_CODE.get(error.type, HeadraceError)
@@ -287,4 +298,4 @@ def _outcome(item: Item, settlement: Settlement) -> Outcome:
         "exc_module": cls.__module__,
     }
     traceback = msgspec.json.decode(settlement.meta)["traceback"] if settlement.meta else None
-    return Outcome(FAILURE, value, traceback, settlement.meta)
+    return CanvasOutcome(FAILURE, value, traceback, settlement.meta)

@@ -57,7 +57,7 @@ def never_passes(error: BaseException) -> bool:
     return False
 
 
-class Verdict:
+class SendVerdict:
     """What jobs/canvas_begin.lua answers."""
 
     FENCED: Final = 0
@@ -92,7 +92,7 @@ def fixed_ids(job_id: str, place: str) -> Iterator[None]:
         _ids.next = None
 
 
-class Outcome(NamedTuple):
+class CanvasOutcome(NamedTuple):
     """How a job has ended, in Celery's words.
 
     Attributes:
@@ -113,7 +113,7 @@ class Malformed(Exception):
 
 
 @dataclass(slots=True)
-class Progress:
+class SendProgress:
     """How far the telling of one job has come, so that another try does not say all again.
 
     Attributes:
@@ -127,7 +127,7 @@ class Progress:
     tries: int = 0
 
 
-class Sender:
+class CanvasSender:
     """One connection to the broker and to Celery's results.
 
     Args:
@@ -178,7 +178,7 @@ class Sender:
             pipe.hdel(keys.untold_ends(queue), name)
             pipe.execute()
 
-    def send(self, canvas: Canvas, outcome: Outcome, progress: Progress) -> None:
+    def send(self, canvas: Canvas, outcome: CanvasOutcome, progress: SendProgress) -> None:
         """Send what a success sets off: the callbacks, then the next in the chain.
 
         Raises:
@@ -205,7 +205,7 @@ class Sender:
                 raise
             raise Malformed(f"{type(error).__name__}: {error}") from error
 
-    def tell(self, canvas: Canvas, outcome: Outcome, progress: Progress) -> None:
+    def tell(self, canvas: Canvas, outcome: CanvasOutcome, progress: SendProgress) -> None:
         """Tell the chord of the end; of a failure also the rest of the chain, and the errbacks.
 
         A part that can never be told is logged and hinders no other.
@@ -216,7 +216,9 @@ class Sender:
         if outcome.meta and (canvas.chord is not None or outcome.state != SUCCESS):
             # As Celery has it. A chord of groups is joined by its members' results, this one too.
             self._redis.set(keys.meta(canvas.id), outcome.meta, ex=self._ttl_s)
-        parts: list[tuple[str, Callable[[Canvas, Outcome], None]]] = [("chord", self._tell_chord)]
+        parts: list[tuple[str, Callable[[Canvas, CanvasOutcome], None]]] = [
+            ("chord", self._tell_chord)
+        ]
         if outcome.state != SUCCESS:
             parts.append(("chain", self._fail_chain))
         if outcome.state == FAILURE:
@@ -245,7 +247,7 @@ class Sender:
         others = [one for one in signatures if not isinstance(one, celery_group)]
         return [*groups, *([celery_group(others, app=self._app)] if others else [])]
 
-    def _tell_chord(self, canvas: Canvas, outcome: Outcome) -> None:
+    def _tell_chord(self, canvas: Canvas, outcome: CanvasOutcome) -> None:
         if canvas.chord is None:
             return
         request = Context(
@@ -256,7 +258,7 @@ class Sender:
         )
         self._part_return(request, outcome)
 
-    def _part_return(self, request: Any, outcome: Outcome) -> None:
+    def _part_return(self, request: Any, outcome: CanvasOutcome) -> None:
         with fixed_ids(str(request.group), "body"):
             self._backend.on_chord_part_return(request, outcome.state, outcome.value)
         if not request.group:
@@ -266,7 +268,7 @@ class Sender:
         if claim not in (None, _DONE) and size is not None:
             raise ChordBusy(f"the body of the chord {request.group} is being sent")
 
-    def _fail_chain(self, canvas: Canvas, outcome: Outcome) -> None:
+    def _fail_chain(self, canvas: Canvas, outcome: CanvasOutcome) -> None:
         """What would have come next ends as this job did, in the form that Celery gives it."""
         left = deque(copy.deepcopy(canvas.chain))
         while left:
@@ -290,7 +292,7 @@ class Sender:
             if element.get("subtask_type") == "chord" and body is not None:
                 left.append(body)
 
-    def _call_errbacks(self, canvas: Canvas, _: Outcome) -> None:
+    def _call_errbacks(self, canvas: Canvas, _: CanvasOutcome) -> None:
         if canvas.errbacks:
             signatures = [self._signature(errback) for errback in canvas.errbacks]
             together = celery_group(signatures, app=self._app)

@@ -22,35 +22,35 @@ from headrace.config.settings import Settings
 from headrace.errors import ConfigError
 from headrace.observability.logs import batch_tag
 from headrace.observability.tracing import tracing
-from headrace.payloads.input_ref import Origins
+from headrace.payloads.input_ref import InputRefs
 from headrace.payloads.stores import THREADS, build_stores
 from headrace.redis import keys
 from headrace.redis.celery_url import celery_url
 from headrace.redis.connection import SOCKET_TIMEOUT_S, connect
-from workers.canvas.notifier import Herald
-from workers.canvas.sender import Sender
+from workers.canvas.notifier import CanvasNotifier
+from workers.canvas.sender import CanvasSender
 from workers.celery import remote_control
-from workers.celery.event_publisher import Reporter, model_report
-from workers.celery.signal_wakeup import Prompt
+from workers.celery.event_publisher import EventPublisher, model_report
+from workers.celery.signal_wakeup import SignalWakeup
 from workers.consumer.loop import Consumer
-from workers.consumer.payload_transfer import Porter
-from workers.leases.connection import Publisher
-from workers.leases.manager import Ledger, Limits
-from workers.leases.notifications import Wake
-from workers.models.pending_payloads import Cargo
-from workers.models.served_model import Lane
-from workers.observability.gpu_metrics import Nvml
-from workers.observability.host_metrics import Gauges
+from workers.consumer.payload_transfer import PayloadTransfer
+from workers.leases.connection import PipelinedConnection
+from workers.leases.manager import LeaseLimits, LeaseManager
+from workers.leases.notifications import QueueNotifications
+from workers.models.pending_payloads import PendingPayloads
+from workers.models.served_model import ServedModel
+from workers.observability.gpu_metrics import GpuMetrics
+from workers.observability.host_metrics import HostMetrics
 from workers.replicas.devices import device_of, model_environ, tuned
-from workers.replicas.orphan_guard import Guard
+from workers.replicas.orphan_guard import OrphanGuard
 from workers.replicas.replica import Replica
-from workers.scheduling.dispatcher import Dispatch
-from workers.threads import run_vital
+from workers.scheduling.dispatcher import Dispatcher
+from workers.threads import run_critical
 
 
 def build_lanes(
     catalog: Catalog, settings: Settings, environ: Mapping[str, str], owner: str = ""
-) -> list[Lane]:
+) -> list[ServedModel]:
     """One lane per model of the catalogue, with its replicas not yet started."""
     models = list(catalog.models.values())
     processes = sum(model.replicas for model in models)
@@ -63,8 +63,10 @@ def build_lanes(
         own_environ = tuned(child_environ, device) if model.malloc_tuning else child_environ
         replicas = [Replica(init, own_environ, model.load_timeout_s) for _ in range(model.replicas)]
         retries = model.max_retries if model.max_retries is not None else settings.max_retries
-        cargo = Cargo(settings.payload_store, settings.inline_limit_bytes)
-        lane = Lane(model, retries, replicas, cargo=cargo, events_per_s=settings.events_per_s)
+        cargo = PendingPayloads(settings.payload_store, settings.inline_limit_bytes)
+        lane = ServedModel(
+            model, retries, replicas, cargo=cargo, events_per_s=settings.events_per_s
+        )
         lanes.append(lane)
     return lanes
 
@@ -111,8 +113,10 @@ def build_consumer(worker: Any, settings: Settings, catalog: Catalog, redis_url:
     # A try to connect is over in time for the next one to renew the leases.
     patience_s = min(SOCKET_TIMEOUT_S, max(1.0, settings.lease_ttl_s / 3))
     client = connect(redis_url, socket_timeout=patience_s, socket_connect_timeout=patience_s)
-    gauges = Gauges(Nvml(os.environ).read, partial(model_pids, lanes), settings.state_dir)
-    reporter = Reporter(
+    gauges = HostMetrics(
+        GpuMetrics(os.environ).read, partial(model_pids, lanes), settings.state_dir
+    )
+    reporter = EventPublisher(
         owner,
         worker.hostname,
         event_channel(celery_url(redis_url).database),
@@ -122,29 +126,29 @@ def build_consumer(worker: Any, settings: Settings, catalog: Catalog, redis_url:
     )
     spans = tracing("worker", os.environ)
     if spans is not None:
-        from workers.observability.job_spans import Spans
+        from workers.observability.job_spans import JobSpans
 
-        reporter.spans = Spans(spans)
-    limits = Limits(
+        reporter.spans = JobSpans(spans)
+    limits = LeaseLimits(
         settings.lease_ttl_s,
         settings.max_deliveries,
         settings.drain_timeout_s,
         settings.result_ttl_s,
         settings.job_index_max,
     )
-    ledger = Ledger(owner, Publisher(client), limits, reporter)
+    ledger = LeaseManager(owner, PipelinedConnection(client), limits, reporter)
     # Before the guard, which is a process: a mistake of the settings is told first.
     porter = _porter(settings, redis_url)
-    guard = Guard(f"{os.getpid()}:{secrets.token_hex(8)}")
+    guard = OrphanGuard(f"{os.getpid()}:{secrets.token_hex(8)}")
     lists = [[name] for lane in lanes for name in keys.step_keys(lane.queue)]
-    wake = Wake(client, lists, keys.cancel_channel(owner))
-    dispatch = Dispatch(lanes, settings.device_slots)
-    herald = Herald(partial(Sender, redis_url, settings.result_ttl_s))
+    wake = QueueNotifications(client, lists, keys.cancel_channel(owner))
+    dispatch = Dispatcher(lanes, settings.device_slots)
+    herald = CanvasNotifier(partial(CanvasSender, redis_url, settings.result_ttl_s))
     gauges.start()
     return Consumer(lanes, ledger, wake, reporter, guard, porter, dispatch, herald)
 
 
-def model_pids(lanes: Sequence[Lane]) -> dict[str, list[int]]:
+def model_pids(lanes: Sequence[ServedModel]) -> dict[str, list[int]]:
     """The model processes of each model, and what belongs to them, as any thread may ask."""
     return {
         lane.model.name: [
@@ -157,11 +161,11 @@ def model_pids(lanes: Sequence[Lane]) -> dict[str, list[int]]:
     }
 
 
-def _porter(settings: Settings, redis_url: str) -> Porter:
+def _porter(settings: Settings, redis_url: str) -> PayloadTransfer:
     try:
         stores = build_stores(settings, redis_url)
         stores.check()
-        return Porter(stores, Origins(settings, THREADS))
+        return PayloadTransfer(stores, InputRefs(settings, THREADS))
     except ConfigError as error:
         raise SystemExit(f"headrace: {error.message} ({error.hint})") from None
 
@@ -192,7 +196,7 @@ class HeadraceStep(bootsteps.StartStopStep):
         self._build = build
         self._consumer: Consumer | None = None
         self._thread: threading.Thread | None = None
-        self._prompt: Prompt | None = None
+        self._prompt: SignalWakeup | None = None
 
     @override
     def start(self, parent: Any) -> None:
@@ -200,13 +204,13 @@ class HeadraceStep(bootsteps.StartStopStep):
         self._consumer = parent.headrace = consumer
         remote_control.count_active(consumer)
         self._thread = threading.Thread(
-            target=run_vital,
+            target=run_critical,
             args=(consumer.run, "the consumer's"),
             name="headrace-consumer",
             daemon=True,
         )
         self._thread.start()
-        self._prompt = Prompt()
+        self._prompt = SignalWakeup()
         self._prompt.listen()
 
     def register_with_event_loop(self, parent: Any, hub: Any) -> None:

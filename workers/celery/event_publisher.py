@@ -24,24 +24,24 @@ from headrace.redis import keys
 from headrace.redis.scripts import Arg, Command, script
 from headrace.redis.traffic import TRAFFIC
 from workers.celery.task_events import (
-    EventLog,
     Failed,
     Received,
     Retried,
     Revoked,
     Started,
     Succeeded,
+    TaskEventLog,
     result_text,
     traceback_text,
 )
-from workers.jobs.leased_job import NEVER, Batch, Item, Settlement
+from workers.jobs.leased_job import NEVER, Batch, LeasedJob, Settlement
 from workers.leases.manager import CANCELLED, FENCED, PUT_OFF
 from workers.model_process.protocol.phases import BEST_FIRST, Phase
-from workers.models.served_model import Lane
+from workers.models.served_model import ServedModel
 from workers.observability.host_metrics import NOTHING
 
 if TYPE_CHECKING:
-    from workers.observability.job_spans import Spans
+    from workers.observability.job_spans import JobSpans
 
 #: Events leave at least this often, in seconds, ...
 EVENTS_S: Final = 0.1
@@ -51,14 +51,14 @@ NOT_YET: Final = (None, None)
 _encode: Final = msgspec.json.encode
 
 
-class Dispatcher(Protocol):
+class EventDispatcher(Protocol):
     """Celery's event dispatcher, as far as it is used here; no groups means all of them."""
 
     enabled: bool
     groups: set[str]
 
 
-class Reporter:
+class EventPublisher:
     """Speaks for one worker.
 
     Args:
@@ -79,7 +79,7 @@ class Reporter:
         hostname: str,
         channel: str,
         ticks: Callable[[int], int],
-        dispatcher: Callable[[], Dispatcher | None],
+        dispatcher: Callable[[], EventDispatcher | None],
         figures: Callable[[], bytes] = lambda: NOTHING,
     ) -> None:
         self.owner = owner
@@ -88,13 +88,13 @@ class Reporter:
         self._dispatcher = dispatcher
         self._figures = figures
         self._own = _encode({"node": hostname, "pid": os.getpid(), "versions": running()})
-        self._log = EventLog(hostname, ticks)
+        self._log = TaskEventLog(hostname, ticks)
         self._asked_for = False
         # Jobs whose start was told, by token, with when their batch ended and how long it ran. Only
         # of these is the end told, so that a monitor sees no job without a name.
         self._told: dict[str, tuple[float | None, float | None]] = {}
         self.events_at = NEVER
-        self.spans: Spans | None = None
+        self.spans: JobSpans | None = None
 
     def close(self) -> None:
         """The worker ends: send what is left of spans."""
@@ -111,7 +111,7 @@ class Reporter:
             self._asked_for = dispatcher.enabled and (not groups or "task" in groups)
         return self._asked_for
 
-    def started(self, lane: Lane, batch: Batch) -> None:
+    def started(self, lane: ServedModel, batch: Batch) -> None:
         """A batch of the lane went to its model process."""
         celery_state.all_total_count[0] += len(batch.items)
         celery_state.total_count[keys.TASK_NAME] += len(batch.items)
@@ -148,7 +148,9 @@ class Reporter:
             if item.dropped == "lost":
                 self._told.pop(item.token, None)
 
-    def settled(self, lane: Lane, settlements: Sequence[Settlement], codes: Sequence[Any]) -> None:
+    def settled(
+        self, lane: ServedModel, settlements: Sequence[Settlement], codes: Sequence[Any]
+    ) -> None:
         """Redis has answered how these jobs of the lane, which still holds them, have ended."""
         if self.spans is not None:
             self.spans.settled(settlements)
@@ -171,14 +173,14 @@ class Reporter:
         lane.telling.left_out(left_out)
         self._due()
 
-    def _worth_telling(self, lane: Lane, item: Item, settlement: Settlement) -> bool:
+    def _worth_telling(self, lane: ServedModel, item: LeasedJob, settlement: Settlement) -> bool:
         """Whether to tell of a job at its end of which nothing was told when it began."""
         telling = lane.telling
         if item.dispatched_at and (telling.mode is True or settlement.state == State.SUCCEEDED):
             return False
         return telling.notable(time.monotonic())
 
-    def released(self, items: Sequence[Item], outcomes: Sequence[Any]) -> None:
+    def released(self, items: Sequence[LeasedJob], outcomes: Sequence[Any]) -> None:
         """Redis has answered what became of jobs that were given back."""
         if self.spans is not None:
             self.spans.released(items)
@@ -195,7 +197,7 @@ class Reporter:
                 self._log.events.append(Failed(*head, lost, None))
         self._due()
 
-    def _received(self, item: Item, epoch_s: float) -> None:
+    def _received(self, item: LeasedJob, epoch_s: float) -> None:
         message = item.message
         if message is None:  # a message that cannot be read has no arguments
             shown, root, parent, eta, expires = "{}", item.id, None, None, None
@@ -238,7 +240,7 @@ class Reporter:
         self.events_at = NEVER
         return [("PUBLISH", self._channel, self._log.message())]
 
-    def states(self, lanes: list[Lane]) -> list[Command]:
+    def states(self, lanes: list[ServedModel]) -> list[Command]:
         """Model states, figures and counters, for /ready and /metrics."""
         clock = f"{time.time():.3f}"
         fields: list[Arg] = ["", self._own, FIGURES, self._figures(), CLOCK, clock]
@@ -283,7 +285,7 @@ def _error(settlement: Settlement) -> tuple[str, str | None]:
     return f"{name}({error.message!r})", traceback_text(settlement.meta)
 
 
-def model_report(lane: Lane) -> dict[str, Any]:
+def model_report(lane: ServedModel) -> dict[str, Any]:
     """What `/ready` and `inspect stats` show of the model."""
     states = [replica.state for replica in lane.replicas]
     first_error = next((replica.error for replica in lane.replicas if replica.error), "")

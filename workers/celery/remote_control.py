@@ -21,8 +21,8 @@ from headrace.redis.connection import connect
 from headrace.redis.scripts import script
 from workers.celery.config import refuse
 from workers.consumer.loop import Consumer
-from workers.jobs.leased_job import Item
-from workers.models.served_model import Lane
+from workers.jobs.leased_job import LeasedJob
+from workers.models.served_model import ServedModel
 
 #: The most ids that one call of jobs/cancel.lua takes.
 CANCEL_MAX_JOBS: Final = 128
@@ -93,12 +93,12 @@ def _consumer(state: Any) -> Consumer | None:
     return found
 
 
-def _lanes(state: Any) -> list[Lane]:
+def _lanes(state: Any) -> list[ServedModel]:
     consumer = _consumer(state)
     return consumer.lanes if consumer is not None else []
 
 
-def _running(consumer: Consumer) -> Iterator[tuple[Lane, Item, int | None]]:
+def _running(consumer: Consumer) -> Iterator[tuple[ServedModel, LeasedJob, int | None]]:
     """Running jobs with the pid of their model process; another thread changes them meanwhile."""
     for lane in consumer.lanes:
         for replica in lane.replicas:
@@ -109,12 +109,12 @@ def _running(consumer: Consumer) -> Iterator[tuple[Lane, Item, int | None]]:
                     yield from ((lane, item, pid) for item in batch.items)
 
 
-def _prepared(lane: Lane) -> list[Item]:
+def _prepared(lane: ServedModel) -> list[LeasedJob]:
     """Jobs that are claimed and have not run: Celery's word is reserved."""
     return [item for item in list(lane.held.values()) if not item.dispatched_at]
 
 
-def _info(state: Any, lane: Lane, item: Item, pid: int | None = None) -> dict[str, Any]:
+def _info(state: Any, lane: ServedModel, item: LeasedJob, pid: int | None = None) -> dict[str, Any]:
     return {
         **item.info(),
         "hostname": state.hostname,

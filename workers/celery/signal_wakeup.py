@@ -12,7 +12,7 @@ import threading
 from typing import Any
 
 
-class Prompt:
+class SignalWakeup:
     """A socket that is readable after any signal."""
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ RESULT_MAX_CHARS: Final = 128
 _encode: Final = msgspec.json.encode
 
 
-class Event(msgspec.Struct, tag_field="type", gc=False):
+class TaskEvent(msgspec.Struct, tag_field="type", gc=False):
     """What every event says of a job.
 
     Attributes:
@@ -41,7 +41,7 @@ class Event(msgspec.Struct, tag_field="type", gc=False):
     clock: int
 
 
-class Received(Event, tag="task-received"):
+class Received(TaskEvent, tag="task-received"):
     """A worker has claimed the job."""
 
     name: str
@@ -54,32 +54,32 @@ class Received(Event, tag="task-received"):
     expires: str | None
 
 
-class Started(Event, tag="task-started"):
+class Started(TaskEvent, tag="task-started"):
     """Its batch went to a model process."""
 
 
-class Succeeded(Event, tag="task-succeeded"):
+class Succeeded(TaskEvent, tag="task-succeeded"):
     """It ended with a result."""
 
     result: str
     runtime: float | None
 
 
-class Failed(Event, tag="task-failed"):
+class Failed(TaskEvent, tag="task-failed"):
     """It ended with an error."""
 
     exception: str
     traceback: str | None
 
 
-class Retried(Event, tag="task-retried"):
+class Retried(TaskEvent, tag="task-retried"):
     """It is put off for another attempt."""
 
     exception: str
     traceback: str | None
 
 
-class Revoked(Event, tag="task-revoked"):
+class Revoked(TaskEvent, tag="task-revoked"):
     """It was cancelled."""
 
     terminated: bool = False
@@ -90,7 +90,7 @@ class Revoked(Event, tag="task-revoked"):
 Head = tuple[str, str, float, float, int, int]
 
 
-class EventLog:
+class TaskEventLog:
     """The events of one worker that have not left yet.
 
     Args:
@@ -102,7 +102,7 @@ class EventLog:
     """
 
     def __init__(self, hostname: str, ticks: Callable[[int], int]) -> None:
-        self.events: list[Event] = []
+        self.events: list[TaskEvent] = []
         self._hostname = hostname
         self._ticks = ticks
         self._utcoffset = utcoffset()

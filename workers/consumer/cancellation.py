@@ -14,16 +14,16 @@ from typing import Any
 import msgspec
 
 from headrace.observability import worker_report
-from workers.jobs.leased_job import Item
-from workers.leases.manager import ASKED, FENCED, Ledger
-from workers.models.served_model import Lane
+from workers.jobs.leased_job import LeasedJob
+from workers.leases.manager import ASKED, FENCED, LeaseManager
+from workers.models.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
 
 _MODEL_ID_TOKEN = 3
 
 
-class Dropping:
+class Cancellation:
     """Lets go of jobs.
 
     Args:
@@ -31,10 +31,10 @@ class Dropping:
         ledger: where a cancelled job is settled.
     """
 
-    def __init__(self, lanes: Sequence[Lane], ledger: Ledger) -> None:
+    def __init__(self, lanes: Sequence[ServedModel], ledger: LeaseManager) -> None:
         self._lanes = {lane.model.name: lane for lane in lanes}
         self._ledger = ledger
-        self._unsure: dict[str, Lane] = {}
+        self._unsure: dict[str, ServedModel] = {}
         self._turned_at: float | None = None
 
     def in_doubt(self, now: float) -> bool:
@@ -58,10 +58,10 @@ class Dropping:
                 self.renew(lane)
         return any(lane.held for lane in self._unsure.values())
 
-    def renew(self, lane: Lane) -> None:
+    def renew(self, lane: ServedModel) -> None:
         """Renew the leases of a lane, and let go of what that shows to be over."""
 
-        def answered(items: list[Item], codes: list[Any]) -> None:
+        def answered(items: list[LeasedJob], codes: list[Any]) -> None:
             self._unsure.pop(lane.model.name, None)
             lane.stats.count(worker_report.RENEWED, sum(int(code) != FENCED for code in codes))
             for item, code in zip(items, codes, strict=True):
@@ -98,7 +98,7 @@ class Dropping:
             elif not item.dropped:
                 self._cancel(lane, item)
 
-    def _cancel(self, lane: Lane, item: Item) -> None:
+    def _cancel(self, lane: ServedModel, item: LeasedJob) -> None:
         if self._taken_out(lane, item):
             self._ledger.settle(lane, [lane.cancel(item)])
         elif item.dispatched_at:
@@ -106,7 +106,7 @@ class Dropping:
             for replica in lane.replicas:
                 replica.drop(item)
 
-    def _lose(self, lane: Lane, item: Item) -> None:
+    def _lose(self, lane: ServedModel, item: LeasedJob) -> None:
         logger.warning(
             "the job is another's by now; this worker lets go of it",
             extra={"model": lane.model.name, "job": item.id},
@@ -122,7 +122,7 @@ class Dropping:
                 replica.drop(item)
 
     @staticmethod
-    def _taken_out(lane: Lane, item: Item) -> bool:
+    def _taken_out(lane: ServedModel, item: LeasedJob) -> bool:
         """Take an item out that was not handed over yet; whether it was to be."""
         if item.dispatched_at:
             return False

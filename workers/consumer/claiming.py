@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from typing import Final
 
 from headrace.redis.scripts import CLAIM_HEAD, CLAIM_ROW
-from workers.leases.manager import Ledger
-from workers.models.served_model import Lane
-from workers.scheduling.dispatcher import Dispatch
+from workers.leases.manager import LeaseManager
+from workers.models.served_model import ServedModel
+from workers.scheduling.dispatcher import Dispatcher
 
 #: While a model's devices are busy, its prepared batch is topped up at most this often.
 TOP_UP_S: Final = 0.002
 
 
-class Claims:
+class Claimer:
     """The claims of one worker.
 
     Args:
@@ -31,7 +31,9 @@ class Claims:
         top_up_at: when a prepared batch may be topped up again.
     """
 
-    def __init__(self, lanes: Sequence[Lane], ledger: Ledger, devices: Dispatch) -> None:
+    def __init__(
+        self, lanes: Sequence[ServedModel], ledger: LeaseManager, devices: Dispatcher
+    ) -> None:
         self._lanes = lanes
         self._ledger = ledger
         self._devices = devices
@@ -71,7 +73,7 @@ class Claims:
         for lane in self._lanes:
             lane.company.lost()
 
-    def _ask(self, lane: Lane, rooms: Sequence[int], now: float) -> None:
+    def _ask(self, lane: ServedModel, rooms: Sequence[int], now: float) -> None:
         # Said when it is back, just before what is not known to be held is given back: all of it.
         if not rooms or not self._ledger.connected:
             return
@@ -81,14 +83,14 @@ class Claims:
             lane.company.asked(rooms, now)
 
 
-def fills(lane: Lane, rooms: Sequence[int]) -> bool:
+def fills(lane: ServedModel, rooms: Sequence[int]) -> bool:
     """Whether a whole batch is known to wait where there is room for it."""
     size = lane.batcher.policy.max_batch_size
     waiting = zip(rooms, lane.backlog.waiting, strict=False)
     return max(rooms, default=0) >= size <= sum(left for room, left in waiting if room)
 
 
-def leaves_when_read(lane: Lane) -> bool:
+def leaves_when_read(lane: ServedModel) -> bool:
     """Whether what has come is one batch for sure, full and with nothing before it.
 
     That is known where its items have neither cost nor key.

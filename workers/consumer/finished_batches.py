@@ -9,18 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from workers.celery.event_publisher import Reporter
-from workers.consumer.payload_transfer import Porter
+from workers.celery.event_publisher import EventPublisher
+from workers.consumer.payload_transfer import PayloadTransfer
 from workers.jobs.leased_job import Batch
-from workers.leases.manager import Ledger
-from workers.models.served_model import Lane
+from workers.leases.manager import LeaseManager
+from workers.models.served_model import ServedModel
 from workers.observability.batch_log import log_ended
 
 
-class Ran(NamedTuple):
-    """One batch that has run; the rest is as of `Lane.collect`."""
+class FinishedBatch(NamedTuple):
+    """One batch that has run; the rest is as of `ServedModel.collect`."""
 
-    lane: Lane
+    lane: ServedModel
     batch: Batch
     outcomes: list[Any]
     times: list[float]
@@ -30,7 +30,7 @@ class Ran(NamedTuple):
 
 
 @dataclass(slots=True)
-class Harvest:
+class FinishedBatches:
     """The batches that have run and are not settled.
 
     Attributes:
@@ -39,17 +39,19 @@ class Harvest:
         porter: stores what is too long for a settlement.
     """
 
-    ledger: Ledger
-    reporter: Reporter
-    porter: Porter
-    _ran: list[Ran] = field(default_factory=list)
+    ledger: LeaseManager
+    reporter: EventPublisher
+    porter: PayloadTransfer
+    _ran: list[FinishedBatch] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self._ran)
 
-    def add(self, lane: Lane, batch: Batch, told: tuple[Any, Any, int, int], now: float) -> None:
+    def add(
+        self, lane: ServedModel, batch: Batch, told: tuple[Any, Any, int, int], now: float
+    ) -> None:
         """A model process has answered: outcomes, times, padding and what memory has room for."""
-        self._ran.append(Ran(lane, batch, *told, now))
+        self._ran.append(FinishedBatch(lane, batch, *told, now))
         if self._ran[-1].fits:
             self.settle()  # the next batch is to be smaller
 

@@ -20,25 +20,25 @@ from redis.exceptions import RedisError
 from headrace.observability.logs import batch_name, batch_tag
 from headrace.redis.keys import STEPS
 from headrace.redis.outages import DISCONNECTED
-from workers.canvas.notifier import Herald
-from workers.celery.event_publisher import Reporter
-from workers.consumer.cancellation import Dropping
-from workers.consumer.claiming import Claims
-from workers.consumer.finished_batches import Harvest
-from workers.consumer.payload_transfer import Porter
-from workers.consumer.progress import News
-from workers.consumer.replica_failures import Losses
+from workers.canvas.notifier import CanvasNotifier
+from workers.celery.event_publisher import EventPublisher
+from workers.consumer.cancellation import Cancellation
+from workers.consumer.claiming import Claimer
+from workers.consumer.finished_batches import FinishedBatches
+from workers.consumer.payload_transfer import PayloadTransfer
+from workers.consumer.progress import ProgressWriter
+from workers.consumer.replica_failures import ReplicaFailures
 from workers.consumer.timers import lane_moments, wants_wake
 from workers.jobs.leased_job import Batch
-from workers.leases.dialing import Dialing, watch_sockets
-from workers.leases.manager import Ledger
-from workers.leases.notifications import POLL_S, Wake
+from workers.leases.dialing import BackgroundConnect, watch_sockets
+from workers.leases.manager import LeaseManager
+from workers.leases.notifications import POLL_S, QueueNotifications
 from workers.model_process.protocol.phases import Phase
-from workers.models.served_model import Lane
+from workers.models.served_model import ServedModel
 from workers.observability.batch_log import log_left
-from workers.replicas.orphan_guard import Guard
+from workers.replicas.orphan_guard import OrphanGuard
 from workers.replicas.replica import Replica
-from workers.scheduling.dispatcher import Dispatch
+from workers.scheduling.dispatcher import Dispatcher
 from workers.scheduling.staging import gave_way, takes_second
 
 SWEEP_S: Final = 1.0
@@ -60,14 +60,14 @@ class Consumer:
 
     def __init__(
         self,
-        lanes: list[Lane],
-        ledger: Ledger,
-        wake: Wake,
-        reporter: Reporter,
-        guard: Guard,
-        porter: Porter,
-        dispatch: Dispatch,
-        herald: Herald,
+        lanes: list[ServedModel],
+        ledger: LeaseManager,
+        wake: QueueNotifications,
+        reporter: EventPublisher,
+        guard: OrphanGuard,
+        porter: PayloadTransfer,
+        dispatch: Dispatcher,
+        herald: CanvasNotifier,
     ) -> None:
         self.lanes = lanes
         self._first_list = {lane.model.name: n * len(STEPS) for n, lane in enumerate(lanes)}
@@ -76,17 +76,17 @@ class Consumer:
         self._reporter = reporter
         self._porter = porter
         self._devices = dispatch
-        self._dropping = Dropping(lanes, ledger)
-        self._news = News(ledger)
+        self._dropping = Cancellation(lanes, ledger)
+        self._news = ProgressWriter(ledger)
         self._herald = herald
-        self._harvest = Harvest(ledger, reporter, porter)
-        self._claims = Claims(lanes, ledger, dispatch)
+        self._harvest = FinishedBatches(ledger, reporter, porter)
+        self._claims = Claimer(lanes, ledger, dispatch)
         self._selector = selectors.DefaultSelector()
-        self._losses = Losses(self._selector, ledger, reporter, guard)
+        self._losses = ReplicaFailures(self._selector, ledger, reporter, guard)
         self._keeper = self._losses.keeper
         self._signal_out, self._signal_in = os.pipe()
         self._stopping = threading.Event()
-        self._dialing: Dialing | None = None
+        self._dialing: BackgroundConnect | None = None
         self._drain_until = float("inf")
         self._watched: list[Any] = []
         self._seq = 0
@@ -162,7 +162,7 @@ class Consumer:
             if now >= self._ledger.reconnect_at:
                 # What was watched on an older connection is over, whichever of the two broke.
                 self._wake.close()
-                self._dialing = Dialing(self._dial, self._signal_in)
+                self._dialing = BackgroundConnect(self._dial, self._signal_in)
             return
         if not self._dialing.over:
             return
@@ -213,7 +213,7 @@ class Consumer:
             lane.deadlines.expire(lane.batcher, now)
             self._losses.let_go(lane, now)
 
-    def _hear(self, lane: Lane, replica: Replica, now: float) -> None:
+    def _hear(self, lane: ServedModel, replica: Replica, now: float) -> None:
         if replica.frames is None:
             return
         try:
@@ -235,7 +235,7 @@ class Consumer:
             else:
                 self._lives(lane, replica, kind, rest[0])
 
-    def _lives(self, lane: Lane, replica: Replica, kind: str, told: Any) -> None:
+    def _lives(self, lane: ServedModel, replica: Replica, kind: str, told: Any) -> None:
         if kind == "phase":
             replica.entered(Phase(told))
         elif kind == "ready":
@@ -245,7 +245,7 @@ class Consumer:
             self._keeper.load_failed(lane, replica, told)
         self._sweep_at = 0.0
 
-    def _done(self, lane: Lane, replica: Replica, rest: list[Any], now: float) -> None:
+    def _done(self, lane: ServedModel, replica: Replica, rest: list[Any], now: float) -> None:
         seq, outcomes, times, padding, fits, device_lost = rest
         batch = replica.finished(seq, now)
         if device_lost:
@@ -260,7 +260,7 @@ class Consumer:
             place for place in range(len(STEPS)) if first + place in self._wake.unwatched
         )
 
-    def _gave_way(self, lane: Lane, replica: Replica, seq: int, now: float) -> None:
+    def _gave_way(self, lane: ServedModel, replica: Replica, seq: int, now: float) -> None:
         batch = replica.finished(seq, now)
         if batch is not None:
             self._reporter.gave_way(batch)
@@ -285,7 +285,7 @@ class Consumer:
                 self._ledger.settle(lane, lane.deadlines.ended)
                 lane.deadlines.ended = []
 
-    def _run(self, lane: Lane, replica: Replica, batch: Batch) -> None:
+    def _run(self, lane: ServedModel, replica: Replica, batch: Batch) -> None:
         self._seq += 1
         batch.seq = self._seq
         batch.id = batch_name(self._tag, self._seq)

@@ -26,16 +26,16 @@ from headrace.errors import (
     ResultNotStored,
     StoreError,
 )
-from headrace.jobs.message import Source
-from headrace.payloads.input_ref import Origins
+from headrace.jobs.message import InputSource
+from headrace.payloads.input_ref import InputRefs
 from headrace.payloads.ranges import read_parts
-from headrace.payloads.store import Entry, PayloadMissing
-from headrace.payloads.stores import THREADS, Stores
+from headrace.payloads.store import PayloadEntry, PayloadMissing
+from headrace.payloads.stores import THREADS, PayloadStores
 from headrace.redis.outages import is_outage
-from workers.jobs.leased_job import Item
-from workers.leases.manager import Ledger
-from workers.models.pending_payloads import Load
-from workers.models.served_model import Lane
+from workers.jobs.leased_job import LeasedJob
+from workers.leases.manager import LeaseManager
+from workers.models.pending_payloads import PendingResult
+from workers.models.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ CLOSE_MAX_S: Final = 2.0
 _BINARY: Final = b'{"__type__": "base64", "__value__": "'
 
 
-class Moved(NamedTuple):
+class Transferred(NamedTuple):
     """One item whose payload was moved, or not.
 
     Attributes:
@@ -60,15 +60,15 @@ class Moved(NamedTuple):
         retryable: whether the job may be tried again.
     """
 
-    lane: Lane
-    item: Item
+    lane: ServedModel
+    item: LeasedJob
     body: bytes | None = None
-    load: Load | None = None
+    load: PendingResult | None = None
     error: HeadraceError | None = None
     retryable: bool = False
 
 
-class Porter:
+class PayloadTransfer:
     """Moves payloads for the consumer.
 
     Args:
@@ -78,13 +78,13 @@ class Porter:
     """
 
     def __init__(
-        self, stores: Stores, origins: Origins, again_s: tuple[float, ...] = AGAIN_S
+        self, stores: PayloadStores, origins: InputRefs, again_s: tuple[float, ...] = AGAIN_S
     ) -> None:
         self._stores = stores
         self._origins = origins
         self._again_s = again_s
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._done: deque[Moved] = deque()
+        self._done: deque[Transferred] = deque()
         self._out, self._in = os.pipe()
         os.set_blocking(self._out, False)
         os.set_blocking(self._in, False)
@@ -98,7 +98,7 @@ class Porter:
         """For selectors: readable when something was moved."""
         return self._out
 
-    def take(self, lane: Lane) -> None:
+    def take(self, lane: ServedModel) -> None:
         """Take over what a lane has for it."""
         cargo = lane.cargo
         fetches, cargo.fetches = cargo.fetches, []
@@ -118,7 +118,7 @@ class Porter:
             self._sweeping = True
             self._start(self._sweep)
 
-    def moved(self) -> list[Moved]:
+    def moved(self) -> list[Transferred]:
         """What was moved since the last call."""
         with contextlib.suppress(BlockingIOError):
             while os.read(self._out, 4096):
@@ -128,7 +128,7 @@ class Porter:
             found.append(self._done.popleft())
         return found
 
-    def deliver(self, ledger: Ledger) -> None:
+    def deliver(self, ledger: LeaseManager) -> None:
         """Give what was moved to its lanes, and settle what can end now."""
         for lane, item, body, load, error, retryable in self.moved():
             lane.cargo.moved(item)
@@ -180,10 +180,10 @@ class Porter:
 
     def _guarded(
         self,
-        move: Callable[[Lane, Item, Load | None], Moved],
-        lane: Lane,
-        item: Item,
-        load: Load | None,
+        move: Callable[[ServedModel, LeasedJob, PendingResult | None], Transferred],
+        lane: ServedModel,
+        item: LeasedJob,
+        load: PendingResult | None,
     ) -> None:
         """Move, and tell in any case: an item that nobody tells of would be held for ever."""
         try:
@@ -192,7 +192,7 @@ class Porter:
             logger.exception("a payload was not moved", extra={"job": item.id})
             kind = InputUnavailable if load is None else ResultNotStored
             why = kind(f"the payload could not be moved: {type(error).__name__}")
-            moved = Moved(lane, item, load=load, error=why, retryable=True)
+            moved = Transferred(lane, item, load=load, error=why, retryable=True)
         self._done.append(moved)
         # So full a pipe wakes the consumer anyway.
         with contextlib.suppress(BlockingIOError):
@@ -213,7 +213,7 @@ class Porter:
             self._closing.wait(pause_s)
         return call()
 
-    def _fetch(self, lane: Lane, item: Item, _: Load | None) -> Moved:
+    def _fetch(self, lane: ServedModel, item: LeasedJob, _: PendingResult | None) -> Transferred:
         source = item.message.source if item.message is not None else None
         if source is None:
             raise RuntimeError("an item without a source was to be fetched")
@@ -222,12 +222,12 @@ class Porter:
         except (StoreError, BrokerError, PayloadMissing) as error:
             # A payload that is not there may be a mount that is not there.
             unavailable = InputUnavailable(f"the input cannot be fetched: {error.message}")
-            return Moved(lane, item, error=unavailable, retryable=True)
+            return Transferred(lane, item, error=unavailable, retryable=True)
         except HeadraceError as error:
-            return Moved(lane, item, error=error)
-        return Moved(lane, item, body)
+            return Transferred(lane, item, error=error)
+        return Transferred(lane, item, body)
 
-    def _read(self, source: Source) -> bytes:
+    def _read(self, source: InputSource) -> bytes:
         if source.origin:
             return self._origins.read(source.origin)
         if source.parts:
@@ -239,7 +239,7 @@ class Porter:
             )
         return body
 
-    def _store(self, lane: Lane, item: Item, load: Load | None) -> Moved:
+    def _store(self, lane: ServedModel, item: LeasedJob, load: PendingResult | None) -> Transferred:
         if load is None:
             raise RuntimeError("nothing was given to be stored")
         body = plain_result(load.result, load.kind)
@@ -252,10 +252,10 @@ class Porter:
             self._patiently(put)
         except HeadraceError as error:
             lost = ResultNotStored(f"the result cannot be stored: {error.message}")
-            return Moved(lane, item, load=load, error=lost, retryable=True)
-        return Moved(lane, item, load=load)
+            return Transferred(lane, item, load=load, error=lost, retryable=True)
+        return Transferred(lane, item, load=load)
 
-    def _drop(self, entries: list[Entry]) -> None:
+    def _drop(self, entries: list[PayloadEntry]) -> None:
         try:
             self._stores.drop(*entries)
         except HeadraceError as error:

@@ -10,22 +10,22 @@ import msgspec
 
 from headrace.jobs.progress import Progress
 from headrace.redis.scripts import Arg, script
-from workers.jobs.leased_job import Item
-from workers.leases.manager import Ledger
+from workers.jobs.leased_job import LeasedJob
+from workers.leases.manager import LeaseManager
 from workers.replicas.replica import Replica
 
 
-class News:
+class ProgressWriter:
     """What the model processes of a worker say of their jobs.
 
     Args:
         ledger: says it to Redis.
     """
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: LeaseManager) -> None:
         self._ledger = ledger
         # The newest word of each job while that is held: an outage may have swallowed it.
-        self._words: WeakKeyDictionary[Item, bytes] = WeakKeyDictionary()
+        self._words: WeakKeyDictionary[LeasedJob, bytes] = WeakKeyDictionary()
         self._number = 0
 
     def heard(self, replica: Replica, seq: int, rows: Sequence[Sequence[Any]]) -> None:
@@ -53,7 +53,7 @@ class News:
         """Redis is back."""
         self._say(list(self._words))
 
-    def _say(self, items: Iterable[Item]) -> None:
+    def _say(self, items: Iterable[LeasedJob]) -> None:
         arguments: list[Arg] = []
         for item in items:
             arguments += (item.id, item.token, self._words[item])

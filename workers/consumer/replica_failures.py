@@ -11,26 +11,26 @@ import logging
 import selectors
 from collections.abc import Sequence
 
-from workers.celery.event_publisher import Reporter
-from workers.consumer.replica_manager import Keeper
+from workers.celery.event_publisher import EventPublisher
+from workers.consumer.replica_manager import ReplicaManager
 from workers.jobs.leased_job import Batch
-from workers.leases.manager import Ledger
-from workers.models.served_model import Lane
+from workers.leases.manager import LeaseManager
+from workers.models.served_model import ServedModel
 from workers.observability.batch_log import about_batches
-from workers.replicas.orphan_guard import Guard
+from workers.replicas.orphan_guard import OrphanGuard
 from workers.replicas.replica import Replica
 
 logger = logging.getLogger(__name__)
 
 
-class Losses:
+class ReplicaFailures:
     """Gives up the model processes of one worker, and gives their jobs back.
 
     Args:
         selector: the sockets of the processes are registered there.
         ledger: the account with Redis.
         reporter: is told which batches have ended.
-        guard: as of `Keeper`.
+        guard: as of `ReplicaManager`.
 
     Attributes:
         keeper: starts the processes anew.
@@ -40,17 +40,17 @@ class Losses:
     def __init__(
         self,
         selector: selectors.BaseSelector,
-        ledger: Ledger,
-        reporter: Reporter,
-        guard: Guard,
+        ledger: LeaseManager,
+        reporter: EventPublisher,
+        guard: OrphanGuard,
     ) -> None:
-        self.keeper = Keeper(selector, self.lost, guard)
+        self.keeper = ReplicaManager(selector, self.lost, guard)
         self.new = False
         self._selector = selector
         self._ledger = ledger
         self._reporter = reporter
 
-    def timed_out(self, lane: Lane, replica: Replica, batch: Batch, now: float) -> None:
+    def timed_out(self, lane: ServedModel, replica: Replica, batch: Batch, now: float) -> None:
         """A batch has run for too long, and its process has told where it is."""
         size = len(batch.items)
         logger.error("a batch ran into its timeout", extra=about_batches(lane, [batch]))
@@ -66,7 +66,7 @@ class Losses:
             self.give_back(lane, begun, "alone")
         self._give_up(lane, replica, now, "a job ran longer than its timeout")
 
-    def lost(self, lane: Lane, replica: Replica, now: float) -> None:
+    def lost(self, lane: ServedModel, replica: Replica, now: float) -> None:
         """A process is gone, or is to be: its batches go back, and it starts again."""
         if replica.asked and replica.batch is not None:
             # It hung, and the question where has ended it.
@@ -80,7 +80,7 @@ class Losses:
         self.give_back(lane, begun, "crash")
         self._give_up(lane, replica, now, "its device was lost" if replica.leaving else "it died")
 
-    def give_back(self, lane: Lane, batches: list[Batch], mode: str) -> None:
+    def give_back(self, lane: ServedModel, batches: list[Batch], mode: str) -> None:
         """Put the jobs of these batches back into their queue; modes as in jobs/release.lua."""
         # What is given back last stands first in its queue.
         for batch in reversed(batches):
@@ -89,7 +89,7 @@ class Losses:
             self._ledger.release(lane, batch.items, mode)
             self._reporter.finished(batch, [])
 
-    def give_all_back(self, lanes: Sequence[Lane], now: float) -> None:
+    def give_all_back(self, lanes: Sequence[ServedModel], now: float) -> None:
         """Stop all model processes; what the lanes hold goes back into the queues, uncharged."""
         for lane in lanes:
             self.keeper.stop(lane, now)
@@ -103,7 +103,7 @@ class Losses:
                 replica.stop()
         self.keeper.close()
 
-    def let_go(self, lane: Lane, now: float) -> None:
+    def let_go(self, lane: ServedModel, now: float) -> None:
         """Release what is prepared while all processes wait before they are started again.
 
         Another worker may run meanwhile what this one cannot. A claim or a fetch that was under way
@@ -114,7 +114,7 @@ class Losses:
         ):
             self._ledger.release(lane, lane.take_all(), "free")
 
-    def _give_up(self, lane: Lane, replica: Replica, now: float, why: str) -> None:
+    def _give_up(self, lane: ServedModel, replica: Replica, now: float, why: str) -> None:
         if replica.frames is not None:
             self._selector.unregister(replica.frames)
         self.keeper.ended(lane, replica, now, why)

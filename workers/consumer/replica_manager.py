@@ -15,9 +15,9 @@ from typing import Any, Final
 
 from headrace.observability import worker_report
 from workers.model_process.protocol.phases import STARTING, Phase
-from workers.models.served_model import Lane
+from workers.models.served_model import ServedModel
 from workers.observability.batch_log import about
-from workers.replicas.orphan_guard import Guard
+from workers.replicas.orphan_guard import OrphanGuard
 from workers.replicas.replica import Replica
 
 logger = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 MEMORY_S: Final = 1.0
 
 
-class Keeper:
+class ReplicaManager:
     """The model processes of one worker.
 
     Args:
@@ -38,15 +38,15 @@ class Keeper:
     def __init__(
         self,
         selector: selectors.BaseSelector,
-        lost: Callable[[Lane, Replica, float], None],
-        guard: Guard,
+        lost: Callable[[ServedModel, Replica, float], None],
+        guard: OrphanGuard,
     ) -> None:
         self._selector = selector
         self._lost = lost
         self._guard = guard
         self._memory_at = 0.0
 
-    def tend(self, lanes: list[Lane], now: float) -> None:
+    def tend(self, lanes: list[ServedModel], now: float) -> None:
         """Do what is due: start, give up, recycle."""
         look = now >= self._memory_at
         if look:
@@ -62,7 +62,7 @@ class Keeper:
                     self._lost(lane, replica, now)
             self._recycle(lane, now, look)
 
-    def moments(self, lane: Lane) -> list[float]:
+    def moments(self, lane: ServedModel) -> list[float]:
         """The times at which something is to be done for a lane, though nothing happens."""
         return [
             replica.restart_at if replica.process is None else replica.due_at
@@ -70,7 +70,7 @@ class Keeper:
         ]
 
     @staticmethod
-    def load_failed(lane: Lane, replica: Replica, traceback: str) -> None:
+    def load_failed(lane: ServedModel, replica: Replica, traceback: str) -> None:
         """A process cannot be loaded, and this is why."""
         # It is tried again and again: what was said in full before is not repeated.
         again = traceback == lane.last_error
@@ -80,7 +80,7 @@ class Keeper:
         lane.stats.count(worker_report.LOAD_FAILURES)
         replica.load_failed(traceback)
 
-    def ready(self, lane: Lane, replica: Replica, info: dict[str, Any]) -> None:
+    def ready(self, lane: ServedModel, replica: Replica, info: dict[str, Any]) -> None:
         """A process is loaded and warm; if it is a successor, its predecessor drains."""
         replica.ready(info)
         lane.stats.count(worker_report.LOADS)
@@ -99,7 +99,7 @@ class Keeper:
             if old.successor is replica:
                 old.drain()
 
-    def ended(self, lane: Lane, replica: Replica, now: float, why: str) -> None:
+    def ended(self, lane: ServedModel, replica: Replica, now: float, why: str) -> None:
         """A process is gone, for whatever reason (`why`); its socket is not watched any more."""
         if replica.loaded:
             trace = replica.trace()
@@ -112,7 +112,7 @@ class Keeper:
             # Whether or not the next one is ready yet, it stands in this one's place.
             lane.replicas.remove(replica)
 
-    def stop(self, lane: Lane, now: float) -> None:
+    def stop(self, lane: ServedModel, now: float) -> None:
         """End all processes of a lane; those with a batch, and those that load, at once."""
         for replica in lane.replicas:
             if replica.batch is not None or replica.state in STARTING:
@@ -124,7 +124,7 @@ class Keeper:
         """End the guard, when all processes have ended."""
         self._guard.close()
 
-    def _restart(self, lane: Lane, replica: Replica, now: float) -> None:
+    def _restart(self, lane: ServedModel, replica: Replica, now: float) -> None:
         replica.restart_at = lane.restarts.earliest(now)
         if replica.restart_at <= now:
             self._start(lane, replica, now)
@@ -132,14 +132,14 @@ class Keeper:
             told = lane.restarts.told(now).partition("\n")[0]
             logger.error("%s", told, extra=about(lane))
 
-    def _start(self, lane: Lane, replica: Replica, now: float) -> None:
+    def _start(self, lane: ServedModel, replica: Replica, now: float) -> None:
         lane.deadlines.least.forget()
         frames = replica.start(now, self._guard.mark)
         if replica.process is not None:
             self._guard.watch(replica.process.pid)
         self._selector.register(frames, selectors.EVENT_READ, (lane, replica))
 
-    def _recycle(self, lane: Lane, now: float, look: bool) -> None:
+    def _recycle(self, lane: ServedModel, now: float, look: bool) -> None:
         for replica in lane.replicas:
             if replica.state is Phase.DRAINING and replica.batch is None and not replica.leaving:
                 replica.retire(now)
@@ -159,7 +159,7 @@ class Keeper:
                 return
 
     @staticmethod
-    def _worn(lane: Lane, replica: Replica, look: bool) -> str:
+    def _worn(lane: ServedModel, replica: Replica, look: bool) -> str:
         model = lane.model
         if replica.state is not Phase.READY:
             return ""
@@ -172,6 +172,6 @@ class Keeper:
         return ""
 
     @staticmethod
-    def _succeed(lane: Lane, old: Replica) -> None:
+    def _succeed(lane: ServedModel, old: Replica) -> None:
         old.successor = Replica(old.init, old.environ, old.load_timeout_s)
         lane.replicas.append(old.successor)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Final
 
 from headrace.redis.keys import STEPS
-from workers.models.served_model import Lane
+from workers.models.served_model import ServedModel
 from workers.scheduling.staging import ends_in_s, stage_at
 
 #: A batch expected to end sooner than this needs no wake-up meanwhile: its end claims anyway.
 SHORT_BATCH_S: Final = 0.005
 
 
-def wants_wake(lane: Lane, place: int, now: float) -> bool:
+def wants_wake(lane: ServedModel, place: int, now: float) -> bool:
     """Whether a lane is to be told of the next change of one of its lists.
 
     Args:
@@ -31,7 +31,7 @@ def wants_wake(lane: Lane, place: int, now: float) -> bool:
     return lane.idle or bool(offline_next) or ends_in_s(lane, now) > SHORT_BATCH_S
 
 
-def lane_moments(lane: Lane, now: float, *, held: bool) -> list[float]:
+def lane_moments(lane: ServedModel, now: float, *, held: bool) -> list[float]:
     """The times at which something is to be done for a lane.
 
     Args:

@@ -38,7 +38,7 @@ REVOKED_JSON: Final = (
 )
 
 
-class Item(msgspec.Struct, eq=False, weakref=True):
+class LeasedJob(msgspec.Struct, eq=False, weakref=True):
     """One leased job. Times ending in `_at` are the worker's monotonic seconds.
 
     Attributes:
@@ -120,7 +120,7 @@ class Item(msgspec.Struct, eq=False, weakref=True):
         }
 
 
-def claimed_item(row: Sequence[Any], now: float, now_us: int, yield_s: float) -> Item:
+def claimed_item(row: Sequence[Any], now: float, now_us: int, yield_s: float) -> LeasedJob:
     """A job as jobs/claim.lua gave it, still without its message.
 
     Args:
@@ -133,7 +133,7 @@ def claimed_item(row: Sequence[Any], now: float, now_us: int, yield_s: float) ->
     created_us = int(created) if created else now_us
     enqueued_at = now - (now_us - created_us) / US_PER_S
     # By place, and what is as it is by default set after: a name costs as much as its value here.
-    item = Item(
+    item = LeasedJob(
         job_id.decode(),
         token.decode(),
         None,
@@ -166,7 +166,7 @@ class Batch:
         span: where in a trace it runs itself (`traceparent`); "" for nowhere.
     """
 
-    items: list[Item]
+    items: list[LeasedJob]
     reason: str
     started_at: float
     deadline: float
@@ -220,7 +220,7 @@ def date_done() -> str:
     return datetime.now(UTC).isoformat()
 
 
-def _meta(item: Item, status: bytes, result: bytes, traceback: bytes, done: str) -> bytes:
+def _meta(item: LeasedJob, status: bytes, result: bytes, traceback: bytes, done: str) -> bytes:
     message, family = item.message, b""
     if message is not None:
         if message.ignore_result:
@@ -245,7 +245,7 @@ def with_children(settlement: Settlement, children: bytes) -> Settlement:
 
 
 def succeeded(
-    item: Item, result: bytes, kind: str, batch: Arg, timings: str, done: str
+    item: LeasedJob, result: bytes, kind: str, batch: Arg, timings: str, done: str
 ) -> Settlement:
     """The job ends with this result (JSON text); `kind` is its content type if it is not JSON."""
     message = item.message
@@ -261,7 +261,7 @@ def succeeded(
 
 
 def stored(
-    item: Item, ref: str, result: bytes, kind: str, batch: Arg, timings: str, done: str
+    item: LeasedJob, ref: str, result: bytes, kind: str, batch: Arg, timings: str, done: str
 ) -> Settlement:
     """The job ends with a result that lies in the payload store, under this reference.
 
@@ -272,7 +272,7 @@ def stored(
 
 
 def stored_as(
-    item: Item, ref: str, length: int, shown: str, batch: Arg, timings: str, done: str
+    item: LeasedJob, ref: str, length: int, shown: str, batch: Arg, timings: str, done: str
 ) -> Settlement:
     """As `stored`, of so many bytes of such a content type."""
     told = {"size": length, "content_type": shown, "url": f"/api/v1/jobs/{item.id}/result"}
@@ -290,7 +290,7 @@ def binary_size(result: bytes | memoryview) -> int:
 
 
 def failed(
-    item: Item,
+    item: LeasedJob,
     code: str,
     message: str,
     *,
@@ -323,7 +323,7 @@ def failed(
     )
 
 
-def illegible(item: Item, raw: bytes, error: InvalidRequest) -> Settlement:
+def illegible(item: LeasedJob, raw: bytes, error: InvalidRequest) -> Settlement:
     """The end of a job whose message cannot be read.
 
     The claim knows our own messages by their two ends alone. One with a broken middle, of which
@@ -333,13 +333,13 @@ def illegible(item: Item, raw: bytes, error: InvalidRequest) -> Settlement:
     return settlement if parses(raw) else settlement._replace(retry_us=DEAD)
 
 
-def cancelled(item: Item) -> Settlement:
+def cancelled(item: LeasedJob) -> Settlement:
     """The job ends as cancelled, without having run."""
     meta = _meta(item, b"REVOKED", REVOKED_JSON, b"null", date_done())
     return Settlement(item.id, item.token, State.CANCELLED, meta, 0, "", "", "", "", "")
 
 
-def put_off(item: Item, delay_s: float) -> Settlement:
+def put_off(item: LeasedJob, delay_s: float) -> Settlement:
     """The job waits in Redis until its eta: no error, no attempt charged for running."""
     return Settlement(
         item.id, item.token, State.SCHEDULED, b"", 0, "", "", "", "", str(int(delay_s * US_PER_S))
@@ -351,16 +351,16 @@ def stages(times: Sequence[float]) -> str:
     return f"{times[0]:.3f},{times[1]:.3f},{times[2]:.3f}"
 
 
-def timings(item: Item, shared: str) -> str:
+def timings(item: LeasedJob, shared: str) -> str:
     """The record's `tm`: ms from submit to claim, from claim to hand-over, and the stages."""
     return since_submit(item) + since_claim(item, shared)
 
 
-def since_submit(item: Item) -> str:
+def since_submit(item: LeasedJob) -> str:
     """The part of the timings that is the job's own."""
     return f"{(item.claimed_at - item.enqueued_at) * 1000:.3f}"
 
 
-def since_claim(item: Item, shared: str) -> str:
+def since_claim(item: LeasedJob, shared: str) -> str:
     """The rest of them, the same for all jobs of a batch that were claimed together."""
     return f",{(item.dispatched_at - item.claimed_at) * 1000:.3f},{shared}"

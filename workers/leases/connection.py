@@ -32,7 +32,7 @@ _pack: Final[Callable[[Command], bytes]] = pack_command  # type: ignore[assignme
 Reply = Any
 
 
-class Publisher:
+class PipelinedConnection:
     """Sends commands in one write and reads their replies.
 
     Args:

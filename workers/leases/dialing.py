@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 
-class Dialing:
+class BackgroundConnect:
     """One try to connect.
 
     Args:

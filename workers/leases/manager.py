@@ -23,9 +23,9 @@ from headrace.redis.outages import DISCONNECTED
 from headrace.redis.scripts import CLAIM_MAX_BYTES, Arg, Command, script
 from headrace.redis.traffic import TRAFFIC
 from workers.batching.batcher import STEP_PLACE
-from workers.jobs.leased_job import Item, Settlement
-from workers.leases.connection import Publisher
-from workers.models.served_model import Lane
+from workers.jobs.leased_job import LeasedJob, Settlement
+from workers.leases.connection import PipelinedConnection
+from workers.models.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ Handle = Callable[[Any, float], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class LeaseLimits:
     """What a worker is held to.
 
     Attributes:
@@ -86,17 +86,19 @@ def _nothing() -> None:
     pass
 
 
-class Observer(Protocol):
+class SettlementObserver(Protocol):
     """Hears what Redis has confirmed, while the lane still holds the jobs."""
 
-    def settled(self, lane: Lane, settlements: Sequence[Settlement], codes: Sequence[Any]) -> None:
+    def settled(
+        self, lane: ServedModel, settlements: Sequence[Settlement], codes: Sequence[Any]
+    ) -> None:
         """The answers of jobs/settle.lua, one per settlement."""
 
-    def released(self, items: Sequence[Item], outcomes: Sequence[Any]) -> None:
+    def released(self, items: Sequence[LeasedJob], outcomes: Sequence[Any]) -> None:
         """The answers of jobs/release.lua, one per item."""
 
 
-class Ledger:
+class LeaseManager:
     """What one worker says to Redis, and what is still to be said.
 
     Args:
@@ -105,7 +107,11 @@ class Ledger:
     """
 
     def __init__(
-        self, owner: str, publisher: Publisher, limits: Limits, observer: Observer
+        self,
+        owner: str,
+        publisher: PipelinedConnection,
+        limits: LeaseLimits,
+        observer: SettlementObserver,
     ) -> None:
         self.owner = owner
         self.limits = limits
@@ -141,7 +147,7 @@ class Ledger:
         """
         self._publisher.connect()
 
-    def joined(self, lanes: Iterable[Lane], now: float) -> None:
+    def joined(self, lanes: Iterable[ServedModel], now: float) -> None:
         """It is connected: take up where the outage began."""
         self._joined = True
         self._server_zero_us = None
@@ -178,7 +184,7 @@ class Ledger:
         """Drop the connection."""
         self._publisher.close()
 
-    def claim(self, lane: Lane, rooms: Sequence[int]) -> None:
+    def claim(self, lane: ServedModel, rooms: Sequence[int]) -> None:
         """Ask for jobs, as `lane.claimable` says."""
 
         def claimed(reply: Any, now: float) -> None:
@@ -192,7 +198,7 @@ class Ledger:
             handle=claimed, refused=lane.backlog.end_claim,
         )  # fmt: skip
 
-    def settle(self, lane: Lane, settlements: list[Settlement]) -> None:
+    def settle(self, lane: ServedModel, settlements: list[Settlement]) -> None:
         """End jobs; they stay held (and renewed) until Redis has said that it knows.
 
         Those that others follow are kept back in the lane's sequels, until these were told.
@@ -218,7 +224,7 @@ class Ledger:
         self._say(lane, "jobs/settle", *flat, handle=settled, refused=refused, again=True)
 
     @staticmethod
-    def _unusual(lane: Lane, settlement: Settlement, code: int, now: float) -> None:
+    def _unusual(lane: ServedModel, settlement: Settlement, code: int, now: float) -> None:
         if code == FENCED:
             logger.warning(
                 "the job is another's by now; this answer is dropped",
@@ -227,7 +233,7 @@ class Ledger:
         elif code == PUT_OFF:
             lane.due(now + int(settlement.retry_us) / US_PER_S)
 
-    def release(self, lane: Lane, items: list[Item], mode: str) -> None:
+    def release(self, lane: ServedModel, items: list[LeasedJob], mode: str) -> None:
         """Give jobs back to the head of their queue, the first claimed in front.
 
         Args:
@@ -254,7 +260,9 @@ class Ledger:
         told = (mode, self._losses(lane), *pairs)
         self._say(lane, "jobs/release", *told, handle=released, refused=refused, again=True)
 
-    def renew(self, lane: Lane, answered: Callable[[list[Item], list[Any]], None]) -> None:
+    def renew(
+        self, lane: ServedModel, answered: Callable[[list[LeasedJob], list[Any]], None]
+    ) -> None:
         """Renew the leases of all that the lane holds.
 
         Args:
@@ -271,7 +279,7 @@ class Ledger:
             call = script("jobs/renew").call(keys.queue_keys(lane.queue), self._lease_us, *pairs)
             self._outbox.append(_Call(call, renewed, lambda: answered([], []), again=False))
 
-    def sweep(self, lane: Lane, now: float) -> None:
+    def sweep(self, lane: ServedModel, now: float) -> None:
         """Promote what is due and reap what has run out."""
 
         def swept(reply: Any, at: float) -> None:
@@ -369,7 +377,7 @@ class Ledger:
             else:
                 call.handle(reply, now)
 
-    def _losses(self, lane: Lane) -> str:
+    def _losses(self, lane: ServedModel) -> str:
         return lane.policy.for_losses(self.limits.max_deliveries)
 
     @property
@@ -378,7 +386,7 @@ class Ledger:
 
     def _say(
         self,
-        lane: Lane,
+        lane: ServedModel,
         name: str,
         *arguments: Arg,
         handle: Handle = _ignore,

@@ -36,7 +36,7 @@ ANSWER_MAX_S: Final = 5.0
 _PUSH: Final = object()
 
 
-class Wake:
+class QueueNotifications:
     """The tracking connection of one worker.
 
     Args:

@@ -23,9 +23,9 @@ from headrace.handler import Context
 from headrace.observability import logs
 from headrace.observability.tracing import tracing
 from workers.model_process.context import ThreadContext, begin, overlaps
-from workers.model_process.executor import Runner
-from workers.model_process.overlap import YIELDED, Inbox, Pipeline, done_frame, leave
-from workers.model_process.preprocess.pool import LoadFailed, PrepProcess, install
+from workers.model_process.executor import BatchExecutor
+from workers.model_process.overlap import YIELDED, Inbox, OverlappedExecutor, done_frame, leave
+from workers.model_process.preprocess.pool import LoadFailed, PreprocessProcess, install
 from workers.model_process.protocol.frames import FrameSocket
 from workers.model_process.protocol.phases import Phase, write_stacks_to
 from workers.model_process.startup import context_of, die_with_parent, handler_of, why_not_loaded
@@ -79,14 +79,14 @@ def main() -> None:
 
         runner.span = VerbSpans(spans, config["model"])
     if overlap:
-        Pipeline(runner, inbox, frames.send, tag).run()
+        OverlappedExecutor(runner, inbox, frames.send, tag).run()
     else:
         _serve(frames, inbox, runner, tag)
     if spans is not None:
         spans.close()
 
 
-def _serve(frames: FrameSocket, inbox: Inbox, runner: Runner, tag: str) -> None:
+def _serve(frames: FrameSocket, inbox: Inbox, runner: BatchExecutor, tag: str) -> None:
     """Run batches in turn until told to stop, by when the worker has handed over its last."""
     while True:
         frame = inbox.get()
@@ -127,16 +127,16 @@ def _read(frames: FrameSocket, inbox: Inbox) -> None:
             inbox.put(frame)
 
 
-def _load(config: dict[str, Any]) -> tuple[Runner, list[int]]:
+def _load(config: dict[str, Any]) -> tuple[BatchExecutor, list[int]]:
     """The handler, ready to run, and the pids of its preprocess processes."""
     # Before the handler may initialise CUDA; they load while it does.
     count = config["preprocess_processes"]
-    processes = [PrepProcess.spawn(config, int(sys.argv[2])) for _ in range(count)]
+    processes = [PreprocessProcess.spawn(config, int(sys.argv[2])) for _ in range(count)]
     handler = handler_of(config)
     # Several batches are at hand in a handler whose verbs overlap, one in each thread.
     context = context_of(config, ThreadContext if overlaps(handler) else Context)
     handler.initialize(context)
-    runner = Runner(handler, context)
+    runner = BatchExecutor(handler, context)
     install(runner, processes, config["preprocess_threads"])
     return runner, [process.process.pid for process in processes]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from workers.model_process.outcomes import Outcome
-from workers.model_process.progress import News
+from workers.model_process.progress import BatchProgress
 
 #: A job's id, its input as the handler gets it, and its content type.
 Input = tuple[str, Any, str]
@@ -35,7 +35,7 @@ class StageTimes:
 
 
 @dataclass(slots=True)
-class Group:
+class SubBatch:
     """Inputs that go through the verbs together.
 
     Attributes:
@@ -58,7 +58,7 @@ class Group:
     items: Any = None
     padding: int = 0
     outputs: Any = None
-    news: News | None = None
+    news: BatchProgress | None = None
 
     @property
     def at_hand(self) -> list[Input]:
@@ -73,7 +73,7 @@ class Group:
 
 
 @dataclass(slots=True)
-class Work:
+class BatchState:
     """One batch.
 
     Attributes:
@@ -93,12 +93,12 @@ class Work:
     too_large: list[list[int]] = field(default_factory=list)
     dropped: set[int] = field(default_factory=set)
     device_lost: bool = False
-    news: News = field(default_factory=News)
+    news: BatchProgress = field(default_factory=BatchProgress)
 
-    def group(self, places: list[int]) -> Group:
+    def group(self, places: list[int]) -> SubBatch:
         """These items, to go through the verbs together."""
         inputs = [self.readable[place] for place in places]
-        return Group(inputs, self.times, places, self.dropped, news=self.news)
+        return SubBatch(inputs, self.times, places, self.dropped, news=self.news)
 
     @property
     def fits(self) -> int:

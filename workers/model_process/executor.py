@@ -28,11 +28,11 @@ from headrace.errors import (
 from headrace.handler import Context, Handler
 from headrace.jobs.encoding import decode_input, decode_payload
 from headrace.observability import logs
-from workers.model_process.batch_state import Group, Input, Work
+from workers.model_process.batch_state import BatchState, Input, SubBatch
 from workers.model_process.context import TRACES, SpanOf, no_span, overlaps, traces_of
 from workers.model_process.device_errors import device_lost
 from workers.model_process.outcomes import Outcome, failure, out_of_memory, outcomes_of
-from workers.model_process.progress import News, Teller
+from workers.model_process.progress import BatchProgress, ProgressReporter
 from workers.model_process.rows import padded, rows_of
 
 clock = time.perf_counter
@@ -41,7 +41,7 @@ CANCELLED: Final[Outcome] = failure(JobCancelled("the job was cancelled"))
 
 
 @dataclass(slots=True)
-class Runner:
+class BatchExecutor:
     """Runs batches through one handler.
 
     Attributes:
@@ -53,7 +53,7 @@ class Runner:
     handler: Handler
     context: Context
     preprocess: Callable[[list[Input]], Any] = field(init=False)
-    teller: Teller | None = None
+    teller: ProgressReporter | None = None
     span: SpanOf = no_span
 
     def __post_init__(self) -> None:
@@ -61,7 +61,7 @@ class Runner:
 
     def tells(self, send: Callable[[int, list[list[Any]]], None]) -> None:
         """Pass on what the handler says of its progress: a batch's number, and rows."""
-        self.teller = Teller(send, shared=not overlaps(self.handler))
+        self.teller = ProgressReporter(send, shared=not overlaps(self.handler))
         self.context.reports_to(self.teller.take)
 
     def own_preprocess(self, inputs: list[Input]) -> Any:
@@ -73,7 +73,7 @@ class Runner:
 
     def run(
         self, items: Sequence[Sequence[Any]], dropped: set[int] | None = None, seq: int = 0
-    ) -> Work:
+    ) -> BatchState:
         """Run a batch, one verb after the other; one outcome per item."""
         work = self.read(items, dropped, seq)
         if work.readable:
@@ -82,7 +82,9 @@ class Runner:
         return self.close(work)
 
     @staticmethod
-    def read(items: Sequence[Sequence[Any]], dropped: set[int] | None = None, seq: int = 0) -> Work:
+    def read(
+        items: Sequence[Sequence[Any]], dropped: set[int] | None = None, seq: int = 0
+    ) -> BatchState:
         """Read the inputs; what cannot be read has its outcome.
 
         Args:
@@ -93,7 +95,7 @@ class Runner:
             seq: the batch's number, for what is said of it.
         """
         gone = set() if dropped is None else dropped
-        work = Work([[] for _ in items], {}, dropped=gone, news=News(seq))
+        work = BatchState([[] for _ in items], {}, dropped=gone, news=BatchProgress(seq))
         for place, (job_id, raw, *more) in enumerate(items):
             if place in work.dropped:
                 work.outcomes[place] = CANCELLED
@@ -108,7 +110,7 @@ class Runner:
                 work.outcomes[place] = failure(InputError(error.message))
         return work
 
-    def close(self, work: Work) -> Work:
+    def close(self, work: BatchState) -> BatchState:
         """Give an outcome to those items that got none; of its progress nothing more is said."""
         if self.teller is not None:
             self.teller.close(work.news)
@@ -116,7 +118,7 @@ class Runner:
         work.outcomes = [outcome or missing for outcome in work.outcomes]
         return work
 
-    def attempt(self, work: Work, places: list[int]) -> None:
+    def attempt(self, work: BatchState, places: list[int]) -> None:
         """Run these items together, and where that raises, run them in halves."""
         if work.device_lost:
             return
@@ -137,13 +139,13 @@ class Runner:
         self.split(work, places)
 
     @staticmethod
-    def _wanted(work: Work, places: list[int]) -> list[int]:
+    def _wanted(work: BatchState, places: list[int]) -> list[int]:
         wanted = [place for place in places if place not in work.dropped]
         for place in set(places).difference(wanted):
             work.outcomes[place] = CANCELLED
         return wanted
 
-    def split(self, work: Work, places: list[int]) -> None:
+    def split(self, work: BatchState, places: list[int]) -> None:
         """Run items that raised together in halves; one alone has its outcome."""
         if work.device_lost:
             return
@@ -155,7 +157,7 @@ class Runner:
             self.attempt(work, places[half:])
 
     @staticmethod
-    def raised(work: Work, places: list[int], error: BaseException) -> None:
+    def raised(work: BatchState, places: list[int], error: BaseException) -> None:
         """Note what these items raised together; alone, it is the outcome."""
         if out_of_memory(error):
             work.too_large.append(places)
@@ -164,7 +166,7 @@ class Runner:
             work.outcomes[places[0]] = failure(error)
 
     @staticmethod
-    def settle(work: Work, places: list[int], group: Group) -> None:
+    def settle(work: BatchState, places: list[int], group: SubBatch) -> None:
         """Take over the results of items that went through all verbs together."""
         work.ran = max(work.ran, len(places))
 
@@ -175,7 +177,7 @@ class Runner:
         for place, outcome in zip(places, outcomes_of(group.results, raised), strict=True):
             work.outcomes[place] = outcome
 
-    def verbs(self, group: Group) -> None:
+    def verbs(self, group: SubBatch) -> None:
         """All verbs in turn.
 
         Raises:
@@ -185,7 +187,7 @@ class Runner:
         self.infer(group)
         self.finish(group)
 
-    def prepare(self, group: Group) -> None:
+    def prepare(self, group: SubBatch) -> None:
         """`preprocess`."""
         self._enter(group)
         started = clock()
@@ -202,7 +204,7 @@ class Runner:
         group.items = items if whole else [results[n] for n in group.good]
         self._pad(group)
 
-    def infer(self, group: Group) -> None:
+    def infer(self, group: SubBatch) -> None:
         """`inference`, unless every item is an error or dropped."""
         self._leave_out(group)
         if not group.good:
@@ -218,7 +220,7 @@ class Runner:
             self._leave()
         group.items = None
 
-    def finish(self, group: Group) -> None:
+    def finish(self, group: SubBatch) -> None:
         """`postprocess`, unless every item is an error or dropped."""
         if len(gone := group.gone()) == len(group.good):
             self._drop(group, gone)
@@ -237,7 +239,7 @@ class Runner:
         for n, result in zip(group.good, final[: len(group.good)], strict=True):
             group.results[n] = result
 
-    def _leave_out(self, group: Group) -> None:
+    def _leave_out(self, group: SubBatch) -> None:
         """Let those go that were dropped since `preprocess`, if the handler bears it."""
         gone = group.gone()
         if not gone:
@@ -253,13 +255,13 @@ class Runner:
                 self._pad(group)
 
     @staticmethod
-    def _drop(group: Group, gone: list[int]) -> None:
+    def _drop(group: SubBatch, gone: list[int]) -> None:
         for n in gone:
             group.results[n] = JobCancelled("the job was cancelled")
         group.good = [n for n in group.good if n not in gone]
         group.left_out = group.left_out.union(gone)
 
-    def _pad(self, group: Group) -> None:
+    def _pad(self, group: SubBatch) -> None:
         group.times.padding -= group.padding
         group.padding = self._padding(len(group.good))
         if group.padding:
@@ -270,7 +272,7 @@ class Runner:
         allowed = self.context.allowed_batch_sizes if count else ()
         return next((size for size in allowed if size >= count), count) - count
 
-    def _enter(self, group: Group, good: list[int] | None = None) -> None:
+    def _enter(self, group: SubBatch, good: list[int] | None = None) -> None:
         if self.teller is not None:
             self.teller.enter(group.news, group.inputs, good, group.padding)
 

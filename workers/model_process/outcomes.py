@@ -12,7 +12,7 @@ import msgspec
 from headrace.errors import HandlerError, HeadraceError, JobError, OutOfMemory
 from headrace.handler import Response
 from headrace.jobs.encoding import strict_json
-from workers.model_process.raws import Foreign
+from workers.model_process.raws import ForeignType
 
 TRACEBACK_MAX_CHARS: Final = 16_000
 MESSAGE_MAX_CHARS: Final = 2_000
@@ -21,7 +21,7 @@ BINARY_TYPE: Final = "application/octet-stream"
 _BYTES: Final = (bytes, bytearray, memoryview)
 #: What is not encoded as it is; one question, as most results are none of these.
 _OTHER: Final = (Response, bytes, bytearray, memoryview, msgspec.Raw)
-_FOREIGN: Final = Foreign()
+_FOREIGN: Final = ForeignType()
 #: What torch says where it has no class for it: its CPU allocator, cuBLAS and cuDNN.
 _NO_MEMORY: Final = ("can't allocate memory", "not enough memory: you tried", "_ALLOC_FAILED")
 
@@ -29,7 +29,7 @@ _NO_MEMORY: Final = ("can't allocate memory", "not enough memory: you tried", "_
 Outcome = list[Any]
 
 
-class Told(Exception):
+class RaisedError(Exception):
     """A failure that another process has put into words already.
 
     Args:
@@ -119,7 +119,7 @@ def _plain(value: Any) -> Any:
 
 def failure(error: BaseException) -> Outcome:
     """The outcome of an item on which the handler raised, or that it gave back as an error."""
-    if isinstance(error, Told):
+    if isinstance(error, RaisedError):
         return error.outcome
     typed = _typed(error)
     # A class of the handler's own may have left out or replaced whatever ours has.
@@ -155,7 +155,7 @@ def traceback_of(error: BaseException) -> str:
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether this says that there was no memory, of the host or of the device."""
-    if isinstance(error, Told):
+    if isinstance(error, RaisedError):
         return bool(error.outcome[1] == OutOfMemory.code)
     if isinstance(error, (MemoryError, OutOfMemory)):
         return True

@@ -19,9 +19,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
 
-from workers.model_process.batch_state import Group, Work
+from workers.model_process.batch_state import BatchState, SubBatch
 from workers.model_process.context import begin
-from workers.model_process.executor import Runner, clock
+from workers.model_process.executor import BatchExecutor, clock
 from workers.threads import SOFTWARE_ERROR_STATUS
 
 logger = logging.getLogger("headrace.model")
@@ -34,7 +34,7 @@ Inbox = queue.SimpleQueue[list[Any]]
 
 
 @dataclass(slots=True)
-class Passage:
+class InFlightBatch:
     """One batch on its way.
 
     Attributes:
@@ -46,8 +46,8 @@ class Passage:
     """
 
     seq: int
-    work: Work
-    group: Group | None = None
+    work: BatchState
+    group: SubBatch | None = None
     split: bool = False
     arrived_at: float = field(default_factory=clock)
     begun: bool = False
@@ -65,11 +65,11 @@ class Passage:
 
     def raised(self, error: BaseException) -> None:
         """A verb raised on all of them."""
-        Runner.raised(self.work, self.places, error)
+        BatchExecutor.raised(self.work, self.places, error)
         self.group, self.split = None, True
 
 
-class Pipeline:
+class OverlappedExecutor:
     """Takes batches from an inbox and sends what became of them, until told to stop.
 
     Args:
@@ -79,15 +79,15 @@ class Pipeline:
         tag: how the names of its batches begin.
     """
 
-    def __init__(self, runner: Runner, inbox: Inbox, send: Send, tag: str = "") -> None:
+    def __init__(self, runner: BatchExecutor, inbox: Inbox, send: Send, tag: str = "") -> None:
         self._tag = tag
         self._runner = runner
         self._inbox = inbox
         self._send = send
         self._lock = threading.Lock()
         self._inside = 0
-        self._prepared: queue.SimpleQueue[Passage | None] = queue.SimpleQueue()
-        self._inferred: queue.SimpleQueue[Passage | None] = queue.SimpleQueue()
+        self._prepared: queue.SimpleQueue[InFlightBatch | None] = queue.SimpleQueue()
+        self._inferred: queue.SimpleQueue[InFlightBatch | None] = queue.SimpleQueue()
 
     def run(self) -> None:
         """Serve until `stop`, by when the worker has nothing in here any more."""
@@ -110,7 +110,7 @@ class Pipeline:
                     # The worker may take it back uncharged for as long as this is not said.
                     self._send(["began", seq])
             begin(self._tag, seq, traces)
-            passage = Passage(seq, self._runner.read(items, dropped, seq), traces=traces)
+            passage = InFlightBatch(seq, self._runner.read(items, dropped, seq), traces=traces)
             if passage.work.readable and not passage.yields:
                 passage.group = passage.work.group(passage.places)
                 try:
@@ -140,7 +140,7 @@ class Pipeline:
             self._on_device(passage)
             self._inferred.put(passage)
 
-    def _on_device(self, passage: Passage) -> None:
+    def _on_device(self, passage: InFlightBatch) -> None:
         if passage.group is not None:
             try:
                 self._runner.infer(passage.group)
@@ -170,13 +170,13 @@ class Pipeline:
                 self._send(done_frame(passage.seq, work))
 
 
-def done_frame(seq: int, work: Work) -> list[Any]:
+def done_frame(seq: int, work: BatchState) -> list[Any]:
     """What the worker is told of a batch that has ended."""
     told = work.outcomes, work.times.as_list(), work.times.padding, work.fits, work.device_lost
     return ["done", seq, *told]
 
 
-def leave(send: Send, seq: int, work: Work, *, alone: bool) -> NoReturn:
+def leave(send: Send, seq: int, work: BatchState, *, alone: bool) -> NoReturn:
     """End the process, whose device was lost with a batch.
 
     Args:

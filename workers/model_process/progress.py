@@ -28,7 +28,7 @@ Named = Sequence[tuple[str, Any, str]]
 
 
 @dataclass(slots=True, eq=False)
-class News:
+class BatchProgress:
     """What is said of one batch while it is in the process.
 
     Attributes:
@@ -47,11 +47,11 @@ class News:
 #: What a verb works at: item n of its argument is that of job `inputs[places[n]]`, or, without
 #: places, of `inputs[n]`; then come so many that were added. A plain tuple, as each batch makes
 #: three of them, and most handlers say nothing.
-_AtHand = tuple[News | None, Named, Sequence[int] | None, int]
+_AtHand = tuple[BatchProgress | None, Named, Sequence[int] | None, int]
 _NOTHING: Final[_AtHand] = (None, (), None, 0)
 
 
-class Teller:
+class ProgressReporter:
     """Takes what the handler says on.
 
     Args:
@@ -66,13 +66,13 @@ class Teller:
         self._only: _AtHand | None = None
         self._own: ContextVar[_AtHand | None] = ContextVar("headrace_at_hand", default=None)
         self._news = threading.Condition()
-        self._waiting: dict[News, None] = {}
+        self._waiting: dict[BatchProgress, None] = {}
         self._thread: threading.Thread | None = None
         self._warned = False
 
     def enter(
         self,
-        news: News | None,
+        news: BatchProgress | None,
         inputs: Named,
         places: Sequence[int] | None = None,
         padding: int = 0,
@@ -122,7 +122,7 @@ class Teller:
         known = {job_id for job_id, *_ in inputs}
         self._put(news, {job_id: Progress(*rest) for job_id, *rest in rows if job_id in known})
 
-    def close(self, news: News) -> None:
+    def close(self, news: BatchProgress) -> None:
         """The batch's end is about to be sent: nothing is said of it any more."""
         news.over = True
         if news.told:
@@ -132,7 +132,7 @@ class Teller:
     def _at_hand(self) -> _AtHand:
         return (self._only if self._shared else self._own.get()) or _NOTHING
 
-    def _put(self, news: News, said: dict[str, Progress]) -> None:
+    def _put(self, news: BatchProgress, said: dict[str, Progress]) -> None:
         with self._news:
             if news.over or not said:
                 return

@@ -15,7 +15,7 @@ import msgspec
 _OURS = ("headrace", "workers", "handlers", "msgspec")
 
 
-class Foreign:
+class ForeignType:
     """Whether code that is not ours has msgspec at hand, as a module's name for it shows."""
 
     def __init__(self) -> None:

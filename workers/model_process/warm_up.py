@@ -14,8 +14,8 @@ import msgspec
 from headrace.errors import ConfigError, HandlerError
 from headrace.handler import Handler
 from headrace.jobs.encoding import binary_input, decode_input
-from workers.model_process.batch_state import Group, Input, StageTimes
-from workers.model_process.executor import Runner, free_memory
+from workers.model_process.batch_state import Input, StageTimes, SubBatch
+from workers.model_process.executor import BatchExecutor, free_memory
 from workers.model_process.outcomes import BINARY_TYPE, encode_result, out_of_memory
 
 logger = logging.getLogger("headrace.model")
@@ -23,7 +23,7 @@ logger = logging.getLogger("headrace.model")
 WARM_UP_ID: Final = "warm-up"
 
 
-def warm_up(runner: Runner) -> int:
+def warm_up(runner: BatchExecutor) -> int:
     """Run the handler's `example_input` alone and as a full batch; nothing if it gives none.
 
     With `allowed_batch_sizes`, as a batch of each of these.
@@ -76,7 +76,7 @@ def as_sent(example: Any) -> bytes:
         ) from error
 
 
-def _fits(runner: Runner, inputs: list[Input]) -> bool:
+def _fits(runner: BatchExecutor, inputs: list[Input]) -> bool:
     try:
         _run(runner, inputs)
     except Exception as error:
@@ -89,8 +89,8 @@ def _fits(runner: Runner, inputs: list[Input]) -> bool:
     return False
 
 
-def _run(runner: Runner, inputs: list[Input]) -> None:
-    group = Group(inputs, StageTimes())
+def _run(runner: BatchExecutor, inputs: list[Input]) -> None:
+    group = SubBatch(inputs, StageTimes())
     runner.verbs(group)
     for result in group.results:
         if isinstance(result, BaseException):

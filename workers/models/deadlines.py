@@ -15,7 +15,7 @@ from typing import Final
 from headrace.config.model_catalog import ModelConfig
 from headrace.errors import NOT_STARTED
 from workers.batching.batcher import Batcher
-from workers.jobs.leased_job import NEVER, Batch, Item, Settlement, failed, stages, timings
+from workers.jobs.leased_job import NEVER, Batch, LeasedJob, Settlement, failed, stages, timings
 from workers.replicas.replica import Replica
 
 #: So many of the latest batches are looked at, none of them older than LEAST_AGE_S. With fewer,
@@ -59,15 +59,15 @@ class Expiring:
     """
 
     def __init__(self) -> None:
-        self._items: dict[str, Item] = {}
+        self._items: dict[str, LeasedJob] = {}
         self.next_at = NEVER
 
-    def add(self, item: Item) -> None:
+    def add(self, item: LeasedJob) -> None:
         """The item waits for its batch."""
         self._items[item.token] = item
         self.next_at = min(self.next_at, item.expires_at)
 
-    def left(self, items: Iterable[Item]) -> None:
+    def left(self, items: Iterable[LeasedJob]) -> None:
         """These wait no longer."""
         if not self._items:
             return
@@ -76,7 +76,7 @@ class Expiring:
         if not self._items:
             self.next_at = NEVER
 
-    def take(self, now: float) -> list[Item]:
+    def take(self, now: float) -> list[LeasedJob]:
         """Those whose time is over."""
         if now < self.next_at:
             return []
@@ -109,7 +109,7 @@ class Deadlines:
         """When a prepared job has to be looked at, though nothing happens."""
         return self._expiring.next_at
 
-    def hopeless(self, item: Item, replicas: Sequence[Replica]) -> bool:
+    def hopeless(self, item: LeasedJob, replicas: Sequence[Replica]) -> bool:
         """Whether an item that comes now expires before it can begin; it then ends here.
 
         Else it is watched from now on, where it can expire at all.
@@ -135,21 +135,21 @@ class Deadlines:
         busy = least_s and started and len(started) == len(replicas)
         return min(started) + least_s if busy else 0.0
 
-    def left(self, items: Iterable[Item]) -> None:
+    def left(self, items: Iterable[LeasedJob]) -> None:
         """These wait no longer."""
         self._expiring.left(items)
 
-    def expire(self, batcher: Batcher[Item], now: float) -> None:
+    def expire(self, batcher: Batcher[LeasedJob], now: float) -> None:
         """End the prepared jobs that have not begun in time."""
         for item in self._expiring.take(now):
             if batcher.remove(item):
                 self.ended.append(self.expired(item))
 
-    def expired(self, item: Item, why: str = NOT_STARTED) -> Settlement:
+    def expired(self, item: LeasedJob, why: str = NOT_STARTED) -> Settlement:
         """The end of a job that was not run."""
         return failed(item, "expired", why)
 
-    def in_time(self, items: list[Item], least_s: float) -> list[Item]:
+    def in_time(self, items: list[LeasedJob], least_s: float) -> list[LeasedJob]:
         """Those whose timeouts are not below what a batch takes; the rest ends here."""
         kept = []
         for item in items:
@@ -164,11 +164,11 @@ class Deadlines:
             self.ended.append(self.expired(item, why))
         return kept
 
-    def timeout_s(self, item: Item) -> float:
+    def timeout_s(self, item: LeasedJob) -> float:
         """How long the item may run."""
         return self.shortest_s((item,))
 
-    def shortest_s(self, items: Iterable[Item]) -> float:
+    def shortest_s(self, items: Iterable[LeasedJob]) -> float:
         """How long all of these items may run: the shortest of their timeouts."""
         asked = {item.message.timeout_s if item.message is not None else None for item in items}
         shortest = min(one or self._model.timeout_s for one in asked)

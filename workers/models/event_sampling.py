@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from headrace.observability.worker_report import UNTOLD, ModelStats
-from workers.jobs.leased_job import Item
+from workers.jobs.leased_job import LeasedJob
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 BURST_S: Final = 10.0
 
 
-class Bucket:
+class TokenBucket:
     """So many a second, and `BURST_S` seconds' worth at once."""
 
     def __init__(self, per_s: float) -> None:
@@ -39,7 +39,7 @@ class Bucket:
         return taken
 
 
-class Telling:
+class EventSampler:
     """What monitors are told of one model, by one worker.
 
     Args:
@@ -59,9 +59,9 @@ class Telling:
         self._model = model
         self._per_s = per_s
         self._stats = stats
-        self._plain, self._notable = Bucket(per_s), Bucket(per_s)
+        self._plain, self._notable = TokenBucket(per_s), TokenBucket(per_s)
 
-    def of(self, items: Sequence[Item], now: float) -> Sequence[Item]:
+    def of(self, items: Sequence[LeasedJob], now: float) -> Sequence[LeasedJob]:
         """Of the jobs of a batch that begins, those that are to be told of, in their order."""
         if self.mode is True or not items:
             return items

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from workers.jobs.canvas import read_canvas
-from workers.jobs.leased_job import Item, Settlement
+from workers.jobs.leased_job import LeasedJob, Settlement
 
 #: No more is claimed while so many jobs wait to be told of.
 TELLING_MAX: Final = 256
@@ -19,14 +19,14 @@ TELLING_MAX: Final = 256
 UNTOLD_MAX: Final = 100
 
 
-class Told(NamedTuple):
+class EndedJob(NamedTuple):
     """A job that has ended, with what follows it, and the settlement that is to say so."""
 
-    item: Item
+    item: LeasedJob
     settlement: Settlement
 
 
-class Untold(NamedTuple):
+class OrphanedEnd(NamedTuple):
     """An end that a script has left to be told.
 
     Attributes:
@@ -41,7 +41,7 @@ class Untold(NamedTuple):
 
 
 @dataclass(slots=True)
-class Sequels:
+class PendingCallbacks:
     """What one lane has under way.
 
     Attributes:
@@ -52,10 +52,10 @@ class Sequels:
         untold_waiting: how many of them the herald has.
     """
 
-    linked: dict[str, Item] = field(default_factory=dict)
-    ends: list[Told] = field(default_factory=list)
-    telling: dict[str, Item] = field(default_factory=dict)
-    untold: list[Untold] = field(default_factory=list)
+    linked: dict[str, LeasedJob] = field(default_factory=dict)
+    ends: list[EndedJob] = field(default_factory=list)
+    telling: dict[str, LeasedJob] = field(default_factory=dict)
+    untold: list[OrphanedEnd] = field(default_factory=list)
     untold_waiting: int = 0
 
     @property
@@ -73,14 +73,14 @@ class Sequels:
         """How many ends that scripts have left may be asked for."""
         return 0 if self.untold_waiting else UNTOLD_MAX
 
-    def link(self, item: Item, raw: bytes) -> bool:
+    def link(self, item: LeasedJob, raw: bytes) -> bool:
         """Note what follows a job that was claimed with this message; whether anything does."""
         item.canvas = read_canvas(raw)
         if item.canvas is not None:
             self.linked[item.token] = item
         return item.canvas is not None
 
-    def note(self, items: Iterable[Item], outcomes: Iterable[Any]) -> None:
+    def note(self, items: Iterable[LeasedJob], outcomes: Iterable[Any]) -> None:
         """Keep the results for those that follow."""
         for item, outcome in zip(items, outcomes, strict=True):
             if item.canvas is not None and not item.dropped and outcome[0]:
@@ -95,16 +95,16 @@ class Sequels:
                 free.append(settlement)
             else:
                 self.telling[settlement.token] = item
-                self.ends.append(Told(item, settlement))
+                self.ends.append(EndedJob(item, settlement))
         return free
 
     def left(self, queue: str, pairs: Iterable[bytes]) -> None:
         """Take over what a sweep has found: names, each with its entry."""
         each = iter(pairs)
-        found = [Untold(queue, name, entry) for name, entry in zip(each, each, strict=False)]
+        found = [OrphanedEnd(queue, name, entry) for name, entry in zip(each, each, strict=False)]
         self.untold += found
         self.untold_waiting += len(found)
 
-    def told(self, item: Item) -> None:
+    def told(self, item: LeasedJob) -> None:
         """What follows the item knows of its end."""
         self.telling.pop(item.token, None)

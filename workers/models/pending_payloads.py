@@ -10,16 +10,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from headrace.jobs.message import Source
-from headrace.payloads.store import Entry
+from headrace.jobs.message import InputSource
+from headrace.payloads.store import PayloadEntry
 from workers.batching.batcher import STEP_PLACE
-from workers.jobs.leased_job import Item, Settlement
+from workers.jobs.leased_job import LeasedJob, Settlement
 
 #: A stock client's results stay in its Celery result, as Celery users expect, up to this size.
 STOCK_RESULT_MAX_BYTES: Final = 16 * 1024 * 1024
 
 
-class Load(NamedTuple):
+class PendingResult(NamedTuple):
     """One result to be stored, and the settlement that names it.
 
     Attributes:
@@ -27,15 +27,15 @@ class Load(NamedTuple):
         kind: its content type, where it is not JSON.
     """
 
-    item: Item
+    item: LeasedJob
     settlement: Settlement
-    entry: Entry
+    entry: PayloadEntry
     result: bytes
     kind: str
 
 
 @dataclass(slots=True)
-class Cargo:
+class PendingPayloads:
     """What one lane has under way.
 
     Attributes:
@@ -49,25 +49,25 @@ class Cargo:
 
     store: str = ""
     inline_limit_bytes: int = STOCK_RESULT_MAX_BYTES
-    fetches: list[Item] = field(default_factory=list)
-    loads: list[Load] = field(default_factory=list)
-    ended: list[Entry] = field(default_factory=list)
-    moving: dict[str, Item] = field(default_factory=dict)
-    _entries: dict[str, list[Entry]] = field(default_factory=dict)
+    fetches: list[LeasedJob] = field(default_factory=list)
+    loads: list[PendingResult] = field(default_factory=list)
+    ended: list[PayloadEntry] = field(default_factory=list)
+    moving: dict[str, LeasedJob] = field(default_factory=dict)
+    _entries: dict[str, list[PayloadEntry]] = field(default_factory=dict)
 
     @property
     def waiting(self) -> bool:
         """Whether there is something for the porter."""
         return bool(self.fetches or self.loads or self.ended)
 
-    def fetch(self, item: Item, model: str, source: Source) -> None:
+    def fetch(self, item: LeasedJob, model: str, source: InputSource) -> None:
         """The item's input lies elsewhere."""
         if source.ref:
-            self._note(item.token, Entry(source.ref, item.id, model, "i"))
+            self._note(item.token, PayloadEntry(source.ref, item.id, model, "i"))
         self.moving[item.token] = item
         self.fetches.append(item)
 
-    def keeps(self, item: Item, result: bytes) -> bool:
+    def keeps(self, item: LeasedJob, result: bytes) -> bool:
         """Whether a result is too long for its Celery result."""
         message = item.message
         if not self.store or message is None or message.ignore_result:
@@ -75,7 +75,7 @@ class Cargo:
         limit = self.inline_limit_bytes if message.ours else STOCK_RESULT_MAX_BYTES
         return len(result) > limit
 
-    def load(self, load: Load) -> None:
+    def load(self, load: PendingResult) -> None:
         """A result is to be stored before its job is settled."""
         self._note(load.item.token, load.entry)
         self.moving[load.item.token] = load.item
@@ -89,14 +89,14 @@ class Cargo:
                 left[place] = max(0, left[place] - 1)
         return left
 
-    def moved(self, item: Item) -> None:
+    def moved(self, item: LeasedJob) -> None:
         """The item's input is here, or its result is there, or neither will be."""
         self.moving.pop(item.token, None)
 
-    def settled(self, claims: Iterable[Item | Settlement]) -> None:
+    def settled(self, claims: Iterable[LeasedJob | Settlement]) -> None:
         """These claims are over; whether their payloads are still needed, the record says."""
         for claim in claims if self._entries else ():
             self.ended += self._entries.pop(claim.token, ())
 
-    def _note(self, token: str, entry: Entry) -> None:
+    def _note(self, token: str, entry: PayloadEntry) -> None:
         self._entries.setdefault(token, []).append(entry)

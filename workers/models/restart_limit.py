@@ -13,7 +13,7 @@ from typing import Final
 WINDOW_S: Final = 60.0
 
 
-class Restarts:
+class RestartLimit:
     """The processes of one model that were lost of late.
 
     Args:

@@ -20,14 +20,14 @@ from headrace.jobs.media_types import is_json
 from headrace.jobs.message import read_envelope
 from headrace.observability.worker_report import ModelStats
 from headrace.redis.scripts import CLAIM_HEAD, CLAIM_ROW
-from workers.batching.batcher import Batcher, Hold, Leave, Policy
-from workers.batching.expected_arrivals import Company
-from workers.batching.input_cost import Measure
-from workers.batching.memory_limit import FittingSize
+from workers.batching.batcher import Batcher, BatchPolicy, Hold, Leave
+from workers.batching.expected_arrivals import ExpectedArrivals
+from workers.batching.input_cost import InputCost
+from workers.batching.memory_limit import MemoryLimit
 from workers.jobs.leased_job import (
     NEVER,
     Batch,
-    Item,
+    LeasedJob,
     Settlement,
     cancelled,
     claimed_item,
@@ -39,11 +39,11 @@ from workers.jobs.retries import RetryPolicy
 from workers.model_process.protocol.phases import Phase
 from workers.models.backlog import Backlog
 from workers.models.deadlines import Deadlines
-from workers.models.event_sampling import Telling
-from workers.models.pending_callbacks import Sequels
-from workers.models.pending_payloads import Cargo
-from workers.models.restart_limit import Restarts
-from workers.models.settling import discarded, settlements
+from workers.models.event_sampling import EventSampler
+from workers.models.pending_callbacks import PendingCallbacks
+from workers.models.pending_payloads import PendingPayloads
+from workers.models.restart_limit import RestartLimit
+from workers.models.settling import discarded, settle_batch
 from workers.replicas.replica import Replica
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ NEWEST_WEIGHT: Final = 0.2
 
 
 @dataclass(slots=True)
-class Lane:
+class ServedModel:
     """One model of one worker.
 
     Attributes:
@@ -86,36 +86,36 @@ class Lane:
     stats: ModelStats = field(default_factory=ModelStats)
     unread: list[Sequence[Any]] = field(default_factory=list)
     foretold: set[str] = field(default_factory=set)
-    held: dict[str, Item] = field(default_factory=dict)
+    held: dict[str, LeasedJob] = field(default_factory=dict)
     backlog: Backlog = field(default_factory=Backlog)
-    company: Company = field(default_factory=Company)
+    company: ExpectedArrivals = field(default_factory=ExpectedArrivals)
     next_due_at: float | None = None
     hold_until: float | None = None
     recycled: int = 0
     last_error: str = ""
-    cargo: Cargo = field(default_factory=Cargo)
-    sequels: Sequels = field(default_factory=Sequels)
+    cargo: PendingPayloads = field(default_factory=PendingPayloads)
+    sequels: PendingCallbacks = field(default_factory=PendingCallbacks)
     traced: bool = False
     prepare_s: float = 0.0
     starved: float = 0.0
     events_per_s: int = 100
-    telling: Telling = field(init=False)
+    telling: EventSampler = field(init=False)
     deadlines: Deadlines = field(init=False)
-    restarts: Restarts = field(init=False)
+    restarts: RestartLimit = field(init=False)
     policy: RetryPolicy = field(init=False)
-    fitting: FittingSize = field(init=False)
-    batcher: Batcher[Item] = field(init=False)
-    measure: Measure = field(init=False)
+    fitting: MemoryLimit = field(init=False)
+    batcher: Batcher[LeasedJob] = field(init=False)
+    measure: InputCost = field(init=False)
 
     def __post_init__(self) -> None:
         model = self.model
         self.deadlines = Deadlines(model)
-        self.telling = Telling(model.name, model.events, self.events_per_s, self.stats)
+        self.telling = EventSampler(model.name, model.events, self.events_per_s, self.stats)
         bounds = (model.retry_backoff_s, model.retry_backoff_max_s)
         self.policy = RetryPolicy(self.max_retries, *bounds)
-        self.restarts = Restarts(model.max_restarts_per_minute)
-        self.fitting = FittingSize(model.max_batch_size, tuple(model.allowed_batch_sizes or ()))
-        policy = Policy(
+        self.restarts = RestartLimit(model.max_restarts_per_minute)
+        self.fitting = MemoryLimit(model.max_batch_size, tuple(model.allowed_batch_sizes or ()))
+        policy = BatchPolicy(
             max_batch_size=model.max_batch_size,
             max_batch_delay_s=model.max_batch_delay_ms / 1000,
             max_batch_cost=model.max_batch_cost,
@@ -123,7 +123,7 @@ class Lane:
             sizes=tuple(model.allowed_batch_sizes or ()),
         )
         self.batcher = Batcher(policy)
-        self.measure = Measure(model)
+        self.measure = InputCost(model)
 
     @property
     def queue(self) -> str:
@@ -235,7 +235,7 @@ class Lane:
                 self.join(item)
         return ended
 
-    def join(self, item: Item) -> None:
+    def join(self, item: LeasedJob) -> None:
         """The item's input is here: it waits for its batch."""
         if self.measure.needed:
             item.cost = self.measure.cost(item.input, item.kind)
@@ -243,7 +243,7 @@ class Lane:
         if item.expires_at == NEVER or not self.deadlines.hopeless(item, self.replicas):
             self.batcher.add(item)
 
-    def _read(self, item: Item, raw: bytes, now: float, now_us: int) -> Settlement | None:
+    def _read(self, item: LeasedJob, raw: bytes, now: float, now_us: int) -> Settlement | None:
         """Read the message; the settlement of a job that is not to run now, else None."""
         try:
             message = read_envelope(raw)
@@ -272,13 +272,13 @@ class Lane:
             return self.deadlines.expired(item)
         return put_off(item, wait_s) if wait_s else None
 
-    def take_all(self) -> list[Item]:
+    def take_all(self) -> list[LeasedJob]:
         """The prepared jobs, for their release."""
         items = self.batcher.take_all()
         self.deadlines.left(items)
         return items
 
-    def cancel(self, item: Item) -> Settlement:
+    def cancel(self, item: LeasedJob) -> Settlement:
         """The end of a job that was not handed over yet."""
         item.dropped = "cancelled"
         return cancelled(item)
@@ -355,7 +355,7 @@ class Lane:
         self._observe(batch, times, padding, now)
         if self.sequels.linked:
             self.sequels.note(batch.items, outcomes)
-        return settlements(
+        return settle_batch(
             batch, outcomes, times, padding, self.cargo, self.policy, self.model.name
         )
 
@@ -372,7 +372,7 @@ class Lane:
             times[3] / 1000,
         )
 
-    def arrived(self, item: Item, body: bytes) -> None:
+    def arrived(self, item: LeasedJob, body: bytes) -> None:
         """The item's input was fetched: it joins the others."""
         message = item.message
         if message is None or message.source is None:
@@ -382,13 +382,13 @@ class Lane:
         item.message = msgspec.structs.replace(message, input=body)
         self.join(item)
 
-    def unmoved(self, item: Item, error: HeadraceError, *, retryable: bool) -> Settlement:
+    def unmoved(self, item: LeasedJob, error: HeadraceError, *, retryable: bool) -> Settlement:
         """The end, or another try, of a job whose payload could not be moved."""
         if item.dropped:
             return discarded(item, 0, "")
         return failed(item, error.code, error.message, retryable=retryable, retries=self.policy)
 
-    def forget(self, claims: Sequence[Item | Settlement]) -> None:
+    def forget(self, claims: Sequence[LeasedJob | Settlement]) -> None:
         """These claims are over; of the jobs themselves it may hold newer ones."""
         held, linked = self.held, self.sequels.linked
         for claim in claims:

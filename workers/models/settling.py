@@ -10,7 +10,7 @@ from headrace.jobs.job import batch_text
 from headrace.payloads.store import new_entry
 from workers.jobs.leased_job import (
     Batch,
-    Item,
+    LeasedJob,
     Settlement,
     date_done,
     failed,
@@ -21,17 +21,17 @@ from workers.jobs.leased_job import (
     succeeded,
 )
 from workers.jobs.retries import RetryPolicy
-from workers.models.pending_payloads import Cargo, Load
+from workers.models.pending_payloads import PendingPayloads, PendingResult
 
 UNKNOWN: Final = -1.0
 
 
-def settlements(
+def settle_batch(
     batch: Batch,
     outcomes: Sequence[Any],
     times: Sequence[float],
     padding: int,
-    cargo: Cargo,
+    cargo: PendingPayloads,
     policy: RetryPolicy,
     model: str,
 ) -> list[Settlement]:
@@ -66,13 +66,13 @@ def settlements(
             entry = new_entry(cargo.store, item.id, model, "r")
             _, result, kind = outcome
             settlement = stored(item, entry.ref, result, kind, told, took, done)
-            cargo.load(Load(item, settlement, entry, result, kind))
+            cargo.load(PendingResult(item, settlement, entry, result, kind))
         else:
             settled.append(succeeded(item, outcome[1], outcome[2], told, took, done))
     return settled
 
 
-def discarded(item: Item, batch: int | str, took: str) -> Settlement:
+def discarded(item: LeasedJob, batch: int | str, took: str) -> Settlement:
     """What a job ends with that was handed over and that nobody wants any more from here."""
     # Not as `cancelled`, which takes the attempt back. Redis knows of the cancel.
     return failed(item, JobCancelled.code, "the job was cancelled", batch=batch, timings=took)

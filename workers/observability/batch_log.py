@@ -9,17 +9,17 @@ from typing import Any
 from headrace.jobs.trace_context import Trace
 from headrace.observability.logs import about_jobs
 from workers.jobs.leased_job import Batch
-from workers.models.served_model import Lane
+from workers.models.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
 
 
-def about(lane: Lane) -> dict[str, str]:
+def about(lane: ServedModel) -> dict[str, str]:
     """The fields of a line that concerns a lane's model."""
     return {"model": lane.model.name}
 
 
-def about_batches(lane: Lane, batches: Sequence[Batch]) -> dict[str, Any]:
+def about_batches(lane: ServedModel, batches: Sequence[Batch]) -> dict[str, Any]:
     """The fields of a line that concerns batches, and all of their jobs."""
     ids = [item.id for batch in batches for item in batch.items]
     names = " ".join(batch.id for batch in batches)
@@ -39,14 +39,14 @@ def _trace(batches: Sequence[Batch], ids: Sequence[str]) -> dict[str, str]:
     return {"trace_id": trace.trace_id, "span_id": trace.span_id}
 
 
-def log_left(lane: Lane, batch: Batch) -> None:
+def log_left(lane: ServedModel, batch: Batch) -> None:
     """A batch was handed over to a model process."""
     if logger.isEnabledFor(logging.DEBUG):
         told = {**about_batches(lane, [batch]), "reason": batch.reason}
         logger.debug("a batch left", extra=told)
 
 
-def log_ended(lane: Lane, batch: Batch, outcomes: Sequence[Any], now: float) -> None:
+def log_ended(lane: ServedModel, batch: Batch, outcomes: Sequence[Any], now: float) -> None:
     """A batch has ended with these outcomes; what they say is not for the log."""
     if logger.isEnabledFor(logging.DEBUG):
         failed = sum(not outcome[0] for outcome in outcomes)

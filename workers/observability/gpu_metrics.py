@@ -21,7 +21,7 @@ MILLIWATTS: Final = 1000
 _NO_DEVICES: Final = ("", "-1", "none", "NoDevFiles")
 
 
-class Nvml:
+class GpuMetrics:
     """Reads the GPUs that a worker may use.
 
     Args:

@@ -32,7 +32,7 @@ NOTHING: Final = msgspec.json.encode(Figures())
 _encode: Final = msgspec.json.encode
 
 
-class Gauges:
+class HostMetrics:
     """Measures every few seconds, from `start` to `stop`.
 
     Args:

@@ -22,7 +22,7 @@ from headrace.redis.keys import queue_name
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
-    from workers.jobs.leased_job import Batch, Item, Settlement
+    from workers.jobs.leased_job import Batch, LeasedJob, Settlement
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class _Job:
     settle: Span | None = None
 
 
-class Spans:
+class JobSpans:
     """The spans of one worker; all calls come from the consumer's thread.
 
     Args:
@@ -70,7 +70,7 @@ class Spans:
         place = trace_of(span)
         batch.span = place.parent if place is not None else ""
 
-    def _process(self, item: Item, now_ns: int) -> Span:
+    def _process(self, item: LeasedJob, now_ns: int) -> Span:
         message = item.message
         assert message is not None  # noqa: S101 - one that is part of a trace has one
         queue, parent = queue_name(message.model), context_of(message.trace)
@@ -118,7 +118,7 @@ class Spans:
                 failed = one.retried or one.state != State.SUCCEEDED
                 self._over(one.token, _error_of(one) if failed else "")
 
-    def released(self, items: Sequence[Item]) -> None:
+    def released(self, items: Sequence[LeasedJob]) -> None:
         """Redis has taken these jobs back."""
         if self._jobs:
             for item in items:
@@ -142,7 +142,7 @@ class Spans:
         self._tracing.close()
 
 
-def _trace(item: Item) -> bool:
+def _trace(item: LeasedJob) -> bool:
     return item.message is not None and item.message.trace is not None
 
 

@@ -23,7 +23,7 @@ MARK: Final = "HEADRACE_MODEL_PARENT"
 LIFE: Final = "HEADRACE_MODEL_LIFE"
 
 
-class Guard:
+class OrphanGuard:
     """The guard of one worker, seen from the worker; it is started when it is first needed.
 
     Args:

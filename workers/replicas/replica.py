@@ -17,11 +17,11 @@ from typing import Any, Final
 
 import psutil
 
-from workers.jobs.leased_job import NEVER, Batch, Item
+from workers.jobs.leased_job import NEVER, Batch, LeasedJob
 from workers.model_process.protocol.frames import FrameSocket
 from workers.model_process.protocol.phases import STARTING, TRACE_SIGNAL, Phase
 from workers.replicas.orphan_guard import LIFE, MARK, end_marked
-from workers.replicas.stack_dump import LOOK_S, TELL_S, Stacks
+from workers.replicas.stack_dump import LOOK_S, TELL_S, StackDump
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class Replica:
     _to_ask: list[int] = field(default_factory=list)
     _failures: int = 0
     _life: str = ""
-    _stacks: Stacks | None = None
+    _stacks: StackDump | None = None
 
     @property
     def loaded(self) -> bool:
@@ -112,7 +112,7 @@ class Replica:
         # A process that reads nothing (stopped, say) must not stop the worker with it; the
         # batch's timeout then ends the process.
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", SEND_S, 0))
-        self._stacks = Stacks()
+        self._stacks = StackDump()
         self._life = f"{mark}:{secrets.token_hex(8)}"
         with theirs:
             passed = (theirs.fileno(), self._stacks.fileno())
@@ -183,7 +183,7 @@ class Replica:
             with contextlib.suppress(OSError):
                 self.frames.send(["yield", self.staged.seq])
 
-    def drop(self, item: Item) -> None:
+    def drop(self, item: LeasedJob) -> None:
         """Tell the process that an item of a batch which it was given is not wanted any more."""
         for batch in (self.batch, self.staged):
             if batch is not None and item in batch.items and self.frames is not None:
@@ -275,7 +275,7 @@ class Replica:
         batch.deadline = now + LOOK_S
         return False
 
-    def _ask_next(self, stacks: Stacks) -> bool:
+    def _ask_next(self, stacks: StackDump) -> bool:
         # One after the other: they write a line in several pieces, and into one file.
         while self._to_ask:
             with contextlib.suppress(ProcessLookupError):

@@ -16,7 +16,7 @@ TELL_S: Final = 0.5
 LOOK_S: Final = 0.02
 
 
-class Stacks:
+class StackDump:
     """One file of stacks, open as long as its process lives."""
 
     def __init__(self) -> None:

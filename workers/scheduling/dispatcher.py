@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from workers.jobs.leased_job import Batch
-from workers.models.served_model import Lane
+from workers.models.served_model import ServedModel
 from workers.replicas.devices import slots_of
 from workers.replicas.replica import Replica
-from workers.scheduling.fair_queue import Turns
+from workers.scheduling.fair_queue import FairQueue
 
 #: The share of the device's time that overdue offline jobs of a model get, against its online ones.
 OVERDUE_SHARE: Final = 0.1
@@ -26,7 +26,7 @@ OVERDUE_SHARE: Final = 0.1
 class Dispatched(NamedTuple):
     """A batch that is to run now, and whose turn that is."""
 
-    lane: Lane
+    lane: ServedModel
     replica: Replica
     batch: Batch
     turn: str
@@ -41,10 +41,10 @@ def offline_turn(model: str) -> str:
 class _Device:
     """The lanes of one device, by model, and their turns."""
 
-    lanes: dict[str, Lane]
-    turns: Turns
+    lanes: dict[str, ServedModel]
+    turns: FairQueue
 
-    def wanting(self, now: float, claims: bool) -> dict[str, Lane]:
+    def wanting(self, now: float, claims: bool) -> dict[str, ServedModel]:
         """The lanes that may run a batch next, by the name of their turn."""
         online, overdue, offline = {}, {}, {}
         for name, lane in self.lanes.items():
@@ -63,7 +63,7 @@ class _Device:
         return overdue | offline
 
 
-class Dispatch:
+class Dispatcher:
     """Shares a worker's devices among its lanes.
 
     Args:
@@ -71,8 +71,8 @@ class Dispatch:
         slots: how many batches may run at once on a device; 0 takes what its models say.
     """
 
-    def __init__(self, lanes: Sequence[Lane], slots: int = 0) -> None:
-        by_device: dict[str, dict[str, Lane]] = {}
+    def __init__(self, lanes: Sequence[ServedModel], slots: int = 0) -> None:
+        by_device: dict[str, dict[str, ServedModel]] = {}
         for lane in lanes:
             by_device.setdefault(lane.device, {})[lane.model.name] = lane
         processes = sum(lane.model.replicas for lane in lanes)
@@ -82,22 +82,24 @@ class Dispatch:
             largest = max(lane.model.replicas for lane in shared.values())
             weights = {model: lane.model.weight for model, lane in shared.items()}
             weights |= {offline_turn(model): w * OVERDUE_SHARE for model, w in weights.items()}
-            device = _Device(shared, Turns(weights, slots or slots_of(name, largest, processes)))
+            device = _Device(
+                shared, FairQueue(weights, slots or slots_of(name, largest, processes))
+            )
             self._devices.append(device)
             self._of.update(dict.fromkeys(shared, device))
         self._running: list[Dispatched] = []
 
-    def may_run(self, lane: Lane) -> bool:
+    def may_run(self, lane: ServedModel) -> bool:
         """Whether a batch of the lane could run now: a process waits for it, and a slot is free."""
         return lane.idle and self._of[lane.model.name].turns.free
 
-    def runs_at_once(self, lane: Lane) -> bool:
+    def runs_at_once(self, lane: ServedModel) -> bool:
         """Whether a batch of the lane would run now: it may, and no other lane wants a turn."""
         others = self._of[lane.model.name].lanes.values()
         wanted = any(other.wants_turn or other.unread for other in others if other is not lane)
         return not wanted and self.may_run(lane)
 
-    def yields(self, lane: Lane, staged: Batch, now: float) -> bool:
+    def yields(self, lane: ServedModel, staged: Batch, now: float) -> bool:
         """Whether a batch that is staged behind the one that runs is to make way.
 
         So it is for another model that waits for the device with an online job and is next by what

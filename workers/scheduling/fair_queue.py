@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
-class Turns:
+class FairQueue:
     """The turns on one device.
 
     Attributes:

@@ -17,14 +17,14 @@ from collections.abc import Iterable
 from typing import Final
 
 from workers.jobs.leased_job import NEVER, Batch, Settlement
-from workers.models.served_model import Lane
+from workers.models.served_model import ServedModel
 from workers.replicas.replica import Replica
 
 #: Where no online job came for so many seconds, none is expected in the next moment.
 QUIET_S: Final = 10.0
 
 
-def takes_second(lane: Lane, lanes: Iterable[Lane], now: float) -> Replica | None:
+def takes_second(lane: ServedModel, lanes: Iterable[ServedModel], now: float) -> Replica | None:
     """The process of the lane that is to get a second batch now, if one is.
 
     Args:
@@ -49,20 +49,20 @@ def takes_second(lane: Lane, lanes: Iterable[Lane], now: float) -> Replica | Non
     return None if wanted else replica
 
 
-def _quiet(lane: Lane, now: float) -> bool:
+def _quiet(lane: ServedModel, now: float) -> bool:
     """Whether no online job has come of late, or is known to come."""
     known = lane.backlog.online or lane.backlog.awaited
     return not known and now - lane.batcher.online_at > QUIET_S
 
 
-def ends_in_s(lane: Lane, now: float) -> float:
+def ends_in_s(lane: ServedModel, now: float) -> float:
     """When the first of the running batches is expected to end, by the batches before."""
     usual_s = lane.batcher.fit.usual_s or float("inf")
     running = [replica.batch.started_at for replica in lane.replicas if replica.batch is not None]
     return min((started + usual_s - now for started in running), default=0.0)
 
 
-def gave_way(lane: Lane, batch: Batch) -> list[Settlement]:
+def gave_way(lane: ServedModel, batch: Batch) -> list[Settlement]:
     """Let the items of a batch that was given back wait again, in front.
 
     Returns:
@@ -81,13 +81,13 @@ def gave_way(lane: Lane, batch: Batch) -> list[Settlement]:
     return ended
 
 
-def lead_s(lane: Lane) -> float:
+def lead_s(lane: ServedModel) -> float:
     """How long it takes to prepare what waits."""
     size = min(len(lane.batcher), lane.batcher.policy.max_batch_size)
     return lane.prepare_s * size
 
 
-def stage_at(lane: Lane, now: float) -> float | None:
+def stage_at(lane: ServedModel, now: float) -> float | None:
     """When what waits is to be staged at the latest; None if that is not known, or is over."""
     if not len(lane.batcher) or _behind(lane) is None:
         return None
@@ -95,7 +95,7 @@ def stage_at(lane: Lane, now: float) -> float | None:
     return now + in_s if 0 < in_s < float("inf") else None
 
 
-def _behind(lane: Lane) -> Replica | None:
+def _behind(lane: ServedModel) -> Replica | None:
     """The process that takes a second batch and has begun its first one first."""
     ready = [replica for replica in lane.replicas if replica.takes_second]
     return min(ready, key=_started_at, default=None)

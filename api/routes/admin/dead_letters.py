@@ -14,7 +14,7 @@ from api.http.bodies import read_body
 from api.services import Services
 from headrace.errors import InvalidRequest, LetterNotFound
 from headrace.jobs.job import iso
-from headrace.queue.dead_letters import PAGE_MAX, Letter
+from headrace.queue.dead_letters import PAGE_MAX, DeadLetter
 
 router = APIRouter(tags=["dead letters"])
 
@@ -126,7 +126,7 @@ def _place(cursor: str) -> tuple[int, str] | None:
     return int(died), name
 
 
-def _summary(letter: Letter) -> dict[str, Any]:
+def _summary(letter: DeadLetter) -> dict[str, Any]:
     return {
         "id": letter.name,
         "job_id": letter.job_id or None,

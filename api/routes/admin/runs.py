@@ -10,12 +10,12 @@ from fastapi import APIRouter, Request, Response
 from api.fastapi_bridge import caller_of, json_response, services_of
 from headrace.errors import InvalidRequest, PayloadTooLarge
 from headrace.jobs.ids import check_id
-from headrace.runs.records import RunTold
+from headrace.runs.records import RunStatus
 
 router = APIRouter(tags=["runs"])
 
 BODY_MAX_BYTES: Final = 64 * 1024
-_TOLD: Final = msgspec.json.Decoder(RunTold)
+_TOLD: Final = msgspec.json.Decoder(RunStatus)
 
 
 @router.get("/api/v1/runs", summary="Offline runs, that told last first")

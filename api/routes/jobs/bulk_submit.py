@@ -2,7 +2,7 @@
 
 Four stages run side by side, so that the next lines are read while Redis works on the last ones,
 and answers are made while it works on the next. No stage waits for the client to read: answers
-that it does not take wait in an `Outbox`.
+that it does not take wait in an `SendBuffer`.
 """
 
 from __future__ import annotations
@@ -11,13 +11,21 @@ import asyncio
 from typing import Final
 
 from api.http.bodies import FORM_TYPE, require_type
-from api.http.messages import NO_STORE, CutShort, Message, Reply, Request, Stream, Write
+from api.http.messages import (
+    NO_STORE,
+    Message,
+    Reply,
+    Request,
+    ResponseCutShort,
+    StreamingReply,
+    Write,
+)
 from api.http.ndjson import Line, LineSplitter, batches
-from api.http.send_buffer import Outbox
+from api.http.send_buffer import SendBuffer
 from api.routes.jobs.bulk_status import is_said
 from api.routes.jobs.submit import key_of
 from api.services import Services
-from api.submission.bulk import BulkSubmitter, Row
+from api.submission.bulk import BulkLine, BulkSubmitter
 from api.submission.job_request import trace_of
 from api.submission.waiting import asked_wait_s
 from headrace.jobs.ids import check_key
@@ -37,10 +45,10 @@ _QUERY: Final = frozenset({"hold", "brief", "quiet"})
 #: A proxy that gathers an answer before it passes it on would undo the streaming.
 _UNBUFFERED: Final = (b"x-accel-buffering", b"no")
 
-Rows = list[Row]
+Rows = list[BulkLine]
 
 
-async def submit_bulk(services: Services, request: Request, _: str) -> Reply | Stream:
+async def submit_bulk(services: Services, request: Request, _: str) -> Reply | StreamingReply:
     """Submit each line of the body as `POST /api/v1/jobs` does."""
     most_s = services.settings.bulk_hold_s
     query = request.query(_QUERY)
@@ -75,7 +83,7 @@ async def submit_bulk(services: Services, request: Request, _: str) -> Reply | S
             submitter.trace = trace
             await exchange.run(write)
 
-    return Stream(200, run, NDJSON, (NO_STORE, _UNBUFFERED))
+    return StreamingReply(200, run, NDJSON, (NO_STORE, _UNBUFFERED))
 
 
 class _Exchange:
@@ -100,14 +108,14 @@ class _Exchange:
         Raises:
             CutShort: the client hung up or this process stops; lines that were read are answered.
         """
-        with Outbox() as outbox:
+        with SendBuffer() as outbox:
             async with asyncio.TaskGroup() as stages:
                 for stage in (self._receive, self._submit):
                     stages.create_task(stage())
                 stages.create_task(self._answer(outbox))
                 stages.create_task(_send(outbox, write))
         if not self._whole:
-            raise CutShort
+            raise ResponseCutShort
 
     async def _receive(self) -> None:
         message = self._first
@@ -155,12 +163,12 @@ class _Exchange:
             await self._submitted.put(rows)
         await self._submitted.put(None)
 
-    async def _answer(self, outbox: Outbox) -> None:
+    async def _answer(self, outbox: SendBuffer) -> None:
         while rows := await self._submitted.get():
             await outbox.put(await self._submitter.answers(rows))
         outbox.end()
 
 
-async def _send(outbox: Outbox, write: Write) -> None:
+async def _send(outbox: SendBuffer, write: Write) -> None:
     while data := await outbox.take():
         await write(data)

@@ -12,17 +12,17 @@ from api.http.messages import (
     Header,
     Reply,
     Request,
-    Stream,
+    StreamingReply,
     Write,
     hung_up,
 )
 from api.routes.jobs.job import visible_job
 from api.services import Services
-from api.submission.job_events import HEAD, HEARTBEAT, Event, Story, end_id, frame
+from api.submission.job_events import HEAD, HEARTBEAT, EventSequence, StreamEvent, end_id, frame
 from headrace.errors import BrokerError
 from headrace.jobs.job import Job, State
 from headrace.jobs.serialization import REPLICA, job_object
-from headrace.queue.watcher import Standing, Watch, standing_of
+from headrace.queue.watcher import JobStatus, WatchSubscription, standing_of
 
 #: Proxies close what is silent for half a minute or so; and whoever is gone is noticed.
 HEARTBEAT_S: Final = 15.0
@@ -38,7 +38,7 @@ _UNBUFFERED: Final[Header] = (b"x-accel-buffering", b"no")
 _HEADERS: Final = (NO_STORE, _UNBUFFERED)
 
 
-async def get_events(services: Services, request: Request, job_id: str) -> Reply | Stream:
+async def get_events(services: Services, request: Request, job_id: str) -> Reply | StreamingReply:
     """What becomes of the job from here on, or from the last event that the client has."""
     last_id = request.query(_QUERY).get("last_event_id")
     if last_id is None:
@@ -48,27 +48,27 @@ async def get_events(services: Services, request: Request, job_id: str) -> Reply
         # The client has it all: by the standard this is what ends its reconnecting.
         return Reply(NO_CONTENT, b"", headers=(NO_STORE,))
     if request.method == "HEAD":
-        return Stream(200, _nothing, _EVENT_STREAM, _HEADERS)
+        return StreamingReply(200, _nothing, _EVENT_STREAM, _HEADERS)
     if job.quiet and not job.state.final:
         await services.queue.listen(job.id)
     caller = request.caller
     services.seats.take(caller.key_id, keyed=services.door is not None)
-    telling = _Telling(services, request, job, last_id)
-    return Stream(200, telling.run, _EVENT_STREAM, _HEADERS)
+    telling = _EventStream(services, request, job, last_id)
+    return StreamingReply(200, telling.run, _EVENT_STREAM, _HEADERS)
 
 
 async def _nothing(_: Write) -> None:
     """The head alone."""
 
 
-class _Telling:
+class _EventStream:
     """One stream, while it is open."""
 
     def __init__(self, services: Services, request: Request, job: Job, last_id: str) -> None:
         self._services = services
         self._request = request
         self._job = job
-        self._story = Story(job.id, last_id)
+        self._story = EventSequence(job.id, last_id)
         self._gone = False
 
     async def run(self, write: Write) -> None:
@@ -86,9 +86,9 @@ class _Telling:
         finally:
             self._services.seats.leave(self._request.caller.key_id)
 
-    async def _tell(self, write: Write, watch: Watch, until: float) -> None:
+    async def _tell(self, write: Write, watch: WatchSubscription, until: float) -> None:
         loop = asyncio.get_running_loop()
-        standing: Standing | None = standing_of(self._job)
+        standing: JobStatus | None = standing_of(self._job)
         beat_at = loop.time() + HEARTBEAT_S
         # Asked before anything is told: a job that says much has no heartbeats.
         while standing is not None and not watch.unknown and await self._still_admitted():
@@ -116,7 +116,7 @@ class _Telling:
     def _over(self, until: float) -> bool:
         return self._services.news.dismissed or asyncio.get_running_loop().time() >= until
 
-    async def _end(self, write: Write, watch: Watch, event: Event) -> bool:
+    async def _end(self, write: Write, watch: WatchSubscription, event: StreamEvent) -> bool:
         """All of the job that has ended, as `GET` shows it; False where it cannot be said."""
         while not self._services.news.dismissed:
             try:
@@ -133,7 +133,7 @@ class _Telling:
             return True
         return False
 
-    async def _waits_for(self, standing: Standing) -> str | None:
+    async def _waits_for(self, standing: JobStatus) -> str | None:
         if standing.state is not State.QUEUED:
             return None
         ready = await self._services.fleet.has_ready(self._job.model)
@@ -143,7 +143,7 @@ class _Telling:
         door = self._services.door
         return door is None or await door.still_admits(self._request.caller)
 
-    async def _until_gone(self, watch: Watch) -> None:
+    async def _until_gone(self, watch: WatchSubscription) -> None:
         await hung_up(self._request.receive)
         self._gone = True
         watch.wake()

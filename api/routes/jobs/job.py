@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from api.http.messages import NO_STORE, Header, Reply, Request, Stream
+from api.http.messages import NO_STORE, Header, Reply, Request, StreamingReply
 from api.http.problems import job_problem
 from api.routes.jobs.submit import NOT_YET, end_of
 from api.services import Services
@@ -31,7 +31,7 @@ async def get_job(services: Services, request: Request, job_id: str) -> Reply:
     return await _not_yet(services, job, applied)
 
 
-async def get_result(services: Services, request: Request, job_id: str) -> Reply | Stream:
+async def get_result(services: Services, request: Request, job_id: str) -> Reply | StreamingReply:
     """The output as the handler gave it; a job that failed is its problem."""
     job, applied = await _look(services, request, job_id)
     if not job.state.final:

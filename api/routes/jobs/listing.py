@@ -16,7 +16,7 @@ from headrace.config.suggestions import did_you_mean
 from headrace.errors import InvalidRequest, ListsOff
 from headrace.jobs.job import US_PER_S, Job, State
 from headrace.queue.job_queue import VIEW_MAX_JOBS
-from headrace.queue.listing import Place
+from headrace.queue.listing import JobPlace
 from headrace.queue.listing import list_jobs as list_places
 
 PAGE_DEFAULT: Final = 50
@@ -66,7 +66,7 @@ async def list_jobs(services: Services, request: Request, _: str) -> Reply:
     return Reply(200, body, headers=(NO_STORE,))
 
 
-async def _read(services: Services, places: list[Place]) -> list[Job | None]:
+async def _read(services: Services, places: list[JobPlace]) -> list[Job | None]:
     ids = [place.job_id for place in places]
     jobs: list[Job | None] = []
     for at in range(0, len(ids), VIEW_MAX_JOBS):
@@ -123,7 +123,7 @@ def _instant_s(text: str) -> float:
         return math.nan
 
 
-def _place(text: str | None) -> Place | None:
+def _place(text: str | None) -> JobPlace | None:
     if text is None:
         return None
     if not _CURSOR.fullmatch(text):
@@ -132,4 +132,4 @@ def _place(text: str | None) -> Place | None:
             hint="Send the cursor of the page before, as it is.",
         )
     created, _, job_id = text.partition("-")
-    return Place(int(created), job_id)
+    return JobPlace(int(created), job_id)

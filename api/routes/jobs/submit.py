@@ -16,7 +16,7 @@ from api.http.problems import problem
 from api.services import Services
 from api.submission.job_request import (
     SUBMIT,
-    Asked,
+    ValidatedRequest,
     asked_by,
     asked_with,
     identity_of,
@@ -37,10 +37,10 @@ from headrace.errors import (
 )
 from headrace.jobs.ids import check_key
 from headrace.jobs.job import Job, JobOptions, State
-from headrace.jobs.message import Source
+from headrace.jobs.message import InputSource
 from headrace.jobs.serialization import JOBS_PATH, job_object
-from headrace.queue.ended_job import Ended
-from headrace.queue.submission import Submission, of_another, repeat_of, submission
+from headrace.queue.ended_job import EndedJob
+from headrace.queue.submission import JobSubmission, of_another, repeat_of, submission
 
 NOT_YET: Final[Header] = (b"retry-after", b"1")
 REPLAYED: Final[Header] = (b"idempotency-replayed", b"true")
@@ -48,7 +48,7 @@ _MODEL_QUERY: Final = OPTION_NAMES | {"wait"}
 _JOB_QUERY: Final = frozenset({"wait"})
 
 
-class Enqueued(NamedTuple):
+class AcceptedJob(NamedTuple):
     """A job that a submit has led to.
 
     Attributes:
@@ -134,7 +134,7 @@ def _one_id(path_id: str | None, body_id: str | None) -> str | None:
 
 
 async def _submit(
-    services: Services, request: Request, asked: Asked, wait_s: float | None
+    services: Services, request: Request, asked: ValidatedRequest, wait_s: float | None
 ) -> Reply:
     asked = in_trace(asked, trace_of(request))
     applied: tuple[Header, ...] = ()
@@ -166,7 +166,7 @@ async def _submit(
     return Reply(202, body, headers=(location, NOT_YET, *applied))
 
 
-async def _enqueued(services: Services, asked: Asked, waiter: str = "") -> Enqueued:
+async def _enqueued(services: Services, asked: ValidatedRequest, waiter: str = "") -> AcceptedJob:
     """Enqueue the job, or find the one that an earlier request enqueued."""
     if services.spans is None:
         return await _put(services, asked, waiter)
@@ -174,7 +174,7 @@ async def _enqueued(services: Services, asked: Asked, waiter: str = "") -> Enque
         return await _put(services, in_trace(asked, trace), waiter)
 
 
-async def _put(services: Services, asked: Asked, waiter: str) -> Enqueued:
+async def _put(services: Services, asked: ValidatedRequest, waiter: str) -> AcceptedJob:
     if not asked.elsewhere:
         return await _submitted(services, asked, waiter, None)
     try:
@@ -197,7 +197,7 @@ async def _put(services: Services, asked: Asked, waiter: str) -> Enqueued:
     return enqueued
 
 
-async def _known(services: Services, asked: Asked, error: HeadraceError) -> Enqueued:
+async def _known(services: Services, asked: ValidatedRequest, error: HeadraceError) -> AcceptedJob:
     """The job of an earlier request, of which a repeat's input cannot be kept again.
 
     Raises:
@@ -211,36 +211,36 @@ async def _known(services: Services, asked: Asked, error: HeadraceError) -> Enqu
     found = repeat_of(job, asked.request_hash, asked.caller)
     if isinstance(found, HeadraceError):
         raise found from None
-    return Enqueued(found, replayed=True)
+    return AcceptedJob(found, replayed=True)
 
 
 async def _submitted(
-    services: Services, asked: Asked, waiter: str, source: Source | None
-) -> Enqueued:
+    services: Services, asked: ValidatedRequest, waiter: str, source: InputSource | None
+) -> AcceptedJob:
     job = submission_of(services, asked, services.queue.clock.now_s(), waiter, source)
     while True:
         receipt = await services.queue.submit(job)
         # Where no client can repeat, only a call whose answer was lost did.
         if not (receipt.repeated and asked.identity.chosen):
             services.counters.admitted(asked.model.name)
-            return Enqueued(fresh_job(asked, receipt.created_us), replayed=False)
+            return AcceptedJob(fresh_job(asked, receipt.created_us), replayed=False)
         found = await services.queue.read(job.id)
         if found is not None:
             if not asked.caller.may_see(found.key):
                 raise of_another(job.id)
-            return Enqueued(found, replayed=True)
+            return AcceptedJob(found, replayed=True)
         # Its record ran out between the two, so that the id is free again.
 
 
 def submission_of(
     services: Services,
-    asked: Asked,
+    asked: ValidatedRequest,
     now_s: float,
     waiter: str = "",
-    source: Source | None = None,
+    source: InputSource | None = None,
     *,
     quiet: bool = False,
-) -> Submission:
+) -> JobSubmission:
     """What jobs/submit.lua is given for what was asked."""
     return submission(
         asked.identity.job_id,
@@ -258,7 +258,7 @@ def submission_of(
     )
 
 
-def fresh_job(asked: Asked, created_us: int) -> Job:
+def fresh_job(asked: ValidatedRequest, created_us: int) -> Job:
     """What there is to say of a job until it is claimed."""
     metadata = asked.options.metadata
     return Job(
@@ -276,7 +276,9 @@ def fresh_state(options: JobOptions) -> State:
     return State.SCHEDULED if options.countdown else State.QUEUED
 
 
-async def _ended(services: Services, request: Request, asked: Asked, wait_s: float) -> Enqueued:
+async def _ended(
+    services: Services, request: Request, asked: ValidatedRequest, wait_s: float
+) -> AcceptedJob:
     """Enqueue the job and wait for its end; the wait never decides its fate."""
     waiters = services.waiters
     with waiters.own(asked.identity.job_id) as wait:
@@ -288,7 +290,7 @@ async def _ended(services: Services, request: Request, asked: Asked, wait_s: flo
                     found = await until_ended(wait, vigil, waiters, services.queue.read)
                 except BrokerError:
                     return enqueued
-            return Enqueued(await _told(services, job, found), replayed=False)
+            return AcceptedJob(await _told(services, job, found), replayed=False)
     # Whoever submitted it is told of its end; so is whoever listens for its Celery result.
     if enqueued.job.state.final:
         return enqueued
@@ -296,7 +298,7 @@ async def _ended(services: Services, request: Request, asked: Asked, wait_s: flo
         job = await end_of(services, request, enqueued.job, wait_s)
     except BrokerError:
         return enqueued
-    return Enqueued(job, replayed=True)
+    return AcceptedJob(job, replayed=True)
 
 
 async def end_of(services: Services, request: Request, job: Job, wait_s: float) -> Job:
@@ -314,7 +316,7 @@ async def end_of(services: Services, request: Request, job: Job, wait_s: float) 
     return await _told(services, job, found)
 
 
-async def _told(services: Services, job: Job, ended: Job | Ended) -> Job:
+async def _told(services: Services, job: Job, ended: Job | EndedJob) -> Job:
     """The job as it has ended."""
     if isinstance(ended, Job):
         return ended
@@ -325,5 +327,5 @@ async def _told(services: Services, job: Job, ended: Job | Ended) -> Job:
     return _as_ended(job, ended)
 
 
-def _as_ended(job: Job, ended: Ended) -> Job:
+def _as_ended(job: Job, ended: EndedJob) -> Job:
     return ended.job(job.model, job.version, job.created_us, job.metadata_json)

@@ -15,7 +15,7 @@ from api.routes.jobs.job import visible_job
 from headrace.errors import Conflict, InvalidRequest, WebhookNotFound
 from headrace.jobs.ids import is_id
 from headrace.jobs.job import US_PER_S, iso
-from headrace.queue.webhook_deliveries import Attempt, Change, Delivery, Kept
+from headrace.queue.webhook_deliveries import Attempt, Change, Delivery, PendingDelivery
 from headrace.webhooks.endpoint import shown
 
 router = APIRouter(tags=["jobs"])
@@ -80,7 +80,7 @@ async def _wanted(request: Request) -> str:
         ) from None
 
 
-async def _visible(request: Request, job_id: str) -> dict[str, Kept]:
+async def _visible(request: Request, job_id: str) -> dict[str, PendingDelivery]:
     """The job's deliveries that exist for whoever asks; they outlive its record.
 
     Raises:

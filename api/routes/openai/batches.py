@@ -21,7 +21,7 @@ from headrace.batches.record import (
     MODEL_ENDPOINT,
     MOMENTS,
     Batch,
-    Spec,
+    BatchSpec,
     endpoint_model,
 )
 from headrace.errors import BatchNotFound, FileMissing, HeadraceError, ModelNotFound
@@ -158,7 +158,7 @@ def _read(body: bytes) -> BatchRequest:
     return asked
 
 
-def _spec(services: Services, asked: BatchRequest, asker: Caller) -> Spec:
+def _spec(services: Services, asked: BatchRequest, asker: Caller) -> BatchSpec:
     """What is asked for, checked as far as it can be without reading the file. Blocks."""
     before = None if asked.rerun_of is None else _rerun(services, asked, asker)
     if before is not None:
@@ -176,7 +176,7 @@ def _spec(services: Services, asked: BatchRequest, asker: Caller) -> Spec:
     _check_endpoint(services, endpoint)
     _check_file(services, asker, file_id)
     expiry = asked.output_expires_after
-    return Spec(
+    return BatchSpec(
         endpoint=endpoint,
         input_file_id=file_id,
         window=window,

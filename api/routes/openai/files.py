@@ -8,25 +8,25 @@ from typing import Any, Final
 
 import msgspec
 
-from api.components.files import Filing
+from api.components.files import FileService
 from api.http.bodies import MULTIPART_TYPE, require_type
 from api.http.messages import (
     NO_STORE,
     ClientGone,
-    CutShort,
     Receive,
     Reply,
     Request,
-    Stream,
+    ResponseCutShort,
+    StreamingReply,
     Write,
     hung_up,
 )
 from api.http.openai_errors import InvalidParameter
 from api.http.upload import FILE_FIELD, Upload, too_large
 from api.services import Services
-from headrace.batches.files.pages import Page
+from headrace.batches.files.pages import FilePage
 from headrace.batches.files.record import BATCH, KEEP_MAX_S, NAME_MAX_CHARS, StoredFile
-from headrace.batches.files.store import PART_BYTES, Draft, Reader
+from headrace.batches.files.store import PART_BYTES, FileReader, FileWriter
 from headrace.errors import HeadraceError, InvalidRequest
 
 logger = logging.getLogger(__name__)
@@ -65,9 +65,9 @@ class _Intake:
         draft: what was written of it; None before it begins.
     """
 
-    def __init__(self, filing: Filing, upload: Upload, owner: str) -> None:
+    def __init__(self, filing: FileService, upload: Upload, owner: str) -> None:
         self._owner = owner
-        self.draft: Draft | None = None
+        self.draft: FileWriter | None = None
         self._filing = filing
         self._upload = upload
 
@@ -103,7 +103,7 @@ class _Intake:
         return await self._filing.run(self.draft.finish, BATCH, ttl_s)
 
 
-async def _take_in(filing: Filing, request: Request, upload: Upload) -> StoredFile:
+async def _take_in(filing: FileService, request: Request, upload: Upload) -> StoredFile:
     intake = _Intake(filing, upload, request.caller.key_id)
     try:
         await intake.read(request)
@@ -148,7 +148,7 @@ async def delete_file(services: Services, request: Request, file_id: str) -> Rep
     return _reply({"id": file_id, "object": "file", "deleted": True})
 
 
-async def get_content(services: Services, request: Request, file_id: str) -> Reply | Stream:
+async def get_content(services: Services, request: Request, file_id: str) -> Reply | StreamingReply:
     """The bytes of a file, in bounded memory."""
     request.query(_NONE)
     filing = services.filing
@@ -162,7 +162,7 @@ async def get_content(services: Services, request: Request, file_id: str) -> Rep
 
     name = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in
                    reader.file.filename) or file_id  # fmt: skip
-    return Stream(
+    return StreamingReply(
         200,
         run,
         b"application/octet-stream",
@@ -176,7 +176,7 @@ async def get_content(services: Services, request: Request, file_id: str) -> Rep
 
 
 async def _send(
-    filing: Filing, reader: Reader, first: bytes, write: Write, receive: Receive
+    filing: FileService, reader: FileReader, first: bytes, write: Write, receive: Receive
 ) -> None:
     gone = asyncio.create_task(hung_up(receive))
     try:
@@ -190,7 +190,7 @@ async def _send(
                 chunk = await filing.run(reader.read, at)
             except HeadraceError as error:
                 logger.warning("the content of a file was cut short: %s", error.message)
-                raise CutShort from None
+                raise ResponseCutShort from None
     finally:
         gone.cancel()
 
@@ -210,7 +210,7 @@ def file_object(file: StoredFile) -> dict[str, Any]:
     }
 
 
-def list_object(page: Page[Any], shown: Any) -> dict[str, Any]:
+def list_object(page: FilePage[Any], shown: Any) -> dict[str, Any]:
     """A page as OpenAI's API shows it."""
     data = [shown(item) for item in page.items]
     return {

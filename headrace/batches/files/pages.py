@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
-from headrace.redis.caller import Caller
+from headrace.redis.caller import ScriptClient
 
 Item = TypeVar("Item")
 
 
-class Page(NamedTuple, Generic[Item]):
+class FilePage(NamedTuple, Generic[Item]):
     """Some of a list.
 
     Attributes:
@@ -22,7 +22,7 @@ class Page(NamedTuple, Generic[Item]):
 
 
 def page_of(
-    caller: Caller,
+    caller: ScriptClient,
     key: str,
     read: Callable[[list[str]], list[Item | None]],
     *,
@@ -30,7 +30,7 @@ def page_of(
     limit: int,
     newest_first: bool = True,
     keep: Callable[[Item], bool] = lambda _: True,
-) -> Page[Item]:
+) -> FilePage[Item]:
     """A page of what a zset of ids lists; ids of which nothing is left are taken out of it.
 
     Args:
@@ -58,10 +58,10 @@ def page_of(
             caller.execute("ZREM", key, *gone)
         found += [item for item in items if item is not None and keep(item)]
         after = ids[-1]
-    return Page(found[:limit], len(found) > limit)
+    return FilePage(found[:limit], len(found) > limit)
 
 
-def _ids(caller: Caller, key: str, after: str, count: int, newest_first: bool) -> list[str]:
+def _ids(caller: ScriptClient, key: str, after: str, count: int, newest_first: bool) -> list[str]:
     if newest_first:
         command = ("ZREVRANGEBYLEX", key, f"({after}" if after else "+", "-")
     else:

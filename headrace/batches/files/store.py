@@ -14,7 +14,7 @@ from typing import Final
 
 from headrace.access.api_key import EVERYBODY
 from headrace.access.api_key import Caller as Asker
-from headrace.batches.files.pages import Page, page_of
+from headrace.batches.files.pages import FilePage, page_of
 from headrace.batches.files.record import (
     KEEP_MAX_S,
     PURPOSES,
@@ -25,10 +25,10 @@ from headrace.batches.files.record import (
 )
 from headrace.errors import FileMissing, HeadraceError, StoreUnavailable
 from headrace.payloads.index import GRACE_S
-from headrace.payloads.store import Entry, PayloadMissing
-from headrace.payloads.stores import Stores
+from headrace.payloads.store import PayloadEntry, PayloadMissing
+from headrace.payloads.stores import PayloadStores
 from headrace.redis import keys
-from headrace.redis.caller import Caller
+from headrace.redis.caller import ScriptClient
 from headrace.redis.keys import FileField
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ _MODEL: Final = "-"
 _PAGE_IDS: Final = 500
 
 
-class Files:
+class FileStore:
     """Files. Its methods block and may be called from any thread.
 
     Args:
@@ -53,12 +53,12 @@ class Files:
         ttl_s: how long a file is kept that does not say.
     """
 
-    def __init__(self, stores: Stores, caller: Caller, ttl_s: int) -> None:
+    def __init__(self, stores: PayloadStores, caller: ScriptClient, ttl_s: int) -> None:
         self.stores = stores
         self.caller = caller
         self.ttl_s = ttl_s
 
-    def begin(self, name: str, owner: str) -> Draft:
+    def begin(self, name: str, owner: str) -> FileWriter:
         """Begin to write a file.
 
         Args:
@@ -71,7 +71,7 @@ class Files:
         file_id = new_file_id()
         fields = (FileField.NAME, name, FileField.OWNER, owner)
         self.caller.call("files/begin", file_id, ABANDONED_S * 1000, *fields)
-        return Draft(self, file_id)
+        return FileWriter(self, file_id)
 
     def get(self, file_id: str, asker: Asker = EVERYBODY) -> StoredFile:
         """A file that is whole.
@@ -91,7 +91,7 @@ class Files:
 
     def page(
         self, asker: Asker, *, after: str, limit: int, newest_first: bool, purpose: str
-    ) -> Page[StoredFile]:
+    ) -> FilePage[StoredFile]:
         """A page of files.
 
         Args:
@@ -139,7 +139,7 @@ class Files:
 
     def drop(self, file_id: str, refs: list[str]) -> None:
         """Delete those of these parts that the file's record does not name (any more)."""
-        entries = [Entry(ref, file_id, _MODEL, "f") for ref in refs]
+        entries = [PayloadEntry(ref, file_id, _MODEL, "f") for ref in refs]
         for at in range(0, len(entries), _PAGE_IDS):
             try:
                 self.stores.drop(*entries[at : at + _PAGE_IDS])
@@ -160,7 +160,7 @@ class Files:
         self.stores.put(entry, body, bounded=bounded)
         return entry.ref
 
-    def open(self, file_id: str, asker: Asker = EVERYBODY) -> Reader:
+    def open(self, file_id: str, asker: Asker = EVERYBODY) -> FileReader:
         """Read a file that is whole.
 
         Raises:
@@ -170,7 +170,7 @@ class Files:
         found = self.get(file_id, asker)
         command = ("ZRANGE", keys.file_parts(file_id), 0, -1, "WITHSCORES")
         placed = self.caller.execute(*command, withscores=True)
-        return Reader(self.stores, found, [(int(at), ref.decode()) for ref, at in placed])
+        return FileReader(self.stores, found, [(int(at), ref.decode()) for ref, at in placed])
 
     def _refs(self, file_id: str) -> list[str]:
         placed = self.caller.execute("ZRANGE", keys.file_parts(file_id), 0, -1)
@@ -181,7 +181,7 @@ class Files:
         return [read_file(one, record) for one, record in zip(ids, found, strict=True)]
 
 
-class Draft:
+class FileWriter:
     """A file that is being written, by one writer.
 
     Attributes:
@@ -189,7 +189,7 @@ class Draft:
         bytes: how much has been written.
     """
 
-    def __init__(self, files: Files, file_id: str) -> None:
+    def __init__(self, files: FileStore, file_id: str) -> None:
         self.id = file_id
         self.bytes = 0
         self._files = files
@@ -240,14 +240,16 @@ class Draft:
             )
 
 
-class Reader:
+class FileReader:
     """A whole file's bytes. Its methods block and may be called from any thread.
 
     Attributes:
         file: what it reads.
     """
 
-    def __init__(self, stores: Stores, file: StoredFile, parts: list[tuple[int, str]]) -> None:
+    def __init__(
+        self, stores: PayloadStores, file: StoredFile, parts: list[tuple[int, str]]
+    ) -> None:
         self.file = file
         self._stores = stores
         self._offsets = [offset for offset, _ in parts]

@@ -13,7 +13,7 @@ from typing import Any, Final
 import typer
 
 from headrace.access.api_key import ApiKey, Scope
-from headrace.access.key_store import ApiKeys, Listed, api_keys_at
+from headrace.access.key_store import ApiKeyStore, ListedKey, api_keys_at
 from headrace.cli.shared import output
 from headrace.cli.shared.confirm import ask
 from headrace.config.settings import load_settings
@@ -98,7 +98,7 @@ def revoke(ids: Sequence[str], *, yes: bool) -> None:
 
 
 @contextmanager
-def _api_keys() -> Iterator[ApiKeys]:
+def _api_keys() -> Iterator[ApiKeyStore]:
     settings = load_settings(None, os.environ, {})
     url = settings.redis_url or prepared_url(settings.state_dir)
     if url is None:
@@ -112,13 +112,13 @@ def _api_keys() -> Iterator[ApiKeys]:
 
 def _print_once(key: ApiKey, text: str, *, as_json: bool) -> None:
     if as_json:
-        output.json_line({**_said(Listed(key, 0)), "key": text})
+        output.json_line({**_said(ListedKey(key, 0)), "key": text})
         return
     output.line(text)
     output.say(f"this is shown once; in lists and records the key is {key.id}")
 
 
-def _said(one: Listed) -> dict[str, Any]:
+def _said(one: ListedKey) -> dict[str, Any]:
     key = one.key
     return {
         "id": key.id,
@@ -133,7 +133,7 @@ def _said(one: Listed) -> dict[str, Any]:
     }
 
 
-def _row(one: Listed) -> tuple[str, ...]:
+def _row(one: ListedKey) -> tuple[str, ...]:
     key = one.key
     expires = ""
     if key.expired(time.time()):

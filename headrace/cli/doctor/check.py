@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from headrace.cli.shared.exit_codes import ExitCode
 
 if TYPE_CHECKING:
-    from headrace.cli.doctor.deployment import Site
+    from headrace.cli.doctor.deployment import Deployment
 
 #: So many things are named in a sentence; of more it says how many.
 NAMED_MAX: Final = 3
@@ -29,7 +29,7 @@ _ORDER: Final = tuple(Verdict)
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckResult:
     """What a check has found.
 
     Attributes:
@@ -47,7 +47,7 @@ class Finding:
     parts: tuple[tuple[str, str], ...] = ()
 
 
-class NotLooked(Exception):
+class CheckSkipped(Exception):
     """A check has nothing to look at, or may not look; its text says why."""
 
 
@@ -65,32 +65,32 @@ class Check:
 
     name: str
     group: str
-    look: Callable[[Site], Finding]
+    look: Callable[[Deployment], CheckResult]
     limit_s: float = 15.0
     beside: bool = False
 
 
-def ok(sentence: str) -> Finding:
+def ok(sentence: str) -> CheckResult:
     """All is well."""
-    return Finding(Verdict.OK, sentence)
+    return CheckResult(Verdict.OK, sentence)
 
 
-def warn(sentence: str, hint: str) -> Finding:
+def warn(sentence: str, hint: str) -> CheckResult:
     """It works, and may not for long, or not as well as it could."""
-    return Finding(Verdict.WARN, sentence, hint)
+    return CheckResult(Verdict.WARN, sentence, hint)
 
 
-def fail(sentence: str, hint: str, code: ExitCode = ExitCode.FAILED) -> Finding:
+def fail(sentence: str, hint: str, code: ExitCode = ExitCode.FAILED) -> CheckResult:
     """It does not work, or loses jobs."""
-    return Finding(Verdict.FAIL, sentence, hint, code)
+    return CheckResult(Verdict.FAIL, sentence, hint, code)
 
 
-def skip(sentence: str, hint: str = "") -> Finding:
+def skip(sentence: str, hint: str = "") -> CheckResult:
     """There was nothing to look at."""
-    return Finding(Verdict.SKIP, sentence, hint)
+    return CheckResult(Verdict.SKIP, sentence, hint)
 
 
-def worst(findings: Sequence[Finding], otherwise: Finding) -> Finding:
+def worst(findings: Sequence[CheckResult], otherwise: CheckResult) -> CheckResult:
     """Several findings of one check as one: those of the worst verdict, in one sentence.
 
     Args:
@@ -104,7 +104,7 @@ def worst(findings: Sequence[Finding], otherwise: Finding) -> Finding:
     hints = dict.fromkeys(one.hint for one in found if one.hint)
     sentence = "; ".join(one.sentence for one in found)
     parts = tuple((one.sentence, one.hint) for one in found) if len(found) > 1 else ()
-    return Finding(verdict, sentence, "; ".join(hints), max(one.code for one in found), parts)
+    return CheckResult(verdict, sentence, "; ".join(hints), max(one.code for one in found), parts)
 
 
 def named(names: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ from typing import Final
 import typer
 
 from headrace.cli.doctor.check import Verdict
-from headrace.cli.doctor.deployment import Asked, Site
+from headrace.cli.doctor.deployment import Deployment, DoctorOptions
 from headrace.cli.doctor.registry import CHECKS
 from headrace.cli.doctor.runner import Result, rounds
 from headrace.cli.shared import output
@@ -38,7 +38,7 @@ def examine(
     as_json: bool,
 ) -> int:
     """Do all checks and print what they find; the exit code."""
-    site = Site(Asked(redis_url, models, api_url), os.environ)
+    site = Deployment(DoctorOptions(redis_url, models, api_url), os.environ)
     try:
         results = _printed(rounds(site, CHECKS), as_json=as_json)
     finally:

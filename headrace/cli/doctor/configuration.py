@@ -12,19 +12,19 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from headrace.cli.doctor.check import Finding, NotLooked, fail, named, ok, skip, warn, worst
+from headrace.cli.doctor.check import CheckResult, CheckSkipped, fail, named, ok, skip, warn, worst
 from headrace.cli.doctor.check import size as said
-from headrace.cli.doctor.deployment import Site, sentence
+from headrace.cli.doctor.deployment import Deployment, sentence
 from headrace.cli.doctor.redis_durability import DISK_LOW, DISK_OUT, FULL, free_space
 from headrace.cli.shared.exit_codes import ExitCode
 from headrace.cli.shared.output import count
-from headrace.config.handler_reference import HandlerKind, HandlerSpec, parse_handler
+from headrace.config.handler_reference import HandlerKind, HandlerReference, parse_handler
 from headrace.config.handler_source import source_problem
 from headrace.config.model_catalog import ModelConfig
 from headrace.config.paths import server_root
 from headrace.config.settings import ENV_CONFIG
 from headrace.errors import ConfigError, HeadraceError
-from headrace.payloads.index import Index
+from headrace.payloads.index import PayloadIndex
 from headrace.payloads.s3_store import Bucket, s3_client
 from headrace.redis import keys
 
@@ -39,7 +39,7 @@ _NEEDS: Final = {
 }
 
 
-def settings(site: Site) -> Finding:
+def settings(site: Deployment) -> CheckResult:
     """`settings`: the file and the variables can be read."""
     try:
         site.read_settings()
@@ -53,7 +53,7 @@ def settings(site: Site) -> Finding:
     return ok(f"from {file} and the environment" if file else "from the environment")
 
 
-def models_file(site: Site) -> Finding:
+def models_file(site: Deployment) -> CheckResult:
     """`models-file`: it can be read, and is right."""
     path = site.settings.models_file
     try:
@@ -66,7 +66,7 @@ def models_file(site: Site) -> Finding:
     return ok(f"{path}: {count(models, 'model')}, {count(pipelines, 'pipeline')}")
 
 
-def handlers(site: Site) -> Finding:
+def handlers(site: Deployment) -> CheckResult:
     """`handlers`: the code of each model is there. Nothing of it is run."""
     found = []
     for model in site.catalog.models.values():
@@ -85,7 +85,7 @@ def handlers(site: Site) -> Finding:
     return worst(found, ok(f"those of {count(len(site.catalog.models), 'model')} are there"))
 
 
-def _handler_problem(spec: HandlerSpec, base_dir: Path) -> str | None:
+def _handler_problem(spec: HandlerReference, base_dir: Path) -> str | None:
     if spec.kind is HandlerKind.FILE:
         file: Path | None = spec.file(base_dir)
     else:
@@ -114,7 +114,7 @@ def _module_file(dotted: str) -> Path | None:
     return Path(origin) if origin is not None and origin.endswith(".py") else None
 
 
-def weights(site: Site) -> Finding:
+def weights(site: Deployment) -> CheckResult:
     """`weights`: the files of the models are there, whole as far as can be seen, and readable."""
     models = [model for model in site.catalog.models.values() if model.weights is not None]
     found, total = [], 0
@@ -149,7 +149,7 @@ def _weights_problem(model: ModelConfig) -> tuple[str, int]:
     return "", length
 
 
-def payload_store(site: Site) -> Finding:
+def payload_store(site: Deployment) -> CheckResult:
     """`payload-store`: long inputs and results can be kept."""
     chosen = site.settings.payload_store
     if chosen == "file":
@@ -157,14 +157,14 @@ def payload_store(site: Site) -> Finding:
     if chosen == "s3":
         return _s3_store(site)
     used = int(site.redis.hget(keys.PAYLOAD_SIZES, "") or 0)
-    most = Index(site.redis, site.settings.max_payload_memory_bytes).max_bytes()
+    most = PayloadIndex(site.redis, site.settings.max_payload_memory_bytes).max_bytes()
     text = f"in Redis: {said(used)} of {said(most)}"
     if used > FULL * most:
         return warn(text, "long inputs are refused with 507 at the bound: use payload_store file")
     return ok(text)
 
 
-def _folder_store(site: Site) -> Finding:
+def _folder_store(site: Deployment) -> CheckResult:
     folder = site.settings.payload_dir
     if folder is None:
         return fail("payload_store is file, and payload_dir is not set", "set payload_dir")
@@ -185,7 +185,7 @@ def _folder_store(site: Site) -> Finding:
     return free_space(folder, "payloads")
 
 
-def _s3_store(site: Site) -> Finding:
+def _s3_store(site: Deployment) -> CheckResult:
     settings = site.settings
     if settings.payload_bucket is None:
         return fail("payload_store is s3, and payload_bucket is not set", "set payload_bucket")
@@ -204,11 +204,11 @@ def _s3_store(site: Site) -> Finding:
     return ok(f"bucket {settings.payload_bucket} takes and deletes objects")
 
 
-def state_dir(site: Site) -> Finding:
+def state_dir(site: Deployment) -> CheckResult:
     """`state-dir`: `headrace up` can keep its data, and nobody else reads it."""
     folder = site.state_dir
     if not folder.exists():
-        raise NotLooked(f"{folder} is not there; `headrace up` makes it")
+        raise CheckSkipped(f"{folder} is not there; `headrace up` makes it")
     hint = "choose another with --state-dir, or give it to the user that runs `headrace up`"
     if not folder.is_dir():
         return fail(f"{folder} is no folder", hint)
@@ -220,11 +220,11 @@ def state_dir(site: Site) -> Finding:
     return ok(f"{folder}")
 
 
-def disks(site: Site) -> Finding:
+def disks(site: Deployment) -> CheckResult:
     """`disks`: there is room on this host and on those of the workers."""
     found = [free_space(site.state_dir, "the state directory")]
     hosts = {}
-    with contextlib.suppress(NotLooked):
+    with contextlib.suppress(CheckSkipped):
         hosts = {r.figures.host.name: r.figures.host for _, r in site.alive if r.figures.host}
     for host in hosts.values():
         if not host.disk_bytes:

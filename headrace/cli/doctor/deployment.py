@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 import redis
 from redis.exceptions import RedisError
 
-from headrace.cli.doctor.check import NotLooked
+from headrace.cli.doctor.check import CheckSkipped
 from headrace.config.model_catalog import Catalog, load_catalog
 from headrace.config.settings import Settings, is_loopback, load_settings
 from headrace.errors import ConfigError
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class DoctorOptions:
     """What the command line says.
 
     Attributes:
@@ -47,7 +47,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class WorkerSeen:
     """One worker as Redis has it.
 
     Attributes:
@@ -73,7 +73,7 @@ class Seen:
         return self.node.endswith(f"@{socket.gethostname()}")
 
 
-class Site:
+class Deployment:
     """Everything there is to look at. A part that cannot be had raises NotLooked for each who asks.
 
     Args:
@@ -81,7 +81,7 @@ class Site:
         environ: the environment, such as `os.environ`.
     """
 
-    def __init__(self, asked: Asked, environ: Mapping[str, str]) -> None:
+    def __init__(self, asked: DoctorOptions, environ: Mapping[str, str]) -> None:
         self.asked = asked
         self.environ = environ
         # One each: a read that hangs holds up those alone who ask for the same.
@@ -126,7 +126,7 @@ class Site:
         try:
             return self.read_settings()
         except ConfigError:
-            raise NotLooked("the settings cannot be read") from None
+            raise CheckSkipped("the settings cannot be read") from None
 
     def read_catalog(self) -> Catalog:
         """The models file.
@@ -145,7 +145,7 @@ class Site:
         try:
             return self.read_catalog()
         except ConfigError:
-            raise NotLooked("the models file cannot be read") from None
+            raise CheckSkipped("the models file cannot be read") from None
 
     @property
     def state_dir(self) -> Path:
@@ -159,7 +159,7 @@ class Site:
         if url is None and read_record(self.state_dir):
             url = prepared_url(self.state_dir)
         if url is None:
-            raise NotLooked(f"no Redis is named, and no `headrace up` runs in {self.state_dir}")
+            raise CheckSkipped(f"no Redis is named, and no `headrace up` runs in {self.state_dir}")
         return url
 
     def reach(self) -> redis.Redis:
@@ -195,10 +195,10 @@ class Site:
         """
         try:
             return self.reach()
-        except NotLooked:
-            raise NotLooked("no Redis is named") from None
+        except CheckSkipped:
+            raise CheckSkipped("no Redis is named") from None
         except (ConfigError, RedisError, OSError):
-            raise NotLooked("Redis does not answer") from None
+            raise CheckSkipped("Redis does not answer") from None
 
     @property
     def info(self) -> dict[str, Any]:
@@ -213,7 +213,7 @@ class Site:
         """
         found = self.once(f"config {name}", lambda: self._config(name))
         if found is None:
-            raise NotLooked(f"this server does not tell us its {name}")
+            raise CheckSkipped(f"this server does not tell us its {name}")
         return found
 
     def _config(self, name: str) -> str | None:
@@ -237,11 +237,11 @@ class Site:
         return "redis" in name or "valkey" in name
 
     @property
-    def workers(self) -> list[Seen]:
+    def workers(self) -> list[WorkerSeen]:
         """Every worker that has lately told of itself."""
         return self.once("workers", self._workers)
 
-    def _workers(self) -> list[Seen]:
+    def _workers(self) -> list[WorkerSeen]:
         members = self.redis.zrange(keys.WORKERS, 0, -1, withscores=True)
         with self.redis.pipeline(transaction=False) as pipe:
             pipe.time()
@@ -257,13 +257,13 @@ class Site:
                 age_s = keys.WORKER_TTL_S - left_ms / 1000
                 report = read_report(fields)
                 ahead_s = report.clock_s - (now_s - age_s) if report.clock_s else 0.0
-                seen.append(Seen(owner.decode(), report, age_s, ahead_s))
+                seen.append(WorkerSeen(owner.decode(), report, age_s, ahead_s))
             else:
-                seen.append(Seen(owner.decode(), None, now_s - told_s, 0.0))
+                seen.append(WorkerSeen(owner.decode(), None, now_s - told_s, 0.0))
         return seen
 
     @property
-    def alive(self) -> list[tuple[Seen, WorkerReport]]:
+    def alive(self) -> list[tuple[WorkerSeen, WorkerReport]]:
         """The workers whose word still holds."""
         return [(seen, seen.report) for seen in self.workers if seen.report is not None]
 

@@ -9,8 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from headrace.cli.doctor.check import Finding, NotLooked, fail, named, ok, skip, warn, worst
-from headrace.cli.doctor.deployment import Site
+from headrace.cli.doctor.check import CheckResult, CheckSkipped, fail, named, ok, skip, warn, worst
+from headrace.cli.doctor.deployment import Deployment
 from headrace.cli.shared.output import count
 from headrace.server.gpus import parse_listing, visible_gpus
 
@@ -36,7 +36,7 @@ sys.stdout.write(json.dumps(said))
 """
 
 
-def _listed(site: Site) -> tuple[list[str], str]:
+def _listed(site: Deployment) -> tuple[list[str], str]:
     """The GPUs that the driver shows, and what it says where it does not answer."""
 
     def ask() -> tuple[list[str], str]:
@@ -58,7 +58,7 @@ def _listed(site: Site) -> tuple[list[str], str]:
     return site.once("gpus", ask)
 
 
-def gpus(site: Site) -> Finding:
+def gpus(site: Deployment) -> CheckResult:
     """`gpus`: the driver answers."""
     found, problem = _listed(site)
     if problem:
@@ -76,10 +76,10 @@ def gpus(site: Site) -> Finding:
     return ok(f"{len(shown)} of {len(found)} GPUs to be used")
 
 
-def torch(site: Site) -> Finding:
+def torch(site: Deployment) -> CheckResult:
     """`torch`: it is built for the devices that are here, and can use them."""
     if find_spec("torch") is None:
-        raise NotLooked("torch is not installed here")
+        raise CheckSkipped("torch is not installed here")
     asked = subprocess.run(
         [sys.executable, "-P", "-c", _ASK_TORCH], env=dict(site.environ), capture_output=True,
         text=True, timeout=_TORCH_S, check=False,
@@ -106,15 +106,15 @@ def torch(site: Site) -> Finding:
     return ok(f"{text} for CUDA {said['cuda']}: {named(said['names'])}")
 
 
-def gpu_use(site: Site) -> Finding:
+def gpu_use(site: Deployment) -> CheckResult:
     """`gpu-use`: each GPU of this host serves, and none is too hot or too full."""
     found, _ = _listed(site)
     found = visible_gpus(site.environ, found)
     if not found:
-        raise NotLooked("no GPU on this host")
+        raise CheckSkipped("no GPU on this host")
     here = [(seen, report) for seen, report in site.alive if seen.here]
     if not here:
-        raise NotLooked("no worker runs on this host")
+        raise CheckSkipped("no worker runs on this host")
     devices = {d.uuid: d for _, report in here for d in report.figures.devices}
     idle = [uuid for uuid in found if uuid not in devices]
     problems = []
@@ -141,7 +141,7 @@ def gpu_use(site: Site) -> Finding:
     return worst(problems, ok(f"{count(len(found), 'GPU')}, each served"))
 
 
-def threads(site: Site) -> Finding:
+def threads(site: Deployment) -> CheckResult:
     """`threads`: the arithmetic of all model processes together fits the host's cores."""
     told = site.environ.get("OMP_NUM_THREADS", "")
     if not told:
@@ -161,8 +161,8 @@ def threads(site: Site) -> Finding:
     return ok(f"{wanted} threads on {cores} cores")
 
 
-def _has_redis(site: Site) -> bool:
+def _has_redis(site: Deployment) -> bool:
     try:
         return site.redis is not None
-    except NotLooked:
+    except CheckSkipped:
         return False

@@ -15,8 +15,8 @@ from typing import Final
 from packaging.requirements import InvalidRequirement, Requirement
 
 from headrace import __version__
-from headrace.cli.doctor.check import Finding, NotLooked, fail, named, ok, skip, warn, worst
-from headrace.cli.doctor.deployment import Site, sentence
+from headrace.cli.doctor.check import CheckResult, CheckSkipped, fail, named, ok, skip, warn, worst
+from headrace.cli.doctor.deployment import Deployment, sentence
 from headrace.config.settings import is_loopback
 from headrace.redis import keys
 
@@ -28,7 +28,7 @@ SOON_DAYS: Final = 14
 _DAY_S: Final = 86_400
 
 
-def versions(site: Site) -> Finding:
+def versions(site: Deployment) -> CheckResult:
     """`versions`: Python, and what Headrace is installed with, are those that it is made for."""
     python = ".".join(map(str, sys.version_info[:3]))
     if sys.version_info < OLDEST_PYTHON:
@@ -58,7 +58,7 @@ def _mismatch(text: str) -> str:
     return f"{wanted.name} {installed}, wants {wanted.specifier}"
 
 
-def open_files(site: Site) -> Finding:
+def open_files(site: Deployment) -> CheckResult:
     """`open-files`: the processes of this host may hold the connections that they need."""
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     hint = "raise it where they are started: ulimit -n 65536, or LimitNOFILE= of systemd"
@@ -74,10 +74,10 @@ def open_files(site: Site) -> Finding:
     return worst(found, ok(f"ulimit -n is {most}"))
 
 
-def _own_processes(site: Site) -> list[tuple[str, int]]:
+def _own_processes(site: Deployment) -> list[tuple[str, int]]:
     try:
         return [(seen.node, report.pid) for seen, report in site.alive if seen.here]
-    except NotLooked:
+    except CheckSkipped:
         return []
 
 
@@ -92,7 +92,7 @@ def _files_of(pid: int) -> tuple[int, int]:
     return opened, int(found[1]) if found else 0
 
 
-def exposure(site: Site) -> Finding:
+def exposure(site: Deployment) -> CheckResult:
     """`exposure`: whom the API lets in, where others than this machine reach it."""
     settings = site.settings
     where = settings.public_host
@@ -118,14 +118,14 @@ def exposure(site: Site) -> Finding:
     return worst(found, ok(f"keys are asked for on {where}, over TLS"))
 
 
-def _keys_exist(site: Site) -> bool:
+def _keys_exist(site: Deployment) -> bool:
     try:
         return bool(site.redis.zcard(keys.API_KEYS))
-    except NotLooked:
+    except CheckSkipped:
         return True
 
 
-def certificate(site: Site) -> Finding:
+def certificate(site: Deployment) -> CheckResult:
     """`certificate`: the API's can be used, and for some time yet."""
     settings = site.settings
     file, key = settings.tls_cert_file, settings.tls_key_file

@@ -6,8 +6,8 @@ from typing import Final
 
 import msgspec
 
-from headrace.cli.doctor.check import Finding, NotLooked, fail, named, ok, skip, warn, worst
-from headrace.cli.doctor.deployment import Site
+from headrace.cli.doctor.check import CheckResult, CheckSkipped, fail, named, ok, skip, warn, worst
+from headrace.cli.doctor.deployment import Deployment
 from headrace.cli.shared.output import count, span
 from headrace.redis import keys
 
@@ -21,7 +21,7 @@ LOOKED_AT: Final = 50_000
 _READY: Final = ("ready", "draining")
 
 
-def _ready_models(site: Site) -> set[str]:
+def _ready_models(site: Deployment) -> set[str]:
     return {
         name
         for _, report in site.alive
@@ -30,7 +30,7 @@ def _ready_models(site: Site) -> set[str]:
     }
 
 
-def queues(site: Site) -> Finding:
+def queues(site: Deployment) -> CheckResult:
     """`queues`: what waits is served."""
     ready, paused = _ready_models(site), site.redis.smembers(keys.PAUSED)
     found, moving = [], 0
@@ -56,7 +56,7 @@ def queues(site: Site) -> Finding:
     return worst(found, ok(f"{moving:,} jobs wait, and all of them are served"))
 
 
-def backlog(site: Site) -> Finding:
+def backlog(site: Deployment) -> CheckResult:
     """`backlog`: what waits does not wait long, and there is room for more."""
     found = []
     for model in site.catalog.served:
@@ -80,7 +80,7 @@ def backlog(site: Site) -> Finding:
     return worst(found, ok(f"the oldest job waits for {span(oldest)}"))
 
 
-def dead_letters(site: Site) -> Finding:
+def dead_letters(site: Deployment) -> CheckResult:
     """`dead-letters`: no job was given up."""
     dead = [f"{name} {depth.dead:,}" for name, depth in site.depths.items() if depth.dead]
     if dead:
@@ -91,7 +91,7 @@ def dead_letters(site: Site) -> Finding:
     return ok("none")
 
 
-def unknown_queues(site: Site) -> Finding:
+def unknown_queues(site: Deployment) -> CheckResult:
     """`unknown-queues`: nothing waits for a model that is not in the models file."""
     known = {model.queue for model in site.catalog.served}
     found, cursor, looked = set(), 0, 0
@@ -125,7 +125,7 @@ class _Alive(msgspec.Struct):
     node: str = ""
 
 
-def errands(site: Site) -> Finding:
+def errands(site: Deployment) -> CheckResult:
     """`errands`: what is no model's work is done, and pipelines run."""
     waiting, hooks = int(site.redis.llen(keys.ERRANDS)), int(site.redis.zcard(keys.HOOKS))
     owners = sorted(site.redis.smembers(keys.ERRAND_OWNERS))
@@ -149,7 +149,7 @@ def errands(site: Site) -> Finding:
     return ok(f"{named(alive)}; {waiting:,} wait, and {count(hooks, 'webhook')} for another try")
 
 
-def batches(site: Site) -> Finding:
+def batches(site: Deployment) -> CheckResult:
     """`batches`: those that were asked for are driven."""
     runners = site.redis.zcard(keys.RUNNERS)
     waiting = int(site.redis.zcard(keys.OPEN_BATCHES))
@@ -164,10 +164,10 @@ def _batches(number: int) -> str:
     return f"{number:,} {'batch' if number == 1 else 'batches'}"
 
 
-def served_models(site: Site) -> Finding:
+def served_models(site: Deployment) -> CheckResult:
     """`models`: each is loaded, on as many processes as it is to have."""
     if not site.alive:
-        raise NotLooked("no worker runs")
+        raise CheckSkipped("no worker runs")
     found, served = [], set()
     for seen, report in site.alive:
         for name, state in report.models.items():

@@ -6,9 +6,9 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from headrace.cli.doctor.check import Finding, NotLooked, fail, ok, skip, warn, worst
+from headrace.cli.doctor.check import CheckResult, CheckSkipped, fail, ok, skip, warn, worst
 from headrace.cli.doctor.check import size as said
-from headrace.cli.doctor.deployment import Site
+from headrace.cli.doctor.deployment import Deployment
 
 #: So much of its bound may be used, before it is time to do something.
 FULL: Final = 0.85
@@ -23,13 +23,13 @@ _LOSES: Final = {
 }
 
 
-def persistence(site: Site) -> Finding:
+def persistence(site: Deployment) -> CheckResult:
     """`redis-persistence`: jobs are on its disk."""
     info = site.info
     if info.get("aof_enabled"):
         try:
             fsync = site.configured("appendfsync")
-        except NotLooked:
+        except CheckSkipped:
             return ok("append-only file; it does not say how often it is synced")
         verdict, loses = _LOSES.get(fsync, ("ok", ""))
         text = f"append-only file, appendfsync {fsync}: {loses}"
@@ -38,7 +38,7 @@ def persistence(site: Site) -> Finding:
         return ok(text)
     try:
         save = site.configured("save")
-    except NotLooked:
+    except CheckSkipped:
         save = "?"
     hint = "set appendonly yes (docs/durability.md)"
     if not save:
@@ -51,7 +51,7 @@ def persistence(site: Site) -> Finding:
     )
 
 
-def last_writes(site: Site) -> Finding:
+def last_writes(site: Deployment) -> CheckResult:
     """`redis-writes`: the last writes to its disk have succeeded."""
     info, found = site.info, []
     for field, what in (
@@ -70,7 +70,7 @@ def last_writes(site: Site) -> Finding:
     return worst(found, ok("the last writes to its disk succeeded"))
 
 
-def eviction(site: Site) -> Finding:
+def eviction(site: Deployment) -> CheckResult:
     """`redis-eviction`: a full server refuses, and drops nothing."""
     policy = str(site.info.get("maxmemory_policy") or site.configured("maxmemory-policy"))
     if policy == "noeviction":
@@ -82,7 +82,7 @@ def eviction(site: Site) -> Finding:
     return fail(f"{policy}: at {said(limit)} it drops keys, queued jobs among them", hint)
 
 
-def memory(site: Site) -> Finding:
+def memory(site: Deployment) -> CheckResult:
     """`redis-memory`: there is room for more jobs."""
     info = site.info
     used, limit = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
@@ -120,7 +120,7 @@ def memory(site: Site) -> Finding:
     return worst(found, ok(f"{said(used)} used, {bound}"))
 
 
-def disk(site: Site) -> Finding:
+def disk(site: Deployment) -> CheckResult:
     """`redis-disk`: there is room where it writes; looked at where it runs on this host."""
     if not site.redis_is_here:
         return skip("it runs on another host")
@@ -130,7 +130,7 @@ def disk(site: Site) -> Finding:
     return free_space(folder, "its append-only file and snapshots")
 
 
-def free_space(folder: Path, what: str) -> Finding:
+def free_space(folder: Path, what: str) -> CheckResult:
     """Whether a file system has room.
 
     Args:
@@ -149,7 +149,7 @@ def free_space(folder: Path, what: str) -> Finding:
     return ok(text)
 
 
-def host(site: Site) -> Finding:
+def host(site: Deployment) -> CheckResult:
     """`redis-host`: what the kernel does to a server that forks; where it runs on this host."""
     if not site.redis_is_here:
         return skip("it runs on another host")

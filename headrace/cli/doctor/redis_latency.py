@@ -7,8 +7,8 @@ from collections.abc import Callable
 from statistics import median
 from typing import Final
 
-from headrace.cli.doctor.check import Finding, named, ok, skip, warn, worst
-from headrace.cli.doctor.deployment import Site
+from headrace.cli.doctor.check import CheckResult, named, ok, skip, warn, worst
+from headrace.cli.doctor.deployment import Deployment
 from headrace.jobs.job import US_PER_S
 from headrace.redis import keys
 from headrace.redis.scripts import script
@@ -30,7 +30,7 @@ BOUNDED: Final = (
 OURS: Final = (b"hr:", b"headrace", b"celery", b"_kombu", b"unacked")
 
 
-def latency(site: Site) -> Finding:
+def latency(site: Deployment) -> CheckResult:
     """`redis-latency`: how long some PINGs and a script take."""
     client, source = site.redis, script("queues/depth").source
     pings = [_ms(client.ping) for _ in range(PINGS)]
@@ -51,7 +51,7 @@ def latency(site: Site) -> Finding:
     return ok(text)
 
 
-def slow_commands(site: Site) -> Finding:
+def slow_commands(site: Deployment) -> CheckResult:
     """`redis-slow`: commands of the last quarter of an hour that held all others up."""
     now_s, _ = site.redis.time()
     rows = [
@@ -70,7 +70,7 @@ def slow_commands(site: Site) -> Finding:
     )
 
 
-def fork(site: Site) -> Finding:
+def fork(site: Deployment) -> CheckResult:
     """`redis-fork`: how long it stood still for its last snapshot or rewrite."""
     fork_ms = int(site.info.get("latest_fork_usec", 0)) / 1000
     if not fork_ms:
@@ -81,7 +81,7 @@ def fork(site: Site) -> Finding:
     return ok(text)
 
 
-def strays(site: Site) -> Finding:
+def strays(site: Deployment) -> CheckResult:
     """`redis-keys`: keys that should run out by themselves and do not, in a sample."""
     _, found = site.redis.scan(count=SAMPLE)
     bounded = [raw for raw in found if raw.startswith(BOUNDED)]
@@ -110,7 +110,7 @@ def _ms(call: Callable[[], object]) -> float:
     return (time.perf_counter() - began_s) * 1000
 
 
-def clock_skew_s(site: Site) -> float:
+def clock_skew_s(site: Deployment) -> float:
     """How far this host's clock is ahead of Redis', to half a round trip."""
     before_s = time.time()
     seconds, micros = site.redis.time()

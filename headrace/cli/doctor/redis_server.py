@@ -17,8 +17,8 @@ from redis.exceptions import (
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.sentinel import MasterNotFoundError
 
-from headrace.cli.doctor.check import Finding, NotLooked, fail, named, ok, warn
-from headrace.cli.doctor.deployment import TIMEOUT_S, Site, sentence
+from headrace.cli.doctor.check import CheckResult, CheckSkipped, fail, named, ok, warn
+from headrace.cli.doctor.deployment import TIMEOUT_S, Deployment, sentence
 from headrace.cli.shared.exit_codes import ExitCode
 from headrace.errors import ConfigError
 from headrace.redis import keys
@@ -50,11 +50,11 @@ _FAMILIES: Final = (
 _CHANNELS: Final = ("hr:{0}", "celery-task-meta-{0}", "/0.celeryev/{0}")
 
 
-def reach(site: Site) -> Finding:
+def reach(site: Deployment) -> CheckResult:
     """`redis`: it is there, and lets us in."""
     try:
         client = site.reach()
-    except NotLooked as error:
+    except CheckSkipped as error:
         # Not skipped: it is what everything stands on, and `--strict` is to notice.
         return warn(str(error), "name it: --redis-url or HEADRACE_REDIS_URL; or run `headrace up`")
     except ConfigError as error:
@@ -103,7 +103,7 @@ def _root(error: BaseException) -> BaseException:
     return error
 
 
-def version(site: Site) -> Finding:
+def version(site: Deployment) -> CheckResult:
     """`redis-version`: 6.2 or newer."""
     info = site.info
     name = "Valkey" if "valkey_version" in info else "Redis"
@@ -117,7 +117,7 @@ def version(site: Site) -> Finding:
     return ok(f"{name} {said}")
 
 
-def mode(site: Site) -> Finding:
+def mode(site: Deployment) -> CheckResult:
     """`redis-mode`: a single server that takes writes."""
     info = site.info
     running = str(info.get("redis_mode") or info.get("server_mode") or "standalone")
@@ -133,7 +133,7 @@ def mode(site: Site) -> Finding:
     return ok(f"{running}, {info.get('role', 'master')}")
 
 
-def scripting(site: Site) -> Finding:
+def scripting(site: Deployment) -> CheckResult:
     """`redis-scripts`: our Lua runs."""
     try:
         site.redis.script_load(script("queues/depth").source)
@@ -146,7 +146,7 @@ def scripting(site: Site) -> Finding:
     return ok("our Lua runs")
 
 
-def tracking(site: Site) -> Finding:
+def tracking(site: Deployment) -> CheckResult:
     """`redis-tracking`: it can wake workers by CLIENT TRACKING."""
     _ = site.redis  # raises NotLooked: that it cannot be reached is said once
     with connect(site.redis_url, **site.timeouts) as client:
@@ -165,7 +165,7 @@ def tracking(site: Site) -> Finding:
     return ok("workers are woken by CLIENT TRACKING")
 
 
-def rights(site: Site) -> Finding:
+def rights(site: Deployment) -> CheckResult:
     """`redis-rights`: the user may do all that Headrace does. Nothing here changes anything."""
     client, word = site.redis, f"doctor-{secrets.token_hex(6)}"
     refused = [name for name, command in _tries(word) if _refuses(client, command)]
@@ -207,7 +207,7 @@ def _refuses(client: Any, command: tuple[Any, ...]) -> bool:
     return False
 
 
-def replication(site: Site) -> Finding:
+def replication(site: Deployment) -> CheckResult:
     """`redis-replicas`: those that it waits for are there."""
     info = site.info
     count = int(info.get("connected_slaves", 0))
@@ -227,7 +227,7 @@ def replication(site: Site) -> Finding:
     return ok(f"{count} replicas in step")
 
 
-def connections(site: Site) -> Finding:
+def connections(site: Deployment) -> CheckResult:
     """`redis-clients`: there is room for more connections."""
     info = site.info
     now = int(info.get("connected_clients", 0))

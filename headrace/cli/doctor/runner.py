@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from redis.exceptions import NoPermissionError, RedisError
 
-from headrace.cli.doctor.check import Check, Finding, NotLooked, fail, skip
-from headrace.cli.doctor.deployment import Site, sentence
+from headrace.cli.doctor.check import Check, CheckResult, CheckSkipped, fail, skip
+from headrace.cli.doctor.deployment import Deployment, sentence
 from headrace.errors import HeadraceError
 
 
@@ -20,11 +20,11 @@ class Result:
     """A check, and what it has found."""
 
     check: Check
-    finding: Finding
+    finding: CheckResult
     took_s: float
 
 
-def rounds(site: Site, checks: Sequence[Check]) -> Iterator[Result]:
+def rounds(site: Deployment, checks: Sequence[Check]) -> Iterator[Result]:
     """Do the checks in their order; those that take their time run beside the others.
 
     Yields:
@@ -42,7 +42,7 @@ def rounds(site: Site, checks: Sequence[Check]) -> Iterator[Result]:
 class _Look:
     """One check, begun in a thread of its own, which keeps nobody alive should it hang."""
 
-    def __init__(self, site: Site, check: Check) -> None:
+    def __init__(self, site: Deployment, check: Check) -> None:
         self._site, self._check = site, check
         self._began_s = time.monotonic()
         self._results: queue.SimpleQueue[Result] = queue.SimpleQueue()
@@ -65,10 +65,10 @@ class _Look:
             return Result(self._check, hung, time.monotonic() - self._began_s)
 
 
-def _finding(site: Site, check: Check) -> Finding:
+def _finding(site: Deployment, check: Check) -> CheckResult:
     try:
         return check.look(site)
-    except NotLooked as error:
+    except CheckSkipped as error:
         return skip(str(error))
     except NoPermissionError as error:
         return skip(f"this user of Redis may not look: {sentence(error)}")

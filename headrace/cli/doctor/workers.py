@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 from headrace import __version__
-from headrace.cli.doctor.check import Finding, NotLooked, fail, named, ok, skip, warn, worst
-from headrace.cli.doctor.deployment import Site, sentence
+from headrace.cli.doctor.check import CheckResult, CheckSkipped, fail, named, ok, skip, warn, worst
+from headrace.cli.doctor.deployment import Deployment, sentence
 from headrace.cli.doctor.redis_latency import clock_skew_s
 from headrace.cli.shared.exit_codes import ExitCode
 from headrace.config.paths import ENV_URL
@@ -37,7 +37,7 @@ _OFF: Final = "expires and eta of Celery clients, and the times of webhooks, are
 _NTP: Final = "let chrony or systemd-timesyncd set the clocks"
 
 
-def workers(site: Site) -> Finding:
+def workers(site: Deployment) -> CheckResult:
     """`workers`: there are some, and each has told of itself just now."""
     if not site.workers:
         if site.anything_runs:
@@ -68,13 +68,13 @@ def workers(site: Site) -> Finding:
     return worst(found, ok(f"{len(nodes)}: {named(nodes)}"))
 
 
-def answers(site: Site) -> Finding:
+def answers(site: Deployment) -> CheckResult:
     """`worker-answers`: each answers Celery's ping."""
     nodes = sorted(seen.node for seen, report in site.alive if report.models)
     if not nodes:
-        raise NotLooked("no worker runs")
+        raise CheckSkipped("no worker runs")
     if find_spec("celery") is None:
-        raise NotLooked("Celery is not installed here, so that nobody can ask")
+        raise CheckSkipped("Celery is not installed here, so that nobody can ask")
     command = [
         sys.executable, "-m", "celery", "-A", "workers.celery_app", "inspect", "ping",
         "--timeout", str(PING_S), "--destination", ",".join(nodes), "--json",
@@ -86,7 +86,7 @@ def answers(site: Site) -> Finding:
     answered = _nodes_in(asked.stdout)
     if answered is None and "No nodes replied" not in asked.stderr:
         lines = asked.stderr.strip().splitlines() or [f"status {asked.returncode}"]
-        raise NotLooked(f"celery inspect ping failed: {lines[-1][:200]}")
+        raise CheckSkipped(f"celery inspect ping failed: {lines[-1][:200]}")
     silent = [node for node in nodes if node not in (answered or set())]
     if silent:
         return fail(
@@ -106,11 +106,11 @@ def _nodes_in(text: str) -> set[str] | None:
         return None
 
 
-def worker_versions(site: Site) -> Finding:
+def worker_versions(site: Deployment) -> CheckResult:
     """`worker-versions`: all workers run what runs here."""
     said = [(seen.node, report.versions) for seen, report in site.alive if report.versions]
     if not said:
-        raise NotLooked("no worker says its versions")
+        raise CheckSkipped("no worker says its versions")
     ours, found = running(), []
     for name in sorted({name for _, versions in said for name in versions}):
         by_version: dict[str, list[str]] = {}
@@ -130,7 +130,7 @@ def worker_versions(site: Site) -> Finding:
     return worst(found, ok(f"all workers run Headrace {said[0][1].get('headrace', '?')}, as here"))
 
 
-def clocks(site: Site) -> Finding:
+def clocks(site: Deployment) -> CheckResult:
     """`clocks`: this host, the workers and the API agree with Redis on the time."""
     offsets = {"this host": clock_skew_s(site)}
     offsets |= {seen.node: seen.ahead_s for seen, _ in site.alive}
@@ -154,7 +154,7 @@ class _Ready(msgspec.Struct):
     detail: str = ""
 
 
-def api(site: Site) -> Finding:
+def api(site: Deployment) -> CheckResult:
     """`api`: it serves, and is of our version."""
     status, body, _ = _asked_api(site, "/ready")
     where = _api_url(site)
@@ -179,7 +179,7 @@ def _detail(body: bytes) -> str:
     return problem.detail or problem.title
 
 
-def _api_url(site: Site) -> str:
+def _api_url(site: Deployment) -> str:
     named_url = site.asked.api_url or site.environ.get(ENV_URL)
     if named_url:
         return named_url.rstrip("/")
@@ -187,7 +187,7 @@ def _api_url(site: Site) -> str:
     return http_url(settings.host, settings.port, tls=settings.tls)
 
 
-def _asked_api(site: Site, path: str) -> tuple[int, bytes, float | None]:
+def _asked_api(site: Deployment, path: str) -> tuple[int, bytes, float | None]:
     """Status, body, and by how much its clock is ahead of ours, to a second.
 
     Raises:
@@ -207,7 +207,7 @@ def _asked_api(site: Site, path: str) -> tuple[int, bytes, float | None]:
         body, date = answer.read(), answer.headers.get("Date")
     except (OSError, http.client.HTTPException) as error:
         if site.asked.api_url is None and not site.environ.get(ENV_URL):
-            raise NotLooked(f"none listens at {url}; name it: --api URL") from None
+            raise CheckSkipped(f"none listens at {url}; name it: --api URL") from None
         raise _NoApi(f"{url}: {sentence(error)}") from None
     finally:
         connection.close()
@@ -221,7 +221,7 @@ class _NoApi(Exception):
     """One was named, and does not answer."""
 
 
-def api_or_why(site: Site) -> Finding:
+def api_or_why(site: Deployment) -> CheckResult:
     """`api`, with an API that was named and does not answer."""
     try:
         return api(site)
@@ -232,9 +232,9 @@ def api_or_why(site: Site) -> Finding:
         )  # fmt: skip
 
 
-def _api_clock_s(site: Site) -> float | None:
+def _api_clock_s(site: Deployment) -> float | None:
     try:
         _, _, ahead_s = _asked_api(site, "/live")
-    except (NotLooked, _NoApi, ConfigError):
+    except (CheckSkipped, _NoApi, ConfigError):
         return None
     return None if ahead_s is None else ahead_s + clock_skew_s(site)

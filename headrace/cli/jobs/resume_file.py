@@ -31,7 +31,7 @@ class _Line(msgspec.Struct):
     id: str | None = None
 
 
-class Earlier:
+class PreviousRows:
     """What earlier runs left in the file: what is done, and which jobs are still to be fetched.
 
     About 120 bytes per input that is done, whatever the length of its key and result.
@@ -60,7 +60,7 @@ class Earlier:
         return self._ids.get(_digest(key))
 
 
-class RecordFile:
+class ResumeFile:
     """Appends lines to a file. A context manager: what was written is on the disk at its end.
 
     Args:
@@ -70,7 +70,7 @@ class RecordFile:
 
     def __init__(self, path: Path, *, resume: bool) -> None:
         self.path = path
-        self.earlier = Earlier()
+        self.earlier = PreviousRows()
         self._encoder = msgspec.json.Encoder()
         self._broken = False
         try:

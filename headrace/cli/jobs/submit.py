@@ -17,21 +17,21 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import typer
 
 from headrace import errors
-from headrace.cli.jobs.resume_file import Earlier, RecordFile
-from headrace.cli.jobs.tracker import Sent, Tracker
+from headrace.cli.jobs.resume_file import PreviousRows, ResumeFile
+from headrace.cli.jobs.tracker import SubmittedJob, Tracker
 from headrace.cli.jobs.writers import (
-    FileSink,
-    IdSink,
-    JsonSink,
-    Outcome,
-    Sink,
-    Tally,
-    TextSink,
+    FileWriter,
+    IdWriter,
+    JsonWriter,
+    OutcomeCounts,
+    ResultWriter,
+    TextWriter,
+    WrittenOutcome,
 )
 from headrace.cli.shared import output
 from headrace.cli.shared.exit_codes import ExitCode, exit_code
 from headrace.cli.shared.inputs import Sources
-from headrace.cli.shared.interrupts import Stops, Terminated, TimeUp
+from headrace.cli.shared.interrupts import InterruptHandler, Terminated, TimeUp
 from headrace.cli.shared.progress_bar import Bar
 
 if TYPE_CHECKING:
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 #: Ids that are given in one command to paste; more are listed.
 IDS_IN_A_COMMAND: Final = 20
 #: An outcome, and the number under which the client took its input; None where it never did.
-_Taken: TypeAlias = tuple[Outcome, int | None]
+_Taken: TypeAlias = tuple[WrittenOutcome, int | None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Submission:
+class SubmitRequest:
     """What is asked of `headrace submit`.
 
     Attributes:
@@ -78,16 +78,16 @@ class Submission:
     quiet: bool = False
 
 
-def submit(url: str | None, what: Submission) -> ExitCode:
+def submit(url: str | None, what: SubmitRequest) -> ExitCode:
     """Submit, and wait where that is asked for."""
     from headrace import Client
 
     with contextlib.ExitStack() as stack:
         file = None
         if what.file is not None:
-            file = stack.enter_context(RecordFile(what.file, resume=what.resume))
+            file = stack.enter_context(ResumeFile(what.file, resume=what.resume))
         client = stack.enter_context(Client(url, retry_s=what.retry_s))
-        tracker = Tracker(what.sources, file.earlier if file else Earlier(), what.job_id)
+        tracker = Tracker(what.sources, file.earlier if file else PreviousRows(), what.job_id)
         run = _Run(client, what, tracker, file)
         return run.go()
 
@@ -96,14 +96,14 @@ class _Run:
     """One run, from the first input to the exit code."""
 
     def __init__(
-        self, client: Client, what: Submission, tracker: Tracker, file: RecordFile | None
+        self, client: Client, what: SubmitRequest, tracker: Tracker, file: ResumeFile | None
     ) -> None:
         self._client = client
         self._what = what
         self._tracker = tracker
         self._file = file
         self._started = time.monotonic()
-        self._tally = Tally(Counter())
+        self._tally = OutcomeCounts(Counter())
         alone = what.sources.single
         self._bar = Bar(what.model, what.sources.count, quiet=what.quiet or alone or not what.wait)
         self._sink = _sink(what, self._bar, file)
@@ -114,7 +114,7 @@ class _Run:
         Raises:
             HeadraceError: no job was made of anything.
         """
-        stops = Stops(self._what.timeout_s)
+        stops = InterruptHandler(self._what.timeout_s)
         with stops:
             try:
                 with self._bar:
@@ -142,7 +142,7 @@ class _Run:
         for result in results:
             sent = tracker.sent(result.index)
             yield from self._unsendable(sent.place if what.ordered else None)
-            outcome = Outcome(sent.key, sent.job_id, result.job, result.value, result.error)
+            outcome = WrittenOutcome(sent.key, sent.job_id, result.job, result.value, result.error)
             yield outcome, result.index
         yield from self._unsendable(None)
 
@@ -157,12 +157,12 @@ class _Run:
             yield from self._unsendable(sent.place)
             refused = answer if isinstance(answer, Exception) else None
             job = None if isinstance(answer, Exception) else answer
-            yield Outcome(sent.key, sent.job_id, job, error=refused), number
+            yield WrittenOutcome(sent.key, sent.job_id, job, error=refused), number
         yield from self._unsendable(None)
 
     def _unsendable(self, before: int | None) -> Iterator[_Taken]:
         for sent, error in self._tracker.bad(before):
-            yield Outcome(sent.key, sent.job_id, error=error), None
+            yield WrittenOutcome(sent.key, sent.job_id, error=error), None
 
     def _take(self, taken: _Taken) -> None:
         """Write an outcome, and note that it is written."""
@@ -198,13 +198,13 @@ class _Run:
             output.say(counts)
         return code
 
-    def _note(self, left: list[Sent]) -> bool:
+    def _note(self, left: list[SubmittedJob]) -> bool:
         """Write what is under way where the outcomes are; whether that is possible."""
         if self._file is None and not self._what.as_json:
             return False
         try:
             for sent in left:
-                self._sink.take(Outcome(sent.key, sent.job_id))
+                self._sink.take(WrittenOutcome(sent.key, sent.job_id))
         except OSError:  # such as the full disk that ended the run
             return False
         return True
@@ -226,14 +226,14 @@ class _Run:
             output.json_line({**counts, **done})
 
 
-def _sink(what: Submission, bar: Bar, file: RecordFile | None) -> Sink:
+def _sink(what: SubmitRequest, bar: Bar, file: ResumeFile | None) -> ResultWriter:
     if file is not None:
-        return FileSink(file, bar)
+        return FileWriter(file, bar)
     if what.as_json:
-        return JsonSink()
+        return JsonWriter()
     if what.wait:
-        return TextSink(bar, alone=what.sources.single)
-    return IdSink(keys=sys.stdout.isatty() and not what.sources.single)
+        return TextWriter(bar, alone=what.sources.single)
+    return IdWriter(keys=sys.stdout.isatty() and not what.sources.single)
 
 
 def _reason(error: BaseException) -> tuple[ExitCode, str]:

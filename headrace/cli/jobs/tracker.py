@@ -7,14 +7,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.cli.jobs.resume_file import Earlier
+from headrace.cli.jobs.resume_file import PreviousRows
 from headrace.cli.shared.inputs import Input
 from headrace.errors import HeadraceError
 from headrace.jobs.job import new_id
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SubmittedJob:
     """An input that was handed to the client.
 
     Attributes:
@@ -40,14 +40,14 @@ class Tracker:
     """
 
     def __init__(
-        self, inputs: Iterable[Input], earlier: Earlier, job_id: str | None = None
+        self, inputs: Iterable[Input], earlier: PreviousRows, job_id: str | None = None
     ) -> None:
         self._inputs = inputs
         self._earlier = earlier
         self._job_id = job_id
-        self._under_way: dict[int, Sent] = {}
+        self._under_way: dict[int, SubmittedJob] = {}
         self._ids: deque[str] = deque()
-        self._bad: deque[tuple[Sent, HeadraceError]] = deque()
+        self._bad: deque[tuple[SubmittedJob, HeadraceError]] = deque()
         self.already_done = 0
         self.all_taken = False
 
@@ -59,7 +59,7 @@ class Tracker:
                 self.already_done += 1
                 continue
             job_id = self._job_id or self._earlier.id_of(one.key) or new_id()
-            sent = Sent(place, one.key, job_id)
+            sent = SubmittedJob(place, one.key, job_id)
             if isinstance(one.value, HeadraceError):
                 self._bad.append((sent, one.value))
                 continue
@@ -74,7 +74,7 @@ class Tracker:
         while True:
             yield self._ids.popleft()
 
-    def sent(self, number: int) -> Sent:
+    def sent(self, number: int) -> SubmittedJob:
         """The input that the client took as its `number`th; it has not come back yet."""
         return self._under_way[number]
 
@@ -82,11 +82,11 @@ class Tracker:
         """That input has its outcome, and the outcome is written."""
         del self._under_way[number]
 
-    def bad(self, before: int | None = None) -> Iterator[tuple[Sent, HeadraceError]]:
+    def bad(self, before: int | None = None) -> Iterator[tuple[SubmittedJob, HeadraceError]]:
         """Inputs that cannot be sent, each once; only those before a place where one is given."""
         while self._bad and (before is None or self._bad[0][0].place < before):
             yield self._bad.popleft()
 
-    def left(self) -> list[Sent]:
+    def left(self) -> list[SubmittedJob]:
         """What has not come back. Some of it may not have been sent yet."""
         return list(self._under_way.values())

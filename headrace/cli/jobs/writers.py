@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from headrace import errors
 from headrace.cli.jobs.results import print_result
-from headrace.cli.jobs.resume_file import REJECTED, SUBMITTED, RecordFile
+from headrace.cli.jobs.resume_file import REJECTED, SUBMITTED, ResumeFile
 from headrace.cli.shared import output
 from headrace.cli.shared.exit_codes import ExitCode
 from headrace.cli.shared.progress_bar import Bar
@@ -23,7 +23,7 @@ UNKNOWN: Final = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class WrittenOutcome:
     """What came of one input.
 
     Attributes:
@@ -56,30 +56,30 @@ class Outcome:
         return self.error is not None
 
 
-class Sink(Protocol):
+class ResultWriter(Protocol):
     """Takes each outcome as it comes."""
 
-    def take(self, outcome: Outcome) -> None:
+    def take(self, outcome: WrittenOutcome) -> None:
         """Write it."""
 
 
-class JsonSink:
+class JsonWriter:
     """JSON lines on standard output."""
 
-    def take(self, outcome: Outcome) -> None:
+    def take(self, outcome: WrittenOutcome) -> None:
         """Write a line."""
         output.json_line(record(outcome))
 
 
-class FileSink:
+class FileWriter:
     """JSON lines in a file; of failures, the first few are told to people as well."""
 
-    def __init__(self, file: RecordFile, bar: Bar) -> None:
+    def __init__(self, file: ResumeFile, bar: Bar) -> None:
         self._file = file
         self._bar = bar
         self._failed = 0
 
-    def take(self, outcome: Outcome) -> None:
+    def take(self, outcome: WrittenOutcome) -> None:
         """Append a line."""
         self._file.write(record(outcome))
         if not outcome.failed:
@@ -91,14 +91,14 @@ class FileSink:
             self._bar.say(f"more failures: see {self._file.path}")
 
 
-class TextSink:
+class TextWriter:
     """Results for people: alone as it is, of several each behind its key, as grep does it."""
 
     def __init__(self, bar: Bar, *, alone: bool) -> None:
         self._bar = bar
         self._alone = alone
 
-    def take(self, outcome: Outcome) -> None:
+    def take(self, outcome: WrittenOutcome) -> None:
         """Print the result, or why there is none."""
         if outcome.error is not None:
             self._bar.say(explain(outcome))
@@ -111,13 +111,13 @@ class TextSink:
             self._bar.print_result(text)
 
 
-class IdSink:
+class IdWriter:
     """Ids of jobs that were accepted; on a terminal with what each is of."""
 
     def __init__(self, *, keys: bool) -> None:
         self._keys = keys
 
-    def take(self, outcome: Outcome) -> None:
+    def take(self, outcome: WrittenOutcome) -> None:
         """Print the id, or why there is none."""
         if outcome.error is not None:
             output.say(explain(outcome))
@@ -126,7 +126,7 @@ class IdSink:
 
 
 @dataclass
-class Tally:
+class OutcomeCounts:
     """How many ended how."""
 
     counts: Counter[str]
@@ -151,12 +151,12 @@ class Tally:
         """Inputs with a result; without waiting, those that were accepted."""
         return self.counts["done"]
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: WrittenOutcome) -> None:
         """Count one."""
         self.counts["failed" if outcome.failed else "done"] += 1
 
 
-def record(outcome: Outcome) -> dict[str, Any]:
+def record(outcome: WrittenOutcome) -> dict[str, Any]:
     """The JSON of an outcome."""
     made = outcome.status != REJECTED
     line: dict[str, Any] = {
@@ -173,7 +173,7 @@ def record(outcome: Outcome) -> dict[str, Any]:
     return line
 
 
-def explain(outcome: Outcome) -> str:
+def explain(outcome: WrittenOutcome) -> str:
     """Why there is no result, for people."""
     error = outcome.error
     text = output.advice(error) if isinstance(error, errors.HeadraceError) else _reason(error)
@@ -181,7 +181,7 @@ def explain(outcome: Outcome) -> str:
     return f"{outcome.key}: {status}{' '.join(text.split())}"
 
 
-def _error(outcome: Outcome) -> dict[str, Any]:
+def _error(outcome: WrittenOutcome) -> dict[str, Any]:
     error = outcome.error
     known = error if isinstance(error, errors.HeadraceError) else errors.InvalidRequest("")
     return {"type": known.code, "message": _reason(error), "retryable": known.retryable}
@@ -195,7 +195,7 @@ def _reason(error: Exception | None) -> str:
     return str(error)
 
 
-def _result(outcome: Outcome) -> Any:
+def _result(outcome: WrittenOutcome) -> Any:
     if outcome.job is not None and outcome.job.result is not None:
         return outcome.job.result
     if isinstance(outcome.value, bytes):

@@ -132,7 +132,7 @@ def _on_letters(verb: str, summary: str) -> None:
 
         act = dead_letters.requeue if verb == "requeue" else dead_letters.purge
         raise typer.Exit(
-            act(url, dead_letters.Chosen(model, ids or [], every, yes), as_json=as_json)
+            act(url, dead_letters.LetterSelection(model, ids or [], every, yes), as_json=as_json)
         )
 
 

@@ -33,7 +33,7 @@ _WHY_LEFT: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class LetterSelection:
     """Which letters a command is about.
 
     Attributes:
@@ -117,7 +117,7 @@ def show_raw(url: str | None, model: str, name: str) -> ExitCode:
     return ExitCode.DONE
 
 
-def requeue(url: str | None, what: Chosen, *, as_json: bool) -> ExitCode:
+def requeue(url: str | None, what: LetterSelection, *, as_json: bool) -> ExitCode:
     """Put letters back, and say which were left."""
     from headrace import Client
 
@@ -139,7 +139,7 @@ def requeue(url: str | None, what: Chosen, *, as_json: bool) -> ExitCode:
     return code
 
 
-def purge(url: str | None, what: Chosen, *, as_json: bool) -> ExitCode:
+def purge(url: str | None, what: LetterSelection, *, as_json: bool) -> ExitCode:
     """Remove letters, and say how many there were."""
     from headrace import Client
 
@@ -162,7 +162,7 @@ def purge(url: str | None, what: Chosen, *, as_json: bool) -> ExitCode:
     return ExitCode.DONE
 
 
-def _question(client: Client, what: Chosen, words: str) -> str:
+def _question(client: Client, what: LetterSelection, words: str) -> str:
     """Empty where there are none, or no such model, which the server will say."""
     count = sum(queue.dead_letters for queue in client.queues() if queue.model == what.model)
     return words.format(output.count(count, "dead letter"), what.model) if count else ""

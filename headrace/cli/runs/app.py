@@ -141,7 +141,7 @@ def run(
     url: UrlOption = None,
 ) -> None:
     """Run all of a folder, file or bucket through a model; the same command goes on with it."""
-    from headrace.cli.runs.run import Asked
+    from headrace.cli.runs.run import RunRequest
     from headrace.cli.runs.run import run as go
 
     options: dict[str, Any] = {
@@ -150,7 +150,7 @@ def run(
         "max_retries": max_retries,
         "result_ttl": result_ttl,
     }
-    asked = Asked(
+    asked = RunRequest(
         model=model, source=source, output=output, input=column, key=key,
         glob=tuple(glob or ()), content_type=content_type, only_failed=only_failed, name=name,
         run_id=checked_id(run_id), in_flight=in_flight, version=version,

@@ -17,7 +17,7 @@ from headrace.runs.checkpoint_file import path_text
 
 if TYPE_CHECKING:
     from headrace.runs.engine.engine import Engine
-    from headrace.runs.engine.spec import Progress
+    from headrace.runs.engine.spec import RunProgress
 
 #: The record is told so often, and a server that is away is not waited for.
 TELL_S: Final = 3.0
@@ -60,7 +60,7 @@ class Pacer:
         return max(0, total - self._seen[-1][1]) / rate
 
 
-class Watch:
+class RunProgressDisplay:
     """Told by the engine a few times a second.
 
     Args:
@@ -95,7 +95,7 @@ class Watch:
         self._bar.ended, self._bar.failed = progress.ended, progress.failed
         self._stack.close()
 
-    def look(self, progress: Progress) -> None:
+    def look(self, progress: RunProgress) -> None:
         """Say what there is to say by now."""
         now = time.monotonic()
         self._bar.ended, self._bar.failed = progress.ended, progress.failed
@@ -134,7 +134,7 @@ class Watch:
                 self._engine.stop(cancel=True)
 
 
-def line_of(name: str, progress: Progress, pacer: Pacer) -> str:
+def line_of(name: str, progress: RunProgress, pacer: Pacer) -> str:
     """How far a run is, on one line."""
     ended, total = progress.ended, progress.total
     parts = [f"{ended:,}" if total is None else f"{ended:,} of {total:,}"]

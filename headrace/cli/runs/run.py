@@ -11,10 +11,10 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace import errors
-from headrace.cli.runs.progress import Watch
+from headrace.cli.runs.progress import RunProgressDisplay
 from headrace.cli.shared import output
 from headrace.cli.shared.exit_codes import ExitCode, exit_code
-from headrace.runs.engine.spec import RunOrder
+from headrace.runs.engine.spec import RunSpec
 from headrace.runs.registry import sink_for, source_for
 from headrace.runs.sources.options import SourceOptions
 
@@ -25,7 +25,7 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class RunRequest:
     """What is asked of `headrace run`; the options of the same names say what each means."""
 
     model: str
@@ -47,10 +47,10 @@ class Asked:
     quiet: bool = False
     as_json: bool = False
 
-    def order(self) -> RunOrder:
+    def order(self) -> RunSpec:
         """The same for the engine."""
         options: Any = self.options
-        return RunOrder(
+        return RunSpec(
             model=self.model, version=self.version, options=options, run_id=self.run_id,
             content_type=self.content_type, name=self.name, in_flight=self.in_flight,
             only_failed=self.only_failed, forget=self.forget, by_ref=self.by_ref,
@@ -64,7 +64,7 @@ class Asked:
         )  # fmt: skip
 
 
-def run(url: str | None, asked: Asked) -> ExitCode:
+def run(url: str | None, asked: RunRequest) -> ExitCode:
     """Run to the end, or until something ends it.
 
     Raises:
@@ -94,12 +94,12 @@ def run(url: str | None, asked: Asked) -> ExitCode:
 class _Session:
     """One run of the command, once the output is its own."""
 
-    def __init__(self, url: str | None, engine: Engine, asked: Asked) -> None:
+    def __init__(self, url: str | None, engine: Engine, asked: RunRequest) -> None:
         self._engine = engine
         self._asked = asked
         self._started = time.monotonic()
         self._signal: signal.Signals | None = None
-        self._watch = Watch(url, engine, quiet=asked.quiet, source=asked.source)
+        self._watch = RunProgressDisplay(url, engine, quiet=asked.quiet, source=asked.source)
 
     def go(self) -> ExitCode:
         """Run, and say how it ended."""

@@ -23,7 +23,7 @@ _SPEED_OVER_S: Final = 20
 _WHOLE_FROM: Final = 10
 
 
-class Drawn(Progress):
+class DrawnBar(Progress):
     """A bar on standard error.
 
     Args:

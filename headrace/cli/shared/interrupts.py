@@ -25,7 +25,7 @@ class TimeUp(BaseException):
     """The time limit. No TimeoutError, which the client would take for one of its connection."""
 
 
-class Stops:
+class InterruptHandler:
     """Turns signals into exceptions while it is entered. Only for the main thread.
 
     Args:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 from headrace.cli.shared import output
 
 if TYPE_CHECKING:
-    from headrace.cli.shared.bar import Drawn
+    from headrace.cli.shared.bar import DrawnBar
 
 
 class Bar:
@@ -27,11 +27,11 @@ class Bar:
 
     def __init__(self, name: str, count: Callable[[], int | None], *, quiet: bool) -> None:
         self.ended = self.failed = 0
-        self._drawn: Drawn | None = None
+        self._drawn: DrawnBar | None = None
         if not quiet and sys.stderr.isatty():
-            from headrace.cli.shared.bar import Drawn
+            from headrace.cli.shared.bar import DrawnBar
 
-            self._drawn = Drawn(name, count(), lambda: (self.ended, self.failed))
+            self._drawn = DrawnBar(name, count(), lambda: (self.ended, self.failed))
 
     def advance(self, *, failed: bool) -> None:
         """One more has ended."""

@@ -12,9 +12,9 @@ from rich.console import Console
 from headrace import Client
 from headrace.cli.shared import output
 from headrace.cli.shared.exit_codes import ExitCode
-from headrace.cli.shared.interrupts import Stops, Terminated
+from headrace.cli.shared.interrupts import InterruptHandler, Terminated
 from headrace.cli.top import screen
-from headrace.cli.top.poller import Watch
+from headrace.cli.top.poller import Poller
 from headrace.cli.top.sample import read
 from headrace.cli.top.view import view_of
 
@@ -54,8 +54,8 @@ def _print_once(client: Client, interval_s: float) -> None:
 
 
 def _live(client: Client, interval_s: float) -> ExitCode:
-    watch = Watch(client, interval_s)
-    with Stops(None) as stops:
+    watch = Poller(client, interval_s)
+    with InterruptHandler(None) as stops:
         try:
             screen.run(watch, client.session.url)
         except KeyboardInterrupt:

@@ -24,7 +24,7 @@ _TELLING: Final = "headrace_queue_depth"
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class PollResult:
     """What is known by now.
 
     Attributes:
@@ -57,7 +57,7 @@ class History:
         return view_of(sample, before)
 
 
-class Watch:
+class Poller:
     """Looks until it is stopped. `seen` is what it knows.
 
     Args:
@@ -69,7 +69,7 @@ class Watch:
     """
 
     def __init__(self, client: Client, interval_s: float) -> None:
-        self.seen = Seen()
+        self.seen = PollResult()
         self.wake_fd, self._told_fd = os.pipe()
         os.set_blocking(self.wake_fd, False)
         os.set_blocking(self._told_fd, False)
@@ -107,11 +107,11 @@ class Watch:
             first = self.seen.view is not None and self.seen.view.requests_s is None
             self._stopping.wait(min(self._interval_s, 1.0) if first else self._interval_s)
 
-    def _look(self) -> Seen:
+    def _look(self) -> PollResult:
         began_s = time.monotonic()
         try:
             sample = self._client.run(read(self._client.session))
         except HeadraceError as error:
             since_s = self.seen.since_s if self.seen.error is not None else began_s
-            return Seen(self.seen.view, error, since_s)
-        return Seen(self._history.add(sample))
+            return PollResult(self.seen.view, error, since_s)
+        return PollResult(self._history.add(sample))

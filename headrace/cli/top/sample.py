@@ -13,7 +13,7 @@ import msgspec
 
 from headrace.client.errors import decoded
 from headrace.client.retries import Session, exchange
-from headrace.client.sansio import Plan, Request
+from headrace.client.sansio import HttpRequest, Plan
 from headrace.errors import UnexpectedAnswer
 
 #: A server that takes longer is shown as one that does not answer.
@@ -109,7 +109,7 @@ def read(session: Session) -> Plan[Sample]:
     Raises:
         HeadraceError: it does not answer, refuses, or answers something else.
     """
-    metrics = yield from exchange(session, Request("GET", "/metrics", within_s=ANSWER_S))
+    metrics = yield from exchange(session, HttpRequest("GET", "/metrics", within_s=ANSWER_S))
     at_s = time.monotonic()
     series = parse(metrics.body.decode("utf-8", "replace"))
     if "headrace_build_info" not in series:
@@ -119,7 +119,7 @@ def read(session: Session) -> Plan[Sample]:
         )
     if not series.get("headrace_broker_up", _NOTHING).get((), 0.0):
         return Sample(at_s, series)  # without its Redis the server cannot list the models
-    listed = yield from exchange(session, Request("GET", "/api/v1/models", within_s=ANSWER_S))
+    listed = yield from exchange(session, HttpRequest("GET", "/api/v1/models", within_s=ANSWER_S))
     return Sample(at_s, series, {m.name: m.state for m in decoded(listed, _Models).models})
 
 

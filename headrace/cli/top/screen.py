@@ -21,7 +21,7 @@ from rich.text import Text
 
 from headrace.cli.shared.output import advice
 from headrace.cli.top.layout import KEYS, SORTS, Shown, lines
-from headrace.cli.top.poller import Seen, Watch
+from headrace.cli.top.poller import Poller, PollResult
 from headrace.cli.top.tables import one_line
 from headrace.cli.top.view import View
 
@@ -41,12 +41,12 @@ class Screen:
         url: stands in the last line.
     """
 
-    def __init__(self, watch: Watch, console: Console, url: str) -> None:
+    def __init__(self, watch: Poller, console: Console, url: str) -> None:
         self._watch = watch
         self._console = console
         self._url = url
         self._shown = Shown(width=80)
-        self._held: Seen | None = None  # what was seen as it was paused
+        self._held: PollResult | None = None  # what was seen as it was paused
 
     def key(self, pressed: str) -> bool:
         """Answer a key; whether to go on."""
@@ -68,7 +68,7 @@ class Screen:
             self._shown = replace(shown, offset=max(shown.offset - 1, 0))
         return True
 
-    def _seen(self) -> Seen:
+    def _seen(self) -> PollResult:
         return self._watch.seen if self._held is None else self._held
 
     def drawn(self) -> Group:
@@ -87,7 +87,7 @@ class Screen:
             line.no_wrap, line.overflow = True, "crop"
         return Group(*body, foot)
 
-    def _note(self, seen: Seen) -> tuple[str, bool]:
+    def _note(self, seen: PollResult) -> tuple[str, bool]:
         if self._held is not None:
             return "paused: p goes on", False
         if seen.error is not None:
@@ -105,7 +105,7 @@ def waiting(url: str, shown: Shown) -> list[Text]:
     return list(wrapped.wrap(Console(width=shown.width), shown.width))[: shown.height]
 
 
-def run(watch: Watch, url: str) -> None:
+def run(watch: Poller, url: str) -> None:
     """Show it until somebody quits."""
     # Where a shell has exported them, they would stay what they were when it is resized.
     sizes = ("COLUMNS", "LINES")
@@ -164,7 +164,7 @@ def _keys(keyboard: int) -> Iterator[int]:
 
 
 @contextmanager
-def _winch(watch: Watch) -> Iterator[None]:
+def _winch(watch: Poller) -> Iterator[None]:
     """A terminal that changes its size is drawn anew at once."""
 
     def changed(*_: Any) -> None:

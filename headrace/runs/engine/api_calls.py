@@ -10,8 +10,8 @@ import msgspec
 from headrace.client.errors import Problem, decoded, problem_error
 from headrace.client.models import Failure
 from headrace.client.requests import JOBS, JSON_HEADERS, NDJSON_HEADERS, job_request
-from headrace.client.retries import PASSING, Patience, Session, exchange
-from headrace.client.sansio import Answer, Plan, Request
+from headrace.client.retries import PASSING, RetryDeadline, Session, exchange
+from headrace.client.sansio import HttpRequest, HttpResponse, Plan
 from headrace.errors import HeadraceError, UnexpectedAnswer
 from headrace.jobs.encoding import binary_input, strict_json
 from headrace.jobs.media_types import is_json
@@ -48,7 +48,7 @@ class _Line(msgspec.Struct):
 _LINE: Final = msgspec.json.Decoder(_Line)
 
 
-class Room:
+class ServerLimits:
     """How often the server has had room for some of a run, whichever of its packs that was.
 
     Packs that wait for the same full queue get what comes free by chance: one that got nothing of
@@ -60,7 +60,7 @@ class Room:
 
 
 def submit(
-    session: Session, lines: Sequence[bytes], quiet: bool = False, room: Room | None = None
+    session: Session, lines: Sequence[bytes], quiet: bool = False, room: ServerLimits | None = None
 ) -> Plan[list[HeadraceError | None]]:
     """Submit lines; what fails for a reason that passes is said again, under the same ids.
 
@@ -76,10 +76,10 @@ def submit(
     Raises:
         HeadraceError: the server was away, or had no room for any pack, for longer than `retry_s`.
     """
-    room = room or Room()
+    room = room or ServerLimits()
     found: list[HeadraceError | None] = [None] * len(lines)
     open_ = list(range(len(lines)))
-    patience, seen = Patience(session), room.found
+    patience, seen = RetryDeadline(session), room.found
     while True:
         answer = yield from exchange(session, _bulk([lines[at] for at in open_], quiet))
         answers = list(_answers(answer))
@@ -92,7 +92,7 @@ def submit(
         if not left:
             return found
         if len(left) < len(open_):
-            patience = Patience(session)
+            patience = RetryDeadline(session)
             room.found += 1
         elif room.found != seen:
             patience.renew()
@@ -136,18 +136,18 @@ def long_result(session: Session, job_id: str) -> Plan[msgspec.Raw]:
     return msgspec.Raw(msgspec.json.format(text, indent=-1) if has_lines else text)
 
 
-def _named(verb: str, ids: Sequence[str]) -> Request:
+def _named(verb: str, ids: Sequence[str]) -> HttpRequest:
     body = msgspec.json.encode({"ids": ids})
-    return Request("POST", f"{JOBS}/{verb}", body=body, headers=JSON_HEADERS)
+    return HttpRequest("POST", f"{JOBS}/{verb}", body=body, headers=JSON_HEADERS)
 
 
-def _bulk(lines: list[bytes], quiet: bool) -> Request:
+def _bulk(lines: list[bytes], quiet: bool) -> HttpRequest:
     query = {"brief": "1", "quiet": str(int(quiet)), "hold": f"{HOLD_S:g}"}
     body = b"\n".join([*lines, b""])
-    return Request("POST", f"{JOBS}/bulk", query, body, NDJSON_HEADERS, wait_s=HOLD_S)
+    return HttpRequest("POST", f"{JOBS}/bulk", query, body, NDJSON_HEADERS, wait_s=HOLD_S)
 
 
-def _answers(answer: Answer) -> Iterator[HeadraceError | None]:
+def _answers(answer: HttpResponse) -> Iterator[HeadraceError | None]:
     for line in filter(None, answer.body.split(b"\n")):
         try:
             said = _LINE.decode(line)

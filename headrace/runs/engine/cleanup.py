@@ -15,7 +15,7 @@ from headrace.client.bulk import LOOKUP_JOBS
 BACKLOG_MAX: Final = 50_000
 
 
-class Forgetter(threading.Thread):
+class JobCleanup(threading.Thread):
     """Forgets what it is given, in its own time.
 
     Args:

@@ -22,7 +22,7 @@ from headrace.client.bulk import LOOKUP_JOBS, cancel_many
 from headrace.client.models import ENDED, Failure
 from headrace.client.requests import job_request
 from headrace.client.retries import exchange
-from headrace.client.sansio import Pause, Plan, Request
+from headrace.client.sansio import HttpRequest, Pause, Plan
 from headrace.client.sync_client import Client, send_once
 from headrace.errors import (
     ConfigError,
@@ -35,13 +35,13 @@ from headrace.errors import (
 )
 from headrace.runs.checkpoint import Checkpoint
 from headrace.runs.engine import api_calls
-from headrace.runs.engine.cleanup import Forgetter
-from headrace.runs.engine.in_flight import Flight, Item
-from headrace.runs.engine.outcome_prefetch import Ahead, Found
-from headrace.runs.engine.page_size import Pace
+from headrace.runs.engine.cleanup import JobCleanup
+from headrace.runs.engine.in_flight import InFlight, PendingInput
+from headrace.runs.engine.outcome_prefetch import Found, OutcomePrefetch
+from headrace.runs.engine.page_size import AdaptivePageSize
 from headrace.runs.engine.resume import begin
-from headrace.runs.engine.spec import Progress, RunOrder
-from headrace.runs.engine.submitter import Feeder, Lines, Stopping
+from headrace.runs.engine.spec import RunProgress, RunSpec
+from headrace.runs.engine.submitter import Lines, Stopping, Submitter
 from headrace.runs.interfaces import SUCCEEDED, Entry, Row, Sink, Source
 
 T = TypeVar("T")
@@ -73,21 +73,21 @@ class Engine:
     """
 
     checkpoint: Checkpoint
-    _forgetter: Forgetter
-    _ahead: Ahead
+    _forgetter: JobCleanup
+    _ahead: OutcomePrefetch
 
-    def __init__(self, client: Client, order: RunOrder, source: Source, sink: Sink) -> None:
+    def __init__(self, client: Client, order: RunSpec, source: Source, sink: Sink) -> None:
         self._client = client
         self._order = order
         self._source = source
         self._sink = sink
         self._stop = threading.Event()
         self._cancel = False
-        self._refused: deque[tuple[Item, Row]] = deque()
+        self._refused: deque[tuple[PendingInput, Row]] = deque()
         self._unsafe: list[str] = []
-        self._pace = Pace()
-        self._room = api_calls.Room()
-        self.progress = Progress(total=None)
+        self._pace = AdaptivePageSize()
+        self._room = api_calls.ServerLimits()
+        self.progress = RunProgress(total=None)
 
     def open(self) -> Checkpoint:
         """Take the output, and find where the run stands.
@@ -114,7 +114,7 @@ class Engine:
         self._cancel = self._cancel or cancel
         self._stop.set()
 
-    def run(self, watch: Callable[[Progress], None] | None = None) -> State:
+    def run(self, watch: Callable[[RunProgress], None] | None = None) -> State:
         """Run to the end, or until `stop`; `open` comes first, and `close` after it.
 
         Args:
@@ -128,13 +128,13 @@ class Engine:
         found = self.checkpoint
         if found.ended:
             return "ended"
-        flight = Flight(self._order.in_flight, found.cursor, found.n, found.numbers)
-        feeder = Feeder(
+        flight = InFlight(self._order.in_flight, found.cursor, found.n, found.numbers)
+        feeder = Submitter(
             self._source, flight, (found.cursor, found.n, found.numbers), Lines(self._order),
             found.job_id, self._submit, self._refused.extend,
         )  # fmt: skip
-        self._forgetter = Forgetter(lambda ids: self._perform(api_calls.forget, ids))
-        self._ahead = Ahead(
+        self._forgetter = JobCleanup(lambda ids: self._perform(api_calls.forget, ids))
+        self._ahead = OutcomePrefetch(
             lambda part: self._perform(api_calls.outcomes, [item.job_id for item in part])
         )
         threads = (feeder, self._forgetter, self._ahead)
@@ -158,7 +158,9 @@ class Engine:
         self._sink.close()
         self._sink.checkpoints.release()
 
-    def _collect(self, flight: Flight, feeder: Feeder, watch: Callable[[Progress], None]) -> None:
+    def _collect(
+        self, flight: InFlight, feeder: Submitter, watch: Callable[[RunProgress], None]
+    ) -> None:
         """Read what ends and write its rows, until all has ended, or the run stops."""
         saved = watched = time.monotonic()
         while not flight.finished and not self._stop.is_set():
@@ -176,7 +178,7 @@ class Engine:
             if feeder.error is not None and not feeder.from_source:
                 break
 
-    def _end(self, flight: Flight, feeder: Feeder) -> State:
+    def _end(self, flight: InFlight, feeder: Submitter) -> State:
         """Make safe what there is, and say how the run ended."""
         error = feeder.error
         if self._stop.is_set() or not flight.finished:
@@ -199,7 +201,7 @@ class Engine:
         self._forgetter.finish()
         return "ended"
 
-    def _look(self, flight: Flight) -> None:
+    def _look(self, flight: InFlight) -> None:
         """Read what has ended, once some has, and write its rows."""
         self._write(flight, [self._refused.popleft() for _ in range(len(self._refused))])
         aim = flight.oldest(self._pace.goal)
@@ -217,7 +219,9 @@ class Engine:
         looked = flight.all_sent() if everything else flight.oldest(2 * pace.goal)
         pace.read(*self._read(flight, looked, whole=sweep))
 
-    def _read(self, flight: Flight, looked: list[Item], *, whole: bool) -> tuple[int, int]:
+    def _read(
+        self, flight: InFlight, looked: list[PendingInput], *, whole: bool
+    ) -> tuple[int, int]:
         """Write the rows of what has ended: how many, and of how many that were looked at.
 
         Args:
@@ -227,7 +231,7 @@ class Engine:
         """
         parts = [looked[at : at + LOOKUP_JOBS] for at in range(0, len(looked), LOOKUP_JOBS)]
         ended = seen = 0
-        lost: list[Item] = []
+        lost: list[PendingInput] = []
         for part, found in self._ahead.each(parts, whole=whole):
             ended += self._read_part(flight, part, found, lost)
             seen += len(part)
@@ -236,10 +240,10 @@ class Engine:
         return ended, seen
 
     def _read_part(
-        self, flight: Flight, part: Sequence[Item], found: Found, lost: list[Item]
+        self, flight: InFlight, part: Sequence[PendingInput], found: Found, lost: list[PendingInput]
     ) -> int:
-        ended: list[tuple[Item, Row]] = []
-        slow: list[Item] = []
+        ended: list[tuple[PendingInput, Row]] = []
+        slow: list[PendingInput] = []
         overtaken = 0
         for item, outcome in zip(part, found, strict=True):
             if outcome is None:
@@ -253,7 +257,7 @@ class Engine:
         self._write(flight, ended)
         return len(ended)
 
-    def _write(self, flight: Flight, ended: list[tuple[Item, Row]]) -> None:
+    def _write(self, flight: InFlight, ended: list[tuple[PendingInput, Row]]) -> None:
         if not ended:
             return
         self._sink.append([row for _, row in ended])
@@ -264,7 +268,7 @@ class Engine:
         if self._order.forget:
             self._unsafe += well
 
-    def _again(self, flight: Flight, lost: list[Item]) -> None:
+    def _again(self, flight: InFlight, lost: list[PendingInput]) -> None:
         """Submit again what the server knew and knows no more: Redis has lost data."""
         flight.unsend(lost)
         line = Lines(self._order)
@@ -286,7 +290,7 @@ class Engine:
             refused.append((item, _lost_row(item, error)))
         self._write(flight, refused)
 
-    def _save(self, flight: Flight, *, last: bool = False) -> None:
+    def _save(self, flight: InFlight, *, last: bool = False) -> None:
         """Make rows safe, then say so in the checkpoint; their jobs may then be forgotten."""
         kept = self.checkpoint
         kept.mark = self._sink.finish() if last else self._sink.sync()
@@ -297,7 +301,7 @@ class Engine:
         self._forgetter.add(self._unsafe)
         self._unsafe.clear()
 
-    def _cancel_all(self, flight: Flight) -> None:
+    def _cancel_all(self, flight: InFlight) -> None:
         """Cancel what is under way, and write the rows of what has ended by that."""
         under_way = flight.all_sent()
         self._stop.clear()
@@ -322,7 +326,7 @@ class Engine:
             except StopIteration as ended:
                 value: T = ended.value
                 return value
-            if isinstance(step, Request):
+            if isinstance(step, HttpRequest):
                 came = send_once(self._client, step)
             elif isinstance(step, Pause):
                 came = None
@@ -364,6 +368,6 @@ def _wait_for(session: Any, job_id: str) -> Plan[None]:
     yield from exchange(session, job_request("GET", job_id, wait_s=POLL_S))
 
 
-def _lost_row(item: Item, error: HeadraceError) -> Row:
+def _lost_row(item: PendingInput, error: HeadraceError) -> Row:
     failure = Failure(type=error.code, message=error.message, retryable=error.retryable)
     return Row(item.entry.n, item.entry.key, "failed", error=failure, carried=item.entry.carried)

@@ -14,13 +14,13 @@ from typing import Final
 import msgspec
 
 from headrace.runs.interfaces import Cursor, Entry
-from headrace.runs.range_set import Numbers
+from headrace.runs.range_set import RangeSet
 
 #: Inputs that are under way have so many bytes together at the most, unless one alone has more.
 MOST_BYTES: Final = 64 * 1024 * 1024
 
 
-class Item(msgspec.Struct, gc=False):
+class PendingInput(msgspec.Struct, gc=False):
     """An entry on its way.
 
     Attributes:
@@ -38,7 +38,7 @@ class Item(msgspec.Struct, gc=False):
     lost: int = 0
 
 
-class Flight:
+class InFlight:
     """What is under way.
 
     Args:
@@ -48,20 +48,20 @@ class Flight:
         done: numbers from there on that have their row.
     """
 
-    def __init__(self, most: int, cursor: Cursor | None, n: int, done: Numbers) -> None:
+    def __init__(self, most: int, cursor: Cursor | None, n: int, done: RangeSet) -> None:
         self.most = most
         self.done = done
         self.changed = threading.Condition()
         self.stopping = False
         self.all_taken = False
         # By number, which is their order in the source.
-        self._open: dict[int, Item] = {}
+        self._open: dict[int, PendingInput] = {}
         self._bytes = 0
-        self._fresh: dict[int, Item] = {}
-        self._overtaken: dict[int, Item] = {}
+        self._fresh: dict[int, PendingInput] = {}
+        self._overtaken: dict[int, PendingInput] = {}
         self._cursor, self._n = cursor, n
 
-    def take(self, items: Sequence[Item], cursor: Cursor, n: int) -> bool:
+    def take(self, items: Sequence[PendingInput], cursor: Cursor, n: int) -> bool:
         """Take these in once there is room for them; False where the run stops.
 
         Args:
@@ -80,7 +80,7 @@ class Flight:
             self._cursor, self._n = cursor, n
             return True
 
-    def sent(self, items: Sequence[Item]) -> None:
+    def sent(self, items: Sequence[PendingInput]) -> None:
         """The server has their jobs."""
         with self.changed:
             self._fresh.update([(item.entry.n, item) for item in items])
@@ -98,29 +98,29 @@ class Flight:
             self.stopping = True
             self.changed.notify_all()
 
-    def oldest(self, count: int) -> list[Item]:
+    def oldest(self, count: int) -> list[PendingInput]:
         """So many of those that have been sent longest, and were not overtaken."""
         with self.changed:
             return list(islice((self._fresh or self._overtaken).values(), count))
 
-    def all_sent(self) -> list[Item]:
+    def all_sent(self) -> list[PendingInput]:
         """All jobs that the server has."""
         with self.changed:
             return [*self._fresh.values(), *self._overtaken.values()]
 
-    def overtake(self, items: Sequence[Item]) -> None:
+    def overtake(self, items: Sequence[PendingInput]) -> None:
         """Younger ones have ended: these are looked at seldom."""
         with self.changed:
             for item in items:
                 if self._fresh.pop(item.entry.n, None) is not None:
                     self._overtaken[item.entry.n] = item
 
-    def unsend(self, items: Sequence[Item]) -> None:
+    def unsend(self, items: Sequence[PendingInput]) -> None:
         """The server has lost their jobs."""
         with self.changed:
             self._unsend(items)
 
-    def end(self, items: Sequence[Item]) -> None:
+    def end(self, items: Sequence[PendingInput]) -> None:
         """They have their row."""
         with self.changed:
             self._unsend(items)
@@ -159,7 +159,7 @@ class Flight:
     def _is_full(self, count: int, size: int) -> bool:
         return len(self._open) + count > self.most or self._bytes + size > MOST_BYTES
 
-    def _unsend(self, items: Sequence[Item]) -> None:
+    def _unsend(self, items: Sequence[PendingInput]) -> None:
         fresh, overtaken = self._fresh, self._overtaken
         for item in items:
             n = item.entry.n

@@ -12,13 +12,13 @@ from typing_extensions import override
 
 from headrace.client.models import ENDED
 from headrace.runs.engine.api_calls import Outcome
-from headrace.runs.engine.in_flight import Item
+from headrace.runs.engine.in_flight import PendingInput
 
 Found: TypeAlias = Sequence[Outcome | None]
-Ask: TypeAlias = Callable[[Sequence[Item]], Found]
+Ask: TypeAlias = Callable[[Sequence[PendingInput]], Found]
 
 
-class Ahead(threading.Thread):
+class OutcomePrefetch(threading.Thread):
     """Asks for one part at a time.
 
     Args:
@@ -28,11 +28,13 @@ class Ahead(threading.Thread):
     def __init__(self, ask: Ask) -> None:
         super().__init__(name="headrace-ahead", daemon=True)
         self._ask = ask
-        self._parts: SimpleQueue[tuple[Sequence[Item], Future[Found]] | None] = SimpleQueue()
+        self._parts: SimpleQueue[tuple[Sequence[PendingInput], Future[Found]] | None] = (
+            SimpleQueue()
+        )
 
     def each(
-        self, parts: Sequence[Sequence[Item]], *, whole: bool
-    ) -> Iterator[tuple[Sequence[Item], Found]]:
+        self, parts: Sequence[Sequence[PendingInput]], *, whole: bool
+    ) -> Iterator[tuple[Sequence[PendingInput], Found]]:
         """Each part with how its jobs have ended; the next is asked for before one is given.
 
         Args:
@@ -67,7 +69,7 @@ class Ahead(threading.Thread):
             except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
                 answer.set_exception(error)
 
-    def _begin(self, part: Sequence[Item]) -> Future[Found]:
+    def _begin(self, part: Sequence[PendingInput]) -> Future[Found]:
         answer: Future[Found] = Future()
         self._parts.put((part, answer))
         return answer

@@ -17,7 +17,7 @@ SLOW_S: Final = 0.5
 SWEEP_S: Final = 1.0
 
 
-class Pace:
+class AdaptivePageSize:
     """Says for how many ends the next round waits.
 
     Attributes:

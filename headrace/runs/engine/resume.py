@@ -9,14 +9,14 @@ from headrace.errors import Conflict
 from headrace.jobs.ids import check_id
 from headrace.runs import checkpoint as checkpoints
 from headrace.runs.checkpoint import Checkpoint
-from headrace.runs.engine.spec import RunOrder
+from headrace.runs.engine.spec import RunSpec
 from headrace.runs.interfaces import Sink, Source
 
 #: What a job's id has behind that of its run: `.<n>.<try>`.
 _ROOM: Final = 24
 
 
-def begin(order: RunOrder, source: Source, sink: Sink) -> Checkpoint:
+def begin(order: RunSpec, source: Source, sink: Sink) -> Checkpoint:
     """Take the output, and find where the run stands; the sink is ready for rows.
 
     Raises:
@@ -49,7 +49,7 @@ def begin(order: RunOrder, source: Source, sink: Sink) -> Checkpoint:
     return fresh
 
 
-def _go_on(found: Checkpoint, order: RunOrder, sink: Sink) -> Checkpoint:
+def _go_on(found: Checkpoint, order: RunSpec, sink: Sink) -> Checkpoint:
     if found.retracting or (order.only_failed and found.ended and found.failed):
         return _again(found, sink)
     if order.only_failed and not (found.ended or found.attempt):
@@ -92,7 +92,7 @@ def _again(found: Checkpoint, sink: Sink) -> Checkpoint:
     return found
 
 
-def _compare(found: Checkpoint, order: RunOrder, source: dict[str, Any], output: str) -> None:
+def _compare(found: Checkpoint, order: RunSpec, source: dict[str, Any], output: str) -> None:
     """Refuse to go on with a run that is another one.
 
     Raises:

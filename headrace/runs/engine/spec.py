@@ -11,7 +11,7 @@ from headrace.client.requests import Options
 IN_FLIGHT: Final = 4000
 
 
-class RunOrder(msgspec.Struct, frozen=True, kw_only=True):
+class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be run over a source.
 
     Attributes:
@@ -49,7 +49,7 @@ class RunOrder(msgspec.Struct, frozen=True, kw_only=True):
         return {name: value for name, value in said.items() if value is not None}
 
 
-class Progress(msgspec.Struct, kw_only=True):
+class RunProgress(msgspec.Struct, kw_only=True):
     """How far a run is.
 
     Attributes:

@@ -26,10 +26,10 @@ from headrace.errors import (
     RequestError,
     UnsupportedMedia,
 )
-from headrace.runs.engine.in_flight import Flight, Item
-from headrace.runs.engine.spec import RunOrder
+from headrace.runs.engine.in_flight import InFlight, PendingInput
+from headrace.runs.engine.spec import RunSpec
 from headrace.runs.interfaces import Cursor, Entry, Row, Source
-from headrace.runs.range_set import Numbers
+from headrace.runs.range_set import RangeSet
 
 #: So many lines, and so many bytes of them, go in one request.
 PACK_LINES: Final = 1000
@@ -45,7 +45,7 @@ OF_ONE_INPUT: Final = (
 )  # fmt: skip
 
 Submit = Callable[[list[bytes], bool], list[HeadraceError | None]]
-Refuse = Callable[[list[tuple[Item, Row]]], None]
+Refuse = Callable[[list[tuple[PendingInput, Row]]], None]
 
 
 class Lines:
@@ -59,7 +59,7 @@ class Lines:
         by_ref: a file is named, and the server reads it.
     """
 
-    def __init__(self, order: RunOrder) -> None:
+    def __init__(self, order: RunSpec) -> None:
         self._order = order
         self.quiet = order.forget
         self.by_ref = order.by_ref
@@ -96,7 +96,7 @@ class Lines:
         return b'%s%s%s"input":%s}' % (self._head, job_id.encode(), self._middle, text)
 
 
-class Feeder:
+class Submitter:
     """Reads, and submits. Ends when the source does, the run stops, or something fails.
 
     Its threads take turns to read a pack, so that inputs are under way in their order, and while
@@ -120,8 +120,8 @@ class Feeder:
     def __init__(
         self,
         source: Source,
-        flight: Flight,
-        start: tuple[Cursor | None, int, Numbers],
+        flight: InFlight,
+        start: tuple[Cursor | None, int, RangeSet],
         lines: Lines,
         name_of: Callable[[int], str],
         submit: Submit,
@@ -206,7 +206,7 @@ class Feeder:
         self._ended = True
         for entry in self._unread:
             if entry.n not in done:
-                item = Item(entry, name_of(entry.n), before)
+                item = PendingInput(entry, name_of(entry.n), before)
                 try:
                     line: bytes | HeadraceError = lines(entry, item.job_id)
                 except RequestError as error:
@@ -275,12 +275,12 @@ class _Pack:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self.items: list[Item] = []
+        self.items: list[PendingInput] = []
         self.lines: list[bytes | HeadraceError] = []
         self._size = 0
         self._late = 0.0
 
-    def add(self, item: Item, line: bytes | HeadraceError) -> None:
+    def add(self, item: PendingInput, line: bytes | HeadraceError) -> None:
         """Take one in."""
         size = len(line) if isinstance(line, bytes) else 0
         for raw in item.entry.carried.values():

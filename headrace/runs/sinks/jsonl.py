@@ -13,7 +13,7 @@ import msgspec
 from headrace.errors import ConfigError, Conflict
 from headrace.runs.checkpoint_file import LocalCheckpoints, path_text, same_file, sync_folder
 from headrace.runs.interfaces import STATUSES, Mark, Row
-from headrace.runs.range_set import Numbers
+from headrace.runs.range_set import RangeSet
 
 
 class _Known(msgspec.Struct):
@@ -110,10 +110,10 @@ class JsonlSink:
         """The same as `sync`: the file is in its last form at any time."""
         return self.sync()
 
-    def retract(self) -> Numbers:
+    def retract(self) -> RangeSet:
         """Write the file anew without the rows that did not succeed, then rename it."""
         self._need_file()
-        file, kept = self._opened(), Numbers()
+        file, kept = self._opened(), RangeSet()
         part = self._path.with_name(f"{self._path.name}.new")
         file.seek(0)
         with part.open("wb") as other:

@@ -65,7 +65,7 @@ class LocalParquet:
             raise Conflict(f"{self._path} cannot be read: {error}") from None
 
 
-class ParquetForm:
+class ParquetFormat:
     """A Parquet file as what an object of S3 holds: see s3_sink.py.
 
     Args:

@@ -20,7 +20,7 @@ import msgspec
 
 from headrace.errors import ConfigError
 from headrace.runs.checkpoint_file import replace_file
-from headrace.runs.sources.s3 import Bucket, Found, S3Blob
+from headrace.runs.sources.s3 import Bucket, ObjectInfo, S3File
 
 ENV_SPOOL_DIR: Final = "HEADRACE_SPOOL_DIR"
 #: An upload has 10,000 parts at the most, and each but the last 5 MiB at the least.
@@ -39,7 +39,7 @@ class _Upload(msgspec.Struct):
     upload_id: str
 
 
-class Form(Protocol):
+class OutputFormat(Protocol):
     """How the lines of a spool become the bytes of an object, and back."""
 
     def make(self, spool: Path) -> Path:
@@ -71,7 +71,7 @@ class S3Target:
         form: what it holds.
     """
 
-    def __init__(self, bucket: Bucket, key: str, form: Form) -> None:
+    def __init__(self, bucket: Bucket, key: str, form: OutputFormat) -> None:
         self._bucket = bucket
         self._key = key
         self._form = form
@@ -123,8 +123,8 @@ class S3Target:
         finally:
             body.unlink(missing_ok=True)
 
-    def _fetch(self, found: Found, body: Path) -> None:
-        with S3Blob(self._bucket, found).open() as source, body.open("wb") as file:
+    def _fetch(self, found: ObjectInfo, body: Path) -> None:
+        with S3File(self._bucket, found).open() as source, body.open("wb") as file:
             shutil.copyfileobj(source, file, 1 << 20)
 
     def _digest_there(self) -> str | None:

@@ -19,7 +19,7 @@ from typing_extensions import override
 from headrace.errors import ConfigError, Conflict
 from headrace.runs.checkpoint_file import LocalCheckpoints, sync_folder
 from headrace.runs.interfaces import Mark, Row
-from headrace.runs.range_set import Numbers
+from headrace.runs.range_set import RangeSet
 from headrace.runs.sinks.jsonl import JsonlSink
 
 PUBLISHED: Final = "published"
@@ -136,7 +136,7 @@ class SpooledSink:
         self._over = True
         return {**mark, PUBLISHED: published}
 
-    def retract(self) -> Numbers:
+    def retract(self) -> RangeSet:
         """Remove rows from the spool; where that is gone, make it again from the output first."""
         self._over = False
         if not self._spool_path.exists():

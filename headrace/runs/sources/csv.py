@@ -19,7 +19,7 @@ import msgspec
 from headrace.errors import ConfigError, InvalidRequest
 from headrace.jobs.media_types import is_json
 from headrace.runs.interfaces import Carried, carry
-from headrace.runs.sources.files import BROKEN, READ_BYTES, Blob, cut_off, packed, unpacked
+from headrace.runs.sources.files import BROKEN, READ_BYTES, SourceFile, cut_off, packed, unpacked
 from headrace.runs.sources.options import SourceOptions
 from headrace.runs.sources.table import END, Item, bad, chosen, key_column
 
@@ -148,7 +148,7 @@ class CsvReader:
         # For all of the process; a cell that is longer than a row may be is refused by its row.
         csv.field_size_limit(max(csv.field_size_limit(), ROW_MAX_BYTES))
 
-    def count(self, blob: Blob) -> int | None:
+    def count(self, blob: SourceFile) -> int | None:
         """The lines that end outside of quotes, but the first; empty ones are counted, too."""
         if packed(blob) or not blob.local:
             return None
@@ -161,7 +161,7 @@ class CsvReader:
                 inside ^= len(parts) % 2 == 0
         return max(0, lines + (last != b"\n") - 1)
 
-    def read(self, blob: Blob, at: Any) -> Iterator[Item]:
+    def read(self, blob: SourceFile, at: Any) -> Iterator[Item]:
         """The rows behind a place: `[byte, line]`, where a row ends.
 
         Raises:
@@ -180,7 +180,7 @@ class CsvReader:
         except BROKEN as error:
             yield bad(cut_off(blob, error), str(last[1] + 1), END)
 
-    def _item(self, blob: Blob, head: _Head, row: _Row) -> Item:
+    def _item(self, blob: SourceFile, head: _Head, row: _Row) -> Item:
         wrong, cells = row.wrong, row.cells
         if not wrong and len(cells) != len(head.columns):
             wrong = (
@@ -207,7 +207,7 @@ class CsvReader:
                 )
         return Item(str(row.line), value, row.at, carry(carried), key)
 
-    def _head(self, blob: Blob) -> _Head:
+    def _head(self, blob: SourceFile) -> _Head:
         with closing(unpacked(blob)) as file:
             try:
                 start = file.read(len(_MARK))
@@ -221,7 +221,7 @@ class CsvReader:
             except BROKEN as error:
                 raise ConfigError(cut_off(blob, error).message) from None
 
-    def _first_row(self, blob: Blob, file: BinaryIO) -> _Head:
+    def _first_row(self, blob: SourceFile, file: BinaryIO) -> _Head:
         """The columns by the first delimiter that has those which are asked for."""
         begin = file.tell()
         wrong: dict[int, ConfigError] = {}
@@ -242,7 +242,7 @@ class CsvReader:
                 wrong.setdefault(len(row.cells), error)
         raise wrong[max(wrong)]
 
-    def _named(self, blob: Blob, row: _Row, delimiter: str) -> _Head:
+    def _named(self, blob: SourceFile, row: _Row, delimiter: str) -> _Head:
         columns, wanted = row.cells, self._options.input
         twice = next((name for name in columns if columns.count(name) > 1), None)
         if twice is not None:

@@ -32,7 +32,7 @@ _GLOB: Final = frozenset("*?[")
 _PACKED: Final = (".gz", ".tgz")
 
 
-class Blob(Protocol):
+class SourceFile(Protocol):
     """Bytes with a name."""
 
     @property
@@ -60,7 +60,7 @@ class Blob(Protocol):
         """
 
 
-class LocalBlob:
+class LocalFile:
     """A local file.
 
     Args:
@@ -109,7 +109,7 @@ class LocalBlob:
 class _LocalFile(io.FileIO):
     """Looks again with each block whether it has changed: half a line of a writer is no input."""
 
-    def __init__(self, blob: LocalBlob, path: Path) -> None:
+    def __init__(self, blob: LocalFile, path: Path) -> None:
         super().__init__(path, "rb")
         self._blob = blob
 
@@ -120,16 +120,16 @@ class _LocalFile(io.FileIO):
         return count
 
 
-def packed(blob: Blob) -> bool:
+def packed(blob: SourceFile) -> bool:
     """Whether it is compressed by gzip, by its name."""
     return blob.name.lower().endswith(_PACKED)
 
 
-def unpacked(blob: Blob, at: int = 0) -> BinaryIO:
+def unpacked(blob: SourceFile, at: int = 0) -> BinaryIO:
     """What a blob holds, from a place on; one that is compressed is read from its beginning.
 
     Raises:
-        Conflict, ConfigError: as `Blob.open`.
+        Conflict, ConfigError: as `SourceFile.open`.
     """
     if not packed(blob):
         return blob.open(at)
@@ -154,7 +154,7 @@ class _Unpacked(gzip.GzipFile):
         self._inner.close()
 
 
-def local_blobs(named: str, output: str = "") -> list[Blob]:
+def local_blobs(named: str, output: str = "") -> list[SourceFile]:
     """The files that a path, a pattern or a range of names stands for, in order.
 
     A path that exists is never read as a pattern.
@@ -167,8 +167,8 @@ def local_blobs(named: str, output: str = "") -> list[Blob]:
         ConfigError: there is none, or one of those that are named is missing.
     """
     if Path(named).exists():
-        return [LocalBlob(Path(named))]
-    found: list[Blob] = []
+        return [LocalFile(Path(named))]
+    found: list[SourceFile] = []
     for one in expand(named):
         if _GLOB & set(one) and not Path(one).exists():
             own = str(Path(output).resolve()) if output else ""
@@ -179,15 +179,15 @@ def local_blobs(named: str, output: str = "") -> list[Blob]:
             )
             if not paths:
                 raise ConfigError(f"{one}: no file matches{_of(one, named)}")
-            found.extend(map(LocalBlob, paths))
+            found.extend(map(LocalFile, paths))
         elif not Path(one).is_file():
             raise ConfigError(f"{one}: no such file{_of(one, named)}")
         else:
-            found.append(LocalBlob(Path(one)))
+            found.append(LocalFile(Path(one)))
     return found
 
 
-def short_names(blobs: Sequence[Blob]) -> list[str]:
+def short_names(blobs: Sequence[SourceFile]) -> list[str]:
     """The blobs' names, as short as tells them apart: without the folder that all lie in."""
     if len(blobs) == 1:
         return [blobs[0].name.rpartition("/")[2]]
@@ -198,7 +198,7 @@ def short_names(blobs: Sequence[Blob]) -> list[str]:
     return ["/".join(blob.name.split("/")[depth:]) for blob in blobs]
 
 
-def changed(blob: Blob) -> Conflict:
+def changed(blob: SourceFile) -> Conflict:
     """What it means that a blob is not what it was when it was found."""
     return Conflict(
         f"{blob.name} has changed since the run began to read it",
@@ -206,7 +206,7 @@ def changed(blob: Blob) -> Conflict:
     )
 
 
-def cut_off(blob: Blob, error: Exception) -> HeadraceError:
+def cut_off(blob: SourceFile, error: Exception) -> HeadraceError:
     """What becomes of the rest of a compressed file that is broken."""
     return InvalidRequest(
         f"{blob.name}: the gzip data is cut off or broken, and what is behind it is lost: {error}",
@@ -214,7 +214,7 @@ def cut_off(blob: Blob, error: Exception) -> HeadraceError:
     )
 
 
-def versions(blobs: Sequence[Blob]) -> str:
+def versions(blobs: Sequence[SourceFile]) -> str:
     """A digest of all names, sizes and versions: equal where no file has changed."""
     said = msgspec.json.encode([(blob.name, blob.bytes, blob.version) for blob in blobs])
     return hashlib.blake2b(said, digest_size=16).hexdigest()

@@ -14,7 +14,7 @@ from typing_extensions import override
 from headrace.config.suggestions import did_you_mean, listing
 from headrace.errors import ConfigError, InvalidRequest
 from headrace.runs.interfaces import Carried, carry
-from headrace.runs.sources.files import BROKEN, READ_BYTES, Blob, cut_off, packed, unpacked
+from headrace.runs.sources.files import BROKEN, READ_BYTES, SourceFile, cut_off, packed, unpacked
 from headrace.runs.sources.options import SourceOptions
 from headrace.runs.sources.table import END, Item, TableSource, bad
 
@@ -38,7 +38,7 @@ class JsonlSource(TableSource):
         options: as the user gave them.
     """
 
-    def __init__(self, blobs: Sequence[Blob], options: SourceOptions) -> None:
+    def __init__(self, blobs: Sequence[SourceFile], options: SourceOptions) -> None:
         self._jsonl = JsonlReader(options)
         self._first = blobs[0]
         super().__init__(blobs, self._jsonl, options)
@@ -61,7 +61,7 @@ class JsonlReader:
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
 
-    def look(self, blob: Blob) -> None:
+    def look(self, blob: SourceFile) -> None:
         """See that there are the columns that are asked for: a misspelt one is told at once.
 
         Raises:
@@ -87,7 +87,7 @@ class JsonlReader:
                     hint=f"They have {listing(known)}.",
                 )
 
-    def count(self, blob: Blob) -> int | None:
+    def count(self, blob: SourceFile) -> int | None:
         """The file's lines; more than there are entries where some are empty."""
         if packed(blob) or not blob.local:
             return None
@@ -98,7 +98,7 @@ class JsonlReader:
                 last = block[-1:]
         return lines + (last != b"\n")
 
-    def read(self, blob: Blob, at: Any) -> Iterator[Item]:
+    def read(self, blob: SourceFile, at: Any) -> Iterator[Item]:
         """The lines behind a place: `[byte, line]`, where a line ends.
 
         Raises:
@@ -123,7 +123,7 @@ class JsonlReader:
         except OSError as error:
             raise ConfigError(f"{blob.name}: cannot be read: {error.strerror}") from None
 
-    def _item(self, blob: Blob, line: bytes, number: int, at: Any) -> Item:
+    def _item(self, blob: SourceFile, line: bytes, number: int, at: Any) -> Item:
         column, key_column = self._options.input, self._options.key
         where = str(number)
         try:
@@ -146,7 +146,7 @@ class JsonlReader:
         return Item(where, given, at, carried, key)
 
 
-def _objects(blob: Blob) -> Iterator[Carried]:
+def _objects(blob: SourceFile) -> Iterator[Carried]:
     """The lines of a file that are objects."""
     try:
         with closing(unpacked(blob)) as file:
@@ -177,7 +177,7 @@ def _read_over(file: BinaryIO) -> int:
     return length
 
 
-def _too_long(blob: Blob, number: int, at: Any) -> Item:
+def _too_long(blob: SourceFile, number: int, at: Any) -> Item:
     wrong = InvalidRequest(
         f"{blob.name}, line {number}: has more than {LINE_MAX_BYTES} bytes",
         hint="Is it a file of JSON lines, each ending by a line feed?",

@@ -19,7 +19,7 @@ from pyarrow import types
 from headrace.errors import ConfigError, InvalidRequest
 from headrace.runs.arrow.json_values import to_json, to_values
 from headrace.runs.interfaces import Carried, carried_as, carry
-from headrace.runs.sources.files import Blob
+from headrace.runs.sources.files import SourceFile
 from headrace.runs.sources.options import SourceOptions
 from headrace.runs.sources.table import Item, TableSource, bad, chosen, key_column, key_text
 
@@ -58,12 +58,12 @@ class ParquetReader:
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
 
-    def count(self, blob: Blob) -> int | None:
+    def count(self, blob: SourceFile) -> int | None:
         """The rows, as the end of the file says."""
         with ExitStack() as stack:
             return int(_opened(blob, stack).metadata.num_rows)
 
-    def carried_schema(self, blob: Blob) -> pa.Schema:
+    def carried_schema(self, blob: SourceFile) -> pa.Schema:
         """The types of the columns that a file's rows carry.
 
         Raises:
@@ -80,7 +80,7 @@ class ParquetReader:
                 fields.append(pa.field(carried_as(field.name), kind))
         return pa.schema(fields)
 
-    def read(self, blob: Blob, at: Any) -> Iterator[Item]:
+    def read(self, blob: SourceFile, at: Any) -> Iterator[Item]:
         """The rows behind a place: `[row group, rows of it]`.
 
         Raises:
@@ -105,7 +105,7 @@ class ParquetReader:
                 first += rows
                 skipped = 0
 
-    def _columns(self, schema: pa.Schema, blob: Blob) -> _Columns:
+    def _columns(self, schema: pa.Schema, blob: SourceFile) -> _Columns:
         names = schema.names
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
@@ -119,7 +119,7 @@ class ParquetReader:
         return _Columns(path, key, [name for name in names if name != path[0]])
 
     def _items(
-        self, blob: Blob, batch: pa.RecordBatch, columns: _Columns, at: _At
+        self, blob: SourceFile, batch: pa.RecordBatch, columns: _Columns, at: _At
     ) -> Iterator[Item]:
         try:
             found = _spoken(batch, columns)
@@ -150,7 +150,7 @@ class ParquetSource(TableSource):
         options: as the user gave them.
     """
 
-    def __init__(self, blobs: Sequence[Blob], options: SourceOptions) -> None:
+    def __init__(self, blobs: Sequence[SourceFile], options: SourceOptions) -> None:
         self._parquet = ParquetReader(options)
         self._first = blobs[0]
         super().__init__(blobs, self._parquet, options)
@@ -191,7 +191,7 @@ def _spoken(batch: pa.RecordBatch, columns: _Columns) -> Iterator[tuple[Any, str
     )
 
 
-def _opened(blob: Blob, stack: ExitStack) -> pq.ParquetFile:
+def _opened(blob: SourceFile, stack: ExitStack) -> pq.ParquetFile:
     """A Parquet file; closed by the stack."""
     file = stack.enter_context(closing(blob.open()))
     buffer = BUFFER_BYTES if blob.local else REMOTE_BUFFER_BYTES
@@ -219,7 +219,9 @@ def _batches(file: pq.ParquetFile, group: int, skipped: int) -> Iterator[pa.Reco
             skipped = 0
 
 
-def _lost(blob: Blob, group: int, rows: range, first: int, error: Exception) -> Iterator[Item]:
+def _lost(
+    blob: SourceFile, group: int, rows: range, first: int, error: Exception
+) -> Iterator[Item]:
     """The rows of a row group that cannot be read from some row on."""
     for row in rows:
         where = first + row
@@ -230,7 +232,7 @@ def _lost(blob: Blob, group: int, rows: range, first: int, error: Exception) -> 
         yield bad(wrong, str(where), [group, row + 1])
 
 
-def _refuse_all(blob: Blob, error: Exception) -> None:
+def _refuse_all(blob: SourceFile, error: Exception) -> None:
     """What is no fault of single rows."""
     if isinstance(error, pa.ArrowNotImplementedError):
         raise ConfigError(f"{blob.name}: pyarrow cannot read this: {_said(error)}") from None

@@ -17,7 +17,7 @@ from typing_extensions import override
 from headrace.errors import ConfigError, Conflict, HeadraceError, InvalidRequest, StoreUnavailable
 from headrace.payloads.s3_store import error_code, s3_client
 from headrace.runs.sources.brace_expansion import expand
-from headrace.runs.sources.files import Blob, changed
+from headrace.runs.sources.files import SourceFile, changed
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -39,7 +39,7 @@ _CHANGED: Final = frozenset({"PreconditionFailed", "412"})
 _UNREADABLE: Final = frozenset({"InvalidObjectState", "InvalidRange", "416"})
 
 
-class Found(NamedTuple):
+class ObjectInfo(NamedTuple):
     """An object as a listing shows it."""
 
     key: str
@@ -66,19 +66,19 @@ class Bucket:
         """An object as people name it."""
         return f"{SCHEME}{self.name}/{key}"
 
-    def list(self, prefix: str, after: str = "") -> Iterator[Found]:
+    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         """The objects whose keys begin so, in the order of their keys, behind one of them."""
         options = {"StartAfter": after} if after else {}
         while True:
             with self.errors(prefix):
                 page = self.client.list_objects_v2(Bucket=self.name, Prefix=prefix, **options)
             for item in page.get("Contents", ()):
-                yield Found(item["Key"], item["Size"], item["ETag"].strip('"'))
+                yield ObjectInfo(item["Key"], item["Size"], item["ETag"].strip('"'))
             if not page.get("IsTruncated"):
                 return
             options = {"ContinuationToken": page["NextContinuationToken"]}
 
-    def find(self, key: str) -> Found | None:
+    def find(self, key: str) -> ObjectInfo | None:
         """The object of this key; None where there is none.
 
         Raises:
@@ -87,7 +87,7 @@ class Bucket:
         first = next(self.list(key), None)
         return first if first is not None and first.key == key else None
 
-    def read(self, found: Found, start: int = 0, length: int | None = None) -> bytes:
+    def read(self, found: ObjectInfo, start: int = 0, length: int | None = None) -> bytes:
         """Bytes of an object that is still as it was found.
 
         Raises:
@@ -163,7 +163,7 @@ class Bucket:
         )
 
 
-class S3Blob:
+class S3File:
     """An object as a file of a source.
 
     Args:
@@ -173,7 +173,7 @@ class S3Blob:
 
     local: Final = False
 
-    def __init__(self, bucket: Bucket, found: Found) -> None:
+    def __init__(self, bucket: Bucket, found: ObjectInfo) -> None:
         self._bucket = bucket
         self._found = found
         self.name: Final = bucket.url(found.key)
@@ -190,7 +190,7 @@ class S3Blob:
 class _Ranges(io.RawIOBase):
     """An object as a file that is read by ranges."""
 
-    def __init__(self, bucket: Bucket, found: Found) -> None:
+    def __init__(self, bucket: Bucket, found: ObjectInfo) -> None:
         super().__init__()
         self._bucket = bucket
         self._found = found
@@ -231,7 +231,7 @@ class _Ranges(io.RawIOBase):
                 self._block = self._bucket.read(self._found, self._at, length)
             except InvalidRequest:
                 # It was there when the run began.
-                raise changed(S3Blob(self._bucket, self._found)) from None
+                raise changed(S3File(self._bucket, self._found)) from None
             self._block_at, inside = self._at, 0
         part = self._block[inside : inside + len(view)]
         view[: len(part)] = part
@@ -251,7 +251,7 @@ def split(url: str) -> tuple[str, str]:
     return bucket, key
 
 
-def s3_blobs(url: str, output: str = "") -> list[Blob]:
+def s3_blobs(url: str, output: str = "") -> list[SourceFile]:
     """The objects that a URL, a pattern or a range of names stands for, in order.
 
     Args:
@@ -262,7 +262,7 @@ def s3_blobs(url: str, output: str = "") -> list[Blob]:
         ConfigError: there is none, or one of those that are named is missing.
         StoreUnavailable: no answer.
     """
-    blobs: list[Blob] = []
+    blobs: list[SourceFile] = []
     bucket: Bucket | None = None
     for one in expand(url):
         name, key = split(one)
@@ -277,11 +277,11 @@ def s3_blobs(url: str, output: str = "") -> list[Blob]:
         if not matching:
             of = "" if one == url else f" (of {url})"
             raise ConfigError(f"{one}: no such object{of}")
-        blobs.extend(S3Blob(bucket, found) for found in matching)
+        blobs.extend(S3File(bucket, found) for found in matching)
     return blobs
 
 
-def matches(bucket: Bucket, pattern: str, after: str = "") -> Iterator[Found]:
+def matches(bucket: Bucket, pattern: str, after: str = "") -> Iterator[ObjectInfo]:
     """The objects whose keys match a pattern, in the order of their keys."""
     start = _GLOB.search(pattern)
     prefix = pattern[: start.start()] if start else pattern

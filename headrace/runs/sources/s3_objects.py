@@ -16,7 +16,7 @@ from typing import Any, Final
 from headrace.errors import ConfigError, Conflict, InvalidRequest
 from headrace.runs.interfaces import NOTHING_CARRIED, Cursor, Entry
 from headrace.runs.sources.options import SourceOptions
-from headrace.runs.sources.s3 import THREADS, Bucket, Found, as_regex
+from headrace.runs.sources.s3 import THREADS, Bucket, ObjectInfo, as_regex
 
 #: Objects that are fetched ahead, and their bytes, about.
 AHEAD: Final = 2 * THREADS
@@ -69,7 +69,7 @@ class S3Objects:
         Raises:
             ConfigError, StoreUnavailable: S3 cannot be read (on).
         """
-        waiting: deque[tuple[Found, Future[bytes]]] = deque()
+        waiting: deque[tuple[ObjectInfo, Future[bytes]]] = deque()
         held = 0
         found = self._found("" if after is None else str(after))
         pool = ThreadPoolExecutor(THREADS, "s3-objects")
@@ -89,7 +89,7 @@ class S3Objects:
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _entry(self, n: int, found: Found, body: Future[bytes]) -> Entry:
+    def _entry(self, n: int, found: ObjectInfo, body: Future[bytes]) -> Entry:
         value: Any
         try:
             value = body.result()
@@ -108,7 +108,7 @@ class S3Objects:
             self._known = count, digest.hexdigest()
         return self._known
 
-    def _found(self, after: str) -> Iterator[Found]:
+    def _found(self, after: str) -> Iterator[ObjectInfo]:
         """The objects that are inputs; hidden ones and the marks of folders are passed over."""
         for found in self._bucket.list(self._prefix, after):
             below = found.key[len(self._prefix) :]

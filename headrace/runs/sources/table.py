@@ -13,7 +13,7 @@ import msgspec
 from headrace.config.suggestions import did_you_mean
 from headrace.errors import ConfigError, Conflict, HeadraceError
 from headrace.runs.interfaces import NOTHING_CARRIED, Carried, Cursor, Entry
-from headrace.runs.sources.files import Blob, short_names, versions
+from headrace.runs.sources.files import SourceFile, short_names, versions
 from headrace.runs.sources.options import SourceOptions
 
 #: Files behind a network whose ends are looked at only to show progress.
@@ -51,7 +51,7 @@ class Reader(Protocol):
     def kind(self) -> str:
         """What it reads."""
 
-    def read(self, blob: Blob, at: Any) -> Iterator[Item]:
+    def read(self, blob: SourceFile, at: Any) -> Iterator[Item]:
         """The inputs of a file behind a place; None for all.
 
         Raises:
@@ -59,7 +59,7 @@ class Reader(Protocol):
                 tells.
         """
 
-    def count(self, blob: Blob) -> int | None:
+    def count(self, blob: SourceFile) -> int | None:
         """How many inputs it has; None where finding out costs reading it all over a network."""
 
 
@@ -72,7 +72,7 @@ class TableSource:
         options: as the user gave them.
     """
 
-    def __init__(self, blobs: Sequence[Blob], reader: Reader, options: SourceOptions) -> None:
+    def __init__(self, blobs: Sequence[SourceFile], reader: Reader, options: SourceOptions) -> None:
         self._blobs = blobs
         self._reader = reader
         self._options = options

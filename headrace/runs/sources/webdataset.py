@@ -20,7 +20,7 @@ from typing_extensions import override
 from headrace.config.suggestions import did_you_mean
 from headrace.errors import InvalidRequest
 from headrace.runs.interfaces import Carried, carry
-from headrace.runs.sources.files import BROKEN, Blob, cut_off, packed, unpacked
+from headrace.runs.sources.files import BROKEN, SourceFile, cut_off, packed, unpacked
 from headrace.runs.sources.options import SourceOptions
 from headrace.runs.sources.table import END, Item, bad
 
@@ -78,11 +78,11 @@ class TarReader:
             if name.strip()
         ]
 
-    def count(self, blob: Blob) -> int | None:
+    def count(self, blob: SourceFile) -> int | None:
         """Not known: a tar has no table of what it holds."""
         return None
 
-    def read(self, blob: Blob, at: Any) -> Iterator[Item]:
+    def read(self, blob: SourceFile, at: Any) -> Iterator[Item]:
         """The samples behind a place: the byte where the next one's first member begins.
 
         Raises:
@@ -123,7 +123,7 @@ class TarReader:
             file = tar.extractfile(member)
             sample.kept[kind] = b"" if file is None else file.read()
 
-    def _item(self, blob: Blob, sample: _Sample, at: Any) -> Item:
+    def _item(self, blob: SourceFile, sample: _Sample, at: Any) -> Item:
         wanted = next((kind for kind in self._wanted if kind in sample.kept), None)
         if not self._wanted:
             found = sample.found(is_carried=False) or sample.members
@@ -202,7 +202,7 @@ def _json(value: Any) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode(value))
 
 
-def _rest(blob: Blob, sample: _Sample | None, error: Exception) -> Item:
+def _rest(blob: SourceFile, sample: _Sample | None, error: Exception) -> Item:
     """All that a shard has lost, from the sample on that was being read."""
     name = sample.name if sample is not None else "beginning"
     if isinstance(error, BROKEN):

@@ -44,7 +44,7 @@ class Exit:
 
 
 @dataclass(frozen=True, slots=True)
-class Child:
+class ChildSpec:
     """What to start, and how to know and stop it.
 
     Attributes:
@@ -79,7 +79,7 @@ class Child:
 
 
 @dataclass(slots=True)
-class Running:
+class ChildProcess:
     """A child with the state of its current process.
 
     Attributes:
@@ -96,7 +96,7 @@ class Running:
         last_line: the last that it wrote, for the message when it cannot be started.
     """
 
-    spec: Child
+    spec: ChildSpec
     process: subprocess.Popen[bytes] | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     started_s: float = 0.0

@@ -16,7 +16,7 @@ from typing import Final
 
 from headrace.errors import HeadraceError
 from headrace.server.supervisor import proc
-from headrace.server.supervisor.child_process import Child, Exit, Running
+from headrace.server.supervisor.child_process import ChildProcess, ChildSpec, Exit
 from headrace.server.supervisor.console import Console
 from headrace.signals import StopSignals
 
@@ -61,15 +61,15 @@ class Supervisor:
 
     def __init__(
         self,
-        children: Sequence[Child],
+        children: Sequence[ChildSpec],
         console: Console,
         *,
         backoff: Backoff | None = None,
-        on_change: Callable[[Sequence[Running]], None] = lambda _: None,
+        on_change: Callable[[Sequence[ChildProcess]], None] = lambda _: None,
         on_ready: Callable[[], None] = lambda: None,
         on_stop: Callable[[], None] = lambda: None,
     ) -> None:
-        self._children = [Running(child) for child in children]
+        self._children = [ChildProcess(child) for child in children]
         self._console = console
         self._backoff = backoff or Backoff()
         self._on_change = on_change
@@ -124,7 +124,7 @@ class Supervisor:
             if child.process is None and child.start_at_s <= now_s and self._is_open(child):
                 self._start(child)
 
-    def _start(self, child: Running) -> None:
+    def _start(self, child: ChildProcess) -> None:
         try:
             child.start()
         except OSError as error:
@@ -136,11 +136,11 @@ class Supervisor:
         self._selector.register(child.output_fd, selectors.EVENT_READ, child)
         self._on_change(self._children)
 
-    def _is_open(self, child: Running) -> bool:
+    def _is_open(self, child: ChildProcess) -> bool:
         lower = (c for c in self._children if c.spec.stage < child.spec.stage)
         return all(self._is_settled(c) for c in lower)
 
-    def _is_settled(self, child: Running) -> bool:
+    def _is_settled(self, child: ChildProcess) -> bool:
         return child.was_ready or child.spec.name in self._late
 
     def _check_ready(self) -> None:
@@ -161,7 +161,7 @@ class Supervisor:
 
     def _wait(self) -> None:
         for key, _ in self._selector.select(_POLL_S):
-            if isinstance(key.data, Running):
+            if isinstance(key.data, ChildProcess):
                 data = key.data.read_output()
                 if data:
                     self._console.feed(key.data.spec.name, data)
@@ -171,7 +171,7 @@ class Supervisor:
             else:
                 self._stop.clear()
 
-    def _ended(self, child: Running) -> None:
+    def _ended(self, child: ChildProcess) -> None:
         ran_s = time.monotonic() - child.started_s
         was_asked = child.stop_sent_s is not None
         name = child.spec.name
@@ -193,7 +193,7 @@ class Supervisor:
             self._plan_restart(child, end, ran_s)
         self._on_change(self._children)
 
-    def _plan_restart(self, child: Running, end: Exit, ran_s: float) -> None:
+    def _plan_restart(self, child: ChildProcess, end: Exit, ran_s: float) -> None:
         child.failures = 1 if ran_s >= self._backoff.stable_s else child.failures + 1
         if self._stop.requests:
             self._say(f"{end.name} ended {end.how}")
@@ -228,7 +228,7 @@ class Supervisor:
                     self._say(f"{child.spec.name} did not stop within {limit_s:g} s; killed")
                 child.kill()
 
-    def _patience_s(self, child: Running) -> float:
+    def _patience_s(self, child: ChildProcess) -> float:
         if self._stop.requests <= 1:
             return child.spec.stop_timeout_s
         saves = child.spec.death_signal == "TERM" and self._stop.requests == 2

@@ -9,7 +9,7 @@ from typing import Any
 import httpx2
 
 from headrace.access.api_key import Scope
-from headrace.access.key_store import ApiKeys
+from headrace.access.key_store import ApiKeyStore
 from tests.harness.clients.plain_http import PLAIN
 from tests.harness.servers.api_server import ApiServer
 from tests.harness.servers.redis_servers import RedisServer
@@ -25,13 +25,13 @@ def bearer(key: str) -> dict[str, str]:
 def make_key(server: RedisServer, *scopes: Scope, **limits: Any) -> tuple[str, str]:
     """A key's id and the key itself; without scopes one that submits and reads."""
     with server.client() as client:
-        key, text = ApiKeys(client).create("test", scopes or USER, **limits)
+        key, text = ApiKeyStore(client).create("test", scopes or USER, **limits)
     return key.id, text
 
 
 def revoke_key(server: RedisServer, key_id: str) -> None:
     with server.client() as client:
-        ApiKeys(client).revoke(key_id)
+        ApiKeyStore(client).revoke(key_id)
 
 
 @contextmanager

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import msgspec
 import redis
 
-from headrace.cli.doctor.check import Check, Finding
-from headrace.cli.doctor.deployment import Asked, Site
+from headrace.cli.doctor.check import Check, CheckResult
+from headrace.cli.doctor.deployment import Deployment, DoctorOptions
 from headrace.cli.doctor.registry import CHECKS
 from headrace.cli.doctor.runner import rounds
 from headrace.observability.host_figures import FIELD as FIGURES
@@ -39,22 +39,24 @@ def site(
     models: Path | None = None,
     api: str | None = None,
     **environ: str,
-) -> Iterator[Site]:
+) -> Iterator[Deployment]:
     """A site with nothing but this in its environment."""
-    made = Site(Asked(url, models, api), {"PATH": os.environ["PATH"], **environ})
+    made = Deployment(DoctorOptions(url, models, api), {"PATH": os.environ["PATH"], **environ})
     try:
         yield made
     finally:
         made.close()
 
 
-def look(at: Site, check: str | Check) -> Finding:
+def look(at: Deployment, check: str | Check) -> CheckResult:
     """What one check finds."""
     (result,) = rounds(at, [BY_NAME[check] if isinstance(check, str) else check])
     return result.finding
 
 
-def found(check: str, url: str | None = None, models: Path | None = None, **rest: Any) -> Finding:
+def found(
+    check: str, url: str | None = None, models: Path | None = None, **rest: Any
+) -> CheckResult:
     """What one check finds on a site that it has for itself."""
     with site(url, models, **rest) as made:
         return look(made, check)
@@ -86,7 +88,7 @@ def tell(
     return node
 
 
-def verdict(of: Finding, expected: str, *words: str) -> None:
+def verdict(of: CheckResult, expected: str, *words: str) -> None:
     """Holds a finding to its verdict, to words in it, and to advice where something is wrong."""
     assert str(of.verdict) == expected, of
     for word in words:

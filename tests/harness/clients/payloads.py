@@ -8,8 +8,8 @@ from typing import Any
 import redis
 
 from headrace.jobs.job import JobOptions, new_id
-from headrace.jobs.message import Source
-from headrace.payloads.stores import Stores
+from headrace.jobs.message import InputSource
+from headrace.payloads.stores import PayloadStores
 from headrace.queue.submission import submission
 from headrace.redis import keys
 from tests.harness.fakes.worker import FakeWorker
@@ -38,7 +38,7 @@ def payload_keys(client: redis.Redis) -> list[str]:
 
 def submit_stored(
     ours: Client,
-    stores: Stores,
+    stores: PayloadStores,
     model: str,
     body: bytes,
     kind: str = "application/octet-stream",
@@ -48,12 +48,14 @@ def submit_stored(
     job_id = new_id()
     entry = stores.new_entry(job_id, model, "i")
     stores.put(entry, body)
-    submit_source(ours, model, Source(ref=entry.ref, type=kind, size=len(body)), job_id, **options)
+    submit_source(
+        ours, model, InputSource(ref=entry.ref, type=kind, size=len(body)), job_id, **options
+    )
     return job_id
 
 
 def submit_source(
-    ours: Client, model: str, source: Source, job_id: str = "", **options: Any
+    ours: Client, model: str, source: InputSource, job_id: str = "", **options: Any
 ) -> str:
     """Submit a job whose input lies elsewhere; its id."""
     job = submission(

@@ -12,7 +12,7 @@ import redis
 from redis.exceptions import NoScriptError
 
 from headrace.jobs.job import new_id
-from headrace.jobs.message import Source
+from headrace.jobs.message import InputSource
 from headrace.jobs.message_writer import envelope
 from headrace.queue.expiry import EXPIRE_ARGUMENTS
 from headrace.redis import keys
@@ -125,7 +125,7 @@ class Queue:
         return self.call(name, self.keys, *arguments)
 
     def message(self, job: Job) -> bytes:
-        source = Source(ref=job.source) if job.source else None
+        source = InputSource(ref=job.source) if job.source else None
         return job.raw or envelope(
             job.id, self.model, self.name, job.input_json, timeout_s=60.0, source=source
         )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from headrace.config.settings import Settings
 from headrace.jobs.job import Job
-from headrace.payloads.stores import Stores, build_stores
+from headrace.payloads.stores import PayloadStores, build_stores
 from headrace.redis import keys
 from tests.harness.clients.payloads import make_due, noted, payload_keys
 from tests.harness.servers.redis_servers import nothing_leaks, redis_server
@@ -31,7 +31,7 @@ class Site:
     environ: dict[str, str]
     worker: Worker
     ours: Client
-    stores: Stores
+    stores: PayloadStores
     s3: S3Server | None
     bucket: str
     input_bucket: str

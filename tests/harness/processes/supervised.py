@@ -1,7 +1,7 @@
 """Runs a `Supervisor` over stand-in children: `python -m tests.harness.processes.supervised FILE`.
 
 The file is JSON: `{"children": [...], "backoff": {...}, "log": path}`. Each child is the fields of
-`Child`; `ready_file` makes it ready once that file exists. What happens is appended to the log, one
+`ChildSpec`; `ready_file` makes it ready once that file exists. Events are appended to the log, one
 line each, by us and by the children that `actor` makes.
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.errors import HeadraceError
-from headrace.server.supervisor.child_process import Child, Running
+from headrace.server.supervisor.child_process import ChildProcess, ChildSpec
 from headrace.server.supervisor.console import Console
 from headrace.server.supervisor.supervisor import Backoff, Supervisor
 from tests.harness.wait import wait_until
@@ -136,17 +136,17 @@ def main() -> int:
         with log.open("a") as file:
             file.write(text + "\n")
 
-    def build(fields: dict[str, Any]) -> Child:
+    def build(fields: dict[str, Any]) -> ChildSpec:
         ready_file = fields.pop("ready_file", None)
         if ready_file is not None:
             fields["ready"] = lambda _: Path(ready_file).exists()
-        return Child(
+        return ChildSpec(
             **fields,
             environment=lambda: {**os.environ, "START_ID": secrets.token_hex(4)},
             on_exit=lambda end: say(f"exit {end.name} {end.environment['START_ID']} {end.status}"),
         )
 
-    def changed(children: Sequence[Running]) -> None:
+    def changed(children: Sequence[ChildProcess]) -> None:
         living = [child.spec.name for child in children if child.process is not None]
         (log.parent / "living").write_text(" ".join(living))
 

@@ -9,7 +9,7 @@ from typing import Any
 from typing_extensions import override
 
 from headrace.client import Client
-from headrace.client.sansio import Answer, Broken, Request
+from headrace.client.sansio import ConnectionFailed, HttpRequest, HttpResponse
 from headrace.runs.interfaces import NOTHING_CARRIED, Cursor, Entry
 
 Outcome = dict[str, Any]
@@ -55,18 +55,18 @@ class StandIn(Client):
         self.keep_names = True
 
     @override
-    def _send(self, request: Request) -> Answer | Broken:
+    def _send(self, request: HttpRequest) -> HttpResponse | ConnectionFailed:
         if self.broken > 0:  # several threads ask
             self.broken -= 1
-            return Broken("it fell over", refused=False)
+            return ConnectionFailed("it fell over", refused=False)
         where = request.path.rpartition("/")[2]
         body = request.body or b""
         if where == "bulk":
-            return Answer(200, {}, self._submit(body))
+            return HttpResponse(200, {}, self._submit(body))
         if where in ("outcomes", "forget", "cancel"):
             said: Any = getattr(self, f"_{where}")(json.loads(body)["ids"])
-            return Answer(200, {}, json.dumps(said).encode())
-        return Answer(200, {}, b"{}")
+            return HttpResponse(200, {}, json.dumps(said).encode())
+        return HttpResponse(200, {}, b"{}")
 
     def _submit(self, body: bytes) -> bytes:
         said = []

@@ -12,7 +12,7 @@ from typing import Any
 import httpx2
 
 from api.app import Application, create_app
-from api.process import Server, server_for
+from api.process import ApiProcess, server_for
 from api.services import Services
 from headrace.config.model_catalog import Catalog, ModelConfig
 from headrace.config.settings import Settings
@@ -42,7 +42,7 @@ class ApiServer:
     redis_url: str
     app: Application
     http: httpx2.Client
-    server: Server
+    server: ApiProcess
 
     @property
     def services(self) -> Services:

@@ -6,18 +6,18 @@ import os
 import signal
 from typing import Any
 
-from headrace.payloads.store import Entry
-from headrace.payloads.stores import Stores
+from headrace.payloads.store import PayloadEntry
+from headrace.payloads.stores import PayloadStores
 from workers.celery_app import deployed
 
-_put = Stores.put
+_put = PayloadStores.put
 
 
-def _put_and_die(self: Stores, entry: Entry, body: bytes, **options: Any) -> None:
+def _put_and_die(self: PayloadStores, entry: PayloadEntry, body: bytes, **options: Any) -> None:
     _put(self, entry, body, **options)
     if entry.kind == "r":
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-Stores.put = _put_and_die  # type: ignore[method-assign] # the crash to be provoked
+PayloadStores.put = _put_and_die  # type: ignore[method-assign] # the crash to be provoked
 app = deployed()

@@ -20,7 +20,7 @@ import yaml
 
 from headrace.config.model_catalog import Catalog, load_catalog
 from headrace.jobs.job import Job, JobOptions, job_from_record, new_id
-from headrace.queue.submission import Submission, submission, submit_arguments
+from headrace.queue.submission import JobSubmission, submission, submit_arguments
 from headrace.redis import keys
 from headrace.redis.scripts import script
 from tests.harness.processes.forked import Forked
@@ -216,7 +216,7 @@ class Client:
         self.send(job)
         return job.id
 
-    def send(self, *jobs: Submission) -> None:
+    def send(self, *jobs: JobSubmission) -> None:
         """Enqueue jobs, all of which must be taken."""
         for at in range(0, len(jobs), 200):
             answer = self._call("jobs/submit", 0, *submit_arguments(jobs[at : at + 200]))

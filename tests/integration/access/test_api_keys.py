@@ -17,7 +17,7 @@ import pytest
 from api.auth import authenticator
 from api.auth.scopes import ROUTES, Needs, Open
 from headrace.access.api_key import Scope
-from headrace.access.key_store import ApiKeys, internal_key
+from headrace.access.key_store import ApiKeyStore, internal_key
 from tests.harness.clients.access import ALL, USER, bearer, http_as, in_flight, make_key, revoke_key
 from tests.harness.clients.script_calls import Queue, foreign
 from tests.harness.fakes.worker import Answer, claim, settle
@@ -291,10 +291,10 @@ def test_keys_are_seen_as_soon_as_they_are_made_and_until_they_are_revoked(
     key_id, key = make_key(redis_db)
     with http_as(api, key) as http, redis_db.client() as client:
         assert http.get("/api/v1/models").status_code == 200
-        _, renewed = ApiKeys(client).rotate(key_id)
+        _, renewed = ApiKeyStore(client).rotate(key_id)
         wait_until(lambda: http.get("/api/v1/models").status_code == 401, "the old secret is none")
         assert http.get("/api/v1/models", headers=bearer(renewed)).status_code == 200
-        _, third = ApiKeys(client).rotate(key_id, grace_s=3600)
+        _, third = ApiKeyStore(client).rotate(key_id, grace_s=3600)
         wait_until(lambda: api.http.get("/api/v1/models", headers=bearer(third)).is_success, "new")
         assert api.http.get("/api/v1/models", headers=bearer(renewed)).is_success, "for an hour"
 
@@ -377,6 +377,6 @@ def test_a_part_of_the_deployment_makes_its_own_key(api: ApiServer, redis_db: Re
         http.headers["headrace-acts-for"] = "-"
         assert http.get("/api/v1/models").status_code == 200
         problem(http.get("/api/v1/queues"), 403, "forbidden")
-        (listed,) = ApiKeys(client).all()
+        (listed,) = ApiKeyStore(client).all()
         assert (listed.key.name, listed.key.acts) == ("runner (internal)", True)
         assert listed.key.expires_s > listed.key.created_s

@@ -11,7 +11,7 @@ import pytest
 
 from headrace.access.api_key import Scope
 from headrace.access.key_store import internal_key
-from headrace.batches.execution import Driving
+from headrace.batches.execution import BatchExecution
 from headrace.batches.runner import ACTS_FOR
 from headrace.client import Client
 from headrace.config.model_catalog import load_catalog
@@ -89,7 +89,7 @@ def test_a_batch_whose_key_is_revoked_has_a_row_for_every_line(redis_db: RedisSe
             lease = filing.batches.claim()
             assert lease is not None
             client = Client(api.url, api_key=acting, headers={ACTS_FOR: key_id}, retry_s=1)
-            driving = Driving(lease, filing.files, filing.batches, client, Settings())
+            driving = BatchExecution(lease, filing.files, filing.batches, client, Settings())
             thread = threading.Thread(target=driving.run, daemon=True)
             thread.start()
             return thread

@@ -17,7 +17,7 @@ from api.http import tls
 from headrace import Client
 from headrace.errors import ServerUnreachable
 from headrace.server.components import get_json
-from headrace.server.health_probe import Part, check
+from headrace.server.health_probe import Component, check
 from tests.harness.clients.clients import SHELLS, client_of
 from tests.harness.fakes.worker import FakeWorker
 from tests.harness.servers.api_server import api_server, catalog
@@ -79,7 +79,7 @@ def test_jobs_over_https_with_a_ca_of_ones_own(
         with client_of(shell, api.url) as client:
             assert [model.name for model in client.models()] == ["echo"]
         settings = msgspec.structs.replace(api.app.settings, redis_url=None)
-        assert check(Part.API, settings, None, {}).endswith(": 200")
+        assert check(Component.API, settings, None, {}).endswith(": 200")
         assert get_json("127.0.0.1", api.port, "/live", tls=True) == {"status": "live"}
 
 

@@ -15,7 +15,7 @@ from celery import Celery
 
 from headrace.redis import keys
 from headrace.server import background_workers
-from headrace.server.background_workers import Alive
+from headrace.server.background_workers import WorkerLiveness
 from tests.harness.servers.redis_servers import RedisServer, nothing_leaks, redis_server
 from tests.harness.servers.up import running_up
 from tests.harness.wait import wait_until
@@ -145,7 +145,7 @@ def test_the_account(redis_db: RedisServer) -> None:
             client.sadd(keys.ERRAND_OWNERS, owner)
             client.rpush(keys.errands_taken(owner), f"{owner} taken")
             client.hset(keys.errands_held(owner), "tag", f"{owner} held")
-        alive = Alive("errands@elsewhere", 1)
+        alive = WorkerLiveness("errands@elsewhere", 1)
         assert background_workers.tell(client, "live", alive) == 2
         assert client.lrange(keys.ERRANDS, 0, -1) == [b"dead taken", b"dead held"]
         assert client.exists(keys.errands_taken("live"), keys.errands_held("live")) == 2

@@ -13,7 +13,7 @@ import pytest
 
 from headrace.access.api_key import Scope
 from headrace.access.key_store import api_keys_at, internal_key
-from headrace.batches.execution import Driving
+from headrace.batches.execution import BatchExecution
 from headrace.batches.runner import ACTS_FOR, ApiClient
 from headrace.client import Client
 from headrace.config.settings import Settings
@@ -54,13 +54,15 @@ def batches(api: ApiServer) -> Iterator[Batches]:
         yield found
 
 
-def drive(api: ApiServer, redis_url: str, **headers: str) -> Driving:
+def drive(api: ApiServer, redis_url: str, **headers: str) -> BatchExecution:
     """Drive the batch that waits longest as far as it goes."""
     filing = api.services.filing
     lease = filing.batches.claim()
     assert lease is not None
     client = Client(api.url, headers=headers, retry_s=1)
-    driving = Driving(lease, filing.files, filing.batches, client, Settings(redis_url=redis_url))
+    driving = BatchExecution(
+        lease, filing.files, filing.batches, client, Settings(redis_url=redis_url)
+    )
     driving.run()
     assert driving.done
     return driving
@@ -159,7 +161,7 @@ def test_a_rerun_whose_error_file_is_gone_keeps_the_rows_that_it_has(
     filing = api.services.filing
     lease = filing.batches.claim()
     assert lease is not None
-    runner = Driving(lease, filing.files, filing.batches, Client(api.url), Settings())
+    runner = BatchExecution(lease, filing.files, filing.batches, Client(api.url), Settings())
     with FakeWorker(redis_db.url, "echo"):
         thread = threading.Thread(target=runner.run)
         thread.start()
@@ -189,7 +191,7 @@ def test_a_batch_whose_time_was_over_before_it_began(
     lease = filing.batches.claim()
     assert lease is not None
     client = Client(api.url, retry_s=1)
-    driving = Driving(lease, filing.files, filing.batches, client, Settings())
+    driving = BatchExecution(lease, filing.files, filing.batches, client, Settings())
     driving._late_at = 0
     driving.renew()
     driving.run()
@@ -224,7 +226,7 @@ def test_without_an_api_a_batch_waits_and_goes_on(
     lease = filing.batches.claim()
     assert lease is not None
     nobody = Client("http://127.0.0.1:1", retry_s=0)
-    Driving(lease, filing.files, filing.batches, nobody, Settings()).run()
+    BatchExecution(lease, filing.files, filing.batches, nobody, Settings()).run()
     assert batches.client.batches.retrieve(made.id).status == "validating"
     assert filing.batches.claim() is None, "it is left alone for some seconds"
     with redis_db.client() as client:
@@ -261,7 +263,7 @@ def test_batches_and_files_are_their_keys_alone(redis_db: RedisServer, tmp_path:
             assert lease is not None
             assert lease.batch.spec.owner == owner
             client = Client(process.url, api_key=acting, headers={ACTS_FOR: owner}, retry_s=1)
-            Driving(lease, filing.files, filing.batches, client, Settings()).run()
+            BatchExecution(lease, filing.files, filing.batches, client, Settings()).run()
 
         drive_for(texts[0].split("_")[1])
         batch = mine.client.batches.retrieve(made.id)

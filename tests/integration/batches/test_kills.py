@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from headrace.batches.files.store import Files
+from headrace.batches.files.store import FileStore
 from headrace.batches.output_file import OutputFile
-from headrace.batches.record import IN_PROGRESS, Spec
-from headrace.batches.store import Batches as Records
-from headrace.batches.store import Written
+from headrace.batches.record import IN_PROGRESS, BatchSpec
+from headrace.batches.store import BatchStore as Records
+from headrace.batches.store import SavedProgress
 from headrace.config.settings import Settings
 from headrace.errors import FileMissing
 from headrace.payloads.stores import build_stores
-from headrace.redis.caller import Caller
+from headrace.redis.caller import ScriptClient
 from tests.harness.clients.openai_batches import batches_at, line
 from tests.harness.clients.payloads import make_due, payload_keys
 from tests.harness.processes.processes import gone
@@ -135,8 +135,8 @@ class Shelf:
 
     def __init__(self, server: RedisServer, lease_s: float = 30) -> None:
         self.stores = build_stores(Settings(), server.url)
-        caller = Caller(self.stores.client)
-        self.files = Files(self.stores, caller, 3600)
+        caller = ScriptClient(self.stores.client)
+        self.files = FileStore(self.stores, caller, 3600)
         self.records = Records(caller, 3600, lease_s)
 
 
@@ -147,7 +147,7 @@ def shelf(redis_db: RedisServer) -> Iterator[Shelf]:
     made.stores.close()
 
 
-SPEC = Spec(endpoint=ENDPOINT, input_file_id="file-0", window="1h", window_s=3600)
+SPEC = BatchSpec(endpoint=ENDPOINT, input_file_id="file-0", window="1h", window_s=3600)
 
 
 def test_who_has_lost_its_batch_changes_nothing(shelf: Shelf, redis_db: RedisServer) -> None:
@@ -226,7 +226,7 @@ def test_an_output_grows_by_its_last_part_and_is_gone_on_with(
         output.saved()
         with pytest.raises(FileMissing):
             shelf.files.get(file_id)
-    last = Written(file_id, "output.jsonl", "", len(text), 60, "", [])
+    last = SavedProgress(file_id, "output.jsonl", "", len(text), 60, "", [])
     assert shelf.records.save(lease, "completed", {}, [last]) is not None
     reader = shelf.files.open(file_id)
     assert b"".join(reader.chunks()) == text

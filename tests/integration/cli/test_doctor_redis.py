@@ -13,7 +13,7 @@ import pytest
 from headrace.cli.doctor import deployment as sites
 from headrace.cli.doctor import redis_durability, redis_latency
 from headrace.cli.doctor import redis_server as server
-from headrace.cli.doctor.check import Finding
+from headrace.cli.doctor.check import CheckResult
 from headrace.cli.shared.exit_codes import ExitCode
 from headrace.server.ports import free_port
 from tests.harness.clients.doctor import breaks, found, look, site, verdict
@@ -202,7 +202,7 @@ def test_a_server_that_stands_still_or_is_far(
     with own.client() as client, site(own.url) as waiting:
         waiting.reach()
 
-        def paused() -> list[Finding]:
+        def paused() -> list[CheckResult]:
             """What is found; nothing where this test was held up for longer than Redis."""
             client.execute_command("CLIENT", "PAUSE", 1500, "ALL")
             told = look(waiting, "redis-latency")

@@ -22,7 +22,7 @@ from headrace.errors import (
     QueueFull,
 )
 from headrace.jobs.job import JobOptions, State, new_id
-from headrace.queue.job_queue import JobQueue, Receipt, Submission, hash_request, submission
+from headrace.queue.job_queue import JobQueue, JobSubmission, Receipt, hash_request, submission
 from headrace.queue.waiters import Waiters
 from headrace.redis import keys
 from headrace.redis.connection import connect_async
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 def job(
     value: bytes = b"1", job_id: str = "", options: JobOptions | None = None, **rest: Any
-) -> Submission:
+) -> JobSubmission:
     return submission(
         job_id or new_id(),
         MODEL,

@@ -12,7 +12,7 @@ import httpx2
 import pytest
 
 from headrace.access.api_key import Scope
-from headrace.access.key_store import ApiKeys
+from headrace.access.key_store import ApiKeyStore
 from tests.harness.clients.celery_client import stock_client
 from tests.harness.clients.plain_http import PLAIN
 from tests.harness.servers.redis_servers import RedisServer, redis_server
@@ -85,7 +85,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     }
     with redis_server("valkey9", "--appendonly", "yes", password=PASSWORD) as server:
         with server.client() as client:
-            key, text = ApiKeys(client).create("test", (Scope.SUBMIT, Scope.READ))
+            key, text = ApiKeyStore(client).create("test", (Scope.SUBMIT, Scope.READ))
         logs = {"LOG_FORMAT": "json", "LOG_LEVEL": "debug", "ACCESS_LOG": "true", "AUTH": "on"}
         variables: dict[str, Any] = {f"HEADRACE_{name}": value for name, value in logs.items()}
         with running_up(

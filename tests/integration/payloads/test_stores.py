@@ -23,9 +23,9 @@ from headrace.errors import (
     StoreUnavailable,
 )
 from headrace.payloads import file_store as file_store
-from headrace.payloads.input_ref import Origins
-from headrace.payloads.store import Entry, PayloadMissing
-from headrace.payloads.stores import Stores, build_stores
+from headrace.payloads.input_ref import InputRefs
+from headrace.payloads.store import PayloadEntry, PayloadMissing
+from headrace.payloads.stores import PayloadStores, build_stores
 from headrace.server.ports import free_port
 from tests.harness.clients.payloads import make_due, noted
 from tests.harness.servers.redis_servers import RedisServer
@@ -49,14 +49,14 @@ def bucket(s3: S3Server) -> str:
 class Site:
     """Stores over one kind, and what lies in it."""
 
-    stores: Stores
+    stores: PayloadStores
     kind: str
     redis: RedisServer
     folder: Path
     s3: S3Server | None
     bucket: str
 
-    def entry(self, job_id: str = "j") -> Entry:
+    def entry(self, job_id: str = "j") -> PayloadEntry:
         return self.stores.new_entry(job_id, "m", "i")
 
     def lying(self) -> int:
@@ -170,7 +170,7 @@ def test_a_store_without_settings_is_named(site: Site) -> None:
         site.stores.of(other)
 
 
-def folder_stores(redis_db: RedisServer, folder: Path) -> Stores:
+def folder_stores(redis_db: RedisServer, folder: Path) -> PayloadStores:
     return build_stores(Settings(payload_store="file", payload_dir=folder), redis_db.url)
 
 
@@ -259,7 +259,7 @@ def test_a_store_whose_settings_are_missing_is_a_mistake(redis_db: RedisServer) 
         build_stores(Settings(payload_store="file"), redis_db.url)
 
 
-def bucket_stores(redis_db: RedisServer, url: str, bucket: str) -> Stores:
+def bucket_stores(redis_db: RedisServer, url: str, bucket: str) -> PayloadStores:
     settings = Settings(payload_store="s3", payload_bucket=bucket, payload_endpoint_url=url)
     return build_stores(settings, redis_db.url)
 
@@ -311,9 +311,9 @@ def test_the_old_store_is_still_read_and_swept(redis_db: RedisServer, tmp_path: 
 # Objects of the operator's own
 
 
-def origins_at(url: str, bucket: str) -> Origins:
+def origins_at(url: str, bucket: str) -> InputRefs:
     settings = Settings(input_buckets=(bucket,), payload_endpoint_url=url, body_limit_bytes=1000)
-    return Origins(settings, 1)
+    return InputRefs(settings, 1)
 
 
 def test_an_object_that_is_exchanged_for_a_larger_one_is_not_read_whole(

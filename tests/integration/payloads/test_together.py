@@ -12,8 +12,8 @@ import pytest
 from headrace.config.settings import Settings
 from headrace.errors import BrokerUnavailable, PayloadTooLarge, StoreFull
 from headrace.payloads.index import SCRIPT_MAX_BYTES
-from headrace.payloads.store import Entry
-from headrace.payloads.stores import Stores, build_stores
+from headrace.payloads.store import PayloadEntry
+from headrace.payloads.stores import PayloadStores, build_stores
 from tests.harness.clients.payloads import make_due, noted, payload_keys, sweep_all
 from tests.harness.servers.api_server import api_server, catalog
 from tests.harness.servers.redis_servers import RedisServer, redis_server
@@ -22,12 +22,12 @@ from tests.harness.servers.s3 import s3_server
 BODIES = (b"a" * 70_000, bytes(SCRIPT_MAX_BYTES + 1), b"c")
 
 
-def entries(stores: Stores, count: int) -> list[Entry]:
+def entries(stores: PayloadStores, count: int) -> list[PayloadEntry]:
     return [stores.new_entry(f"j{n}", "m", "i") for n in range(count)]
 
 
 @contextmanager
-def running(server: RedisServer, settings: Settings | None = None) -> Iterator[Stores]:
+def running(server: RedisServer, settings: Settings | None = None) -> Iterator[PayloadStores]:
     stores = build_stores(settings or Settings(), server.url)
     stores.check()
     try:
@@ -40,7 +40,7 @@ def running(server: RedisServer, settings: Settings | None = None) -> Iterator[S
         stores.close()
 
 
-def check_written(server: RedisServer, stores: Stores) -> None:
+def check_written(server: RedisServer, stores: PayloadStores) -> None:
     fresh = entries(stores, len(BODIES))
     found = stores.put_all(list(zip(fresh, BODIES, strict=True)))
     assert found == [None, None, None]

@@ -17,7 +17,7 @@ from celery import Celery
 
 from headrace.jobs.encoding import binary_input
 from headrace.jobs.job import Job, State
-from headrace.jobs.message import Source
+from headrace.jobs.message import InputSource
 from headrace.redis import keys
 from tests.harness.clients.celery_client import GET_TIMEOUT_S, raw_message, send, stock_client
 from tests.harness.clients.payloads import make_due, noted, submit_source, submit_stored
@@ -123,7 +123,7 @@ def error_of(job: Job) -> dict[str, Any]:
 
 
 def test_a_payload_that_is_gone_is_the_jobs_own_error(site: Site) -> None:
-    gone = Source(ref=site.kind + MISSING[5:], type="image/png", size=5)
+    gone = InputSource(ref=site.kind + MISSING[5:], type="image/png", size=5)
     job_id = submit_source(site.ours, "echo", gone, max_retries=0)
     mates = site.ours.submit("echo", 1, 2, 3)
     error = error_of(site.ends(job_id))
@@ -137,7 +137,7 @@ def test_a_payload_of_another_size_is_refused(redis_site: Site) -> None:
     ref = redis_site.ours.redis.hget(keys.job(job_id), "ir")
     other = submit_stored(redis_site.ours, redis_site.stores, "echo", BODY)
     assert redis_site.ends(other).state is State.SUCCEEDED
-    lying = Source(ref=ref.decode(), type="", size=7) if ref else Source()
+    lying = InputSource(ref=ref.decode(), type="", size=7) if ref else InputSource()
     error = error_of(redis_site.ends(submit_source(redis_site.ours, "one", lying, max_retries=0)))
     assert error["type"] == "input-unavailable"
     redis_site.ends(job_id)
@@ -172,7 +172,7 @@ def test_a_forged_reference_names_nothing(redis_site: Site, own: dict[str, Any])
 def test_a_forged_input_ref_is_checked_by_the_worker(
     redis_site: Site, origin: str, code: str
 ) -> None:
-    named = Source(origin=origin.format(root=redis_site.folder / "inputs"))
+    named = InputSource(origin=origin.format(root=redis_site.folder / "inputs"))
     job_id = submit_source(redis_site.ours, "echo", named)
     assert error_of(redis_site.ends(job_id))["type"] == code
 
@@ -180,7 +180,7 @@ def test_a_forged_input_ref_is_checked_by_the_worker(
 def test_a_file_of_the_operators_is_read_when_it_runs(redis_site: Site) -> None:
     path = redis_site.folder / "inputs" / "a.bin"
     path.write_bytes(b"late")
-    source = Source(origin=f"file:{path}", type="image/png", size=4)
+    source = InputSource(origin=f"file:{path}", type="image/png", size=4)
     job = redis_site.ends(submit_source(redis_site.ours, "echo", source))
     assert json.loads(job.result_json or b"")["__value__"] == base64.b64encode(b"late").decode()
     assert path.exists()
@@ -190,7 +190,7 @@ def test_a_file_of_the_operators_is_read_when_it_runs(redis_site: Site) -> None:
 def test_an_object_of_the_operators_is_read(site: Site) -> None:
     assert site.s3 is not None
     site.s3.client.put_object(Bucket=site.input_bucket, Key="a/b c.txt", Body=b"text")
-    source = Source(origin=f"s3://{site.input_bucket}/a/b c.txt", type="text/plain", size=4)
+    source = InputSource(origin=f"s3://{site.input_bucket}/a/b c.txt", type="text/plain", size=4)
     assert site.ours.result(site.ends(submit_source(site.ours, "echo", source)).id) == "text"
     assert site.s3.keys(site.input_bucket) == ["a/b c.txt"]
 
@@ -213,7 +213,9 @@ def test_a_store_that_is_away_is_asked_again(site: Site) -> None:
     site.s3.stop()
     try:
         site.stores.index.note(site.stores.new_entry("x", "echo", "i"))
-        lost = submit_source(site.ours, "echo", Source(ref="s3:" + "1" * 32, size=4), max_retries=0)
+        lost = submit_source(
+            site.ours, "echo", InputSource(ref="s3:" + "1" * 32, size=4), max_retries=0
+        )
         error = error_of(site.ends(lost))
         assert error["type"] == "input-unavailable"
         assert "the S3 server does not answer" in error["message"]

@@ -26,7 +26,7 @@ from tests.harness.servers.api_server import ApiServer, api_server
 from tests.harness.servers.redis_servers import RedisServer
 from tests.harness.wait import wait_until
 from workers.background.pipelines import orchestrator
-from workers.background.pipelines.orchestrator import Conductor
+from workers.background.pipelines.orchestrator import PipelineOrchestrator
 from workers.background.pipelines.resume import stage_job_id
 
 #: None of these tests may be helped by a lease that runs out.
@@ -53,7 +53,7 @@ def conducting(
 ) -> Iterator[None]:
     """A conductor in which the first settlement goes as `meanwhile` says, and an echo model."""
     settings = Settings(redis_url=url, lease_ttl_s=LEASE_TTL_S)
-    running = Conductor(settings, catalog, url, "owner", "errands@test")
+    running = PipelineOrchestrator(settings, catalog, url, "owner", "errands@test")
     settled = threading.Event()
 
     class Slow(JobQueue):

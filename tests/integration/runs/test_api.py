@@ -14,7 +14,7 @@ from headrace.client.offline import tell_run
 from headrace.queue.job_queue import JobQueue
 from headrace.redis import keys
 from headrace.redis.connection import connect_async
-from headrace.runs.records import SILENT_S, RunRecords, RunTold
+from headrace.runs.records import SILENT_S, RunRecords, RunStatus
 from tests.harness.servers.api_server import ApiServer
 from tests.harness.servers.redis_servers import RedisServer
 
@@ -72,7 +72,7 @@ def test_what_is_no_record_is_refused(api: ApiServer, told: dict[str, Any], word
 
 def test_a_run_exists_for_its_own_key(redis_db: RedisServer) -> None:
     one, other, all_ = Caller("a", False), Caller("b", False), Caller("c", True)
-    told = RunTold(model="echo")
+    told = RunStatus(model="echo")
 
     async def check() -> None:
         async with connect_async(redis_db.url) as redis:

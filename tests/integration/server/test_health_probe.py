@@ -112,10 +112,12 @@ def test_an_errands_worker_that_is_seen(tmp_path: Path, redis_db: RedisServer) -
     ended = os.posix_spawn("/bin/true", ["true"], {})
     os.waitpid(ended, 0)
     with redis_db.client() as client:
-        background_workers.tell(client, "dead", background_workers.Alive(f"errands@{HOST}", ended))
+        background_workers.tell(
+            client, "dead", background_workers.WorkerLiveness(f"errands@{HOST}", ended)
+        )
         assert health(tmp_path, "errands", **url)[0] == 1
         background_workers.tell(
-            client, "live", background_workers.Alive(f"errands@{HOST}", os.getpid())
+            client, "live", background_workers.WorkerLiveness(f"errands@{HOST}", os.getpid())
         )
         client.expire(keys.errands_alive("live"), 600)
     assert healthy(tmp_path, "errands", **url) == f"serving: errands@{HOST}"

@@ -16,7 +16,7 @@ from headrace.config.settings import Settings
 from headrace.errors import ConfigError
 from tests.harness.servers.certificates import Authority
 from tests.harness.servers.webhook_receiver import Receiver, hook_receiver
-from workers.background.webhooks.http import HookSender, Sent, look_up
+from workers.background.webhooks.http import WebhookResponse, WebhookSender, look_up
 
 HEADERS = {"webhook-id": "msg_1"}
 BODY = b'{"data":{"id":"1"}}'
@@ -34,14 +34,16 @@ class Resolver:
         return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
 
 
-def send(url: str, resolver: Any = look_up, *, times: int = 1, **settings: Any) -> list[Sent]:
+def send(
+    url: str, resolver: Any = look_up, *, times: int = 1, **settings: Any
+) -> list[WebhookResponse]:
     told = {
         "webhook_allow_http": True, "webhook_timeout_s": 20, "webhook_connect_timeout_s": 10,
         **settings,
     }  # fmt: skip
 
-    async def go() -> list[Sent]:
-        sender = HookSender(Settings(**told), resolver)
+    async def go() -> list[WebhookResponse]:
+        sender = WebhookSender(Settings(**told), resolver)
         try:
             return [await sender.send(url, HEADERS, BODY) for _ in range(times)]
         finally:
@@ -56,7 +58,7 @@ def test_the_name_is_looked_up_once_and_what_was_judged_is_connected_to() -> Non
         resolver = Resolver(["127.0.0.1"], ["127.0.0.2"])
         url = f"http://rebinding.example:{receiver.port}/200?a=b"
         first, second = send(url, resolver, times=2, webhook_allow_networks=("127.0.0.1/32",))
-    assert first == Sent(200, answers=True)
+    assert first == WebhookResponse(200, answers=True)
     assert "rebinding.example is in a private or reserved network" in second.error
     assert second.final
     assert len(resolver.asked) == 2, "once for each try"
@@ -108,7 +110,7 @@ def test_what_a_server_of_another_protocol_says_is_repeated_to_nobody() -> None:
         with connection:
             connection.sendall(b"-ERR secret banner\r\n\r\n")
             (sent,) = sending.result()
-    assert sent == Sent(error="what it answered cannot be read as HTTP")
+    assert sent == WebhookResponse(error="what it answered cannot be read as HTTP")
 
 
 def test_a_name_that_nobody_knows_and_one_that_is_asked_for_too_long() -> None:
@@ -134,7 +136,7 @@ def test_a_name_that_nobody_knows_and_one_that_is_asked_for_too_long() -> None:
     assert sent.final, "what was allowed at the submit need not be now"
 
 
-def over_tls(url: str, ca_file: Path | None, address: str = "127.0.0.1") -> Sent:
+def over_tls(url: str, ca_file: Path | None, address: str = "127.0.0.1") -> WebhookResponse:
     allowed = ("127.0.0.0/8",)
     resolver = Resolver([address])
     return send(url, resolver, webhook_allow_networks=allowed, webhook_ca_file=ca_file)[0]

@@ -12,17 +12,17 @@ from headrace.redis.outages import DISCONNECTED
 from tests.harness.fakes.proxy import proxy
 from tests.harness.servers.redis_servers import RedisServer
 from tests.harness.wait import wait_until
-from workers.leases.notifications import ANSWER_MAX_S, Wake
+from workers.leases.notifications import ANSWER_MAX_S, QueueNotifications
 
 
-def pushed(wake: Wake) -> set[int]:
+def pushed(wake: QueueNotifications) -> set[int]:
     assert select.select([wake.socket()], [], [], 60)[0], "no push"
     return wake.drain()
 
 
 def test_each_push_of_anybody_wakes_its_queue_on_each_server(any_redis: RedisServer) -> None:
     with connect(any_redis.url) as client, any_redis.client() as stock:
-        wake = Wake(client, [["a", "a6"], ["b"]])
+        wake = QueueNotifications(client, [["a", "a6"], ["b"]])
         wake.connect()
         assert wake.unwatched == {0, 1}
         assert wake.watch([0, 1]) == set()
@@ -40,7 +40,7 @@ def test_each_push_of_anybody_wakes_its_queue_on_each_server(any_redis: RedisSer
 
 def test_a_queue_that_is_not_watched_wakes_nobody(redis_db: RedisServer) -> None:
     with connect(redis_db.url) as client, redis_db.client() as stock:
-        wake = Wake(client, [["flooded"], ["lone"]])
+        wake = QueueNotifications(client, [["flooded"], ["lone"]])
         wake.connect()
         assert wake.watch([1]) == set()
         for _ in range(50):
@@ -54,7 +54,7 @@ def test_a_queue_that_is_not_watched_wakes_nobody(redis_db: RedisServer) -> None
 
 def test_a_server_that_forgot_everything_wakes_all(redis_db: RedisServer) -> None:
     with connect(redis_db.url) as client, redis_db.client() as stock:
-        wake = Wake(client, [["a"], ["b"]])
+        wake = QueueNotifications(client, [["a"], ["b"]])
         wake.connect()
         wake.watch([0, 1])
         stock.flushdb()
@@ -65,7 +65,7 @@ def test_a_server_that_forgot_everything_wakes_all(redis_db: RedisServer) -> Non
 def test_no_push_is_lost_that_comes_while_it_watches(redis_db: RedisServer) -> None:
     """What arrives in the same read as the last length is in no socket any more."""
     with connect(redis_db.url) as client, redis_db.client() as stock:
-        wake = Wake(client, [["a"]])
+        wake = QueueNotifications(client, [["a"]])
         wake.connect()
         pushes, stop = [0], threading.Event()
 
@@ -92,7 +92,7 @@ def test_no_push_is_lost_that_comes_while_it_watches(redis_db: RedisServer) -> N
 
 def test_a_server_that_takes_long_is_not_waited_for(redis_db: RedisServer) -> None:
     with connect(redis_db.url) as client, redis_db.client() as stock:
-        wake = Wake(client, [["a"], ["b"], ["odd"]], "channel")
+        wake = QueueNotifications(client, [["a"], ["b"], ["odd"]], "channel")
         wake.connect()
         stock.lpush("a", "x")
         stock.set("odd", "no list")
@@ -123,7 +123,7 @@ def test_a_connection_that_went_silent_is_lost_without_a_wait(redis_db: RedisSer
         proxy(redis_db.port) as carrier,
         connect(f"redis://127.0.0.1:{carrier.port}/0") as client,
     ):
-        wake = Wake(client, [["a"]])
+        wake = QueueNotifications(client, [["a"]])
         wake.connect()
         carrier.go_silent()
         # Had it waited for the answer, the socket's own limit would have been raised here.

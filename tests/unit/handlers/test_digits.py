@@ -14,7 +14,7 @@ from examples.digits.dataset import HELD_OUT, held_out, split, to_png
 from handlers.digits import WEIGHTS, Digits, DigitsNet, frame
 from headrace.errors import ConfigError, InputError
 from headrace.handler import Context
-from workers.model_process.executor import Runner
+from workers.model_process.executor import BatchExecutor
 from workers.model_process.warm_up import warm_up
 
 DEMO = Path(__file__).parents[3] / "examples" / "digits"
@@ -43,7 +43,7 @@ def test_its_example_goes_through_all_verbs(
         return run(self, images)
 
     monkeypatch.setattr(DigitsNet, "forward", forward)
-    warm_up(Runner(handler, replace(handler.context, max_batch_size=4)))
+    warm_up(BatchExecutor(handler, replace(handler.context, max_batch_size=4)))
     assert batches == [(1, 1, 8, 8), (4, 1, 8, 8)]
 
 

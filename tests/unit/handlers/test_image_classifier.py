@@ -16,7 +16,7 @@ from handlers.image_classifier import ImageClassifier
 from handlers.resnet import Bottleneck, resnet18, resnet50
 from headrace.errors import ConfigError, InputError
 from headrace.handler import Context
-from workers.model_process.executor import Runner
+from workers.model_process.executor import BatchExecutor
 from workers.model_process.warm_up import warm_up
 
 #: Means of the three channels as logits: what a result says is known.
@@ -66,7 +66,7 @@ def test_a_module_that_cannot_run_shows_in_the_warm_up(model_dir: Path) -> None:
     )
     handler = classifier(model_dir, model="grey.py:grey")
     with pytest.raises(RuntimeError, match="to have 1 channels, but got 3"):
-        warm_up(Runner(handler, handler.context))
+        warm_up(BatchExecutor(handler, handler.context))
 
 
 def refusal(model_dir: Path, weights: Path | None = None, **options: Any) -> ConfigError:

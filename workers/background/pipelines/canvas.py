@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
-from workers.background.pipelines.execution import Course, about
+from workers.background.pipelines.execution import PipelineExecution, about
 from workers.background.pipelines.stage_jobs import AGAIN_MAX_S, StageJobs
 from workers.canvas.notifier import tell_end, tell_left
-from workers.canvas.sender import TRY_AGAIN, ChordBusy, Malformed, Progress, Sender
+from workers.canvas.sender import TRY_AGAIN, CanvasSender, ChordBusy, Malformed, SendProgress
 from workers.jobs.leased_job import Settlement
-from workers.models.pending_callbacks import Told, Untold
+from workers.models.pending_callbacks import EndedJob, OrphanedEnd
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 _LATER: Final = (*TRY_AGAIN, ChordBusy, Malformed)
 
 
-class Tells:
+class PipelineCanvas:
     """Tells, with a connection of its own for each, as few jobs of pipelines are followed.
 
     Args:
@@ -36,9 +36,9 @@ class Tells:
         self._ttl_s = result_ttl_s
         self._jobs = jobs
 
-    async def ended(self, course: Course, settlement: Settlement) -> Settlement:
+    async def ended(self, course: PipelineExecution, settlement: Settlement) -> Settlement:
         """Tell what follows a job, until it is told; the settlement that is to be said then."""
-        progress, end = Progress(), Told(course.item, settlement)
+        progress, end = SendProgress(), EndedJob(course.item, settlement)
         while True:
             try:
                 return await self._say(partial(tell_end, end), progress)
@@ -56,7 +56,7 @@ class Tells:
         """
         for name, entry in zip(pairs[::2], pairs[1::2], strict=True):
             try:
-                await self._say(partial(tell_left, Untold(queue, name, entry)), Progress())
+                await self._say(partial(tell_left, OrphanedEnd(queue, name, entry)), SendProgress())
             except _LATER as error:
                 logger.warning(
                     "what follows a job that a script has ended cannot be told yet: %s",
@@ -66,9 +66,11 @@ class Tells:
             except Exception:
                 logger.exception("what follows a job that a script has ended cannot be told")
 
-    async def _say(self, tell: Callable[[Sender, Progress], T], progress: Progress) -> T:
+    async def _say(
+        self, tell: Callable[[CanvasSender, SendProgress], T], progress: SendProgress
+    ) -> T:
         def said() -> T:
-            sender = Sender(self._url, self._ttl_s)
+            sender = CanvasSender(self._url, self._ttl_s)
             try:
                 return tell(sender, progress)
             finally:

@@ -11,9 +11,9 @@ from headrace.errors import InvalidRequest
 from headrace.jobs.message import read_envelope
 from headrace.redis.keys import queue_name
 from headrace.redis.scripts import CLAIM_HEAD, CLAIM_ROW
-from workers.background.pipelines.execution import Course, Tools
+from workers.background.pipelines.execution import PipelineExecution, StageBackend
 from workers.jobs.canvas import read_canvas
-from workers.jobs.leased_job import Item, Settlement, failed, illegible, put_off
+from workers.jobs.leased_job import LeasedJob, Settlement, failed, illegible, put_off
 
 
 def claimed_rows(reply: Sequence[Any]) -> Iterator[tuple[bytes, Sequence[Any]]]:
@@ -24,8 +24,8 @@ def claimed_rows(reply: Sequence[Any]) -> Iterator[tuple[bytes, Sequence[Any]]]:
 
 
 def read_course(
-    pipeline: PipelineConfig, raw: bytes, item: Item, now_us: int, tools: Tools
-) -> tuple[Course, Settlement | None]:
+    pipeline: PipelineConfig, raw: bytes, item: LeasedJob, now_us: int, tools: StageBackend
+) -> tuple[PipelineExecution, Settlement | None]:
     """The course of a claimed job; its settlement where it is not to run now.
 
     Args:
@@ -37,7 +37,7 @@ def read_course(
     """
     wall = time.time()
     item.dispatched_at, item.dispatched_epoch_s = item.claimed_at, wall
-    course = Course(pipeline, item, tools, wall + pipeline.timeout_s)
+    course = PipelineExecution(pipeline, item, tools, wall + pipeline.timeout_s)
     try:
         message = item.message = read_envelope(raw)
     except InvalidRequest as error:

@@ -3,7 +3,7 @@
 All of it can be begun anew at any time, by anybody: the id of a stage's job follows from the
 pipeline's job and its place, so that saying it again finds it, as it is by then. What has been
 freed by then the note of the stages tells (`workers/background/pipelines/resume.py`). Knows Redis
-only by what its `Tools` do.
+only by what its `StageBackend` do.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from headrace.config.pipelines import INPUT, PipelineConfig, Stage
 from headrace.errors import HeadraceError, InvalidRequest, PayloadTooLarge
 from headrace.jobs.job import MAX_WAIT_FOR_START_S, Job, JobOptions, State
 from headrace.jobs.media_types import is_json
-from headrace.jobs.message import Message, Stretch
-from workers.background.pipelines.resume import Past, read_past, stage_job_id
+from headrace.jobs.message import Message, PayloadRange
+from workers.background.pipelines.resume import PreviousAttempt, read_past, stage_job_id
 from workers.background.pipelines.stage_state import StageState
 from workers.background.pipelines.values import (
-    Foreign,
-    Many,
-    Named,
-    Stored,
-    Text,
+    ExternalValue,
+    ListValue,
+    ObjectValue,
+    StoredValue,
+    TextValue,
     Value,
     follow,
     value_of,
 )
-from workers.jobs.leased_job import Item
+from workers.jobs.leased_job import LeasedJob
 
 #: How much longer than its pipeline's job may take (twice, as another may go on with that) a
 #: stage's job is kept once it has ended, where nobody removes it.
@@ -58,21 +58,21 @@ class StageFailed(HeadraceError):
         self.traceback = traceback
 
 
-class Tools(Protocol):
+class StageBackend(Protocol):
     """What a course asks of Redis and of the stores."""
 
     inline_limit_bytes: int
 
-    async def job(self, course: Course, stage: Stage, job_id: str, value: Value) -> Job:
+    async def job(self, course: PipelineExecution, stage: Stage, job_id: str, value: Value) -> Job:
         """Submit a stage's job, unless it is there, and wait for its end."""
 
-    async def read(self, stretch: Stretch) -> bytes:
+    async def read(self, stretch: PayloadRange) -> bytes:
         """A stretch of a payload."""
 
-    async def told(self, course: Course) -> None:
+    async def told(self, course: PipelineExecution) -> None:
         """Note how far the course has come, now or soon."""
 
-    async def noted(self, course: Course) -> bytes:
+    async def noted(self, course: PipelineExecution) -> bytes:
         """How far it had come when that was noted last; empty where it never was."""
 
     async def view(self, ids: Sequence[str]) -> list[Job | None]:
@@ -81,11 +81,11 @@ class Tools(Protocol):
     async def forget(self, ids: Sequence[str]) -> None:
         """Remove what is left of stages' jobs that have ended, so that they can run again."""
 
-    async def free(self, course: Course, stages: Sequence[Stage]) -> bool:
+    async def free(self, course: PipelineExecution, stages: Sequence[Stage]) -> bool:
         """Note how far the course has come, and free these stages' results; whether it was done."""
 
 
-class Course:
+class PipelineExecution:
     """One claimed job of a pipeline.
 
     Args:
@@ -105,7 +105,9 @@ class Course:
             newer one.
     """
 
-    def __init__(self, pipeline: PipelineConfig, item: Item, tools: Tools, deadline: float) -> None:
+    def __init__(
+        self, pipeline: PipelineConfig, item: LeasedJob, tools: StageBackend, deadline: float
+    ) -> None:
         self.pipeline = pipeline
         self.item = item
         self.deadline = deadline
@@ -181,7 +183,7 @@ class Course:
             result_ttl=min(kept_s, MAX_WAIT_FOR_START_S),
         )
 
-    async def _take_up(self) -> Past:
+    async def _take_up(self) -> PreviousAttempt:
         """Go on where another has left it, or this one before; what holds of that."""
         note = await self._tools.noted(self)
         past = await read_past(self.item.id, self.pipeline, note, self._tools.view)
@@ -198,7 +200,7 @@ class Course:
             self.ended.update({job.id: (stage, job) for job in jobs})
             values = tuple(value_of(job) for job in jobs)
             known = self._results[stage.name] = asyncio.get_running_loop().create_future()
-            known.set_result(Many(values) if stage.spread else values[0])
+            known.set_result(ListValue(values) if stage.spread else values[0])
         return past
 
     async def _stage(self, stage: Stage) -> Value:
@@ -223,7 +225,7 @@ class Course:
         values = tuple(task.result() for task in tasks)
         state.ended_s = time.time()
         await self._tell_end()
-        return Many(values) if stage.spread else values[0]
+        return ListValue(values) if stage.spread else values[0]
 
     async def _tell_end(self) -> None:
         """A stage has ended: note it, at once where that frees what it and others took from."""
@@ -287,18 +289,18 @@ class Course:
 
     def _combined(self, names: Iterable[str], *, joined: bool) -> Value:
         values = [(name, self._value(name)) for name in names]
-        return Named(tuple(values)) if joined else values[0][1]
+        return ObjectValue(tuple(values)) if joined else values[0][1]
 
     def _value(self, name: str) -> Value:
         if name != INPUT:
             return self._results[name].result()
         source = self.message.source
         if source is None:
-            return Text(self.message.input)
+            return TextValue(self.message.input)
         if source.origin:
-            return Foreign(source)
+            return ExternalValue(source)
         kind = "" if is_json(source.type.partition(";")[0]) or not source.type else source.type
-        return Stored(Stretch(source.ref, 0, source.size, kind), whole=True)
+        return StoredValue(PayloadRange(source.ref, 0, source.size, kind), whole=True)
 
 
 def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
@@ -326,6 +328,6 @@ def _failure(shown: str, job: Job) -> StageFailed:
     )
 
 
-def about(course: Course) -> dict[str, str]:
+def about(course: PipelineExecution) -> dict[str, str]:
     """The fields of a line that concerns a pipeline's job."""
     return {"model": course.pipeline.name, "job": course.item.id}

@@ -31,13 +31,13 @@ from headrace.queue.waiters import Waiters
 from headrace.redis import keys
 from headrace.redis.connection import SOCKET_TIMEOUT_S, connect, connect_async
 from headrace.redis.scripts import CLAIM_MAX_BYTES
-from workers.background.pipelines.canvas import Tells
+from workers.background.pipelines.canvas import PipelineCanvas
 from workers.background.pipelines.claiming import claimed_rows, read_course
-from workers.background.pipelines.execution import Course, StageFailed, about
+from workers.background.pipelines.execution import PipelineExecution, StageFailed, about
 from workers.background.pipelines.settling import failure, success
-from workers.background.pipelines.stage_jobs import AGAIN_MAX_S, Lost, StageJobs
-from workers.jobs.leased_job import NEVER, Item, Settlement, cancelled, claimed_item
-from workers.leases.notifications import POLL_S, Wake
+from workers.background.pipelines.stage_jobs import AGAIN_MAX_S, StageJobLost, StageJobs
+from workers.jobs.leased_job import NEVER, LeasedJob, Settlement, cancelled, claimed_item
+from workers.leases.notifications import POLL_S, QueueNotifications
 from workers.models.pending_callbacks import UNTOLD_MAX
 
 logger = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ _AWAY: Final = (RedisError, OSError, HeadraceError)
 
 
 @dataclass(slots=True)
-class Line:
+class PipelineQueue:
     """One pipeline.
 
     Attributes:
@@ -67,7 +67,7 @@ class Line:
 
     config: PipelineConfig
     model: ModelConfig
-    courses: dict[str, tuple[Course, asyncio.Task[None]]] = field(default_factory=dict)
+    courses: dict[str, tuple[PipelineExecution, asyncio.Task[None]]] = field(default_factory=dict)
     telling: asyncio.Task[None] | None = None
     passed_over: bool = False
 
@@ -80,7 +80,7 @@ class Line:
         return [room, room, room, max(0, room - self.config.max_running // 2)]
 
 
-class Conductor:
+class PipelineOrchestrator:
     """The pipelines of one errands worker; `run` is the body of its thread.
 
     Args:
@@ -98,7 +98,9 @@ class Conductor:
         self._owner = owner
         self._node = node
         self._url = redis_url
-        self._lines = [Line(one, catalog.get(name)) for name, one in catalog.pipelines.items()]
+        self._lines = [
+            PipelineQueue(one, catalog.get(name)) for name, one in catalog.pipelines.items()
+        ]
         self._catalog = catalog
         self._loop: asyncio.AbstractEventLoop | None = None
         self._woken = asyncio.Event()
@@ -130,9 +132,9 @@ class Conductor:
         waiters = Waiters(client, self._owner)
         stores = build_stores(self._settings, self._url)
         self._jobs = StageJobs(client, self._queue, waiters, stores, self._catalog, self._settings)
-        self._tells = Tells(self._url, self._settings.result_ttl_s, self._jobs)
+        self._tells = PipelineCanvas(self._url, self._settings.result_ttl_s, self._jobs)
         lists = [keys.step_keys(line.model.queue) for line in self._lines]
-        self._wake = Wake(watcher, lists, keys.cancel_channel(self._owner))
+        self._wake = QueueNotifications(watcher, lists, keys.cancel_channel(self._owner))
         await waiters.start()
         try:
             while not self._stopping:
@@ -200,7 +202,7 @@ class Conductor:
         self._filled |= told - self._wake.unwatched
         self._heard()
 
-    async def _claim(self, line: Line) -> bool:
+    async def _claim(self, line: PipelineQueue) -> bool:
         """Whether there was something."""
         settings, model = self._settings, line.model
         if self._doubtful:
@@ -227,14 +229,14 @@ class Conductor:
             await self._queue.on_queue("jobs/release_owner", line.model.queue, *arguments)
         self._doubtful = False
 
-    def _begin(self, line: Line, raw: bytes, item: Item, now_us: int) -> None:
+    def _begin(self, line: PipelineQueue, raw: bytes, item: LeasedJob, now_us: int) -> None:
         course, settlement = read_course(line.config, raw, item, now_us, self._jobs)
         run = self._run(line, course) if settlement is None else self._end(line, course, settlement)
         task = asyncio.create_task(run)
         line.courses[item.id] = (course, task)
         task.add_done_callback(partial(self._over, line, course))
 
-    async def _run(self, line: Line, course: Course) -> None:
+    async def _run(self, line: PipelineQueue, course: PipelineExecution) -> None:
         try:
             settlement = await self._outcome(course)
         except asyncio.CancelledError:
@@ -246,7 +248,7 @@ class Conductor:
             settlement = cancelled(course.item)
         await self._end(line, course, settlement)
 
-    async def _outcome(self, course: Course) -> Settlement:
+    async def _outcome(self, course: PipelineExecution) -> Settlement:
         try:
             value = await course.run()
             return await self._jobs.patiently(lambda: success(self._jobs, course, value))
@@ -264,15 +266,19 @@ class Conductor:
             why = f"the pipeline could not be run: {type(error).__name__}"
             return failure(course, StageFailed("internal-error", why))
 
-    async def _end(self, line: Line, course: Course, settlement: Settlement) -> None:
+    async def _end(
+        self, line: PipelineQueue, course: PipelineExecution, settlement: Settlement
+    ) -> None:
         """End the job, and what is under way of it; said until Redis has taken it."""
         course.ending = True
         try:
             await self._end_own(line, course, settlement)
-        except Lost:
+        except StageJobLost:
             self._leave_to_another(course)
 
-    async def _end_own(self, line: Line, course: Course, settlement: Settlement) -> None:
+    async def _end_own(
+        self, line: PipelineQueue, course: PipelineExecution, settlement: Settlement
+    ) -> None:
         good = settlement.state == "s"
         over = await self._jobs.cancel(course)
         if any(state.began_s for state in course.states.values()):
@@ -287,19 +293,21 @@ class Conductor:
             lambda: self._queue.on_queue("jobs/settle", queue, *settlement)
         )
         if not int(said):
-            raise Lost
+            raise StageJobLost
         if good:
             await self._jobs.clear(course, over, settled=True)
         await self._jobs.settled(course, settlement)
 
-    def _leave_to_another(self, course: Course) -> None:
+    def _leave_to_another(self, course: PipelineExecution) -> None:
         # This process may have stood still for long. All that the job has come to is the other's,
         # who has found it under the same ids.
         course.item.dropped = "lost"
         self._jobs.leave(course)
         logger.warning("another has gone on with the job meanwhile", extra=about(course))
 
-    def _over(self, line: Line, course: Course, task: asyncio.Task[None]) -> None:
+    def _over(
+        self, line: PipelineQueue, course: PipelineExecution, task: asyncio.Task[None]
+    ) -> None:
         if line.courses.get(course.item.id, (None,))[0] is course:
             del line.courses[course.item.id]
         if not task.cancelled() and task.exception() is not None:
@@ -319,7 +327,7 @@ class Conductor:
                 await self._sweep(line)
             await self._report()
 
-    async def _renew(self, line: Line) -> None:
+    async def _renew(self, line: PipelineQueue) -> None:
         held = [course for course, _ in line.courses.values()]
         if not held:
             return
@@ -334,7 +342,7 @@ class Conductor:
                 self._leave_to_another(course)
                 self._stop(course)
 
-    async def _sweep(self, line: Line) -> None:
+    async def _sweep(self, line: PipelineQueue) -> None:
         now = time.monotonic()
         reap_until = 0
         if now >= self._reap_after and self._zero_us is not None:
@@ -371,13 +379,13 @@ class Conductor:
                     if found is not None and found[0].item.token == token:
                         self._cancel(found[0])
 
-    def _cancel(self, course: Course) -> None:
+    def _cancel(self, course: PipelineExecution) -> None:
         # The settlement of one that is ending finds the mark in its record.
         if not course.item.dropped and not course.ending:
             course.item.dropped = "cancelled"
             self._stop(course)
 
-    def _stop(self, course: Course) -> None:
+    def _stop(self, course: PipelineExecution) -> None:
         for line in self._lines:
             found = line.courses.get(course.item.id)
             if found is not None and found[0] is course:

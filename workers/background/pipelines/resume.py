@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from headrace.config.pipelines import PipelineConfig, Stage
 from headrace.jobs.ids import id_of_sequel
 from headrace.jobs.job import Job, State
-from workers.background.pipelines.stage_state import Noted, ended_stages
+from workers.background.pipelines.stage_state import SavedStage, ended_stages
 
 #: Reads jobs with their results; None for those that Redis does not know.
 View = Callable[[Sequence[str]], Awaitable[list[Job | None]]]
 
 
 @dataclass(slots=True)
-class Past:
+class PreviousAttempt:
     """What holds of a course's former lives.
 
     Attributes:
@@ -28,7 +28,7 @@ class Past:
         undone: ids of the jobs of stages that had ended and run again, as one of theirs is lost.
     """
 
-    ended: dict[str, Noted] = field(default_factory=dict)
+    ended: dict[str, SavedStage] = field(default_factory=dict)
     jobs: dict[str, list[Job]] = field(default_factory=dict)
     undone: list[str] = field(default_factory=list)
 
@@ -38,7 +38,9 @@ def stage_job_id(job_id: str, stage: str, n: int) -> str:
     return id_of_sequel(job_id, f"stage/{stage}/{n}")
 
 
-async def read_past(job_id: str, pipeline: PipelineConfig, note: bytes, view: View) -> Past:
+async def read_past(
+    job_id: str, pipeline: PipelineConfig, note: bytes, view: View
+) -> PreviousAttempt:
     """Look at what a note says, from the result backwards: each stage before what it takes from.
 
     Args:
@@ -47,7 +49,7 @@ async def read_past(job_id: str, pipeline: PipelineConfig, note: bytes, view: Vi
         note: how far its stages had come; empty where it has not begun.
         view: reads the jobs of stages that have ended and whose results are wanted.
     """
-    noted, past, wanted = ended_stages(note), Past(), set(pipeline.result)
+    noted, past, wanted = ended_stages(note), PreviousAttempt(), set(pipeline.result)
     for stage in reversed(pipeline.stages) if noted else ():
         found = noted.get(stage.name)
         if found is not None and stage.name not in wanted:

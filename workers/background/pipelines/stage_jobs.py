@@ -21,19 +21,19 @@ from headrace.config.pipelines import Stage
 from headrace.config.settings import Settings
 from headrace.errors import BrokerError, HeadraceError, QueueFull, StoreError
 from headrace.jobs.job import Job, State
-from headrace.jobs.message import Source, Stretch
+from headrace.jobs.message import InputSource, PayloadRange
 from headrace.payloads.ranges import read_bytes, read_parts, size_of
-from headrace.payloads.store import Entry
-from headrace.payloads.stores import THREADS, Stores
+from headrace.payloads.store import PayloadEntry
+from headrace.payloads.stores import THREADS, PayloadStores
 from headrace.queue.dead_letters import DeadLetters
 from headrace.queue.job_queue import OUTCOMES_MAX_JOBS, VIEW_MAX_JOBS, JobQueue
 from headrace.queue.submission import submission
-from headrace.queue.waiters import Wait, Waiters
+from headrace.queue.waiters import JobWaiter, Waiters
 from headrace.redis import keys
 from headrace.redis.keys import F
 from headrace.redis.outages import translate
-from workers.background.pipelines.execution import Course, about
-from workers.background.pipelines.values import Foreign, Stored, Value, parts_of
+from workers.background.pipelines.execution import PipelineExecution, about
+from workers.background.pipelines.values import ExternalValue, StoredValue, Value, parts_of
 from workers.jobs.leased_job import Settlement
 
 logger = logging.getLogger(__name__)
@@ -55,11 +55,11 @@ _PASSES: Final = (QueueFull, BrokerError, StoreError)
 _NOTHING: Final = b"null"
 
 
-class Lost(Exception):
+class StageJobLost(Exception):
     """The job of a course is another's by now, who goes on with it: nothing of it is to be done."""
 
 
-class Input(NamedTuple):
+class StageInput(NamedTuple):
     """The input of a stage's job on its way.
 
     Attributes:
@@ -67,8 +67,8 @@ class Input(NamedTuple):
     """
 
     text: bytes
-    source: Source | None = None
-    entry: Entry | None = None
+    source: InputSource | None = None
+    entry: PayloadEntry | None = None
 
 
 class StageJobs:
@@ -88,7 +88,7 @@ class StageJobs:
         client: redis.asyncio.Redis,
         queue: JobQueue,
         waiters: Waiters,
-        stores: Stores,
+        stores: PayloadStores,
         catalog: Catalog,
         settings: Settings,
     ) -> None:
@@ -114,16 +114,16 @@ class StageJobs:
         """What blocks."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
 
-    async def read(self, stretch: Stretch) -> bytes:
+    async def read(self, stretch: PayloadRange) -> bytes:
         """A stretch of a payload."""
         return await self.patiently(lambda: self.in_thread(read_bytes, self.stores, stretch))
 
-    async def told(self, course: Course, *, now: bool = False) -> None:
+    async def told(self, course: PipelineExecution, *, now: bool = False) -> None:
         """Note in the record how far a course has come; a view, so that a failure is none of it."""
         if now or time.monotonic() >= self._told_at.get(course.item.token, 0.0) + TOLD_S:
             await self._note(course)
 
-    async def noted(self, course: Course) -> bytes:
+    async def noted(self, course: PipelineExecution) -> bytes:
         """How far a course had come when that was noted last; empty where it never was."""
 
         async def read() -> bytes:
@@ -148,7 +148,7 @@ class StageJobs:
         for chunk in _chunks(ids, OUTCOMES_MAX_JOBS):
             await self.patiently(partial(self._queue.forget, chunk))
 
-    async def free(self, course: Course, stages: Sequence[Stage]) -> bool:
+    async def free(self, course: PipelineExecution, stages: Sequence[Stage]) -> bool:
         """Note how far a course has come, and free these stages' results; whether it was done.
 
         Where it was not, because the course is another's by now or Redis is away, it need not be
@@ -164,7 +164,7 @@ class StageJobs:
             await self._delete(course, entries)
         return True
 
-    async def _delete(self, course: Course, entries: Sequence[Entry]) -> None:
+    async def _delete(self, course: PipelineExecution, entries: Sequence[PayloadEntry]) -> None:
         """Delete payloads; what lies outside of Redis behind the course, which goes on."""
         try:
             elsewhere = await self.in_thread(self.stores.index.look, *entries)
@@ -176,13 +176,13 @@ class StageJobs:
             self._dropping.add(task)
             task.add_done_callback(self._dropping.discard)
 
-    async def _dropped(self, entries: Sequence[Entry]) -> None:
+    async def _dropped(self, entries: Sequence[PayloadEntry]) -> None:
         try:
             await self.in_thread(self.stores.drop, *entries)
         except HeadraceError as error:
             logger.warning("payloads are left to the sweep: %s", error.message)
 
-    async def _note(self, course: Course, *freed: str) -> bool:
+    async def _note(self, course: PipelineExecution, *freed: str) -> bool:
         """Note how far a course has come, and with it that results are freed; whether it was."""
         token = course.item.token
         self._told_at[token] = time.monotonic()
@@ -198,7 +198,7 @@ class StageJobs:
                 logger.warning("its stages are not written down: %s", error, extra=about(course))
                 return False
 
-    async def job(self, course: Course, stage: Stage, job_id: str, value: Value) -> Job:
+    async def job(self, course: PipelineExecution, stage: Stage, job_id: str, value: Value) -> Job:
         """Submit a stage's job, unless it is there, and wait for its end.
 
         Raises:
@@ -228,7 +228,7 @@ class StageJobs:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, AGAIN_MAX_S)
 
-    async def cancel(self, course: Course) -> dict[str, str]:
+    async def cancel(self, course: PipelineExecution) -> dict[str, str]:
         """Cancel a course's jobs that are under way; how those ended that have, by id.
 
         Raises:
@@ -238,12 +238,12 @@ class StageJobs:
         for chunk in _chunks(list(course.under_way), VIEW_MAX_JOBS):
             said = await self.patiently(partial(self._queue.cancel_for, item.id, item.token, chunk))
             if said is None:
-                raise Lost
+                raise StageJobLost
             over.update(pair for pair in zip(chunk, said, strict=True) if pair[1] != "asked")
         return over
 
     async def clear(
-        self, course: Course, over: Mapping[str, str], *, settled: bool = False
+        self, course: PipelineExecution, over: Mapping[str, str], *, settled: bool = False
     ) -> None:
         """Remove what nobody needs once the course is over; where that fails, it runs out.
 
@@ -264,7 +264,7 @@ class StageJobs:
                 if settled:
                     await self._client.unlink(*map(keys.job, chunk), *map(keys.meta, chunk))
                 elif not await self._queue.once("pipelines/clear", item.id, item.token, *chunk):
-                    raise Lost
+                    raise StageJobLost
             for model, letters in _letters(course, over).items():
                 await self._letters.purge(keys.queue_name(model), letters)
             if entries:
@@ -272,18 +272,20 @@ class StageJobs:
         except (HeadraceError, RedisError, OSError) as error:
             logger.warning("what is left of its stages runs out: %s", error, extra=about(course))
 
-    def leave(self, course: Course) -> None:
+    def leave(self, course: PipelineExecution) -> None:
         """Note no more of a course."""
         self._told_at.pop(course.item.token, None)
 
-    async def settled(self, course: Course, settlement: Settlement) -> None:
+    async def settled(self, course: PipelineExecution, settlement: Settlement) -> None:
         """The job has ended: its own input goes, and its result stays as long as its record."""
         name, message = course.pipeline.name, course.item.message
         entries = []
         if message is not None and message.source is not None and message.source.ref:
-            entries.append(Entry(message.source.ref, course.item.id, name, "i"))
+            entries.append(PayloadEntry(message.source.ref, course.item.id, name, "i"))
         if settlement.extra == F.RESULT_REF:
-            entries.append(Entry(str(settlement.value).split(" ")[0], course.item.id, name, "r"))
+            entries.append(
+                PayloadEntry(str(settlement.value).split(" ")[0], course.item.id, name, "r")
+            )
         try:
             if entries:
                 await self.in_thread(self.stores.drop, *entries)
@@ -291,7 +293,7 @@ class StageJobs:
             logger.warning("payloads are left to the sweep: %s", error.message)
 
     async def _ended(
-        self, course: Course, stage: Stage, job_id: str, model: ModelConfig, value: Value
+        self, course: PipelineExecution, stage: Stage, job_id: str, model: ModelConfig, value: Value
     ) -> Job | None:
         """The job once it has ended; None where Redis, or a life that is over, has taken it."""
         given = await self._input(job_id, model, value)
@@ -323,7 +325,7 @@ class StageJobs:
         job = await self._queue.read(job_id)
         return job is not None and (job.cancel_asked or job.state is State.CANCELLED)
 
-    async def _end(self, wait: Wait, model: ModelConfig, created_us: int) -> Job | None:
+    async def _end(self, wait: JobWaiter, model: ModelConfig, created_us: int) -> Job | None:
         loop = asyncio.get_running_loop()
         while True:
             timer = loop.call_later(LOOK_S, wait.wake)
@@ -337,7 +339,9 @@ class StageJobs:
             if job is None or job.state.final:
                 return job
 
-    def _submission(self, course: Course, stage: Stage, job_id: str, given: Input) -> Any:
+    def _submission(
+        self, course: PipelineExecution, stage: Stage, job_id: str, given: StageInput
+    ) -> Any:
         model = self._catalog.models[stage.model]
         return submission(
             job_id,
@@ -351,25 +355,25 @@ class StageJobs:
             trace=course.message.trace,
         )
 
-    async def _input(self, job_id: str, model: ModelConfig, value: Value) -> Input:
-        if isinstance(value, Foreign):
-            return Input(_NOTHING, value.source)
-        if isinstance(value, Stored) and value.whole:
+    async def _input(self, job_id: str, model: ModelConfig, value: Value) -> StageInput:
+        if isinstance(value, ExternalValue):
+            return StageInput(_NOTHING, value.source)
+        if isinstance(value, StoredValue) and value.whole:
             at = value.at
-            return Input(_NOTHING, Source(ref=at.ref, type=at.type, size=at.length))
+            return StageInput(_NOTHING, InputSource(ref=at.ref, type=at.type, size=at.length))
         parts = parts_of(value)
         text = [part for part in parts if isinstance(part, str)]
         if sum(map(len, text)) <= self.inline_limit_bytes:
             if len(text) == len(parts):
-                return Input("".join(text).encode())
-            return Input(_NOTHING, Source(size=size_of(parts), parts=tuple(parts)))
+                return StageInput("".join(text).encode())
+            return StageInput(_NOTHING, InputSource(size=size_of(parts), parts=tuple(parts)))
         # So much text stands in no message; what it is put together with is copied, too.
         body = await self.in_thread(read_parts, self.stores, parts)
         entry = self.stores.new_entry(job_id, model.name, "i")
         await self.in_thread(self.stores.put, entry, body)
-        return Input(_NOTHING, Source(ref=entry.ref, size=len(body)), entry)
+        return StageInput(_NOTHING, InputSource(ref=entry.ref, size=len(body)), entry)
 
-    async def _drop(self, given: Input) -> None:
+    async def _drop(self, given: StageInput) -> None:
         if given.entry is not None:
             try:
                 await self.in_thread(self.stores.drop, given.entry)
@@ -377,7 +381,7 @@ class StageJobs:
                 logger.warning("a payload is left to the sweep: %s", error.message)
 
 
-def _letters(course: Course, over: Mapping[str, str]) -> dict[str, list[str]]:
+def _letters(course: PipelineExecution, over: Mapping[str, str]) -> dict[str, list[str]]:
     """A course's jobs that may be dead letters, by model; the pipeline's own stands for them."""
     found: dict[str, list[str]] = {}
     for job_id, (stage, job) in course.ended.items():
@@ -394,11 +398,11 @@ def _chunks(names: Sequence[str], most: int) -> Iterator[Sequence[str]]:
         yield names[at : at + most]
 
 
-def _stored(course: Course, names: Iterable[str]) -> list[Entry]:
+def _stored(course: PipelineExecution, names: Iterable[str]) -> list[PayloadEntry]:
     """The payloads of those of a course's jobs whose results lie in a store."""
     found = [(name, *course.ended[name]) for name in names if name in course.ended]
     return [
-        Entry(job.stored.ref, name, stage.model, "r")
+        PayloadEntry(job.stored.ref, name, stage.model, "r")
         for name, stage, job in found
         if job.stored is not None
     ]

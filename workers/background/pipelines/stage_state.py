@@ -14,7 +14,7 @@ _NAMES: Final = ("queued", "hold", "preprocess", "inference", "postprocess")
 _SUCCEEDED: Final = "succeeded"
 
 
-class Noted(msgspec.Struct):
+class SavedStage(msgspec.Struct):
     """A stage as it was noted; see `StageState.told`."""
 
     name: str
@@ -23,10 +23,10 @@ class Noted(msgspec.Struct):
     timings: dict[str, float] | None = None
 
 
-_NOTE: Final = msgspec.json.Decoder(list[Noted])
+_NOTE: Final = msgspec.json.Decoder(list[SavedStage])
 
 
-def ended_stages(note: bytes) -> dict[str, Noted]:
+def ended_stages(note: bytes) -> dict[str, SavedStage]:
     """The stages that had ended, by name; none where the note says nothing that can be read."""
     try:
         stages = _NOTE.decode(note) if note else []
@@ -56,7 +56,7 @@ class StageState:
     failed: bool = False
 
     @classmethod
-    def of(cls, model: str, noted: Noted) -> Self:
+    def of(cls, model: str, noted: SavedStage) -> Self:
         """A stage that had ended, which tells of itself what was noted."""
         now, timings = time.time(), noted.timings or {}
         began_s = now - timings.get("total", 0.0) / 1000

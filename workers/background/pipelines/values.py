@@ -15,51 +15,51 @@ from headrace.config.json_path import Step, find, path_text
 from headrace.errors import InvalidRequest
 from headrace.jobs.job import Job
 from headrace.jobs.media_types import JSON_TYPE
-from headrace.jobs.message import Source, Stretch
+from headrace.jobs.message import InputSource, PayloadRange
 
 #: Reads a stretch that is JSON text.
-Read = Callable[[Stretch], Awaitable[bytes]]
+Read = Callable[[PayloadRange], Awaitable[bytes]]
 
 
-class Text(NamedTuple):
+class TextValue(NamedTuple):
     """A JSON value as text."""
 
     data: bytes
 
 
-class Binary(NamedTuple):
+class BinaryValue(NamedTuple):
     """What is not JSON and is short: its content type, and its bytes in base64."""
 
     type: str
     base64: str
 
 
-class Stored(NamedTuple):
+class StoredValue(NamedTuple):
     """What lies in the payload store: a whole payload, or a stretch of one."""
 
-    at: Stretch
+    at: PayloadRange
     whole: bool = False
 
 
-class Foreign(NamedTuple):
+class ExternalValue(NamedTuple):
     """The operator's own file or object, which is passed on whole or not at all."""
 
-    source: Source
+    source: InputSource
 
 
-class Many(NamedTuple):
+class ListValue(NamedTuple):
     """A list of values."""
 
     values: tuple[Value, ...]
 
 
-class Named(NamedTuple):
+class ObjectValue(NamedTuple):
     """An object of values."""
 
     values: tuple[tuple[str, Value], ...]
 
 
-Value = Text | Binary | Stored | Foreign | Many | Named
+Value = TextValue | BinaryValue | StoredValue | ExternalValue | ListValue | ObjectValue
 
 
 class _Kombu(msgspec.Struct):
@@ -74,18 +74,20 @@ def value_of(job: Job) -> Value:
     """
     if job.stored is not None:
         ref, size, kind = job.stored
-        return Stored(Stretch(ref, 0, size, "" if kind == JSON_TYPE else kind), whole=True)
+        return StoredValue(
+            PayloadRange(ref, 0, size, "" if kind == JSON_TYPE else kind), whole=True
+        )
     result = job.result_json
     if result is None:
         raise ValueError(f"the result of the job {job.id} is not there")
     if job.result_type:
-        return Binary(job.result_type, msgspec.json.decode(result, type=_Kombu).value)
-    return Text(result)
+        return BinaryValue(job.result_type, msgspec.json.decode(result, type=_Kombu).value)
+    return TextValue(result)
 
 
-def parts_of(value: Value) -> list[str | Stretch]:
+def parts_of(value: Value) -> list[str | PayloadRange]:
     """The parts that make up the value's JSON text; text beside text is one part."""
-    parts: list[str | Stretch] = []
+    parts: list[str | PayloadRange] = []
     text: list[str] = []
     for part in _parts(value):
         if isinstance(part, str):
@@ -98,23 +100,23 @@ def parts_of(value: Value) -> list[str | Stretch]:
     return [*parts, "".join(text)] if text else parts
 
 
-def _parts(value: Value) -> Iterator[str | Stretch]:
+def _parts(value: Value) -> Iterator[str | PayloadRange]:
     match value:
-        case Text():
+        case TextValue():
             yield value.data.decode()
-        case Binary():
+        case BinaryValue():
             yield msgspec.json.encode({"content_type": value.type, "base64": value.base64}).decode()
-        case Stored():
+        case StoredValue():
             yield value.at
-        case Foreign():
+        case ExternalValue():
             raise InvalidRequest("an input_ref can only be passed on whole, and by itself")
-        case Many():
+        case ListValue():
             yield "["
             for n, one in enumerate(value.values):
                 yield "," if n else ""
                 yield from _parts(one)
             yield "]"
-        case Named():
+        case ObjectValue():
             yield "{"
             for n, (name, one) in enumerate(value.values):
                 yield ("," if n else "") + msgspec.json.encode(name).decode() + ":"
@@ -141,7 +143,7 @@ async def follow(
     for n, step in enumerate(steps):
         found: list[Value] = []
         for one in values:
-            if isinstance(one, (Many, Named)):
+            if isinstance(one, (ListValue, ObjectValue)):
                 found += _among(one, step, path_text((*done, step)))
                 continue
             return [
@@ -154,26 +156,28 @@ async def follow(
 async def _rest(value: Value, steps: tuple[Step, ...], read: Read, short_bytes: int) -> list[Value]:
     """Where all that are left are within JSON text."""
     match value:
-        case Text():
-            return [Text(value.data[span.start : span.end]) for span in find(value.data, steps)]
-        case Stored() if not value.at.type:
+        case TextValue():
+            return [
+                TextValue(value.data[span.start : span.end]) for span in find(value.data, steps)
+            ]
+        case StoredValue() if not value.at.type:
             text = await read(value.at)
             begin = value.at.start
             return [
-                Text(text[start:end])
+                TextValue(text[start:end])
                 if end - start <= short_bytes
-                else Stored(Stretch(value.at.ref, begin + start, end - start))
+                else StoredValue(PayloadRange(value.at.ref, begin + start, end - start))
                 for start, end in find(text, steps)
             ]
-        case Many() | Named():
+        case ListValue() | ObjectValue():
             return await follow(value, steps, read, short_bytes)
-        case Foreign():
+        case ExternalValue():
             raise InvalidRequest("a path cannot lead into an input_ref; send the input itself")
     raise InvalidRequest(f"there is no {path_text(steps)} in it: it is not JSON")
 
 
-def _among(value: Many | Named, step: Step, shown: str) -> list[Value]:
-    if isinstance(value, Named):
+def _among(value: ListValue | ObjectValue, step: Step, shown: str) -> list[Value]:
+    if isinstance(value, ObjectValue):
         found = [one for name, one in value.values if name == step]
         if not found:
             raise InvalidRequest(f"there is no {shown}")

@@ -29,18 +29,18 @@ from headrace.queue.webhook_deliveries import (
     Attempt,
     Change,
     Delivery,
-    HookLog,
-    HookStore,
-    Kept,
+    DeliveryLog,
+    DeliveryStore,
+    PendingDelivery,
     delivery_id,
 )
 from headrace.redis.connection import connect_async
 from headrace.webhooks.signing import secrets_of, signature
-from headrace.webhooks.task_message import Errand
-from workers.background.webhooks.http import HookSender, Resolve, Sent, look_up
-from workers.background.webhooks.payload import Told, body_of, told_by, what_is_told
-from workers.background.webhooks.throttling import Endpoint, Endpoints, Place
-from workers.threads import run_vital
+from headrace.webhooks.task_message import WebhookTask
+from workers.background.webhooks.http import Resolve, WebhookResponse, WebhookSender, look_up
+from workers.background.webhooks.payload import JobWebhook, body_of, told_by, what_is_told
+from workers.background.webhooks.throttling import EndpointState, EndpointThrottle, Place
+from workers.threads import run_critical
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ SAVE_TRIES: Final = 30
 DELIVERED, RETRIED, FAILED = (f"{COUNTER}:{outcome}" for outcome in OUTCOMES)
 
 
-class Courier:
+class WebhookDelivery:
     """Delivers the webhooks of one errands worker.
 
     Args:
@@ -71,19 +71,19 @@ class Courier:
     def __init__(self, settings: Settings, redis_url: str, resolve: Resolve = look_up) -> None:
         self._settings = settings
         self._url = redis_url
-        self._sender = HookSender(settings, resolve)
+        self._sender = WebhookSender(settings, resolve)
         self._ready = threading.Event()
-        self._endpoints = Endpoints()
+        self._endpoints = EndpointThrottle()
         self._loop: asyncio.AbstractEventLoop
 
     def start(self) -> None:
         """Begin to serve, in a thread that ends with the process."""
         run = partial(asyncio.run, self._serve())
         threading.Thread(
-            target=run_vital, args=(run, "the webhooks'"), name="headrace-webhooks", daemon=True
+            target=run_critical, args=(run, "the webhooks'"), name="headrace-webhooks", daemon=True
         ).start()
 
-    def deliver(self, errand: Errand) -> None:
+    def deliver(self, errand: WebhookTask) -> None:
         """Try once; from any other thread.
 
         Raises:
@@ -94,7 +94,7 @@ class Courier:
 
     async def _serve(self) -> None:
         self._queue = JobQueue(connect_async(self._url))
-        self._store = HookStore(self._queue)
+        self._store = DeliveryStore(self._queue)
         self._loop = asyncio.get_running_loop()
         self._ready.set()
         while True:
@@ -107,13 +107,13 @@ class Courier:
             if due < SWEEP_MAX:
                 await asyncio.sleep(SWEEP_S)
 
-    async def _deliver(self, errand: Errand) -> None:
+    async def _deliver(self, errand: WebhookTask) -> None:
         log = await self._store.read(errand.job)
         kept = await self._kept(errand, log)
         if kept is not None and kept.delivery.state == "pending":
             await self._try(kept, tuple(log.surplus) if not kept.text else ())
 
-    async def _kept(self, errand: Errand, log: HookLog) -> Kept | None:
+    async def _kept(self, errand: WebhookTask, log: DeliveryLog) -> PendingDelivery | None:
         """The delivery that an errand is for, with its body; None where there is nothing to do."""
         if errand.delivery:
             found = log.deliveries.get(errand.delivery)
@@ -135,13 +135,13 @@ class Courier:
         job = job if not errand.delivery else await self._queue.read(errand.job)
         return msgspec.structs.replace(found, body=body_of(found.delivery, told, job))
 
-    def _begun(self, errand: Errand, told: Told, log: HookLog) -> Kept:
+    def _begun(self, errand: WebhookTask, told: JobWebhook, log: DeliveryLog) -> PendingDelivery:
         name = delivery_id(errand.said, 0 if told.state is None else told.at_us)
         if name in log.deliveries:
             return log.deliveries[name]
         now_us = _now_us()
         at_us = told.at_us or now_us
-        return Kept(
+        return PendingDelivery(
             Delivery(
                 id=name, type=told.type, job=errand.job, url=errand.url, owner=errand.owner,
                 model=errand.model, at_us=at_us, created_us=now_us,
@@ -149,7 +149,7 @@ class Courier:
             )
         )  # fmt: skip
 
-    async def _try(self, kept: Kept, surplus: tuple[str, ...]) -> None:
+    async def _try(self, kept: PendingDelivery, surplus: tuple[str, ...]) -> None:
         delivery, body = kept.delivery, kept.body
         endpoint = self._endpoints.of(_place(delivery))
         wait_s = endpoint.wait_s(time.monotonic())
@@ -177,13 +177,15 @@ class Courier:
             logger.warning("a webhook has not arrived", extra=told)
         await self._save(kept, change, surplus)
 
-    async def _attempt(self, kept: Kept, endpoint: Endpoint) -> tuple[Sent, Attempt]:
+    async def _attempt(
+        self, kept: PendingDelivery, endpoint: EndpointState
+    ) -> tuple[WebhookResponse, Attempt]:
         delivery = kept.delivery
         began, at_us = time.monotonic(), _now_us()
         found = secrets_of(self._settings.webhook_secrets, delivery.owner)
         if not found:
             error = "this server has no webhook_secrets to sign it with"
-            return Sent(error=error), Attempt(at_us, 0, error=error)
+            return WebhookResponse(error=error), Attempt(at_us, 0, error=error)
         timestamp_s = at_us // US_PER_S
         headers = {
             "content-type": "application/json",
@@ -201,7 +203,7 @@ class Courier:
         endpoint.ended(now, now - began, answers=sent.answers, hold_s=sent.retry_after_s)
         return sent, Attempt(at_us, round((now - began) * 1000), sent.status, sent.error)
 
-    async def _save(self, kept: Kept, change: Change, surplus: tuple[str, ...]) -> None:
+    async def _save(self, kept: PendingDelivery, change: Change, surplus: tuple[str, ...]) -> None:
         """Keep what came of it, also where Redis is away for a while."""
         ttl_s = self._settings.webhook_log_ttl_s
         if change.delay_s is not None:
@@ -216,7 +218,7 @@ class Courier:
                 continue
             if known is None or not _wins(change.delivery, known):
                 return
-            kept = Kept(kept.delivery, known)
+            kept = PendingDelivery(kept.delivery, known)
 
 
 def _wins(ours: Delivery, known: bytes) -> bool:

@@ -20,7 +20,7 @@ import httpx2
 from headrace.config.settings import Settings
 from headrace.errors import ConfigError, InvalidRequest
 from headrace.webhooks.allowed_addresses import Address, may_reach, read_address, read_networks
-from headrace.webhooks.endpoint import Target, read_target
+from headrace.webhooks.endpoint import Endpoint, read_target
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ ERROR_MAX_CHARS: Final = 200
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 
-class Sent(NamedTuple):
+class WebhookResponse(NamedTuple):
     """What became of one try.
 
     Attributes:
@@ -62,7 +62,7 @@ async def look_up(host: str, port: int) -> Sequence[str]:
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
-class HookSender:
+class WebhookSender:
     """Sends webhooks; used by one event loop.
 
     Args:
@@ -103,7 +103,7 @@ class HookSender:
         """Close the connections."""
         await self._http.aclose()
 
-    async def send(self, url: str, headers: Mapping[str, str], body: bytes) -> Sent:
+    async def send(self, url: str, headers: Mapping[str, str], body: bytes) -> WebhookResponse:
         """Try once; whatever goes wrong is in what it gives."""
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -111,25 +111,25 @@ class HookSender:
                 found = await self._addresses(target)
                 answer = await self._to_one_of(found, target, headers, body)
         except TimeoutError:
-            return Sent(error=f"no answer within {self._timeout_s:g} s")
+            return WebhookResponse(error=f"no answer within {self._timeout_s:g} s")
         except (_Refused, InvalidRequest) as error:
-            return Sent(error=str(error), final=True, answers=True)
+            return WebhookResponse(error=str(error), final=True, answers=True)
         except (OSError, UnicodeError) as error:
-            return Sent(error=_short(f"the name cannot be looked up: {error}"))
+            return WebhookResponse(error=_short(f"the name cannot be looked up: {error}"))
         except httpx2.RemoteProtocolError:
             # The library's words repeat what was answered, which whoever chose the URL could read.
-            return Sent(error="what it answered cannot be read as HTTP")
+            return WebhookResponse(error="what it answered cannot be read as HTTP")
         except httpx2.HTTPError as error:
-            return Sent(error=_short(f"{type(error).__name__}: {error}"))
+            return WebhookResponse(error=_short(f"{type(error).__name__}: {error}"))
         except Exception as error:
             # Nobody has foreseen it; such as a URL of which httpx2 thinks otherwise.
             logger.exception("a webhook cannot be sent", extra={"webhook": headers["webhook-id"]})
-            return Sent(error=_short(f"it cannot be sent: {error}"))
+            return WebhookResponse(error=_short(f"it cannot be sent: {error}"))
         outcome = _outcome(answer)
         await _let_go(answer)
         return outcome
 
-    async def _addresses(self, target: Target) -> Sequence[Address]:
+    async def _addresses(self, target: Endpoint) -> Sequence[Address]:
         """The addresses of a host that may be connected to."""
         if target.literal is not None:
             found = [target.literal]
@@ -146,7 +146,7 @@ class HookSender:
     async def _to_one_of(
         self,
         addresses: Sequence[Address],
-        target: Target,
+        target: Endpoint,
         headers: Mapping[str, str],
         body: bytes,
     ) -> httpx2.Response:
@@ -159,7 +159,7 @@ class HookSender:
         return await self._post(last, target, headers, body)
 
     async def _post(
-        self, address: Address, target: Target, headers: Mapping[str, str], body: bytes
+        self, address: Address, target: Endpoint, headers: Mapping[str, str], body: bytes
     ) -> httpx2.Response:
         """Send, and read the head of the answer."""
         host = f"[{address}]" if address.version == 6 else str(address)
@@ -190,19 +190,21 @@ async def _let_go(answer: httpx2.Response) -> None:
         await answer.aclose()
 
 
-def _outcome(answer: httpx2.Response) -> Sent:
+def _outcome(answer: httpx2.Response) -> WebhookResponse:
     status = answer.status_code
     if 200 <= status < 300:
-        return Sent(status, answers=True)
+        return WebhookResponse(status, answers=True)
     if status == 410:
-        return Sent(status, "answered 410: it wants no more of these", final=True, answers=True)
+        return WebhookResponse(
+            status, "answered 410: it wants no more of these", final=True, answers=True
+        )
     wait_s = 0.0
     if status in (429, 503):
         wait_s = _retry_after_s(answer.headers.get("retry-after", ""))
     error = f"answered {status}"
     if 300 <= status < 400:
         error += ", and redirects are not followed: name the final address"
-    return Sent(status, error, retry_after_s=wait_s, answers=status < 500)
+    return WebhookResponse(status, error, retry_after_s=wait_s, answers=status < 500)
 
 
 def _retry_after_s(text: str) -> float:

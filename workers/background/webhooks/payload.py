@@ -8,14 +8,14 @@ import msgspec
 
 from headrace.jobs.job import ENDS, Job, State, iso
 from headrace.jobs.serialization import job_object
-from headrace.queue.webhook_deliveries import Delivery, HookLog
-from headrace.webhooks.task_message import STARTED, Errand, event_type
+from headrace.queue.webhook_deliveries import Delivery, DeliveryLog
+from headrace.webhooks.task_message import STARTED, WebhookTask, event_type
 
 #: A result whose Celery message is longer is left out, and fetched by its link.
 RESULT_MAX_BYTES: Final = 256 * 1024
 
 
-class Told(msgspec.Struct, frozen=True):
+class JobWebhook(msgspec.Struct, frozen=True):
     """What there is to tell.
 
     Attributes:
@@ -29,7 +29,7 @@ class Told(msgspec.Struct, frozen=True):
     state: State | None = None
 
 
-def what_is_told(errand: Errand, log: HookLog, job: Job | None) -> Told | None:
+def what_is_told(errand: WebhookTask, log: DeliveryLog, job: Job | None) -> JobWebhook | None:
     """What an errand is to tell; None where nobody knows of its job any more.
 
     How the job has ended last is noted apart from its record, which may have run out, or be that
@@ -37,22 +37,22 @@ def what_is_told(errand: Errand, log: HookLog, job: Job | None) -> Told | None:
     """
     if errand.started:
         began = job.started_us or job.created_us if job is not None else 0
-        return Told(f"job.{STARTED}", began)
+        return JobWebhook(f"job.{STARTED}", began)
     if log.ended_us:
         state = State(log.state)
-        return Told(event_type(state), log.ended_us, state)
+        return JobWebhook(event_type(state), log.ended_us, state)
     if job is not None and job.state.final:
-        return Told(event_type(job.state), job.ended_us, job.state)
+        return JobWebhook(event_type(job.state), job.ended_us, job.state)
     return None
 
 
-def told_by(delivery: Delivery) -> Told:
+def told_by(delivery: Delivery) -> JobWebhook:
     """What a delivery tells that was begun before."""
     state = ENDS.get(delivery.type.removeprefix("job."))
-    return Told(delivery.type, delivery.at_us, state)
+    return JobWebhook(delivery.type, delivery.at_us, state)
 
 
-def body_of(delivery: Delivery, told: Told, job: Job | None) -> bytes:
+def body_of(delivery: Delivery, told: JobWebhook, job: Job | None) -> bytes:
     """The body; of a job whose record says something else by now, what is known of it."""
     if job is not None and (told.state is None or job.ended_us == told.at_us):
         data = job_object(job, with_result=len(job.meta) + len(job.recorded) <= RESULT_MAX_BYTES)
@@ -65,7 +65,7 @@ def body_of(delivery: Delivery, told: Told, job: Job | None) -> bytes:
     )
 
 
-def _without_record(delivery: Delivery, told: Told) -> bytes:
+def _without_record(delivery: Delivery, told: JobWebhook) -> bytes:
     ended = told.state is not None
     return msgspec.json.encode(
         {

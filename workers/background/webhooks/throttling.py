@@ -24,7 +24,7 @@ Place = tuple[str, str, int]
 
 
 @dataclass(slots=True)
-class Endpoint:
+class EndpointState:
     """One receiver, as the tries of this process have found it.
 
     Attributes:
@@ -74,14 +74,14 @@ class Endpoint:
 
 
 @dataclass(slots=True)
-class Endpoints:
+class EndpointThrottle:
     """All receivers of this process."""
 
-    known: dict[Place, Endpoint] = field(default_factory=dict)
+    known: dict[Place, EndpointState] = field(default_factory=dict)
 
-    def of(self, place: Place) -> Endpoint:
+    def of(self, place: Place) -> EndpointState:
         """One of them."""
-        return self.known.setdefault(place, Endpoint())
+        return self.known.setdefault(place, EndpointState())
 
     def forget(self, now: float) -> None:
         """Forget those of which there is nothing to remember."""

@@ -19,10 +19,10 @@ from headrace.handler import Context, Handler
 from headrace.observability import logs
 from workers.model_process.batch_state import Input
 from workers.model_process.context import TRACES, Traces
-from workers.model_process.executor import Runner
+from workers.model_process.executor import BatchExecutor
 from workers.model_process.outcomes import failure
-from workers.model_process.preprocess.shared_memory import Packer, Slab
-from workers.model_process.progress import News
+from workers.model_process.preprocess.shared_memory import Packer, SharedBuffer
+from workers.model_process.progress import BatchProgress
 from workers.model_process.protocol.frames import FrameSocket
 from workers.model_process.protocol.phases import write_stacks_to
 from workers.model_process.startup import context_of, die_with_parent, handler_of, why_not_loaded
@@ -48,7 +48,7 @@ def main() -> None:
         frames.send(["failed", why_not_loaded(error)])
         return
     frames.send(["ready"])
-    slabs: list[Slab] = []
+    slabs: list[SharedBuffer] = []
     while True:
         try:
             received = frames.receive()
@@ -60,7 +60,7 @@ def main() -> None:
             frames.send(_serve(files, slabs, number, runner, rows))
 
 
-def _load(config: dict[str, Any], frames: FrameSocket) -> Runner:
+def _load(config: dict[str, Any], frames: FrameSocket) -> BatchExecutor:
     context: Context = context_of({**config, "device": "cpu"}, Context)
     handler = handler_of(config)
     initialize = getattr(handler, "initialize_preprocess", None)
@@ -73,13 +73,17 @@ def _load(config: dict[str, Any], frames: FrameSocket) -> Runner:
             hint="write initialize_preprocess(context): what preprocess needs, without the model",
         )
     initialize(context)
-    runner = Runner(handler, context)
+    runner = BatchExecutor(handler, context)
     runner.tells(lambda _, rows: frames.send(["progress", rows]))
     return runner
 
 
 def _serve(
-    files: socket.socket, slabs: list[Slab], number: int, runner: Runner, rows: list[list[Any]]
+    files: socket.socket,
+    slabs: list[SharedBuffer],
+    number: int,
+    runner: BatchExecutor,
+    rows: list[list[Any]],
 ) -> list[Any]:
     """Run `preprocess`, and put its arrays into the slab of that number; the answer."""
     inputs: list[Input] = [(job_id, value, kind) for job_id, value, kind in rows]
@@ -87,7 +91,7 @@ def _serve(
     try:
         packed = packer.pack(_prepared(runner, inputs))
         if number == len(slabs):
-            slabs.append(Slab.new())
+            slabs.append(SharedBuffer.new())
             # It is there before the frame that speaks of it.
             socket.send_fds(files, [b"\0"], [slabs[number].fd])
         slabs[number].fill(packer.arrays, packer.size)
@@ -96,8 +100,8 @@ def _serve(
     return ["prepared", packer.size, packed]
 
 
-def _prepared(runner: Runner, inputs: list[Input]) -> Any:
-    teller, news = runner.teller, News()
+def _prepared(runner: BatchExecutor, inputs: list[Input]) -> Any:
+    teller, news = runner.teller, BatchProgress()
     if teller is None:
         return runner.own_preprocess(inputs)
     teller.enter(news, inputs)

@@ -25,8 +25,8 @@ from headrace.errors import ConfigError, HandlerError, InputError
 from headrace.observability import logs
 from workers.model_process.batch_state import Input
 from workers.model_process.context import TRACES
-from workers.model_process.executor import Runner
-from workers.model_process.outcomes import Told
+from workers.model_process.executor import BatchExecutor
+from workers.model_process.outcomes import RaisedError
 from workers.model_process.progress import Row
 from workers.model_process.protocol.frames import FrameSocket
 from workers.threads import SOFTWARE_ERROR_STATUS
@@ -47,7 +47,7 @@ class PreprocessDied(Exception):
 
 
 @dataclass(slots=True)
-class PrepProcess:
+class PreprocessProcess:
     """One preprocess process.
 
     Attributes:
@@ -65,7 +65,7 @@ class PrepProcess:
     _received: list[list[Any]] = field(default_factory=list)
 
     @classmethod
-    def spawn(cls, config: dict[str, Any], stacks: int) -> PrepProcess:
+    def spawn(cls, config: dict[str, Any], stacks: int) -> PreprocessProcess:
         """Start one; it loads meanwhile. From the main thread, since it dies with its starter.
 
         Args:
@@ -132,7 +132,7 @@ class PrepProcess:
             if number < last:
                 self._take(number)
             self._give(number)
-            raise Told(first)
+            raise RaisedError(first)
         self._take(number)
         return unpack(last, self.slabs[number], first, lambda: self._give(number))
 
@@ -163,7 +163,7 @@ class PrepProcess:
 _THREADS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
-class PrepPool:
+class PreprocessPool:
     """Runs `preprocess` of one batch by several workers, each with a share of the items.
 
     Args:
@@ -231,7 +231,7 @@ def _one_array(parts: list[Any]) -> Any:
     return None
 
 
-def install(runner: Runner, processes: list[PrepProcess], threads: int) -> None:
+def install(runner: BatchExecutor, processes: list[PreprocessProcess], threads: int) -> None:
     """Let a runner's `preprocess` be done by these processes, or by so many threads.
 
     Raises:
@@ -252,5 +252,5 @@ def install(runner: Runner, processes: list[PrepProcess], threads: int) -> None:
         process.ready()
     prepare: list[Prepare] = [process.prepare for process in processes]
     per_item = bool(getattr(handler, "preprocess_per_item", False))
-    pool = PrepPool(prepare or [runner.own_preprocess] * threads, per_item=per_item)
+    pool = PreprocessPool(prepare or [runner.own_preprocess] * threads, per_item=per_item)
     runner.preprocess = pool.prepare

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from headrace.errors import HandlerError
-from workers.model_process.outcomes import Told, failure
+from workers.model_process.outcomes import RaisedError, failure
 
 #: The ext types of our msgpack.
 ARRAY_EXT: Final = 1
@@ -32,7 +32,7 @@ _POPULATE: Final = getattr(mmap, "MAP_POPULATE", 0)
 
 
 @dataclass(slots=True)
-class Slab:
+class SharedBuffer:
     """Shared memory that one process fills."""
 
     fd: int
@@ -40,7 +40,7 @@ class Slab:
     memory: mmap.mmap | None = None
 
     @classmethod
-    def new(cls) -> Slab:
+    def new(cls) -> SharedBuffer:
         """An empty one."""
         if hasattr(os, "memfd_create"):
             return cls(os.memfd_create("headrace", os.MFD_CLOEXEC))
@@ -118,7 +118,7 @@ def unpack(packed: bytes, fd: int, size: int, free: Callable[[], None]) -> Any:
 
     def read(code: int, data: memoryview) -> Any:
         if code == ERROR_EXT:
-            return Told(msgspec.msgpack.decode(data))
+            return RaisedError(msgspec.msgpack.decode(data))
         return _array_at(memory, *msgspec.msgpack.decode(data))
 
     return msgspec.msgpack.Decoder(ext_hook=read).decode(packed)

@@ -9,24 +9,24 @@ from typing import Any
 
 import pytest
 
-from api.http.send_buffer import TAKE_BYTES, Outbox
+from api.http.send_buffer import TAKE_BYTES, SendBuffer
 
 
-def run(test: Callable[[Outbox], Coroutine[Any, Any, None]], **bounds: int) -> None:
+def run(test: Callable[[SendBuffer], Coroutine[Any, Any, None]], **bounds: int) -> None:
     async def inside() -> None:
-        with Outbox(**bounds) as outbox:
+        with SendBuffer(**bounds) as outbox:
             await test(outbox)
 
     asyncio.run(inside())
 
 
-async def filled(outbox: Outbox, count: int) -> None:
+async def filled(outbox: SendBuffer, count: int) -> None:
     for n in range(count):
         await outbox.put(b"%03d" % n)
     outbox.end()
 
 
-async def drained(outbox: Outbox) -> bytes:
+async def drained(outbox: SendBuffer) -> bytes:
     found = b""
     while data := await outbox.take():
         assert len(data) <= TAKE_BYTES
@@ -35,7 +35,7 @@ async def drained(outbox: Outbox) -> bytes:
 
 
 def test_order_is_kept_over_memory_and_file() -> None:
-    async def test(outbox: Outbox) -> None:
+    async def test(outbox: SendBuffer) -> None:
         pieces = [b"%06d," % n for n in range(3000)]
         taken = b""
         for at, piece in enumerate(pieces):
@@ -51,7 +51,7 @@ def test_order_is_kept_over_memory_and_file() -> None:
 
 
 def test_who_reads_along_never_needs_the_file() -> None:
-    async def test(outbox: Outbox) -> None:
+    async def test(outbox: SendBuffer) -> None:
         for n in range(1000):
             await outbox.put(b"%d" % n)
             assert await outbox.take() == b"%d" % n
@@ -61,7 +61,7 @@ def test_who_reads_along_never_needs_the_file() -> None:
 
 
 def test_where_all_is_full_the_answers_wait_for_the_reader() -> None:
-    async def test(outbox: Outbox) -> None:
+    async def test(outbox: SendBuffer) -> None:
         filling = asyncio.create_task(filled(outbox, 100))
         # Whoever can go on does, until nobody can.
         for _ in range(300):
@@ -89,7 +89,7 @@ def test_a_full_disk_is_as_a_full_outbox(
 
     monkeypatch.setattr(os, "pwrite", pwrite)
 
-    async def test(outbox: Outbox) -> None:
+    async def test(outbox: SendBuffer) -> None:
         filling = asyncio.create_task(filled(outbox, 20))
         assert await drained(outbox) == b"".join(b"%03d" % n for n in range(20))
         await filling
@@ -99,7 +99,7 @@ def test_a_full_disk_is_as_a_full_outbox(
 
 
 def test_the_end_is_told_to_who_waits() -> None:
-    async def test(outbox: Outbox) -> None:
+    async def test(outbox: SendBuffer) -> None:
         taking = asyncio.create_task(outbox.take())
         await asyncio.sleep(0)
         outbox.end()

@@ -7,7 +7,7 @@ from prometheus_client import generate_latest
 from prometheus_client.metrics_core import HistogramMetricFamily, SummaryMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
-from api.observability.exposition import Exposition, Found
+from api.observability.exposition import Exposition, MetricSamples
 from api.observability.metric_families import Family
 
 ODD = 'a "quoted" \\ back\nslash at 100% {x="y"} é'
@@ -17,7 +17,7 @@ LOADS = Family("headrace_load_seconds", "summary", "What a load took.", ("model"
 UP = Family("headrace_up", "gauge", "Whether it is.")
 
 
-def written(exposition: Exposition, *found: Found) -> bytes:
+def written(exposition: Exposition, *found: MetricSamples) -> bytes:
     return b"".join(exposition.text(found))
 
 
@@ -30,7 +30,7 @@ def samples(text: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 def test_labels_are_escaped() -> None:
-    text = written(Exposition(), Found(JOBS, [("m", ODD), (ODD, "plain")], [3, 4.5]))
+    text = written(Exposition(), MetricSamples(JOBS, [("m", ODD), (ODD, "plain")], [3, 4.5]))
     assert samples(text) == {
         ("headrace_jobs_total", (("model", "m"), ("reason", ODD))): 3,
         ("headrace_jobs_total", (("model", ODD), ("reason", "plain"))): 4.5,
@@ -46,7 +46,9 @@ def test_values_change_and_series_come_and_go() -> None:
         ([("b", "y")], [8]),
         ([], []),
     ):
-        text = written(exposition, Found(JOBS, series, values), Found(UP, [()], [1]))
+        text = written(
+            exposition, MetricSamples(JOBS, series, values), MetricSamples(UP, [()], [1])
+        )
         told = {labels: value for (name, labels), value in samples(text).items() if labels}
         assert told == {
             (("model", model), ("reason", reason)): value
@@ -59,12 +61,12 @@ def test_the_library_is_asked_once_however_the_same_series_come(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     exposition, series = Exposition(), [("a", "x"), ("b", "y")]
-    first = written(exposition, Found(JOBS, series, [1, 2]))
+    first = written(exposition, MetricSamples(JOBS, series, [1, 2]))
     monkeypatch.delattr("api.observability.exposition.generate_latest")
     for same in (series, tuple(series), [*series[:1], ("b", "y")]):
-        assert written(exposition, Found(JOBS, same, [1, 2])) == first
+        assert written(exposition, MetricSamples(JOBS, same, [1, 2])) == first
     monkeypatch.undo()
-    assert written(exposition, Found(JOBS, series, [b"1", b"2"])) == first
+    assert written(exposition, MetricSamples(JOBS, series, [b"1", b"2"])) == first
 
 
 @pytest.mark.parametrize("kind", ["histogram", "summary"])
@@ -81,16 +83,20 @@ def test_it_is_prometheus_clients_own_text(kind: str) -> None:
             return [histogram]
 
     found = (
-        Found(LOADS, [("m",)], [2.0, 1.25])
+        MetricSamples(LOADS, [("m",)], [2.0, 1.25])
         if kind == "summary"
-        else Found(TOOK, [("m",)], [b"1.0", b"3.0", b"3.0", b"0.125"], ("0.5", "+Inf"))
+        else MetricSamples(TOOK, [("m",)], [b"1.0", b"3.0", b"3.0", b"0.125"], ("0.5", "+Inf"))
     )
     assert written(Exposition(), found) == generate_latest(Collector())
 
 
 def test_a_long_text_comes_in_parts() -> None:
     series = [(f"model-{n}", "x" * 50) for n in range(2000)]
-    found = [Found(JOBS, series, range(2000)), Found(UP, [()], [1]), Found(LOADS, [], [])]
+    found = [
+        MetricSamples(JOBS, series, range(2000)),
+        MetricSamples(UP, [()], [1]),
+        MetricSamples(LOADS, [], []),
+    ]
     parts = Exposition().text(found)
     assert len(parts) == 2
     assert len(samples(b"".join(parts))) == 2001

@@ -8,9 +8,9 @@ import pytest
 import uvloop
 
 from api.http.messages import Message, Receive
-from api.submission.waiting import WATCH_AFTER_S, Vigils, asked_wait_s, preferred_wait_s
+from api.submission.waiting import WATCH_AFTER_S, PendingWaits, asked_wait_s, preferred_wait_s
 from headrace.errors import InvalidRequest
-from headrace.queue.waiters import Wait
+from headrace.queue.waiters import JobWaiter
 
 
 @pytest.mark.parametrize(
@@ -56,11 +56,11 @@ def test_each_vigil_has_its_own_end_and_one_that_is_over_is_forgotten() -> None:
 
     async def work() -> None:
         loop = asyncio.get_running_loop()
-        vigils = Vigils()
+        vigils = PendingWaits()
 
         async def wait(seconds: float, receive: Receive) -> tuple[bool, bool, float]:
             began = loop.time()
-            awaited = Wait("a", loop)
+            awaited = JobWaiter("a", loop)
             with vigils.over(awaited, seconds, receive) as vigil:
                 assert await awaited.woken() is None
                 return vigil.late, vigil.gone, loop.time() - began
@@ -69,7 +69,7 @@ def test_each_vigil_has_its_own_end_and_one_that_is_over_is_forgotten() -> None:
             await asyncio.sleep(0.1)
             return await wait(seconds, receive)
 
-        with vigils.over(Wait("b", loop), 30, hangs_up) as over:
+        with vigils.over(JobWaiter("b", loop), 30, hangs_up) as over:
             pass
         found = await asyncio.gather(
             wait(0.05, hangs_up), wait(WATCH_AFTER_S + 0.05, silent), wait(30, hangs_up),

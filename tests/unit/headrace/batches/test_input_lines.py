@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from headrace.batches.files.record import StoredFile
-from headrace.batches.files.store import Reader
-from headrace.batches.input_lines import BadLine, Line, Requests, read_lines
-from headrace.batches.validation import ERRORS_MAX, Found, validate
+from headrace.batches.files.store import FileReader
+from headrace.batches.input_lines import BadLine, BatchLine, Requests, read_lines
+from headrace.batches.validation import ERRORS_MAX, ValidationResult, validate
 
 MODEL = "/api/v1/models/echo/jobs"
 JOBS = "/api/v1/jobs"
@@ -20,7 +20,7 @@ MODELS = {"echo": "1.0", "other": "2.0"}
 LIMIT = 200
 
 
-class Pieces(Reader):
+class Pieces(FileReader):
     """A file that is read in pieces of one length."""
 
     def __init__(self, text: bytes, length: int) -> None:
@@ -151,13 +151,13 @@ def test_requests_become_the_lines_of_jobs() -> None:
     assert longer.options["result_ttl"] == 90_000
 
 
-def looked(*texts: bytes | None, max_lines: int = 10_000) -> Found:
-    lines = [Line(number, 0, text) for number, text in enumerate(texts, 1)]
+def looked(*texts: bytes | None, max_lines: int = 10_000) -> ValidationResult:
+    lines = [BatchLine(number, 0, text) for number, text in enumerate(texts, 1)]
     return validate(lines, Requests(MODEL, MODELS), max_lines=max_lines, limit_bytes=LIMIT)
 
 
 def test_a_file_is_looked_at_as_a_whole() -> None:
-    assert looked(said(), said(custom_id="b")) == Found(total=2)
+    assert looked(said(), said(custom_id="b")) == ValidationResult(total=2)
     found = looked(said(), b"{", None, said())
     assert [(error.line, error.code) for error in found.errors] == [
         (2, "invalid_json_line"), (3, "line_too_long"), (4, "duplicate_custom_id"),

@@ -15,9 +15,9 @@ import pytest
 from redis.exceptions import NoPermissionError
 
 from headrace.cli.doctor import command, configuration, gpus, host
-from headrace.cli.doctor.check import Check, Finding, NotLooked, fail, ok, skip, warn, worst
+from headrace.cli.doctor.check import Check, CheckResult, CheckSkipped, fail, ok, skip, warn, worst
 from headrace.cli.doctor.command import exit_code_of
-from headrace.cli.doctor.deployment import Site
+from headrace.cli.doctor.deployment import Deployment
 from headrace.cli.doctor.runner import Result, rounds
 from headrace.cli.shared.exit_codes import ExitCode
 from headrace.server.ports import free_port
@@ -35,12 +35,14 @@ from tests.harness.servers.certificates import Authority
 from tests.harness.workers.worker import write_models
 
 
-def check(look_: Callable[[Site], Finding], *, limit_s: float = 30, beside: bool = False) -> Check:
+def check(
+    look_: Callable[[Deployment], CheckResult], *, limit_s: float = 30, beside: bool = False
+) -> Check:
     return Check("one", "Group", look_, limit_s, beside)
 
 
 def raising(error: Exception) -> Check:
-    def look_(_: Site) -> Finding:
+    def look_(_: Deployment) -> CheckResult:
         raise error
 
     return check(look_)
@@ -49,12 +51,12 @@ def raising(error: Exception) -> Check:
 def test_a_check_that_raises_or_hangs_is_a_line_and_ends_no_other() -> None:
     held = threading.Event()
 
-    def hangs(_: Site) -> Finding:
+    def hangs(_: Deployment) -> CheckResult:
         held.wait(60)
         return ok("too late")
 
     with site() as here:
-        verdict(look(here, raising(NotLooked("nothing there"))), "skip", "nothing there")
+        verdict(look(here, raising(CheckSkipped("nothing there"))), "skip", "nothing there")
         verdict(look(here, raising(NoPermissionError("no right"))), "skip", "may not look")
         results = list(
             rounds(
@@ -78,7 +80,7 @@ def test_what_runs_beside_is_begun_first_and_told_last() -> None:
     begun = threading.Event()
     waits = check(lambda _: ok(str(begun.wait(30))))
 
-    def beside(_: Site) -> Finding:
+    def beside(_: Deployment) -> CheckResult:
         begun.set()
         return ok("beside")
 
@@ -96,7 +98,7 @@ def test_several_findings_become_the_worst_of_them() -> None:
 
 
 def test_the_exit_code_is_the_highest_of_what_failed() -> None:
-    def code(*findings: Finding, strict: bool = False) -> int:
+    def code(*findings: CheckResult, strict: bool = False) -> int:
         results = [Result(check(lambda _: ok("")), finding, 0.0) for finding in findings]
         return exit_code_of(results, strict=strict)
 
@@ -175,7 +177,7 @@ def test_settings_and_models_that_cannot_be_read(tmp_path: Path) -> None:
 
 @breaks("handlers")
 def test_handlers_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def problem(handler: str) -> Finding:
+    def problem(handler: str) -> CheckResult:
         return found("handlers", models=write_models(tmp_path, m={"handler": handler}))
 
     (tmp_path / "mine.py").write_text("from a import B\nclass Mine: ...\n")
@@ -195,7 +197,7 @@ def test_handlers_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_weights_that_are_not_whole(tmp_path: Path) -> None:
     file = tmp_path / "weights.safetensors"
 
-    def problem(name: str = file.name) -> Finding:
+    def problem(name: str = file.name) -> CheckResult:
         models = write_models(tmp_path, m={"handler": "echo", "weights": name})
         return found("weights", models=models)
 
@@ -225,7 +227,7 @@ def test_an_api_that_is_open_to_all() -> None:
 def test_a_certificate_that_ends_or_does_not_fit(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
 
-    def problem(name: str, ends_in: timedelta, key: Path | None = None) -> Finding:
+    def problem(name: str, ends_in: timedelta, key: Path | None = None) -> CheckResult:
         made = authority.sign(name, ends_in)
         return found(
             "certificate",
@@ -261,7 +263,7 @@ def test_a_driver_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_torch_that_does_not_fit_the_devices(tmp_path: Path) -> None:
     path = fake_smi(tmp_path, "GPU 0: H100 (UUID: GPU-1)")
 
-    def of_torch(path: str = path, **said: object) -> Finding:
+    def of_torch(path: str = path, **said: object) -> CheckResult:
         return found("torch", PATH=path, PYTHONPATH=str(fake_torch(tmp_path, **said)))
 
     verdict(of_torch(os.environ["PATH"]), "ok", "torch 2.9.0, on the CPU with 2 threads")
@@ -276,7 +278,7 @@ def test_a_torch_that_does_not_fit_the_devices(tmp_path: Path) -> None:
 
 @breaks("payload-store")
 def test_a_store_of_payloads_that_cannot_be_written(tmp_path: Path) -> None:
-    def store(folder: Path) -> Finding:
+    def store(folder: Path) -> CheckResult:
         return found(
             "payload-store", HEADRACE_PAYLOAD_STORE="file", HEADRACE_PAYLOAD_DIR=str(folder)
         )

@@ -12,7 +12,7 @@ import typer
 
 from headrace import errors
 from headrace.cli.jobs.jobs import since
-from headrace.cli.jobs.resume_file import Earlier
+from headrace.cli.jobs.resume_file import PreviousRows
 from headrace.cli.jobs.tracker import Tracker
 from headrace.cli.shared.exit_codes import ExitCode, exit_code
 from headrace.cli.shared.inputs import Input
@@ -100,7 +100,7 @@ def test_what_strangers_wrote_moves_no_cursor() -> None:
 
 def test_the_tracker_knows_what_has_not_come_back() -> None:
     inputs = [Input(key, Path(key)) for key in "abc"]
-    tracker = Tracker(inputs, Earlier())
+    tracker = Tracker(inputs, PreviousRows())
     values, ids = tracker.values(), tracker.ids()
     sent = [(next(values), next(ids)) for _ in range(2)]
     assert [one.key for one in tracker.left()] == ["a", "b"]
@@ -113,7 +113,7 @@ def test_the_tracker_knows_what_has_not_come_back() -> None:
 def test_the_tracker_puts_aside_what_cannot_be_sent() -> None:
     bad = errors.InvalidRequest("no such file")
     inputs = [Input("a", 1), Input("b", bad), Input("c", 3), Input("d", bad)]
-    tracker = Tracker(inputs, Earlier())
+    tracker = Tracker(inputs, PreviousRows())
     assert list(tracker.values()) == [1, 3]
     assert [one.place for one in tracker.left()] == [0, 2]
     assert [sent.key for sent, _ in tracker.bad(before=2)] == ["b"]

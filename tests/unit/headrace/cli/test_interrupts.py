@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from headrace.cli.shared.interrupts import Stops, Terminated, TimeUp
+from headrace.cli.shared.interrupts import InterruptHandler, Terminated, TimeUp
 
 
 def come(number: signal.Signals) -> None:
@@ -40,19 +40,19 @@ def _handlers_are_as_before() -> Iterator[None]:
     ],
 )
 def test_a_signal_is_an_exception(number: signal.Signals, error: type[BaseException]) -> None:
-    with pytest.raises(error), Stops(None):
+    with pytest.raises(error), InterruptHandler(None):
         come(number)
 
 
 @pytest.mark.parametrize("timeout_s", [0.01, 0])
 def test_the_time_limit_is_one_that_the_client_cannot_take_for_its_own(timeout_s: float) -> None:
-    with pytest.raises(TimeUp, match="within 0") as caught, Stops(timeout_s):
+    with pytest.raises(TimeUp, match="within 0") as caught, InterruptHandler(timeout_s):
         threading.Event().wait(60)
     assert not isinstance(caught.value, Exception)
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
-def line(stops: Stops, written: list[str], *signals: signal.Signals) -> None:
+def line(stops: InterruptHandler, written: list[str], *signals: signal.Signals) -> None:
     """Write in two halves, with signals between them."""
     with stops.shield():
         written.append("a li")
@@ -63,7 +63,7 @@ def line(stops: Stops, written: list[str], *signals: signal.Signals) -> None:
 
 def test_what_comes_within_the_shield_is_raised_at_its_end() -> None:
     written: list[str] = []
-    with Stops(None) as stops:
+    with InterruptHandler(None) as stops:
         with pytest.raises(KeyboardInterrupt):
             line(stops, written, signal.SIGINT)
         line(stops, written)
@@ -72,13 +72,13 @@ def test_what_comes_within_the_shield_is_raised_at_its_end() -> None:
 
 def test_a_second_one_is_not_held_back() -> None:
     written: list[str] = []
-    with pytest.raises(KeyboardInterrupt), Stops(None) as stops:
+    with pytest.raises(KeyboardInterrupt), InterruptHandler(None) as stops:
         line(stops, written, signal.SIGINT, signal.SIGINT)
     assert written == ["a li"]
 
 
 def test_an_error_within_the_shield_is_that_error() -> None:
-    with Stops(None) as stops:
+    with InterruptHandler(None) as stops:
         with pytest.raises(OSError, match="disk"), stops.shield():
             raise OSError("disk")
         stops.ignore()
@@ -88,7 +88,7 @@ def test_an_error_within_the_shield_is_that_error() -> None:
 def test_what_is_ignored_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with Stops(None):
+        with InterruptHandler(None):
             come(signal.SIGHUP)
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:

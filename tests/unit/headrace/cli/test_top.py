@@ -20,7 +20,7 @@ from rich.console import Console
 from api.observability.metric_families import FAMILIES
 from headrace import Client
 from headrace.cli.top.layout import DEVICES, HOSTS, MODELS, SORTS, Shown, lines
-from headrace.cli.top.poller import GAP_S, History, Seen, Watch
+from headrace.cli.top.poller import GAP_S, History, Poller, PollResult
 from headrace.cli.top.sample import SERIES, Sample, parse
 from headrace.cli.top.screen import Screen, pressed
 from headrace.cli.top.tables import bar, duration, rate
@@ -246,14 +246,14 @@ def test_rates_are_those_of_the_last_seconds() -> None:
     assert away.add(sample(2.0, "m")).models[0].out_s is None
 
 
-class Watching(Watch):
+class Watching(Poller):
     """One that has seen what it is told, and looks at nothing."""
 
-    def __init__(self, seen: Seen) -> None:
+    def __init__(self, seen: PollResult) -> None:
         self.seen = seen
 
 
-def screen_of(seen: Seen, width: int = 80, height: int = 24) -> Screen:
+def screen_of(seen: PollResult, width: int = 80, height: int = 24) -> Screen:
     console = Console(width=width, height=height, file=StringIO())
     return Screen(Watching(seen), console, "http://server:8080")
 
@@ -263,7 +263,7 @@ def drawn(screen: Screen) -> list[str]:
 
 
 def test_keys_change_what_is_seen() -> None:
-    screen = screen_of(Seen(shown("a", "b")))
+    screen = screen_of(PollResult(shown("a", "b")))
     first = drawn(screen)
     assert len(first) == 24
     assert "by file" in first[-1]
@@ -273,7 +273,7 @@ def test_keys_change_what_is_seen() -> None:
         screen.key("s")
     assert "by file" in drawn(screen)[-1]
     screen.key("p")
-    screen._watch.seen = Seen(shown("other"))
+    screen._watch.seen = PollResult(shown("other"))
     assert any(line.startswith("a ") for line in drawn(screen))
     assert "paused" in drawn(screen)[0]
     screen.key("p")
@@ -297,7 +297,7 @@ def test_a_look_that_hangs_counts_into_how_long_there_was_no_answer(
 
     monkeypatch.setattr("headrace.cli.top.poller.time", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.setattr("headrace.cli.top.poller.read", lambda _: None)
-    watch = Watch(cast(Client, Hanging()), 2.0)
+    watch = Poller(cast(Client, Hanging()), 2.0)
     for _ in range(2):
         watch.seen = watch._look()
     os.close(watch.wake_fd)
@@ -307,9 +307,9 @@ def test_a_look_that_hangs_counts_into_how_long_there_was_no_answer(
 
 def test_a_server_that_is_away_is_said_above_what_was_seen_last() -> None:
     away = ServerUnreachable("Headrace does not answer at http://server:8080: refused")
-    screen = screen_of(Seen(None, away, 0.0))
+    screen = screen_of(PollResult(None, away, 0.0))
     assert "does not answer at http://server:8080" in " ".join(drawn(screen))
-    known = screen_of(Seen(shown("a"), away, 0.0))
+    known = screen_of(PollResult(shown("a"), away, 0.0))
     assert "no answer for" in drawn(known)[0]
     assert any(line.startswith("a ") for line in drawn(known))
 

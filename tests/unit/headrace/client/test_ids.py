@@ -10,7 +10,7 @@ import msgspec
 
 from headrace.client import Job, bulk
 from headrace.client.retries import Session
-from headrace.client.sansio import Answer, Request, Take, taken_from
+from headrace.client.sansio import HttpRequest, HttpResponse, NextInput, taken_from
 
 
 def ids_sent(stream: Any) -> list[str]:
@@ -23,10 +23,10 @@ def ids_sent(stream: Any) -> list[str]:
         except StopIteration:
             return sent
         came = None
-        if isinstance(step, Take):
+        if isinstance(step, NextInput):
             assert isinstance(step.source, Iterator)
             came = taken_from(step.source, step)
-        elif isinstance(step, Request):
+        elif isinstance(step, HttpRequest):
             lines = [msgspec.json.decode(line) for line in (step.body or b"").splitlines()]
             sent += [line["id"] for line in lines]
             answers = [
@@ -41,7 +41,7 @@ def ids_sent(stream: Any) -> list[str]:
                 )
                 for line in lines
             ]
-            came = Answer(202, {}, b"\n".join(answers))
+            came = HttpResponse(202, {}, b"\n".join(answers))
 
 
 def test_each_job_of_many_has_the_id_that_stands_in_its_place() -> None:

@@ -13,7 +13,7 @@ from typing_extensions import override
 from headrace import errors
 from headrace.client import Client, Result
 from headrace.client.errors import PROBLEM_TYPE
-from headrace.client.sansio import Answer, Request, Take, Taken
+from headrace.client.sansio import HttpRequest, HttpResponse, NextInput, TakenInput
 
 OK = {"content-type": "application/json"}
 
@@ -37,23 +37,27 @@ class Played:
         self._queued: dict[str, Any] = {}
         self._ended: dict[str, Any] = {}
 
-    def answer(self, request: Request) -> Answer:
+    def answer(self, request: HttpRequest) -> HttpResponse:
         body = request.body or b""
         if request.path.endswith("/bulk"):
             lines = [msgspec.json.decode(line) for line in body.splitlines()]
             self.bulks.append((len(lines), request.query.get("hold")))
             self.most_lines = max(self.most_lines, len(body))
-            return Answer(200, OK, b"\n".join(map(self._submitted, lines)))
+            return HttpResponse(200, OK, b"\n".join(map(self._submitted, lines)))
         if self.failure is not None and request.path.endswith("/result"):
             status, code = self.failure
             problem = {"type": f"/problems/{code}", "status": status}
-            return Answer(status, {"content-type": PROBLEM_TYPE}, msgspec.json.encode(problem))
+            return HttpResponse(
+                status, {"content-type": PROBLEM_TYPE}, msgspec.json.encode(problem)
+            )
         for job_id in list(self._queued)[: self._pace]:
             self._ended[job_id] = self._queued.pop(job_id)
         if request.path.endswith("/status"):
             jobs = [self._job(job_id) for job_id in msgspec.json.decode(body)["ids"]]
-            return Answer(200, OK, msgspec.json.encode({"jobs": jobs}))
-        return Answer(200, OK, msgspec.json.encode(self._job(request.path.rpartition("/")[2])))
+            return HttpResponse(200, OK, msgspec.json.encode({"jobs": jobs}))
+        return HttpResponse(
+            200, OK, msgspec.json.encode(self._job(request.path.rpartition("/")[2]))
+        )
 
     def _submitted(self, line: Any) -> bytes:
         if len(self._queued) >= self._room:
@@ -79,11 +83,11 @@ class PlayedClient(Client):
         self._at_a_time = at_a_time
 
     @override
-    def _send(self, request: Request) -> Answer:
+    def _send(self, request: HttpRequest) -> HttpResponse:
         return self._server.answer(request)
 
     @override
-    def _take(self, step: Take) -> Taken:
+    def _take(self, step: NextInput) -> TakenInput:
         return super()._take(replace(step, count=min(step.count, self._at_a_time)))
 
 

@@ -13,29 +13,29 @@ from headrace import errors
 from headrace.client import calls
 from headrace.client.errors import PROBLEM_TYPE, error_of, job_error, problem_of
 from headrace.client.models import Job, decode_result
-from headrace.client.retries import FIRST_CONTACT_S, LIVE_S, MAX_PAUSE_S, Pauses, Session, exchange
-from headrace.client.sansio import Answer, Broken, Pause, Plan, Request
+from headrace.client.retries import FIRST_CONTACT_S, LIVE_S, MAX_PAUSE_S, Backoff, Session, exchange
+from headrace.client.sansio import ConnectionFailed, HttpRequest, HttpResponse, Pause, Plan
 
-REQUEST = Request("POST", "/api/v1/jobs", body=b"{}")
-OK = Answer(200, {"content-type": "application/json"}, b"{}")
-GONE = Broken("Connection refused", refused=True)
-RESET = Broken("reset by peer", refused=False)
-SILENT = Broken("timed out (ReadTimeout)", refused=False)
-ALIVE = Answer(200, {"content-type": "application/json"}, b'{"status":"live"}')
+REQUEST = HttpRequest("POST", "/api/v1/jobs", body=b"{}")
+OK = HttpResponse(200, {"content-type": "application/json"}, b"{}")
+GONE = ConnectionFailed("Connection refused", refused=True)
+RESET = ConnectionFailed("reset by peer", refused=False)
+SILENT = ConnectionFailed("timed out (ReadTimeout)", refused=False)
+ALIVE = HttpResponse(200, {"content-type": "application/json"}, b'{"status":"live"}')
 
 
-def answer(status: int, code: str = "", **members: Any) -> Answer:
+def answer(status: int, code: str = "", **members: Any) -> HttpResponse:
     if not code:
-        return Answer(status, {"content-type": "text/html"}, b"<h1>Bad gateway</h1>")
+        return HttpResponse(status, {"content-type": "text/html"}, b"<h1>Bad gateway</h1>")
     body = {"type": f"/problems/{code}", "title": "T", "status": status, "detail": "D", **members}
-    return Answer(status, {"content-type": PROBLEM_TYPE}, msgspec.json.encode(body))
+    return HttpResponse(status, {"content-type": PROBLEM_TYPE}, msgspec.json.encode(body))
 
 
 def session(*, met: bool = True, retry_s: float = 60) -> Session:
     return Session("http://server", retry_s, met=met)
 
 
-def result(plan: Plan[Any], *outcomes: Answer | Broken) -> tuple[Any, list[float]]:
+def result(plan: Plan[Any], *outcomes: HttpResponse | ConnectionFailed) -> tuple[Any, list[float]]:
     """What a plan gives where these come of its requests, and the pauses that it made."""
     pauses: list[float] = []
     left = list(outcomes)
@@ -66,7 +66,7 @@ def result(plan: Plan[Any], *outcomes: Answer | Broken) -> tuple[Any, list[float
         answer(503, "broker-full"),
     ],
 )
-def test_what_passes_is_sent_again(bad: Answer | Broken) -> None:
+def test_what_passes_is_sent_again(bad: HttpResponse | ConnectionFailed) -> None:
     got, pauses = result(exchange(session(), REQUEST), bad, bad, OK)
     assert got is OK
     assert len(pauses) == 2
@@ -88,7 +88,7 @@ def test_what_passes_is_sent_again(bad: Answer | Broken) -> None:
     ],
 )
 def test_what_does_not_pass_is_raised_at_once(
-    bad: Answer, error: type[errors.HeadraceError]
+    bad: HttpResponse, error: type[errors.HeadraceError]
 ) -> None:
     with pytest.raises(error) as raised:
         result(exchange(session(), REQUEST), bad)
@@ -97,7 +97,7 @@ def test_what_does_not_pass_is_raised_at_once(
 
 def test_retry_after_is_the_least_pause() -> None:
     bad = answer(429, "queue-full")
-    patient = Answer(429, {**bad.headers, "retry-after": "7"}, bad.body)
+    patient = HttpResponse(429, {**bad.headers, "retry-after": "7"}, bad.body)
     _, pauses = result(exchange(session(), REQUEST), patient, OK)
     assert pauses == [7]
     with pytest.raises(errors.QueueFull) as full:
@@ -112,7 +112,7 @@ def test_a_server_that_never_answered_is_given_up_soon() -> None:
         plan = exchange(session(met=False, retry_s=3600), REQUEST)
         step: object = next(plan)
         while True:
-            step = plan.send(GONE if isinstance(step, Request) else None)
+            step = plan.send(GONE if isinstance(step, HttpRequest) else None)
             paused.extend([step.seconds] if isinstance(step, Pause) else [])
 
     with pytest.raises(errors.ServerUnreachable, match="http://server: Connection refused"):
@@ -129,7 +129,10 @@ class Clock:
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
 
     def run(
-        self, plan: Plan[Any], respond: Callable[[Request], Answer | Broken], limit_s: float = 90
+        self,
+        plan: Plan[Any],
+        respond: Callable[[HttpRequest], HttpResponse | ConnectionFailed],
+        limit_s: float = 90,
     ) -> tuple[Any, list[str]]:
         """What a plan gives, and what it asked for; `SILENT` takes all the time there is."""
         asked: list[str] = []
@@ -143,7 +146,7 @@ class Clock:
                 self.now += step.seconds
                 came = None
                 continue
-            assert isinstance(step, Request)
+            assert isinstance(step, HttpRequest)
             asked.append(step.path)
             came = respond(step)
             if came is SILENT:
@@ -157,9 +160,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.mark.parametrize("broken", [GONE, RESET, SILENT])
 def test_after_a_broken_request_a_living_server_is_looked_for_first(
-    clock: Clock, broken: Broken
+    clock: Clock, broken: ConnectionFailed
 ) -> None:
-    comes: Iterator[Answer | Broken] = iter([broken, GONE, RESET, SILENT, answer(502), ALIVE, OK])
+    comes: Iterator[HttpResponse | ConnectionFailed] = iter(
+        [broken, GONE, RESET, SILENT, answer(502), ALIVE, OK]
+    )
     found, asked = clock.run(exchange(session(), REQUEST), lambda _: next(comes))
     assert found is OK
     assert asked == [REQUEST.path, *["/live"] * 5, REQUEST.path]
@@ -168,11 +173,11 @@ def test_after_a_broken_request_a_living_server_is_looked_for_first(
 @pytest.mark.parametrize("away", [GONE, RESET, SILENT])
 @pytest.mark.parametrize("retry_s", [0.5, 60])
 def test_retries_end_in_time_whether_a_server_refuses_or_says_nothing(
-    clock: Clock, away: Broken, retry_s: float
+    clock: Clock, away: ConnectionFailed, retry_s: float
 ) -> None:
     clock_at_failure: list[float] = []
 
-    def respond(request: Request) -> Broken:
+    def respond(request: HttpRequest) -> ConnectionFailed:
         if request.path == REQUEST.path:
             clock.now += 30  # such as a long poll, which had been under way for so long
             clock_at_failure.append(clock.now)
@@ -188,10 +193,10 @@ def test_retries_end_in_time_whether_a_server_refuses_or_says_nothing(
 
 
 def test_a_server_that_lives_is_given_the_whole_time_again(clock: Clock) -> None:
-    slow: Iterator[Answer | Broken] = iter([SILENT, OK])
-    asked: list[Request] = []
+    slow: Iterator[HttpResponse | ConnectionFailed] = iter([SILENT, OK])
+    asked: list[HttpRequest] = []
 
-    def respond(request: Request) -> Answer | Broken:
+    def respond(request: HttpRequest) -> HttpResponse | ConnectionFailed:
         asked.append(request)
         return ALIVE if request.path == "/live" else next(slow)
 
@@ -211,7 +216,7 @@ def test_what_takes_connections_and_is_silent_is_no_server_that_was_met() -> Non
     plan = exchange(new, REQUEST)
     next(plan)
     assert isinstance(plan.send(GONE), Pause)
-    assert isinstance(plan.send(None), Request)
+    assert isinstance(plan.send(None), HttpRequest)
     assert isinstance(plan.send(SILENT), Pause)
     assert not new.met
 
@@ -222,12 +227,12 @@ def test_a_store_that_has_no_room_or_is_away_passes(code: str) -> None:
 
 
 def test_pauses_grow_and_are_spread() -> None:
-    drawn = [[pauses.next().seconds for _ in range(10)] for pauses in (Pauses(), Pauses())]
+    drawn = [[pauses.next().seconds for _ in range(10)] for pauses in (Backoff(), Backoff())]
     assert drawn[0] != drawn[1]
     for row in drawn:
         assert row[0] <= 0.1
         assert 2.5 <= row[9] <= 5
-    assert Pauses().next(3).seconds == 3
+    assert Backoff().next(3).seconds == 3
 
 
 def test_the_repeat_of_a_submit_names_the_same_job() -> None:
@@ -235,18 +240,18 @@ def test_the_repeat_of_a_submit_names_the_same_job() -> None:
     bodies = []
     step: object = next(plan)
     for _ in range(3):
-        assert isinstance(step, Request)
+        assert isinstance(step, HttpRequest)
         bodies.append(msgspec.json.decode(step.body or b""))
         assert isinstance(plan.send(RESET), Pause)
-        assert plan.send(None) == Request("GET", "/live", within_s=LIVE_S)
+        assert plan.send(None) == HttpRequest("GET", "/live", within_s=LIVE_S)
         step = plan.send(ALIVE)
     assert bodies[0]["id"]
     assert bodies[0] == bodies[1] == bodies[2]
     other = next(calls.submit(session(), "echo", 1))
-    assert isinstance(other, Request)
+    assert isinstance(other, HttpRequest)
     assert msgspec.json.decode(other.body or b"")["id"] != bodies[0]["id"]
     keyed = next(calls.submit(session(), "echo", 1, idempotency_key="k"))
-    assert isinstance(keyed, Request)
+    assert isinstance(keyed, HttpRequest)
     assert keyed.headers["idempotency-key"] == "k"
     assert "id" not in msgspec.json.decode(keyed.body or b"")
     # A header could not even say it.
@@ -279,7 +284,7 @@ def test_a_job_that_ended_without_a_word_has_its_error() -> None:
     "body", [b"", b"[]", b'{"id": 7}', b"<html>", b'{"id": "a", "status": "queued"}']
 )
 def test_an_answer_that_is_no_job_is_an_error(body: bytes) -> None:
-    strange = Answer(200, {"content-type": "application/json"}, body)
+    strange = HttpResponse(200, {"content-type": "application/json"}, body)
     with pytest.raises(errors.UnexpectedAnswer, match="cannot be read"):
         result(calls.status(session(), "j"), strange)
 

@@ -16,7 +16,7 @@ from kombu.transport.virtual import Message as KombuMessage
 from headrace.errors import InvalidRequest
 from headrace.jobs.encoding import binary_input, decode_input, describe_input, loads
 from headrace.jobs.job import JobOptions, new_id
-from headrace.jobs.message import Source, arguments_repr, read_envelope
+from headrace.jobs.message import InputSource, arguments_repr, read_envelope
 from headrace.jobs.message_writer import envelope
 from headrace.redis.keys import TASK_NAME, queue_name
 
@@ -105,7 +105,7 @@ def test_an_envelope_has_the_ends_by_which_the_claim_knows_it() -> None:
 
 def test_a_quiet_jobs_message_says_so() -> None:
     options = JobOptions(max_retries=3)
-    for source in (None, Source(ref="redis:" + "1f" * 16, type="", size=1)):
+    for source in (None, InputSource(ref="redis:" + "1f" * 16, type="", size=1)):
         raw = envelope("id-1", "m", "headrace.m", b"1", options, source=source, quiet=True)
         message = read_envelope(raw)
         assert (message.quiet, message.max_retries, message.source) == (True, 3, source)

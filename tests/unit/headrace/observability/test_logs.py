@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.observability.access_log import AccessLog, Seen, asked_id
+from api.observability.access_log import AccessLog, RequestTrace, asked_id
 from headrace.observability import logs
 from headrace.observability.log_format import formatter
 from headrace.observability.redaction import Redaction
@@ -167,7 +167,7 @@ def access_lines(*scopes: Mapping[str, Any], as_json: bool) -> list[str]:
 
     async def tell() -> None:
         for scope in scopes:
-            seen = Seen(dict(scope), _nowhere, b"r-1")
+            seen = RequestTrace(dict(scope), _nowhere, b"r-1")
             seen.status, seen.size = 200, 12
             seen.template, seen.name = "/api/v1/jobs/{job_id}", f"x{FORGED}"
             log.told(seen)

@@ -17,7 +17,7 @@ from headrace.errors import (
     InvalidRequest,
     PayloadTooLarge,
 )
-from headrace.payloads.input_ref import Origins, type_of
+from headrace.payloads.input_ref import InputRefs, type_of
 
 LIMIT = 1000
 
@@ -36,9 +36,9 @@ def root(tmp_path: Path) -> Path:
     return inside
 
 
-def origins(*roots: Path, buckets: tuple[str, ...] = (), limit: int = LIMIT) -> Origins:
+def origins(*roots: Path, buckets: tuple[str, ...] = (), limit: int = LIMIT) -> InputRefs:
     settings = Settings(input_roots=roots, input_buckets=buckets, body_limit_bytes=limit)
-    return Origins(settings, 2)
+    return InputRefs(settings, 2)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_a_file_in_a_root_is_read(root: Path, path: str, body: bytes) -> None:
     assert own.read(f"file:{root}/{path}") == body
 
 
-def refused(own: Origins, reference: str) -> HeadraceError:
+def refused(own: InputRefs, reference: str) -> HeadraceError:
     """Both the API's look and the worker's read refuse it; the look's error."""
     with pytest.raises(HeadraceError):
         own.read(reference)

@@ -10,11 +10,11 @@ from headrace.access.api_key import EVERYBODY, Caller
 from headrace.config.model_catalog import ModelConfig
 from headrace.errors import BrokerUnavailable, Conflict, InvalidRequest, QueueFull
 from headrace.jobs.job import JobOptions, new_ids
-from headrace.jobs.message import Source, read_envelope
+from headrace.jobs.message import InputSource, read_envelope
 from headrace.jobs.message_writer import envelope
 from headrace.queue.submission import (
+    JobSubmission,
     Receipt,
-    Submission,
     read_receipts,
     submission,
     submit_arguments,
@@ -25,7 +25,7 @@ from headrace.redis.scripts import Arg
 MODELS = [ModelConfig(name=name, handler="echo", max_queue_depth=5) for name in ("a", "b")]
 
 
-def job(job_id: str, model: ModelConfig = MODELS[0], **given: Any) -> Submission:
+def job(job_id: str, model: ModelConfig = MODELS[0], **given: Any) -> JobSubmission:
     options = JobOptions(**given.pop("options", {}))
     return submission(job_id, model, b"1", options, now_s=0, result_ttl_s=60, **given)
 
@@ -57,7 +57,7 @@ def test_neighbours_of_one_kind_are_one_run() -> None:
         job(ids[5], request_hash="x"),
         job(ids[6], request_hash="y"),
         job(ids[7], options={"metadata": {"a": 1}}),
-        job(ids[8], source=Source(ref="redis:1")),
+        job(ids[8], source=InputSource(ref="redis:1")),
     ]
     found = runs(submit_arguments(jobs))
     parts = [ids[:3], ids[3:4], ids[4:5], ids[5:7], ids[7:8], ids[8:9]]

@@ -10,12 +10,12 @@ import pytest
 from headrace.client.bulk import LOOKUP_JOBS
 from headrace.errors import BrokerUnavailable
 from headrace.runs.engine import cleanup
-from headrace.runs.engine.cleanup import Forgetter
+from headrace.runs.engine.cleanup import JobCleanup
 
 
 def test_all_is_forgotten_by_the_thousand() -> None:
     asked: list[list[str]] = []
-    forgetter = Forgetter(lambda ids: asked.append(list(ids)))
+    forgetter = JobCleanup(lambda ids: asked.append(list(ids)))
     ids = [f"r.{n}" for n in range(2 * LOOKUP_JOBS + 1)]
     forgetter.add(ids)
     forgetter.start()
@@ -33,7 +33,7 @@ def test_at_the_end_whoever_waits_for_it_forgets_too() -> None:
         both.wait(60)
         asked.append(list(ids))
 
-    forgetter = Forgetter(forget)
+    forgetter = JobCleanup(forget)
     ids = [f"r.{n}" for n in range(4 * LOOKUP_JOBS)]
     forgetter.add(ids)
     forgetter.start()
@@ -46,7 +46,7 @@ def test_an_interrupt_of_who_waits_at_the_end_ends_that_wait() -> None:
     def forget(ids: Sequence[str]) -> None:
         raise KeyboardInterrupt
 
-    forgetter = Forgetter(forget)
+    forgetter = JobCleanup(forget)
     forgetter.add(["a"])
     forgetter.start()
     with pytest.raises(KeyboardInterrupt):
@@ -57,7 +57,7 @@ def test_an_error_ends_it_and_holds_nobody_up() -> None:
     def forget(ids: Sequence[str]) -> None:
         raise BrokerUnavailable("gone")
 
-    forgetter = Forgetter(forget)
+    forgetter = JobCleanup(forget)
     forgetter.start()
     forgetter.add(["a"])
     forgetter.join(60)
@@ -73,7 +73,7 @@ def test_who_gives_it_too_much_waits_until_some_is_forgotten() -> None:
         entered.set()
         assert allowed.wait(60)
 
-    forgetter = Forgetter(forget)
+    forgetter = JobCleanup(forget)
     forgetter.start()
     forgetter.add(str(n) for n in range(cleanup.BACKLOG_MAX + LOOKUP_JOBS))
     assert entered.wait(60)

@@ -18,13 +18,13 @@ from typing_extensions import override
 
 from headrace import errors
 from headrace.client.retries import MAX_PAUSE_S, Session
-from headrace.client.sansio import Answer, Pause, Plan
+from headrace.client.sansio import HttpResponse, Pause, Plan
 from headrace.runs.engine import api_calls
 from headrace.runs.engine import engine as engines
 from headrace.runs.engine import in_flight as flights
 from headrace.runs.engine import submitter as feeders
 from headrace.runs.engine.engine import Engine
-from headrace.runs.engine.spec import RunOrder
+from headrace.runs.engine.spec import RunSpec
 from headrace.runs.interfaces import Entry, Row, Source
 from headrace.runs.sinks.jsonl import JsonlSink
 from tests.harness.runs.stand_in import Counted, Outcome, StandIn, problem, succeeded
@@ -34,8 +34,8 @@ def raw(number: int) -> msgspec.Raw:
     return msgspec.Raw(b'{"n":%d}' % number)
 
 
-def order(**changes: Any) -> RunOrder:
-    return RunOrder(**{"model": "m", "run_id": "r", "in_flight": 40, **changes})
+def order(**changes: Any) -> RunSpec:
+    return RunSpec(**{"model": "m", "run_id": "r", "in_flight": 40, **changes})
 
 
 def run(
@@ -361,7 +361,7 @@ def test_a_long_result_that_only_says_that_it_is_json_is_a_row_all_the_same(
     plan = api_calls.long_result(Session("http://x", 0), "r.0")
     next(plan)
     with pytest.raises(StopIteration) as ended:
-        plan.send(Answer(200, {"content-type": "application/json"}, body))
+        plan.send(HttpResponse(200, {"content-type": "application/json"}, body))
     text = bytes(ended.value.value)
     assert msgspec.json.decode(text) == value
     assert b"\n" not in text
@@ -447,11 +447,11 @@ def test_memory_does_not_grow_with_the_number_of_inputs(
     assert engine.checkpoint.done == []
 
 
-def full(accepted: int, lines: int) -> Answer:
+def full(accepted: int, lines: int) -> HttpResponse:
     """A queue that has room for the first so many of these lines."""
     refused = {"error": problem("queue-full", 429)}
     said = [{"accepted": 1}] * accepted + [refused] * (lines - accepted)
-    return Answer(200, {}, b"".join(json.dumps(line).encode() + b"\n" for line in said))
+    return HttpResponse(200, {}, b"".join(json.dumps(line).encode() + b"\n" for line in said))
 
 
 def turn(plan: Plan[Any], accepted: int) -> float:
@@ -468,7 +468,7 @@ def test_a_pack_waits_for_room_as_long_as_another_pack_finds_some(
     """Which of them gets what comes free is chance; none gives up for having had no luck."""
     now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    session, room = Session("http://server", 10, met=True), api_calls.Room()
+    session, room = Session("http://server", 10, met=True), api_calls.ServerLimits()
     lucky, unlucky = (api_calls.submit(session, [b"{}"] * 100, True, room) for _ in range(2))
     since = now
     while now < 1000 + 5 * session.retry_s:
@@ -498,7 +498,7 @@ def test_all_packs_of_a_run_know_of_each_others_room(
     monkeypatch.setattr(api_calls, "submit", seen)
     run(out, StandIn(), Counted(100, raw))
     assert len(rooms) > 1
-    assert isinstance(rooms[0], api_calls.Room)
+    assert isinstance(rooms[0], api_calls.ServerLimits)
     assert all(room is rooms[0] for room in rooms)
 
 

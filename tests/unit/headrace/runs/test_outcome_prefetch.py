@@ -12,16 +12,16 @@ import pytest
 from typing_extensions import override
 
 from headrace import errors
-from headrace.client.sansio import Answer, Broken, Request
+from headrace.client.sansio import ConnectionFailed, HttpRequest, HttpResponse
 from headrace.jobs.ids import are_ids, is_id
 from headrace.runs.engine.api_calls import Outcome
 from headrace.runs.engine.engine import Engine
-from headrace.runs.engine.in_flight import Flight, Item
-from headrace.runs.engine.outcome_prefetch import Ahead
-from headrace.runs.engine.spec import RunOrder
-from headrace.runs.engine.submitter import Feeder, Lines
+from headrace.runs.engine.in_flight import InFlight, PendingInput
+from headrace.runs.engine.outcome_prefetch import OutcomePrefetch
+from headrace.runs.engine.spec import RunSpec
+from headrace.runs.engine.submitter import Lines, Submitter
 from headrace.runs.interfaces import Cursor, Entry, Row
-from headrace.runs.range_set import Numbers
+from headrace.runs.range_set import RangeSet
 from headrace.runs.sinks.jsonl import JsonlSink
 from tests.harness.runs.stand_in import Counted, StandIn
 from tests.harness.wait import wait_until
@@ -29,9 +29,9 @@ from tests.harness.wait import wait_until
 WAIT_S = 60
 
 
-def part(first: int, count: int = 3) -> list[Item]:
+def part(first: int, count: int = 3) -> list[PendingInput]:
     numbers = range(first, first + count)
-    return [Item(Entry(n, f"k{n}", None, {}, n), f"r.{n}", None) for n in numbers]
+    return [PendingInput(Entry(n, f"k{n}", None, {}, n), f"r.{n}", None) for n in numbers]
 
 
 class Asked:
@@ -41,7 +41,7 @@ class Asked:
         self.open = open_
         self.firsts: list[str] = []
 
-    def __call__(self, items: Sequence[Item]) -> list[Outcome]:
+    def __call__(self, items: Sequence[PendingInput]) -> list[Outcome]:
         self.firsts.append(items[0].job_id)
         if items[0].job_id == "r.90":
             raise ValueError("it cannot be asked")
@@ -49,17 +49,19 @@ class Asked:
 
 
 @pytest.fixture
-def parts() -> list[list[Item]]:
+def parts() -> list[list[PendingInput]]:
     return [part(0), part(10), part(20)]
 
 
-def started(asked: Asked) -> Ahead:
-    ahead = Ahead(asked)
+def started(asked: Asked) -> OutcomePrefetch:
+    ahead = OutcomePrefetch(asked)
     ahead.start()
     return ahead
 
 
-def test_the_next_part_is_asked_for_before_the_last_is_worked_on(parts: list[list[Item]]) -> None:
+def test_the_next_part_is_asked_for_before_the_last_is_worked_on(
+    parts: list[list[PendingInput]],
+) -> None:
     asked = Asked()
     ahead = started(asked)
     given: Iterator[object] = ahead.each(parts, whole=False)
@@ -72,7 +74,9 @@ def test_the_next_part_is_asked_for_before_the_last_is_worked_on(parts: list[lis
     assert not ahead.is_alive()
 
 
-def test_behind_what_has_not_ended_only_a_whole_look_goes_on(parts: list[list[Item]]) -> None:
+def test_behind_what_has_not_ended_only_a_whole_look_goes_on(
+    parts: list[list[PendingInput]],
+) -> None:
     asked = Asked("r.11")
     ahead = started(asked)
     assert [items[0].job_id for items, _ in ahead.each(parts, whole=False)] == ["r.0", "r.10"]
@@ -103,7 +107,7 @@ class Slow(StandIn):
         self.late = False
 
     @override
-    def _send(self, request: Request) -> Answer | Broken:
+    def _send(self, request: HttpRequest) -> HttpResponse | ConnectionFailed:
         if request.path.endswith("/bulk") and not self.late:
             self.both.wait(WAIT_S)
             self.late = True
@@ -113,7 +117,7 @@ class Slow(StandIn):
 def test_two_packs_are_under_way_at_once_and_no_input_is_said_twice(tmp_path: Path) -> None:
     server, path = Slow(), tmp_path / "out.jsonl"
     source = Counted(200, lambda number: msgspec.Raw(b"%d" % number))
-    engine = Engine(server, RunOrder(model="m", run_id="r", in_flight=40), source, JsonlSink(path))
+    engine = Engine(server, RunSpec(model="m", run_id="r", in_flight=40), source, JsonlSink(path))
     engine.open()
     try:
         assert engine.run() == "ended"
@@ -139,11 +143,11 @@ def test_a_source_that_fails_hides_nothing_that_could_not_be_sent() -> None:
         assert reading.wait(WAIT_S)
         raise errors.Forbidden("no more")
 
-    flight = Flight(4, None, 0, Numbers())
-    order = RunOrder(model="m", run_id="r", in_flight=4)
-    torn, start = Torn(1, lambda number: number), (None, 0, Numbers())
-    refused: list[tuple[Item, Row]] = []
-    feeder = Feeder(torn, flight, start, Lines(order), str, submit, refused.extend)
+    flight = InFlight(4, None, 0, RangeSet())
+    order = RunSpec(model="m", run_id="r", in_flight=4)
+    torn, start = Torn(1, lambda number: number), (None, 0, RangeSet())
+    refused: list[tuple[PendingInput, Row]] = []
+    feeder = Submitter(torn, flight, start, Lines(order), str, submit, refused.extend)
     feeder.start()
     wait_until(lambda: feeder.error is not None, "what could not be sent is told")
     told.set()

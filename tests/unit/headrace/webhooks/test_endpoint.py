@@ -17,7 +17,7 @@ from headrace.queue.submission import hash_request
 from headrace.webhooks.allowed_addresses import may_reach, read_address, read_networks
 from headrace.webhooks.endpoint import WebhookPolicy, read_target, shown
 from headrace.webhooks.signing import new_secret, read_secret, secrets_of, signature, written
-from headrace.webhooks.task_message import Errand, message, webhook_fields
+from headrace.webhooks.task_message import WebhookTask, message, webhook_fields
 
 PUBLIC = ("1.1.1.1", "93.184.216.34", "172.32.0.1", "2606:4700:4700::1111", "::ffff:1.1.1.1")
 PRIVATE = (
@@ -175,7 +175,7 @@ def test_what_a_record_carries() -> None:
     assert "token" not in json_of(raw["headers"]), "Flower shows it"
     assert raw["headers"]["task"] == "headrace.webhook"
     with pytest.raises(InvalidRequest):
-        read_envelope(message(Errand("id")))
+        read_envelope(message(WebhookTask("id")))
 
 
 def json_of(value: Any) -> str:

@@ -13,8 +13,8 @@ import pytest
 
 from headrace.config.pipelines import PipelineConfig, PipelineSection, Stage, build
 from headrace.jobs.job import Job, State
-from headrace.jobs.message import Stretch
-from workers.background.pipelines.execution import Course, StageFailed
+from headrace.jobs.message import PayloadRange
+from workers.background.pipelines.execution import PipelineExecution, StageFailed
 from workers.background.pipelines.resume import stage_job_id
 from workers.background.pipelines.values import Value, parts_of
 
@@ -62,7 +62,7 @@ class Redis:
         self.takes_notes = True
         self.on_note: Callable[[], None] = lambda: None
 
-    async def job(self, course: Course, stage: Stage, job_id: str, value: Value) -> Job:
+    async def job(self, course: PipelineExecution, stage: Stage, job_id: str, value: Value) -> Job:
         self._live(f"submit {stage.name}")
         if job_id not in self.jobs:
             given = json.loads("".join(str(part) for part in parts_of(value)))
@@ -80,10 +80,10 @@ class Redis:
         assert found.meta, f"{stage.name} was found freed"
         return found
 
-    async def read(self, stretch: Stretch) -> bytes:
+    async def read(self, stretch: PayloadRange) -> bytes:
         raise AssertionError(stretch)
 
-    async def told(self, course: Course) -> None:
+    async def told(self, course: PipelineExecution) -> None:
         if self.takes_notes:
             self.note = course.stages_json()
             self.on_note()
@@ -93,7 +93,7 @@ class Redis:
         stages = json.loads(self.note or b"[]")
         return {stage["name"] for stage in stages if stage["status"] == "succeeded"}
 
-    async def noted(self, _: Course) -> bytes:
+    async def noted(self, _: PipelineExecution) -> bytes:
         return self.note
 
     async def view(self, ids: Sequence[str]) -> list[Job | None]:
@@ -103,7 +103,7 @@ class Redis:
         for name in ids:
             self.jobs.pop(name, None)
 
-    async def free(self, course: Course, stages: Sequence[Stage]) -> bool:
+    async def free(self, course: PipelineExecution, stages: Sequence[Stage]) -> bool:
         if not self.takes_notes:
             return False
         async with course.telling:
@@ -122,20 +122,20 @@ class Redis:
         if self.dies(moment):
             raise Death(moment)
 
-    def course(self) -> Course:
+    def course(self) -> PipelineExecution:
         """One more life."""
         message = SimpleNamespace(source=None, input=b'"the input"')
         item: Any = SimpleNamespace(id=ID, message=message)
-        return Course(self.pipeline, item, self, deadline=1e12)
+        return PipelineExecution(self.pipeline, item, self, deadline=1e12)
 
-    def run(self) -> tuple[Any, Course]:
+    def run(self) -> tuple[Any, PipelineExecution]:
         """Live until the end; what it gave."""
         course = self.course()
         value = asyncio.run(course.run())
         return json.loads("".join(str(part) for part in parts_of(value))), course
 
 
-def told(course: Course) -> dict[str, Any]:
+def told(course: PipelineExecution) -> dict[str, Any]:
     return {stage["name"]: stage for stage in json.loads(course.stages_json())}
 
 
@@ -284,7 +284,9 @@ def test_a_note_that_says_nothing_begins_at_the_input(note: bytes) -> None:
 
 def test_a_failure_frees_nothing_more() -> None:
     class Failing(Redis):
-        async def job(self, course: Course, stage: Stage, job_id: str, value: Value) -> Job:
+        async def job(
+            self, course: PipelineExecution, stage: Stage, job_id: str, value: Value
+        ) -> Job:
             if stage.name != "c":
                 return await super().job(course, stage, job_id, value)
             return Job(job_id, stage.model, "1", State.FAILED, 0, dead_lettered=True)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headrace.jobs.job import MAX_WAIT_FOR_START_S
-from workers.background.pipelines.execution import KEPT_S, LATER_S, Course
+from workers.background.pipelines.execution import KEPT_S, LATER_S, PipelineExecution
 
 
 def options(timeout_s: float, model_s: float) -> Any:
@@ -18,7 +18,7 @@ def options(timeout_s: float, model_s: float) -> Any:
     pipeline: Any = SimpleNamespace(stages=[])
     stage: Any = SimpleNamespace(sources=["input"])
     tools: Any = None
-    return Course(pipeline, item, tools, time.time() + timeout_s).options(stage, model_s)
+    return PipelineExecution(pipeline, item, tools, time.time() + timeout_s).options(stage, model_s)
 
 
 @pytest.mark.parametrize("timeout_s", [1.5, 600, 86_400])

@@ -12,13 +12,13 @@ from workers.background.webhooks.throttling import (
     PER_QUICK_ENDPOINT,
     QUEUE_MAX_S,
     TRIP,
-    Endpoint,
-    Endpoints,
+    EndpointState,
+    EndpointThrottle,
 )
 
 
 def test_so_many_at_a_time_and_the_rest_one_behind_the_other() -> None:
-    endpoint = Endpoint(took_s=1.0)
+    endpoint = EndpointState(took_s=1.0)
     for _ in range(PER_ENDPOINT):
         assert endpoint.wait_s(100.0) == 0
         endpoint.running += 1
@@ -30,7 +30,7 @@ def test_so_many_at_a_time_and_the_rest_one_behind_the_other() -> None:
 
 
 def test_one_that_answers_quickly_has_more_until_it_does_not() -> None:
-    endpoint = Endpoint()
+    endpoint = EndpointState()
     for _ in range(6):
         endpoint.ended(0.0, 0.01, answers=True)
     endpoint.running = PER_QUICK_ENDPOINT - 1
@@ -40,7 +40,7 @@ def test_one_that_answers_quickly_has_more_until_it_does_not() -> None:
 
 
 def test_one_that_is_down_is_left_alone_for_longer_and_longer() -> None:
-    endpoint, now = Endpoint(), 0.0
+    endpoint, now = EndpointState(), 0.0
     for _ in range(TRIP - 1):
         endpoint.ended(now, 0.1, answers=False)
     assert endpoint.wait_s(now) == 0
@@ -62,14 +62,14 @@ def test_one_that_is_down_is_left_alone_for_longer_and_longer() -> None:
 
 
 def test_it_is_left_alone_for_as_long_as_it_asks() -> None:
-    endpoint = Endpoint()
+    endpoint = EndpointState()
     endpoint.ended(10.0, 0.1, answers=True, hold_s=60)
     assert endpoint.wait_s(69.0) >= 1
     assert endpoint.wait_s(70.0) == 0
 
 
 def test_nothing_is_remembered_for_nothing() -> None:
-    endpoints = Endpoints()
+    endpoints = EndpointThrottle()
     busy, failing, quiet = (endpoints.of(("", host, 0)) for host in "abc")
     busy.running, failing.failures = 1, 1
     assert endpoints.of(("", "c", 0)) is quiet

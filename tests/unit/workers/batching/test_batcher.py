@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.batching.batcher import KEYS_MAX, Batcher, Hold, Leave, Policy
-from workers.batching.latency_model import BatchTimeFit
+from workers.batching.batcher import KEYS_MAX, Batcher, BatchPolicy, Hold, Leave
+from workers.batching.latency_model import LatencyModel
 
 
 @dataclass(eq=False)
@@ -24,7 +24,7 @@ class Waiting:
 def batcher(
     size: int = 4, delay_s: float = 1.0, cost: int | None = None, keyed: bool = False
 ) -> Batcher[Waiting]:
-    return Batcher(Policy(size, delay_s, cost, keyed))
+    return Batcher(BatchPolicy(size, delay_s, cost, keyed))
 
 
 def filled(target: Batcher[Waiting], items: list[Waiting]) -> Batcher[Waiting]:
@@ -125,7 +125,7 @@ def test_take_all_empties_it() -> None:
 
 
 def test_the_fit_finds_the_fixed_cost_of_a_batch() -> None:
-    fit = BatchTimeFit()
+    fit = LatencyModel()
     assert fit.fixed_s == 0.0
     for size in (1, 8, 32, 4, 16) * 10:
         fit.add(size, 0.02 + 0.003 * size)
@@ -133,7 +133,7 @@ def test_the_fit_finds_the_fixed_cost_of_a_batch() -> None:
 
 
 def test_the_fit_says_nothing_from_one_size() -> None:
-    fit = BatchTimeFit()
+    fit = LatencyModel()
     for _ in range(50):
         fit.add(8, 0.1)
     assert fit.fixed_s == 0.0

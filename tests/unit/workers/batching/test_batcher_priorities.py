@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.redis.keys import STEPS
-from workers.batching.batcher import OVERDUE_EVERY, Batcher, Hold, Leave, Policy
+from workers.batching.batcher import OVERDUE_EVERY, Batcher, BatchPolicy, Hold, Leave
 
 NEVER = float("inf")
 NOW = 10.0
@@ -28,7 +28,7 @@ class Waiting:
 def batcher(
     *items: Waiting, size: int = 8, delay_s: float = 1.0, **more: object
 ) -> Batcher[Waiting]:
-    made = Batcher[Waiting](Policy(size, delay_s, **more))  # type: ignore[arg-type]
+    made = Batcher[Waiting](BatchPolicy(size, delay_s, **more))  # type: ignore[arg-type]
     for item in items:
         made.add(item)
     return made

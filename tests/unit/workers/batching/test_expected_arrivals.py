@@ -8,11 +8,11 @@ import pytest
 
 from headrace.config.model_catalog import ModelConfig
 from headrace.jobs.message_writer import envelope
-from workers.batching.expected_arrivals import Company
+from workers.batching.expected_arrivals import ExpectedArrivals
 from workers.batching.latency_model import KNOWN_SHARE
 from workers.jobs.leased_job import Batch
 from workers.model_process.protocol.phases import Phase
-from workers.models.served_model import Lane
+from workers.models.served_model import ServedModel
 from workers.replicas.replica import Replica
 
 NOW = 1000.0
@@ -24,14 +24,14 @@ WORTH_S = KNOWN_SHARE * 1.0
 
 def lane(
     taken: int, *left: int, batch_s: float = 1.0, steps: tuple[int, ...] = (), **model: Any
-) -> Lane:
+) -> ServedModel:
     """Its claim, of a whole batch, took TRIP_S until NOW, gave so many jobs and left so many.
 
     Its batches took `batch_s`, all of the same size.
     """
     replica = Replica({"device": "cpu"}, {}, state=Phase.READY)
     config = ModelConfig(name="m", handler="echo", max_batch_size=SIZE, **model)
-    made = Lane(config, 0, [replica])
+    made = ServedModel(config, 0, [replica])
     made.batcher.observe(SIZE, batch_s)
     flat: list[bytes] = []
     for n in range(taken):
@@ -86,7 +86,7 @@ def test_it_is_held_no_longer_than_it_is_worth() -> None:
     ],
     ids=["lone", "all", "offline", "quick", "costs", "keys"],
 )
-def test_nobody_waits_where_nobody_is_known_to_join_soon_enough(found: Lane) -> None:
+def test_nobody_waits_where_nobody_is_known_to_join_soon_enough(found: ServedModel) -> None:
     assert size(found.next_batch(NOW)) in (1, 3)
 
 
@@ -122,7 +122,7 @@ def test_nobody_is_waited_for_without_redis_or_without_room() -> None:
 
 
 def test_of_a_paused_queue_nothing_is_known() -> None:
-    company = Company()
+    company = ExpectedArrivals()
     company.asked([SIZE] * 4, NOW)
     company.answered(0, [-1, 0, 0, 0], NOW)
     found = lane(3, 9)

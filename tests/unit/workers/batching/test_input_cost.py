@@ -14,14 +14,14 @@ from PIL import Image
 from headrace.config.model_catalog import ModelConfig
 from headrace.jobs.encoding import binary_input
 from headrace.jobs.media_types import image_size
-from workers.batching.input_cost import UNREADABLE, Measure
+from workers.batching.input_cost import UNREADABLE, InputCost
 
 LIMIT = 1_000_000
 Cost = Literal["bytes", "pixels", "tokens"]
 
 
-def measure(cost: Cost = "bytes", key: str | None = None) -> Measure:
-    return Measure(
+def measure(cost: Cost = "bytes", key: str | None = None) -> InputCost:
+    return InputCost(
         ModelConfig(name="m", handler="echo", max_batch_cost=LIMIT, cost=cost, batch_key=key)
     )
 
@@ -37,7 +37,7 @@ def key_of(pointer: str, value: Any) -> str | None:
 
 
 def test_a_model_without_the_two_keys_is_not_read() -> None:
-    nothing = Measure(ModelConfig(name="m", handler="echo"))
+    nothing = InputCost(ModelConfig(name="m", handler="echo"))
     assert not nothing.needed
     assert (nothing.cost(b"[1]"), nothing.key(b"[1]")) == (0, None)
 

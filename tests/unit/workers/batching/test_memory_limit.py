@@ -1,15 +1,15 @@
 from __future__ import annotations
 
-from workers.batching.memory_limit import PATIENCE_MIN, FittingSize
+from workers.batching.memory_limit import PATIENCE_MIN, MemoryLimit
 
 
-def full_batches(size: FittingSize, count: int) -> None:
+def full_batches(size: MemoryLimit, count: int) -> None:
     for _ in range(count):
         size.observe(size.limit, 0)
 
 
 def test_what_fits_is_remembered_and_passed_again_slowly() -> None:
-    size = FittingSize(32)
+    size = MemoryLimit(32)
     assert size.observe(32, 8)
     assert size.limit == 8
     full_batches(size, 2 * PATIENCE_MIN - 1)
@@ -19,7 +19,7 @@ def test_what_fits_is_remembered_and_passed_again_slowly() -> None:
 
 
 def test_small_batches_say_nothing_of_larger_ones() -> None:
-    size = FittingSize(32)
+    size = MemoryLimit(32)
     size.observe(32, 8)
     for _ in range(1000):
         size.observe(3, 0)
@@ -27,7 +27,7 @@ def test_small_batches_say_nothing_of_larger_ones() -> None:
 
 
 def test_it_grows_back_to_the_whole_and_no_further() -> None:
-    size = FittingSize(32)
+    size = MemoryLimit(32)
     size.observe(32, 16)
     full_batches(size, 20 * PATIENCE_MIN)
     assert size.limit == 32
@@ -35,7 +35,7 @@ def test_it_grows_back_to_the_whole_and_no_further() -> None:
 
 
 def test_a_step_too_far_goes_back_to_what_ran_and_is_tried_later_each_time() -> None:
-    size = FittingSize(32)
+    size = MemoryLimit(32)
     size.observe(32, 16)
     full_batches(size, 2 * PATIENCE_MIN)
     assert size.limit == 20
@@ -48,7 +48,7 @@ def test_a_step_too_far_goes_back_to_what_ran_and_is_tried_later_each_time() -> 
 
 
 def test_memory_that_shrinks_further_counts_though_more_ran_before() -> None:
-    size = FittingSize(32)
+    size = MemoryLimit(32)
     size.observe(32, 16)
     size.observe(16, 0)
     size.observe(16, 4)
@@ -58,7 +58,7 @@ def test_memory_that_shrinks_further_counts_though_more_ran_before() -> None:
 
 
 def test_with_allowed_sizes_it_moves_from_one_to_the_next() -> None:
-    size = FittingSize(32, (4, 8, 32))
+    size = MemoryLimit(32, (4, 8, 32))
     size.observe(32, 16)
     assert size.limit == 8
     full_batches(size, 2 * PATIENCE_MIN)

@@ -10,12 +10,12 @@ import pytest
 
 from headrace.config.model_catalog import ModelConfig
 from headrace.jobs.job import State
-from workers.canvas.notifier import MALFORMED_TRIES, Herald
-from workers.canvas.sender import Malformed, Sender, Verdict
+from workers.canvas.notifier import MALFORMED_TRIES, CanvasNotifier
+from workers.canvas.sender import CanvasSender, Malformed, SendVerdict
 from workers.jobs.canvas import Canvas
-from workers.jobs.leased_job import Batch, Item, Settlement
-from workers.leases.manager import Ledger
-from workers.models.served_model import Lane
+from workers.jobs.leased_job import Batch, LeasedJob, Settlement
+from workers.leases.manager import LeaseManager
+from workers.models.served_model import ServedModel
 
 TOLD_MAX_S = 30
 CANVAS = Canvas("a", "a", [{"task": "next"}], [], [], None, None, None)
@@ -29,7 +29,7 @@ class Broker:
         self.tries = 0
 
     def verdict(self, job_id: str, token: str) -> int:
-        return Verdict.TELL
+        return SendVerdict.TELL
 
     def send(self, *_: Any) -> None:
         self.tries += 1
@@ -49,7 +49,7 @@ class Books:
     def __init__(self) -> None:
         self.settled: list[Settlement] = []
 
-    def settle(self, lane: Lane, settlements: list[Settlement]) -> None:
+    def settle(self, lane: ServedModel, settlements: list[Settlement]) -> None:
         self.settled += settlements
 
 
@@ -65,8 +65,8 @@ class Books:
 def test_who_is_followed_is_settled_once_all_is_told(
     sends: bool, dropped: str, state: State
 ) -> None:
-    lane = Lane(ModelConfig(name="m", handler="echo"), 0, [])
-    item = Item(
+    lane = ServedModel(ModelConfig(name="m", handler="echo"), 0, [])
+    item = LeasedJob(
         id="a", token="1", message=None, created_us=0, enqueued_at=0, claimed_at=0, attempts=1,
         alone=False, canvas=CANVAS, dispatched_at=1,
     )  # fmt: skip
@@ -77,10 +77,10 @@ def test_who_is_followed_is_settled_once_all_is_told(
     assert lane.sequels.sift(ended) == []
     item.dropped = dropped
     broker, books = Broker(sends=sends), Books()
-    with contextlib.closing(Herald(lambda: cast(Sender, broker))) as herald:
+    with contextlib.closing(CanvasNotifier(lambda: cast(CanvasSender, broker))) as herald:
         herald.take(lane)
         assert select.select([herald.fileno()], [], [], TOLD_MAX_S)[0], "it is told"
-        herald.deliver(cast(Ledger, books))
+        herald.deliver(cast(LeaseManager, books))
     assert broker.tries == (1 if sends else MALFORMED_TRIES + 1)
     assert [settled.state for settled in books.settled] == [state]
     assert not lane.sequels.telling

@@ -23,14 +23,22 @@ from headrace.jobs.message_writer import envelope
 from headrace.redis.keys import TASK_NAME
 from tests.harness.workers.worker import write_models
 from workers.celery.bootstep import event_channel, take_ticks
-from workers.celery.event_publisher import EVENTS_MAX, EVENTS_S, Reporter
+from workers.celery.event_publisher import EVENTS_MAX, EVENTS_S, EventPublisher
 from workers.celery.task_events import RESULT_MAX_CHARS, result_text
-from workers.jobs.leased_job import Batch, Item, Settlement, cancelled, failed, put_off, succeeded
+from workers.jobs.leased_job import (
+    Batch,
+    LeasedJob,
+    Settlement,
+    cancelled,
+    failed,
+    put_off,
+    succeeded,
+)
 from workers.jobs.retries import RetryPolicy
 from workers.leases.manager import CANCELLED, FENCED, PUT_OFF
 from workers.model_process.outcomes import encode_result
-from workers.models.event_sampling import Telling
-from workers.models.served_model import Lane
+from workers.models.event_sampling import EventSampler
+from workers.models.served_model import ServedModel
 
 SETTLED, REPEATED = 1, 2
 
@@ -45,22 +53,22 @@ class Dispatcher:
 class Desk:
     """A reporter, its lane, and what it has said so far."""
 
-    lane: Lane
+    lane: ServedModel
     dispatcher: Dispatcher | None = field(default_factory=Dispatcher)
     clock: LamportClock = field(default_factory=LamportClock)
 
     def __post_init__(self) -> None:
-        self.reporter = Reporter(
+        self.reporter = EventPublisher(
             "owner", "cpu0@test", event_channel(0), lambda n: take_ticks(self.clock, n),
             lambda: self.dispatcher,
         )  # fmt: skip
 
-    def claim(self, *ids: str, value: bytes = b'{"a": 1}', **item: Any) -> list[Item]:
+    def claim(self, *ids: str, value: bytes = b'{"a": 1}', **item: Any) -> list[LeasedJob]:
         now = time.monotonic()
         items = []
         for job_id in ids:
             message = read_envelope(envelope(job_id, "m", "headrace.m", value, JobOptions()))
-            claimed = Item(
+            claimed = LeasedJob(
                 id=job_id, token=f"token-{job_id}", message=message, created_us=0,
                 enqueued_at=now - 2, claimed_at=now - 1, attempts=1, alone=False,
             )  # fmt: skip
@@ -70,7 +78,7 @@ class Desk:
             items.append(claimed)
         return items
 
-    def start(self, items: list[Item]) -> Batch:
+    def start(self, items: list[LeasedJob]) -> Batch:
         now = time.monotonic()
         for item in items:
             item.dispatched_at, item.dispatched_epoch_s = now, time.time()
@@ -105,15 +113,15 @@ class Desk:
 @pytest.fixture
 def desk(tmp_path: Path) -> Desk:
     catalog = load_catalog(write_models(tmp_path, m={"handler": "echo"}))
-    return Desk(Lane(catalog.get("m"), 3, []))
+    return Desk(ServedModel(catalog.get("m"), 3, []))
 
 
-def success(item: Item, value: Any = 1) -> Settlement:
+def success(item: LeasedJob, value: Any = 1) -> Settlement:
     _, result, kind = encode_result(value)
     return succeeded(item, result, kind, 1, "0,0,0,0,0", "2026-01-01T00:00:00+00:00")
 
 
-def failure(item: Item, error: Exception, **options: Any) -> Settlement:
+def failure(item: LeasedJob, error: Exception, **options: Any) -> Settlement:
     assert isinstance(error, (InputError, TransientError))
     return failed(item, error.code, error.message, retryable=error.retryable, **options)
 
@@ -176,7 +184,7 @@ def test_each_event_has_the_next_tick_of_celerys_clock(desk: Desk) -> None:
     ids=["settled", "repeated", "cancelled", "fenced", "retried", "cancelled instead"],
 )
 def test_an_end_is_what_redis_says(
-    desk: Desk, settle: Callable[[Item], Settlement], code: int, told: list[str]
+    desk: Desk, settle: Callable[[LeasedJob], Settlement], code: int, told: list[str]
 ) -> None:
     (item,) = desk.claim("a")
     batch = desk.start([item])
@@ -195,7 +203,7 @@ def test_an_end_is_what_redis_says(
     ids=["expired", "put off for its eta", "revoked"],
 )
 def test_a_job_that_ends_at_its_claim(
-    desk: Desk, settle: Callable[[Item], Settlement], code: int, told: list[str]
+    desk: Desk, settle: Callable[[LeasedJob], Settlement], code: int, told: list[str]
 ) -> None:
     (item,) = desk.claim("a")
     desk.settle(settle(item), codes=[code])
@@ -238,7 +246,7 @@ def test_nothing_is_told_that_nobody_asked_for(desk: Desk, dispatcher: Dispatche
 
 
 def test_beyond_the_rate_failures_are_told_whole_and_the_rest_is_counted(desk: Desk) -> None:
-    desk.lane.telling = Telling("m", "sampled", 0.1, desk.lane.stats)
+    desk.lane.telling = EventSampler("m", "sampled", 0.1, desk.lane.stats)
     items = desk.claim("seen", "good", "bad", "late", "put-off")
     batch = desk.start(items[:3])
     desk.end(batch, success(items[0]), success(items[1]), failure(items[2], InputError("no")))
@@ -251,7 +259,7 @@ def test_beyond_the_rate_failures_are_told_whole_and_the_rest_is_counted(desk: D
 
 
 def test_of_a_model_without_events_nothing_is_told(desk: Desk) -> None:
-    desk.lane.telling = Telling("m", False, 100, desk.lane.stats)
+    desk.lane.telling = EventSampler("m", False, 100, desk.lane.stats)
     items = desk.claim("good", "bad", "late")
     batch = desk.start(items[:2])
     desk.end(batch, success(items[0]), failure(items[1], InputError("no")))

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 from kombu.asynchronous import Hub
 
-from workers.celery.signal_wakeup import Prompt
+from workers.celery.signal_wakeup import SignalWakeup
 
 
 @pytest.fixture(autouse=True)
@@ -24,14 +24,14 @@ def _signals() -> Iterator[None]:
 
 
 @pytest.fixture
-def prompt() -> Iterator[Prompt]:
-    made = Prompt()
+def prompt() -> Iterator[SignalWakeup]:
+    made = SignalWakeup()
     yield made
     made.close()
 
 
 def test_each_poll_ends_at_a_signal_also_after_the_loop_has_begun_anew(
-    prompt: Prompt,
+    prompt: SignalWakeup,
 ) -> None:
     hub = Hub()
     prompt.listen()
@@ -50,7 +50,7 @@ def test_each_poll_ends_at_a_signal_also_after_the_loop_has_begun_anew(
     assert signal.set_wakeup_fd(-1) == -1
 
 
-def test_where_no_signals_come_it_leaves_them_alone(prompt: Prompt) -> None:
+def test_where_no_signals_come_it_leaves_them_alone(prompt: SignalWakeup) -> None:
     """Such as in a worker that a test runs in a thread."""
     thread = threading.Thread(target=prompt.listen)
     thread.start()
@@ -58,5 +58,5 @@ def test_where_no_signals_come_it_leaves_them_alone(prompt: Prompt) -> None:
     assert signal.set_wakeup_fd(-1) == -1
 
 
-def readable(prompt: Prompt) -> bool:
+def readable(prompt: SignalWakeup) -> bool:
     return bool(select.select([prompt], [], [], 0)[0])

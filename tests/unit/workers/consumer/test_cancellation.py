@@ -11,10 +11,10 @@ import pytest
 
 from headrace.config.model_catalog import ModelConfig
 from headrace.jobs.message_writer import envelope
-from workers.consumer.cancellation import Dropping
-from workers.jobs.leased_job import Item, Settlement
-from workers.leases.manager import ASKED, FENCED, RENEWED, Ledger, Limits
-from workers.models.served_model import Lane
+from workers.consumer.cancellation import Cancellation
+from workers.jobs.leased_job import LeasedJob, Settlement
+from workers.leases.manager import ASKED, FENCED, RENEWED, LeaseLimits, LeaseManager
+from workers.models.served_model import ServedModel
 
 NOW = 1000.0
 LEASE_S = 15.0
@@ -24,21 +24,23 @@ LEASE_S = 15.0
 class Desk:
     """A ledger that only remembers what it was told; answers come when the test says."""
 
-    limits: Limits = field(default_factory=lambda: Limits(LEASE_S, 3, 20, 60))
+    limits: LeaseLimits = field(default_factory=lambda: LeaseLimits(LEASE_S, 3, 20, 60))
     connected: bool = True
     settled: list[Settlement] = field(default_factory=list)
     stops: list[float] = field(default_factory=list)
-    renewals: list[tuple[list[Item], Callable[[list[Item], list[Any]], None]]] = field(
+    renewals: list[tuple[list[LeasedJob], Callable[[list[LeasedJob], list[Any]], None]]] = field(
         default_factory=list
     )
 
-    def settle(self, lane: Lane, settlements: list[Settlement]) -> None:
+    def settle(self, lane: ServedModel, settlements: list[Settlement]) -> None:
         self.settled += settlements
 
     def stood_still(self, now: float) -> None:
         self.stops.append(now)
 
-    def renew(self, lane: Lane, answered: Callable[[list[Item], list[Any]], None]) -> None:
+    def renew(
+        self, lane: ServedModel, answered: Callable[[list[LeasedJob], list[Any]], None]
+    ) -> None:
         if lane.held:
             self.renewals.append((list(lane.held.values()), answered))
 
@@ -48,8 +50,8 @@ class Desk:
 
 
 @pytest.fixture
-def lane() -> Lane:
-    return Lane(ModelConfig(name="m", handler="echo", max_batch_size=4), 0, [])
+def lane() -> ServedModel:
+    return ServedModel(ModelConfig(name="m", handler="echo", max_batch_size=4), 0, [])
 
 
 @pytest.fixture
@@ -58,11 +60,11 @@ def desk() -> Desk:
 
 
 @pytest.fixture
-def dropping(lane: Lane, desk: Desk) -> Dropping:
-    return Dropping([lane], cast(Ledger, desk))
+def dropping(lane: ServedModel, desk: Desk) -> Cancellation:
+    return Cancellation([lane], cast(LeaseManager, desk))
 
 
-def claim(lane: Lane, *ids: str) -> list[Settlement]:
+def claim(lane: ServedModel, *ids: str) -> list[Settlement]:
     flat: list[bytes] = []
     for job_id in ids:
         raw = envelope(job_id, "m", "headrace.m", b"1", timeout_s=60.0)
@@ -75,7 +77,7 @@ def told(*ids: str, model: str = "m") -> list[bytes]:
 
 
 def test_a_cancel_that_is_heard_before_the_claim_is_answered_is_not_lost(
-    lane: Lane, desk: Desk, dropping: Dropping
+    lane: ServedModel, desk: Desk, dropping: Cancellation
 ) -> None:
     lane.backlog.claiming = True
     assert dropping.heard(told("b"))
@@ -85,7 +87,7 @@ def test_a_cancel_that_is_heard_before_the_claim_is_answered_is_not_lost(
 
 
 def test_what_is_heard_of_others_jobs_is_passed_over(
-    lane: Lane, desk: Desk, dropping: Dropping
+    lane: ServedModel, desk: Desk, dropping: Cancellation
 ) -> None:
     claim(lane, "a")
     lane.held["a"].token = "a newer one"
@@ -96,7 +98,7 @@ def test_what_is_heard_of_others_jobs_is_passed_over(
 
 @pytest.mark.parametrize("body", [b"\xc1", b"\x01", b"\x92\xa1m\xa1a", b""])
 def test_what_cannot_be_read_ends_no_worker(
-    lane: Lane, desk: Desk, dropping: Dropping, body: bytes
+    lane: ServedModel, desk: Desk, dropping: Cancellation, body: bytes
 ) -> None:
     claim(lane, "a")
     assert dropping.heard([body, *told("a")])
@@ -104,7 +106,7 @@ def test_what_cannot_be_read_ends_no_worker(
 
 
 def test_a_cancel_is_settled_once_however_often_it_is_heard(
-    lane: Lane, desk: Desk, dropping: Dropping
+    lane: ServedModel, desk: Desk, dropping: Cancellation
 ) -> None:
     claim(lane, "a", "b")
     dropping.heard(told("a", "a"))
@@ -117,7 +119,7 @@ def test_a_cancel_is_settled_once_however_often_it_is_heard(
 
 
 def test_what_a_renewal_shows_to_be_over_is_let_go_of(
-    lane: Lane, desk: Desk, dropping: Dropping
+    lane: ServedModel, desk: Desk, dropping: Cancellation
 ) -> None:
     claim(lane, "lost", "asked", "ours", "released")
     released = lane.held["released"]
@@ -131,7 +133,7 @@ def test_what_a_renewal_shows_to_be_over_is_let_go_of(
 
 
 def test_after_a_pause_nothing_is_handed_over_until_the_leases_are_known(
-    lane: Lane, desk: Desk, dropping: Dropping
+    lane: ServedModel, desk: Desk, dropping: Cancellation
 ) -> None:
     claim(lane, "a", "b")
     assert not dropping.in_doubt(NOW)
@@ -146,7 +148,7 @@ def test_after_a_pause_nothing_is_handed_over_until_the_leases_are_known(
 
 
 def test_who_holds_nothing_or_has_no_redis_is_in_no_doubt(
-    lane: Lane, desk: Desk, dropping: Dropping
+    lane: ServedModel, desk: Desk, dropping: Cancellation
 ) -> None:
     assert not dropping.in_doubt(NOW)
     assert not dropping.in_doubt(NOW + 2 * LEASE_S)

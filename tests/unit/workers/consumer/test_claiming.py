@@ -10,14 +10,14 @@ import pytest
 
 from headrace.config.model_catalog import ModelConfig
 from headrace.jobs.message_writer import envelope
-from workers.consumer.claiming import Claims
+from workers.consumer.claiming import Claimer
 from workers.jobs.leased_job import Settlement
-from workers.leases.manager import Ledger
+from workers.leases.manager import LeaseManager
 from workers.model_process.protocol.phases import Phase
 from workers.models.backlog import WRONG_MAX
-from workers.models.served_model import Lane
+from workers.models.served_model import ServedModel
 from workers.replicas.replica import Replica
-from workers.scheduling.dispatcher import Dispatch
+from workers.scheduling.dispatcher import Dispatcher
 
 NOW = 1000.0
 SIZE = 4
@@ -31,7 +31,7 @@ class Desk:
     connected: bool = True
     breaks: bool = False
 
-    def claim(self, lane: Lane, rooms: Sequence[int]) -> None:
+    def claim(self, lane: ServedModel, rooms: Sequence[int]) -> None:
         lane.backlog.begin_claim()
         self.said.append(("claim", lane.model.name, list(rooms)))
 
@@ -39,17 +39,19 @@ class Desk:
         self.said.append("flush")
         self.connected = not self.breaks
 
-    def settle(self, lane: Lane, settlements: list[Settlement]) -> None:
+    def settle(self, lane: ServedModel, settlements: list[Settlement]) -> None:
         self.said.append(("settle", [one.id for one in settlements]))
 
 
-def lane(name: str = "m", **model: Any) -> Lane:
+def lane(name: str = "m", **model: Any) -> ServedModel:
     """A lane with one process, which waits for a batch."""
     replica = Replica({"device": "cpu"}, {}, state=Phase.READY)
-    return Lane(ModelConfig(name=name, handler="echo", max_batch_size=SIZE, **model), 0, [replica])
+    return ServedModel(
+        ModelConfig(name=name, handler="echo", max_batch_size=SIZE, **model), 0, [replica]
+    )
 
 
-def came(lane: Lane, count: int, left: int = 0) -> None:
+def came(lane: ServedModel, count: int, left: int = 0) -> None:
     """A claim is answered with so many jobs, and says how many it left."""
     flat: list[bytes] = []
     for n in range(count):
@@ -59,9 +61,9 @@ def came(lane: Lane, count: int, left: int = 0) -> None:
     lane.came([b"1", b"%d" % left, b"0", b"0", b"0", 0, *flat], NOW)
 
 
-def said(lanes: Sequence[Lane], act: str) -> list[Any]:
+def said(lanes: Sequence[ServedModel], act: str) -> list[Any]:
     desk = Desk()
-    claims = Claims(lanes, cast(Ledger, desk), Dispatch(lanes))
+    claims = Claimer(lanes, cast(LeaseManager, desk), Dispatcher(lanes))
     getattr(claims, act)(NOW)
     return desk.said
 
@@ -121,7 +123,7 @@ def test_nothing_more_is_asked_for_when_the_first_write_finds_redis_gone() -> No
     for each in (one, other):
         came(each, SIZE, left=100)
     desk = Desk(breaks=True)
-    claims = Claims([one, other], cast(Ledger, desk), Dispatch([one, other]))
+    claims = Claimer([one, other], cast(LeaseManager, desk), Dispatcher([one, other]))
     claims.ask_before_reading(NOW)
     claims.read(NOW)
     other.take_all()

@@ -7,14 +7,14 @@ import random
 from headrace.jobs.job import JobOptions, State
 from headrace.jobs.message import read_envelope
 from headrace.jobs.message_writer import envelope
-from workers.jobs.leased_job import Item, failed
+from workers.jobs.leased_job import LeasedJob, failed
 from workers.jobs.retries import DEAD, RetryPolicy
 
 
-def item(*, attempts: int = 1, retries: int = 0, **options: float) -> Item:
+def item(*, attempts: int = 1, retries: int = 0, **options: float) -> LeasedJob:
     asked = JobOptions(**options)  # type: ignore[arg-type] # max_retries is a whole number
     message = read_envelope(envelope("id", "m", "headrace.m", b"1", asked))
-    return Item(
+    return LeasedJob(
         id="id", token="1", message=message, created_us=0, enqueued_at=0, claimed_at=0,
         attempts=attempts, alone=False, retries=retries,
     )  # fmt: skip

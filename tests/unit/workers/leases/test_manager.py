@@ -11,13 +11,13 @@ from redis.exceptions import ResponseError
 from headrace.config.model_catalog import ModelConfig
 from headrace.errors import ResultNotStored
 from headrace.jobs.job import US_PER_S
-from headrace.jobs.message import Source
+from headrace.jobs.message import InputSource
 from headrace.jobs.message_writer import envelope
 from headrace.redis.scripts import Command
-from workers.jobs.leased_job import Item, Settlement, cancelled
-from workers.leases.connection import Publisher
-from workers.leases.manager import FENCED, Ledger, Limits
-from workers.models.served_model import Lane
+from workers.jobs.leased_job import LeasedJob, Settlement, cancelled
+from workers.leases.connection import PipelinedConnection
+from workers.leases.manager import FENCED, LeaseLimits, LeaseManager
+from workers.models.served_model import ServedModel
 
 NOW = 1000.0
 
@@ -47,30 +47,34 @@ class Observer:
     def __init__(self) -> None:
         self.codes: list[Any] = []
 
-    def settled(self, lane: Lane, settlements: Sequence[Settlement], codes: Sequence[Any]) -> None:
+    def settled(
+        self, lane: ServedModel, settlements: Sequence[Settlement], codes: Sequence[Any]
+    ) -> None:
         self.codes += codes
 
-    def released(self, items: Sequence[Item], outcomes: Sequence[Any]) -> None:
+    def released(self, items: Sequence[LeasedJob], outcomes: Sequence[Any]) -> None:
         self.codes += outcomes
 
 
 @pytest.fixture
-def lane() -> Lane:
+def lane() -> ServedModel:
     """It holds two jobs whose inputs are fetched."""
-    lane = Lane(ModelConfig(name="m", handler="echo", max_batch_size=4), 0, [])
+    lane = ServedModel(ModelConfig(name="m", handler="echo", max_batch_size=4), 0, [])
     flat: list[bytes] = []
     for job_id in ("a", "b"):
-        source = Source(ref="redis:" + job_id * 32)
+        source = InputSource(ref="redis:" + job_id * 32)
         raw = envelope(job_id, "m", "headrace.m", b"1", timeout_s=60.0, source=source)
         flat += [raw, job_id.encode(), f"token-{job_id}".encode(), b"", b"1", b"", b"", b"0"]
     lane.accept([b"1", *[b"0"] * 4, 0, *flat], NOW)
     return lane
 
 
-def answered(lane: Lane, release: bool, answer: Any) -> list[Any]:
+def answered(lane: ServedModel, release: bool, answer: Any) -> list[Any]:
     """Settle or release all that the lane holds; what was heard of the answer."""
     server, observer = Server(), Observer()
-    ledger = Ledger("w", cast(Publisher, server), Limits(15, 3, 20, 60), observer)
+    ledger = LeaseManager(
+        "w", cast(PipelinedConnection, server), LeaseLimits(15, 3, 20, 60), observer
+    )
     ledger.joined([lane], NOW)
     items = list(lane.held.values())
     if release:
@@ -83,10 +87,12 @@ def answered(lane: Lane, release: bool, answer: Any) -> list[Any]:
     return observer.codes
 
 
-def test_who_stood_still_reaps_nothing_for_as_long_as_a_lease(lane: Lane) -> None:
+def test_who_stood_still_reaps_nothing_for_as_long_as_a_lease(lane: ServedModel) -> None:
     """Its neighbours may have stood still with it, and have yet to renew."""
     server = Server()
-    ledger = Ledger("w", cast(Publisher, server), Limits(15, 3, 20, 60), Observer())
+    ledger = LeaseManager(
+        "w", cast(PipelinedConnection, server), LeaseLimits(15, 3, 20, 60), Observer()
+    )
     ledger.joined([lane], NOW)
 
     def until_us(now: float) -> int:
@@ -104,14 +110,16 @@ def test_who_stood_still_reaps_nothing_for_as_long_as_a_lease(lane: Lane) -> Non
 
 
 @pytest.mark.parametrize(("release", "heard"), [(False, FENCED), (True, b"fenced")])
-def test_of_a_refused_call_nothing_stays_behind(lane: Lane, release: bool, heard: Any) -> None:
+def test_of_a_refused_call_nothing_stays_behind(
+    lane: ServedModel, release: bool, heard: Any
+) -> None:
     assert answered(lane, release, ResponseError("WRONGTYPE")) == [heard, heard]
     assert not lane.held
     assert not lane.cargo._entries
     assert [entry.job_id for entry in lane.cargo.ended] == ["a", "b"]
 
 
-def test_a_cancelled_job_whose_result_cannot_be_stored_was_cancelled(lane: Lane) -> None:
+def test_a_cancelled_job_whose_result_cannot_be_stored_was_cancelled(lane: ServedModel) -> None:
     item = lane.held["a"]
     item.dropped = "cancelled"
     settlement = lane.unmoved(item, ResultNotStored("the store is full"), retryable=True)

@@ -8,7 +8,7 @@ import torch
 
 from headrace.handler import Context, Handler
 from workers.model_process.device_errors import device_lost
-from workers.model_process.executor import Runner
+from workers.model_process.executor import BatchExecutor
 
 
 def cuda(monkeypatch: pytest.MonkeyPatch, *, used: bool = True, lost: bool = False) -> None:
@@ -48,7 +48,7 @@ def test_a_result_that_can_no_longer_be_read_from_the_device_loses_it(
         def inference(self, items: list[Any]) -> list[Any]:
             return [Away() for _ in items]
 
-    runner = Runner(Gives(), Context("m", "1.0", "cuda:0", Path()))
+    runner = BatchExecutor(Gives(), Context("m", "1.0", "cuda:0", Path()))
     for lost in (True, False):
         cuda(monkeypatch, lost=lost)
         work = runner.run([("id0", b"1"), ("id1", b"2")])

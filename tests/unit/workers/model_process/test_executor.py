@@ -16,8 +16,8 @@ import torch
 from headrace.errors import InputError, TransientError
 from headrace.handler import Context, Handler, Response
 from workers.model_process import raws
-from workers.model_process.batch_state import Group, StageTimes, Work
-from workers.model_process.executor import Runner
+from workers.model_process.batch_state import BatchState, StageTimes, SubBatch
+from workers.model_process.executor import BatchExecutor
 from workers.model_process.outcomes import encode_result
 from workers.model_process.raws import names_msgspec
 
@@ -26,7 +26,7 @@ def run(handler: Handler, inputs: list[Any]) -> list[list[Any]]:
     context = Context("m", "1.0", "cpu", Path())
     handler.initialize(context)
     raw = [item if isinstance(item, bytes) else json.dumps(item).encode() for item in inputs]
-    work = Runner(handler, context).run([(f"id{n}", item) for n, item in enumerate(raw)])
+    work = BatchExecutor(handler, context).run([(f"id{n}", item) for n, item in enumerate(raw)])
     assert len(work.outcomes) == len(inputs)
     return work.outcomes
 
@@ -69,7 +69,7 @@ def padded(handler: Handler, inputs: list[Any], allowed: list[int]) -> tuple[lis
     context = Context("m", "1.0", "cpu", Path(), allowed_batch_sizes=allowed)
     handler.initialize(context)
     raw = [(f"id{n}", json.dumps(item).encode()) for n, item in enumerate(inputs)]
-    work = Runner(handler, context).run(raw)
+    work = BatchExecutor(handler, context).run(raw)
     outcomes, times = work.outcomes, work.times
     assert len(outcomes) == len(inputs)
     return [json.loads(outcome[1]) if outcome[0] else outcome[1] for outcome in outcomes], (
@@ -163,10 +163,10 @@ def test_a_verb_that_loses_count_is_named(verb: str, value: Any, says: str) -> N
     handler = Handler()
     handler.context = Context("m", "1.0", "cpu", Path())
     setattr(handler, verb, lambda _values: value)
-    runner = Runner(handler, handler.context)
+    runner = BatchExecutor(handler, handler.context)
     inputs = [("a", 1, "application/json"), ("b", 2, "application/json")]
     with pytest.raises(Exception, match=says):
-        runner.verbs(Group(inputs, StageTimes()))
+        runner.verbs(SubBatch(inputs, StageTimes()))
 
 
 def test_what_is_no_json_is_a_bad_input() -> None:
@@ -259,7 +259,7 @@ def test_only_where_somebody_has_msgspec_results_are_read_once_more() -> None:
 def test_modules_are_asked_again_once_others_were_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     monkeypatch.setattr(raws, "names_msgspec", lambda modules: asked.append(len(modules)))
-    foreign = raws.Foreign()
+    foreign = raws.ForeignType()
     assert not foreign.makers()
     assert not foreign.makers()
     assert len(asked) == 1
@@ -302,10 +302,10 @@ class Roomy(Handler):
         return items
 
 
-def worked(handler: Handler, inputs: list[Any]) -> Work:
+def worked(handler: Handler, inputs: list[Any]) -> BatchState:
     context = Context("m", "1.0", "cpu", Path())
     handler.initialize(context)
-    return Runner(handler, context).run(
+    return BatchExecutor(handler, context).run(
         [(f"id{n}", json.dumps(item).encode()) for n, item in enumerate(inputs)]
     )
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from headrace.handler import Context, Handler
-from workers.model_process.batch_state import Work
-from workers.model_process.executor import Runner
+from workers.model_process.batch_state import BatchState
+from workers.model_process.executor import BatchExecutor
 
 
 class Told(Handler):
@@ -61,18 +61,18 @@ class AsItself(Told):
         return dict.fromkeys(super().preprocess(inputs))
 
 
-def run_dropping(handler: Told, count: int, *allowed: int) -> tuple[Work, list[str]]:
+def run_dropping(handler: Told, count: int, *allowed: int) -> tuple[BatchState, list[str]]:
     """Run 0, 1, 2, …; the work, and each verb with what it was given."""
     context = Context("m", "1.0", "cpu", Path(), allowed_batch_sizes=list(allowed))
     handler.initialize(context)
     rows = [(f"id{n}", json.dumps(n).encode()) for n in range(count)]
-    work = Runner(handler, context).run(rows, handler.dropped)
+    work = BatchExecutor(handler, context).run(rows, handler.dropped)
     for outcome in work.outcomes:
         assert outcome[0] or outcome[1] == "cancelled"
     return work, [f"{verb} {','.join(map(str, items))}" for verb, items, _ in handler.given]
 
 
-def wanted(work: Work) -> list[int]:
+def wanted(work: BatchState) -> list[int]:
     return [place for place, outcome in enumerate(work.outcomes) if outcome[0]]
 
 
@@ -141,7 +141,7 @@ def test_a_batch_that_raises_is_split_without_those_that_were_dropped() -> None:
     context = Context("m", "1.0", "cpu", Path())
     handler.initialize(context)
     rows = [(f"id{n}", json.dumps(n).encode()) for n in range(4)]
-    work = Runner(handler, context).run(rows, handler.dropped)
+    work = BatchExecutor(handler, context).run(rows, handler.dropped)
     assert [outcome[1] for outcome in work.outcomes[2:]] == ["handler-error", "cancelled"]
     assert wanted(work) == [0, 1]
     assert [items for verb, items, _ in handler.given if verb == "inference"] == [

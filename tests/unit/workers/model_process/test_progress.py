@@ -19,8 +19,8 @@ from headrace.jobs.job import State, job_from_record
 from headrace.jobs.progress import MESSAGE_MAX_CHARS, Progress, progress_of, stages_progress
 from tests.harness.wait import wait_until
 from workers.model_process.context import ThreadContext
-from workers.model_process.executor import Runner
-from workers.model_process.preprocess.pool import PrepPool
+from workers.model_process.executor import BatchExecutor
+from workers.model_process.preprocess.pool import PreprocessPool
 from workers.model_process.progress import INTERVAL_S
 
 Frame = tuple[int, list[list[Any]]]
@@ -122,7 +122,7 @@ class Told:
 
     def __init__(self, handler: Handler, kind: type[Context] = Context) -> None:
         self.frames: list[Frame] = []
-        self.runner = Runner(handler, kind("m", "1", "cpu", Path(), max_batch_size=8))
+        self.runner = BatchExecutor(handler, kind("m", "1", "cpu", Path(), max_batch_size=8))
         handler.initialize(self.runner.context)
         self.runner.tells(lambda seq, rows: self.frames.append((seq, rows)))
 
@@ -282,7 +282,7 @@ def test_threads_that_share_a_preprocess_name_their_own_items() -> None:
                 told.wait_for(f"id{n}", n / 10)
 
     told = Told(Overlaps(verb), ThreadContext)
-    pool = PrepPool([told.runner.own_preprocess] * 2, per_item=True)
+    pool = PreprocessPool([told.runner.own_preprocess] * 2, per_item=True)
     told.runner.preprocess = pool.prepare
     assert all(outcome[0] for outcome in told.run(0, 1, 2, 3))
 

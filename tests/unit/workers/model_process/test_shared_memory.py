@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from headrace.errors import HandlerError, InputError
-from workers.model_process.outcomes import Told
-from workers.model_process.preprocess.shared_memory import Packer, Slab, unpack
+from workers.model_process.outcomes import RaisedError
+from workers.model_process.preprocess.shared_memory import Packer, SharedBuffer, unpack
 
 
-def crossed(values: Any, slab: Slab | None = None) -> Any:
+def crossed(values: Any, slab: SharedBuffer | None = None) -> Any:
     packer = Packer()
     packed = packer.pack(values)
-    slab = slab or Slab.new()
+    slab = slab or SharedBuffer.new()
     slab.fill(packer.arrays, packer.size)
     return unpack(packed, slab.fd, packer.size, lambda: None)
 
@@ -69,7 +69,7 @@ def test_a_whole_batch_as_one_tensor() -> None:
 def test_an_error_keeps_its_words() -> None:
     good, bad = crossed([1, InputError("send an image")])
     assert good == 1
-    assert isinstance(bad, Told)
+    assert isinstance(bad, RaisedError)
     assert bad.outcome[:4] == [False, "input-error", "send an image", False]
 
 
@@ -89,7 +89,7 @@ def test_what_cannot_cross_is_named(value: Any, named: str) -> None:
 
 
 def test_a_slab_is_free_when_its_last_array_is_gone_and_not_before() -> None:
-    slab, freed = Slab.new(), []
+    slab, freed = SharedBuffer.new(), []
     packer = Packer()
     packed = packer.pack([np.arange(3), torch.arange(3)])
     slab.fill(packer.arrays, packer.size)
@@ -115,7 +115,7 @@ def test_without_arrays_it_is_free_at_once() -> None:
 
 
 def test_a_slab_grows_and_is_used_again() -> None:
-    slab = Slab.new()
+    slab = SharedBuffer.new()
     for size in (10, 100_000, 5):
         got = crossed([np.full(size, size)], slab)[0]
         assert (got == size).all()

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.errors import ConfigError, HandlerError, InputError
 from headrace.handler import Context, Handler
-from workers.model_process.executor import Runner
+from workers.model_process.executor import BatchExecutor
 from workers.model_process.warm_up import warm_up
 
 
@@ -32,7 +32,7 @@ def warmed(handler: Handler, max_batch_size: int = 8, allowed: Sequence[int] = (
         "m", "1.0", "cpu", Path(), max_batch_size=max_batch_size, allowed_batch_sizes=list(allowed)
     )
     handler.initialize(context)
-    return warm_up(Runner(handler, context))
+    return warm_up(BatchExecutor(handler, context))
 
 
 def test_the_example_runs_alone_and_as_a_full_batch() -> None:

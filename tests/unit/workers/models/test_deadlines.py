@@ -10,8 +10,8 @@ import msgspec
 from headrace.config.model_catalog import ModelConfig
 from headrace.jobs.message import read_envelope
 from headrace.jobs.message_writer import envelope
-from workers.batching.batcher import Batcher, Policy
-from workers.jobs.leased_job import NEVER, Batch, Item
+from workers.batching.batcher import Batcher, BatchPolicy
+from workers.jobs.leased_job import NEVER, Batch, LeasedJob
 from workers.model_process.protocol.phases import Phase
 from workers.models.deadlines import (
     LEAST_AGE_S,
@@ -20,19 +20,19 @@ from workers.models.deadlines import (
     Expiring,
     LeastTime,
 )
-from workers.models.restart_limit import WINDOW_S, Restarts
-from workers.models.served_model import Lane
+from workers.models.restart_limit import WINDOW_S, RestartLimit
+from workers.models.served_model import ServedModel
 from workers.replicas.replica import Replica
 
 
-def item(name: str, expires_at: float = NEVER) -> Item:
-    return Item(
+def item(name: str, expires_at: float = NEVER) -> LeasedJob:
+    return LeasedJob(
         id=name, token=name, message=None, created_us=0, enqueued_at=0, claimed_at=0, attempts=1,
         alone=False, expires_at=expires_at,
     )  # fmt: skip
 
 
-def sent(name: str, **given: float) -> Item:
+def sent(name: str, **given: float) -> LeasedJob:
     message = read_envelope(envelope(name, "m", "headrace.m", b"1"))
     return msgspec.structs.replace(item(name), message=msgspec.structs.replace(message, **given))
 
@@ -82,7 +82,7 @@ def test_what_expires_is_taken_in_time_and_what_has_left_is_not() -> None:
 
 def test_only_what_still_waits_ends_as_expired() -> None:
     deadlines = Deadlines(ModelConfig(name="m", handler="echo"))
-    batcher: Batcher[Item] = Batcher(Policy(4, 0.0))
+    batcher: Batcher[LeasedJob] = Batcher(BatchPolicy(4, 0.0))
     early, later = item("early", 5), item("later", 9)
     for one in (early, later):
         batcher.add(one)
@@ -92,10 +92,10 @@ def test_only_what_still_waits_ends_as_expired() -> None:
     assert batcher.take_all() == [later]
 
 
-def lane_of(*inputs: tuple[str, float]) -> Lane:
+def lane_of(*inputs: tuple[str, float]) -> ServedModel:
     """A lane with an idle process and these jobs, each with its timeout."""
     model = ModelConfig(name="m", handler="echo", timeout_s=9, min_timeout_s=0.2)
-    lane = Lane(model, 0, [Replica({"device": "cpu"}, {}, state=Phase.READY)])
+    lane = ServedModel(model, 0, [Replica({"device": "cpu"}, {}, state=Phase.READY)])
     for name, timeout_s in inputs:
         lane.join(sent(name, timeout_s=timeout_s))
     return lane
@@ -153,7 +153,7 @@ def test_what_must_begin_before_a_process_can_be_free_ends_at_once() -> None:
 
 def test_restarts_are_bounded_in_any_window() -> None:
     most = 3
-    restarts = Restarts(most)
+    restarts = RestartLimit(most)
     lost: deque[float] = deque()
     now = 0.0
     for _ in range(50):
@@ -166,7 +166,7 @@ def test_restarts_are_bounded_in_any_window() -> None:
 
 
 def test_what_is_told_of_restarts() -> None:
-    restarts = Restarts(2)
+    restarts = RestartLimit(2)
     restarts.add(100, "it died")
     assert (restarts.earliest(100), restarts.told(100)) == (100, "")
     restarts.add(110, "a job ran longer than its timeout\nin one")

@@ -7,23 +7,23 @@ from typing import Any
 import pytest
 
 from headrace.observability.worker_report import UNTOLD, ModelStats
-from workers.jobs.leased_job import Item
-from workers.models.event_sampling import BURST_S, Bucket, Telling
+from workers.jobs.leased_job import LeasedJob
+from workers.models.event_sampling import BURST_S, EventSampler, TokenBucket
 
 
-def items(count: int, attempts: int = 1) -> list[Item]:
+def items(count: int, attempts: int = 1) -> list[LeasedJob]:
     return [
-        Item(str(n), f"t{n}", None, 0, 0.0, 0.0, attempts=attempts, alone=False)
+        LeasedJob(str(n), f"t{n}", None, 0, 0.0, 0.0, attempts=attempts, alone=False)
         for n in range(count)
     ]
 
 
-def telling(mode: bool | str, per_s: float = 1.0) -> Telling:
-    return Telling("m", mode, per_s, ModelStats())
+def telling(mode: bool | str, per_s: float = 1.0) -> EventSampler:
+    return EventSampler("m", mode, per_s, ModelStats())
 
 
 def test_a_bucket_gives_its_rate_after_its_burst() -> None:
-    bucket, at = Bucket(5), 1000.0
+    bucket, at = TokenBucket(5), 1000.0
     assert bucket.take(10_000, at) == 5 * BURST_S
     assert bucket.take(1, at) == 0
     assert bucket.take(10, at + 1) == 5
@@ -59,7 +59,7 @@ def test_later_attempts_and_bad_ends_have_a_rate_of_their_own() -> None:
 
 def test_what_was_left_out_is_counted_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
     stats: Any = ModelStats()
-    sampled = Telling("m", "sampled", 100, stats)
+    sampled = EventSampler("m", "sampled", 100, stats)
     with caplog.at_level("INFO"):
         for count in (0, 3, 4):
             sampled.left_out(count)

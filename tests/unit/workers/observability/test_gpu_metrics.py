@@ -8,7 +8,7 @@ import pytest
 
 from headrace.observability.host_figures import DeviceFigures
 from tests.harness.fakes.nvml import GIB, LOST, TWO, Gpu, install, installed
-from workers.observability.gpu_metrics import AGAIN_S, Nvml
+from workers.observability.gpu_metrics import AGAIN_S, GpuMetrics
 
 FIRST = DeviceFigures(
     id="0", uuid=TWO[0].uuid, name="NVIDIA Test 80GB", busy_ratio=0.75,
@@ -19,13 +19,13 @@ FIRST = DeviceFigures(
 @pytest.mark.parametrize("named", ["0", TWO[0].uuid])
 def test_a_gpu_is_found_by_its_number_and_by_its_uuid(named: str) -> None:
     with installed(*TWO):
-        assert Nvml({"CUDA_VISIBLE_DEVICES": named}).read() == [FIRST]
+        assert GpuMetrics({"CUDA_VISIBLE_DEVICES": named}).read() == [FIRST]
 
 
 def test_only_what_the_worker_may_use_is_read() -> None:
     with installed(*TWO):
-        (second,) = Nvml({"CUDA_VISIBLE_DEVICES": "1"}).read()
-        both = Nvml({"CUDA_VISIBLE_DEVICES": f"1, {TWO[0].uuid}"}).read()
+        (second,) = GpuMetrics({"CUDA_VISIBLE_DEVICES": "1"}).read()
+        both = GpuMetrics({"CUDA_VISIBLE_DEVICES": f"1, {TWO[0].uuid}"}).read()
     assert (second.id, second.busy_ratio, second.temperature_celsius) == ("1", 0, 33)
     assert [device.id for device in both] == ["1", "0"]
 
@@ -34,14 +34,14 @@ def test_only_what_the_worker_may_use_is_read() -> None:
 def test_without_gpus_the_driver_is_not_asked(visible: str | None) -> None:
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     with installed(*TWO) as library:
-        assert Nvml(environ).read() == []
+        assert GpuMetrics(environ).read() == []
         assert not library.calls
 
 
 def test_what_a_driver_does_not_tell_is_left_out() -> None:
     part = Gpu("MIG-33333333-0000-0000-0000-000000000000", busy=None, celsius=None, milliwatts=None)
     with installed(part):
-        (device,) = Nvml({"CUDA_VISIBLE_DEVICES": part.uuid}).read()
+        (device,) = GpuMetrics({"CUDA_VISIBLE_DEVICES": part.uuid}).read()
     assert device.id == device.uuid == part.uuid
     assert (device.busy_ratio, device.temperature_celsius, device.power_watts) == (None, None, None)
     assert device.memory_used_bytes == 60 * GIB
@@ -53,7 +53,7 @@ def test_a_lost_gpu_is_asked_for_again_later(
     now = 1000.0
     monkeypatch.setattr("workers.observability.gpu_metrics.time.monotonic", lambda: now)
     with installed(*TWO) as library:
-        reader = Nvml({"CUDA_VISIBLE_DEVICES": "0"})
+        reader = GpuMetrics({"CUDA_VISIBLE_DEVICES": "0"})
         assert reader.read() == [FIRST]
         library.error = LOST
         with caplog.at_level(logging.WARNING):
@@ -68,7 +68,7 @@ def test_a_lost_gpu_is_asked_for_again_later(
 
 def test_a_gpu_that_is_not_there(caplog: pytest.LogCaptureFixture) -> None:
     with installed(TWO[0]), caplog.at_level(logging.WARNING):
-        assert Nvml({"CUDA_VISIBLE_DEVICES": "7"}).read() == []
+        assert GpuMetrics({"CUDA_VISIBLE_DEVICES": "7"}).read() == []
     assert "Not Found" in caplog.text
 
 
@@ -79,5 +79,5 @@ def test_a_host_without_the_library(
         library = install()
         monkeypatch.setattr(library, "error", 12)
         with caplog.at_level(logging.WARNING):
-            assert Nvml({"CUDA_VISIBLE_DEVICES": "0"}).read() == []
+            assert GpuMetrics({"CUDA_VISIBLE_DEVICES": "0"}).read() == []
     assert "NVML Shared Library Not Found" in caplog.text

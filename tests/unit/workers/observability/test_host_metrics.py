@@ -14,7 +14,7 @@ import pytest
 from headrace.observability.host_figures import DeviceFigures, Figures
 from tests.harness.wait import wait_until
 from workers.observability import host_metrics
-from workers.observability.host_metrics import NOTHING, Gauges
+from workers.observability.host_metrics import NOTHING, HostMetrics
 
 GPU = DeviceFigures(id="0", busy_ratio=0.5)
 #: A pid that no process has: they are 22 bits at the most.
@@ -26,7 +26,7 @@ def measured(raw: bytes) -> Figures:
 
 
 def test_what_is_measured(tmp_path: Path) -> None:
-    own = Gauges(lambda: [GPU], lambda: {"m": [os.getpid(), NOBODY], "none": []}, tmp_path)
+    own = HostMetrics(lambda: [GPU], lambda: {"m": [os.getpid(), NOBODY], "none": []}, tmp_path)
     figures = own.measure()
     host = figures.host
     assert host is not None
@@ -42,7 +42,7 @@ def test_what_is_measured(tmp_path: Path) -> None:
 
 def test_of_a_folder_that_is_not_there_the_space_is_told_where_it_would_be(tmp_path: Path) -> None:
     there, nowhere = (
-        Gauges(list, dict, folder).measure().host
+        HostMetrics(list, dict, folder).measure().host
         for folder in (tmp_path, tmp_path / "no" / "where")
     )
     assert there is not None
@@ -63,7 +63,7 @@ def test_it_measures_until_it_is_stopped_and_survives_errors(
             raise RuntimeError("the driver is being replaced")
         return [GPU]
 
-    own = Gauges(devices, dict, tmp_path)
+    own = HostMetrics(devices, dict, tmp_path)
     assert own.latest() == NOTHING
     with caplog.at_level(logging.WARNING):
         own.start()
@@ -88,7 +88,7 @@ def test_what_is_old_is_told_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return [GPU]
 
     monkeypatch.setattr(host_metrics, "SAMPLE_S", 0.001)
-    own = Gauges(devices, dict, tmp_path)
+    own = HostMetrics(devices, dict, tmp_path)
     own.start()
     try:
         wait_until(lambda: own.latest() != NOTHING, "it has measured", 30)

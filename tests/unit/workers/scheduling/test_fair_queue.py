@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.scheduling.fair_queue import Turns
+from workers.scheduling.fair_queue import FairQueue
 
 
-def flood(turns: Turns, wanting: set[str], took: dict[str, float], count: int) -> list[str]:
+def flood(turns: FairQueue, wanting: set[str], took: dict[str, float], count: int) -> list[str]:
     """So many turns, one after the other, of names that always want the device."""
     order = []
     for _ in range(count):
@@ -27,7 +27,7 @@ def device_time(order: list[str], took: dict[str, float]) -> dict[str, float]:
 
 
 def test_a_lone_job_waits_for_no_more_than_the_batch_that_runs() -> None:
-    turns = Turns({"flooded": 1, "lone": 1}, slots=1)
+    turns = FairQueue({"flooded": 1, "lone": 1}, slots=1)
     flood(turns, {"flooded"}, {"flooded": 0.03}, 100)
     turns.begin("flooded")
     assert not turns.free
@@ -36,21 +36,21 @@ def test_a_lone_job_waits_for_no_more_than_the_batch_that_runs() -> None:
 
 
 def test_each_lone_job_of_a_small_model_is_next() -> None:
-    turns = Turns({"flooded": 1, "lone": 1}, slots=1)
+    turns = FairQueue({"flooded": 1, "lone": 1}, slots=1)
     for _ in range(20):
         flood(turns, {"flooded"}, {"flooded": 0.03}, 1)
         assert flood(turns, {"flooded", "lone"}, {"flooded": 0.03, "lone": 0.01}, 1) == ["lone"]
 
 
 def test_who_was_away_has_saved_nothing_up() -> None:
-    turns = Turns({"a": 1, "b": 1}, slots=1)
+    turns = FairQueue({"a": 1, "b": 1}, slots=1)
     flood(turns, {"a"}, {"a": 1.0}, 1000)
     took = {"a": 1.0, "b": 1.0}
     assert device_time(flood(turns, {"a", "b"}, took, 10), took) == {"a": 5, "b": 5}
 
 
 def test_who_has_used_more_than_its_share_waits_for_the_others() -> None:
-    turns = Turns({"long": 1, "short": 1}, slots=1)
+    turns = FairQueue({"long": 1, "short": 1}, slots=1)
     took = {"long": 1.0, "short": 0.1}
     order = flood(turns, {"long", "short"}, took, 110)
     assert device_time(order, took)["long"] == pytest.approx(10, abs=1)
@@ -67,7 +67,7 @@ def test_under_flood_device_time_is_as_the_weights_are(
     weights: dict[str, float], seconds: list[float], slots: int
 ) -> None:
     took = dict(zip(weights, seconds, strict=False))
-    turns = Turns(weights, slots)
+    turns = FairQueue(weights, slots)
     order = flood(turns, set(weights), took, 3000)
     shares = {name: spent / weights[name] for name, spent in device_time(order, took).items()}
     assert shares.keys() == weights.keys()
@@ -81,7 +81,7 @@ def test_under_flood_device_time_is_as_the_weights_are(
     slots=st.integers(1, 3),
 )
 def test_whoever_wants_it_gets_a_free_slot(script: list[tuple[str, float]], slots: int) -> None:
-    turns = Turns(dict.fromkeys("abcd", 1.0), slots)
+    turns = FairQueue(dict.fromkeys("abcd", 1.0), slots)
     running: list[str] = []
     for name, seconds in script:
         if not turns.free:
@@ -94,7 +94,7 @@ def test_whoever_wants_it_gets_a_free_slot(script: list[tuple[str, float]], slot
 
 
 def test_of_equals_the_one_that_waited_longest_is_first() -> None:
-    turns = Turns(dict.fromkeys("abc", 1.0), slots=3)
+    turns = FairQueue(dict.fromkeys("abc", 1.0), slots=3)
     assert flood(turns, {"a", "b", "c"}, dict.fromkeys("abc", 0.0), 6) in (
         [*order, *order] for order in (["a", "b", "c"], ["a", "c", "b"], ["b", "a", "c"],
                                        ["b", "c", "a"], ["c", "a", "b"], ["c", "b", "a"])
@@ -102,7 +102,7 @@ def test_of_equals_the_one_that_waited_longest_is_first() -> None:
 
 
 def test_who_is_behind_is_next_when_the_running_one_is_charged() -> None:
-    turns = Turns({"flooded": 1.0, "lone": 1.0, "heavy": 10.0}, 1)
+    turns = FairQueue({"flooded": 1.0, "lone": 1.0, "heavy": 10.0}, 1)
     turns.begin("flooded")
     assert turns.behind("flooded", "lone", 0.5)
     assert not turns.behind("flooded", "lone", 0.0), "it has used nothing yet"

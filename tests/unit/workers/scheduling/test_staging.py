@@ -8,20 +8,20 @@ from typing import Any
 import pytest
 
 from headrace.config.model_catalog import ModelConfig
-from workers.jobs.leased_job import Batch, Item
+from workers.jobs.leased_job import Batch, LeasedJob
 from workers.model_process.protocol.phases import Phase
-from workers.models.served_model import Lane
+from workers.models.served_model import ServedModel
 from workers.replicas.replica import Replica
-from workers.scheduling.dispatcher import Dispatch
+from workers.scheduling.dispatcher import Dispatcher
 from workers.scheduling.staging import QUIET_S, gave_way, stage_at, takes_second
 
 NOW = 1000.0
 numbers = itertools.count(1)
 
 
-def item(*, alone: bool = False, step: int = 0) -> Item:
+def item(*, alone: bool = False, step: int = 0) -> LeasedJob:
     job_id = f"job-{next(numbers)}"
-    return Item(
+    return LeasedJob(
         id=job_id, token="1", message=None, created_us=0, enqueued_at=NOW, claimed_at=NOW,
         attempts=1, alone=alone, step=step,
     )  # fmt: skip
@@ -31,14 +31,16 @@ def batch(reason: str = "idle", started_at: float = NOW) -> Batch:
     return Batch([item()], reason, started_at, started_at + 60, seq=next(numbers))
 
 
-def lane(name: str = "m", *, overlap: bool = True, **model: Any) -> Lane:
+def lane(name: str = "m", *, overlap: bool = True, **model: Any) -> ServedModel:
     """A lane with one loaded process."""
     config = ModelConfig(name=name, handler="echo", max_batch_size=4, **model)
     replica = Replica({"device": "cpu"}, {}, state=Phase.READY, overlap=overlap)
-    return Lane(config, 0, [replica])
+    return ServedModel(config, 0, [replica])
 
 
-def busy(running: Lane, waiting: int, *, ends_in_s: float = 1.0, prepare_s: float = 0.01) -> Lane:
+def busy(
+    running: ServedModel, waiting: int, *, ends_in_s: float = 1.0, prepare_s: float = 0.01
+) -> ServedModel:
     """The lane with a batch that runs, so many items waiting, and what is known of its times."""
     running.batcher.fit.add(1, ends_in_s)
     running.prepare_s = prepare_s
@@ -48,7 +50,7 @@ def busy(running: Lane, waiting: int, *, ends_in_s: float = 1.0, prepare_s: floa
     return running
 
 
-def staged(running: Lane, *others: Lane, now: float = NOW) -> bool:
+def staged(running: ServedModel, *others: ServedModel, now: float = NOW) -> bool:
     return takes_second(running, [running, *others], now) is not None
 
 
@@ -99,7 +101,7 @@ def test_a_staged_batch_takes_over_the_slot_of_the_one_before_it() -> None:
     first, other = lane(), lane("other")
     for one in (first, other):
         one.batcher.add(item())
-    devices = Dispatch([first, other], slots=1)
+    devices = Dispatcher([first, other], slots=1)
     running = devices.next(NOW)
     assert running is not None
     replica = running.replica
@@ -136,7 +138,7 @@ def test_who_is_suspect_when_the_process_dies(began: bool) -> None:
     assert replica.suspects() == ([], [])
 
 
-def offline_flood(running: Lane) -> Lane:
+def offline_flood(running: ServedModel) -> ServedModel:
     """The lane with a batch that runs, and offline jobs that wait."""
     busy(running, 0)
     for _ in range(4):
@@ -171,7 +173,7 @@ def test_a_staged_batch_makes_way_for_who_is_next_and_for_nobody_else() -> None:
     flooded, other = busy(lane(), 0), lane("other")
     flooded.replicas[0].batch = None
     flooded.batcher.add(item())
-    dispatch = Dispatch([flooded, other], 1)
+    dispatch = Dispatcher([flooded, other], 1)
     dispatched = dispatch.next(NOW)
     assert dispatched is not None
     dispatched.replica.batch = dispatched.batch
@@ -186,7 +188,7 @@ def test_a_staged_batch_makes_way_for_who_is_next_and_for_nobody_else() -> None:
     flooded.batcher.add(item())
     assert dispatch.yields(flooded, offline, NOW), "its own online job goes first"
     other.batcher.add(item())
-    free = Dispatch([flooded, other], 2)
+    free = Dispatcher([flooded, other], 2)
     assert not free.yields(flooded, batch(), NOW + 1), "there is room for both"
 
 

@@ -1,1 +1,4 @@
-"""The HTTP API: jobs into Redis, records out. Stateless; imports no torch and no Celery."""
+"""The HTTP API. A job goes from routes through submission to headrace.queue.
+
+Start with app.py and routes/. May import headrace; never torch, celery, workers or handlers.
+"""

@@ -12,13 +12,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from typing_extensions import override
 
 from api import router
+from api.build import build
 from api.fastapi_bridge import ANSWERED, answer_errors
 from api.observability.access_log import AccessLog, RequestTrace, asked_id, watched
 from api.openapi import document
 from api.routes.admin import dead_letters, models, queues, runs
 from api.routes.jobs import webhooks
 from api.routes.service import documentation, health
-from api.services import Services, build
+from api.services import Services
 from headrace import __version__
 from headrace.config.model_catalog import Catalog
 from headrace.config.settings import Settings

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.tables import Table, write_tables
-from headrace.jobs.job import US_PER_S, Job
+from headrace.jobs.job import Job
+from headrace.redis.clock import US_PER_S
 from tests.harness.clients.batch_models import BatchLog
 from tests.harness.servers.redis_servers import redis_server
 from tests.harness.workers.worker import Client, celery_worker, write_models

@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import quantiles
 
-from headrace.jobs.job import US_PER_S, Job
+from headrace.jobs.job import Job
 from headrace.redis import keys
+from headrace.redis.clock import US_PER_S
 from tests.harness.clients.batch_models import BatchLog
 from tests.harness.servers.redis_servers import redis_server
 from tests.harness.wait import wait_until

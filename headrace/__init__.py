@@ -9,7 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+from headrace._version import __version__
+
 __all__ = [
     "AsyncClient",
     "Client",

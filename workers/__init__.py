@@ -1,1 +1,5 @@
-"""The batching Celery worker: claim, batch, isolate, settle; one consumer thread per process."""
+"""The workers: Celery workers that claim jobs, run models and settle results.
+
+A job goes through consumer, leases, models, batching, scheduling, replicas and model_process, and
+back. Start with consumer/loop.py. May import handlers and headrace; never api.
+"""

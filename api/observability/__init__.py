@@ -1,1 +1,4 @@
-"""api.observability."""
+"""The access log, spans and metrics of the API.
+
+Start with metrics.py. May import components and http.
+"""

@@ -1,1 +1,4 @@
-"""api.submission."""
+"""From a validated request to a queued job, and waiting for its end.
+
+Start with job_request.py. May import auth, observability, components and http.
+"""

@@ -13,9 +13,9 @@ from headrace.access.api_key import Caller as Asker
 from headrace.batches.files.pages import FilePage, page_of
 from headrace.batches.record import Batch, BatchSpec, is_batch_id, new_batch_id, read_batch
 from headrace.errors import BatchNotFound
-from headrace.jobs.job import US_PER_S
 from headrace.redis import keys
 from headrace.redis.caller import ScriptClient
+from headrace.redis.clock import US_PER_S
 from headrace.redis.scripts import Arg
 
 

@@ -1,1 +1,5 @@
-"""The commands of `headrace` that speak to a running server, on the client of `headrace.client`."""
+"""The `headrace` command.
+
+Start with main.py; app.py declares the client commands. May import every other room of headrace;
+imports what a command needs only once it runs.
+"""

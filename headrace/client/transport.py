@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import httpx2
 
-from headrace import __version__
+from headrace._version import __version__
 from headrace.client.retries import Session
 from headrace.client.sansio import ConnectionFailed, HttpRequest, HttpResponse
 from headrace.config.paths import ENV_URL

@@ -1,1 +1,4 @@
-"""headrace.config."""
+"""What the operator writes: settings, the models file, pipelines and handler references.
+
+Start with settings.py and model_catalog.py. May import webhooks, handler, jobs, redis and errors.
+"""

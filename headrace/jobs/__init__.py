@@ -1,1 +1,4 @@
-"""headrace.jobs.job."""
+"""A job as data: its record, options, message, ids and encoding. Does no I/O.
+
+Start with job.py and message.py. May import redis.keys, redis.fields and errors.
+"""

@@ -13,6 +13,9 @@ from headrace.errors import InvalidId
 ID_GRAMMAR: Final = "1 to 128 of A-Z a-z 0-9 - _ . : @"
 KEY_GRAMMAR: Final = "1 to 255 visible ASCII characters, without spaces"
 
+#: A payload in a store, as messages and records refer to it: the store and a random id.
+PAYLOAD_REFERENCE: Final = re.compile(r"(redis|file|s3):([0-9a-f]{32})")
+
 _ID = re.compile(r"[A-Za-z0-9_.:@-]{1,128}")
 _ID_BYTES: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.:@"
 _ID_MAX_CHARS: Final = 128

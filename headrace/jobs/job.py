@@ -14,9 +14,9 @@ from typing_extensions import override
 
 from headrace.jobs.encoding import strict_json
 from headrace.jobs.progress import Progress, stages_progress
+from headrace.redis.clock import US_PER_S
 from headrace.redis.keys import NOBODY, F
 
-US_PER_S: Final = 1_000_000
 MAX_WAIT_FOR_START_S: Final = 30 * 86400
 METADATA_MAX_BYTES: Final = 4096
 

@@ -16,9 +16,9 @@ import msgspec
 from headrace.errors import InvalidRequest
 from headrace.jobs import compression
 from headrace.jobs.encoding import describe_input, loads
+from headrace.jobs.ids import PAYLOAD_REFERENCE
 from headrace.jobs.job import Backoff
 from headrace.jobs.trace_context import Trace, read_trace
-from headrace.payloads.store import REFERENCE
 from headrace.redis.keys import TASK_NAME
 
 #: A stock client's message may name a model of any length.
@@ -103,7 +103,7 @@ class _HeadraceHeader(msgspec.Struct, frozen=True):
         """
         stretches = [part for part in self.parts if isinstance(part, PayloadRange)]
         for ref in (self.ref, *(part.ref for part in stretches)):
-            if ref and not REFERENCE.fullmatch(ref):
+            if ref and not PAYLOAD_REFERENCE.fullmatch(ref):
                 raise InvalidRequest(f"the header headrace.ref {ref[:64]!r} is no reference")
         if any(part.start < 0 or part.length < 1 for part in stretches):
             raise InvalidRequest("the header headrace.parts has a stretch that is none")

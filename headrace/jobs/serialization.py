@@ -10,9 +10,10 @@ from typing import Any, Final
 import msgspec
 
 from headrace.jobs.failure import failure_of
-from headrace.jobs.job import US_PER_S, Job, State, iso, result_in
+from headrace.jobs.job import Job, State, iso, result_in
 from headrace.jobs.media_types import JSON_TYPE
 from headrace.jobs.progress import Progress
+from headrace.redis.clock import US_PER_S
 
 JOBS_PATH: Final = "/api/v1/jobs/"
 REPLICA: Final = "replica"

@@ -1,1 +1,4 @@
-"""headrace.observability."""
+"""Logs, redaction, tracing, and the counters that workers report.
+
+Start with logs.py. May import jobs, redis and errors.
+"""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
 
-from headrace import __version__
+from headrace._version import __version__
 from headrace.jobs.trace_context import Trace, read_trace
 
 if TYPE_CHECKING:

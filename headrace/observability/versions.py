@@ -6,7 +6,7 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
-from headrace import __version__
+from headrace._version import __version__
 
 #: What parts of one deployment have in common. None of them is imported.
 PACKAGES: Final = ("celery", "kombu", "redis", "torch")

@@ -19,9 +19,9 @@ from typing import Any, Final
 import msgspec
 
 from headrace.config.model_options import RETRY_BACKOFF_MAX_S, RETRY_BACKOFF_S
-from headrace.jobs.job import US_PER_S
 from headrace.observability.host_figures import FIELD as FIGURES
 from headrace.observability.host_figures import Figures
+from headrace.redis.clock import US_PER_S
 
 BATCH_SIZE_BOUNDS: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
 #: Fit both 1 ms and 10 min.

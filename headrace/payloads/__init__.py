@@ -1,5 +1,4 @@
-"""Payloads: inputs and results that are too long for a message, and the operator's own files.
+"""Payload stores: where long inputs and results are kept, and until when; `input_ref`.
 
-`base` says what a store does; `redis`, `file` and `s3` are the three; `index` keeps the account of
-what lies there in Redis; `origin` reads the files and objects that clients name as `input_ref`.
+Start with store.py. May import config, jobs, redis and errors.
 """

@@ -14,10 +14,10 @@ import redis
 from redis.exceptions import RedisError
 
 from headrace.errors import BrokerFull, PayloadTooLarge, StoreFull
-from headrace.jobs.job import US_PER_S
 from headrace.payloads.store import PayloadEntry, read_entry
 from headrace.redis import keys
 from headrace.redis.caller import ScriptClient
+from headrace.redis.clock import US_PER_S
 from headrace.redis.keys import PAYLOAD_PREFIX
 from headrace.redis.outages import translate
 from headrace.redis.scripts import Arg, script

@@ -6,17 +6,16 @@ writes one into a message can at most name another payload of ours.
 
 from __future__ import annotations
 
-import re
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar, Final, NamedTuple, Protocol
 
 from headrace.errors import HeadraceError, InputUnavailable
+from headrace.jobs.ids import PAYLOAD_REFERENCE
 
 #: How much is read at a time of what is passed on.
 CHUNK_BYTES: Final = 256 * 1024
-REFERENCE: Final = re.compile(r"(redis|file|s3):([0-9a-f]{32})")
 
 
 class PayloadMissing(HeadraceError):
@@ -70,7 +69,7 @@ def name_in(ref: str, store: str) -> str:
     Raises:
         InputUnavailable: it is no reference, or that of another store.
     """
-    found = REFERENCE.fullmatch(ref)
+    found = PAYLOAD_REFERENCE.fullmatch(ref)
     if found is None or found[1] != store:
         raise InputUnavailable(f"{ref[:64]!r} is no reference into the payload store {store}")
     return found[2]

@@ -1,1 +1,4 @@
-"""headrace.queue.job_queue."""
+"""What an API needs of the queue: submit, read, wait, watch, list and cancel (asyncio).
+
+Start with job_queue.py. May import observability, payloads, config, access, jobs and redis.
+"""

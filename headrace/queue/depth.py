@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.jobs.job import US_PER_S
 from headrace.redis import keys
+from headrace.redis.clock import US_PER_S
 
 
 @dataclass(frozen=True, slots=True)

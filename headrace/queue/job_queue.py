@@ -10,7 +10,7 @@ from redis.exceptions import RedisError
 
 from headrace.access.api_key import ApiKey, key_from
 from headrace.errors import HeadraceError
-from headrace.jobs.job import US_PER_S, Job, job_from_record
+from headrace.jobs.job import Job, job_from_record
 from headrace.observability.worker_report import WorkerReport, read_report
 from headrace.queue.coalescer import Coalescer
 from headrace.queue.depth import Depth, read_depths
@@ -25,7 +25,7 @@ from headrace.queue.submission import (
     submit_arguments,
 )
 from headrace.redis import keys
-from headrace.redis.clock import RedisClock
+from headrace.redis.clock import US_PER_S, RedisClock
 from headrace.redis.outages import translate
 from headrace.redis.script_client import AsyncScriptClient
 from headrace.redis.scripts import Arg

@@ -21,11 +21,12 @@ from headrace.errors import (
     QueueFull,
     TooManyInFlight,
 )
-from headrace.jobs.job import DEFAULT_OPTIONS, US_PER_S, Job, JobOptions, iso
+from headrace.jobs.job import DEFAULT_OPTIONS, Job, JobOptions, iso
 from headrace.jobs.message import InputSource
 from headrace.jobs.message_writer import envelope, quiet_message, quiet_pieces
 from headrace.jobs.trace_context import Trace
 from headrace.redis import keys
+from headrace.redis.clock import US_PER_S
 from headrace.redis.keys import F
 from headrace.redis.scripts import Arg
 from headrace.webhooks.task_message import webhook_fields

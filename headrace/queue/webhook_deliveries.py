@@ -8,9 +8,9 @@ from typing import Final, Literal
 
 import msgspec
 
-from headrace.jobs.job import US_PER_S
 from headrace.queue.job_queue import JobQueue
 from headrace.redis import keys
+from headrace.redis.clock import US_PER_S
 from headrace.webhooks.task_message import WebhookTask, message
 
 PREFIX: Final = "msg_"

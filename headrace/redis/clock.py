@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from headrace.jobs.job import US_PER_S
-
+US_PER_S: Final = 1_000_000
 #: An answer may have been late. One that says more is believed at once, any after so many seconds.
 BELIEVED_S: Final = 60.0
 

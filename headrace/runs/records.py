@@ -13,9 +13,10 @@ from redis.exceptions import RedisError
 
 from headrace.access.api_key import NOBODY, Caller
 from headrace.errors import Conflict, RunNotFound
-from headrace.jobs.job import US_PER_S, iso
+from headrace.jobs.job import iso
 from headrace.queue.job_queue import JobQueue
 from headrace.redis import keys
+from headrace.redis.clock import US_PER_S
 from headrace.redis.outages import translate
 
 TTL_S: Final = 30 * 86_400

@@ -1,5 +1,4 @@
-"""Webhooks: what is told of a job's start and end to an address that its submit names.
+"""Webhooks: which endpoints are allowed, the signature, and the task of the background worker.
 
-By the Standard Webhooks scheme. What is sent, and when again, is decided in the errands worker
-(`workers/background/webhooks/delivery.py`); here is what the API needs too. Knows no Celery.
+Start with endpoint.py. May import jobs, redis and errors.
 """

@@ -6,13 +6,15 @@ import ipaddress
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
-from headrace.config.settings import Settings
 from headrace.errors import InvalidRequest
 from headrace.jobs.job import DEFAULT_OPTIONS, JobOptions
 from headrace.webhooks.allowed_addresses import Address, Network, may_reach, plain, read_networks
+
+if TYPE_CHECKING:
+    from headrace.config.settings import Settings
 
 URL_MAX_CHARS: Final = 2048
 _PORTS: Final = {"http": 80, "https": 443}

@@ -1,1 +1,4 @@
-"""workers.batching."""
+"""When a batch leaves, decided from jobs and time alone.
+
+Start with batcher.py. May import nothing else of workers; does no I/O.
+"""

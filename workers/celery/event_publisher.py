@@ -15,12 +15,13 @@ import msgspec
 from celery.worker import state as celery_state
 
 from headrace.errors import BY_CODE, HeadraceError
-from headrace.jobs.job import US_PER_S, State, iso
+from headrace.jobs.job import State, iso
 from headrace.jobs.message import arguments_repr
 from headrace.observability.host_figures import FIELD as FIGURES
 from headrace.observability.versions import running
 from headrace.observability.worker_report import CLOCK
 from headrace.redis import keys
+from headrace.redis.clock import US_PER_S
 from headrace.redis.scripts import Arg, Command, script
 from headrace.redis.traffic import TRAFFIC
 from workers.celery.task_events import (
@@ -36,9 +37,9 @@ from workers.celery.task_events import (
 )
 from workers.jobs.leased_job import NEVER, Batch, LeasedJob, Settlement
 from workers.leases.manager import CANCELLED, FENCED, PUT_OFF
-from workers.model_process.protocol.phases import BEST_FIRST, Phase
 from workers.models.served_model import ServedModel
 from workers.observability.host_metrics import NOTHING
+from workers.protocol.phases import BEST_FIRST, Phase
 
 if TYPE_CHECKING:
     from workers.observability.job_spans import JobSpans

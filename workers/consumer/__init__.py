@@ -1,1 +1,5 @@
-"""workers.consumer."""
+"""The loop of one worker: wakes, claims, dispatches, collects and settles for all models.
+
+Start with loop.py; one thread runs it. May import canvas, leases, observability, scheduling,
+models, replicas, protocol, jobs and threads.
+"""

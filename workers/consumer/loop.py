@@ -33,9 +33,9 @@ from workers.jobs.leased_job import Batch
 from workers.leases.dialing import BackgroundConnect, watch_sockets
 from workers.leases.manager import LeaseManager
 from workers.leases.notifications import POLL_S, QueueNotifications
-from workers.model_process.protocol.phases import Phase
 from workers.models.served_model import ServedModel
 from workers.observability.batch_log import log_left
+from workers.protocol.phases import Phase
 from workers.replicas.orphan_guard import OrphanGuard
 from workers.replicas.replica import Replica
 from workers.scheduling.dispatcher import Dispatcher

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from headrace.observability import worker_report
-from workers.model_process.protocol.phases import STARTING, Phase
 from workers.models.served_model import ServedModel
 from workers.observability.batch_log import about
+from workers.protocol.phases import STARTING, Phase
 from workers.replicas.orphan_guard import OrphanGuard
 from workers.replicas.replica import Replica
 

@@ -12,9 +12,10 @@ import msgspec
 
 from headrace.errors import BY_CODE, HeadraceError, InvalidRequest
 from headrace.jobs.encoding import parses
-from headrace.jobs.job import US_PER_S, State
+from headrace.jobs.job import State
 from headrace.jobs.media_types import JSON_TYPE
 from headrace.jobs.message import Message, arguments_repr
+from headrace.redis.clock import US_PER_S
 from headrace.redis.keys import OFFLINE_STEP, TASK_NAME, F
 from headrace.redis.scripts import Arg
 from workers.jobs.canvas import Canvas

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from headrace.config.model_options import RETRY_BACKOFF_MAX_S, RETRY_BACKOFF_S
-from headrace.jobs.job import US_PER_S
 from headrace.jobs.message import Message
+from headrace.redis.clock import US_PER_S
 
 #: In place of a retry's delay: the retries are used up, and the message goes to the dead letters.
 DEAD: Final = "dead"

@@ -1,1 +1,4 @@
-"""workers.leases."""
+"""The worker's session with Redis: claim, renew, settle, release and sweep, over one connection.
+
+Start with manager.py. May import models, batching and jobs. Knows no process and no HTTP.
+"""

@@ -16,9 +16,9 @@ from typing import Any, Final, Protocol
 
 from redis.exceptions import ResponseError
 
-from headrace.jobs.job import US_PER_S
 from headrace.queue.expiry import EXPIRE_ARGUMENTS, EXPIRE_MAX_JOBS
 from headrace.redis import keys
+from headrace.redis.clock import US_PER_S
 from headrace.redis.outages import DISCONNECTED
 from headrace.redis.scripts import CLAIM_MAX_BYTES, Arg, Command, script
 from headrace.redis.traffic import TRAFFIC

@@ -1,7 +1,7 @@
 """One model process, seen from inside: it owns the device and the handler, and answers frames.
 
 Started by `workers.replicas.replica` as `python -m workers.model_process FD FD`, with one end of a
-socketpair and a file for the stacks of its threads. `workers.model_process.protocol.phases` lists
+socketpair and a file for the stacks of its threads. `workers.protocol.phases` lists
 the phases of its life.
 It never outlives its worker: the kernel kills it when the thread that started it dies (Linux), and
 EOF on the socket ends it wherever that is seen.
@@ -26,10 +26,10 @@ from workers.model_process.context import ThreadContext, begin, overlaps
 from workers.model_process.executor import BatchExecutor
 from workers.model_process.overlap import YIELDED, Inbox, OverlappedExecutor, done_frame, leave
 from workers.model_process.preprocess.pool import LoadFailed, PreprocessProcess, install
-from workers.model_process.protocol.frames import FrameSocket
-from workers.model_process.protocol.phases import Phase, write_stacks_to
 from workers.model_process.startup import context_of, die_with_parent, handler_of, why_not_loaded
 from workers.model_process.warm_up import warm_up
+from workers.protocol.frames import FrameSocket
+from workers.protocol.phases import Phase, write_stacks_to
 from workers.replicas.orphan_guard import MARK
 
 logger = logging.getLogger("headrace.model")

@@ -1,1 +1,4 @@
-"""workers.models."""
+"""What one worker holds of each model: its jobs, backlog, payloads and deadlines.
+
+Start with served_model.py. May import batching, replicas, protocol and jobs. Knows no Redis.
+"""

@@ -15,10 +15,10 @@ import msgspec
 
 from headrace.config.model_catalog import ModelConfig
 from headrace.errors import HeadraceError, InvalidRequest
-from headrace.jobs.job import US_PER_S
 from headrace.jobs.media_types import is_json
 from headrace.jobs.message import read_envelope
 from headrace.observability.worker_report import ModelStats
+from headrace.redis.clock import US_PER_S
 from headrace.redis.scripts import CLAIM_HEAD, CLAIM_ROW
 from workers.batching.batcher import Batcher, BatchPolicy, Hold, Leave
 from workers.batching.expected_arrivals import ExpectedArrivals
@@ -36,7 +36,6 @@ from workers.jobs.leased_job import (
     put_off,
 )
 from workers.jobs.retries import RetryPolicy
-from workers.model_process.protocol.phases import Phase
 from workers.models.backlog import Backlog
 from workers.models.deadlines import Deadlines
 from workers.models.event_sampling import EventSampler
@@ -44,6 +43,7 @@ from workers.models.pending_callbacks import PendingCallbacks
 from workers.models.pending_payloads import PendingPayloads
 from workers.models.restart_limit import RestartLimit
 from workers.models.settling import discarded, settle_batch
+from workers.protocol.phases import Phase
 from workers.replicas.replica import Replica
 
 logger = logging.getLogger(__name__)

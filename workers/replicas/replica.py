@@ -18,8 +18,8 @@ from typing import Any, Final
 import psutil
 
 from workers.jobs.leased_job import NEVER, Batch, LeasedJob
-from workers.model_process.protocol.frames import FrameSocket
-from workers.model_process.protocol.phases import STARTING, TRACE_SIGNAL, Phase
+from workers.protocol.frames import FrameSocket
+from workers.protocol.phases import STARTING, TRACE_SIGNAL, Phase
 from workers.replicas.orphan_guard import LIFE, MARK, end_marked
 from workers.replicas.stack_dump import LOOK_S, TELL_S, StackDump
 

@@ -1,1 +1,1 @@
-"""api.routes.admin."""
+"""Endpoints for operators: queues, dead letters, models, runs."""

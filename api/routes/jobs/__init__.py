@@ -1,1 +1,1 @@
-"""api.routes.jobs."""
+"""Endpoints for jobs: submit, read, list, events, webhooks, bulk."""

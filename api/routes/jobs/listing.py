@@ -14,10 +14,11 @@ from api.routes.jobs.bulk_status import said_of
 from api.services import Services
 from headrace.config.suggestions import did_you_mean
 from headrace.errors import InvalidRequest, ListsOff
-from headrace.jobs.job import US_PER_S, Job, State
+from headrace.jobs.job import Job, State
 from headrace.queue.job_queue import VIEW_MAX_JOBS
 from headrace.queue.listing import JobPlace
 from headrace.queue.listing import list_jobs as list_places
+from headrace.redis.clock import US_PER_S
 
 PAGE_DEFAULT: Final = 50
 PAGE_MAX: Final = 1000

@@ -14,8 +14,9 @@ from api.http.bodies import read_body
 from api.routes.jobs.job import visible_job
 from headrace.errors import Conflict, InvalidRequest, WebhookNotFound
 from headrace.jobs.ids import is_id
-from headrace.jobs.job import US_PER_S, iso
+from headrace.jobs.job import iso
 from headrace.queue.webhook_deliveries import Attempt, Change, Delivery, PendingDelivery
+from headrace.redis.clock import US_PER_S
 from headrace.webhooks.endpoint import shown
 
 router = APIRouter(tags=["jobs"])

@@ -1,1 +1,1 @@
-"""api.routes.openai."""
+"""Endpoints by OpenAI's conventions: files and batches."""

@@ -1,1 +1,1 @@
-"""api.routes.service."""
+"""Endpoints of the service itself: health, metrics, documentation."""

@@ -1,4 +1,4 @@
-"""Files that clients upload and batches write: in parts, in the payload store, until they expire.
+"""Files that clients upload and batches write: their records, and their bytes in parts.
 
-`records` says what a file is; `files` reads, lists, writes and deletes them. Knows no HTTP.
+Start with store.py. The bytes are kept by headrace.payloads.
 """

@@ -1,1 +1,1 @@
-"""headrace.cli.main.admin."""
+"""Commands for API keys, models and webhooks."""

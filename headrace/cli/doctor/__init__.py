@@ -1,5 +1,4 @@
-"""`headrace doctor`: looks at everything that a deployment stands on, and says what to do about it.
+"""`headrace doctor`: its checks, and what they look at.
 
-`finding` has what a check gives, `site` what checks look at, `table` all checks, and `rounds` does
-them. Knows no torch and no Celery: where they are to be asked, a process is.
+Start with registry.py, which lists the checks in their order.
 """

@@ -16,10 +16,10 @@ from headrace.cli.doctor.check import CheckSkipped
 from headrace.config.model_catalog import Catalog, load_catalog
 from headrace.config.settings import Settings, is_loopback, load_settings
 from headrace.errors import ConfigError
-from headrace.jobs.job import US_PER_S
 from headrace.observability.worker_report import WorkerReport, read_report
 from headrace.queue.depth import Depth, read_depths
 from headrace.redis import keys
+from headrace.redis.clock import US_PER_S
 from headrace.redis.connection import connect
 from headrace.redis.scripts import script
 from headrace.server.embedded_redis import prepared_url

@@ -14,7 +14,7 @@ from typing import Final
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-from headrace import __version__
+from headrace._version import __version__
 from headrace.cli.doctor.check import CheckResult, CheckSkipped, fail, named, ok, skip, warn, worst
 from headrace.cli.doctor.deployment import Deployment, sentence
 from headrace.config.settings import is_loopback

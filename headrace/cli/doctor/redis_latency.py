@@ -9,8 +9,8 @@ from typing import Final
 
 from headrace.cli.doctor.check import CheckResult, named, ok, skip, warn, worst
 from headrace.cli.doctor.deployment import Deployment
-from headrace.jobs.job import US_PER_S
 from headrace.redis import keys
+from headrace.redis.clock import US_PER_S
 from headrace.redis.scripts import script
 
 PINGS: Final = 50

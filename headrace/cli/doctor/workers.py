@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from headrace import __version__
+from headrace._version import __version__
 from headrace.cli.doctor.check import CheckResult, CheckSkipped, fail, named, ok, skip, warn, worst
 from headrace.cli.doctor.deployment import Deployment, sentence
 from headrace.cli.doctor.redis_latency import clock_skew_s

@@ -1,1 +1,1 @@
-"""headrace.cli.main.jobs."""
+"""Commands for jobs: submit, result, jobs, watch and cancel."""

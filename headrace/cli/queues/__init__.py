@@ -1,1 +1,1 @@
-"""headrace.cli.main.queues."""
+"""Commands for queues and dead letters."""

@@ -1,1 +1,1 @@
-"""headrace.cli.main.runs."""
+"""Commands for offline runs: `headrace run` and `headrace runs`."""

@@ -1,1 +1,1 @@
-"""headrace.cli.main.shared."""
+"""What commands share: options, inputs, output, exit codes and the progress bar."""

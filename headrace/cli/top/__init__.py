@@ -1,5 +1,4 @@
-"""`headrace top`: a live view of queues, models, hosts and devices, from what the API tells.
+"""`headrace top`: samples of /metrics, the rates between them, and a screen that shows them.
 
-`sample` reads one answer, `view` makes rates out of two, `layout` draws them to a terminal's size,
-and `screen` keeps them there. Two requests a refresh, however many models there are.
+Start with view.py.
 """

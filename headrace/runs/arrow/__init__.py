@@ -1,1 +1,1 @@
-"""headrace.runs.arrow."""
+"""Arrow: types, and values from JSON and to JSON."""

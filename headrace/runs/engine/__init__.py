@@ -1,1 +1,4 @@
-"""headrace.runs.engine.engine."""
+"""The engine of a run: submits inputs, collects outcomes, writes rows and checkpoints.
+
+Start with engine.py. Knows no file format.
+"""

@@ -1,1 +1,1 @@
-"""headrace.runs.sinks."""
+"""Where a run's rows go: JSON lines, Parquet, S3."""

@@ -1,1 +1,4 @@
-"""headrace.server.supervisor."""
+"""Starts child processes, restarts them, reads their output, and ends them in order.
+
+Start with supervisor.py. Knows nothing of Headrace.
+"""

@@ -17,8 +17,9 @@ from typing import Any
 import httpx2
 
 from headrace.config.model_catalog import load_catalog
-from headrace.jobs.job import US_PER_S, new_id
+from headrace.jobs.job import new_id
 from headrace.redis import keys
+from headrace.redis.clock import US_PER_S
 from tests.harness.clients.plain_http import PLAIN
 from tests.harness.fakes.proxy import Proxy, proxy
 from tests.harness.servers.api_server import ApiServer, api_server

@@ -17,12 +17,13 @@ import msgspec
 import redis
 from redis.exceptions import NoScriptError, RedisError
 
-from headrace.jobs.job import US_PER_S, State
+from headrace.jobs.job import State
 from headrace.jobs.message import Message, read_envelope
 from headrace.observability.host_figures import FIELD as FIGURES
 from headrace.observability.host_figures import Figures
 from headrace.observability.worker_report import ModelStats
 from headrace.redis import keys
+from headrace.redis.clock import US_PER_S
 from headrace.redis.connection import connect
 from headrace.redis.keys import F
 from headrace.redis.scripts import CLAIM_HEAD, CLAIM_MAX_BYTES, CLAIM_ROW, Arg, script

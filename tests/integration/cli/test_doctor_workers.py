@@ -13,9 +13,9 @@ import pytest
 from headrace import __version__
 from headrace.cli.doctor import workers
 from headrace.cli.shared.exit_codes import ExitCode
-from headrace.jobs.job import US_PER_S
 from headrace.observability.host_figures import DeviceFigures, Figures, HostFigures
 from headrace.redis import keys
+from headrace.redis.clock import US_PER_S
 from headrace.redis.keys import F
 from headrace.server.ports import free_port
 from tests.harness.clients.doctor import (

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from headrace.jobs.job import US_PER_S, State
+from headrace.jobs.job import State
 from headrace.redis import keys
+from headrace.redis.clock import US_PER_S
 from tests.harness.clients.batch_models import BatchLog, uses
 from tests.harness.clients.celery_client import Events, stock_client
 from tests.harness.clients.totals import ModelTotals

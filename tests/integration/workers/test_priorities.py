@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from headrace.jobs.job import US_PER_S, State
+from headrace.jobs.job import State
 from headrace.redis import keys
+from headrace.redis.clock import US_PER_S
 from headrace.redis.scripts import CLAIM_MAX_BYTES
 from tests.harness.clients.batch_models import BatchLog, Line, uses
 from tests.harness.servers.redis_servers import leaked_keys, redis_server

@@ -1,1 +1,4 @@
-"""workers.background.pipelines."""
+"""Pipelines: runs the stages of a pipeline's job as jobs of their models.
+
+Start with orchestrator.py; execution.py decides which stage comes next, without I/O.
+"""

@@ -22,13 +22,13 @@ from headrace.config.model_catalog import Catalog, ModelConfig
 from headrace.config.pipelines import PipelineConfig
 from headrace.config.settings import Settings
 from headrace.errors import HeadraceError
-from headrace.jobs.job import US_PER_S
 from headrace.observability.worker_report import CLOCK, ModelState
 from headrace.payloads.stores import build_stores
 from headrace.queue.job_queue import JobQueue
 from headrace.queue.tasks import end
 from headrace.queue.waiters import Waiters
 from headrace.redis import keys
+from headrace.redis.clock import US_PER_S
 from headrace.redis.connection import SOCKET_TIMEOUT_S, connect, connect_async
 from headrace.redis.scripts import CLAIM_MAX_BYTES
 from workers.background.pipelines.canvas import PipelineCanvas

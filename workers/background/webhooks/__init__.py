@@ -1,1 +1,4 @@
-"""workers.background.webhooks."""
+"""Webhook delivery: sends, retries, throttles and logs the requests of webhooks.
+
+Start with delivery.py.
+"""

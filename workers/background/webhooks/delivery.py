@@ -21,7 +21,6 @@ import msgspec
 
 from headrace.config.settings import Settings
 from headrace.errors import BrokerError
-from headrace.jobs.job import US_PER_S
 from headrace.queue.job_queue import JobQueue
 from headrace.queue.webhook_deliveries import (
     COUNTER,
@@ -34,6 +33,7 @@ from headrace.queue.webhook_deliveries import (
     PendingDelivery,
     delivery_id,
 )
+from headrace.redis.clock import US_PER_S
 from headrace.redis.connection import connect_async
 from headrace.webhooks.signing import secrets_of, signature
 from headrace.webhooks.task_message import WebhookTask

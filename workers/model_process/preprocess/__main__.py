@@ -23,9 +23,9 @@ from workers.model_process.executor import BatchExecutor
 from workers.model_process.outcomes import failure
 from workers.model_process.preprocess.shared_memory import Packer, SharedBuffer
 from workers.model_process.progress import BatchProgress
-from workers.model_process.protocol.frames import FrameSocket
-from workers.model_process.protocol.phases import write_stacks_to
 from workers.model_process.startup import context_of, die_with_parent, handler_of, why_not_loaded
+from workers.protocol.frames import FrameSocket
+from workers.protocol.phases import write_stacks_to
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ from workers.model_process.context import TRACES
 from workers.model_process.executor import BatchExecutor
 from workers.model_process.outcomes import RaisedError
 from workers.model_process.progress import Row
-from workers.model_process.protocol.frames import FrameSocket
+from workers.protocol.frames import FrameSocket
 from workers.threads import SOFTWARE_ERROR_STATUS
 
 logger = logging.getLogger("headrace.model")

@@ -349,7 +349,7 @@ def test_the_schema_is_valid_and_judges_as_the_loader_does() -> None:
 
 
 def test_every_key_is_described_for_editors() -> None:
-    section = json.loads(schema_text())["$defs"]["ModelSection"]["properties"]
+    section = json.loads(schema_text())["$defs"]["ModelOptions"]["properties"]
     for name, schema in section.items():
         described = schema.get("anyOf", [schema])[0]
         assert described.get("description"), name

@@ -11,8 +11,8 @@ from headrace.jobs.message_writer import envelope
 from workers.batching.expected_arrivals import ExpectedArrivals
 from workers.batching.latency_model import KNOWN_SHARE
 from workers.jobs.leased_job import Batch
-from workers.model_process.protocol.phases import Phase
 from workers.models.served_model import ServedModel
+from workers.protocol.phases import Phase
 from workers.replicas.replica import Replica
 
 NOW = 1000.0

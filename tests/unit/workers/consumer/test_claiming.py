@@ -13,9 +13,9 @@ from headrace.jobs.message_writer import envelope
 from workers.consumer.claiming import Claimer
 from workers.jobs.leased_job import Settlement
 from workers.leases.manager import LeaseManager
-from workers.model_process.protocol.phases import Phase
 from workers.models.backlog import WRONG_MAX
 from workers.models.served_model import ServedModel
+from workers.protocol.phases import Phase
 from workers.replicas.replica import Replica
 from workers.scheduling.dispatcher import Dispatcher
 

@@ -10,9 +10,9 @@ from redis.exceptions import ResponseError
 
 from headrace.config.model_catalog import ModelConfig
 from headrace.errors import ResultNotStored
-from headrace.jobs.job import US_PER_S
 from headrace.jobs.message import InputSource
 from headrace.jobs.message_writer import envelope
+from headrace.redis.clock import US_PER_S
 from headrace.redis.scripts import Command
 from workers.jobs.leased_job import LeasedJob, Settlement, cancelled
 from workers.leases.connection import PipelinedConnection

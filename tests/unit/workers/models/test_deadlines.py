@@ -12,7 +12,6 @@ from headrace.jobs.message import read_envelope
 from headrace.jobs.message_writer import envelope
 from workers.batching.batcher import Batcher, BatchPolicy
 from workers.jobs.leased_job import NEVER, Batch, LeasedJob
-from workers.model_process.protocol.phases import Phase
 from workers.models.deadlines import (
     LEAST_AGE_S,
     LEAST_BATCHES,
@@ -22,6 +21,7 @@ from workers.models.deadlines import (
 )
 from workers.models.restart_limit import WINDOW_S, RestartLimit
 from workers.models.served_model import ServedModel
+from workers.protocol.phases import Phase
 from workers.replicas.replica import Replica
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from headrace.config.model_catalog import ModelConfig
 from workers.jobs.leased_job import Batch, LeasedJob
-from workers.model_process.protocol.phases import Phase
 from workers.models.served_model import ServedModel
+from workers.protocol.phases import Phase
 from workers.replicas.replica import Replica
 from workers.scheduling.dispatcher import Dispatcher
 from workers.scheduling.staging import QUIET_S, gave_way, stage_at, takes_second

@@ -1,1 +1,0 @@
-"""workers.model_process.protocol."""

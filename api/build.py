@@ -6,7 +6,7 @@ import os
 
 from api.auth.authenticator import Authenticator
 from api.components.expiry_task import ExpiryTask
-from api.components.files import build_filing
+from api.components.files import build_file_service
 from api.components.model_status import ModelStatuses
 from api.components.stream_limit import StreamLimit
 from api.observability.counter_reporter import CounterReporter
@@ -14,7 +14,7 @@ from api.observability.counters import Counters
 from api.observability.exposition import Exposition
 from api.observability.spans import api_spans
 from api.services import Services
-from api.submission.payloads import build_payloads
+from api.submission.payloads import build_input_store
 from api.submission.waiting import PendingWaits
 from headrace.config.model_catalog import Catalog
 from headrace.config.settings import Settings
@@ -47,28 +47,28 @@ def build(settings: Settings, catalog: Catalog) -> Services:
     # A name that no other process has or had: a restart must not hear its predecessor's jobs.
     api_id = os.urandom(6).hex()
     waiters = Waiters(client, api_id)
-    tally = CounterReporter(client, counters, waiters)
+    counter_reporter = CounterReporter(client, counters, waiters)
     return Services(
         settings=settings,
         catalog=catalog,
         queue=queue,
-        letters=DeadLetters(client, queue),
+        dead_letters=DeadLetters(client, queue),
         runs=RunRecords(client, queue),
         waiters=waiters,
-        news=JobWatcher(client, queue, api_id),
-        seats=StreamLimit(settings.event_streams_max, settings.event_streams_per_key),
-        fleet=ModelStatuses(queue, catalog),
+        watcher=JobWatcher(client, queue, api_id),
+        stream_limit=StreamLimit(settings.event_streams_max, settings.event_streams_per_key),
+        model_statuses=ModelStatuses(queue, catalog),
         counters=counters,
-        tally=tally,
-        expiry=ExpiryTask(queue),
-        scraper=Scraper(client, catalog.served, tally.tell_and_ask),
+        counter_reporter=counter_reporter,
+        expiry_task=ExpiryTask(queue),
+        scraper=Scraper(client, catalog.served, counter_reporter.tell_and_ask),
         exposition=Exposition(),
-        payloads=build_payloads(settings, settings.redis_url),
-        filing=build_filing(settings, settings.redis_url),
-        door=Authenticator(settings, queue, client) if settings.asks_for_keys else None,
-        webhooks=WebhookPolicy(settings),
-        hooks=DeliveryStore(queue),
+        input_store=build_input_store(settings, settings.redis_url),
+        files=build_file_service(settings, settings.redis_url),
+        authenticator=Authenticator(settings, queue, client) if settings.asks_for_keys else None,
+        webhook_policy=WebhookPolicy(settings),
+        webhook_deliveries=DeliveryStore(queue),
         clients=[client],
-        vigils=PendingWaits(),
+        pending_waits=PendingWaits(),
         spans=api_spans(os.environ),
     )

@@ -181,9 +181,11 @@ async def serve(
     openai = request.path.startswith(OPENAI_PREFIX)
     try:
         endpoint = methods.get(request.method)
-        if services.door is not None:
+        if services.authenticator is not None:
             needs = HOT_NEEDS[endpoint] if endpoint is not None else None
-            await services.door.admit(request, needs, listed=needs is not None or endpoint is None)
+            await services.authenticator.admit(
+                request, needs, listed=needs is not None or endpoint is None
+            )
         elif request.has(b"origin"):
             refuse_foreign_page(request, services.settings.cors_origins)
         if endpoint is None:
@@ -227,7 +229,7 @@ async def admit(
     On whose behalf it is, routes find in its scope, under CALLER.
     """
     request = Request(scope, receive)
-    if services.door is None and not request.has(b"origin"):
+    if services.authenticator is None and not request.has(b"origin"):
         return True
     matching = (route for route in each_route(routes) if route.matches(scope)[0] is Match.FULL)
     route = next(matching, None)
@@ -235,8 +237,10 @@ async def admit(
     scope["route"] = route
     needs = ROUTES.get((request.method, getattr(route, "path", "")))
     try:
-        if services.door is not None:
-            await services.door.admit(request, needs, listed=needs is not None or route is None)
+        if services.authenticator is not None:
+            await services.authenticator.admit(
+                request, needs, listed=needs is not None or route is None
+            )
         else:
             refuse_foreign_page(request, services.settings.cors_origins)
     except HeadraceError as error:

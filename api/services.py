@@ -37,59 +37,59 @@ class Services:
     """What the routes share.
 
     Attributes:
-        door: asks for API keys; None where nobody is asked.
+        authenticator: asks for API keys; None where nobody is asked.
         clients: the connections, to be closed at the end.
-        vigils: over the requests that wait.
+        pending_waits: over the requests that wait.
         spans: of requests and submits; None where none are sent.
     """
 
     settings: Settings
     catalog: Catalog
     queue: JobQueue
-    letters: DeadLetters
+    dead_letters: DeadLetters
     runs: RunRecords
     waiters: Waiters
-    news: JobWatcher
-    seats: StreamLimit
-    fleet: ModelStatuses
+    watcher: JobWatcher
+    stream_limit: StreamLimit
+    model_statuses: ModelStatuses
     counters: Counters
-    tally: CounterReporter
-    expiry: ExpiryTask
+    counter_reporter: CounterReporter
+    expiry_task: ExpiryTask
     scraper: Scraper
     exposition: Exposition
-    payloads: InputStore
-    filing: FileService
-    door: Authenticator | None
-    webhooks: WebhookPolicy
-    hooks: DeliveryStore
+    input_store: InputStore
+    files: FileService
+    authenticator: Authenticator | None
+    webhook_policy: WebhookPolicy
+    webhook_deliveries: DeliveryStore
     clients: list[redis.asyncio.Redis]
-    vigils: PendingWaits
+    pending_waits: PendingWaits
     spans: ApiSpans | None = None
 
     def dismiss(self) -> None:
         """Have everybody who waits or watches answered, now and from here on."""
         self.waiters.dismiss()
-        self.news.dismiss()
+        self.watcher.dismiss()
 
     async def start(self) -> None:
         """Begin to listen for ended jobs, to tell what is counted and to look for what is over."""
         await self.waiters.start()
-        await self.tally.start()
-        await self.expiry.start()
-        if self.door is not None:
-            await self.door.start()
+        await self.counter_reporter.start()
+        await self.expiry_task.start()
+        if self.authenticator is not None:
+            await self.authenticator.start()
 
     async def stop(self) -> None:
         """End every wait and close the connections."""
         await self.waiters.stop()
-        await self.news.stop()
-        await self.expiry.stop()
-        await self.tally.stop()
-        if self.door is not None:
-            await self.door.stop()
+        await self.watcher.stop()
+        await self.expiry_task.stop()
+        await self.counter_reporter.stop()
+        if self.authenticator is not None:
+            await self.authenticator.stop()
         await self.queue.close()
-        self.payloads.close()
-        self.filing.close()
+        self.input_store.close()
+        self.files.close()
         for client in self.clients:
             await client.aclose()
         if self.spans is not None:

@@ -22,12 +22,12 @@ class FileService:
 
     Args:
         stores: where their parts lie; closed with this.
-        files: the files over them.
+        store: the files over them.
         batches: the batches over these.
     """
 
-    def __init__(self, stores: PayloadStores, files: FileStore, batches: BatchStore) -> None:
-        self.files = files
+    def __init__(self, stores: PayloadStores, store: FileStore, batches: BatchStore) -> None:
+        self.store = store
         self.batches = batches
         self._stores = stores
         self._threads = ThreadPoolExecutor(THREADS, "headrace-files")
@@ -43,7 +43,7 @@ class FileService:
         return await loop.run_in_executor(self._threads, lambda: call(*args, **kwargs))
 
 
-def build_filing(settings: Settings, redis_url: str) -> FileService:
+def build_file_service(settings: Settings, redis_url: str) -> FileService:
     """The files and batches of one API process; they connect when first used.
 
     Raises:

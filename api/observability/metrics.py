@@ -86,9 +86,9 @@ async def metrics_of(services: Services) -> Iterable[MetricSamples]:
         scraped = await services.scraper.read()
     except BrokerError:
         return [_one(f.BROKER_UP, 0), _one(f.BUILD, 1, (__version__,))]
-    statuses = services.fleet.learn(scraped.workers)
+    statuses = services.model_statuses.learn(scraped.workers)
     models = tuple((model.name, model.version) for model in services.catalog.served)
-    waiting = services.tally.waiting(scraped.waiting)
+    waiting = services.counter_reporter.waiting(scraped.waiting)
     return _all(scraped, statuses, models, waiting)
 
 

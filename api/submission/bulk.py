@@ -118,7 +118,7 @@ class BulkSubmitter:
 
     async def _within_rate(self, rows: Sequence[BulkLine]) -> Sequence[BulkLine]:
         """The lines that the key's rate has room for; the rest is held back, then refused."""
-        door, caller = self._services.door, self._caller
+        door, caller = self._services.authenticator, self._caller
         if door is None or not caller.rate:
             return rows
         clock, stopping = asyncio.get_running_loop().time, self._services.waiters.dismissed
@@ -143,7 +143,7 @@ class BulkSubmitter:
         if self._brief:
             return self._brief_answers(rows)
         names = {row.asked.model.name for row in rows if row.asked is not None}
-        ready = {name: await self._services.fleet.has_ready(name) for name in names}
+        ready = {name: await self._services.model_statuses.has_ready(name) for name in names}
         return b"\n".join([*(self._answer(row, ready) for row in rows), b""])
 
     def _brief_answers(self, rows: Sequence[BulkLine]) -> bytes:
@@ -175,7 +175,7 @@ class BulkSubmitter:
                     hint="Send a smaller input, or raise body_limit_bytes.",
                 )
             said = read_job_request(line.text, LINE)
-            services.webhooks.check(said.options)
+            services.webhook_policy.check(said.options)
             model = model_for(services.catalog, said)
             identity = self._identity(said.id, line.number, fresh_id)
             limit_bytes = services.settings.inline_limit_bytes
@@ -200,7 +200,7 @@ class BulkSubmitter:
     async def _keep_all(self, rows: Sequence[tuple[BulkLine, ValidatedRequest]]) -> None:
         together: list[tuple[BulkLine, ValidatedRequest, Payload]] = []
         alone: Sequence[tuple[BulkLine, ValidatedRequest]] = rows
-        if self._services.payloads.together:
+        if self._services.input_store.together:
             together = [(*one, one[1].payload) for one in rows if one[1].payload is not None]
             alone = [one for one in rows if one[1].payload is None]
         turns = asyncio.Semaphore(THREADS)
@@ -222,7 +222,7 @@ class BulkSubmitter:
                 )
                 return
             try:
-                kept = await self._services.payloads.keep(asked)
+                kept = await self._services.input_store.keep(asked)
             except HeadraceError as error:
                 row.outcome = error
                 return
@@ -232,7 +232,7 @@ class BulkSubmitter:
         self, rows: Sequence[tuple[BulkLine, ValidatedRequest, Payload]]
     ) -> None:
         """Write the lines' inputs to a payload store that takes many in one call."""
-        found = await self._services.payloads.keep_all(
+        found = await self._services.input_store.keep_all(
             [(asked, payload) for _, asked, payload in rows]
         )
         for (row, asked, _), kept in zip(rows, found, strict=True):
@@ -250,7 +250,7 @@ class BulkSubmitter:
         """Of what was not enqueued the input is not needed; an outcome that is unknown keeps it."""
         known = isinstance(row.outcome, (Job, HeadraceError))
         if known and not isinstance(row.outcome, BrokerUnavailable):
-            await self._services.payloads.drop(kept)
+            await self._services.input_store.drop(kept)
 
     async def _try(self, rows: Sequence[BulkLine]) -> list[BulkLine]:
         """Submit in one call; those that are to be tried again."""

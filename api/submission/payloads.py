@@ -174,7 +174,7 @@ def _kept(entry: PayloadEntry, payload: Payload, at: float) -> StoredInput:
     )
 
 
-def build_payloads(settings: Settings, redis_url: str) -> InputStore:
+def build_input_store(settings: Settings, redis_url: str) -> InputStore:
     """The payloads of one API process; they connect when first used.
 
     Raises:

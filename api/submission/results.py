@@ -80,9 +80,9 @@ async def _stream(
     if stored is None or request.method == "HEAD":
         return StreamingReply(status, _nothing, content_type, headers)
     # Read before the answer begins, so that what cannot be read at all is a problem.
-    first = await services.payloads.read(stored, span.start, span.end - span.start)
+    first = await services.input_store.read(stored, span.start, span.end - span.start)
     send = partial(
-        services.payloads.send,
+        services.input_store.send,
         receive=request.receive,
         stored=stored,
         first=first,

@@ -43,7 +43,7 @@ async def list_letters(
     queue = services.catalog.get(model).queue
     if not 1 <= limit <= PAGE_MAX:
         raise InvalidRequest(f"query parameter limit: {limit} is not in 1 to {PAGE_MAX}")
-    letters = await services.letters.page(queue, limit=limit, before=_place(cursor))
+    letters = await services.dead_letters.page(queue, limit=limit, before=_place(cursor))
     last = letters[-1] if len(letters) == limit else None
     return json_response(
         {
@@ -57,7 +57,7 @@ async def list_letters(
 async def show_letter(request: Request, model: str, name: str) -> Response:
     """With the handler's traceback, and the task message byte for byte."""
     services = services_of(request)
-    letter = await services.letters.show(services.catalog.get(model).queue, name)
+    letter = await services.dead_letters.show(services.catalog.get(model).queue, name)
     if letter is None:
         raise _unknown(model, name)
     return json_response(
@@ -71,7 +71,7 @@ async def requeue_letters(request: Request, model: str) -> Response:
     services = services_of(request)
     queue = services.catalog.get(model).queue
     names = await _selected(services, request, queue)
-    outcomes = await services.letters.requeue(queue, names)
+    outcomes = await services.dead_letters.requeue(queue, names)
     left = {name: what for name, what in zip(names, outcomes, strict=True) if what != "queued"}
     return json_response({"requeued": len(names) - len(left), "left": left})
 
@@ -82,14 +82,14 @@ async def purge_letters(request: Request, model: str) -> Response:
     services = services_of(request)
     queue = services.catalog.get(model).queue
     names = await _selected(services, request, queue)
-    return json_response({"purged": await services.letters.purge(queue, names)})
+    return json_response({"purged": await services.dead_letters.purge(queue, names)})
 
 
 @router.delete(PATH + "/{name:path}", summary="Remove one dead letter for good")
 async def purge_letter(request: Request, model: str, name: str) -> Response:
     """Its job stays failed."""
     services = services_of(request)
-    if not await services.letters.purge(services.catalog.get(model).queue, [name]):
+    if not await services.dead_letters.purge(services.catalog.get(model).queue, [name]):
         raise _unknown(model, name)
     return json_response({"purged": 1})
 
@@ -105,7 +105,7 @@ async def _selected(services: Services, request: Request, queue: str) -> list[st
     if asked.all == (asked.ids is not None):
         raise InvalidRequest('the body is to hold either "ids" or "all": true')
     if asked.ids is None:
-        return await services.letters.all_names(queue)
+        return await services.dead_letters.all_names(queue)
     if len(asked.ids) > NAMES_MAX:
         raise InvalidRequest(
             f"{len(asked.ids)} ids are more than one request takes",

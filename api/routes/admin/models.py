@@ -18,7 +18,7 @@ router = APIRouter(tags=["models"])
 async def list_models(request: Request) -> Response:
     """Every registered model; one without a worker takes jobs too."""
     services = services_of(request)
-    statuses = await services.fleet.statuses()
+    statuses = await services.model_statuses.statuses()
     models = services.catalog.served
     return json_response({"models": [_summary(model, statuses[model.name]) for model in models]})
 
@@ -28,7 +28,7 @@ async def get_model(request: Request, model: str) -> Response:
     """The public part of the model's configuration, and each worker that serves it."""
     services = services_of(request)
     config = services.catalog.get(model)
-    status = (await services.fleet.statuses())[config.name]
+    status = (await services.model_statuses.statuses())[config.name]
     pipeline = services.catalog.pipelines.get(config.name)
     own = _configuration(config) if pipeline is None else _pipeline(config, pipeline)
     return json_response({**_summary(config, status), **own, **_workers(status)})

@@ -101,7 +101,9 @@ async def said_of(services: Services, job: Job | None, with_result: bool) -> byt
     """The job object of a job among others, or null."""
     if job is None:
         return NULL
-    has_replica = job.state is not State.QUEUED or await services.fleet.has_ready(job.model)
+    has_replica = job.state is not State.QUEUED or await services.model_statuses.has_ready(
+        job.model
+    )
     return job_object(job, has_replica=has_replica, with_result=with_result)
 
 

@@ -52,7 +52,7 @@ async def get_events(services: Services, request: Request, job_id: str) -> Reply
     if job.quiet and not job.state.final:
         await services.queue.listen(job.id)
     caller = request.caller
-    services.seats.take(caller.key_id, keyed=services.door is not None)
+    services.stream_limit.take(caller.key_id, keyed=services.authenticator is not None)
     telling = _EventStream(services, request, job, last_id)
     return StreamingReply(200, telling.run, _EVENT_STREAM, _HEADERS)
 
@@ -76,7 +76,7 @@ class _EventStream:
         loop = asyncio.get_running_loop()
         until = loop.time() + self._services.settings.event_stream_max_s
         try:
-            with self._services.news.watch(self._job.id) as watch:
+            with self._services.watcher.watch(self._job.id) as watch:
                 watching = loop.create_task(self._until_gone(watch))
                 try:
                     await self._put(write, HEAD)
@@ -84,7 +84,7 @@ class _EventStream:
                 finally:
                     watching.cancel()
         finally:
-            self._services.seats.leave(self._request.caller.key_id)
+            self._services.stream_limit.leave(self._request.caller.key_id)
 
     async def _tell(self, write: Write, watch: WatchSubscription, until: float) -> None:
         loop = asyncio.get_running_loop()
@@ -114,11 +114,11 @@ class _EventStream:
             standing = watch.standing or standing
 
     def _over(self, until: float) -> bool:
-        return self._services.news.dismissed or asyncio.get_running_loop().time() >= until
+        return self._services.watcher.dismissed or asyncio.get_running_loop().time() >= until
 
     async def _end(self, write: Write, watch: WatchSubscription, event: StreamEvent) -> bool:
         """All of the job that has ended, as `GET` shows it; False where it cannot be said."""
-        while not self._services.news.dismissed:
+        while not self._services.watcher.dismissed:
             try:
                 job = await self._services.queue.read(self._job.id)
             except BrokerError:
@@ -136,11 +136,11 @@ class _EventStream:
     async def _waits_for(self, standing: JobStatus) -> str | None:
         if standing.state is not State.QUEUED:
             return None
-        ready = await self._services.fleet.has_ready(self._job.model)
+        ready = await self._services.model_statuses.has_ready(self._job.model)
         return None if ready else REPLICA
 
     async def _still_admitted(self) -> bool:
-        door = self._services.door
+        door = self._services.authenticator
         return door is None or await door.still_admits(self._request.caller)
 
     async def _until_gone(self, watch: WatchSubscription) -> None:

@@ -77,7 +77,7 @@ async def _look(
 
 
 async def _not_yet(services: Services, job: Job, applied: tuple[Header, ...]) -> Reply:
-    has_replica = await services.fleet.has_ready(job.model)
+    has_replica = await services.model_statuses.has_ready(job.model)
     body = job_object(job, has_replica=has_replica)
     return Reply(202, body, headers=(NO_STORE, NOT_YET, *applied))
 

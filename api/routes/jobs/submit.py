@@ -65,7 +65,7 @@ async def submit_input(services: Services, request: Request, name: str) -> Reply
     try:
         query = request.query(_MODEL_QUERY)
         options = options_from_query(query)
-        services.webhooks.check(options)
+        services.webhook_policy.check(options)
         wait_s = asked_wait_s(query.get("wait"), services.settings.max_wait_s)
         identity = identity_of(None, key_of(request), owner=request.caller.key_id)
         body = await read_body(request, services.settings.body_limit_bytes)
@@ -113,7 +113,7 @@ async def _submit_json(services: Services, request: Request, path_id: str | None
     said = read_job_request(body, SUBMIT)
     model = model_for(services.catalog, said)
     try:
-        services.webhooks.check(said.options)
+        services.webhook_policy.check(said.options)
         caller = request.caller
         given_id = _one_id(path_id, said.id)
         identity = identity_of(given_id, key_of(request), owner=caller.key_id)
@@ -161,7 +161,7 @@ async def _submit(
     location = (b"location", (JOBS_PATH + job_id).encode())
     if job.state.final:
         return Reply(200, job_object(job), headers=(location, *applied))
-    has_replica = await services.fleet.has_ready(name)
+    has_replica = await services.model_statuses.has_ready(name)
     body = job_object(job, has_replica=has_replica)
     return Reply(202, body, headers=(location, NOT_YET, *applied))
 
@@ -178,22 +178,22 @@ async def _put(services: Services, asked: ValidatedRequest, waiter: str) -> Acce
     if not asked.elsewhere:
         return await _submitted(services, asked, waiter, None)
     try:
-        kept = await services.payloads.keep(asked)
+        kept = await services.input_store.keep(asked)
     except BrokerUnavailable:
         raise
     except HeadraceError as error:
         return await _known(services, asked, error)
     try:
-        services.payloads.check_age(kept)
+        services.input_store.check_age(kept)
         enqueued = await _submitted(services, asked, waiter, kept.source)
     except BrokerUnavailable:
         # Redis may have taken the job; if not, the sweep deletes its payload.
         raise
     except HeadraceError:
-        await services.payloads.drop(kept)
+        await services.input_store.drop(kept)
         raise
     if enqueued.replayed:
-        await services.payloads.drop(kept)
+        await services.input_store.drop(kept)
     return enqueued
 
 
@@ -285,7 +285,7 @@ async def _ended(
         enqueued = await _enqueued(services, asked, waiters.api_id)
         if not enqueued.replayed:
             job = enqueued.job
-            with services.vigils.over(wait, wait_s, request.receive) as vigil:
+            with services.pending_waits.over(wait, wait_s, request.receive) as vigil:
                 try:
                     found = await until_ended(wait, vigil, waiters, services.queue.read)
                 except BrokerError:
@@ -309,7 +309,7 @@ async def end_of(services: Services, request: Request, job: Job, wait_s: float) 
             # Where Redis is away, the record is read when it is back, or when the time is up.
             with contextlib.suppress(BrokerError):
                 await services.queue.listen(job.id)
-        with services.vigils.over(wait, wait_s, request.receive) as vigil:
+        with services.pending_waits.over(wait, wait_s, request.receive) as vigil:
             # It may have ended before the subscription stood.
             wait.wake()
             found = await until_ended(wait, vigil, waiters, services.queue.read)

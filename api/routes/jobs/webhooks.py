@@ -63,7 +63,12 @@ async def redeliver(request: Request, job_id: str) -> Response:
             until_us=now_us + services.settings.webhook_retry_s * US_PER_S,
         )
         ttl_s = services.settings.webhook_retry_s + services.settings.webhook_log_ttl_s
-        if await services.hooks.save(found[name], Change(again, delay_s=0), ttl_s=ttl_s) is None:
+        if (
+            await services.webhook_deliveries.save(
+                found[name], Change(again, delay_s=0), ttl_s=ttl_s
+            )
+            is None
+        ):
             return json_response(_said(again), 202)
     raise Conflict("the webhook is being told at the moment", hint="Look what came of it.")
 
@@ -88,7 +93,7 @@ async def _visible(request: Request, job_id: str) -> dict[str, PendingDelivery]:
         JobNotFound: there are none, and no such job.
     """
     services, caller = services_of(request), caller_of(request)
-    log = await services.hooks.read(job_id) if is_id(job_id) else None
+    log = await services.webhook_deliveries.read(job_id) if is_id(job_id) else None
     found = {
         name: kept
         for name, kept in (log.deliveries if log is not None else {}).items()

@@ -75,16 +75,16 @@ async def create_batch(services: Services, request: Request, _: str) -> Reply:
     require_json(request)
     asked = _read(await read_body(request, BODY_LIMIT_BYTES))
     _check_metadata(asked.metadata)
-    spec = await services.filing.run(_spec, services, asked, request.caller)
-    return _reply(batch_object(await services.filing.run(services.filing.batches.create, spec)))
+    spec = await services.files.run(_spec, services, asked, request.caller)
+    return _reply(batch_object(await services.files.run(services.files.batches.create, spec)))
 
 
 async def list_batches(services: Services, request: Request, _: str) -> Reply:
     """A page of batches, the newest first."""
     query = request.query(_LIST)
-    filing = services.filing
-    page = await filing.run(
-        filing.batches.page,
+    files = services.files
+    page = await files.run(
+        files.batches.page,
         request.caller,
         after=query.get("after", ""),
         limit=limit_of(query, PAGE_DEFAULT, PAGE_MAX),
@@ -95,15 +95,15 @@ async def list_batches(services: Services, request: Request, _: str) -> Reply:
 async def get_batch(services: Services, request: Request, batch_id: str) -> Reply:
     """One batch."""
     request.query(_NONE)
-    filing = services.filing
-    return _reply(batch_object(await filing.run(filing.batches.get, batch_id, request.caller)))
+    files = services.files
+    return _reply(batch_object(await files.run(files.batches.get, batch_id, request.caller)))
 
 
 async def cancel_batch(services: Services, request: Request, batch_id: str) -> Reply:
     """Cancel a batch: what has ended is kept, and what has not is not run."""
     request.query(_NONE)
-    filing = services.filing
-    batch, asked = await filing.run(filing.batches.cancel, batch_id, request.caller)
+    files = services.files
+    batch, asked = await files.run(files.batches.cancel, batch_id, request.caller)
     if not asked:
         raise InvalidParameter(
             f"the batch {batch_id} cannot be cancelled: it is {batch.status}", "batch_id"
@@ -194,7 +194,7 @@ def _spec(services: Services, asked: BatchRequest, asker: Caller) -> BatchSpec:
 def _rerun(services: Services, asked: BatchRequest, asker: Caller) -> Batch:
     batch_id = asked.rerun_of or ""
     try:
-        before = services.filing.batches.get(batch_id, asker)
+        before = services.files.batches.get(batch_id, asker)
     except BatchNotFound as error:
         raise InvalidParameter(f"rerun_of: {error.message}", "rerun_of", hint=error.hint) from None
     if before.status not in ENDED:
@@ -240,7 +240,7 @@ def _check_file(
 ) -> None:
     wanted: HeadraceError | None = None
     try:
-        purpose = services.filing.files.get(file_id, asker).purpose
+        purpose = services.files.store.get(file_id, asker).purpose
     except FileMissing as error:
         wanted = InvalidParameter(f"{param}: {error.message}", param, hint=error.hint)
     else:

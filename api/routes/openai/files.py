@@ -51,7 +51,7 @@ async def create_file(services: Services, request: Request, _: str) -> Reply:
         if declared and int(declared) > limit_bytes + FORM_MAX_BYTES:
             raise too_large(limit_bytes)
         upload = Upload(request.header(b"content-type").decode("latin-1"), limit_bytes)
-        stored = await _take_in(services.filing, request, upload)
+        stored = await _take_in(services.files, request, upload)
     except HeadraceError:
         request.drain = True
         raise
@@ -65,10 +65,10 @@ class _Intake:
         draft: what was written of it; None before it begins.
     """
 
-    def __init__(self, filing: FileService, upload: Upload, owner: str) -> None:
+    def __init__(self, files: FileService, upload: Upload, owner: str) -> None:
         self._owner = owner
         self.draft: FileWriter | None = None
-        self._filing = filing
+        self._files = files
         self._upload = upload
 
     async def read(self, request: Request) -> None:
@@ -85,13 +85,11 @@ class _Intake:
         self._upload.check_whole()
 
     async def _write(self, least: int) -> None:
-        upload, run = self._upload, self._filing.run
+        upload, run = self._upload, self._files.run
         if upload.filename is None:
             return
         if self.draft is None:
-            self.draft = await run(
-                self._filing.files.begin, _filename(upload.filename), self._owner
-            )
+            self.draft = await run(self._files.store.begin, _filename(upload.filename), self._owner)
         while upload.waiting_bytes >= least:
             await run(self.draft.add, upload.take(PART_BYTES))
 
@@ -100,18 +98,18 @@ class _Intake:
         ttl_s = _asked_ttl_s(self._upload.fields)
         if self.draft is None:
             raise InvalidParameter("the form has no file", FILE_FIELD)
-        return await self._filing.run(self.draft.finish, BATCH, ttl_s)
+        return await self._files.run(self.draft.finish, BATCH, ttl_s)
 
 
-async def _take_in(filing: FileService, request: Request, upload: Upload) -> StoredFile:
-    intake = _Intake(filing, upload, request.caller.key_id)
+async def _take_in(files: FileService, request: Request, upload: Upload) -> StoredFile:
+    intake = _Intake(files, upload, request.caller.key_id)
     try:
         await intake.read(request)
         return await intake.finish()
     except BaseException:
         if intake.draft is not None:
             # Whoever hung up does not wait for it; nobody else can see the file.
-            await asyncio.shield(filing.run(intake.draft.abandon))
+            await asyncio.shield(files.run(intake.draft.abandon))
         raise
 
 
@@ -121,9 +119,9 @@ async def list_files(services: Services, request: Request, _: str) -> Reply:
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
         raise InvalidParameter(f"order: {order[:32]!r} is neither asc nor desc", "order")
-    filing = services.filing
-    page = await filing.run(
-        filing.files.page,
+    files = services.files
+    page = await files.run(
+        files.store.page,
         request.caller,
         after=query.get("after", ""),
         limit=limit_of(query, PAGE_MAX, PAGE_MAX),
@@ -136,29 +134,29 @@ async def list_files(services: Services, request: Request, _: str) -> Reply:
 async def get_file(services: Services, request: Request, file_id: str) -> Reply:
     """One file, without its content."""
     request.query(_NONE)
-    filing = services.filing
-    return _reply(file_object(await filing.run(filing.files.get, file_id, request.caller)))
+    files = services.files
+    return _reply(file_object(await files.run(files.store.get, file_id, request.caller)))
 
 
 async def delete_file(services: Services, request: Request, file_id: str) -> Reply:
     """Delete a file."""
     request.query(_NONE)
-    filing = services.filing
-    await filing.run(filing.files.delete, file_id, request.caller)
+    files = services.files
+    await files.run(files.store.delete, file_id, request.caller)
     return _reply({"id": file_id, "object": "file", "deleted": True})
 
 
 async def get_content(services: Services, request: Request, file_id: str) -> Reply | StreamingReply:
     """The bytes of a file, in bounded memory."""
     request.query(_NONE)
-    filing = services.filing
-    reader = await filing.run(filing.files.open, file_id, request.caller)
+    files = services.files
+    reader = await files.run(files.store.open, file_id, request.caller)
     # What cannot be read at all is answered as an error.
-    first = await filing.run(reader.read, 0)
+    first = await files.run(reader.read, 0)
 
     async def run(write: Write) -> None:
         if request.method != "HEAD":
-            await _send(filing, reader, first, write, request.receive)
+            await _send(files, reader, first, write, request.receive)
 
     name = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in
                    reader.file.filename) or file_id  # fmt: skip
@@ -176,7 +174,7 @@ async def get_content(services: Services, request: Request, file_id: str) -> Rep
 
 
 async def _send(
-    filing: FileService, reader: FileReader, first: bytes, write: Write, receive: Receive
+    files: FileService, reader: FileReader, first: bytes, write: Write, receive: Receive
 ) -> None:
     gone = asyncio.create_task(hung_up(receive))
     try:
@@ -187,7 +185,7 @@ async def _send(
             if gone.done():
                 raise ClientGone
             try:
-                chunk = await filing.run(reader.read, at)
+                chunk = await files.run(reader.read, at)
             except HeadraceError as error:
                 logger.warning("the content of a file was cut short: %s", error.message)
                 raise ResponseCutShort from None

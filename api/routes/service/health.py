@@ -38,7 +38,7 @@ async def ready(request: Request, models: str = "") -> Response:
             f"query parameter models: {models[:32]!r} is not known", hint="Give all, or leave it."
         )
     try:
-        statuses = await services.fleet.statuses()
+        statuses = await services.model_statuses.statuses()
     except BrokerError as error:
         return response_of(problem(error, request.url.path, broker="unavailable"))
     states = {name: _state(status) for name, status in statuses.items()}

@@ -68,7 +68,7 @@ def submit_source(
 
 def sweep_all(api: ApiServer, server: RedisServer, *, cancel: bool = False) -> None:
     """Claim away what is left of cancelled jobs, and sweep, as a worker would."""
-    stores = api.services.payloads._stores
+    stores = api.services.input_store._stores
     with server.client() as client:
         if cancel:
             ids = [key.decode().removeprefix("hr:job:") for key in client.scan_iter("hr:job:*")]

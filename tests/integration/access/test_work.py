@@ -83,13 +83,13 @@ def test_a_batch_whose_key_is_revoked_has_a_row_for_every_line(redis_db: RedisSe
         redis_db.client() as redis,
     ):
         made = Batches(mine).create(lines, ECHO)
-        filing = api.services.filing
+        files = api.services.files
 
         def drive() -> threading.Thread:
-            lease = filing.batches.claim()
+            lease = files.batches.claim()
             assert lease is not None
             client = Client(api.url, api_key=acting, headers={ACTS_FOR: key_id}, retry_s=1)
-            driving = BatchExecution(lease, filing.files, filing.batches, client, Settings())
+            driving = BatchExecution(lease, files.store, files.batches, client, Settings())
             thread = threading.Thread(target=driving.run, daemon=True)
             thread.start()
             return thread
@@ -98,14 +98,14 @@ def test_a_batch_whose_key_is_revoked_has_a_row_for_every_line(redis_db: RedisSe
         wait_until(lambda: redis.llen(offline) == 7, "all are queued")
         claimed = claim(redis, "echo", 3)
         settle(redis, "echo", claimed[:2], [Answer(result=b'"done"')] * 2)
-        wait_until(lambda: filing.batches.get(made.id).completed == 2, "two have their rows", 60)
+        wait_until(lambda: files.batches.get(made.id).completed == 2, "two have their rows", 60)
         revoke_key(redis_db, key_id)
         first.join(60)
         assert not first.is_alive(), "it hears that the key is none"
         redis.zadd("hr:batches:open", {made.id: 0})
         drive().join(60)
 
-        batch = filing.batches.get(made.id)
+        batch = files.batches.get(made.id)
         assert (batch.status, batch.errors[0].code) == ("failed", "unauthorized")
         assert (batch.total, batch.completed, batch.failed) == (7, 2, 5)
         _, chief = make_key(redis_db, *Scope)

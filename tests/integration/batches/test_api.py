@@ -45,7 +45,7 @@ def swept(api: ApiServer, redis_db: RedisServer) -> None:
         for key in client.scan_iter("hr:file:*"):
             client.delete(key)
         make_due(client)
-        api.services.filing.files.stores.sweep()
+        api.services.files.store.stores.sweep()
 
 
 @pytest.fixture
@@ -56,12 +56,12 @@ def batches(api: ApiServer) -> Iterator[Batches]:
 
 def drive(api: ApiServer, redis_url: str, **headers: str) -> BatchExecution:
     """Drive the batch that waits longest as far as it goes."""
-    filing = api.services.filing
-    lease = filing.batches.claim()
+    files = api.services.files
+    lease = files.batches.claim()
     assert lease is not None
     client = Client(api.url, headers=headers, retry_s=1)
     driving = BatchExecution(
-        lease, filing.files, filing.batches, client, Settings(redis_url=redis_url)
+        lease, files.store, files.batches, client, Settings(redis_url=redis_url)
     )
     driving.run()
     assert driving.done
@@ -158,16 +158,16 @@ def test_a_rerun_whose_error_file_is_gone_keeps_the_rows_that_it_has(
         input_file_id=first.input_file_id, endpoint=ECHO, completion_window="24h",
         extra_body={"rerun_of": first.id},
     )  # fmt: skip
-    filing = api.services.filing
-    lease = filing.batches.claim()
+    files = api.services.files
+    lease = files.batches.claim()
     assert lease is not None
-    runner = BatchExecution(lease, filing.files, filing.batches, Client(api.url), Settings())
+    runner = BatchExecution(lease, files.store, files.batches, Client(api.url), Settings())
     with FakeWorker(redis_db.url, "echo"):
         thread = threading.Thread(target=runner.run)
         thread.start()
 
         def saved() -> bool:
-            return bool(filing.batches.get(again.id).completed == 2)
+            return bool(files.batches.get(again.id).completed == 2)
 
         wait_until(saved, "what has ended is saved", 60)
         runner.stop()
@@ -187,11 +187,11 @@ def test_a_batch_whose_time_was_over_before_it_began(
     api: ApiServer, batches: Batches, redis_db: RedisServer
 ) -> None:
     made = batches.create([line(str(n), "echo", n) for n in range(3)], ECHO, "1s")
-    filing = api.services.filing
-    lease = filing.batches.claim()
+    files = api.services.files
+    lease = files.batches.claim()
     assert lease is not None
     client = Client(api.url, retry_s=1)
-    driving = BatchExecution(lease, filing.files, filing.batches, client, Settings())
+    driving = BatchExecution(lease, files.store, files.batches, client, Settings())
     driving._late_at = 0
     driving.renew()
     driving.run()
@@ -222,13 +222,13 @@ def test_without_an_api_a_batch_waits_and_goes_on(
     api: ApiServer, batches: Batches, redis_db: RedisServer
 ) -> None:
     made = batches.create([line("a", "echo", 1)], ECHO)
-    filing = api.services.filing
-    lease = filing.batches.claim()
+    files = api.services.files
+    lease = files.batches.claim()
     assert lease is not None
     nobody = Client("http://127.0.0.1:1", retry_s=0)
-    BatchExecution(lease, filing.files, filing.batches, nobody, Settings()).run()
+    BatchExecution(lease, files.store, files.batches, nobody, Settings()).run()
     assert batches.client.batches.retrieve(made.id).status == "validating"
-    assert filing.batches.claim() is None, "it is left alone for some seconds"
+    assert files.batches.claim() is None, "it is left alone for some seconds"
     with redis_db.client() as client:
         client.zadd("hr:batches:open", {made.id: 0})
     with FakeWorker(redis_db.url, "echo"):
@@ -258,12 +258,12 @@ def test_batches_and_files_are_their_keys_alone(redis_db: RedisServer, tmp_path:
         assert caught.value.code == "unauthorized"
 
         def drive_for(owner: str) -> None:
-            filing = inside.services.filing
-            lease = filing.batches.claim()
+            files = inside.services.files
+            lease = files.batches.claim()
             assert lease is not None
             assert lease.batch.spec.owner == owner
             client = Client(process.url, api_key=acting, headers={ACTS_FOR: owner}, retry_s=1)
-            BatchExecution(lease, filing.files, filing.batches, client, Settings()).run()
+            BatchExecution(lease, files.store, files.batches, client, Settings()).run()
 
         drive_for(texts[0].split("_")[1])
         batch = mine.client.batches.retrieve(made.id)
@@ -293,7 +293,7 @@ def test_batches_and_files_are_their_keys_alone(redis_db: RedisServer, tmp_path:
         with sdk(process.url, submits) as third:
             unread = Batches(third).create([line("a", "echo", 1)], ECHO)
         drive_for(submits.split("_")[1])
-        found = inside.services.filing.batches.get(unread.id)
+        found = inside.services.files.batches.get(unread.id)
         assert (found.status, found.errors[0].code) == ("failed", "forbidden")
         assert found.errors[0].message.startswith("a batch wants an API key with the scopes submit")
 
@@ -302,7 +302,7 @@ def test_batches_and_files_are_their_keys_alone(redis_db: RedisServer, tmp_path:
         with api_keys_at(redis_db.url) as keys:
             keys.revoke(texts[0].split("_")[1])
         drive_for(texts[0].split("_")[1])
-        found = inside.services.filing.batches.get(last.id)
+        found = inside.services.files.batches.get(last.id)
         assert (found.status, found.errors[0].code) == ("failed", "unauthorized")
         swept(inside, redis_db)
 

@@ -58,7 +58,7 @@ class Site:
     def sweep(self) -> None:
         with self.redis.client() as client:
             make_due(client)
-        self.api.services.filing.files.stores.sweep()
+        self.api.services.files.store.stores.sweep()
 
     def run_out(self, pattern: str = "hr:file:*") -> None:
         """As though the time of these records had come."""

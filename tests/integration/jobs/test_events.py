@@ -100,7 +100,7 @@ def site(shared: Site) -> Iterator[Site]:
 
 def watched(site: Site) -> list[str]:
     """Who watches, and which jobs Redis has subscribers of."""
-    found = [f"{api.url}: {api.services.news.count}" for api in (site.one, site.other)]
+    found = [f"{api.url}: {api.services.watcher.count}" for api in (site.one, site.other)]
     found = [line for line in found if not line.endswith(" 0")]
     for prefix in (keys.NEWS_PREFIX, keys.META_PREFIX):
         channels = site.client.redis.pubsub_channels(f"{prefix}[^/]*")
@@ -309,9 +309,9 @@ def test_a_client_that_hangs_up_or_never_reads_leaves_nothing(site: Site) -> Non
     silent = socket.create_connection(("127.0.0.1", site.one.port))
     with silent:
         silent.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
-        wait_until(lambda: site.one.services.news.count == 1, "one watches")
-    wait_until(lambda: site.one.services.news.count == 0, "nobody watches")
-    wait_until(lambda: site.one.services.seats.taken == 0, "its seat is free")
+        wait_until(lambda: site.one.services.watcher.count == 1, "one watches")
+    wait_until(lambda: site.one.services.watcher.count == 0, "nobody watches")
+    wait_until(lambda: site.one.services.stream_limit.taken == 0, "its seat is free")
     (gate / "0").touch()
     site.client.wait(job_id)
 
@@ -433,7 +433,7 @@ def test_a_client_that_has_enough_hangs_up(site: Site) -> None:
         assert next(stream).name == "running"
         assert client.status(job_id).status == "running"
         del stream
-        wait_until(lambda: site.one.services.news.count == 0, "it has hung up")
+        wait_until(lambda: site.one.services.watcher.count == 0, "it has hung up")
     (gate / "0").touch()
     site.client.wait(job_id)
 

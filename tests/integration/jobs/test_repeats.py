@@ -117,7 +117,7 @@ def test_a_full_store_holds_the_client_back_until_there_is_room(redis_db: RedisS
         asked = pool.submit(bulk, api, *lines)
         wait_until(lambda: client.llen("headrace.echo") == 3, "what has room is queued")
         assert not asked.done()
-        stores = api.services.payloads._stores
+        stores = api.services.input_store._stores
         with FakeWorker(redis_db.url, "echo") as worker:
 
             def answered() -> bool:

@@ -82,7 +82,10 @@ def test_scrapes_that_stand_behind_one_another_fail_together(
         """Sent once all of them have come, so that none is only late."""
         sent.append(count)
         for _ in range(3000):
-            if free.is_set() and len(api.services.tally._lock._waiters or ()) >= scrapes - 1:
+            if (
+                free.is_set()
+                and len(api.services.counter_reporter._lock._waiters or ()) >= scrapes - 1
+            ):
                 break
             await asyncio.sleep(0.01)
         return await exchange.exchange(client, commands, count)

@@ -189,7 +189,7 @@ def test_a_client_that_does_not_read_costs_no_memory(
     record = f"{stored.ref} {large_bytes} image/png"
     site.ours.redis.hset(keys.job(job["id"]), "rr", record)
     reads: list[int] = []
-    payloads = site.api.services.payloads
+    payloads = site.api.services.input_store
     real = payloads.read
 
     async def counted(*arguments: Any) -> bytes:

@@ -157,7 +157,7 @@ def test_an_api_killed_between_payload_and_message(
         assert not list(client.scan_iter("hr:job:*"))
         settings: dict[str, Any] = {"payload_store": kind, "payload_dir": tmp_path}
         with api_server(redis_db.url, catalog(echo={}), **settings) as api:
-            stores = api.services.payloads._stores
+            stores = api.services.input_store._stores
             assert stores.sweep() == 0  # its sender may only be slow
             make_due(client)
             assert stores.sweep() == 1

@@ -112,7 +112,7 @@ def test_a_missing_bucket_stops_the_api_with_a_sentence(redis_db: RedisServer) -
 
 DYING_API = """
 import os, signal, sys
-from headrace.queue import JobQueue
+from headrace.queue.job_queue import JobQueue
 
 async def die(self, job):
     os.kill(os.getpid(), signal.SIGKILL)

@@ -60,11 +60,11 @@ def conducting(
         @override
         async def on_keys(self, name: str, queue: str, *arguments: Arg) -> Any:
             call = super().on_keys
-            if name == "renew":
+            if name == "jobs/renew":
                 answer = await call(name, queue, *arguments)
                 self.renewed.set()
                 return answer
-            if name != "settle" or settled.is_set():
+            if name != "jobs/settle" or settled.is_set():
                 return await call(name, queue, *arguments)
             settled.set()
 

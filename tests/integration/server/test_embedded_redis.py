@@ -132,7 +132,7 @@ def test_the_lock_is_held_while_the_server_lives(tmp_path: Path) -> None:
     holder = textwrap.dedent("""
         import subprocess, sys
         from pathlib import Path
-        from headrace import state_dir
+        from headrace.server import state_dir
         with state_dir.locked(Path(sys.argv[1])) as lock:
             heir = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"],
                                     pass_fds=(lock,), stdout=subprocess.DEVNULL)

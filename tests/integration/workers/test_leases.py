@@ -172,7 +172,7 @@ def test_the_first_sweep_after_a_lost_hosts_lease_gives_its_jobs_to_a_worker_tha
             at.open("open")
             job = at.job(job_id)
         client.echo("that is all")
-        sweeps_us = called_us(monitor, "sweep", "that is all")
+        sweeps_us = called_us(monitor, "queues/sweep", "that is all")
     assert (job.state, job.attempts) == (State.SUCCEEDED, 2)
     after = [at_us for at_us in sweeps_us if held < at_us <= job.started_us]
     assert len(after) == 1, "the first one has given it back, and it was claimed before the next"
@@ -239,7 +239,7 @@ def test_a_job_of_ten_times_the_lease_runs_once_though_another_worker_waits_for_
                 break
             # Who was held up by the machine for all of a lease has lost it, and rightly.
             client.echo("that is all")
-            times_us = [began_us, *called_us(monitor, "renew", "that is all"), job.started_us]
+            times_us = [began_us, *called_us(monitor, "jobs/renew", "that is all"), job.started_us]
             held_up_us = max(after - before for before, after in pairwise(sorted(times_us)))
             assert held_up_us >= 1_000_000, "it was renewed in time, and given away all the same"
         assert job.attempts == 1

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from examples.digits.dataset import Samples, split, to_png
+from examples.digits_dataset import Samples, split, to_png
 from handlers.digits import WEIGHTS, Digits, DigitsNet, frame
 from headrace.handler import Context
 

@@ -15,7 +15,7 @@ import httpx2
 import pytest
 from PIL import Image
 
-from examples.digits.dataset import held_out
+from examples.digits_dataset import held_out
 from handlers.digits import Digits
 from headrace.handler import Context
 from tests.harness.clients.plain_http import PLAIN

@@ -23,7 +23,7 @@ import pytest
 from nbclient import NotebookClient
 from PIL import Image
 
-from examples.digits.dataset import held_out
+from examples.digits_dataset import held_out
 from headrace import Client, errors
 from headrace.server.ports import free_port
 from tests.harness.clients.plain_http import PLAIN

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from torch import Tensor
 
-from examples.digits.dataset import HELD_OUT, held_out, split, to_png
+from examples.digits_dataset import HELD_OUT, held_out, split, to_png
 from handlers.digits import WEIGHTS, Digits, DigitsNet, frame
 from headrace.errors import ConfigError, InputError
 from headrace.handler import Context

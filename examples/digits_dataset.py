@@ -1,6 +1,6 @@
-"""The images that `digits` learned from and those that it never saw, from scikit-learn.
+"""The training images and the held-out images of `digits`, from scikit-learn.
 
-For training and tests: it needs the extra `dev`. Nothing that serves imports it.
+For training and tests. It needs the extra `dev`; the server does not import it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Samples:
     """Some of the 1,797 images.
 
     Attributes:
-        images: (N, 8, 8), ink 1 on paper 0.
+        images: (N, 8, 8), ink is 1 and paper 0.
         labels: the digits.
-        indices: where each stands in scikit-learn's set.
+        indices: the position of each image in scikit-learn's set.
     """
 
     images: NDArray[np.float32]

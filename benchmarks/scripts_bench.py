@@ -45,7 +45,7 @@ class Bench:
     def __init__(self, client: Any, model: ModelConfig) -> None:
         self._client = client
         self._model = model
-        for name in ("submit", "claim", "settle"):
+        for name in ("jobs/submit", "jobs/claim", "jobs/settle"):
             self._client.execute_command(*script(name).load_command())
         # Scripts' own commands are logged too; few of them take this long.
         self._client.config_set("slowlog-log-slower-than", 15)

@@ -102,7 +102,7 @@ class ModelStatuses:
 
 
 def _as_its_models(own: ModelStatus, models: list[ModelStatus]) -> ModelStatus:
-    """A pipeline is as its worst model is, where an errands worker runs it at all."""
+    """A pipeline is as its worst model is, where a background worker runs it at all."""
     if own.state == NO_WORKER:
         return own
     worst = max(models, key=lambda status: _RANKS[status.state])

@@ -57,7 +57,7 @@ BUILD: Final = _gauge("build_info", "1, with the version that answers.", ("versi
 WORKERS: Final = _gauge("workers", "Workers that are alive.")
 WAITING: Final = _gauge("requests_waiting", "Requests that wait for a job's end.")
 
-ERRANDS: Final = _gauge("errands_waiting", "Errands that no errands worker has taken.")
+ERRANDS: Final = _gauge("errands_waiting", "Errands that no background worker has taken.")
 WEBHOOKS_PENDING: Final = _gauge(
     "webhooks_pending", "Webhook deliveries that wait for another try."
 )

@@ -180,7 +180,7 @@ ROWS: Final[list[tuple[str, list[Panel]]]] = [
             (
                 "Errands that wait",
                 "short",
-                "For an errands worker, and webhooks for another try.",
+                "For a background worker, and webhooks for another try.",
                 [
                     ("headrace_errands_waiting", "errands"),
                     ("headrace_webhooks_pending", "webhooks"),

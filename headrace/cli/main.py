@@ -77,9 +77,10 @@ def up(
     port: PortOption = None,
     models: ModelsOption = None,
     no_flower: Annotated[bool, typer.Option("--no-flower", help="Do not run Flower.")] = False,
-    no_errands: Annotated[
-        bool, typer.Option("--no-errands", help="Do not run the errands worker.")
+    no_background: Annotated[
+        bool, typer.Option("--no-background", help="Do not run the background worker.")
     ] = False,
+    no_errands: Annotated[bool, typer.Option("--no-errands", hidden=True)] = False,
     no_runner: Annotated[
         bool, typer.Option("--no-runner", help="Do not run the runner of batches.")
     ] = False,
@@ -96,7 +97,10 @@ def up(
         state_dir=state_dir, host=host, port=port, models_file=models, api_processes=api_processes
     )
     options = UpOptions(
-        workers=workers, flower=not no_flower, errands=not no_errands, runner=not no_runner
+        workers=workers,
+        flower=not no_flower,
+        background=not (no_background or no_errands),
+        runner=not no_runner,
     )
     Up(settings, options, os.environ).run()
 
@@ -125,12 +129,14 @@ def worker(models: ModelsOption = None, workers: WorkersOption = None) -> None:
     run_workers(_settings(models_file=models), workers, os.environ)
 
 
+# The command's old name, kept for one release.
+@app.command("errands", hidden=True)
 @app.command()
-def errands(models: ModelsOption = None) -> None:
-    """Run what is no model's work, on the Redis that HEADRACE_REDIS_URL names."""
-    from headrace.server.component import run_errands
+def background(models: ModelsOption = None) -> None:
+    """Run the background worker (pipelines, webhooks), on the Redis at HEADRACE_REDIS_URL."""
+    from headrace.server.component import run_background
 
-    run_errands(_settings(models_file=models), os.environ)
+    run_background(_settings(models_file=models), os.environ)
 
 
 @app.command()
@@ -163,7 +169,8 @@ def flower(
 @app.command()
 def health(
     part: Annotated[
-        str, typer.Argument(metavar="PART", help="api, worker, errands, runner, flower or redis.")
+        str,
+        typer.Argument(metavar="PART", help="api, worker, background, runner, flower or redis."),
     ],
     workers: WorkersOption = None,
 ) -> None:

@@ -85,7 +85,7 @@ class PipelineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     ] = 10_000
     max_running: Annotated[
         int,
-        Meta(ge=1, le=10_000, description="Jobs of it that each errands worker has under way."),
+        Meta(ge=1, le=10_000, description="Jobs of it that each background worker has under way."),
     ] = 64
     max_items: Annotated[
         int,

@@ -72,7 +72,7 @@ API keys (headrace/access/api_key.py)::
 Errands: what is neither a model's work nor a request's (workers/background/app.py)::
 
     headrace:errands                list    no TTL; Celery messages, pushed left, taken right
-    hr:errands:owners               set     no TTL; errands workers that may hold some
+    hr:errands:owners               set     no TTL; background workers that may hold some
     hr:errands:alive:<owner>        string  ERRANDS_TTL_S; JSON: node and pid of one
     hr:errands:taken:<owner>        list    no TTL, empty when idle; what it has taken, for a moment
     hr:errands:held:<owner>         hash    no TTL, empty when idle; delivery tag -> message that it
@@ -267,17 +267,17 @@ def worker(owner: str) -> str:
 
 
 def errands_alive(owner: str) -> str:
-    """What one errands worker says of itself."""
+    """What one background worker says of itself."""
     return f"hr:errands:alive:{owner}"
 
 
 def errands_taken(owner: str) -> str:
-    """The message that one errands worker has taken and not yet read."""
+    """The message that one background worker has taken and not yet read."""
     return f"hr:errands:taken:{owner}"
 
 
 def errands_held(owner: str) -> str:
-    """The messages that one errands worker has not acknowledged."""
+    """The messages that one background worker has not acknowledged."""
     return f"hr:errands:held:{owner}"
 
 

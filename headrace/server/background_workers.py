@@ -1,4 +1,4 @@
-"""The account of the errands workers: who lives, and whose errands are to be done again.
+"""The account of the background workers: who lives, and whose errands are to be done again.
 
 An errand is a Celery message in `headrace:errands`. Knows no Celery; workers/background/app.py does
 them.
@@ -18,12 +18,12 @@ from headrace.redis.connection import connect
 from headrace.redis.scripts import script
 from headrace.server.supervisor.proc import start_time_ticks
 
-#: How an errands worker's node begins.
+#: How a background worker's node begins.
 NODE: Final = "errands"
 
 
 class WorkerLiveness(msgspec.Struct, frozen=True):
-    """What an errands worker says of itself.
+    """What a background worker says of itself.
 
     Attributes:
         node: its Celery node name.
@@ -35,12 +35,12 @@ class WorkerLiveness(msgspec.Struct, frozen=True):
 
 
 def node_name() -> str:
-    """The Celery node name of this host's errands worker."""
+    """The Celery node name of this host's background worker."""
     return f"{NODE}@{socket.gethostname()}"
 
 
 def tell(client: redis.Redis, owner: str, alive: WorkerLiveness, *gone: str) -> int:
-    """Say that an errands worker lives, and give back what those held that do not.
+    """Say that a background worker lives, and give back what those held that do not.
 
     Args:
         client: a connection.
@@ -59,7 +59,7 @@ def tell(client: redis.Redis, owner: str, alive: WorkerLiveness, *gone: str) -> 
 
 
 def give_back(redis_url: str, owner: str) -> int:
-    """Let others do at once what an errands worker held that is gone; how many errands it was.
+    """Let others do at once what a background worker held that is gone; how many errands it was.
 
     Raises:
         redis.RedisError: Redis does not answer; the others see it in ERRANDS_TTL_S.
@@ -69,7 +69,7 @@ def give_back(redis_url: str, owner: str) -> int:
 
 
 def living(client: redis.Redis) -> list[WorkerLiveness]:
-    """The errands workers that have said lately that they live, and on this host have a process."""
+    """List the live background workers; one of this host must also have a process."""
     owners: Any = client.smembers(keys.ERRAND_OWNERS)
     if not owners:
         return []

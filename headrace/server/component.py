@@ -1,4 +1,4 @@
-"""`headrace api`, `worker`, `errands`, `runner`, `flower`: a part alone, on a Redis of a name."""
+"""`headrace api`, `worker`, `background`, `runner`, `flower`: one component, on a given Redis."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ def run_workers(settings: Settings, workers: int | None, environ: Mapping[str, s
     ).run()
 
 
-def run_errands(settings: Settings, environ: Mapping[str, str]) -> None:
-    """`headrace errands`: an errands worker on the Redis that is named, supervised.
+def run_background(settings: Settings, environ: Mapping[str, str]) -> None:
+    """`headrace background`: a background worker on the Redis that is named, supervised.
 
     Raises:
         ConfigError: no Redis is named, or the models file is wrong.
         BrokerError: that Redis cannot be used.
         HeadraceError: it cannot be started.
     """
-    url = _named_redis(settings, "errands")
+    url = _named_redis(settings, "background")
     load_catalog(settings.models_file, timeout_s=settings.timeout_s)
     console = _console([background_workers.NODE], settings)
 
@@ -64,8 +64,12 @@ def run_errands(settings: Settings, environ: Mapping[str, str]) -> None:
 
     for warning in check_broker(url).warnings():
         say(warning)
-    child = components.errands_child(settings, components.environment(settings, url, environ), say)
-    Supervisor([child], console, on_ready=lambda: say(f"errands on {redact_url(url)}")).run()
+    child = components.background_child(
+        settings, components.environment(settings, url, environ), say
+    )
+    Supervisor(
+        [child], console, on_ready=lambda: say(f"background worker on {redact_url(url)}")
+    ).run()
 
 
 def run_api(settings: Settings, environ: Mapping[str, str]) -> None:

@@ -162,10 +162,10 @@ def worker_child(
     )  # fmt: skip
 
 
-def errands_child(
+def background_child(
     settings: Settings, environ: Mapping[str, str], say: Callable[[str], None]
 ) -> ChildSpec:
-    """The errands worker; each start is an owner of its own in the errands' account.
+    """The background worker; each start is an owner of its own in the background worker's account.
 
     Args:
         settings: its log level.
@@ -180,7 +180,7 @@ def errands_child(
         return {**_celery_environ(environ), INCARNATION: incarnation}
 
     def release(end: Exit) -> None:
-        release_errands(url, end.environment[INCARNATION], say)
+        release_background_tasks(url, end.environment[INCARNATION], say)
 
     return _celery_worker(
         background_workers.NODE, [*_worker("workers.background.app"), "-n", node], settings, fresh,
@@ -300,17 +300,17 @@ def release_leases(
         say(f"released {released} jobs of {incarnation}")
 
 
-def release_errands(redis_url: str, owner: str, say: Callable[[str], None]) -> None:
-    """Let others do again what an errands worker that is gone still held, and run its pipelines."""
+def release_background_tasks(redis_url: str, owner: str, say: Callable[[str], None]) -> None:
+    """Requeue the tasks of a dead background worker, and release its pipelines."""
     # These run nobody's code, so that their jobs are charged nothing.
     release_leases(redis_url, owner, None, say)
     try:
         back = background_workers.give_back(redis_url, owner)
     except (HeadraceError, redis.exceptions.RedisError, OSError) as error:
-        say(f"what {owner} held is given back by the next errands worker: {error}")
+        say(f"tasks of {owner} not requeued, the next background worker does it: {error}")
         return
     if back:
-        say(f"{back} errands of {owner} will be done again")
+        say(f"requeued {back} background tasks of {owner}")
 
 
 def release_batches(redis_url: str, runner: str, say: Callable[[str], None]) -> None:

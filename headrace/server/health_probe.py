@@ -1,7 +1,7 @@
 """`headrace health`: does the part that runs beside us serve?
 
 For the health checks of containers, whose images hold no curl. Each check looks at the part itself
-and at no other, except that workers and errands are seen through Redis.
+and at no other, except that workers of all kinds are seen through Redis.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 import redis
 import redis.exceptions
+from typing_extensions import override
 
 from headrace.config.settings import Settings, load_settings
 from headrace.errors import ConfigError, HeadraceError
@@ -34,10 +35,16 @@ class Component(StrEnum):
 
     API = "api"
     WORKER = "worker"
-    ERRANDS = "errands"
+    BACKGROUND = "background"
     RUNNER = "runner"
     FLOWER = "flower"
     REDIS = "redis"
+
+    @classmethod
+    @override
+    def _missing_(cls, value: object) -> Component | None:
+        """Accept `errands`, the old name of the background worker."""
+        return cls.BACKGROUND if value == "errands" else None
 
 
 def run_check(part: str, workers: int | None, environ: Mapping[str, str]) -> str:
@@ -48,12 +55,14 @@ def run_check(part: str, workers: int | None, environ: Mapping[str, str]) -> str
             only status 0 and 1.
         ConfigError: there is no such part.
     """
-    if part not in tuple(Component):
-        raise ConfigError(
-            f"there is no part {part!r}", hint=f"the parts are {', '.join(Component)}"
-        )
     try:
-        return check(Component(part), load_settings(None, environ, {}), workers, environ)
+        component = Component(part)
+    except ValueError:
+        raise ConfigError(
+            f"unknown component {part!r}", hint=f"use one of {', '.join(Component)}"
+        ) from None
+    try:
+        return check(component, load_settings(None, environ, {}), workers, environ)
     except ConfigError as error:
         raise HeadraceError(error.message, hint=error.hint) from error
 
@@ -78,8 +87,8 @@ def check(
     """
     if part is Component.WORKER:
         return check_workers(_redis_url(settings), workers, environ)
-    if part is Component.ERRANDS:
-        return check_errands(_redis_url(settings))
+    if part is Component.BACKGROUND:
+        return check_background(_redis_url(settings))
     if part is Component.RUNNER:
         return check_runner(_redis_url(settings))
     if part is Component.REDIS:
@@ -119,8 +128,8 @@ def check_redis(url: str) -> str:
     return f"Redis at {redact_url(url)}: PONG"
 
 
-def check_errands(url: str) -> str:
-    """The errands worker of this host has lately said that it lives.
+def check_background(url: str) -> str:
+    """The background worker of this host has lately said that it lives.
 
     Raises:
         HeadraceError: it has not.

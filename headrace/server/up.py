@@ -14,8 +14,7 @@ from headrace.config.settings import Settings
 from headrace.observability import logs
 from headrace.redis.compatibility import check_broker
 from headrace.redis.connection import redact_url
-from headrace.server import background_workers as errands
-from headrace.server import components, embedded_redis, state_dir
+from headrace.server import background_workers, components, embedded_redis, state_dir
 from headrace.server.api_processes import api_children, listen_for_api
 from headrace.server.gpus import worker_devices
 from headrace.server.ports import close_all, http_url, require_free
@@ -31,13 +30,13 @@ class UpOptions:
     Attributes:
         workers: how many Celery workers; None for one per GPU, or one without.
         flower: whether to run Flower.
-        errands: whether to run the errands worker.
+        background: whether to run the background worker.
         runner: whether to run the runner of batches.
     """
 
     workers: int | None = None
     flower: bool = True
-    errands: bool = True
+    background: bool = True
     runner: bool = True
 
 
@@ -133,8 +132,8 @@ class Up:
         children += api_children(settings, environ, self._listeners)
         devices = worker_devices(self._environ, options.workers)
         children += [components.worker_child(d, settings, environ, self._say) for d in devices]
-        if options.errands:
-            children.append(components.errands_child(settings, environ, self._say))
+        if options.background:
+            children.append(components.background_child(settings, environ, self._say))
         if options.runner:
             children.append(components.runner_child(settings, environ, self._say))
         if options.flower:
@@ -145,8 +144,8 @@ class Up:
         """What a killed `up` left leased is handed out at once; its workers died with it."""
         stale, self._stale = self._stale, []
         for incarnation in stale:
-            if incarnation.startswith(f"{errands.NODE}@"):
-                components.release_errands(self._broker_url, incarnation, self._say)
+            if incarnation.startswith(f"{background_workers.NODE}@"):
+                components.release_background_tasks(self._broker_url, incarnation, self._say)
                 continue
             if incarnation.startswith(f"{components.RUNNER}-"):
                 components.release_batches(self._broker_url, incarnation, self._say)

@@ -19,7 +19,7 @@ STARTED: Final = "started"
 
 
 class WebhookTask(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the errands worker is told.
+    """What the background worker is told.
 
     Attributes:
         job: the job.

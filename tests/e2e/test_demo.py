@@ -46,7 +46,7 @@ def test_a_wrong_answer_ends_it_with_status_1(tmp_path: Path) -> None:
     shutil.copy(ROOT / "examples/digits/7_0820.png", folder / "digits/7_0820.png")
     shutil.copy(ROOT / "examples/digits/7_0820.png", folder / "digits/8_0820.png")
     output = tmp_path / "output"
-    alone = ("--no-flower", "--no-errands", "--no-runner")
+    alone = ("--no-flower", "--no-background", "--no-runner")
     with demo(folder, output, "--exit", *alone, models=digits_alone(tmp_path)) as process:
         assert process.wait(250) == 1, output.read_text()
     text = output.read_text()

@@ -42,14 +42,14 @@ logger = logging.getLogger(__name__)
 
 #: How many errands are done at a time; most of them wait for others.
 THREADS: Final = 16
-_THREADS: Final = f"an errands worker has {THREADS} threads, for good: run another one beside it"
+_THREADS: Final = f"a background worker has {THREADS} threads, for good: run another one beside it"
 #: What its pool cannot do, with what to do instead.
 REFUSED: Final = {
     "pool_grow": _THREADS,
     "pool_shrink": _THREADS,
     "autoscale": _THREADS,
-    "pool_restart": "the pool of an errands worker cannot start anew: restart the worker, and what "
-    "it does is done again",
+    "pool_restart": "the pool of a background worker cannot restart: restart the worker, which "
+    "runs its unfinished tasks again",
 }
 #: How often it says that it lives, in seconds.
 ALIVE_S: Final = 3.0
@@ -71,7 +71,7 @@ def create_app(settings: Settings, catalog: Catalog, owner: str) -> Celery:
     url = settings.redis_url
     if not url:
         raise ConfigError(
-            "no Redis is named for the errands worker",
+            "no Redis is named for the background worker",
             hint="Set HEADRACE_REDIS_URL, or start everything with `headrace up`.",
         )
     target = celery_url(url)

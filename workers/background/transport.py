@@ -1,4 +1,4 @@
-"""kombu's Redis transport for the errands worker, where nothing taken is in nobody's hands.
+"""kombu's Redis transport for the background worker, where nothing taken is in nobody's hands.
 
 kombu pops a message and then notes it as unacknowledged: who is killed in between loses it. What is
 noted comes back after a fixed time, whether or not its worker lives. Here a message is moved into a

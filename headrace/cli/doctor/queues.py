@@ -136,16 +136,16 @@ def errands(site: Deployment) -> CheckResult:
         why = (
             f"{count(waiting, 'errand')} to be done" if waiting else "the models file has pipelines"
         )
-        return fail(f"{why}, and no errands worker runs", "start one: headrace errands")
+        return fail(f"{why}, and no background worker runs", "start one: headrace background")
     if not alive:
-        return skip("no errands worker runs, and nothing waits for one")
+        return skip("no background worker runs, and nothing waits for one")
     if hooks > ERRANDS_MANY:
         return warn(
             f"{hooks:,} webhooks wait for another try",
-            "their receivers are down or slow: the log of the errands worker names them",
+            "their receivers are down or slow: the log of the background worker names them",
         )
     if waiting > ERRANDS_MANY:
-        return warn(f"{waiting:,} errands wait", "start more: headrace errands, on any host")
+        return warn(f"{waiting:,} errands wait", "start more: headrace background, on any host")
     return ok(f"{named(alive)}; {waiting:,} wait, and {count(hooks, 'webhook')} for another try")
 
 

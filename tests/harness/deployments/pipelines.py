@@ -1,4 +1,4 @@
-"""A deployment with pipelines: Redis, an API, a worker and errands workers, each a real one."""
+"""A deployment with pipelines: Redis, an API, a worker and background workers, each a real one."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class PipelineSite:
     def errands(
         self, name: str = "errands", app: str = "workers.background.app", **environ: str
     ) -> Worker:
-        """One more errands worker."""
+        """One more background worker."""
         options = {"app": app, "node": f"{name}@test", "arguments": ()}
         environ = {"HEADRACE_INCARNATION": name, "HEADRACE_LEASE_TTL_S": "5", **environ}
         made: Worker = self.stack.enter_context(
@@ -123,7 +123,7 @@ def pipeline_site(
     environ: Mapping[str, str] | None = None,
     **models: Any,
 ) -> Iterator[PipelineSite]:
-    """All but the errands worker, which a test starts, and may kill."""
+    """All but the background worker, which a test starts, and may kill."""
     path = write_site(folder, pipelines, **models)
     environ = {"HEADRACE_LEASE_TTL_S": "5", **(environ or {})}
     with ExitStack() as stack:

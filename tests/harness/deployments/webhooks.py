@@ -1,4 +1,4 @@
-"""A deployment that sends webhooks: an API, a worker, an errands worker and receivers."""
+"""A deployment that sends webhooks: an API, a worker, a background worker and receivers."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class HookSite:
 
 @contextmanager
 def hook_site(folder: Path, *redis_arguments: str, **settings: Any) -> Iterator[HookSite]:
-    """A running one, without an errands worker."""
+    """A running one, without a background worker."""
     models = write_models(
         folder,
         tricky={"handler": f"{HANDLERS / 'tricky.py'}:Tricky", "max_retries": 0},

@@ -157,7 +157,7 @@ def running_up(
     if not flower:
         up.arguments.append("--no-flower")
     if not errands:
-        up.arguments.append("--no-errands")
+        up.arguments.append("--no-background")
     if not runner:
         up.arguments.append("--no-runner")
     with started(up):

@@ -1,4 +1,4 @@
-"""The errands worker, killed at a moment in which results of a pipeline's stages are freed.
+"""The background worker, killed at a moment in which results of a pipeline's stages are freed.
 
 `TEST_DIES` says when: `half noted`, once some of the jobs of a stage are freed, in the first call
 of several; `noted`, when all are and none of their payloads is deleted; `freed`, when those are too

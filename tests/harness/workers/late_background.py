@@ -1,4 +1,4 @@
-"""The errands worker on a Redis that is slow to tell lengths: none is waited for."""
+"""The background worker on a Redis that is slow to tell lengths: none is waited for."""
 
 from __future__ import annotations
 

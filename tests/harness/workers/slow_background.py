@@ -1,4 +1,4 @@
-"""Tasks for an errands worker: each notes in Redis that it begins, and ends when it is let."""
+"""Tasks for a background worker: each notes in Redis that it begins, and ends when it is let."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The errands worker under kill -9: what it has taken is done again, by it or by another."""
+"""The background worker under kill -9: what it has taken is done again, by it or by another."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_what_is_no_message_is_dropped_and_hinders_nothing(
             for command in ("pool_grow", "pool_shrink", "autoscale", "pool_restart"):
                 answers: Any = app.control.broadcast(command, reply=True, timeout=30, limit=1)
                 (answer,) = answers
-                assert "errands worker" in answer["only@test"]["error"]
+                assert "background worker" in answer["only@test"]["error"]
             # Every worker hears it, and the job is none of this one's.
             app.control.revoke("a-models-job")
             wait_until(

@@ -198,7 +198,7 @@ def test_work_that_nobody_does(redis_db: RedisServer, models: Path) -> None:
     with redis_db.client() as client:
         verdict(found("errands", redis_db.url, models), "skip")
         client.rpush(keys.ERRANDS, "x")
-        verdict(found("errands", redis_db.url, models), "fail", "1 errand", "headrace errands")
+        verdict(found("errands", redis_db.url, models), "fail", "1 errand", "headrace background")
         client.set(keys.errands_alive("e"), '{"node": "errands@here", "pid": 1}', ex=60)
         client.sadd(keys.ERRAND_OWNERS, "e")
         verdict(found("errands", redis_db.url, models), "ok", "errands@here; 1 wait")

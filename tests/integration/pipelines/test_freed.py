@@ -115,7 +115,7 @@ def only_its_own(site: PipelineSite, job_id: str) -> None:
 
 
 def errands(site: PipelineSite, name: str, dies: str = "", after: int = 0) -> Worker:
-    """An errands worker whose jobs are soon another's; dead already where `dies` says when."""
+    """A background worker whose jobs are soon another's; dead already where `dies` says when."""
     environ = {"HEADRACE_LEASE_TTL_S": "2"}
     if not dies:
         return site.errands(name, **environ)
@@ -248,10 +248,10 @@ def test_kills_right_after_the_note_and_after_the_freeing(site: PipelineSite) ->
     first = errands(site, "noted", dies="noted")
     given = {"name": "f", "n": 0, "size": 100_000}
     job_id = site.submit("row", given)
-    wait_until(lambda: died(first), "the first errands worker dies", 60)
+    wait_until(lambda: died(first), "the first background worker dies", 60)
     assert runs(site) == [0, 1]
     second = errands(site, "freed", dies="freed")
-    wait_until(lambda: died(second), "the second errands worker dies", 60)
+    wait_until(lambda: died(second), "the second background worker dies", 60)
     assert runs(site) == [0, 1, 2]
     # And all else: what was noted and freed is in the log of Redis.
     site.server.stop(kill=True)
@@ -273,7 +273,7 @@ def test_a_kill_between_two_calls_that_free_one_stage(site: PipelineSite) -> Non
     # `cut` takes one call; `weigh`, of four jobs, two.
     first = errands(site, "half", dies="half noted", after=1)
     job_id = site.submit("list", {"pieces": 4, "size": 30_000})
-    wait_until(lambda: died(first), "the first errands worker dies", 60)
+    wait_until(lambda: died(first), "the first background worker dies", 60)
     with site.server.client() as client:
         ids = [stage_job_id(job_id, "weigh", n) for n in range(4)]
         assert [client.exists(keys.meta(name)) for name in ids] == [0, 0, 1, 1]

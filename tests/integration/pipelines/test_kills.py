@@ -1,4 +1,4 @@
-"""Pipelines under kill -9 of the errands worker, of a worker, and of Redis: each job ends once."""
+"""Pipelines under kill -9 of background worker, worker and Redis: each job ends once."""
 
 from __future__ import annotations
 

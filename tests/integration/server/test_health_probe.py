@@ -88,7 +88,7 @@ def test_redis(tmp_path: Path, redis_url: str) -> None:
     said = healthy(tmp_path, "redis", HEADRACE_REDIS_URL=redis_url)
     assert said == f"Redis at {redis_url}: PONG"
     gone = f"redis://:hunter2@127.0.0.1:{free_port()}/0"
-    for part in ("redis", "worker", "errands"):
+    for part in ("redis", "worker", "background"):
         status, said = health(tmp_path, part, HEADRACE_REDIS_URL=gone)
         assert status == 1
         assert "Connection refused" in said
@@ -105,9 +105,9 @@ def test_a_worker_that_is_seen(tmp_path: Path, redis_db: RedisServer) -> None:
     assert said.endswith(f": cpu1@{HOST}")
 
 
-def test_an_errands_worker_that_is_seen(tmp_path: Path, redis_db: RedisServer) -> None:
+def test_a_background_worker_that_is_seen(tmp_path: Path, redis_db: RedisServer) -> None:
     url = {"HEADRACE_REDIS_URL": redis_db.url}
-    status, said = health(tmp_path, "errands", **url)
+    status, said = health(tmp_path, "background", **url)
     assert (status, said) == (1, f"headrace: not seen in the last 15 s: errands@{HOST}")
     ended = os.posix_spawn("/bin/true", ["true"], {})
     os.waitpid(ended, 0)
@@ -115,11 +115,13 @@ def test_an_errands_worker_that_is_seen(tmp_path: Path, redis_db: RedisServer) -
         background_workers.tell(
             client, "dead", background_workers.WorkerLiveness(f"errands@{HOST}", ended)
         )
-        assert health(tmp_path, "errands", **url)[0] == 1
+        assert health(tmp_path, "background", **url)[0] == 1
         background_workers.tell(
             client, "live", background_workers.WorkerLiveness(f"errands@{HOST}", os.getpid())
         )
         client.expire(keys.errands_alive("live"), 600)
+    assert healthy(tmp_path, "background", **url) == f"serving: errands@{HOST}"
+    # The component's old name.
     assert healthy(tmp_path, "errands", **url) == f"serving: errands@{HOST}"
 
 
@@ -168,4 +170,4 @@ def test_a_runner_is_seen_while_it_lives(tmp_path: Path, redis_db: RedisServer) 
 def test_a_part_that_there_is_not(tmp_path: Path) -> None:
     status, said = health(tmp_path, "wroker")
     assert status == 2
-    assert "api, worker, errands, runner, flower, redis" in said
+    assert "api, worker, background, runner, flower, redis" in said

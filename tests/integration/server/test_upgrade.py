@@ -222,7 +222,7 @@ class BatchUnderWay:
 def test_an_upgrade_under_load_and_back(site: Site, tmp_path: Path) -> None:
     old, new = ROOT, next_version(tmp_path / "next")
     api, worker = site.api(old), site.worker(old)
-    errands = site.start("errands", old, "errands on")
+    background = site.start("background", old, "background worker on")
     runner = site.start("runner", old, "batches at a time")
     with Load(site.url) as load, batches_at(site.url) as batches, Client(site.url) as client:
         load.goes_on()
@@ -238,7 +238,7 @@ def test_an_upgrade_under_load_and_back(site: Site, tmp_path: Path) -> None:
         wait_until(
             lambda: client.status(whole).status == "running", "the pipeline is under way", 60, 0.25
         )
-        errands = swap(load, errands, site.start("errands", new, "errands on"))
+        background = swap(load, background, site.start("background", new, "background worker on"))
         # And back, with what the new version has left in Redis.
         site.gate.unlink()
         runner = replace_runner(site, batch, runner, old)
@@ -258,7 +258,7 @@ def test_an_upgrade_under_load_and_back(site: Site, tmp_path: Path) -> None:
     assert set(runs.values()) == {1}, "nothing has run twice"
     by_version = Counter(RECORD_FIELD in one for one in records)
     assert min(by_version.values()) > 10, "jobs of both versions"
-    for run in (api, runner, errands, worker):
+    for run in (api, runner, background, worker):
         over(run)
     with site.server.client() as redis:
         assert leaked_keys(redis) == []

@@ -215,7 +215,7 @@ def test_there_is_time_to_stop_in_order() -> None:
     worker = components.worker_child(Device("cpu0", ""), settings, environ, print)
     wanted = {
         "worker": worker.stop_timeout_s,
-        "errands": components.errands_child(settings, environ, print).stop_timeout_s,
+        "errands": components.background_child(settings, environ, print).stop_timeout_s,
         "api": api_processes._STOP_TIMEOUT_S,
         "runner": components.runner_child(settings, environ, print).stop_timeout_s,
         "flower": components.flower_child(settings, environ).stop_timeout_s,

@@ -1,4 +1,4 @@
-"""Runs the jobs of pipelines, in the errands worker: claims them as a worker claims a model's.
+"""Runs the jobs of pipelines, in the background worker: claims them as a worker claims a model's.
 
 A pipeline's job is leased while it is under way, so that all holds for it that holds for a job:
 whoever dies over it loses the lease, and another goes on where it was, as its stages' jobs are
@@ -81,7 +81,7 @@ class PipelineQueue:
 
 
 class PipelineOrchestrator:
-    """The pipelines of one errands worker; `run` is the body of its thread.
+    """The pipelines of one background worker; `run` is the body of its thread.
 
     Args:
         settings: the deployment's.

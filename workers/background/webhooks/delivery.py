@@ -57,7 +57,7 @@ DELIVERED, RETRIED, FAILED = (f"{COUNTER}:{outcome}" for outcome in OUTCOMES)
 
 
 class WebhookDelivery:
-    """Delivers the webhooks of one errands worker.
+    """Delivers the webhooks of one background worker.
 
     Args:
         settings: the deployment's.

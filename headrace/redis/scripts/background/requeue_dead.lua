@@ -1,4 +1,4 @@
--- Keeps the account of the errands workers: who lives, and what is to be done again. KEYS: none.
+-- Keeps the account of the background workers: who lives, and what is to be done again. KEYS: none.
 -- ARGV: 1 the owner that says that it lives ('' = nobody does), 2 what it says of itself, 3 for how many seconds that is to be
 --       believed, then owners whose messages go back, as they are known to be gone, or begin anew.
 -- What an owner holds that has said nothing for that long goes back as well. Returns how many messages went back.

@@ -98,7 +98,11 @@ def test_neither_conf_nor_stats_hold_a_password(tmp_path: Path, url: str) -> Non
 @pytest.mark.parametrize(
     ("app", "variables", "said"),
     [
-        ("workers.background.app", {}, "headrace: no Redis is named for the errands worker (Set"),
+        (
+            "workers.background.app",
+            {},
+            "headrace: no Redis is named for the background worker (Set",
+        ),
         (
             "workers.celery_app",
             {"HEADRACE_REDIS_URL": "redis://127.0.0.1:1/0", "CELERY_WORKER_POOL": "none such"},

@@ -39,10 +39,10 @@ INSTALLED  = $(if $(wildcard $(DEV_STAMP)),$(DEV_STAMP),$(DEMO_STAMP))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup fmt lint types contracts test check chaos demo bench openapi wheelhouse clean
+.PHONY: help setup fmt lint types contracts test test-all check chaos demo bench openapi wheelhouse clean
 
 help:  ## Show this list
-	@grep -hE '^[a-z]+:.*## ' $(firstword $(MAKEFILE_LIST)) \
+	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) \
 		| awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
 setup: $(DEV_STAMP)  ## Create .venv with everything that development needs
@@ -61,8 +61,13 @@ types: $(DEV_STAMP)  ## Check types (mypy --strict)
 contracts: $(DEV_STAMP)  ## Check who imports whom
 	$(BIN)/lint-imports
 
-test: $(DEV_STAMP)  ## Run the tests
-	$(PY) -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
+PYTEST = $(PY) -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+
+test: $(DEV_STAMP)  ## Run the tests, without those that tests/conftest.py lists as slow
+	$(PYTEST) -m "not slow" $(ARGS)
+
+test-all: test  ## Run all tests: `make test`, then the slow ones (whole systems, browsers, kills)
+	$(PYTEST) -m slow $(ARGS)
 
 check: lint types contracts test  ## lint, types, contracts and test
 

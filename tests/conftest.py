@@ -9,6 +9,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 import pytest
 from hypothesis import settings
@@ -16,6 +17,27 @@ from hypothesis import settings
 from tests.harness.servers.api_process import ApiProcess
 from tests.harness.servers.redis_servers import FLAVOURS, RedisServer, nothing_leaks, redis_server
 from tests.harness.workers.worker import Worker
+
+#: What `make test` leaves to `make test-all`: dear, and rarely the one to fail. Whole systems,
+#: browsers, conformance, long series of kills.
+SLOW: Final = (
+    "bench",
+    "chaos",
+    "e2e",
+    "integration/api/test_conformance.py",
+    "integration/batches/test_kills.py",
+    "integration/canvas/test_crash.py",
+    "integration/celery/test_flower.py",
+    "integration/cli/test_top.py",
+    "integration/jobs/test_events_kills.py",
+    "integration/observability/test_monitoring.py",
+    "integration/pipelines/test_freed.py",
+    "integration/pipelines/test_kills.py",
+    "integration/server/test_up.py",
+    "integration/server/test_upgrade.py",
+    "integration/webhooks/test_kills.py",
+)
+TESTS: Final = Path(__file__).parent
 
 # How long an example takes is for the machine to say, and it may be busy.
 settings.register_profile("untimed", deadline=None)
@@ -33,6 +55,24 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def is_slow(path: Path) -> bool:
+    """Whether `make test` leaves this test module out."""
+    return path.relative_to(TESTS).as_posix().startswith(SLOW)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not even import slow modules where `-m "not slow"` would deselect all their tests."""
+    if config.option.markexpr != "not slow" or TESTS not in collection_path.parents:
+        return None
+    return True if is_slow(collection_path) else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if is_slow(item.path):
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session: pytest.Session) -> None:
     """Import all modules of tests, each of several processes beginning with another one.
@@ -43,10 +83,11 @@ def pytest_collection(session: pytest.Session) -> None:
     worker = getattr(session.config, "workerinput", None)
     if worker is None or session.config.args_source is not session.config.ArgsSource.TESTPATHS:
         return
-    tests = Path(__file__).parent
+    skips_slow = session.config.option.markexpr == "not slow"
     names = [
-        ".".join(path.relative_to(tests.parent).with_suffix("").parts)
-        for path in sorted(tests.rglob("test_*.py"))
+        ".".join(path.relative_to(TESTS.parent).with_suffix("").parts)
+        for path in sorted(TESTS.rglob("test_*.py"))
+        if not (skips_slow and is_slow(path))
     ]
     first = int(worker["workerid"].removeprefix("gw")) * len(names) // worker["workercount"]
     for name in names[first:] + names[:first]:

@@ -145,7 +145,7 @@ def main() -> None:
         for turn in range(max(1, options.rounds // 2)):
             for model in _turn(turn):
                 shares[model].append(running.paced(model, options.rate, options.seconds))
-    drains = Table("`events`", "drained, of `false` beside it", *(f"{p}, µs" for p in PROCESSES))
+    drains = Table("`events`", "drained, relative to `false`", *(f"{p}, µs" for p in PROCESSES))
     paced = Table(
         f"`events`, at {options.rate:,} jobs/s", *(f"{p}, % of a core" for p in PROCESSES)
     )

@@ -308,7 +308,7 @@ def online(seconds: float) -> Table:
     full_ms = 1000 * (FIXED_S + 16 * ITEM_S)
     for name, taken, told in (
         ("alone", alone, ""),
-        (f"beside a run (a full batch takes {full_ms:.0f} ms)", beside,
+        (f"during a run (a full batch takes {full_ms:.0f} ms)", beside,
          f"{found['succeeded'] / found['seconds']:,.0f}"),
     ):  # fmt: skip
         table.add(name, f"{median(taken):.1f}", f"{quantiles(taken, n=100)[98]:.1f}", told)

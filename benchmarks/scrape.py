@@ -189,7 +189,7 @@ def main() -> None:
     ):
         table.add(name, *map(show, costs))
     requests = [f"{cost.cpu_ms / took:.0f}" for cost, took in zip(costs, bare, strict=True)]
-    table.add("its CPU, in requests of the bare FastAPI route beside it", *requests)
+    table.add("its CPU, in requests of the bare FastAPI route in the same run", *requests)
     if arguments.write:
         write_tables("scrape", f"{SCRAPES} scrapes, the best of three runs.", table)
 

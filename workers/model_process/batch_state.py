@@ -1,4 +1,4 @@
-"""A batch as it goes through the verbs: its inputs, what has come of each, and what it took."""
+"""A batch on its way through the verbs: its inputs, their outcomes and the times of the verbs."""
 
 from __future__ import annotations
 
@@ -6,20 +6,33 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from workers.model_process.outcomes import Outcome
 from workers.model_process.progress import BatchProgress
 
 #: A job's id, its input as the handler gets it, and its content type.
 Input = tuple[str, Any, str]
+#: [true, result JSON, content type or ""] or [false, code, message, retryable, traceback].
+Outcome = list[Any]
+
+
+class RaisedError(Exception):
+    """A failure that another process has encoded already.
+
+    Args:
+        outcome: the encoded failure.
+    """
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome[2])
+        self.outcome = outcome
 
 
 @dataclass(slots=True)
 class StageTimes:
-    """What a batch took, summed over all its attempts.
+    """The times of a batch, summed over all its attempts.
 
     Attributes:
-        preprocess: milliseconds in that verb, as in the two that follow.
-        starved: milliseconds that the device stood idle because the batch was not yet prepared.
+        preprocess, inference, postprocess: milliseconds in that verb.
+        starved: milliseconds for which the device was idle because the batch was not prepared yet.
         padding: inputs that were added to reach an allowed size.
     """
 
@@ -30,7 +43,7 @@ class StageTimes:
     padding: int = 0
 
     def as_list(self) -> list[float]:
-        """The form in which they cross to the worker."""
+        """Return the milliseconds as the worker receives them."""
         return [self.preprocess, self.inference, self.postprocess, self.starved]
 
 
@@ -39,13 +52,14 @@ class SubBatch:
     """Inputs that go through the verbs together.
 
     Attributes:
-        results: one per input; an error that `preprocess` gave stands there from then on.
-        good: the places of the inputs that are no errors.
-        padding: how often the last of them stands in `items` once more.
-        places: their places in the batch.
-        dropped: the places that are not wanted any more.
-        left_out: which of the inputs took no further verb for that.
-        news: what the handler says of their batch; None where nobody listens.
+        results: one per input; an error that `preprocess` returned stays there.
+        good: indexes of the inputs that are no errors.
+        items: what `preprocess` returned for the good inputs, and then the padding.
+        padding: how many copies of the last item `items` ends with.
+        places: the inputs' places in the batch.
+        dropped: places in the batch whose jobs were cancelled.
+        left_out: indexes of the inputs that skip the remaining verbs because they were dropped.
+        progress: takes what the handler reports for their batch; None discards it.
     """
 
     inputs: list[Input]
@@ -58,17 +72,17 @@ class SubBatch:
     items: Any = None
     padding: int = 0
     outputs: Any = None
-    news: BatchProgress | None = None
+    progress: BatchProgress | None = None
 
     @property
-    def at_hand(self) -> list[Input]:
+    def remaining(self) -> list[Input]:
         """The inputs without those that were left out."""
         if not self.left_out:
             return self.inputs
         return [one for n, one in enumerate(self.inputs) if n not in self.left_out]
 
     def gone(self) -> list[int]:
-        """Which of the good ones were dropped."""
+        """Return the indexes of good inputs that were dropped."""
         return [n for n in self.good if self.places[n] in self.dropped] if self.dropped else []
 
 
@@ -78,12 +92,12 @@ class BatchState:
 
     Attributes:
         outcomes: one per item; empty until it is known.
-        readable: the places of the items whose input could be read.
-        ran: the largest group of them that went through all verbs.
-        too_large: groups that ran out of memory, and those items that did so alone.
-        dropped: the places of items that are not wanted any more; another thread adds to them.
-        device_lost: they took the device with them: nothing more can run in this process.
-        news: what the handler says of them.
+        readable: the inputs that could be decoded, by their places.
+        ran: the size of the largest sub-batch that went through all verbs.
+        too_large: the places of each sub-batch that ran out of memory.
+        dropped: places of items whose jobs were cancelled; another thread adds to it.
+        device_lost: the device failed under the batch, and nothing more can run in this process.
+        progress: what the handler reports for the batch.
     """
 
     outcomes: list[Outcome]
@@ -93,20 +107,34 @@ class BatchState:
     too_large: list[list[int]] = field(default_factory=list)
     dropped: set[int] = field(default_factory=set)
     device_lost: bool = False
-    news: BatchProgress = field(default_factory=BatchProgress)
+    progress: BatchProgress = field(default_factory=BatchProgress)
 
-    def group(self, places: list[int]) -> SubBatch:
-        """These items, to go through the verbs together."""
+    def sub_batch(self, places: list[int]) -> SubBatch:
+        """Return the items at these places, to go through the verbs together."""
         inputs = [self.readable[place] for place in places]
-        return SubBatch(inputs, self.times, places, self.dropped, news=self.news)
+        return SubBatch(inputs, self.times, places, self.dropped, progress=self.progress)
 
     @property
     def fits(self) -> int:
-        """How many items memory has room for, if the batch was too large for it; else 0.
+        """How many items fit into memory, if the batch did not; else 0.
 
-        Where an input is too large by itself, the groups that it was in say nothing.
+        A sub-batch with an input that is too large by itself does not count.
         """
         alone = {places[0] for places in self.too_large if len(places) == 1}
         if all(alone.intersection(places) for places in self.too_large):
             return 0
         return max(1, self.ran)
+
+
+def rows_of(items: Any, rows: list[int]) -> Any:
+    """Return these rows of what `preprocess` returned; None if its type has no rows."""
+    if hasattr(items, "shape"):
+        return items[rows]
+    return [items[row] for row in rows] if isinstance(items, (list, tuple)) else None
+
+
+def padded(items: Any, count: int, padding: int) -> Any:
+    """Return `count` items, then `padding` copies of the last: its shape suits the model."""
+    if hasattr(items, "shape"):  # tensors and arrays both take a list of rows
+        return items[[*range(count), *[count - 1] * padding]]
+    return [*items, *[items[-1]] * padding]

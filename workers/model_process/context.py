@@ -1,4 +1,4 @@
-"""The context of a handler whose verbs run in several threads, each with a batch of its own."""
+"""The batch that each thread works on: for the handler's context, logs and traces."""
 
 from __future__ import annotations
 
@@ -13,92 +13,92 @@ from headrace.observability import logs
 
 
 class Traces(NamedTuple):
-    """The traces of the batch at hand.
+    """The traces of the thread's batch.
 
     Attributes:
-        jobs: by the id of a job, where in a trace it was submitted (`traceparent`).
-        batch: where in a trace the batch runs; "" for nowhere.
+        jobs: the `traceparent` of each job that has one, by its id.
+        batch: the `traceparent` of the batch's span; "" without one.
     """
 
     jobs: dict[str, str]
     batch: str = ""
 
 
-#: Of the batch of this thread, where any job of it is part of a trace.
+#: The traces of this thread's batch; None if no job of it is part of a trace.
 TRACES: Final[ContextVar[Traces | None]] = ContextVar("headrace_traces", default=None)
 
 
 def begin(tag: str, seq: int, traces: Sequence[Sequence[Any]]) -> None:
-    """This thread is at a verb of this batch from now on, for logs and for traces.
+    """Set this thread's batch, for logs and traces.
 
     Args:
-        tag: how the names of the worker's batches begin.
+        tag: the prefix of this worker's batch names.
         seq: the batch's number.
-        traces: as in its frame: nothing, or the traces of its jobs and its own.
+        traces: as in the batch's frame: empty, or the fields of its `Traces`.
     """
     logs.CONCERN.set({"batch": logs.batch_name(tag, seq)})
     TRACES.set(Traces(*traces[0]) if traces else None)
 
 
 def traces_of(ids: Sequence[str]) -> list[str]:
-    """Where in a trace each of these jobs was submitted, whose verb begins in this thread."""
+    """Return the `traceparent` of each job, and set the trace of this thread's log lines."""
     traces = TRACES.get()
     parents = [traces.jobs.get(job_id, "") for job_id in ids] if traces else []
     logs.TRACE.set(parents[0] if len(parents) == 1 else "")
     return parents
 
 
-#: What a verb runs in, by its name and how many items it has.
+#: Returns the context manager that a verb runs in, by the verb's name and its number of items.
 SpanOf = Callable[[str, int], AbstractContextManager[Any]]
-_NOTHING: Final[AbstractContextManager[Any]] = nullcontext()
+_NO_SPAN: Final[AbstractContextManager[Any]] = nullcontext()
 
 
 def no_span(verb: str, size: int) -> AbstractContextManager[Any]:
-    """Where no spans are sent."""
-    return _NOTHING
+    """Return a context manager that does nothing, where no spans are sent."""
+    return _NO_SPAN
 
 
 def overlaps(handler: Any) -> bool:
-    """Whether a handler (or its class) lets its verbs run at the same time on different batches."""
+    """Return whether a handler's verbs may run at the same time on different batches."""
     return bool(getattr(handler, "overlap", False))
 
 
-class _AtHand(threading.local):
+class _Current(threading.local):
     request_ids: list[str]
     content_types: list[str]
     traceparents: list[str]
 
 
-#: There is one context in a model process.
-_at_hand: Final = _AtHand()
+#: One for the process, as a model process has one context.
+_current: Final = _Current()
 
 
 class ThreadContext(Context):
-    """A context in which `request_ids` and `content_types` are those of the thread's own batch."""
+    """A handler's context whose per-batch fields are those of the calling thread's batch."""
 
     @property  # type: ignore[explicit-override] # it overrides a field
     def request_ids(self) -> list[str]:
-        """The job ids of the batch at hand in this thread."""
-        return getattr(_at_hand, "request_ids", [])
+        """The job ids of this thread's batch."""
+        return getattr(_current, "request_ids", [])
 
     @request_ids.setter
     def request_ids(self, ids: list[str]) -> None:
-        _at_hand.request_ids = ids
+        _current.request_ids = ids
 
     @property  # type: ignore[explicit-override] # it overrides a field
     def content_types(self) -> list[str]:
-        """The content types of the batch at hand in this thread."""
-        return getattr(_at_hand, "content_types", [])
+        """The content types of this thread's batch."""
+        return getattr(_current, "content_types", [])
 
     @content_types.setter
     def content_types(self, kinds: list[str]) -> None:
-        _at_hand.content_types = kinds
+        _current.content_types = kinds
 
     @property  # type: ignore[explicit-override] # it overrides a field
     def traceparents(self) -> list[str]:
-        """Where in a trace each job of the batch at hand in this thread was submitted."""
-        return getattr(_at_hand, "traceparents", [])
+        """The `traceparent` of each job of this thread's batch."""
+        return getattr(_current, "traceparents", [])
 
     @traceparents.setter
     def traceparents(self, parents: list[str]) -> None:
-        _at_hand.traceparents = parents
+        _current.traceparents = parents

@@ -1,11 +1,12 @@
-"""A batch through the handler's verbs, to one outcome per item. Runs in the model process.
+"""Runs a batch through the handler's verbs, to one outcome per item. Runs in the model process.
 
-When a verb raises, nobody fails at first: the batch is split and its halves run again, until the
-inputs that make it raise stand alone and fail with their own error. Knows no queue and no sockets.
+When a verb raises, the batch is split in halves, which run again. An input that still makes the
+verb raise when it runs alone fails with its own error; the other inputs succeed.
 
-Items that are dropped meanwhile, as their jobs were cancelled, are left out where the handler's
-contract allows: before `preprocess`; before `inference` where the verbs overlap, since a handler
-that runs in turn may have kept something for each item; and before any verb where nobody is left.
+Items whose jobs are cancelled meanwhile are dropped where the handler's contract allows it: before
+`preprocess`; before `inference` if the verbs overlap (a handler that runs its verbs in turn may
+have kept something for each item); and before any verb if no item is left. Knows no queue and no
+sockets.
 """
 
 from __future__ import annotations
@@ -28,15 +29,21 @@ from headrace.errors import (
 from headrace.handler import Context, Handler
 from headrace.jobs.encoding import decode_input, decode_payload
 from headrace.observability import logs
-from workers.model_process.batch_state import BatchState, Input, SubBatch
+from workers.model_process.batch_state import (
+    BatchState,
+    Input,
+    Outcome,
+    SubBatch,
+    padded,
+    rows_of,
+)
 from workers.model_process.context import TRACES, SpanOf, no_span, overlaps, traces_of
-from workers.model_process.device_errors import device_lost
-from workers.model_process.outcomes import Outcome, failure, out_of_memory, outcomes_of
+from workers.model_process.device_errors import device_lost, out_of_memory
+from workers.model_process.outcomes import failure, outcomes_of
 from workers.model_process.progress import BatchProgress, ProgressReporter
-from workers.model_process.rows import padded, rows_of
 
 clock = time.perf_counter
-#: The outcome of an item that was dropped before its verbs; the worker knows of the cancel.
+#: The outcome of an item that was dropped before its verbs. The worker knows of the cancellation.
 CANCELLED: Final[Outcome] = failure(JobCancelled("the job was cancelled"))
 
 
@@ -45,242 +52,244 @@ class BatchExecutor:
     """Runs batches through one handler.
 
     Attributes:
-        preprocess: the handler's own verb on these inputs, or what stands for it.
-        teller: takes what the handler says of its progress; None where nobody listens.
-        span: what a verb runs in, by its name and how many items it has.
+        preprocess: the handler's own verb, or the pool that runs it in parts.
+        reporter: takes the progress that the handler reports; None discards it.
+        span: returns the context manager that a verb runs in.
     """
 
     handler: Handler
     context: Context
     preprocess: Callable[[list[Input]], Any] = field(init=False)
-    teller: ProgressReporter | None = None
+    reporter: ProgressReporter | None = None
     span: SpanOf = no_span
 
     def __post_init__(self) -> None:
         self.preprocess = self.own_preprocess
 
-    def tells(self, send: Callable[[int, list[list[Any]]], None]) -> None:
-        """Pass on what the handler says of its progress: a batch's number, and rows."""
-        self.teller = ProgressReporter(send, shared=not overlaps(self.handler))
-        self.context.reports_to(self.teller.take)
+    def report_progress_to(self, send: Callable[[int, list[list[Any]]], None]) -> None:
+        """Pass the handler's progress on: `send` takes a batch's number and rows."""
+        self.reporter = ProgressReporter(send, shared=not overlaps(self.handler))
+        self.context.reports_to(self.reporter.take)
 
     def own_preprocess(self, inputs: list[Input]) -> Any:
-        """The handler's verb, in this thread."""
-        self._at_hand(inputs)
-        if self.teller is not None:
-            self.teller.narrow(inputs)
+        """Run the handler's `preprocess` in this thread."""
+        self._set_current(inputs)
+        if self.reporter is not None:
+            self.reporter.narrow(inputs)
         return self.handler.preprocess([value for _, value, _ in inputs])
 
     def run(
         self, items: Sequence[Sequence[Any]], dropped: set[int] | None = None, seq: int = 0
     ) -> BatchState:
-        """Run a batch, one verb after the other; one outcome per item."""
-        work = self.read(items, dropped, seq)
-        if work.readable:
-            self.attempt(work, list(work.readable))
-        work.times.starved = work.times.preprocess
-        return self.close(work)
+        """Run a batch, one verb after the other. Its state has one outcome per item then."""
+        state = self.read(items, dropped, seq)
+        if state.readable:
+            self.attempt(state, list(state.readable))
+        state.times.starved = state.times.preprocess
+        return self.close(state)
 
     @staticmethod
     def read(
         items: Sequence[Sequence[Any]], dropped: set[int] | None = None, seq: int = 0
     ) -> BatchState:
-        """Read the inputs; what cannot be read has its outcome.
+        """Decode the inputs. An item that cannot be decoded, or has expired, gets its outcome.
 
         Args:
-            items: as in the frame: (id, input JSON), or (id, bytes, content type) of a payload;
-                of what may expire before it is read also until when, in seconds of the monotonic
-                clock, which all processes of a machine share.
-            dropped: the places of items that are not wanted any more, now and from now on.
-            seq: the batch's number, for what is said of it.
+            items: as in the frame: (id, input JSON), or (id, bytes, content type) of a payload. A
+                job that may expire also has its deadline, in seconds of the monotonic clock, which
+                all processes of a machine share.
+            dropped: places of items whose jobs were cancelled; it may grow while the batch runs.
+            seq: the batch's number, for progress reports.
         """
         gone = set() if dropped is None else dropped
-        work = BatchState([[] for _ in items], {}, dropped=gone, news=BatchProgress(seq))
+        state = BatchState([[] for _ in items], {}, dropped=gone, progress=BatchProgress(seq))
         for place, (job_id, raw, *more) in enumerate(items):
-            if place in work.dropped:
-                work.outcomes[place] = CANCELLED
+            if place in state.dropped:
+                state.outcomes[place] = CANCELLED
                 continue
             if len(more) > 1 and time.monotonic() >= more[1]:
-                work.outcomes[place] = failure(JobExpired(NOT_STARTED))
+                state.outcomes[place] = failure(JobExpired(NOT_STARTED))
                 continue
             try:
                 decoded = decode_payload(raw, more[0]) if more and more[0] else decode_input(raw)
-                work.readable[place] = (job_id, *decoded)
+                state.readable[place] = (job_id, *decoded)
             except InvalidRequest as error:
-                work.outcomes[place] = failure(InputError(error.message))
-        return work
+                state.outcomes[place] = failure(InputError(error.message))
+        return state
 
-    def close(self, work: BatchState) -> BatchState:
-        """Give an outcome to those items that got none; of its progress nothing more is said."""
-        if self.teller is not None:
-            self.teller.close(work.news)
-        missing = failure(HandlerError("the handler gave no result for this input"))
-        work.outcomes = [outcome or missing for outcome in work.outcomes]
-        return work
+    def close(self, state: BatchState) -> BatchState:
+        """Give an outcome to items that have none, and end the batch's progress reports."""
+        if self.reporter is not None:
+            self.reporter.close(state.progress)
+        missing = failure(HandlerError("the handler returned no result for this input"))
+        state.outcomes = [outcome or missing for outcome in state.outcomes]
+        return state
 
-    def attempt(self, work: BatchState, places: list[int]) -> None:
-        """Run these items together, and where that raises, run them in halves."""
-        if work.device_lost:
+    def attempt(self, state: BatchState, places: list[int]) -> None:
+        """Run these items together; if that raises, run them in halves."""
+        if state.device_lost:
             return
-        if work.dropped:
-            places = self._wanted(work, places)
+        if state.dropped:
+            places = self._wanted(state, places)
             if not places:
                 return
-        group = work.group(places)
+        sub_batch = state.sub_batch(places)
         try:
-            self.verbs(group)
+            self.verbs(sub_batch)
         except BaseException as error:  # noqa: BLE001 - whatever a handler raises, sys.exit too, becomes that job's error
-            self.raised(work, places, error)
+            self.raised(state, places, error)
         else:
-            self.settle(work, places, group)
+            self.settle(state, places, sub_batch)
             return
-        # The error and its frames are gone by here, and with them what they held in memory.
-        del group
-        self.split(work, places)
+        # The error and its frames are freed here, and with them the memory that they held.
+        del sub_batch
+        self.split(state, places)
 
     @staticmethod
-    def _wanted(work: BatchState, places: list[int]) -> list[int]:
-        wanted = [place for place in places if place not in work.dropped]
+    def _wanted(state: BatchState, places: list[int]) -> list[int]:
+        wanted = [place for place in places if place not in state.dropped]
         for place in set(places).difference(wanted):
-            work.outcomes[place] = CANCELLED
+            state.outcomes[place] = CANCELLED
         return wanted
 
-    def split(self, work: BatchState, places: list[int]) -> None:
-        """Run items that raised together in halves; one alone has its outcome."""
-        if work.device_lost:
+    def split(self, state: BatchState, places: list[int]) -> None:
+        """Run items that raised together in halves; a single item has its outcome already."""
+        if state.device_lost:
             return
-        if work.too_large and work.too_large[-1] == places:
+        if state.too_large and state.too_large[-1] == places:
             free_memory()
         if len(places) > 1:
             half = len(places) // 2
-            self.attempt(work, places[:half])
-            self.attempt(work, places[half:])
+            self.attempt(state, places[:half])
+            self.attempt(state, places[half:])
 
     @staticmethod
-    def raised(work: BatchState, places: list[int], error: BaseException) -> None:
-        """Note what these items raised together; alone, it is the outcome."""
+    def raised(state: BatchState, places: list[int], error: BaseException) -> None:
+        """Record an error that these items raised together. It is the outcome of a single item."""
         if out_of_memory(error):
-            work.too_large.append(places)
-        work.device_lost = work.device_lost or device_lost(error)
+            state.too_large.append(places)
+        state.device_lost = state.device_lost or device_lost(error)
         if len(places) == 1:
-            work.outcomes[places[0]] = failure(error)
+            state.outcomes[places[0]] = failure(error)
 
     @staticmethod
-    def settle(work: BatchState, places: list[int], group: SubBatch) -> None:
-        """Take over the results of items that went through all verbs together."""
-        work.ran = max(work.ran, len(places))
+    def settle(state: BatchState, places: list[int], sub_batch: SubBatch) -> None:
+        """Store the outcomes of items that went through all verbs together."""
+        state.ran = max(state.ran, len(places))
 
         def raised(error: Exception) -> None:
-            # A tensor on a device that an earlier kernel has taken along shows it here first.
-            work.device_lost = work.device_lost or device_lost(error)
+            # A tensor on a device that an earlier kernel has lost may raise only here.
+            state.device_lost = state.device_lost or device_lost(error)
 
-        for place, outcome in zip(places, outcomes_of(group.results, raised), strict=True):
-            work.outcomes[place] = outcome
+        for place, outcome in zip(places, outcomes_of(sub_batch.results, raised), strict=True):
+            state.outcomes[place] = outcome
 
-    def verbs(self, group: SubBatch) -> None:
-        """All verbs in turn.
+    def verbs(self, sub_batch: SubBatch) -> None:
+        """Run all verbs in turn.
 
         Raises:
             BaseException: whatever a verb raises.
         """
-        self.prepare(group)
-        self.infer(group)
-        self.finish(group)
+        self.prepare(sub_batch)
+        self.infer(sub_batch)
+        self.finish(sub_batch)
 
-    def prepare(self, group: SubBatch) -> None:
-        """`preprocess`."""
-        self._enter(group)
+    def prepare(self, sub_batch: SubBatch) -> None:
+        """Run `preprocess`."""
+        self._enter(sub_batch)
         started = clock()
         try:
-            with self.span("preprocess", len(group.inputs)):
-                items = self.preprocess(group.inputs)
+            with self.span("preprocess", len(sub_batch.inputs)):
+                items = self.preprocess(sub_batch.inputs)
         finally:
-            group.times.preprocess += (clock() - started) * 1000
+            sub_batch.times.preprocess += (clock() - started) * 1000
             self._leave()
-        results = group.results = _checked(items, len(group.inputs), "preprocess")
-        group.good = [n for n, item in enumerate(results) if not isinstance(item, BaseException)]
-        # A handler may return a tensor; it is passed on whole unless an item dropped out.
-        whole = len(group.good) == len(results)
-        group.items = items if whole else [results[n] for n in group.good]
-        self._pad(group)
+        results = sub_batch.results = _checked(items, len(sub_batch.inputs), "preprocess")
+        sub_batch.good = [
+            n for n, item in enumerate(results) if not isinstance(item, BaseException)
+        ]
+        # A handler may return a tensor. It is passed on whole unless an item is an error.
+        whole = len(sub_batch.good) == len(results)
+        sub_batch.items = items if whole else [results[n] for n in sub_batch.good]
+        self._pad(sub_batch)
 
-    def infer(self, group: SubBatch) -> None:
-        """`inference`, unless every item is an error or dropped."""
-        self._leave_out(group)
-        if not group.good:
+    def infer(self, sub_batch: SubBatch) -> None:
+        """Run `inference`, unless every item is an error or dropped."""
+        self._leave_out(sub_batch)
+        if not sub_batch.good:
             return
-        self._at_hand(group.at_hand)
-        self._enter(group, group.good)
+        self._set_current(sub_batch.remaining)
+        self._enter(sub_batch, sub_batch.good)
         started = clock()
         try:
-            with self.span("inference", len(group.good)):
-                group.outputs = self.handler.inference(group.items)
+            with self.span("inference", len(sub_batch.good)):
+                sub_batch.outputs = self.handler.inference(sub_batch.items)
         finally:
-            group.times.inference += (clock() - started) * 1000
+            sub_batch.times.inference += (clock() - started) * 1000
             self._leave()
-        group.items = None
+        sub_batch.items = None
 
-    def finish(self, group: SubBatch) -> None:
-        """`postprocess`, unless every item is an error or dropped."""
-        if len(gone := group.gone()) == len(group.good):
-            self._drop(group, gone)
-        if not group.good:
+    def finish(self, sub_batch: SubBatch) -> None:
+        """Run `postprocess`, unless every item is an error or dropped."""
+        if len(gone := sub_batch.gone()) == len(sub_batch.good):
+            self._drop(sub_batch, gone)
+        if not sub_batch.good:
             return
-        self._at_hand(group.at_hand)
-        self._enter(group, group.good)
+        self._set_current(sub_batch.remaining)
+        self._enter(sub_batch, sub_batch.good)
         started = clock()
         try:
-            size = len(group.good) + group.padding
-            with self.span("postprocess", len(group.good)):
-                final = _checked(self.handler.postprocess(group.outputs), size, "postprocess")
+            size = len(sub_batch.good) + sub_batch.padding
+            with self.span("postprocess", len(sub_batch.good)):
+                final = _checked(self.handler.postprocess(sub_batch.outputs), size, "postprocess")
         finally:
-            group.times.postprocess += (clock() - started) * 1000
+            sub_batch.times.postprocess += (clock() - started) * 1000
             self._leave()
-        for n, result in zip(group.good, final[: len(group.good)], strict=True):
-            group.results[n] = result
+        for n, result in zip(sub_batch.good, final[: len(sub_batch.good)], strict=True):
+            sub_batch.results[n] = result
 
-    def _leave_out(self, group: SubBatch) -> None:
-        """Let those go that were dropped since `preprocess`, if the handler bears it."""
-        gone = group.gone()
+    def _leave_out(self, sub_batch: SubBatch) -> None:
+        """Remove items that were dropped since `preprocess`, if the handler's contract allows."""
+        gone = sub_batch.gone()
         if not gone:
             return
-        if len(gone) == len(group.good):
-            self._drop(group, gone)
+        if len(gone) == len(sub_batch.good):
+            self._drop(sub_batch, gone)
         elif overlaps(self.handler):
-            rows = [row for row, n in enumerate(group.good) if n not in gone]
-            kept = rows_of(group.items, rows)
+            rows = [row for row, n in enumerate(sub_batch.good) if n not in gone]
+            kept = rows_of(sub_batch.items, rows)
             if kept is not None:
-                self._drop(group, gone)
-                group.items = kept
-                self._pad(group)
+                self._drop(sub_batch, gone)
+                sub_batch.items = kept
+                self._pad(sub_batch)
 
     @staticmethod
-    def _drop(group: SubBatch, gone: list[int]) -> None:
+    def _drop(sub_batch: SubBatch, gone: list[int]) -> None:
         for n in gone:
-            group.results[n] = JobCancelled("the job was cancelled")
-        group.good = [n for n in group.good if n not in gone]
-        group.left_out = group.left_out.union(gone)
+            sub_batch.results[n] = JobCancelled("the job was cancelled")
+        sub_batch.good = [n for n in sub_batch.good if n not in gone]
+        sub_batch.left_out = sub_batch.left_out.union(gone)
 
-    def _pad(self, group: SubBatch) -> None:
-        group.times.padding -= group.padding
-        group.padding = self._padding(len(group.good))
-        if group.padding:
-            group.items = padded(group.items, len(group.good), group.padding)
-            group.times.padding += group.padding
+    def _pad(self, sub_batch: SubBatch) -> None:
+        sub_batch.times.padding -= sub_batch.padding
+        sub_batch.padding = self._padding(len(sub_batch.good))
+        if sub_batch.padding:
+            sub_batch.items = padded(sub_batch.items, len(sub_batch.good), sub_batch.padding)
+            sub_batch.times.padding += sub_batch.padding
 
     def _padding(self, count: int) -> int:
         allowed = self.context.allowed_batch_sizes if count else ()
         return next((size for size in allowed if size >= count), count) - count
 
-    def _enter(self, group: SubBatch, good: list[int] | None = None) -> None:
-        if self.teller is not None:
-            self.teller.enter(group.news, group.inputs, good, group.padding)
+    def _enter(self, sub_batch: SubBatch, good: list[int] | None = None) -> None:
+        if self.reporter is not None:
+            self.reporter.enter(sub_batch.progress, sub_batch.inputs, good, sub_batch.padding)
 
     def _leave(self) -> None:
-        if self.teller is not None:
-            self.teller.leave()
+        if self.reporter is not None:
+            self.reporter.leave()
 
-    def _at_hand(self, inputs: list[Input]) -> None:
+    def _set_current(self, inputs: list[Input]) -> None:
         ids = self.context.request_ids = [job_id for job_id, _, _ in inputs]
         logs.AT_HAND.set(ids)
         self.context.content_types = [kind for _, _, kind in inputs]
@@ -289,7 +298,7 @@ class BatchExecutor:
 
 
 def free_memory() -> None:
-    """Give back what is held for later, so that a smaller batch finds room."""
+    """Free cached memory, so that a smaller batch has room."""
     gc.collect()
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():

@@ -1,11 +1,11 @@
-"""The verbs of several batches at once, each in a thread of its own. Runs in the model process.
+"""Runs the verbs of several batches at once, each verb in its own thread, in the model process.
 
-While one batch is on the device the next is preprocessed and the last is postprocessed and sent.
-That is for handlers that say `overlap = True`: a verb is then called while another one runs, but
-never twice at the same time, and always in the same thread. `inference` has the main thread: the
-allocator of glibc keeps what is large mapped for that one alone.
+While one batch is on the device, the next is preprocessed and the previous one is postprocessed and
+sent. A handler allows it by `overlap = True`. A verb may then run while another verb runs, but
+never twice at the same time, and always in the same thread. `inference` runs in the main thread,
+because glibc's allocator keeps large blocks mapped for that thread only.
 
-A batch that raises is split in the main thread, strictly in turn.
+A batch that raises is split in the main thread, one verb after the other.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from workers.threads import SOFTWARE_ERROR_STATUS
 logger = logging.getLogger("headrace.model")
 
 Send = Callable[[list[Any]], None]
-#: Stands among the places of a batch that are dropped where another model is to have the device
-#: first: the batch is given back if its `inference` has not begun.
+#: In a batch's dropped places: another model needs the device first, so the batch is returned to
+#: the worker if its `inference` has not begun.
 YIELDED: Final = -1
 Inbox = queue.SimpleQueue[list[Any]]
 
 
 @dataclass(slots=True)
 class InFlightBatch:
-    """One batch on its way.
+    """One batch between its verbs.
 
     Attributes:
-        group: all of its readable items; None once they no longer go together.
-        split: they raised together, and are to be run in halves.
+        sub_batch: all of its readable items; None once they no longer run together.
+        split: the items raised together and must run in halves.
         arrived_at: when its preprocessing began.
         begun: its inference has begun.
-        traces: as of `thread_context.begin`.
+        traces: as for `context.begin`.
     """
 
     seq: int
-    work: BatchState
-    group: SubBatch | None = None
+    state: BatchState
+    sub_batch: SubBatch | None = None
     split: bool = False
     arrived_at: float = field(default_factory=clock)
     begun: bool = False
@@ -55,33 +55,33 @@ class InFlightBatch:
 
     @property
     def yields(self) -> bool:
-        """Whether it is to be given back: it may run later, and is asked for in time."""
-        return not self.begun and not self.split and YIELDED in self.work.dropped
+        """Whether to return it to the worker: the request came before its inference."""
+        return not self.begun and not self.split and YIELDED in self.state.dropped
 
     @property
     def places(self) -> list[int]:
-        """The items that can run."""
-        return list(self.work.readable)
+        """The places of the items that can run."""
+        return list(self.state.readable)
 
     def raised(self, error: BaseException) -> None:
-        """A verb raised on all of them."""
-        BatchExecutor.raised(self.work, self.places, error)
-        self.group, self.split = None, True
+        """Record that a verb raised on all of its items."""
+        BatchExecutor.raised(self.state, self.places, error)
+        self.sub_batch, self.split = None, True
 
 
 class OverlappedExecutor:
-    """Takes batches from an inbox and sends what became of them, until told to stop.
+    """Takes batches from an inbox and sends their outcomes, until a `stop` frame.
 
     Args:
-        runner: the handler and its verbs.
+        executor: runs the handler's verbs.
         inbox: frames from the worker.
-        send: sends a frame to it; called by one thread at a time.
-        tag: how the names of its batches begin.
+        send: sends a frame to the worker; called by one thread at a time.
+        tag: the prefix of the worker's batch names.
     """
 
-    def __init__(self, runner: BatchExecutor, inbox: Inbox, send: Send, tag: str = "") -> None:
+    def __init__(self, executor: BatchExecutor, inbox: Inbox, send: Send, tag: str = "") -> None:
         self._tag = tag
-        self._runner = runner
+        self._runner = executor
         self._inbox = inbox
         self._send = send
         self._lock = threading.Lock()
@@ -90,14 +90,14 @@ class OverlappedExecutor:
         self._inferred: queue.SimpleQueue[InFlightBatch | None] = queue.SimpleQueue()
 
     def run(self) -> None:
-        """Serve until `stop`, by when the worker has nothing in here any more."""
+        """Serve until `stop`, which the worker sends after its last batch has ended."""
         threads = [
-            threading.Thread(target=_whole, args=(body,), name=name, daemon=True)
+            threading.Thread(target=_run_critical, args=(body,), name=name, daemon=True)
             for body, name in ((self._prepare, "preprocess"), (self._finish, "postprocess"))
         ]
         for thread in threads:
             thread.start()
-        _whole(self._infer)
+        _run_critical(self._infer)
         for thread in threads:
             thread.join()
 
@@ -107,96 +107,98 @@ class OverlappedExecutor:
             with self._lock:
                 self._inside += 1
                 if self._inside > 1:
-                    # The worker may take it back uncharged for as long as this is not said.
+                    # Until this frame the worker may take the batch back without charging it.
                     self._send(["began", seq])
             begin(self._tag, seq, traces)
-            passage = InFlightBatch(seq, self._runner.read(items, dropped, seq), traces=traces)
-            if passage.work.readable and not passage.yields:
-                passage.group = passage.work.group(passage.places)
+            batch = InFlightBatch(seq, self._runner.read(items, dropped, seq), traces=traces)
+            if batch.state.readable and not batch.yields:
+                batch.sub_batch = batch.state.sub_batch(batch.places)
                 try:
-                    self._runner.prepare(passage.group)
+                    self._runner.prepare(batch.sub_batch)
                 except BaseException as error:  # noqa: BLE001 - whatever a handler raises becomes that job's error
-                    passage.raised(error)
-            self._prepared.put(passage)
+                    batch.raised(error)
+            self._prepared.put(batch)
         self._prepared.put(None)
 
     def _infer(self) -> None:
         while True:
             idle_since = clock()
-            passage = self._prepared.get()
-            if passage is None:
+            batch = self._prepared.get()
+            if batch is None:
                 self._inferred.put(None)
                 return
-            if passage.yields:
+            if batch.yields:
                 with self._lock:
                     self._inside -= 1
-                    self._send(["yielded", passage.seq])
+                    self._send(["yielded", batch.seq])
                 continue
-            begin(self._tag, passage.seq, passage.traces)
-            passage.begun = True
-            if not passage.split:
-                waited_s = clock() - max(idle_since, passage.arrived_at)
-                passage.work.times.starved += max(0.0, waited_s * 1000)
-            self._on_device(passage)
-            self._inferred.put(passage)
+            begin(self._tag, batch.seq, batch.traces)
+            batch.begun = True
+            if not batch.split:
+                waited_s = clock() - max(idle_since, batch.arrived_at)
+                batch.state.times.starved += max(0.0, waited_s * 1000)
+            self._run_on_device(batch)
+            self._inferred.put(batch)
 
-    def _on_device(self, passage: InFlightBatch) -> None:
-        if passage.group is not None:
+    def _run_on_device(self, batch: InFlightBatch) -> None:
+        if batch.sub_batch is not None:
             try:
-                self._runner.infer(passage.group)
+                self._runner.infer(batch.sub_batch)
             except BaseException as error:  # noqa: BLE001 - as above
-                passage.raised(error)
-        if passage.split:
-            self._runner.split(passage.work, passage.places)
+                batch.raised(error)
+        if batch.split:
+            self._runner.split(batch.state, batch.places)
 
     def _finish(self) -> None:
-        while (passage := self._inferred.get()) is not None:
-            begin(self._tag, passage.seq, passage.traces)
-            if passage.group is not None:
+        while (batch := self._inferred.get()) is not None:
+            begin(self._tag, batch.seq, batch.traces)
+            if batch.sub_batch is not None:
                 try:
-                    self._runner.finish(passage.group)
+                    self._runner.finish(batch.sub_batch)
                 except BaseException as error:  # noqa: BLE001 - as above
-                    passage.raised(error)
-                    # Back to the thread that owns the device.
-                    self._prepared.put(passage)
+                    batch.raised(error)
+                    # The thread that owns the device splits it.
+                    self._prepared.put(batch)
                     continue
-                self._runner.settle(passage.work, passage.places, passage.group)
-            work = self._runner.close(passage.work)
+                self._runner.settle(batch.state, batch.places, batch.sub_batch)
+            state = self._runner.close(batch.state)
             with self._lock:
-                if work.device_lost:
-                    # Kernels run behind the verbs' backs: it may have been the other batch's.
-                    leave(self._send, passage.seq, work, alone=self._inside == 1)
+                if state.device_lost:
+                    # Kernels are asynchronous: another batch's kernel may have caused it.
+                    leave(self._send, batch.seq, state, alone=self._inside == 1)
                 self._inside -= 1
-                self._send(done_frame(passage.seq, work))
+                self._send(done_frame(batch.seq, state))
 
 
-def done_frame(seq: int, work: BatchState) -> list[Any]:
-    """What the worker is told of a batch that has ended."""
-    told = work.outcomes, work.times.as_list(), work.times.padding, work.fits, work.device_lost
-    return ["done", seq, *told]
+def done_frame(seq: int, state: BatchState) -> list[Any]:
+    """Return the frame that reports a batch's outcomes to the worker."""
+    times = state.times
+    return [
+        "done", seq, state.outcomes, times.as_list(), times.padding, state.fits, state.device_lost,
+    ]  # fmt: skip
 
 
-def leave(send: Send, seq: int, work: BatchState, *, alone: bool) -> NoReturn:
-    """End the process, whose device was lost with a batch.
+def leave(send: Send, seq: int, state: BatchState, *, alone: bool) -> NoReturn:
+    """End the process because a batch lost the device.
 
     Args:
         send: sends a frame to the worker.
         seq: the batch's number.
-        work: the batch.
-        alone: nothing else was in here. If it has one item too, then that is the one to blame, and
-            it ends with its error; of all others the worker lets each run alone next.
+        state: the batch.
+        alone: no other batch was in the process. If the batch also has a single item, that item is
+            the cause and ends with its error. All other items run alone next.
     """
-    logger.critical("the device was lost with a batch of %d; the process ends", len(work.outcomes))
-    if alone and len(work.readable) == 1:
+    logger.critical("device lost with a batch of %d; the process ends", len(state.outcomes))
+    if alone and len(state.readable) == 1:
         with contextlib.suppress(OSError):  # the worker is gone
-            send(done_frame(seq, work))
+            send(done_frame(seq, state))
     os._exit(SOFTWARE_ERROR_STATUS)
 
 
-def _whole(body: Callable[[], None]) -> None:
-    """Run a thread's body; without it the process could only hang, so it ends with it."""
+def _run_critical(body: Callable[[], None]) -> None:
+    """Run a thread's body, and end the process on an error, as it could only hang without it."""
     try:
         body()
     except BaseException:
-        logger.critical("a thread of the model process ended by an error", exc_info=True)
+        logger.critical("thread of the model process failed", exc_info=True)
         os._exit(SOFTWARE_ERROR_STATUS)

@@ -1,7 +1,7 @@
-"""What a handler says of its progress, on its way out of the process that runs it.
+"""Sends the progress that a handler reports, out of the process that runs the handler.
 
-A handler says it as often as it likes; of each item the newest word is kept, and a thread sends
-them a few times a second. What was said of a batch is sent before its end is, or not at all.
+A handler may report as often as it likes. The newest report of each item is kept, and a thread
+sends the reports a few times a second. A report is sent before its batch's outcomes, or not at all.
 """
 
 from __future__ import annotations
@@ -19,87 +19,88 @@ from headrace.jobs.progress import Progress
 
 logger = logging.getLogger("headrace.model")
 
-#: A process sends at most one frame in so many seconds.
+#: The minimum time between two frames of a process, in seconds.
 INTERVAL_S: Final = 0.2
 
 #: A job's id, then the fields of its Progress.
 Row = list[Any]
-Named = Sequence[tuple[str, Any, str]]
+#: (job id, input, content type) of each item.
+Inputs = Sequence[tuple[str, Any, str]]
 
 
 @dataclass(slots=True, eq=False)
 class BatchProgress:
-    """What is said of one batch while it is in the process.
+    """The unsent reports of one batch.
 
     Attributes:
         seq: the batch's number.
-        said: job id -> the newest word that was not sent yet.
-        told: something was said at all.
-        over: its end is known, and nothing that is said now counts.
+        latest: the newest unsent report of each job, by its id.
+        reported: the handler has reported something.
+        over: the batch's outcomes are known, and later reports are ignored.
     """
 
     seq: int = 0
-    said: dict[str, Progress] = field(default_factory=dict)
-    told: bool = False
+    latest: dict[str, Progress] = field(default_factory=dict)
+    reported: bool = False
     over: bool = False
 
 
-#: What a verb works at: item n of its argument is that of job `inputs[places[n]]`, or, without
-#: places, of `inputs[n]`; then come so many that were added. A plain tuple, as each batch makes
-#: three of them, and most handlers say nothing.
-_AtHand = tuple[BatchProgress | None, Named, Sequence[int] | None, int]
-_NOTHING: Final[_AtHand] = (None, (), None, 0)
+#: The items of the running verb: item n of its argument is job `inputs[places[n]]`, or `inputs[n]`
+#: without places; then come `padding` added items. A tuple, because each batch makes three of them
+#: and most handlers report nothing.
+_Current = tuple[BatchProgress | None, Inputs, Sequence[int] | None, int]
+_NONE: Final[_Current] = (None, (), None, 0)
 
 
 class ProgressReporter:
-    """Takes what the handler says on.
+    """Takes the handler's reports and sends them.
 
     Args:
         send: sends rows about a batch, by its number; called by one thread.
-        shared: one batch alone is at hand at any time, so that what any thread of the handler's
-            says is about that. Else it is what the thread (or its `contextvars` context) works at.
+        shared: only one batch runs at a time, so reports of any thread are about that batch.
+            Otherwise a report is about the batch of its thread (or `contextvars` context).
     """
 
     def __init__(self, send: Callable[[int, list[Row]], None], *, shared: bool) -> None:
         self._send = send
         self._shared = shared
-        self._only: _AtHand | None = None
-        self._own: ContextVar[_AtHand | None] = ContextVar("headrace_at_hand", default=None)
-        self._news = threading.Condition()
+        self._only: _Current | None = None
+        self._own: ContextVar[_Current | None] = ContextVar("headrace_at_hand", default=None)
+        self._changed = threading.Condition()
         self._waiting: dict[BatchProgress, None] = {}
         self._thread: threading.Thread | None = None
         self._warned = False
 
     def enter(
         self,
-        news: BatchProgress | None,
-        inputs: Named,
+        progress: BatchProgress | None,
+        inputs: Inputs,
         places: Sequence[int] | None = None,
         padding: int = 0,
     ) -> None:
-        """A verb begins on these; without news nobody wants to know."""
+        """Set the items that a verb begins to work on; `progress` None discards its reports."""
         if self._shared:
-            self._only = (news, inputs, places, padding)
+            self._only = (progress, inputs, places, padding)
         else:
-            self._own.set((news, inputs, places, padding))
+            self._own.set((progress, inputs, places, padding))
 
     def leave(self) -> None:
-        """The verb has ended."""
+        """Note that the verb has ended."""
         if self._shared:
             self._only = None
         else:
             self._own.set(None)
 
-    def narrow(self, inputs: Named) -> None:
-        """This thread has a share of the batch that the verb works at."""
-        at_hand = None if self._shared else self._own.get()
-        if at_hand is not None and at_hand[1] is not inputs:
-            self._own.set((at_hand[0], inputs, None, 0))
+    def narrow(self, inputs: Inputs) -> None:
+        """Set this thread's share of the batch that the verb works on."""
+        current = None if self._shared else self._own.get()
+        if current is not None and current[1] is not inputs:
+            self._own.set((current[0], inputs, None, 0))
 
-    def take(self, item: Any, said: Progress) -> None:
-        """What the handler said, of one item or of all."""
-        news, inputs, places, padding = self._at_hand()
-        if news is None:
+    def take(self, item: Any, report: Progress) -> None:
+        """Take the handler's report about one item; None means all of them."""
+        progress, inputs, places, padding = self._current()
+        if progress is None:
             return
         count = len(inputs if places is None else places)
         if item is None:
@@ -107,60 +108,60 @@ class ProgressReporter:
         else:
             nth = _index(item)
             if not 0 <= nth < count:
-                # What was added to reach an allowed size is nobody's.
+                # An item that was added to reach an allowed size belongs to no job.
                 if not 0 <= nth < count + padding:
                     self._warn(item, count)
                 return
             wanted = (nth if places is None else places[nth],)
-        self._put(news, {inputs[place][0]: said for place in wanted})
+        self._put(progress, {inputs[place][0]: report for place in wanted})
 
     def forward(self, rows: Sequence[Row]) -> None:
-        """What a preprocess process has sent of the batch that this thread works at."""
-        news, inputs, _, _ = self._at_hand()
-        if news is None:
+        """Take reports that a preprocess process has sent about this thread's batch."""
+        progress, inputs, _, _ = self._current()
+        if progress is None:
             return
         known = {job_id for job_id, *_ in inputs}
-        self._put(news, {job_id: Progress(*rest) for job_id, *rest in rows if job_id in known})
+        self._put(progress, {job_id: Progress(*rest) for job_id, *rest in rows if job_id in known})
 
-    def close(self, news: BatchProgress) -> None:
-        """The batch's end is about to be sent: nothing is said of it any more."""
-        news.over = True
-        if news.told:
-            with self._news:
-                self._waiting.pop(news, None)
+    def close(self, progress: BatchProgress) -> None:
+        """Drop the batch's unsent reports, as its outcomes are about to be sent."""
+        progress.over = True
+        if progress.reported:
+            with self._changed:
+                self._waiting.pop(progress, None)
 
-    def _at_hand(self) -> _AtHand:
-        return (self._only if self._shared else self._own.get()) or _NOTHING
+    def _current(self) -> _Current:
+        return (self._only if self._shared else self._own.get()) or _NONE
 
-    def _put(self, news: BatchProgress, said: dict[str, Progress]) -> None:
-        with self._news:
-            if news.over or not said:
+    def _put(self, progress: BatchProgress, reports: dict[str, Progress]) -> None:
+        with self._changed:
+            if progress.over or not reports:
                 return
-            news.told = True
-            news.said.update(said)
-            self._waiting[news] = None
+            progress.reported = True
+            progress.latest.update(reports)
+            self._waiting[progress] = None
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._run, name="headrace-progress", daemon=True
                 )
                 self._thread.start()
-            self._news.notify()
+            self._changed.notify()
 
     def _run(self) -> None:
         while True:
-            with self._news:
+            with self._changed:
                 while not self._waiting:
-                    self._news.wait()
+                    self._changed.wait()
                 # Under the lock, so that no batch ends in between; see `close`.
-                for news in self._waiting:
+                for progress in self._waiting:
                     rows = [
                         [job_id, one.fraction, one.done, one.total, one.message]
-                        for job_id, one in news.said.items()
+                        for job_id, one in progress.latest.items()
                     ]
-                    news.said = {}
+                    progress.latest = {}
                     try:
-                        self._send(news.seq, rows)
-                    except OSError:  # whoever it is for is gone, and this process with it
+                        self._send(progress.seq, rows)
+                    except OSError:  # the reader has ended, and this process ends too
                         return
                 self._waiting.clear()
             time.sleep(INTERVAL_S)
@@ -169,8 +170,8 @@ class ProgressReporter:
         if not self._warned:
             self._warned = True
             logger.warning(
-                "progress(item=%.40r): there are %d items here, counted from 0; it is passed over, "
-                "and so are others like it without a word",
+                "progress(item=%.40r) ignored: the batch has %d items, counted from 0; further "
+                "warnings are suppressed",
                 item,
                 count,
             )

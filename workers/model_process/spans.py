@@ -1,4 +1,4 @@
-"""The spans of a handler's verbs, in its model process: below the batch that they run."""
+"""Spans for a handler's verbs, in its model process. Their parent is the batch's span."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workers.model_process.context import TRACES
 
 
 class VerbSpans:
-    """Begins a span for each verb of a batch that is part of a trace.
+    """Starts a span for each verb of a batch that is part of a trace.
 
     Args:
         tracing: sends them.
@@ -26,21 +26,19 @@ class VerbSpans:
 
     @contextmanager
     def __call__(self, verb: str, size: int) -> Iterator[None]:
-        """While it lasts, spans of the handler's own are children of the verb's."""
+        """Run a verb in a span. Spans that the handler starts are its children."""
         traces = TRACES.get()
         if traces is None or not traces.batch:
             yield
             return
-        told: dict[str, str | int] = {"headrace.model": self._model}
-        told["messaging.batch.message_count"] = size
         parent = context_of(Trace(traces.batch))
-        # What it raises may hold a part of the input, and is told in the job's record: so neither
-        # its text nor its traceback is in the span.
+        # An error's text may hold a part of the input, and the job's record has it anyway. So the
+        # span has neither the text nor the traceback.
         with self._tracing.tracer.start_as_current_span(
             verb,
             parent,
             SpanKind.INTERNAL,
-            {**told},
+            {"headrace.model": self._model, "messaging.batch.message_count": size},
             record_exception=False,
             set_status_on_exception=False,
         ) as span:

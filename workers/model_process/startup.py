@@ -1,4 +1,4 @@
-"""What model processes and their preprocess processes do alike when they start."""
+"""The start of a model process or a preprocess process: its handler, context and parent."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from handlers import loader
 from handlers.loader import load_handler
 from headrace.errors import ConfigError
 from headrace.handler import Context, Handler
-from workers.model_process.outcomes import said
+from workers.model_process.outcomes import text_of
 
 PR_SET_PDEATHSIG: Final = 1
 
 
 def handler_of(config: dict[str, Any]) -> Handler:
-    """The handler that the init frame names, not yet initialised.
+    """Return the handler that the init frame names, not yet initialised.
 
     Raises:
         Exception: whatever its import or its constructor raises.
@@ -32,7 +32,7 @@ def handler_of(config: dict[str, Any]) -> Handler:
 
 
 def context_of(config: dict[str, Any], kind: type[Context]) -> Context:
-    """The context that the init frame describes."""
+    """Return the context that the init frame describes."""
     return kind(
         model_name=config["model"],
         version=config["version"],
@@ -47,23 +47,23 @@ def context_of(config: dict[str, Any], kind: type[Context]) -> Context:
 
 
 def die_with_parent(parent: int) -> None:
-    """Let the kernel kill this process when the thread that started it ends (Linux).
+    """Have the kernel kill this process when the thread that started it ends (Linux).
 
     Args:
-        parent: the process that started it; 0 if that is not known.
+        parent: the pid of the process that started it; 0 if it is not known.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    # It may have died before the line above.
+    # The parent may have died before the line above.
     if parent and os.getppid() != parent:
         os._exit(0)
 
 
 def why_not_loaded(error: BaseException) -> str:
-    """A failed load in words for the handler's author.
+    """Describe a failed load to the handler's author.
 
-    The frames are those of the author's own code: how Headrace and the import machinery came there
-    is of no help. An error of ours ends with its message and what to do.
+    The traceback has the frames of the author's code only, not those of Headrace and the import
+    machinery. A ConfigError ends with its message and hint.
     """
     own = (error.__cause__ if isinstance(error, ConfigError) else None) or error
     frames = _their_frames(own.__traceback__)
@@ -72,7 +72,7 @@ def why_not_loaded(error: BaseException) -> str:
         lines.append("".join(traceback.format_exception(own.with_traceback(frames))))
     if isinstance(error, ConfigError):
         lines.append("; ".join(filter(None, (error.message, error.hint))) + "\n")
-    return said("\n".join(lines))
+    return text_of("\n".join(lines))
 
 
 def _their_frames(frames: TracebackType | None) -> TracebackType | None:

@@ -1,7 +1,7 @@
-"""The handler's own example through all verbs, before the first job: what would fail, fails now.
+"""Runs the handler's example through all verbs before the first job, in the model process.
 
-It also pays for what is done once, such as kernels that are chosen and caches that are filled, so
-that no job waits for that. Runs in the model process.
+A broken handler fails here. One-time work, such as choosing kernels and filling caches, is done
+here too, so that no job waits for it.
 """
 
 from __future__ import annotations
@@ -15,36 +15,37 @@ from headrace.errors import ConfigError, HandlerError
 from headrace.handler import Handler
 from headrace.jobs.encoding import binary_input, decode_input
 from workers.model_process.batch_state import Input, StageTimes, SubBatch
+from workers.model_process.device_errors import out_of_memory
 from workers.model_process.executor import BatchExecutor, free_memory
-from workers.model_process.outcomes import BINARY_TYPE, encode_result, out_of_memory
+from workers.model_process.outcomes import BINARY_TYPE, encode_result
 
 logger = logging.getLogger("headrace.model")
 
 WARM_UP_ID: Final = "warm-up"
 
 
-def warm_up(runner: BatchExecutor) -> int:
-    """Run the handler's `example_input` alone and as a full batch; nothing if it gives none.
+def warm_up(executor: BatchExecutor) -> int:
+    """Run the handler's `example_input` alone and as a full batch; do nothing without one.
 
-    With `allowed_batch_sizes`, as a batch of each of these.
+    With `allowed_batch_sizes` it runs as a batch of each of these sizes.
 
     Returns:
-        0, or the largest batch that memory has room for where the full one did not fit.
+        0, or the largest batch that fits into memory if the full one did not.
 
     Raises:
-        Exception: what a verb raised, or gave in the place of the example's result.
+        Exception: what a verb raised, or returned as the example's result.
     """
-    example = example_of(runner.handler)
+    example = example_of(executor.handler)
     if example is None:
         return 0
     value, kind = decode_input(as_sent(example))
-    _run(runner, [(WARM_UP_ID, value, kind)])
-    most, ran = runner.context.max_batch_size, 1
-    for size in runner.context.allowed_batch_sizes or _halves(most):
+    _run(executor, [(WARM_UP_ID, value, kind)])
+    most, ran = executor.context.max_batch_size, 1
+    for size in executor.context.allowed_batch_sizes or _halves(most):
         inputs = [(f"{WARM_UP_ID}-{n}", value, kind) for n in range(size)]
-        if size > 1 and _fits(runner, inputs):
+        if size > 1 and _fits(executor, inputs):
             ran = max(ran, size)
-            if not runner.context.allowed_batch_sizes:
+            if not executor.context.allowed_batch_sizes:
                 break
     return ran if ran < most else 0
 
@@ -54,16 +55,16 @@ def _halves(size: int) -> list[int]:
 
 
 def example_of(handler: Handler) -> Any:
-    """What `example_input` is or gives; None if there is none."""
+    """Return the handler's `example_input`, called if it is callable; None without one."""
     example = getattr(handler, "example_input", None)
     return example() if callable(example) else example
 
 
 def as_sent(example: Any) -> bytes:
-    """The input's JSON, as if a client had sent the example.
+    """Return the example as the JSON that a client would send.
 
     Raises:
-        ConfigError: it is nothing that a client can send.
+        ConfigError: a client cannot send it.
     """
     if isinstance(example, (bytes, bytearray, memoryview)):
         return binary_input(bytes(example), BINARY_TYPE)
@@ -71,14 +72,14 @@ def as_sent(example: Any) -> bytes:
         return msgspec.json.encode(example)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise ConfigError(
-            f"example_input is no input: {error}",
-            hint="give what a client sends: bytes, text, or what JSON can say",
+            f"example_input is not a valid input: {error}",
+            hint="return what a client can send: bytes, text, or a JSON value",
         ) from error
 
 
-def _fits(runner: BatchExecutor, inputs: list[Input]) -> bool:
+def _fits(executor: BatchExecutor, inputs: list[Input]) -> bool:
     try:
-        _run(runner, inputs)
+        _run(executor, inputs)
     except Exception as error:
         if not out_of_memory(error):
             raise
@@ -89,12 +90,12 @@ def _fits(runner: BatchExecutor, inputs: list[Input]) -> bool:
     return False
 
 
-def _run(runner: BatchExecutor, inputs: list[Input]) -> None:
-    group = SubBatch(inputs, StageTimes())
-    runner.verbs(group)
-    for result in group.results:
+def _run(executor: BatchExecutor, inputs: list[Input]) -> None:
+    sub_batch = SubBatch(inputs, StageTimes())
+    executor.verbs(sub_batch)
+    for result in sub_batch.results:
         if isinstance(result, BaseException):
             raise HandlerError(
-                f"example_input gave an error: {type(result).__name__}: {result}"
+                f"the result for example_input is an error: {type(result).__name__}: {result}"
             ) from result
         encode_result(result)

@@ -97,9 +97,9 @@ def test_each_item_has_its_own_outcome(shared: tuple[Worker, Client]) -> None:
     assert {n: error["message"][:31] for n, error in errors.items()} == {
         3: "ValueError: no such word: zzz",
         7: "send text",
-        9: "preprocess gave what cannot cro",
+        9: "preprocess returned a value tha",
         11: "a number in the input has more ",
-        13: "text in the input is no Unicode",
+        13: "text in the input is not valid ",
     }
     assert [errors[n]["type"] for n in (3, 7, 9, 11, 13)] == [
         "handler-error", "input-error", "handler-error", "input-error", "input-error",
@@ -140,8 +140,8 @@ def test_an_input_that_takes_its_process_with_it_pays_alone_and_all_end_with_the
     ("name", "says"),
     [
         ("broken", "RuntimeError: no such vocabulary"),
-        ("keeps", "runs its verbs in turn; if it keeps nothing on itself between its verbs"),
-        ("heavy", "write initialize_preprocess(context): what preprocess needs"),
+        ("keeps", "runs its verbs in turn; set overlap = True if the handler keeps nothing"),
+        ("heavy", "define initialize_preprocess(context): set up what preprocess needs"),
     ],
 )
 def test_a_handler_that_cannot_be_run_so_is_a_failed_load(

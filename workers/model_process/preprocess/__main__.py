@@ -1,9 +1,9 @@
-"""One preprocess process, seen from inside: it runs the handler's `preprocess` and nothing else.
+"""A preprocess process: runs the handler's `preprocess` and nothing else.
 
-Started by `workers.model_process.preprocess.pool` as `python -m workers.model_process.preprocess FD
-FD FD PARENT`, with a socket for frames, one for the files of shared memory, and the file for its
-threads' stacks. It never sees a GPU. It is in the process group of its model process, and the
-kernel kills it when that one is gone.
+`workers.model_process.preprocess.pool` starts it as `python -m workers.model_process.preprocess FD
+FD FD PARENT`, with a socket for frames, a socket for the files of shared memory, and the file for
+its threads' stacks. No GPU is visible to it. It is in the process group of its model process, and
+the kernel kills it when the model process ends.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ def main() -> None:
         received = frames.receive()
     config = received[0][1]
     shape, level, _ = config["logs"]
-    told = {"model": config["model"]}
-    logs.configure(shape, level, "preprocess", environ=os.environ, theirs=True, fields=told)
+    fields = {"model": config["model"]}
+    logs.configure(shape, level, "preprocess", environ=os.environ, theirs=True, fields=fields)
     try:
-        runner = _load(config, frames)
-    except BaseException as error:  # noqa: BLE001 - whatever it is, it is shown in /ready
+        executor = _load(config, frames)
+    except BaseException as error:  # noqa: BLE001 - any error is shown in /ready
         frames.send(["failed", why_not_loaded(error)])
         return
     frames.send(["ready"])
-    slabs: list[SharedBuffer] = []
+    buffers: list[SharedBuffer] = []
     while True:
         try:
             received = frames.receive()
@@ -57,7 +57,7 @@ def main() -> None:
         for _, number, rows, concern, traces in received:
             logs.CONCERN.set(concern)
             TRACES.set(Traces(*traces) if traces else None)
-            frames.send(_serve(files, slabs, number, runner, rows))
+            frames.send(_serve(files, buffers, number, executor, rows))
 
 
 def _load(config: dict[str, Any], frames: FrameSocket) -> BatchExecutor:
@@ -68,48 +68,49 @@ def _load(config: dict[str, Any], frames: FrameSocket) -> BatchExecutor:
     plain = getattr(type(handler), "initialize", None) is Handler.initialize
     if initialize is None or not (own or plain):
         raise ConfigError(
-            f"model {context.model_name}: preprocess_processes is set, and its handler has an "
-            "`initialize` of its own, but no `initialize_preprocess`",
-            hint="write initialize_preprocess(context): what preprocess needs, without the model",
+            f"model {context.model_name}: preprocess_processes is set, but the handler defines "
+            "`initialize` without `initialize_preprocess`",
+            hint="define initialize_preprocess(context): set up what preprocess needs, without "
+            "loading the model",
         )
     initialize(context)
-    runner = BatchExecutor(handler, context)
-    runner.tells(lambda _, rows: frames.send(["progress", rows]))
-    return runner
+    executor = BatchExecutor(handler, context)
+    executor.report_progress_to(lambda _, rows: frames.send(["progress", rows]))
+    return executor
 
 
 def _serve(
     files: socket.socket,
-    slabs: list[SharedBuffer],
+    buffers: list[SharedBuffer],
     number: int,
-    runner: BatchExecutor,
+    executor: BatchExecutor,
     rows: list[list[Any]],
 ) -> list[Any]:
-    """Run `preprocess`, and put its arrays into the slab of that number; the answer."""
+    """Run `preprocess`, copy its arrays into buffer `number`, and return the answer's frame."""
     inputs: list[Input] = [(job_id, value, kind) for job_id, value, kind in rows]
     packer = Packer()
     try:
-        packed = packer.pack(_prepared(runner, inputs))
-        if number == len(slabs):
-            slabs.append(SharedBuffer.new())
-            # It is there before the frame that speaks of it.
-            socket.send_fds(files, [b"\0"], [slabs[number].fd])
-        slabs[number].fill(packer.arrays, packer.size)
+        packed = packer.pack(_prepared(executor, inputs))
+        if number == len(buffers):
+            buffers.append(SharedBuffer.new())
+            # The descriptor is sent before the frame that refers to it.
+            socket.send_fds(files, [b"\0"], [buffers[number].fd])
+        buffers[number].fill(packer.arrays, packer.size)
     except BaseException as error:  # noqa: BLE001 - whatever a handler raises becomes that job's error
-        return ["raised", failure(error), len(slabs)]
+        return ["raised", failure(error), len(buffers)]
     return ["prepared", packer.size, packed]
 
 
-def _prepared(runner: BatchExecutor, inputs: list[Input]) -> Any:
-    teller, news = runner.teller, BatchProgress()
-    if teller is None:
-        return runner.own_preprocess(inputs)
-    teller.enter(news, inputs)
+def _prepared(executor: BatchExecutor, inputs: list[Input]) -> Any:
+    reporter, progress = executor.reporter, BatchProgress()
+    if reporter is None:
+        return executor.own_preprocess(inputs)
+    reporter.enter(progress, inputs)
     try:
-        return runner.own_preprocess(inputs)
+        return executor.own_preprocess(inputs)
     finally:
-        teller.leave()
-        teller.close(news)
+        reporter.leave()
+        reporter.close(progress)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
-"""`preprocess` by several threads or processes, seen from the model process.
+"""Runs `preprocess` in several threads or processes; this is the model process' side.
 
-Processes are spawned before the handler is initialised, never forked, and are part of the model
-process: when one of them dies the model process ends too, and its worker runs each item of the
-batch alone next, as after any crash.
+Processes are spawned, never forked, before the handler is initialised. When one of them dies, the
+model process ends too, and its worker runs each item of the batch alone next, as after any crash.
 """
 
 from __future__ import annotations
@@ -23,10 +22,9 @@ from typing import Any, Final
 
 from headrace.errors import ConfigError, HandlerError, InputError
 from headrace.observability import logs
-from workers.model_process.batch_state import Input
+from workers.model_process.batch_state import Input, RaisedError
 from workers.model_process.context import TRACES
 from workers.model_process.executor import BatchExecutor
-from workers.model_process.outcomes import RaisedError
 from workers.model_process.progress import Row
 from workers.protocol.frames import FrameSocket
 from workers.threads import SOFTWARE_ERROR_STATUS
@@ -34,16 +32,16 @@ from workers.threads import SOFTWARE_ERROR_STATUS
 logger = logging.getLogger("headrace.model")
 
 Prepare = Callable[[list[Input]], Any]
-#: A file descriptor comes with one byte.
+#: A file descriptor is sent with one byte.
 _BYTE: Final = 1
 
 
 class LoadFailed(Exception):
-    """A preprocess process could not be loaded; the text is its traceback."""
+    """A preprocess process failed to load; the text is its traceback."""
 
 
 class PreprocessDied(Exception):
-    """A preprocess process is gone."""
+    """A preprocess process has ended."""
 
 
 @dataclass(slots=True)
@@ -51,22 +49,24 @@ class PreprocessProcess:
     """One preprocess process.
 
     Attributes:
-        slabs: descriptors of its shared memory, by number.
-        free: the numbers of those that nobody reads.
-        tell: takes rows of what the handler says there of its progress.
+        buffers: descriptors of its shared memory, by number.
+        free: the numbers of the buffers that are not in use.
+        forward: takes rows of the progress that the handler reports there.
     """
 
     process: subprocess.Popen[bytes]
     frames: FrameSocket
     files: socket.socket
-    slabs: list[int] = field(default_factory=list)
+    buffers: list[int] = field(default_factory=list)
     free: list[int] = field(default_factory=list)
-    tell: Callable[[Sequence[Row]], None] | None = None
+    forward: Callable[[Sequence[Row]], None] | None = None
     _received: list[list[Any]] = field(default_factory=list)
 
     @classmethod
     def spawn(cls, config: dict[str, Any], stacks: int) -> PreprocessProcess:
-        """Start one; it loads meanwhile. From the main thread, since it dies with its starter.
+        """Start a process, which loads in the background.
+
+        Call it in the main thread: the kernel kills the process when its starter's thread ends.
 
         Args:
             config: the init frame.
@@ -80,12 +80,12 @@ class PreprocessProcess:
             process = subprocess.Popen(
                 [sys.executable, "-m", "workers.model_process.preprocess", *arguments],
                 pass_fds=passed,
-                # Its arithmetic has one thread: there are as many processes as the user wants.
+                # One thread for arithmetic, as the user sets the number of processes.
                 env={**os.environ, "CUDA_VISIBLE_DEVICES": "", **dict.fromkeys(_THREADS, "1")},
                 stdin=subprocess.DEVNULL,
             )
         frames = FrameSocket(ours)
-        with contextlib.suppress(OSError):  # died at once: EOF tells
+        with contextlib.suppress(OSError):  # it died at once, and EOF follows
             frames.send(["init", config])
         return cls(process, frames, files)
 
@@ -95,7 +95,7 @@ class PreprocessProcess:
         Raises:
             LoadFailed: it cannot be loaded.
         """
-        # It brings numpy, for which a model without such processes does not wait at its start.
+        # Imported here as it imports numpy, which a model without such processes need not wait for.
         importlib.import_module("workers.model_process.preprocess.shared_memory")
 
         try:
@@ -106,44 +106,45 @@ class PreprocessProcess:
             raise LoadFailed(rest[0])
 
     def prepare(self, inputs: list[Input]) -> Any:
-        """The handler's `preprocess` there.
+        """Run the handler's `preprocess` in that process.
 
         Raises:
-            Told: it raised; the outcome is its error.
-            PreprocessDied: the process is gone.
+            InputError: an input cannot be sent to it.
+            RaisedError: the verb raised; the outcome is its error.
+            PreprocessDied: the process has ended.
         """
         from workers.model_process.preprocess.shared_memory import unpack
 
-        number = self.free.pop() if self.free else len(self.slabs)
+        number = self.free.pop() if self.free else len(self.buffers)
         try:
             self.frames.send(
                 ["prepare", number, inputs, dict(logs.CONCERN.get() or {}), TRACES.get()]
             )
         except OverflowError as error:
-            self._give(number)
+            self._release(number)
             raise InputError(f"a number in the input has more than 64 bits: {error}") from None
         except UnicodeEncodeError as error:
-            self._give(number)
-            raise InputError(f"text in the input is no Unicode: {error}") from None
-        except OSError:  # it is gone: EOF tells
-            logger.warning("a preprocess process does not read")
+            self._release(number)
+            raise InputError(f"text in the input is not valid Unicode: {error}") from None
+        except OSError:  # it has ended, and EOF follows
+            logger.warning("preprocess process does not read its frames")
         kind, first, last = self._receive()
         if kind == "raised":
             if number < last:
-                self._take(number)
-            self._give(number)
+                self._receive_buffer(number)
+            self._release(number)
             raise RaisedError(first)
-        self._take(number)
-        return unpack(last, self.slabs[number], first, lambda: self._give(number))
+        self._receive_buffer(number)
+        return unpack(last, self.buffers[number], first, lambda: self._release(number))
 
-    def _give(self, number: int) -> None:
-        if number < len(self.slabs):
+    def _release(self, number: int) -> None:
+        if number < len(self.buffers):
             self.free.append(number)
 
-    def _take(self, number: int) -> None:
-        if number == len(self.slabs):
+    def _receive_buffer(self, number: int) -> None:
+        if number == len(self.buffers):
             _, received, _, _ = socket.recv_fds(self.files, _BYTE, 1)
-            self.slabs.append(received[0])
+            self.buffers.append(received[0])
 
     def _receive(self) -> list[Any]:
         while True:
@@ -151,8 +152,8 @@ class PreprocessProcess:
                 frame = self._received.pop(0)
                 if frame[0] != "progress":
                     return frame
-                if self.tell is not None:
-                    self.tell(frame[1])
+                if self.forward is not None:
+                    self.forward(frame[1])
             try:
                 self._received = self.frames.receive()
             except (EOFError, OSError):
@@ -164,11 +165,11 @@ _THREADS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 class PreprocessPool:
-    """Runs `preprocess` of one batch by several workers, each with a share of the items.
+    """Runs `preprocess` of one batch in several workers, each on a share of the items.
 
     Args:
-        workers: what each of them does with its share.
-        per_item: the handler says that it may see the items of a batch in parts.
+        workers: runs `preprocess` on a share; one for each thread or process.
+        per_item: the handler allows that a batch is split; otherwise workers take whole batches.
     """
 
     def __init__(self, workers: Sequence[Prepare], *, per_item: bool) -> None:
@@ -178,22 +179,22 @@ class PreprocessPool:
         self._executors = [ThreadPoolExecutor(1, f"preprocess-{n}") for n in range(len(workers))]
 
     def prepare(self, inputs: list[Input]) -> Any:
-        """What `preprocess` gives for all of them, in order.
+        """Return what `preprocess` returns for all inputs, in order.
 
         Raises:
-            Exception: what it raised in one of the shares; the others are awaited first.
+            Exception: the error of one of the shares, after all shares have ended.
         """
         shares = self._shares(inputs)
         futures = []
         for share in shares:
             number = self._turn = (self._turn + 1) % len(self._workers)
-            # What the handler logs, and says of its progress, concerns the batch of this thread.
+            # The handler's log lines and progress there belong to this thread's batch.
             run = copy_context().run
             futures.append(self._executors[number].submit(run, self._workers[number], share))
         errors = [future.exception() for future in futures]
         for error in errors:
             if isinstance(error, PreprocessDied):
-                # As if it had happened in this very process; the worker tells whose fault it was.
+                # As if this process had crashed. The worker then finds the input that caused it.
                 logger.critical("%s; the model process ends with it", error)
                 os._exit(SOFTWARE_ERROR_STATUS)
             if error is not None:
@@ -231,26 +232,28 @@ def _one_array(parts: list[Any]) -> Any:
     return None
 
 
-def install(runner: BatchExecutor, processes: list[PreprocessProcess], threads: int) -> None:
-    """Let a runner's `preprocess` be done by these processes, or by so many threads.
+def install_pool(executor: BatchExecutor, processes: list[PreprocessProcess], threads: int) -> None:
+    """Run the executor's `preprocess` in these processes, or in `threads` threads.
 
     Raises:
         ConfigError: the handler does not allow it.
         LoadFailed: a process cannot be loaded.
     """
-    handler, workers = runner.handler, len(processes) or threads
+    handler, workers = executor.handler, len(processes) or threads
     if workers < 2 and not processes:
         return
     if not getattr(handler, "overlap", False):
         key = "preprocess_processes" if processes else "preprocess_threads"
         raise ConfigError(
             f"{key} is {workers}, but the handler {type(handler).__name__} runs its verbs in turn",
-            hint="if it keeps nothing on itself between its verbs, say so: overlap = True",
+            hint="set overlap = True if the handler keeps nothing on itself between its verbs",
         )
     for process in processes:
-        process.tell = lambda rows: runner.teller.forward(rows) if runner.teller else None
+        process.forward = lambda rows: (
+            executor.reporter.forward(rows) if executor.reporter else None
+        )
         process.ready()
     prepare: list[Prepare] = [process.prepare for process in processes]
     per_item = bool(getattr(handler, "preprocess_per_item", False))
-    pool = PreprocessPool(prepare or [runner.own_preprocess] * threads, per_item=per_item)
-    runner.preprocess = pool.prepare
+    pool = PreprocessPool(prepare or [executor.own_preprocess] * threads, per_item=per_item)
+    executor.preprocess = pool.prepare

@@ -1,9 +1,9 @@
-"""What `preprocess` gave, from one process of ours to another: arrays in shared memory, no pickle.
+"""Sends what `preprocess` returned to the model process: arrays in shared memory, without pickle.
 
-The values cross as msgpack, in which an array is a reference: kind, type, shape and where it lies
-in a slab of shared memory. A slab is an unlinked file in memory, and its descriptor goes over a
-socket, so that nothing is left behind however the processes end. It is used again as soon as the
-last array that was read from it is gone, and its pages stay mapped in the process that fills it.
+Values are sent as msgpack. An array is a reference in it: kind, type, shape, and its place in a
+buffer of shared memory. A buffer is an unlinked file in memory, and its descriptor is sent over a
+socket, so nothing is left behind however the processes end. A buffer is used again once the last
+array that was read from it is freed. Its pages stay mapped in the process that fills it.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ import msgspec
 import numpy as np
 
 from headrace.errors import HandlerError
-from workers.model_process.outcomes import RaisedError, failure
+from workers.model_process.batch_state import RaisedError
+from workers.model_process.outcomes import failure
 
-#: The ext types of our msgpack.
+#: The extension types of our msgpack.
 ARRAY_EXT: Final = 1
 ERROR_EXT: Final = 2
-#: Arrays begin at multiples of it: what vector units like, and any type needs.
+#: Arrays begin at multiples of it, in bytes: enough for any type and for vector units.
 ALIGN: Final = 64
 _POPULATE: Final = getattr(mmap, "MAP_POPULATE", 0)
 
 
 @dataclass(slots=True)
 class SharedBuffer:
-    """Shared memory that one process fills."""
+    """A buffer of shared memory that one process fills."""
 
     fd: int
     size: int = 0
@@ -41,14 +42,14 @@ class SharedBuffer:
 
     @classmethod
     def new(cls) -> SharedBuffer:
-        """An empty one."""
+        """Return an empty buffer."""
         if hasattr(os, "memfd_create"):
             return cls(os.memfd_create("headrace", os.MFD_CLOEXEC))
         with tempfile.TemporaryFile() as file:
             return cls(os.dup(file.fileno()))
 
     def fill(self, arrays: list[tuple[int, np.ndarray[Any, Any]]], size: int) -> None:
-        """Copy arrays of bytes in, each to its offset; the slab grows as needed."""
+        """Copy arrays of bytes in, each to its offset; the buffer grows as needed."""
         if size > self.size:
             os.ftruncate(self.fd, size)
             self.memory, self.size = mmap.mmap(self.fd, size), size
@@ -60,23 +61,23 @@ class SharedBuffer:
 
 @dataclass(slots=True)
 class Packer:
-    """Writes values as msgpack, and gathers their arrays."""
+    """Writes values as msgpack, and collects their arrays."""
 
     arrays: list[tuple[int, np.ndarray[Any, Any]]] = field(default_factory=list)
     size: int = 0
 
     def pack(self, values: Any) -> bytes:
-        """The values without their arrays.
+        """Return the values as msgpack, without their arrays.
 
         Raises:
-            HandlerError: one of them cannot cross.
+            HandlerError: a value is of a type that cannot be sent.
         """
         try:
             return msgspec.msgpack.Encoder(enc_hook=self._reference).encode(values)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise HandlerError(
-                f"preprocess gave what cannot cross to the model process: {error}; give tensors, "
-                "arrays, numbers, text, bytes, lists and mappings of these"
+                f"preprocess returned a value that cannot be sent to the model process: {error}; "
+                "return tensors, arrays, numbers, text, bytes, and lists and mappings of these"
             ) from error
 
     def _reference(self, value: Any) -> Any:
@@ -100,17 +101,17 @@ class Packer:
 
 
 def unpack(packed: bytes, fd: int, size: int, free: Callable[[], None]) -> Any:
-    """The values, whose arrays lie in shared memory.
+    """Return the values that `Packer.pack` packed, with arrays that read shared memory.
 
     Args:
-        packed: what `Packer.pack` gave.
-        fd: the slab's file.
-        size: how much of it is filled.
-        free: called when the last of the arrays is gone, or at once if there is none.
+        packed: what `Packer.pack` returned.
+        fd: the buffer's file.
+        size: the buffer's filled bytes.
+        free: called when the last of the arrays is freed, or at once if `size` is 0.
     """
     memory = None
     if size:
-        # A mapping of its own for each batch: its end is how it is known that nobody reads it.
+        # A mapping for each batch: when it is freed, no array reads the buffer any more.
         memory = mmap.mmap(fd, size, flags=mmap.MAP_SHARED | _POPULATE)
         weakref.finalize(memory, free).atexit = False
     else:

@@ -48,9 +48,9 @@ def test_a_result_that_can_no_longer_be_read_from_the_device_loses_it(
         def inference(self, items: list[Any]) -> list[Any]:
             return [Away() for _ in items]
 
-    runner = BatchExecutor(Gives(), Context("m", "1.0", "cuda:0", Path()))
+    executor = BatchExecutor(Gives(), Context("m", "1.0", "cuda:0", Path()))
     for lost in (True, False):
         cuda(monkeypatch, lost=lost)
-        work = runner.run([("id0", b"1"), ("id1", b"2")])
-        assert work.device_lost == lost
-        assert [outcome[1] for outcome in work.outcomes] == ["handler-error"] * 2
+        state = executor.run([("id0", b"1"), ("id1", b"2")])
+        assert state.device_lost == lost
+        assert [outcome[1] for outcome in state.outcomes] == ["handler-error"] * 2

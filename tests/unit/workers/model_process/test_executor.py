@@ -2,10 +2,8 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 import weakref
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -15,20 +13,18 @@ import torch
 
 from headrace.errors import InputError, TransientError
 from headrace.handler import Context, Handler, Response
-from workers.model_process import raws
 from workers.model_process.batch_state import BatchState, StageTimes, SubBatch
 from workers.model_process.executor import BatchExecutor
 from workers.model_process.outcomes import encode_result
-from workers.model_process.raws import names_msgspec
 
 
 def run(handler: Handler, inputs: list[Any]) -> list[list[Any]]:
     context = Context("m", "1.0", "cpu", Path())
     handler.initialize(context)
     raw = [item if isinstance(item, bytes) else json.dumps(item).encode() for item in inputs]
-    work = BatchExecutor(handler, context).run([(f"id{n}", item) for n, item in enumerate(raw)])
-    assert len(work.outcomes) == len(inputs)
-    return work.outcomes
+    state = BatchExecutor(handler, context).run([(f"id{n}", item) for n, item in enumerate(raw)])
+    assert len(state.outcomes) == len(inputs)
+    return state.outcomes
 
 
 class Inverse(Handler):
@@ -69,8 +65,8 @@ def padded(handler: Handler, inputs: list[Any], allowed: list[int]) -> tuple[lis
     context = Context("m", "1.0", "cpu", Path(), allowed_batch_sizes=allowed)
     handler.initialize(context)
     raw = [(f"id{n}", json.dumps(item).encode()) for n, item in enumerate(inputs)]
-    work = BatchExecutor(handler, context).run(raw)
-    outcomes, times = work.outcomes, work.times
+    state = BatchExecutor(handler, context).run(raw)
+    outcomes, times = state.outcomes, state.times
     assert len(outcomes) == len(inputs)
     return [json.loads(outcome[1]) if outcome[0] else outcome[1] for outcome in outcomes], (
         times.padding
@@ -163,10 +159,10 @@ def test_a_verb_that_loses_count_is_named(verb: str, value: Any, says: str) -> N
     handler = Handler()
     handler.context = Context("m", "1.0", "cpu", Path())
     setattr(handler, verb, lambda _values: value)
-    runner = BatchExecutor(handler, handler.context)
+    executor = BatchExecutor(handler, handler.context)
     inputs = [("a", 1, "application/json"), ("b", 2, "application/json")]
     with pytest.raises(Exception, match=says):
-        runner.verbs(SubBatch(inputs, StageTimes()))
+        executor.verbs(SubBatch(inputs, StageTimes()))
 
 
 def test_what_is_no_json_is_a_bad_input() -> None:
@@ -243,31 +239,6 @@ def test_what_is_no_json_fails_its_own_item_alone(text: bytes) -> None:
         assert good == [True, b"2", ""]
 
 
-def test_only_where_somebody_has_msgspec_results_are_read_once_more() -> None:
-    """To look for a Raw in each costs up to half of the encoding, and next to none has one."""
-    ours = [
-        (name, sys.modules[name])
-        for name in ("msgspec", "workers.model_process.outcomes", "headrace.jobs.encoding")
-    ]
-    assert not names_msgspec([*ours, ("json", json), ("gone", None), ("odd", object())])
-    for name, value in (("msgspec", msgspec), ("Raw", msgspec.Raw)):
-        foreign = ModuleType("handler")
-        setattr(foreign, name, value)
-        assert names_msgspec([*ours, ("handler", foreign)])
-
-
-def test_modules_are_asked_again_once_others_were_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-    monkeypatch.setattr(raws, "names_msgspec", lambda modules: asked.append(len(modules)))
-    foreign = raws.ForeignType()
-    assert not foreign.makers()
-    assert not foreign.makers()
-    assert len(asked) == 1
-    monkeypatch.setitem(sys.modules, "late_helper", ModuleType("late_helper"))
-    assert not foreign.makers()
-    assert len(asked) == 2
-
-
 def test_a_response_of_text_is_an_error_and_not_read_as_base64() -> None:
     class Page(Handler):
         def inference(self, items: list[Any]) -> list[Any]:
@@ -275,7 +246,7 @@ def test_a_response_of_text_is_an_error_and_not_read_as_base64() -> None:
 
     (outcome,) = run(Page(), ["page"])
     assert outcome[:2] == [False, "handler-error"]
-    assert outcome[2] == "the result cannot be sent: a Response's body is bytes, not str"
+    assert outcome[2] == "the result cannot be sent: a Response's body must be bytes, not str"
     with pytest.raises(TypeError, match="object is not a JSON value"):
         encode_result(object())
 
@@ -312,19 +283,19 @@ def worked(handler: Handler, inputs: list[Any]) -> BatchState:
 
 def test_out_of_memory_halves_the_batch_and_tells_the_size_that_fits() -> None:
     handler = Roomy(5)
-    work = worked(handler, list(range(16)))
-    assert [outcome[:2] for outcome in work.outcomes] == [
+    state = worked(handler, list(range(16)))
+    assert [outcome[:2] for outcome in state.outcomes] == [
         [True, str(n).encode()] for n in range(16)
     ]
     assert handler.batches == [16, 8, 4, 4, 8, 4, 4]
-    assert work.fits == 4
+    assert state.fits == 4
 
 
 def test_one_input_that_is_too_large_alone_does_not_make_the_batches_smaller() -> None:
-    work = worked(Roomy(16), [1, 2, "huge", 4, 5, 6, 7, 8])
-    codes = [outcome[1] for outcome in work.outcomes if not outcome[0]]
+    state = worked(Roomy(16), [1, 2, "huge", 4, 5, 6, 7, 8])
+    codes = [outcome[1] for outcome in state.outcomes if not outcome[0]]
     assert codes == ["out-of-memory"]
-    assert work.fits == 0
+    assert state.fits == 0
 
 
 def test_a_batch_that_fits_tells_nothing() -> None:

@@ -66,23 +66,23 @@ def run_dropping(handler: Told, count: int, *allowed: int) -> tuple[BatchState, 
     context = Context("m", "1.0", "cpu", Path(), allowed_batch_sizes=list(allowed))
     handler.initialize(context)
     rows = [(f"id{n}", json.dumps(n).encode()) for n in range(count)]
-    work = BatchExecutor(handler, context).run(rows, handler.dropped)
-    for outcome in work.outcomes:
+    state = BatchExecutor(handler, context).run(rows, handler.dropped)
+    for outcome in state.outcomes:
         assert outcome[0] or outcome[1] == "cancelled"
-    return work, [f"{verb} {','.join(map(str, items))}" for verb, items, _ in handler.given]
+    return state, [f"{verb} {','.join(map(str, items))}" for verb, items, _ in handler.given]
 
 
-def wanted(work: BatchState) -> list[int]:
-    return [place for place, outcome in enumerate(work.outcomes) if outcome[0]]
+def wanted(state: BatchState) -> list[int]:
+    return [place for place, outcome in enumerate(state.outcomes) if outcome[0]]
 
 
 @pytest.mark.parametrize("kind", [Told, AsArray, AsTensor])
 def test_what_is_dropped_leaves_before_inference(kind: type[Told]) -> None:
     handler = kind(preprocess={1, 3})
-    work, given = run_dropping(handler, 5)
+    state, given = run_dropping(handler, 5)
     assert given == ["preprocess 0,1,2,3,4", "inference 0,2,4", "postprocess 0,2,4"]
-    assert wanted(work) == [0, 2, 4]
-    assert [json.loads(work.outcomes[place][1]) for place in wanted(work)] == [0, 2, 4]
+    assert wanted(state) == [0, 2, 4]
+    assert [json.loads(state.outcomes[place][1]) for place in wanted(state)] == [0, 2, 4]
     assert handler.given[-1][2] == ["id0", "id2", "id4"]
 
 
@@ -99,34 +99,34 @@ def test_what_is_dropped_before_all_verbs_takes_none() -> None:
 @pytest.mark.parametrize("kind", [InTurn, AsItself])
 def test_where_an_item_cannot_be_taken_away_all_run(kind: type[Told]) -> None:
     handler = kind(preprocess={1})
-    work, given = run_dropping(handler, 3)
+    state, given = run_dropping(handler, 3)
     assert given == ["preprocess 0,1,2", "inference 0,1,2", "postprocess 0,1,2"]
-    assert work.outcomes[0][0]
-    assert work.outcomes[2][0]
+    assert state.outcomes[0][0]
+    assert state.outcomes[2][0]
 
 
 @pytest.mark.parametrize("kind", [InTurn, Told])
 @pytest.mark.parametrize("verb", ["preprocess", "inference"])
 def test_of_whom_nobody_is_left_nothing_more_is_run(kind: type[Told], verb: str) -> None:
-    work, given = run_dropping(kind(**{verb: {0, 1}}), 2)
+    state, given = run_dropping(kind(**{verb: {0, 1}}), 2)
     assert given[-1] == f"{verb} 0,1"
-    assert wanted(work) == []
+    assert wanted(state) == []
 
 
 def test_between_inference_and_postprocess_nobody_is_taken_away() -> None:
-    work, given = run_dropping(Told(inference={1}), 2)
+    state, given = run_dropping(Told(inference={1}), 2)
     assert given[-1] == "postprocess 0,1"
-    assert wanted(work) == [0, 1], "the worker discards it"
+    assert wanted(state) == [0, 1], "the worker discards it"
 
 
 @pytest.mark.parametrize("kind", [Told, AsArray, AsTensor])
 def test_the_padding_follows_what_is_left(kind: type[Told]) -> None:
-    work, given = run_dropping(kind(preprocess={1, 2, 3}), 5, 2, 4, 8)
+    state, given = run_dropping(kind(preprocess={1, 2, 3}), 5, 2, 4, 8)
     assert given[1:] == ["inference 0,4", "postprocess 0,4"]
-    assert work.times.padding == 0
-    work, given = run_dropping(kind(preprocess={1}), 4, 4)
+    assert state.times.padding == 0
+    state, given = run_dropping(kind(preprocess={1}), 4, 4)
     assert given[1] == "inference 0,2,3,3"
-    assert work.times.padding == 1
+    assert state.times.padding == 1
 
 
 def test_a_batch_that_raises_is_split_without_those_that_were_dropped() -> None:
@@ -141,9 +141,9 @@ def test_a_batch_that_raises_is_split_without_those_that_were_dropped() -> None:
     context = Context("m", "1.0", "cpu", Path())
     handler.initialize(context)
     rows = [(f"id{n}", json.dumps(n).encode()) for n in range(4)]
-    work = BatchExecutor(handler, context).run(rows, handler.dropped)
-    assert [outcome[1] for outcome in work.outcomes[2:]] == ["handler-error", "cancelled"]
-    assert wanted(work) == [0, 1]
+    state = BatchExecutor(handler, context).run(rows, handler.dropped)
+    assert [outcome[1] for outcome in state.outcomes[2:]] == ["handler-error", "cancelled"]
+    assert wanted(state) == [0, 1]
     assert [items for verb, items, _ in handler.given if verb == "inference"] == [
         [0, 1, 2, 3], [0, 1], [2],
     ]  # fmt: skip

@@ -122,13 +122,13 @@ class Told:
 
     def __init__(self, handler: Handler, kind: type[Context] = Context) -> None:
         self.frames: list[Frame] = []
-        self.runner = BatchExecutor(handler, kind("m", "1", "cpu", Path(), max_batch_size=8))
-        handler.initialize(self.runner.context)
-        self.runner.tells(lambda seq, rows: self.frames.append((seq, rows)))
+        self.executor = BatchExecutor(handler, kind("m", "1", "cpu", Path(), max_batch_size=8))
+        handler.initialize(self.executor.context)
+        self.executor.report_progress_to(lambda seq, rows: self.frames.append((seq, rows)))
 
     def run(self, *inputs: Any, seq: int = 1) -> list[Any]:
         rows = [(f"id{n}", json.dumps(value).encode()) for n, value in enumerate(inputs)]
-        return self.runner.run(rows, seq=seq).outcomes
+        return self.executor.run(rows, seq=seq).outcomes
 
     def newest(self, job_id: str) -> list[Any] | None:
         rows = [row for _, frame in list(self.frames) for row in frame if row[0] == job_id]
@@ -169,7 +169,7 @@ def test_an_item_is_named_by_its_place_in_what_the_verb_was_given() -> None:
         return None
 
     told = Told(Speaks(verb))
-    told.runner.context.allowed_batch_sizes = [4]
+    told.executor.context.allowed_batch_sizes = [4]
     assert [outcome[0] for outcome in told.run(1, 0, 2, 3)] == [True, False, True, True]
     assert {(seq, row[1]) for seq, rows in told.frames for row in rows} == {
         (1, 0.1), (1, 0.2), (1, 0.3),
@@ -215,7 +215,7 @@ def test_nothing_is_said_of_a_batch_after_its_end_or_outside_of_one() -> None:
     late.set()
     assert spoken.wait(30)
     threads[0].join()
-    told.runner.context.progress(0.9)
+    told.executor.context.progress(0.9)
     marker = Told(Speaks(lambda handler, *_: handler.context.progress(0.1)))
     while not marker.frames:  # as long as it takes until a frame would have left
         marker.run(1)
@@ -282,8 +282,8 @@ def test_threads_that_share_a_preprocess_name_their_own_items() -> None:
                 told.wait_for(f"id{n}", n / 10)
 
     told = Told(Overlaps(verb), ThreadContext)
-    pool = PreprocessPool([told.runner.own_preprocess] * 2, per_item=True)
-    told.runner.preprocess = pool.prepare
+    pool = PreprocessPool([told.executor.own_preprocess] * 2, per_item=True)
+    told.executor.preprocess = pool.prepare
     assert all(outcome[0] for outcome in told.run(0, 1, 2, 3))
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from headrace.errors import HandlerError, InputError
-from workers.model_process.outcomes import RaisedError
+from workers.model_process.batch_state import RaisedError
 from workers.model_process.preprocess.shared_memory import Packer, SharedBuffer, unpack
 
 
@@ -80,7 +80,7 @@ def test_an_error_keeps_its_words() -> None:
         (np.array([object()]), "an array of object"),
         (np.zeros(2, dtype=[("a", "i4")]), "an array of"),
         (torch.ones(2, 2).to_sparse(), "layout torch.sparse_coo"),
-        (1 << 70, "preprocess gave what cannot cross"),
+        (1 << 70, "preprocess returned a value that cannot be sent"),
     ],
 )
 def test_what_cannot_cross_is_named(value: Any, named: str) -> None:

@@ -105,7 +105,9 @@ def test_an_error_in_the_place_of_the_result_is_one_too() -> None:
         def preprocess(self, inputs: list[Any]) -> list[Any]:
             return [InputError("send an image") for _ in inputs]
 
-    with pytest.raises(HandlerError, match="example_input gave an error: InputError: send an im"):
+    with pytest.raises(
+        HandlerError, match="the result for example_input is an error: InputError: send an im"
+    ):
         warmed(Refuses())
 
 
@@ -123,5 +125,5 @@ def test_an_example_that_no_client_can_send_is_named() -> None:
         def example_input(self) -> Any:
             return object()
 
-    with pytest.raises(ConfigError, match="example_input is no input"):
+    with pytest.raises(ConfigError, match="example_input is not a valid input"):
         warmed(Odd())

@@ -1,0 +1,86 @@
+"""docs/architecture/ is held to the code: what it names exists, and its pages stay short."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted((ROOT / "docs" / "architecture").glob("*.md"))
+GLOSSARY = ROOT / "docs" / "glossary.md"
+PACKAGES = ("headrace", "api", "workers", "handlers")
+SCRIPTS = ROOT / "headrace" / "redis" / "scripts"
+PAGE_MAX_BYTES = 8000
+LINE_MAX = 120
+#: Names in capitals and small letters that are not classes of ours.
+NOT_CLASSES = frozenset({"Reason"})
+#: Names on the wire that look like modules: a queue, a task.
+NOT_MODULES = frozenset({"headrace.digits", "headrace.predict"})
+
+
+def code_words(path: Path) -> list[str]:
+    """What stands in back quotes, outside of blocks."""
+    prose = re.sub(r"^```.*?^```$", "", path.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    return re.findall(r"`([^`\n]+)`", prose)
+
+
+def classes() -> set[str]:
+    """Every class of the product, and every name that a module gives to one."""
+    found: set[str] = set()
+    for package in PACKAGES:
+        for path in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+                if isinstance(node, ast.ClassDef):
+                    found.add(node.name)
+    return found
+
+
+CLASSES = classes()
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_a_page_is_short(path: Path) -> None:
+    text = path.read_text("utf-8")
+    assert len(text.encode()) <= PAGE_MAX_BYTES
+    in_block = False
+    for number, line in enumerate(text.splitlines(), 1):
+        in_block ^= line.startswith("```")
+        if not in_block and not line.startswith(("|", "```")):
+            assert len(line) <= LINE_MAX, f"{path.name}:{number}"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_a_page_has_a_diagram(path: Path) -> None:
+    assert "\n```text\n" in path.read_text("utf-8")
+
+
+@pytest.mark.parametrize("path", [*PAGES, GLOSSARY], ids=lambda path: path.name)
+def test_modules_folders_and_scripts_exist(path: Path) -> None:
+    top = (*PACKAGES, "docs", "tests", "configs", "deploy", "examples")
+    for word in code_words(path):
+        if word.endswith(".lua"):
+            assert (SCRIPTS / word).is_file() or (ROOT / word).is_file(), word
+        elif word.partition("/")[0] in top and re.fullmatch(r"[\w./-]+", word) and "/" in word:
+            assert (ROOT / word).exists(), word
+        elif word in NOT_MODULES:
+            continue
+        elif re.fullmatch(rf"(?:{'|'.join(PACKAGES)})(?:\.[a-z_]+)+", word):
+            folder = ROOT / word.replace(".", "/")
+            assert folder.is_dir() or folder.with_suffix(".py").is_file(), word
+
+
+@pytest.mark.parametrize("path", [*PAGES, GLOSSARY], ids=lambda path: path.name)
+def test_classes_exist(path: Path) -> None:
+    for word in code_words(path):
+        # Celery's and HTTP's names have another form: SIGTERM, `Prefer`, `Headrace-Acts-For`.
+        if re.fullmatch(r"(?:\w+\.)*[A-Z][a-z]\w*", word):
+            name = word.rpartition(".")[2]
+            assert name in CLASSES | NOT_CLASSES, word
+
+
+def test_the_overview_links_to_every_page() -> None:
+    linked = set(re.findall(r"\]\(([\w-]+\.md)\)", (PAGES[0].parent / "README.md").read_text()))
+    assert {page.name for page in PAGES} - {"README.md"} <= linked

@@ -58,7 +58,7 @@ class Item:
     enqueued_at: float
     step: int = 0
     overdue_at: float = NEVER
-    alone: bool = False
+    isolated: bool = False
     cost: int = 0
     key: str | None = None
 
@@ -134,7 +134,7 @@ class Simulation:
             self._held_until = max(decision.until, now + 1e-9)
 
     def _claim(self) -> None:
-        while self._queue and self._batcher.rooms[0]:
+        while self._queue and self._batcher.room[0]:
             self._batcher.add(self._queue.popleft())
 
 

@@ -60,7 +60,7 @@ class Batchable(Protocol):
         enqueued_at: seconds, on the same clock as every `now`.
         step: its priority, one of `headrace.redis.keys.STEPS`.
         overdue_at: from then on it no longer yields to better ones.
-        alone: it was in a batch that was lost and must run by itself.
+        isolated: it was in a batch that was lost and must run by itself.
         cost: its share of `max_batch_cost`.
         key: only items of one key run together.
     """
@@ -68,7 +68,7 @@ class Batchable(Protocol):
     enqueued_at: float
     step: int
     overdue_at: float
-    alone: bool
+    isolated: bool
     cost: int
     key: str | None
 
@@ -116,17 +116,17 @@ class Batcher(Generic[ItemT]):
     """The waiting items of one model, and when they leave.
 
     Attributes:
-        fit: what batches take.
+        latency_model: what batches take.
         online_at: when the last item that came and is not offline was enqueued.
     """
 
     policy: BatchPolicy
-    fit: LatencyModel = field(default_factory=LatencyModel)
+    latency_model: LatencyModel = field(default_factory=LatencyModel)
     online_at: float = float("-inf")
     # Those that have somebody who waits, and all that are remembered.
     _groups: dict[str | None, KeyQueue[ItemT]] = field(default_factory=dict)
     _known: dict[str | None, KeyQueue[ItemT]] = field(default_factory=dict)
-    _alone: Row[ItemT] = field(default_factory=deque)
+    _isolated: Row[ItemT] = field(default_factory=deque)
     _came: int = 0
     _back: int = 0
     _length: int = 0
@@ -141,9 +141,9 @@ class Batcher(Generic[ItemT]):
         return self._length
 
     @property
-    def alone(self) -> bool:
+    def isolated(self) -> bool:
         """Whether an item waits that must run by itself."""
-        return bool(self._alone)
+        return bool(self._isolated)
 
     @property
     def online(self) -> int:
@@ -151,7 +151,7 @@ class Batcher(Generic[ItemT]):
         return self._length - self._counts[-1]
 
     @property
-    def rooms(self) -> list[int]:
+    def room(self) -> list[int]:
         """How many more items it takes of each step.
 
         One prepared batch, or two where items fall into keys, of a step and all better ones: what
@@ -189,14 +189,14 @@ class Batcher(Generic[ItemT]):
         group = self._groups.get(key)
         if group is None:
             group = self._remembered(key)
-            if not item.alone:
+            if not item.isolated:
                 self._groups[key] = group
         if step == OFFLINE_STEP:
-            group.offline.came(at)
+            group.offline.observe(at)
         else:
             self.online_at = at
-            group.online.came(at)
-        row, number = self._alone if item.alone else group.waiting, (step, self._came)
+            group.online.observe(at)
+        row, number = self._isolated if item.isolated else group.waiting, (step, self._came)
         if row and row[-1][0] > number:
             put(row, number, item)
         else:
@@ -204,7 +204,7 @@ class Batcher(Generic[ItemT]):
 
     def observe(self, size: int, seconds: float) -> None:
         """Learn what a batch of this size took on the device."""
-        self.fit.add(size, seconds)
+        self.latency_model.add(size, seconds)
 
     def decide(self, now: float, *, draining: bool = False) -> Leave[ItemT] | Hold | None:
         """What to do with a free device: run a batch, hold it back, or nothing (None).
@@ -215,8 +215,8 @@ class Batcher(Generic[ItemT]):
         """
         if self.overdue(now) and self._since_overdue >= OVERDUE_EVERY:
             self._let_before(now)
-        if self._alone and self._alone_is_next():
-            return self._leave(self._alone, 1, "alone")
+        if self._isolated and self._isolated_is_next():
+            return self._leave(self._isolated, 1, "alone")
         if not self._groups:
             return None
         until: float | None = None
@@ -234,7 +234,7 @@ class Batcher(Generic[ItemT]):
     def remove(self, item: ItemT) -> bool:
         """Take one item out, wherever it waits; False where it does not."""
         group = self._groups.get(item.key)
-        for waiting in (self._alone, group.waiting if group is not None else deque()):
+        for waiting in (self._isolated, group.waiting if group is not None else deque()):
             for pair in waiting:
                 if pair[1] is item:
                     waiting.remove(pair)
@@ -248,8 +248,8 @@ class Batcher(Generic[ItemT]):
         """Take items in front of those of their step: they had left, and were not run."""
         for item in reversed(items):
             self._back -= 1
-            row = self._alone
-            if not item.alone:
+            row = self._isolated
+            if not item.isolated:
                 group = self._groups.get(item.key) or self._remembered(item.key)
                 self._groups[item.key] = group
                 row = group.waiting
@@ -268,7 +268,7 @@ class Batcher(Generic[ItemT]):
         return [item for _, item in sorted(waiting, key=lambda pair: pair[0][1])]
 
     def _rows(self) -> Iterator[Row[ItemT]]:
-        yield self._alone
+        yield self._isolated
         for group in self._groups.values():
             yield group.waiting
 
@@ -289,10 +289,10 @@ class Batcher(Generic[ItemT]):
             return list(groups)
         return sorted(groups, key=lambda key: groups[key].waiting[0][0])
 
-    def _alone_is_next(self) -> bool:
+    def _isolated_is_next(self) -> bool:
         """Whether nothing of a better step waits beside what must run alone."""
         steps = [group.waiting[0][0][0] for group in self._groups.values()]
-        return self._alone[0][0][0] <= min(steps, default=OFFLINE_STEP)
+        return self._isolated[0][0][0] <= min(steps, default=OFFLINE_STEP)
 
     def _let_before(self, now: float) -> None:
         """Put what has waited longest beyond its time before all, where better ones wait.
@@ -329,8 +329,13 @@ class Batcher(Generic[ItemT]):
             return self._leave(waiting, filled, "deadline")
         gap = group.arrivals(not urgent).expected_s(now)
         # Without room nobody can join, however long it is held.
-        room = self.rooms[-2 if urgent else -1]
-        if gap is None or gap > deadline - now or size * gap >= self.fit.fixed_s or not room:
+        room = self.room[-2 if urgent else -1]
+        if (
+            gap is None
+            or gap > deadline - now
+            or size * gap >= self.latency_model.fixed_s
+            or not room
+        ):
             return self._leave(waiting, filled, "idle")
         if draining:
             return self._leave(waiting, filled, "drain")
@@ -371,7 +376,7 @@ class Batcher(Generic[ItemT]):
         most = self.policy.max_batch_size
         sizes = [allowed for allowed in self.policy.sizes if size <= allowed <= most]
         runs_as = sizes[0] if sizes else size
-        line = self.fit.line
+        line = self.latency_model.line
         if line is None:
             return runs_as
         fixed_s, item_s = line

@@ -26,17 +26,17 @@ class ExpectedArrivals:
     _taken: int = 0
     _at: float = 0.0
 
-    def asked(self, rooms: Sequence[int], now: float) -> None:
+    def claim_sent(self, rooms: Sequence[int], now: float) -> None:
         """A claim was sent, with room for so many jobs of each step and all better ones."""
         self._rooms, self._at = rooms, now
 
-    def answered(self, taken: int, lefts: Sequence[int], now: float) -> None:
+    def claim_answered(self, taken: int, lefts: Sequence[int], now: float) -> None:
         """It gave so many jobs, and says how many it has left of each step."""
         left = [taken < room and some > 0 for room, some in zip(self._rooms, lefts, strict=False)]
         self._place = left.index(True) if taken and any(left) else None
         self._taken, self._trip_s, self._at = taken, now - self._at, now
 
-    def lost(self) -> None:
+    def connection_lost(self) -> None:
         """Redis is away: whoever waits there comes nobody knows when."""
         self._place = None
 
@@ -49,7 +49,7 @@ class ExpectedArrivals:
             now: the time.
         """
         place, policy = self._place, batcher.policy
-        if place is None or not len(batcher) or batcher.alone:
+        if place is None or not len(batcher) or batcher.isolated:
             return None
         if policy.keyed or policy.max_batch_cost is not None:
             return None
@@ -62,7 +62,7 @@ class ExpectedArrivals:
         if not rooms[place]:
             return None  # nobody is asked for
         claims = -(-rooms[place] // self._taken)
-        worth_s = batcher.fit.worth_s(size) if size < policy.max_batch_size else 0.0
+        worth_s = batcher.latency_model.worth_s(size) if size < policy.max_batch_size else 0.0
         # Should the claim be late: while the batch that it may still save is worth more than all
         # that was waited, as one who rents skis buys none before that.
         until = self._at + worth_s

@@ -20,12 +20,12 @@ class MemoryLimit:
     """The size of batch that one model has memory for.
 
     Attributes:
-        most: the size that the models file allows.
+        max_size: the size that the models file allows.
         allowed: the only sizes that run, in order; empty if all do.
         limit: the size that fits, as far as is known.
     """
 
-    most: int
+    max_size: int
     allowed: tuple[int, ...] = ()
     limit: int = field(init=False)
     _good: int = 0
@@ -33,7 +33,7 @@ class MemoryLimit:
     _patience: int = PATIENCE_MIN
 
     def __post_init__(self) -> None:
-        self.limit = self.most
+        self.limit = self.max_size
 
     def observe(self, size: int, fits: int) -> bool:
         """Learn from a batch.
@@ -54,10 +54,10 @@ class MemoryLimit:
             self._patience = min(self._patience * 2, PATIENCE_MAX)
             return self.limit != before
         self._good = max(self._good, size)
-        if size >= self.limit < self.most:
+        if size >= self.limit < self.max_size:
             self._full += 1
             if self._full >= self._patience:
                 self._full = 0
-                larger = min(self.most, self.limit + max(1, self.limit // 4))
+                larger = min(self.max_size, self.limit + max(1, self.limit // 4))
                 self.limit = min((n for n in self.allowed if n > self.limit), default=larger)
         return self.limit != before

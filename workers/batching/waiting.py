@@ -26,7 +26,7 @@ class Arrivals:
     gap_s: float | None = None
     last: float | None = None
 
-    def came(self, at: float) -> None:
+    def observe(self, at: float) -> None:
         """One came."""
         last, old = self.last, self.gap_s
         if last is not None:

@@ -65,8 +65,8 @@ CLOSE_MAX_S: Final = 2.0
 class TaskOutcome(NamedTuple):
     """What was told: a job that may be settled now, or an end that a script had left."""
 
-    lane: ServedModel
-    item: LeasedJob | None = None
+    model: ServedModel
+    job: LeasedJob | None = None
     settlement: Settlement | None = None
 
 
@@ -110,29 +110,29 @@ class CanvasNotifier:
         """For selectors: readable when something was told."""
         return self._out
 
-    def take(self, lane: ServedModel) -> None:
+    def take(self, model: ServedModel) -> None:
         """Take over what a lane has to be told."""
-        sequels = lane.sequels
+        sequels = model.callbacks
         ends, sequels.ends = sequels.ends, []
-        untold, sequels.untold = sequels.untold, []
+        untold, sequels.orphaned = sequels.orphaned, []
         for end in ends:
-            self._start(_Task(partial(_tell, lane, end), TaskOutcome(lane, *end)))
+            self._start(_Task(partial(_tell, model, end), TaskOutcome(model, *end)))
         for entry in untold:
-            self._start(_Task(partial(_left, lane, entry), TaskOutcome(lane)))
+            self._start(_Task(partial(_left, model, entry), TaskOutcome(model)))
 
-    def deliver(self, ledger: LeaseManager) -> None:
+    def deliver(self, leases: LeaseManager) -> None:
         """Settle what was told since the last call."""
         with contextlib.suppress(BlockingIOError):
             while os.read(self._out, 4096):
                 pass
         while self._done:
-            lane, item, settlement = self._done.popleft()
-            if item is None or settlement is None:
-                lane.sequels.untold_waiting -= 1
+            model, job, settlement = self._done.popleft()
+            if job is None or settlement is None:
+                model.callbacks.orphaned_pending -= 1
                 continue
-            lane.sequels.told(item)
-            if lane.held.get(item.id) is item:
-                ledger.settle(lane, [settlement])
+            model.callbacks.notified(job)
+            if model.held.get(job.id) is job:
+                leases.settle(model, [settlement])
 
     def close(self) -> None:
         """Let go of what was not told: its jobs are given back, or swept again."""
@@ -199,9 +199,9 @@ class CanvasNotifier:
 
 
 def _tell(
-    lane: ServedModel, end: EndedJob, sender: CanvasSender, progress: SendProgress
+    model: ServedModel, end: EndedJob, sender: CanvasSender, progress: SendProgress
 ) -> TaskOutcome:
-    return TaskOutcome(lane, end.item, tell_end(end, sender, progress))
+    return TaskOutcome(model, end.job, tell_end(end, sender, progress))
 
 
 def tell_end(end: EndedJob, sender: CanvasSender, progress: SendProgress) -> Settlement:
@@ -215,25 +215,25 @@ def tell_end(end: EndedJob, sender: CanvasSender, progress: SendProgress) -> Set
     Raises:
         Malformed, TRY_AGAIN, ChordBusy: it is to be tried again.
     """
-    item, settlement = end
-    canvas = item.canvas
-    verdict = sender.verdict(item.id, item.token)
+    job, settlement = end
+    canvas = job.canvas
+    verdict = sender.verdict(job.id, job.token)
     if canvas is None or verdict == SendVerdict.FENCED:
         # Another worker's by now, which will tell; jobs/settle.lua says so too, and this is
         # dropped.
         return settlement
     if verdict == SendVerdict.CANCELLED:
-        sender.tell(canvas, _outcome(item, cancelled(item)), progress)
+        sender.tell(canvas, _outcome(job, cancelled(job)), progress)
         return settlement
     try:
-        outcome = _outcome(item, settlement)
+        outcome = _outcome(job, settlement)
         sender.send(canvas, outcome, progress)
     except Malformed as error:
         if progress.tries < MALFORMED_TRIES:
             raise
-        logger.warning("what follows the job cannot be sent: %s", error, extra={"job": item.id})
-        settlement = _unsendable(item, settlement, error)
-        outcome = _outcome(item, settlement)
+        logger.warning("what follows the job cannot be sent: %s", error, extra={"job": job.id})
+        settlement = _unsendable(job, settlement, error)
+        outcome = _outcome(job, settlement)
     if progress.children:
         settlement = with_children(settlement, as_json(progress.children))
         outcome = outcome._replace(meta=settlement.meta)
@@ -241,16 +241,16 @@ def tell_end(end: EndedJob, sender: CanvasSender, progress: SendProgress) -> Set
     return settlement
 
 
-def _unsendable(item: LeasedJob, settlement: Settlement, error: Malformed) -> Settlement:
+def _unsendable(job: LeasedJob, settlement: Settlement, error: Malformed) -> Settlement:
     why = f"what follows the job cannot be sent: {error}"
-    return failed(item, "invalid-request", why, batch=settlement.batch, timings=settlement.timings)
+    return failed(job, "invalid-request", why, batch=settlement.batch, timings=settlement.timings)
 
 
 def _left(
-    lane: ServedModel, entry: OrphanedEnd, sender: CanvasSender, progress: SendProgress
+    model: ServedModel, entry: OrphanedEnd, sender: CanvasSender, progress: SendProgress
 ) -> TaskOutcome:
     tell_left(entry, sender, progress)
-    return TaskOutcome(lane)
+    return TaskOutcome(model)
 
 
 def tell_left(entry: OrphanedEnd, sender: CanvasSender, progress: SendProgress) -> None:
@@ -283,10 +283,10 @@ class _Error(msgspec.Struct):
     message: str
 
 
-def _outcome(item: LeasedJob, settlement: Settlement) -> CanvasOutcome:
+def _outcome(job: LeasedJob, settlement: Settlement) -> CanvasOutcome:
     """How the settlement ends the job, in Celery's words."""
     if settlement.state == State.SUCCEEDED:
-        return CanvasOutcome(SUCCESS, value_of(item.result), None, settlement.meta)
+        return CanvasOutcome(SUCCESS, value_of(job.result), None, settlement.meta)
     if settlement.state == State.CANCELLED:
         return CanvasOutcome(REVOKED, msgspec.json.decode(REVOKED_JSON), None, settlement.meta)
     told = settlement.value

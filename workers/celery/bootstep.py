@@ -48,27 +48,29 @@ from workers.scheduling.dispatcher import Dispatcher
 from workers.threads import run_critical
 
 
-def build_lanes(
+def build_models(
     catalog: Catalog, settings: Settings, environ: Mapping[str, str], owner: str = ""
 ) -> list[ServedModel]:
-    """One lane per model of the catalogue, with its replicas not yet started."""
-    models = list(catalog.models.values())
-    processes = sum(model.replicas for model in models)
+    """One `ServedModel` per model of the catalogue, with its replicas not yet started."""
+    configs = list(catalog.models.values())
+    processes = sum(config.replicas for config in configs)
     child_environ = model_environ(environ, min(settings.device_slots or processes, processes))
     told = [settings.log_format, settings.log_level, batch_tag(owner)]
-    lanes = []
-    for model in models:
-        device = device_of(model, environ)
-        init = {**_init_frame(model, catalog.base_dir, device), "logs": told}
-        own_environ = tuned(child_environ, device) if model.malloc_tuning else child_environ
-        replicas = [Replica(init, own_environ, model.load_timeout_s) for _ in range(model.replicas)]
-        retries = model.max_retries if model.max_retries is not None else settings.max_retries
-        cargo = PendingPayloads(settings.payload_store, settings.inline_limit_bytes)
-        lane = ServedModel(
-            model, retries, replicas, cargo=cargo, events_per_s=settings.events_per_s
+    models = []
+    for config in configs:
+        device = device_of(config, environ)
+        init = {**_init_frame(config, catalog.base_dir, device), "logs": told}
+        own_environ = tuned(child_environ, device) if config.malloc_tuning else child_environ
+        replicas = [
+            Replica(init, own_environ, config.load_timeout_s) for _ in range(config.replicas)
+        ]
+        retries = config.max_retries if config.max_retries is not None else settings.max_retries
+        payloads = PendingPayloads(settings.payload_store, settings.inline_limit_bytes)
+        model = ServedModel(
+            config, retries, replicas, pending_payloads=payloads, events_per_s=settings.events_per_s
         )
-        lanes.append(lane)
-    return lanes
+        models.append(model)
+    return models
 
 
 def _init_frame(model: ModelConfig, folder: Path, device: str) -> dict[str, Any]:
@@ -109,26 +111,26 @@ def take_ticks(clock: Any, count: int) -> int:
 def build_consumer(worker: Any, settings: Settings, catalog: Catalog, redis_url: str) -> Consumer:
     """The consumer of one worker, with all that it works with, not yet running."""
     owner = os.environ.get("HEADRACE_INCARNATION") or f"{worker.hostname}-{secrets.token_hex(4)}"
-    lanes = build_lanes(catalog, settings, os.environ, owner)
+    models = build_models(catalog, settings, os.environ, owner)
     # A try to connect is over in time for the next one to renew the leases.
     patience_s = min(SOCKET_TIMEOUT_S, max(1.0, settings.lease_ttl_s / 3))
     client = connect(redis_url, socket_timeout=patience_s, socket_connect_timeout=patience_s)
-    gauges = HostMetrics(
-        GpuMetrics(os.environ).read, partial(model_pids, lanes), settings.state_dir
+    host_metrics = HostMetrics(
+        GpuMetrics(os.environ).read, partial(model_pids, models), settings.state_dir
     )
-    reporter = EventPublisher(
+    event_publisher = EventPublisher(
         owner,
         worker.hostname,
         event_channel(celery_url(redis_url).database),
         partial(take_ticks, worker.app.clock),
         lambda: getattr(getattr(worker, "consumer", None), "event_dispatcher", None),
-        gauges.latest,
+        host_metrics.latest,
     )
     spans = tracing("worker", os.environ)
     if spans is not None:
         from workers.observability.job_spans import JobSpans
 
-        reporter.spans = JobSpans(spans)
+        event_publisher.spans = JobSpans(spans)
     limits = LeaseLimits(
         settings.lease_ttl_s,
         settings.max_deliveries,
@@ -136,32 +138,34 @@ def build_consumer(worker: Any, settings: Settings, catalog: Catalog, redis_url:
         settings.result_ttl_s,
         settings.job_index_max,
     )
-    ledger = LeaseManager(owner, PipelinedConnection(client), limits, reporter)
+    leases = LeaseManager(owner, PipelinedConnection(client), limits, event_publisher)
     # Before the guard, which is a process: a mistake of the settings is told first.
-    porter = _porter(settings, redis_url)
-    guard = OrphanGuard(f"{os.getpid()}:{secrets.token_hex(8)}")
-    lists = [[name] for lane in lanes for name in keys.step_keys(lane.queue)]
-    wake = QueueNotifications(client, lists, keys.cancel_channel(owner))
-    dispatch = Dispatcher(lanes, settings.device_slots)
-    herald = CanvasNotifier(partial(CanvasSender, redis_url, settings.result_ttl_s))
-    gauges.start()
-    return Consumer(lanes, ledger, wake, reporter, guard, porter, dispatch, herald)
+    transfer = _transfer(settings, redis_url)
+    orphan_guard = OrphanGuard(f"{os.getpid()}:{secrets.token_hex(8)}")
+    lists = [[name] for model in models for name in keys.step_keys(model.queue)]
+    notifications = QueueNotifications(client, lists, keys.cancel_channel(owner))
+    dispatcher = Dispatcher(models, settings.device_slots)
+    notifier = CanvasNotifier(partial(CanvasSender, redis_url, settings.result_ttl_s))
+    host_metrics.start()
+    return Consumer(
+        models, leases, notifications, event_publisher, orphan_guard, transfer, dispatcher, notifier
+    )
 
 
-def model_pids(lanes: Sequence[ServedModel]) -> dict[str, list[int]]:
+def model_pids(models: Sequence[ServedModel]) -> dict[str, list[int]]:
     """The model processes of each model, and what belongs to them, as any thread may ask."""
     return {
-        lane.model.name: [
+        model.config.name: [
             pid
-            for replica in list(lane.replicas)
+            for replica in list(model.replicas)
             if (process := replica.process) is not None
             for pid in (process.pid, *replica.helpers)
         ]
-        for lane in lanes
+        for model in models
     }
 
 
-def _porter(settings: Settings, redis_url: str) -> PayloadTransfer:
+def _transfer(settings: Settings, redis_url: str) -> PayloadTransfer:
     try:
         stores = build_stores(settings, redis_url)
         stores.check()
@@ -237,8 +241,8 @@ class HeadraceStep(bootsteps.StartStopStep):
             return {}
         return {
             "headrace": {
-                lane.model.name: {**model_report(lane), **lane.telling.shown()}
-                for lane in self._consumer.lanes
+                model.config.name: {**model_report(model), **model.event_sampler.report()}
+                for model in self._consumer.models
             }
         }
 

@@ -36,7 +36,7 @@ from workers.celery.task_events import (
     traceback_text,
 )
 from workers.jobs.leased_job import NEVER, Batch, LeasedJob, Settlement
-from workers.leases.manager import CANCELLED, FENCED, PUT_OFF
+from workers.leases.manager import CANCELLED, FENCED, POSTPONED
 from workers.models.served_model import ServedModel
 from workers.observability.host_metrics import NOTHING
 from workers.protocol.phases import BEST_FIRST, Phase
@@ -112,22 +112,22 @@ class EventPublisher:
             self._asked_for = dispatcher.enabled and (not groups or "task" in groups)
         return self._asked_for
 
-    def started(self, lane: ServedModel, batch: Batch) -> None:
+    def started(self, model: ServedModel, batch: Batch) -> None:
         """A batch of the lane went to its model process."""
-        celery_state.all_total_count[0] += len(batch.items)
-        celery_state.total_count[keys.TASK_NAME] += len(batch.items)
+        celery_state.all_total_count[0] += len(batch.jobs)
+        celery_state.total_count[keys.TASK_NAME] += len(batch.jobs)
         if batch.traced and self.spans is not None:
             self.spans.started(batch)
         if not self._listening:
             return
         head, add = self._log.head, self._log.events.append
-        for item in lane.telling.of(batch.items, time.monotonic()):
-            if item.token in self._told:
+        for job in model.event_sampler.sample(batch.jobs, time.monotonic()):
+            if job.token in self._told:
                 continue  # its first batch gave way
-            started_s = item.dispatched_epoch_s
-            self._told[item.token] = NOT_YET
-            self._received(item, started_s - (item.dispatched_at - item.claimed_at))
-            add(Started(*head(item.id, started_s)))
+            started_s = job.dispatched_epoch_s
+            self._told[job.token] = NOT_YET
+            self._received(job, started_s - (job.dispatched_at - job.claimed_at))
+            add(Started(*head(job.id, started_s)))
         self._due()
 
     def finished(self, batch: Batch, settlements: Iterable[Settlement]) -> None:
@@ -139,18 +139,18 @@ class EventPublisher:
             if settlement.token in self._told:
                 self._told[settlement.token] = ended
 
-    def gave_way(self, batch: Batch) -> None:
+    def preempted(self, batch: Batch) -> None:
         """A batch came back as another model's was to run first; its jobs leave in others."""
         if batch.traced and self.spans is not None:
-            self.spans.gave_way(batch)
-        celery_state.all_total_count[0] -= len(batch.items)
-        celery_state.total_count[keys.TASK_NAME] -= len(batch.items)
-        for item in batch.items:
-            if item.dropped == "lost":
-                self._told.pop(item.token, None)
+            self.spans.preempted(batch)
+        celery_state.all_total_count[0] -= len(batch.jobs)
+        celery_state.total_count[keys.TASK_NAME] -= len(batch.jobs)
+        for job in batch.jobs:
+            if job.dropped == "lost":
+                self._told.pop(job.token, None)
 
     def settled(
-        self, lane: ServedModel, settlements: Sequence[Settlement], codes: Sequence[Any]
+        self, model: ServedModel, settlements: Sequence[Settlement], codes: Sequence[Any]
     ) -> None:
         """Redis has answered how these jobs of the lane, which still holds them, have ended."""
         if self.spans is not None:
@@ -164,30 +164,30 @@ class EventPublisher:
                 continue
             if told is None:
                 # Left out until now; or refused, expired or put off as soon as it was claimed.
-                item = lane.held.get(settlement.id)
-                if item is None or not self._worth_telling(lane, item, settlement):
-                    left_out += int(code) != PUT_OFF
+                job = model.held.get(settlement.id)
+                if job is None or not self._worth_telling(model, job, settlement):
+                    left_out += int(code) != POSTPONED
                     continue
-                self._received(item, now_s)
+                self._received(job, now_s)
                 told = NOT_YET
             self._ended(settlement, int(code), *told)
-        lane.telling.left_out(left_out)
+        model.event_sampler.count_omitted(left_out)
         self._due()
 
-    def _worth_telling(self, lane: ServedModel, item: LeasedJob, settlement: Settlement) -> bool:
+    def _worth_telling(self, model: ServedModel, job: LeasedJob, settlement: Settlement) -> bool:
         """Whether to tell of a job at its end of which nothing was told when it began."""
-        telling = lane.telling
-        if item.dispatched_at and (telling.mode is True or settlement.state == State.SUCCEEDED):
+        telling = model.event_sampler
+        if job.dispatched_at and (telling.mode is True or settlement.state == State.SUCCEEDED):
             return False
-        return telling.notable(time.monotonic())
+        return telling.take_notable(time.monotonic())
 
-    def released(self, items: Sequence[LeasedJob], outcomes: Sequence[Any]) -> None:
+    def released(self, jobs: Sequence[LeasedJob], outcomes: Sequence[Any]) -> None:
         """Redis has answered what became of jobs that were given back."""
         if self.spans is not None:
-            self.spans.released(items)
-        for item, outcome in zip(items, outcomes, strict=True):
-            told = self._told.pop(item.token, None)
-            head = self._log.head(item.id, time.time())
+            self.spans.released(jobs)
+        for job, outcome in zip(jobs, outcomes, strict=True):
+            told = self._told.pop(job.token, None)
+            head = self._log.head(job.id, time.time())
             if told is not None and outcome == b"cancelled":
                 self._log.events.append(Revoked(*head, terminated=True))
             elif told is not None and outcome == b"delayed":
@@ -198,16 +198,16 @@ class EventPublisher:
                 self._log.events.append(Failed(*head, lost, None))
         self._due()
 
-    def _received(self, item: LeasedJob, epoch_s: float) -> None:
-        message = item.message
+    def _received(self, job: LeasedJob, epoch_s: float) -> None:
+        message = job.message
         if message is None:  # a message that cannot be read has no arguments
-            shown, root, parent, eta, expires = "{}", item.id, None, None, None
+            shown, root, parent, eta, expires = "{}", job.id, None, None, None
         else:
             shown = arguments_repr(message.model, message.input, message.source)
             root, parent = message.root_id, message.parent_id
             eta, expires = _iso(message.eta_s), _iso(message.expires_s)
-        head = self._log.head(item.id, epoch_s)
-        retries = item.attempts - 1
+        head = self._log.head(job.id, epoch_s)
+        retries = job.attempts - 1
         self._log.events.append(
             Received(*head, keys.TASK_NAME, "()", shown, root, parent, retries, eta, expires)
         )
@@ -219,7 +219,7 @@ class EventPublisher:
         if code == CANCELLED or settlement.state == State.CANCELLED:
             # A worker itself ends as cancelled only what has not run.
             add(Revoked(*head, terminated=settlement.state != State.CANCELLED))
-        elif code == PUT_OFF:
+        elif code == POSTPONED:
             # Without an error it only waits for its eta.
             if settlement.value:
                 add(Retried(*head, *_error(settlement)))
@@ -241,16 +241,16 @@ class EventPublisher:
         self.events_at = NEVER
         return [("PUBLISH", self._channel, self._log.message())]
 
-    def states(self, lanes: list[ServedModel]) -> list[Command]:
+    def states(self, models: list[ServedModel]) -> list[Command]:
         """Model states, figures and counters, for /ready and /metrics."""
         clock = f"{time.time():.3f}"
         fields: list[Arg] = ["", self._own, FIGURES, self._figures(), CLOCK, clock]
-        for lane in lanes:
-            fields += (lane.model.name, _encode({"node": self.hostname, **model_report(lane)}))
+        for model in models:
+            fields += (model.config.name, _encode({"node": self.hostname, **model_report(model)}))
         counted: list[Arg] = []
-        for lane in lanes:
-            stats = keys.stats(lane.model.name)
-            for name, by in lane.stats.drain():
+        for model in models:
+            stats = keys.stats(model.config.name)
+            for name, by in model.stats.drain():
                 counted += (stats, name, by)
         for name, count in TRAFFIC.take("worker").items():
             counted += (keys.SHARED_STATS, name, repr(count))
@@ -286,23 +286,25 @@ def _error(settlement: Settlement) -> tuple[str, str | None]:
     return f"{name}({error.message!r})", traceback_text(settlement.meta)
 
 
-def model_report(lane: ServedModel) -> dict[str, Any]:
+def model_report(model: ServedModel) -> dict[str, Any]:
     """What `/ready` and `inspect stats` show of the model."""
-    states = [replica.state for replica in lane.replicas]
-    first_error = next((replica.error for replica in lane.replicas if replica.error), "")
-    if any(replica.process is None for replica in lane.replicas):
-        first_error = first_error or lane.restarts.told(time.monotonic())
+    states = [replica.state for replica in model.replicas]
+    first_error = next((replica.error for replica in model.replicas if replica.error), "")
+    if any(replica.process is None for replica in model.replicas):
+        first_error = first_error or model.restart_limit.reason(time.monotonic())
     return {
         "state": min(states, key=BEST_FIRST.index),
-        "replicas": lane.model.replicas,
+        "replicas": model.config.replicas,
         "ready": sum(state is Phase.READY for state in states),
-        "device": lane.replicas[0].init["device"],
+        "device": model.replicas[0].init["device"],
         "error": first_error,
-        "recycled": lane.recycled,
-        "lost": lane.restarts.lost,
-        "starved": round(lane.starved, 3),
-        "fits": lane.fitting.limit if lane.fitting.limit < lane.fitting.most else 0,
-        "pids": [r.process.pid for r in lane.replicas if r.process is not None],
-        "backoff_us": lane.policy.backoff_us,
-        "since": max(replica.since for replica in lane.replicas),
+        "recycled": model.recycled,
+        "lost": model.restart_limit.lost,
+        "starved": round(model.starved, 3),
+        "fits": model.memory_limit.limit
+        if model.memory_limit.limit < model.memory_limit.max_size
+        else 0,
+        "pids": [r.process.pid for r in model.replicas if r.process is not None],
+        "backoff_us": model.retry_policy.backoff_us,
+        "since": max(replica.since for replica in model.replicas),
     }

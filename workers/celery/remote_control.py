@@ -95,34 +95,34 @@ def _consumer(state: Any) -> Consumer | None:
 
 def _lanes(state: Any) -> list[ServedModel]:
     consumer = _consumer(state)
-    return consumer.lanes if consumer is not None else []
+    return consumer.models if consumer is not None else []
 
 
 def _running(consumer: Consumer) -> Iterator[tuple[ServedModel, LeasedJob, int | None]]:
     """Running jobs with the pid of their model process; another thread changes them meanwhile."""
-    for lane in consumer.lanes:
-        for replica in lane.replicas:
+    for model in consumer.models:
+        for replica in model.replicas:
             process = replica.process
             pid = process.pid if process is not None else None
             for batch in (replica.batch, replica.staged):
                 if batch is not None:
-                    yield from ((lane, item, pid) for item in batch.items)
+                    yield from ((model, job, pid) for job in batch.jobs)
 
 
-def _prepared(lane: ServedModel) -> list[LeasedJob]:
+def _prepared(model: ServedModel) -> list[LeasedJob]:
     """Jobs that are claimed and have not run: Celery's word is reserved."""
-    return [item for item in list(lane.held.values()) if not item.dispatched_at]
+    return [job for job in list(model.held.values()) if not job.dispatched_at]
 
 
-def _info(state: Any, lane: ServedModel, item: LeasedJob, pid: int | None = None) -> dict[str, Any]:
+def _info(state: Any, model: ServedModel, job: LeasedJob, pid: int | None = None) -> dict[str, Any]:
     return {
-        **item.info(),
+        **job.info(),
         "hostname": state.hostname,
         "worker_pid": pid,
         "delivery_info": {
             "exchange": "",
-            "routing_key": lane.queue,
-            "redelivered": item.attempts > 1,
+            "routing_key": model.queue,
+            "redelivered": job.attempts > 1,
         },
     }
 
@@ -130,11 +130,11 @@ def _info(state: Any, lane: ServedModel, item: LeasedJob, pid: int | None = None
 def _running_info(state: Any) -> list[dict[str, Any]]:
     consumer = _consumer(state)
     found = _running(consumer) if consumer is not None else ()
-    return [_info(state, lane, item, pid) for lane, item, pid in found]
+    return [_info(state, model, job, pid) for model, job, pid in found]
 
 
 def _prepared_info(state: Any) -> list[dict[str, Any]]:
-    return [_info(state, lane, item) for lane in _lanes(state) for item in _prepared(lane)]
+    return [_info(state, model, job) for model in _lanes(state) for job in _prepared(model)]
 
 
 def _active(state: Any, safe: bool = False, **_: Any) -> list[dict[str, Any]]:
@@ -156,7 +156,7 @@ def _query_task(state: Any, ids: str | Sequence[str], **_: Any) -> dict[str, Any
 def _active_queues(state: Any) -> list[dict[str, Any]]:
     # Handing our queues to Celery's own consumer would make it pop from them, message by message;
     # so they are only named here, and Flower then shows their true lengths.
-    return [*_stock["active_queues"](state), *(_described(lane.queue) for lane in _lanes(state))]
+    return [*_stock["active_queues"](state), *(_described(model.queue) for model in _lanes(state))]
 
 
 def _stats(state: Any, **_: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import msgspec
 
 from headrace.observability import worker_report
 from workers.jobs.leased_job import LeasedJob
-from workers.leases.manager import ASKED, FENCED, LeaseManager
+from workers.leases.manager import CANCEL_REQUESTED, FENCED, LeaseManager
 from workers.models.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
@@ -27,17 +27,17 @@ class Cancellation:
     """Lets go of jobs.
 
     Args:
-        lanes: the models.
-        ledger: where a cancelled job is settled.
+        models: the models.
+        leases: where a cancelled job is settled.
     """
 
-    def __init__(self, lanes: Sequence[ServedModel], ledger: LeaseManager) -> None:
-        self._lanes = {lane.model.name: lane for lane in lanes}
-        self._ledger = ledger
+    def __init__(self, models: Sequence[ServedModel], leases: LeaseManager) -> None:
+        self._models = {model.config.name: model for model in models}
+        self._leases = leases
         self._unsure: dict[str, ServedModel] = {}
         self._turned_at: float | None = None
 
-    def in_doubt(self, now: float) -> bool:
+    def leases_in_doubt(self, now: float) -> bool:
         """Whether leases may have run out unseen, so that nothing is to be handed over now.
 
         So it is after this worker was stopped for a while, until the answers to the next renewal
@@ -47,34 +47,34 @@ class Cancellation:
             now: the time, at the begin of a turn of the loop.
         """
         turned_at, self._turned_at = self._turned_at, now
-        if not self._ledger.connected:
+        if not self._leases.connected:
             self._unsure.clear()
             return False
-        if turned_at is not None and now - turned_at > self._ledger.limits.lease_ttl_s * 2 / 3:
+        if turned_at is not None and now - turned_at > self._leases.limits.lease_ttl_s * 2 / 3:
             # Of a host that was suspended no worker is to reap what its neighbours go on with.
-            self._ledger.stood_still(now)
-            self._unsure = {lane.model.name: lane for lane in self._lanes.values()}
-            for lane in self._lanes.values():
-                self.renew(lane)
-        return any(lane.held for lane in self._unsure.values())
+            self._leases.delay_reaping(now)
+            self._unsure = {model.config.name: model for model in self._models.values()}
+            for model in self._models.values():
+                self.renew(model)
+        return any(model.held for model in self._unsure.values())
 
-    def renew(self, lane: ServedModel) -> None:
+    def renew(self, model: ServedModel) -> None:
         """Renew the leases of a lane, and let go of what that shows to be over."""
 
-        def answered(items: list[LeasedJob], codes: list[Any]) -> None:
-            self._unsure.pop(lane.model.name, None)
-            lane.stats.count(worker_report.RENEWED, sum(int(code) != FENCED for code in codes))
-            for item, code in zip(items, codes, strict=True):
-                if lane.held.get(item.id) is not item or item.dropped:
+        def answered(jobs: list[LeasedJob], codes: list[Any]) -> None:
+            self._unsure.pop(model.config.name, None)
+            model.stats.count(worker_report.RENEWED, sum(int(code) != FENCED for code in codes))
+            for job, code in zip(jobs, codes, strict=True):
+                if model.held.get(job.id) is not job or job.dropped:
                     continue
-                if int(code) == ASKED:
-                    self._cancel(lane, item)
+                if int(code) == CANCEL_REQUESTED:
+                    self._cancel(model, job)
                 elif int(code) == FENCED:
-                    self._lose(lane, item)
+                    self._lose(model, job)
 
-        self._ledger.renew(lane, answered)
+        self._leases.renew(model, answered)
 
-    def heard(self, published: Sequence[bytes]) -> bool:
+    def read_cancels(self, published: Sequence[bytes]) -> bool:
         """Read what jobs/cancel.lua published: model, id and token of each job; whether it has."""
         for body in published:
             try:
@@ -87,49 +87,49 @@ class Cancellation:
     def _hear(self, body: bytes) -> None:
         told = msgspec.msgpack.decode(body, type=list[str])
         for at in range(0, len(told), _MODEL_ID_TOKEN):
-            model, job_id, token = told[at : at + _MODEL_ID_TOKEN]
-            lane = self._lanes.get(model)
-            if lane is None:
+            name, job_id, token = told[at : at + _MODEL_ID_TOKEN]
+            model = self._models.get(name)
+            if model is None:
                 continue
-            item = lane.held.get(job_id)
-            if item is None or item.token != token:
-                if lane.backlog.claiming or lane.unread:
-                    lane.foretold.add(token)
-            elif not item.dropped:
-                self._cancel(lane, item)
+            job = model.held.get(job_id)
+            if job is None or job.token != token:
+                if model.backlog.claiming or model.claim_replies:
+                    model.cancelled_tokens.add(token)
+            elif not job.dropped:
+                self._cancel(model, job)
 
-    def _cancel(self, lane: ServedModel, item: LeasedJob) -> None:
-        if self._taken_out(lane, item):
-            self._ledger.settle(lane, [lane.cancel(item)])
-        elif item.dispatched_at:
-            item.dropped = "cancelled"
-            for replica in lane.replicas:
-                replica.drop(item)
+    def _cancel(self, model: ServedModel, job: LeasedJob) -> None:
+        if self._taken_out(model, job):
+            self._leases.settle(model, [model.cancel(job)])
+        elif job.dispatched_at:
+            job.dropped = "cancelled"
+            for replica in model.replicas:
+                replica.drop(job)
 
-    def _lose(self, lane: ServedModel, item: LeasedJob) -> None:
+    def _lose(self, model: ServedModel, job: LeasedJob) -> None:
         logger.warning(
             "the job is another's by now; this worker lets go of it",
-            extra={"model": lane.model.name, "job": item.id},
+            extra={"model": model.config.name, "job": job.id},
         )
-        taken_out = self._taken_out(lane, item)
-        if not taken_out and not item.dispatched_at:
+        taken_out = self._taken_out(model, job)
+        if not taken_out and not job.dispatched_at:
             return  # its settlement or its release is under way, and says so too
-        item.dropped = "lost"
+        job.dropped = "lost"
         if taken_out:
-            lane.forget([item])
+            model.forget([job])
         else:
-            for replica in lane.replicas:
-                replica.drop(item)
+            for replica in model.replicas:
+                replica.drop(job)
 
     @staticmethod
-    def _taken_out(lane: ServedModel, item: LeasedJob) -> bool:
+    def _taken_out(model: ServedModel, job: LeasedJob) -> bool:
         """Take an item out that was not handed over yet; whether it was to be."""
-        if item.dispatched_at:
+        if job.dispatched_at:
             return False
-        if lane.batcher.remove(item):
-            lane.deadlines.left([item])
+        if model.batcher.remove(job):
+            model.deadlines.forget([job])
             return True
-        if item.token in lane.cargo.moving:
-            lane.cargo.moved(item)
+        if job.token in model.pending_payloads.in_transfer:
+            model.pending_payloads.transfer_done(job)
             return True
         return False

@@ -23,80 +23,84 @@ class Claimer:
     """The claims of one worker.
 
     Args:
-        lanes: the models.
-        ledger: where they are said.
-        devices: says which lane may run a batch.
+        models: the models.
+        leases: where they are said.
+        dispatcher: says which lane may run a batch.
 
     Attributes:
         top_up_at: when a prepared batch may be topped up again.
     """
 
     def __init__(
-        self, lanes: Sequence[ServedModel], ledger: LeaseManager, devices: Dispatcher
+        self, models: Sequence[ServedModel], leases: LeaseManager, dispatcher: Dispatcher
     ) -> None:
-        self._lanes = lanes
-        self._ledger = ledger
-        self._devices = devices
+        self._models = models
+        self._leases = leases
+        self._dispatcher = dispatcher
         self.top_up_at = 0.0
 
-    def ask(self, now: float) -> None:
+    def claim(self, now: float) -> None:
         """Ask for what there is room for, together with what else is said."""
-        for lane in self._lanes:
-            self._ask(lane, lane.claimable, now)
+        for model in self._models:
+            self._ask(model, model.claimable, now)
 
-    def ask_before_settling(self, now: float) -> None:
+    def claim_before_settling(self, now: float) -> None:
         """Ask at once where a whole batch will come: what ran meanwhile is to be settled."""
-        for lane in self._lanes:
-            rooms = lane.claimable
-            if fills(lane, rooms):
-                self._ask(lane, rooms, now)
-        self._ledger.flush(now)
+        for model in self._models:
+            rooms = model.claimable
+            if fills(model, rooms):
+                self._ask(model, rooms, now)
+        self._leases.flush(now)
 
-    def ask_before_reading(self, now: float) -> None:
+    def claim_before_reading(self, now: float) -> None:
         """Ask at once for the batch behind the one that has come and leaves when it is read."""
-        for lane in self._lanes:
-            if lane.unread and leaves_when_read(lane) and self._devices.runs_at_once(lane):
-                rooms = lane.claimable
-                if fills(lane, rooms):
-                    self._ask(lane, rooms, now)
-                    self._ledger.flush(now)
+        for model in self._models:
+            if (
+                model.claim_replies
+                and leaves_when_read(model)
+                and self._dispatcher.runs_at_once(model)
+            ):
+                rooms = model.claimable
+                if fills(model, rooms):
+                    self._ask(model, rooms, now)
+                    self._leases.flush(now)
 
-    def read(self, now: float) -> None:
+    def read_replies(self, now: float) -> None:
         """Read what was claimed, and settle at once what will not run."""
-        for lane in self._lanes:
-            if lane.unread:
-                self._ledger.settle(lane, lane.read(now))
+        for model in self._models:
+            if model.claim_replies:
+                self._leases.settle(model, model.read_claims(now))
 
-    def cut_off(self, now: float) -> None:
+    def connection_lost(self, now: float) -> None:
         """Redis is away: what is held is to be known when it is back, and nobody is to come."""
-        self.read(now)
-        for lane in self._lanes:
-            lane.company.lost()
+        self.read_replies(now)
+        for model in self._models:
+            model.expected_arrivals.connection_lost()
 
-    def _ask(self, lane: ServedModel, rooms: Sequence[int], now: float) -> None:
+    def _ask(self, model: ServedModel, rooms: Sequence[int], now: float) -> None:
         # Said when it is back, just before what is not known to be held is given back: all of it.
-        if not rooms or not self._ledger.connected:
+        if not rooms or not self._leases.connected:
             return
-        if now >= self.top_up_at or lane.in_need or self._devices.may_run(lane):
+        if now >= self.top_up_at or model.needs_better or self._dispatcher.may_run(model):
             self.top_up_at = now + TOP_UP_S
-            self._ledger.claim(lane, rooms)
-            lane.company.asked(rooms, now)
+            self._leases.claim(model, rooms)
+            model.expected_arrivals.claim_sent(rooms, now)
 
 
-def fills(lane: ServedModel, rooms: Sequence[int]) -> bool:
+def fills(model: ServedModel, rooms: Sequence[int]) -> bool:
     """Whether a whole batch is known to wait where there is room for it."""
-    size = lane.batcher.policy.max_batch_size
-    waiting = zip(rooms, lane.backlog.waiting, strict=False)
+    size = model.batcher.policy.max_batch_size
+    waiting = zip(rooms, model.backlog.waiting, strict=False)
     return max(rooms, default=0) >= size <= sum(left for room, left in waiting if room)
 
 
-def leaves_when_read(lane: ServedModel) -> bool:
+def leaves_when_read(model: ServedModel) -> bool:
     """Whether what has come is one batch for sure, full and with nothing before it.
 
     That is known where its items have neither cost nor key.
     """
-    policy = lane.batcher.policy
-    jobs = sum(len(reply) - CLAIM_HEAD for reply in lane.unread) // CLAIM_ROW
+    policy = model.batcher.policy
+    jobs = sum(len(reply) - CLAIM_HEAD for reply in model.claim_replies) // CLAIM_ROW
     bounded = policy.max_batch_cost is not None or policy.keyed
-    beside = len(lane.batcher) or lane.cargo.moving
+    beside = len(model.batcher) or model.pending_payloads.in_transfer
     return jobs >= policy.max_batch_size and not bounded and not beside

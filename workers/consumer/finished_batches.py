@@ -20,7 +20,7 @@ from workers.observability.batch_log import log_ended
 class FinishedBatch(NamedTuple):
     """One batch that has run; the rest is as of `ServedModel.collect`."""
 
-    lane: ServedModel
+    model: ServedModel
     batch: Batch
     outcomes: list[Any]
     times: list[float]
@@ -34,36 +34,36 @@ class FinishedBatches:
     """The batches that have run and are not settled.
 
     Attributes:
-        ledger: where they are settled.
-        reporter: is told that they have ended.
-        porter: stores what is too long for a settlement.
+        leases: where they are settled.
+        observer: is told that they have ended.
+        transfer: stores what is too long for a settlement.
     """
 
-    ledger: LeaseManager
-    reporter: EventPublisher
-    porter: PayloadTransfer
+    leases: LeaseManager
+    observer: EventPublisher
+    transfer: PayloadTransfer
     _ran: list[FinishedBatch] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self._ran)
 
     def add(
-        self, lane: ServedModel, batch: Batch, told: tuple[Any, Any, int, int], now: float
+        self, model: ServedModel, batch: Batch, told: tuple[Any, Any, int, int], now: float
     ) -> None:
         """A model process has answered: outcomes, times, padding and what memory has room for."""
-        self._ran.append(FinishedBatch(lane, batch, *told, now))
+        self._ran.append(FinishedBatch(model, batch, *told, now))
         if self._ran[-1].fits:
             self.settle()  # the next batch is to be smaller
 
     def settle(self) -> None:
         """Settle them all."""
         ran, self._ran = self._ran, []
-        for lane, batch, outcomes, times, padding, fits, at in ran:
-            log_ended(lane, batch, outcomes, at)
-            settlements = lane.collect(batch, outcomes, times, padding, fits, at)
-            self.reporter.finished(batch, settlements)
-            self.ledger.settle(lane, settlements)
-            if lane.cargo.loads:
-                loads = [load.settlement for load in lane.cargo.loads]
-                self.reporter.finished(batch, loads)
-                self.porter.take(lane)
+        for model, batch, outcomes, times, padding, fits, at in ran:
+            log_ended(model, batch, outcomes, at)
+            settlements = model.batch_done(batch, outcomes, times, padding, fits, at)
+            self.observer.finished(batch, settlements)
+            self.leases.settle(model, settlements)
+            if model.pending_payloads.results:
+                loads = [load.settlement for load in model.pending_payloads.results]
+                self.observer.finished(batch, loads)
+                self.transfer.take(model)

@@ -60,8 +60,8 @@ class Transferred(NamedTuple):
         retryable: whether the job may be tried again.
     """
 
-    lane: ServedModel
-    item: LeasedJob
+    model: ServedModel
+    job: LeasedJob
     body: bytes | None = None
     load: PendingResult | None = None
     error: HeadraceError | None = None
@@ -98,16 +98,16 @@ class PayloadTransfer:
         """For selectors: readable when something was moved."""
         return self._out
 
-    def take(self, lane: ServedModel) -> None:
+    def take(self, model: ServedModel) -> None:
         """Take over what a lane has for it."""
-        cargo = lane.cargo
+        cargo = model.pending_payloads
         fetches, cargo.fetches = cargo.fetches, []
-        loads, cargo.loads = cargo.loads, []
+        loads, cargo.results = cargo.results, []
         ended, cargo.ended = cargo.ended, []
-        for item in fetches:
-            self._start(partial(self._guarded, self._fetch, lane, item, None))
+        for job in fetches:
+            self._start(partial(self._guarded, self._fetch, model, job, None))
         for load in loads:
-            self._start(partial(self._guarded, self._store, lane, load.item, load))
+            self._start(partial(self._guarded, self._store, model, load.job, load))
         if ended:
             self._start(partial(self._drop, ended))
 
@@ -118,7 +118,7 @@ class PayloadTransfer:
             self._sweeping = True
             self._start(self._sweep)
 
-    def moved(self) -> list[Transferred]:
+    def take_finished(self) -> list[Transferred]:
         """What was moved since the last call."""
         with contextlib.suppress(BlockingIOError):
             while os.read(self._out, 4096):
@@ -128,25 +128,25 @@ class PayloadTransfer:
             found.append(self._done.popleft())
         return found
 
-    def deliver(self, ledger: LeaseManager) -> None:
+    def deliver(self, leases: LeaseManager) -> None:
         """Give what was moved to its lanes, and settle what can end now."""
-        for lane, item, body, load, error, retryable in self.moved():
-            lane.cargo.moved(item)
-            if lane.held.get(item.id) is not item:
+        for model, job, body, load, error, retryable in self.take_finished():
+            model.pending_payloads.transfer_done(job)
+            if model.held.get(job.id) is not job:
                 # Another's by now, or held under a newer claim: this one is over.
-                lane.cargo.settled([item])
-            elif item.dropped and load is None:
+                model.pending_payloads.forget([job])
+            elif job.dropped and load is None:
                 continue  # settled meanwhile
             elif error is not None:
                 logger.warning(
-                    "%s", error.message, extra={"model": lane.model.name, "job": item.id}
+                    "%s", error.message, extra={"model": model.config.name, "job": job.id}
                 )
-                settlement = lane.unmoved(item, error, retryable=retryable)
-                ledger.settle(lane, [settlement])
+                settlement = model.transfer_failed(job, error, retryable=retryable)
+                leases.settle(model, [settlement])
             elif load is not None:
-                ledger.settle(lane, [load.settlement])
+                leases.settle(model, [load.settlement])
             elif body is not None:
-                lane.arrived(item, body)
+                model.input_arrived(job, body)
 
     def close(self) -> None:
         """Do what was begun, if that takes a moment only, and nothing more.
@@ -181,18 +181,18 @@ class PayloadTransfer:
     def _guarded(
         self,
         move: Callable[[ServedModel, LeasedJob, PendingResult | None], Transferred],
-        lane: ServedModel,
-        item: LeasedJob,
+        model: ServedModel,
+        job: LeasedJob,
         load: PendingResult | None,
     ) -> None:
         """Move, and tell in any case: an item that nobody tells of would be held for ever."""
         try:
-            moved = move(lane, item, load)
+            moved = move(model, job, load)
         except Exception as error:
-            logger.exception("a payload was not moved", extra={"job": item.id})
+            logger.exception("a payload was not moved", extra={"job": job.id})
             kind = InputUnavailable if load is None else ResultNotStored
             why = kind(f"the payload could not be moved: {type(error).__name__}")
-            moved = Transferred(lane, item, load=load, error=why, retryable=True)
+            moved = Transferred(model, job, load=load, error=why, retryable=True)
         self._done.append(moved)
         # So full a pipe wakes the consumer anyway.
         with contextlib.suppress(BlockingIOError):
@@ -213,8 +213,8 @@ class PayloadTransfer:
             self._closing.wait(pause_s)
         return call()
 
-    def _fetch(self, lane: ServedModel, item: LeasedJob, _: PendingResult | None) -> Transferred:
-        source = item.message.source if item.message is not None else None
+    def _fetch(self, model: ServedModel, job: LeasedJob, _: PendingResult | None) -> Transferred:
+        source = job.message.source if job.message is not None else None
         if source is None:
             raise RuntimeError("an item without a source was to be fetched")
         try:
@@ -222,10 +222,10 @@ class PayloadTransfer:
         except (StoreError, BrokerError, PayloadMissing) as error:
             # A payload that is not there may be a mount that is not there.
             unavailable = InputUnavailable(f"the input cannot be fetched: {error.message}")
-            return Transferred(lane, item, error=unavailable, retryable=True)
+            return Transferred(model, job, error=unavailable, retryable=True)
         except HeadraceError as error:
-            return Transferred(lane, item, error=error)
-        return Transferred(lane, item, body)
+            return Transferred(model, job, error=error)
+        return Transferred(model, job, body)
 
     def _read(self, source: InputSource) -> bytes:
         if source.origin:
@@ -239,7 +239,7 @@ class PayloadTransfer:
             )
         return body
 
-    def _store(self, lane: ServedModel, item: LeasedJob, load: PendingResult | None) -> Transferred:
+    def _store(self, model: ServedModel, job: LeasedJob, load: PendingResult | None) -> Transferred:
         if load is None:
             raise RuntimeError("nothing was given to be stored")
         body = plain_result(load.result, load.kind)
@@ -252,8 +252,8 @@ class PayloadTransfer:
             self._patiently(put)
         except HeadraceError as error:
             lost = ResultNotStored(f"the result cannot be stored: {error.message}")
-            return Transferred(lane, item, load=load, error=lost, retryable=True)
-        return Transferred(lane, item, load=load)
+            return Transferred(model, job, load=load, error=lost, retryable=True)
+        return Transferred(model, job, load=load)
 
     def _drop(self, entries: list[PayloadEntry]) -> None:
         try:

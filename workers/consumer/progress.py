@@ -19,16 +19,16 @@ class ProgressWriter:
     """What the model processes of a worker say of their jobs.
 
     Args:
-        ledger: says it to Redis.
+        leases: says it to Redis.
     """
 
-    def __init__(self, ledger: LeaseManager) -> None:
-        self._ledger = ledger
+    def __init__(self, leases: LeaseManager) -> None:
+        self._leases = leases
         # The newest word of each job while that is held: an outage may have swallowed it.
-        self._words: WeakKeyDictionary[LeasedJob, bytes] = WeakKeyDictionary()
+        self._latest: WeakKeyDictionary[LeasedJob, bytes] = WeakKeyDictionary()
         self._number = 0
 
-    def heard(self, replica: Replica, seq: int, rows: Sequence[Sequence[Any]]) -> None:
+    def write(self, replica: Replica, seq: int, rows: Sequence[Sequence[Any]]) -> None:
         """A model process has said something of a batch; passed over where it has none such.
 
         Args:
@@ -41,21 +41,21 @@ class ProgressWriter:
         if batch is None:
             return
         said = {job_id: rest for job_id, *rest in rows}
-        about = [item for item in batch.items if item.id in said and not item.dropped]
-        for item in about:
+        about = [job for job in batch.jobs if job.id in said and not job.dropped]
+        for job in about:
             # No other word under the same token has that number.
             self._number += 1
-            word = msgspec.json.encode(Progress(*said[item.id]))
-            self._words[item] = b"%d %s" % (self._number, word)
+            word = msgspec.json.encode(Progress(*said[job.id]))
+            self._latest[job] = b"%d %s" % (self._number, word)
         self._say(about)
 
-    def joined(self) -> None:
+    def write_again(self) -> None:
         """Redis is back."""
-        self._say(list(self._words))
+        self._say(list(self._latest))
 
-    def _say(self, items: Iterable[LeasedJob]) -> None:
+    def _say(self, jobs: Iterable[LeasedJob]) -> None:
         arguments: list[Arg] = []
-        for item in items:
-            arguments += (item.id, item.token, self._words[item])
-        if arguments and self._ledger.connected:
-            self._ledger.say(script("jobs/progress").call([], *arguments))
+        for job in jobs:
+            arguments += (job.id, job.token, self._latest[job])
+        if arguments and self._leases.connected:
+            self._leases.send(script("jobs/progress").call([], *arguments))

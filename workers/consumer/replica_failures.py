@@ -28,9 +28,9 @@ class ReplicaFailures:
 
     Args:
         selector: the sockets of the processes are registered there.
-        ledger: the account with Redis.
-        reporter: is told which batches have ended.
-        guard: as of `ReplicaManager`.
+        leases: the account with Redis.
+        observer: is told which batches have ended.
+        orphan_guard: as of `ReplicaManager`.
 
     Attributes:
         keeper: starts the processes anew.
@@ -40,82 +40,87 @@ class ReplicaFailures:
     def __init__(
         self,
         selector: selectors.BaseSelector,
-        ledger: LeaseManager,
-        reporter: EventPublisher,
-        guard: OrphanGuard,
+        leases: LeaseManager,
+        observer: EventPublisher,
+        orphan_guard: OrphanGuard,
     ) -> None:
-        self.keeper = ReplicaManager(selector, self.lost, guard)
+        self.replica_manager = ReplicaManager(selector, self.lost, orphan_guard)
         self.new = False
         self._selector = selector
-        self._ledger = ledger
-        self._reporter = reporter
+        self._leases = leases
+        self._observer = observer
 
-    def timed_out(self, lane: ServedModel, replica: Replica, batch: Batch, now: float) -> None:
+    def timed_out(self, model: ServedModel, replica: Replica, batch: Batch, now: float) -> None:
         """A batch has run for too long, and its process has told where it is."""
-        size = len(batch.items)
-        logger.error("a batch ran into its timeout", extra=about_batches(lane, [batch]))
-        begun, untouched = replica.suspects()
-        self.give_back(lane, untouched, "free")
+        size = len(batch.jobs)
+        logger.error("a batch ran into its timeout", extra=about_batches(model, [batch]))
+        begun, untouched = replica.take_batches()
+        self.give_back(model, untouched, "free")
         if size == 1 and len(begun) == 1:
-            lane.stats.left(batch.reason)
-            settlement = lane.deadlines.timed_out(batch, now, replica.trace())
-            self._ledger.settle(lane, [settlement])
-            self._reporter.finished(batch, [])
+            model.stats.left(batch.reason)
+            settlement = model.deadlines.timed_out(batch, now, replica.trace())
+            self._leases.settle(model, [settlement])
+            self._observer.finished(batch, [])
         else:
             # Which of them hangs is not known: each runs alone next, and none is charged.
-            self.give_back(lane, begun, "alone")
-        self._give_up(lane, replica, now, "a job ran longer than its timeout")
+            self.give_back(model, begun, "alone")
+        self._give_up(model, replica, now, "a job ran longer than its timeout")
 
-    def lost(self, lane: ServedModel, replica: Replica, now: float) -> None:
+    def lost(self, model: ServedModel, replica: Replica, now: float) -> None:
         """A process is gone, or is to be: its batches go back, and it starts again."""
-        if replica.asked and replica.batch is not None:
+        if replica.stacks_requested and replica.batch is not None:
             # It hung, and the question where has ended it.
-            self.timed_out(lane, replica, replica.batch, now)
+            self.timed_out(model, replica, replica.batch, now)
             return
-        begun, untouched = replica.suspects()
+        begun, untouched = replica.take_batches()
         if begun:
-            told = {**about_batches(lane, begun), "traceback": replica.trace()}
+            told = {**about_batches(model, begun), "traceback": replica.trace()}
             logger.error("a model process died under a batch", extra=told)
-        self.give_back(lane, untouched, "free")
-        self.give_back(lane, begun, "crash")
-        self._give_up(lane, replica, now, "its device was lost" if replica.leaving else "it died")
+        self.give_back(model, untouched, "free")
+        self.give_back(model, begun, "crash")
+        self._give_up(
+            model, replica, now, "its device was lost" if replica.device_lost else "it died"
+        )
 
-    def give_back(self, lane: ServedModel, batches: list[Batch], mode: str) -> None:
+    def give_back(self, model: ServedModel, batches: list[Batch], mode: str) -> None:
         """Put the jobs of these batches back into their queue; modes as in jobs/release.lua."""
         # What is given back last stands first in its queue.
         for batch in reversed(batches):
             if mode != "free":
-                lane.stats.left(batch.reason)
-            self._ledger.release(lane, batch.items, mode)
-            self._reporter.finished(batch, [])
+                model.stats.left(batch.reason)
+            self._leases.release(model, batch.jobs, mode)
+            self._observer.finished(batch, [])
 
-    def give_all_back(self, lanes: Sequence[ServedModel], now: float) -> None:
+    def release_all(self, models: Sequence[ServedModel], now: float) -> None:
         """Stop all model processes; what the lanes hold goes back into the queues, uncharged."""
-        for lane in lanes:
-            self.keeper.stop(lane, now)
-            for replica in lane.replicas:
-                for batches in replica.suspects():
-                    self.give_back(lane, batches, "free")
-            moving, telling = lane.cargo.moving.values(), lane.sequels.telling.values()
-            self._ledger.release(lane, [*lane.take_all(), *moving, *telling], "free")
-        for lane in lanes:
-            for replica in lane.replicas:
+        for model in models:
+            self.replica_manager.stop(model, now)
+            for replica in model.replicas:
+                for batches in replica.take_batches():
+                    self.give_back(model, batches, "free")
+            moving, telling = (
+                model.pending_payloads.in_transfer.values(),
+                model.callbacks.notifying.values(),
+            )
+            self._leases.release(model, [*model.take_all(), *moving, *telling], "free")
+        for model in models:
+            for replica in model.replicas:
                 replica.stop()
-        self.keeper.close()
+        self.replica_manager.close()
 
-    def let_go(self, lane: ServedModel, now: float) -> None:
+    def release_prepared(self, model: ServedModel, now: float) -> None:
         """Release what is prepared while all processes wait before they are started again.
 
         Another worker may run meanwhile what this one cannot. A claim or a fetch that was under way
         brings more of it later.
         """
-        if len(lane.batcher) and all(
-            replica.process is None and replica.restart_at > now for replica in lane.replicas
+        if len(model.batcher) and all(
+            replica.process is None and replica.restart_at > now for replica in model.replicas
         ):
-            self._ledger.release(lane, lane.take_all(), "free")
+            self._leases.release(model, model.take_all(), "free")
 
-    def _give_up(self, lane: ServedModel, replica: Replica, now: float, why: str) -> None:
+    def _give_up(self, model: ServedModel, replica: Replica, now: float, why: str) -> None:
         if replica.frames is not None:
             self._selector.unregister(replica.frames)
-        self.keeper.ended(lane, replica, now, why)
+        self.replica_manager.ended(model, replica, now, why)
         self.new = True

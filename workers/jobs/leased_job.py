@@ -50,7 +50,7 @@ class LeasedJob(msgspec.Struct, eq=False, weakref=True):
         key: only items of one key run together.
         step: its priority, one of `headrace.redis.keys.STEPS`.
         overdue_at: from then on it no longer yields to better priorities.
-        kind: content type of an input that was fetched and is not JSON.
+        content_type: content type of an input that was fetched and is not JSON.
         expires_at: until when it must have begun; NEVER where its message does not say.
         dropped: why nothing is to come of it here any more: "cancelled", or "lost" to another
             worker.
@@ -66,21 +66,21 @@ class LeasedJob(msgspec.Struct, eq=False, weakref=True):
     enqueued_at: float
     claimed_at: float
     attempts: int
-    alone: bool
+    isolated: bool
     dispatched_at: float = 0.0
     dispatched_epoch_s: float = 0.0
     cost: int = 0
     key: str | None = None
     step: int = 0
     overdue_at: float = NEVER
-    kind: str = ""
+    content_type: str = ""
     canvas: Canvas | None = None
     result: bytes = b"null"
     dropped: str = ""
     expires_at: float = NEVER
     retries: int = 0
 
-    def date(self, message: Message, now: float, now_us: int) -> float:
+    def set_deadlines(self, message: Message, now: float, now_us: int) -> float:
         """Note until when it must have begun; how many seconds too early it was claimed.
 
         A message has both times by the clock of whoever wrote it. They are held against Redis'
@@ -121,7 +121,7 @@ class LeasedJob(msgspec.Struct, eq=False, weakref=True):
         }
 
 
-def claimed_item(row: Sequence[Any], now: float, now_us: int, yield_s: float) -> LeasedJob:
+def claimed_job(row: Sequence[Any], now: float, now_us: int, yield_s: float) -> LeasedJob:
     """A job as jobs/claim.lua gave it, still without its message.
 
     Args:
@@ -134,7 +134,7 @@ def claimed_item(row: Sequence[Any], now: float, now_us: int, yield_s: float) ->
     created_us = int(created) if created else now_us
     enqueued_at = now - (now_us - created_us) / US_PER_S
     # By place, and what is as it is by default set after: a name costs as much as its value here.
-    item = LeasedJob(
+    job = LeasedJob(
         job_id.decode(),
         token.decode(),
         None,
@@ -145,13 +145,13 @@ def claimed_item(row: Sequence[Any], now: float, now_us: int, yield_s: float) ->
         alone != b"",
     )
     if retries:
-        item.retries = int(retries)
+        job.retries = int(retries)
     if waits != BEST_STEP:
         place, _, since = waits.partition(b" ")
-        item.step = int(place)
+        job.step = int(place)
         waited_from = now - (now_us - int(since)) / US_PER_S if since else enqueued_at
-        item.overdue_at = yield_s + waited_from
-    return item
+        job.overdue_at = yield_s + waited_from
+    return job
 
 
 @dataclass(slots=True)
@@ -167,7 +167,7 @@ class Batch:
         span: where in a trace it runs itself (`traceparent`); "" for nowhere.
     """
 
-    items: list[LeasedJob]
+    jobs: list[LeasedJob]
     reason: str
     started_at: float
     deadline: float
@@ -180,15 +180,15 @@ class Batch:
     def traces(self) -> dict[str, str]:
         """By job, where in a trace it was submitted."""
         return {
-            item.id: item.message.trace.parent
-            for item in self.items
-            if item.message is not None and item.message.trace is not None
+            job.id: job.message.trace.parent
+            for job in self.jobs
+            if job.message is not None and job.message.trace is not None
         }
 
     @property
     def offline(self) -> bool:
         """Whether nobody waits for it: all of its jobs are offline."""
-        return all(item.step == OFFLINE_STEP for item in self.items)
+        return all(job.step == OFFLINE_STEP for job in self.jobs)
 
     def runs_from(self, now: float) -> None:
         """It was handed over behind another batch, and is the one that runs now."""
@@ -221,8 +221,8 @@ def date_done() -> str:
     return datetime.now(UTC).isoformat()
 
 
-def _meta(item: LeasedJob, status: bytes, result: bytes, traceback: bytes, done: str) -> bytes:
-    message, family = item.message, b""
+def _meta(job: LeasedJob, status: bytes, result: bytes, traceback: bytes, done: str) -> bytes:
+    message, family = job.message, b""
     if message is not None:
         if message.ignore_result:
             return b""
@@ -232,7 +232,7 @@ def _meta(item: LeasedJob, status: bytes, result: bytes, traceback: bytes, done:
             family += b', "parent_id": ' + _encode(message.parent_id)
     # An id has no character that JSON writes otherwise.
     return _META % (
-        status, result, traceback, _NO_CHILDREN, done.encode(), item.id.encode(), family
+        status, result, traceback, _NO_CHILDREN, done.encode(), job.id.encode(), family
     )  # fmt: skip
 
 
@@ -246,41 +246,41 @@ def with_children(settlement: Settlement, children: bytes) -> Settlement:
 
 
 def succeeded(
-    item: LeasedJob, result: bytes, kind: str, batch: Arg, timings: str, done: str
+    job: LeasedJob, result: bytes, kind: str, batch: Arg, timings: str, done: str
 ) -> Settlement:
     """The job ends with this result (JSON text); `kind` is its content type if it is not JSON."""
-    message = item.message
+    message = job.message
     if not kind and message is not None and message.quiet:
         own: tuple[bytes, str, Arg] = (b"", F.RESULT, result)
     else:
-        meta = _meta(item, b"SUCCESS", result, b"null", done)
+        meta = _meta(job, b"SUCCESS", result, b"null", done)
         own = (meta, F.RESULT_TYPE, kind) if kind else (meta, "", "")
     meta, field, value = own
     return Settlement(
-        item.id, item.token, State.SUCCEEDED, meta, batch, timings, field, value, "", ""
+        job.id, job.token, State.SUCCEEDED, meta, batch, timings, field, value, "", ""
     )
 
 
 def stored(
-    item: LeasedJob, ref: str, result: bytes, kind: str, batch: Arg, timings: str, done: str
+    job: LeasedJob, ref: str, result: bytes, kind: str, batch: Arg, timings: str, done: str
 ) -> Settlement:
     """The job ends with a result that lies in the payload store, under this reference.
 
     Its Celery result says how large it is and where the API gives it.
     """
     length, shown = (binary_size(result), kind) if kind else (len(result), JSON_TYPE)
-    return stored_as(item, ref, length, shown, batch, timings, done)
+    return stored_as(job, ref, length, shown, batch, timings, done)
 
 
 def stored_as(
-    item: LeasedJob, ref: str, length: int, shown: str, batch: Arg, timings: str, done: str
+    job: LeasedJob, ref: str, length: int, shown: str, batch: Arg, timings: str, done: str
 ) -> Settlement:
     """As `stored`, of so many bytes of such a content type."""
-    told = {"size": length, "content_type": shown, "url": f"/api/v1/jobs/{item.id}/result"}
-    meta = _meta(item, b"SUCCESS", _encode(told), b"null", done)
+    told = {"size": length, "content_type": shown, "url": f"/api/v1/jobs/{job.id}/result"}
+    meta = _meta(job, b"SUCCESS", _encode(told), b"null", done)
     value = f"{ref} {length} {shown}"
     return Settlement(
-        item.id, item.token, State.SUCCEEDED, meta, batch, timings, F.RESULT_REF, value, "", ""
+        job.id, job.token, State.SUCCEEDED, meta, batch, timings, F.RESULT_REF, value, "", ""
     )
 
 
@@ -291,7 +291,7 @@ def binary_size(result: bytes | memoryview) -> int:
 
 
 def failed(
-    item: LeasedJob,
+    job: LeasedJob,
     code: str,
     message: str,
     *,
@@ -308,42 +308,40 @@ def failed(
     error = _encode({"type": code, "message": message, "retryable": retryable})
     retry_us = ""
     if retryable:
-        retry_us = retries.of(item.message).retry_us(item.retries)
-        if item.expires_at != NEVER and retry_us != DEAD:
+        retry_us = retries.for_job(job.message).retry_us(job.retries)
+        if job.expires_at != NEVER and retry_us != DEAD:
             # It would wait for a time at which it is not to begin any more.
-            late = time.monotonic() + int(retry_us) / US_PER_S > item.expires_at
+            late = time.monotonic() + int(retry_us) / US_PER_S > job.expires_at
             retry_us = "" if late else retry_us
     cls = BY_CODE.get(code, HeadraceError)
     result = _encode(
         {"exc_type": cls.__name__, "exc_message": [message], "exc_module": cls.__module__}
     )
     state = State.EXPIRED if code == "expired" else State.FAILED
-    meta = _meta(item, b"FAILURE", result, _encode(traceback or None), date_done())
-    return Settlement(
-        item.id, item.token, state, meta, batch, timings, F.ERROR, error, "", retry_us
-    )
+    meta = _meta(job, b"FAILURE", result, _encode(traceback or None), date_done())
+    return Settlement(job.id, job.token, state, meta, batch, timings, F.ERROR, error, "", retry_us)
 
 
-def illegible(item: LeasedJob, raw: bytes, error: InvalidRequest) -> Settlement:
+def unreadable_message(job: LeasedJob, raw: bytes, error: InvalidRequest) -> Settlement:
     """The end of a job whose message cannot be read.
 
     The claim knows our own messages by their two ends alone. One with a broken middle, of which
     nobody else has the bytes, goes to the dead letters, as the claim does it with what it parses.
     """
-    settlement = failed(item, error.code, error.message)
+    settlement = failed(job, error.code, error.message)
     return settlement if parses(raw) else settlement._replace(retry_us=DEAD)
 
 
-def cancelled(item: LeasedJob) -> Settlement:
+def cancelled(job: LeasedJob) -> Settlement:
     """The job ends as cancelled, without having run."""
-    meta = _meta(item, b"REVOKED", REVOKED_JSON, b"null", date_done())
-    return Settlement(item.id, item.token, State.CANCELLED, meta, 0, "", "", "", "", "")
+    meta = _meta(job, b"REVOKED", REVOKED_JSON, b"null", date_done())
+    return Settlement(job.id, job.token, State.CANCELLED, meta, 0, "", "", "", "", "")
 
 
-def put_off(item: LeasedJob, delay_s: float) -> Settlement:
+def postponed(job: LeasedJob, delay_s: float) -> Settlement:
     """The job waits in Redis until its eta: no error, no attempt charged for running."""
     return Settlement(
-        item.id, item.token, State.SCHEDULED, b"", 0, "", "", "", "", str(int(delay_s * US_PER_S))
+        job.id, job.token, State.SCHEDULED, b"", 0, "", "", "", "", str(int(delay_s * US_PER_S))
     )
 
 
@@ -352,16 +350,16 @@ def stages(times: Sequence[float]) -> str:
     return f"{times[0]:.3f},{times[1]:.3f},{times[2]:.3f}"
 
 
-def timings(item: LeasedJob, shared: str) -> str:
+def timings(job: LeasedJob, shared: str) -> str:
     """The record's `tm`: ms from submit to claim, from claim to hand-over, and the stages."""
-    return since_submit(item) + since_claim(item, shared)
+    return since_submit(job) + since_claim(job, shared)
 
 
-def since_submit(item: LeasedJob) -> str:
+def since_submit(job: LeasedJob) -> str:
     """The part of the timings that is the job's own."""
-    return f"{(item.claimed_at - item.enqueued_at) * 1000:.3f}"
+    return f"{(job.claimed_at - job.enqueued_at) * 1000:.3f}"
 
 
-def since_claim(item: LeasedJob, shared: str) -> str:
+def since_claim(job: LeasedJob, shared: str) -> str:
     """The rest of them, the same for all jobs of a batch that were claimed together."""
-    return f",{(item.dispatched_at - item.claimed_at) * 1000:.3f},{shared}"
+    return f",{(job.dispatched_at - job.claimed_at) * 1000:.3f},{shared}"

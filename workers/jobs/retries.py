@@ -28,21 +28,21 @@ class RetryPolicy:
     Attributes:
         max_retries: how often after an error that says that another try can help.
         base_s: the bound of the first wait.
-        most_s: the bound of all.
+        max_s: the bound of all.
     """
 
     max_retries: int = 0
     base_s: float = RETRY_BACKOFF_S
-    most_s: float = RETRY_BACKOFF_MAX_S
+    max_s: float = RETRY_BACKOFF_MAX_S
 
-    def of(self, message: Message | None) -> RetryPolicy:
+    def for_job(self, message: Message | None) -> RetryPolicy:
         """The policy of a job, whose own wishes win."""
         if message is None:
             return self
         asked = (message.max_retries, message.retry_backoff_s, message.retry_backoff_max_s)
         if asked == (None, None, None):
             return self
-        own = (self.max_retries, self.base_s, self.most_s)
+        own = (self.max_retries, self.base_s, self.max_s)
         retries, base_s, most_s = (
             mine if theirs is None else theirs for theirs, mine in zip(asked, own, strict=True)
         )
@@ -50,7 +50,7 @@ class RetryPolicy:
 
     def bound_s(self, retries: int) -> float:
         """The longest wait of a job that was tried again so often before."""
-        return min(self.most_s, self.base_s * 2.0**retries)
+        return min(self.max_s, self.base_s * 2.0**retries)
 
     def retry_us(self, retries: int, chance: random.Random = _CHANCE) -> str:
         """What jobs/settle.lua is told: the wait in microseconds, or DEAD.
@@ -63,7 +63,7 @@ class RetryPolicy:
             return DEAD
         return str(int(chance.uniform(0, self.bound_s(retries)) * US_PER_S))
 
-    def for_losses(self, max_deliveries: int) -> str:
+    def loss_arguments(self, max_deliveries: int) -> str:
         """What the scripts are told that give lost jobs back; see `give_back` in lib/finish.lua."""
         base_us, most_us = self.backoff_us
         return f"{max_deliveries} {base_us} {most_us}"
@@ -71,4 +71,4 @@ class RetryPolicy:
     @property
     def backoff_us(self) -> tuple[int, int]:
         """Base and bound of the waits, in microseconds."""
-        return int(self.base_s * US_PER_S), int(self.most_s * US_PER_S)
+        return int(self.base_s * US_PER_S), int(self.max_s * US_PER_S)

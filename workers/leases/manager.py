@@ -41,10 +41,10 @@ SWEEP_MAX_JOBS: Final = 500
 FENCED: Final = 0
 SETTLED: Final = 1
 CANCELLED: Final = 3
-PUT_OFF: Final = 4
+POSTPONED: Final = 4
 #: What jobs/renew.lua answers, beside FENCED: it is ours, it was cancelled meanwhile.
 RENEWED: Final = 1
-ASKED: Final = 2
+CANCEL_REQUESTED: Final = 2
 
 Handle = Callable[[Any, float], None]
 
@@ -75,7 +75,7 @@ class _Call:
     command: Command
     handle: Handle
     refused: Callable[[], None]
-    again: bool
+    resend: bool
 
 
 def _ignore(_reply: Any, _now: float) -> None:
@@ -90,11 +90,11 @@ class SettlementObserver(Protocol):
     """Hears what Redis has confirmed, while the lane still holds the jobs."""
 
     def settled(
-        self, lane: ServedModel, settlements: Sequence[Settlement], codes: Sequence[Any]
+        self, model: ServedModel, settlements: Sequence[Settlement], codes: Sequence[Any]
     ) -> None:
         """The answers of jobs/settle.lua, one per settlement."""
 
-    def released(self, items: Sequence[LeasedJob], outcomes: Sequence[Any]) -> None:
+    def released(self, jobs: Sequence[LeasedJob], outcomes: Sequence[Any]) -> None:
         """The answers of jobs/release.lua, one per item."""
 
 
@@ -109,18 +109,18 @@ class LeaseManager:
     def __init__(
         self,
         owner: str,
-        publisher: PipelinedConnection,
+        connection: PipelinedConnection,
         limits: LeaseLimits,
         observer: SettlementObserver,
     ) -> None:
         self.owner = owner
         self.limits = limits
         self._observer = observer
-        self._publisher = publisher
+        self._connection = connection
         self._outbox: list[_Call] = []
         # What is unanswered, and when it was sent.
         self._in_flight: deque[tuple[float, list[_Call]]] = deque()
-        self.answer_due_at = float("inf")
+        self.reply_due_at = float("inf")
         self._claim_lost = False
         self._delay_s = RECONNECT_MIN_S
         self.reconnect_at = 0.0
@@ -132,22 +132,22 @@ class LeaseManager:
     @property
     def connected(self) -> bool:
         """Whether Redis answered last."""
-        return self._joined and self._publisher.connected
+        return self._joined and self._connection.connected
 
     @property
     def busy(self) -> bool:
         """Whether something is still to be said."""
         return bool(self._outbox or self._in_flight)
 
-    def dial(self) -> None:
+    def connect(self) -> None:
         """Connect. It may take seconds: a thread of its own calls it, and then `joined` is called.
 
         Raises:
             redis.RedisError, OSError: Redis is away.
         """
-        self._publisher.connect()
+        self._connection.connect()
 
-    def joined(self, lanes: Iterable[ServedModel], now: float) -> None:
+    def connection_restored(self, models: Iterable[ServedModel], now: float) -> None:
         """It is connected: take up where the outage began."""
         self._joined = True
         self._server_zero_us = None
@@ -156,25 +156,30 @@ class LeaseManager:
         self._reap_after = now + self.limits.lease_ttl_s
         logger.info("connected to Redis")
         if self._claim_lost:
-            for lane in lanes:
-                lane.backlog.end_claim()
-                known = [item.token for item in lane.held.values()]
-                self._say(
-                    lane, "jobs/release_owner", "free", self._losses(lane), self.owner, *known
+            for model in models:
+                model.backlog.end_claim()
+                known = [job.token for job in model.held.values()]
+                self._call(
+                    model,
+                    "jobs/release_owner",
+                    "free",
+                    self._loss_policy(model),
+                    self.owner,
+                    *known,
                 )
         self._claim_lost = False
 
-    def lost(self, now: float, error: Exception) -> None:
+    def connection_lost(self, now: float, error: Exception) -> None:
         """The connection broke: keep what must be said, and try again later."""
         TRAFFIC.errors += 1
         logger.warning("Redis is away, next try in %.2f s: %s", self._delay_s, error)
         self._claim_lost = True
         unanswered = [call for _, sent in self._in_flight for call in sent]
-        self._outbox = [call for call in (*unanswered, *self._outbox) if call.again]
+        self._outbox = [call for call in (*unanswered, *self._outbox) if call.resend]
         self._in_flight.clear()
-        self.answer_due_at = float("inf")
+        self.reply_due_at = float("inf")
         self._joined = False
-        self._publisher.close()
+        self._connection.close()
         self.reconnect_at = now + self._delay_s
         # Soon enough to renew its leases before others, who are back already, may reap them.
         most_s = min(RECONNECT_MAX_S, self.limits.lease_ttl_s / 3)
@@ -182,130 +187,130 @@ class LeaseManager:
 
     def close(self) -> None:
         """Drop the connection."""
-        self._publisher.close()
+        self._connection.close()
 
-    def claim(self, lane: ServedModel, rooms: Sequence[int]) -> None:
+    def claim(self, model: ServedModel, rooms: Sequence[int]) -> None:
         """Ask for jobs, as `lane.claimable` says."""
 
         def claimed(reply: Any, now: float) -> None:
-            lane.came(reply, now)
+            model.claim_answered(reply, now)
 
-        lane.backlog.begin_claim()
-        self._say(
-            lane, "jobs/claim", lane.model.name, lane.model.version, rooms[0], CLAIM_MAX_BYTES,
+        model.backlog.begin_claim()
+        self._call(
+            model, "jobs/claim", model.config.name, model.config.version, rooms[0], CLAIM_MAX_BYTES,
             self._lease_us, self.owner, keys.TASK_NAME, self.limits.result_ttl_s,
-            self.limits.job_index_max, *rooms[1:], lane.yield_us,
-            handle=claimed, refused=lane.backlog.end_claim,
+            self.limits.job_index_max, *rooms[1:], model.yield_us,
+            handle=claimed, refused=model.backlog.end_claim,
         )  # fmt: skip
 
-    def settle(self, lane: ServedModel, settlements: list[Settlement]) -> None:
+    def settle(self, model: ServedModel, settlements: list[Settlement]) -> None:
         """End jobs; they stay held (and renewed) until Redis has said that it knows.
 
         Those that others follow are kept back in the lane's sequels, until these were told.
         """
-        if lane.sequels.linked:
-            settlements = lane.sequels.sift(settlements)
+        if model.callbacks.linked:
+            settlements = model.callbacks.hold_back(settlements)
         if not settlements:
             return
 
         def settled(reply: Any, now: float) -> None:
-            self._observer.settled(lane, settlements, reply)
+            self._observer.settled(model, settlements, reply)
             for settlement, code in zip(settlements, reply, strict=True):
                 if code != SETTLED:
-                    self._unusual(lane, settlement, int(code), now)
-            lane.forget(settlements)
+                    self._unusual(model, settlement, int(code), now)
+            model.forget(settlements)
 
         def refused() -> None:
             # Of their end nothing is known, as if they were another's.
-            self._observer.settled(lane, settlements, [FENCED] * len(settlements))
-            lane.forget(settlements)
+            self._observer.settled(model, settlements, [FENCED] * len(settlements))
+            model.forget(settlements)
 
         flat = chain.from_iterable(settlements)
-        self._say(lane, "jobs/settle", *flat, handle=settled, refused=refused, again=True)
+        self._call(model, "jobs/settle", *flat, handle=settled, refused=refused, again=True)
 
     @staticmethod
-    def _unusual(lane: ServedModel, settlement: Settlement, code: int, now: float) -> None:
+    def _unusual(model: ServedModel, settlement: Settlement, code: int, now: float) -> None:
         if code == FENCED:
             logger.warning(
                 "the job is another's by now; this answer is dropped",
-                extra={"model": lane.model.name, "job": settlement.id},
+                extra={"model": model.config.name, "job": settlement.id},
             )
-        elif code == PUT_OFF:
-            lane.due(now + int(settlement.retry_us) / US_PER_S)
+        elif code == POSTPONED:
+            model.note_due(now + int(settlement.retry_us) / US_PER_S)
 
-    def release(self, lane: ServedModel, items: list[LeasedJob], mode: str) -> None:
+    def release(self, model: ServedModel, jobs: list[LeasedJob], mode: str) -> None:
         """Give jobs back to the head of their queue, the first claimed in front.
 
         Args:
-            lane: the model whose jobs they are.
-            items: the jobs, in the order of their claim.
+            model: the model whose jobs they are.
+            jobs: the jobs, in the order of their claim.
             mode: `free` (an orderly release), `alone` or `crash`; see `give_back` in lib/keys.lua.
         """
-        if not items:
+        if not jobs:
             return
 
-        last_first = list(reversed(items))
+        last_first = list(reversed(jobs))
 
         def released(reply: Any, _now: float) -> None:
             self._observer.released(last_first, reply)
-            lane.forget(items)
-            for item in items:
-                lane.backlog.waiting[STEP_PLACE[item.step]] += 1
+            model.forget(jobs)
+            for job in jobs:
+                model.backlog.waiting[STEP_PLACE[job.step]] += 1
 
         def refused() -> None:
-            self._observer.released(last_first, [b"fenced"] * len(items))
-            lane.forget(items)
+            self._observer.released(last_first, [b"fenced"] * len(jobs))
+            model.forget(jobs)
 
-        pairs = [value for item in last_first for value in (item.id, item.token)]
-        told = (mode, self._losses(lane), *pairs)
-        self._say(lane, "jobs/release", *told, handle=released, refused=refused, again=True)
+        pairs = [value for job in last_first for value in (job.id, job.token)]
+        told = (mode, self._loss_policy(model), *pairs)
+        self._call(model, "jobs/release", *told, handle=released, refused=refused, again=True)
 
     def renew(
-        self, lane: ServedModel, answered: Callable[[list[LeasedJob], list[Any]], None]
+        self, model: ServedModel, answered: Callable[[list[LeasedJob], list[Any]], None]
     ) -> None:
         """Renew the leases of all that the lane holds.
 
         Args:
-            lane: the model whose jobs they are.
+            model: the model whose jobs they are.
             answered: called with the jobs and, for each, RENEWED, ASKED or FENCED.
         """
-        items = list(lane.held.values())
+        jobs = list(model.held.values())
 
         def renewed(reply: Any, _now: float) -> None:
-            answered(items, reply)
+            answered(jobs, reply)
 
-        if items:
-            pairs = [value for item in items for value in (item.id, item.token)]
-            call = script("jobs/renew").call(keys.queue_keys(lane.queue), self._lease_us, *pairs)
-            self._outbox.append(_Call(call, renewed, lambda: answered([], []), again=False))
+        if jobs:
+            pairs = [value for job in jobs for value in (job.id, job.token)]
+            call = script("jobs/renew").call(keys.queue_keys(model.queue), self._lease_us, *pairs)
+            self._outbox.append(_Call(call, renewed, lambda: answered([], []), resend=False))
 
-    def sweep(self, lane: ServedModel, now: float) -> None:
+    def sweep(self, model: ServedModel, now: float) -> None:
         """Promote what is due and reap what has run out."""
 
         def swept(reply: Any, at: float) -> None:
             self._server_zero_us = int(reply[7]) - int(at * US_PER_S)
-            lane.next_due_at = at + int(reply[2]) / US_PER_S if int(reply[2]) >= 0 else None
-            lane.backlog.saw_at_least([int(left) for left in reply[3:7]])
+            model.next_due_at = at + int(reply[2]) / US_PER_S if int(reply[2]) >= 0 else None
+            model.backlog.raise_waiting([int(left) for left in reply[3:7]])
             if len(reply) > 8:
-                lane.sequels.left(lane.queue, reply[8:])
+                model.callbacks.add_orphaned(model.queue, reply[8:])
 
         # Told anew by the answer; left as it is, it would ask again in each turn until then.
-        lane.next_due_at = None
-        reap_until, untold = self._reap_until_us(now), lane.sequels.untold_room
-        arguments = (reap_until, self._losses(lane), SWEEP_MAX_JOBS, untold)
-        self._say(lane, "queues/sweep", *arguments, handle=swept)
+        model.next_due_at = None
+        reap_until, untold = self._reap_until_us(now), model.callbacks.orphaned_room
+        arguments = (reap_until, self._loss_policy(model), SWEEP_MAX_JOBS, untold)
+        self._call(model, "queues/sweep", *arguments, handle=swept)
 
-    def expire(self) -> None:
+    def expire_waiting(self) -> None:
         """End jobs of any model that wait though they must have begun by now."""
 
         def ended(reply: Any, _now: float) -> None:
             if int(reply[0]) == EXPIRE_MAX_JOBS:
-                self.expire()
+                self.expire_waiting()
 
         call = script("jobs/expire").call([], *EXPIRE_ARGUMENTS)
-        self._outbox.append(_Call(call, ended, _nothing, again=False))
+        self._outbox.append(_Call(call, ended, _nothing, resend=False))
 
-    def stood_still(self, now: float) -> None:
+    def delay_reaping(self, now: float) -> None:
         """This worker was stopped for a while: so may others have been, who have yet to renew."""
         self._reap_after = max(self._reap_after, now + self.limits.lease_ttl_s)
 
@@ -319,18 +324,18 @@ class LeaseManager:
             return 0
         return self._server_zero_us + int((now + self.limits.lease_ttl_s / 3) * US_PER_S)
 
-    def say(self, command: Command) -> None:
+    def send(self, command: Command) -> None:
         """Send a command with the rest; its answer is not looked at, and it is not said again."""
-        self._outbox.append(_Call(command, _ignore, _nothing, again=False))
+        self._outbox.append(_Call(command, _ignore, _nothing, resend=False))
 
     def socket(self) -> Any:
         """The socket on which answers come, for a selector; None without a connection."""
-        return self._publisher.socket() if self.connected else None
+        return self._connection.socket() if self.connected else None
 
-    def check(self, now: float) -> None:
+    def check_timeout(self, now: float) -> None:
         """An answer that is overdue is an outage: a half-open connection never says so itself."""
-        if self._in_flight and now >= self.answer_due_at:
-            self.lost(now, TimeoutError(f"no answer in {ANSWER_MAX_S:g} s"))
+        if self._in_flight and now >= self.reply_due_at:
+            self.connection_lost(now, TimeoutError(f"no answer in {ANSWER_MAX_S:g} s"))
 
     def flush(self, now: float) -> None:
         """Send all that was gathered, unless enough writes are unanswered.
@@ -344,31 +349,31 @@ class LeaseManager:
         self._in_flight.append((now, sent))
         TRAFFIC.round_trips += 1
         if len(self._in_flight) == 1:
-            self.answer_due_at = now + ANSWER_MAX_S
+            self.reply_due_at = now + ANSWER_MAX_S
         try:
-            self._publisher.send([call.command for call in sent])
+            self._connection.send([call.command for call in sent])
         except DISCONNECTED as error:
-            self.lost(now, error)
+            self.connection_lost(now, error)
 
-    def hear(self, now: float) -> None:
+    def read_replies(self, now: float) -> None:
         """Read the answers that are there, and act on them."""
         try:
             if not self._in_flight:
-                self._publisher.more()  # readable without a question: the server hung up
+                self._connection.more()  # readable without a question: the server hung up
             while self._in_flight:
                 sent_at, answered = self._in_flight[0]
-                replies = self._publisher.receive([call.command for call in answered])
+                replies = self._connection.receive([call.command for call in answered])
                 self._in_flight.popleft()
                 self._delay_s = RECONNECT_MIN_S
                 if now - sent_at > self.limits.lease_ttl_s / 3:
                     # So slow a server has kept the others from renewing too.
                     self._reap_after = now + self.limits.lease_ttl_s
-                self.answer_due_at = now + ANSWER_MAX_S if self._in_flight else float("inf")
+                self.reply_due_at = now + ANSWER_MAX_S if self._in_flight else float("inf")
                 self._act(answered, replies, now)
-                if not self._in_flight or not self._publisher.more():
+                if not self._in_flight or not self._connection.more():
                     return
         except DISCONNECTED as error:
-            self.lost(now, error)
+            self.connection_lost(now, error)
 
     def _act(self, answered: list[_Call], replies: list[Any], now: float) -> None:
         for call, reply in zip(answered, replies, strict=True):
@@ -377,23 +382,23 @@ class LeaseManager:
             else:
                 call.handle(reply, now)
 
-    def _losses(self, lane: ServedModel) -> str:
-        return lane.policy.for_losses(self.limits.max_deliveries)
+    def _loss_policy(self, model: ServedModel) -> str:
+        return model.retry_policy.loss_arguments(self.limits.max_deliveries)
 
     @property
     def _lease_us(self) -> int:
         return int(self.limits.lease_ttl_s * US_PER_S)
 
-    def _say(
+    def _call(
         self,
-        lane: ServedModel,
+        model: ServedModel,
         name: str,
         *arguments: Arg,
         handle: Handle = _ignore,
         refused: Callable[[], None] = _nothing,
         again: bool = False,
     ) -> None:
-        command = script(name).call(keys.queue_keys(lane.queue), lane.queue, *arguments)
+        command = script(name).call(keys.queue_keys(model.queue), model.queue, *arguments)
         self._outbox.append(_Call(command, handle, refused, again))
 
     @staticmethod

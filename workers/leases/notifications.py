@@ -158,7 +158,7 @@ class QueueNotifications:
         # Who has not answered the question before is not waited for again.
         return self._read(0.0 if awaited else WATCH_MAX_S)
 
-    def check(self, now: float) -> None:
+    def check_timeout(self, now: float) -> None:
         """A server that does not answer at all is an outage: a half-open connection says nothing.
 
         Raises:
@@ -168,12 +168,12 @@ class QueueNotifications:
             self.close()
             raise RedisTimeoutError(f"no queue's length in {ANSWER_MAX_S:g} s")
 
-    def heard(self) -> list[bytes]:
+    def take_messages(self) -> list[bytes]:
         """What was published on the channel, as far as it was read by `watch` and `drain`."""
         heard, self._heard = self._heard, []
         return heard
 
-    def drain(self) -> set[int]:
+    def read_changes(self) -> set[int]:
         """Take the pushes that are there; the queues that have changed, or have something.
 
         Raises:

@@ -20,13 +20,13 @@ class Backlog:
         waiting: how many messages the last claim or look saw in the list of each step.
         paused: somebody has paused the queue; each sweep looks whether it still is.
         claiming: a claim is not yet answered.
-        awaited: ... and better jobs than offline ones were known to wait when it was sent.
+        online_awaited: ... and better jobs than offline ones were known to wait when it was sent.
     """
 
     waiting: list[int] = field(default_factory=lambda: [0] * len(STEPS))
     paused: bool = False
     claiming: bool = False
-    awaited: bool = False
+    online_awaited: bool = False
     _guessed: bool = False
     _wrong: int = 0
 
@@ -36,37 +36,37 @@ class Backlog:
         return any(self.waiting[:-1])
 
     @property
-    def askable(self) -> bool:
+    def claimable(self) -> bool:
         """Whether a claim could bring something now."""
         return not self.paused and not self.claiming and any(self.waiting)
 
-    def brings(self, rooms: Sequence[int]) -> bool:
+    def fills(self, rooms: Sequence[int]) -> bool:
         """Whether something waits at one of these steps for which there is room."""
         return any(room and left for room, left in zip(rooms, self.waiting, strict=False))
 
     def begin_claim(self) -> None:
         """A claim is sent; what it leaves it will say."""
-        self.claiming, self.awaited = True, self.online
+        self.claiming, self.online_awaited = True, self.online
         self.waiting = [0] * len(STEPS)
 
     def end_claim(self) -> None:
         """A claim was answered, or never will be."""
-        self.claiming = self.awaited = self._guessed = False
+        self.claiming = self.online_awaited = self._guessed = False
 
-    def gave(self, jobs: int) -> None:
+    def claim_answered(self, jobs: int) -> None:
         """The claim that is under way is answered, with so many jobs."""
         if self._guessed:
             self._wrong = 0 if jobs else self._wrong + 1
         self.end_claim()
 
-    def saw(self, lefts: Sequence[int]) -> None:
+    def set_waiting(self, lefts: Sequence[int]) -> None:
         """Learn how many messages wait at each step; -1 says that the queue is paused."""
         self.paused = lefts[0] < 0
         self.waiting = [max(0, left) for left in lefts]
 
-    def saw_at_least(self, lefts: Sequence[int]) -> None:
+    def raise_waiting(self, lefts: Sequence[int]) -> None:
         """As `saw`, but something else may have been seen since."""
-        self.saw(lefts if lefts[0] < 0 else list(map(max, self.waiting, lefts)))
+        self.set_waiting(lefts if lefts[0] < 0 else list(map(max, self.waiting, lefts)))
 
     def guess(self, places: Iterable[int]) -> None:
         """A batch has ended: ask at these steps for what may have come, where that pays.
@@ -77,14 +77,14 @@ class Backlog:
         places = list(places)
         if self._wrong < WRONG_MAX and places:
             self._guessed = not self.claiming and not any(self.waiting)
-            self.look(places)
+            self.assume_waiting(places)
 
     def found(self, place: int) -> None:
         """Jobs wait at this step: those that a guess would have brought."""
         self._wrong = max(0, self._wrong - 1)
-        self.look([place])
+        self.assume_waiting([place])
 
-    def look(self, places: Iterable[int] = range(len(STEPS))) -> None:
+    def assume_waiting(self, places: Iterable[int] = range(len(STEPS))) -> None:
         """Something may wait at these steps: the next claim tells."""
         for place in places:
             self.waiting[place] = max(1, self.waiting[place])

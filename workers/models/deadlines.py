@@ -62,17 +62,17 @@ class Expiring:
         self._items: dict[str, LeasedJob] = {}
         self.next_at = NEVER
 
-    def add(self, item: LeasedJob) -> None:
+    def add(self, job: LeasedJob) -> None:
         """The item waits for its batch."""
-        self._items[item.token] = item
-        self.next_at = min(self.next_at, item.expires_at)
+        self._items[job.token] = job
+        self.next_at = min(self.next_at, job.expires_at)
 
-    def left(self, items: Iterable[LeasedJob]) -> None:
+    def forget(self, jobs: Iterable[LeasedJob]) -> None:
         """These wait no longer."""
         if not self._items:
             return
-        for item in items:
-            self._items.pop(item.token, None)
+        for job in jobs:
+            self._items.pop(job.token, None)
         if not self._items:
             self.next_at = NEVER
 
@@ -80,10 +80,10 @@ class Expiring:
         """Those whose time is over."""
         if now < self.next_at:
             return []
-        over = [item for item in self._items.values() if item.expires_at <= now]
-        for item in over:
-            del self._items[item.token]
-        self.next_at = min((item.expires_at for item in self._items.values()), default=NEVER)
+        over = [job for job in self._items.values() if job.expires_at <= now]
+        for job in over:
+            del self._items[job.token]
+        self.next_at = min((job.expires_at for job in self._items.values()), default=NEVER)
         return over
 
 
@@ -94,12 +94,12 @@ class Deadlines:
         model: the model, with its bounds for the timeouts of its jobs.
 
     Attributes:
-        least: what its batches take at the least.
+        least_time: what its batches take at the least.
         ended: settlements of jobs that ended here, still to be said.
     """
 
     def __init__(self, model: ModelConfig) -> None:
-        self.least = LeastTime()
+        self.least_time = LeastTime()
         self.ended: list[Settlement] = []
         self._model = model
         self._expiring = Expiring()
@@ -109,68 +109,68 @@ class Deadlines:
         """When a prepared job has to be looked at, though nothing happens."""
         return self._expiring.next_at
 
-    def hopeless(self, item: LeasedJob, replicas: Sequence[Replica]) -> bool:
+    def expires_too_soon(self, job: LeasedJob, replicas: Sequence[Replica]) -> bool:
         """Whether an item that comes now expires before it can begin; it then ends here.
 
         Else it is watched from now on, where it can expire at all.
 
         Args:
-            item: the item.
+            job: the item.
             replicas: the model's processes.
         """
-        if item.expires_at == NEVER:
+        if job.expires_at == NEVER:
             return False
         now = time.monotonic()
-        if item.expires_at < self._free_at(replicas, now):
+        if job.expires_at < self._free_at(replicas, now):
             why = f"{NOT_STARTED}: what runs now cannot have ended by then"
-            self.ended.append(self.expired(item, why))
+            self.ended.append(self.expired(job, why))
             return True
-        self._expiring.add(item)
+        self._expiring.add(job)
         return False
 
     def _free_at(self, replicas: Sequence[Replica], now: float) -> float:
         """When a process can take the next batch at the soonest, as far as is known; 0 is now."""
-        least_s = self.least.at(now)
+        least_s = self.least_time.at(now)
         started = [replica.batch.started_at for replica in replicas if replica.batch is not None]
         busy = least_s and started and len(started) == len(replicas)
         return min(started) + least_s if busy else 0.0
 
-    def left(self, items: Iterable[LeasedJob]) -> None:
+    def forget(self, jobs: Iterable[LeasedJob]) -> None:
         """These wait no longer."""
-        self._expiring.left(items)
+        self._expiring.forget(jobs)
 
     def expire(self, batcher: Batcher[LeasedJob], now: float) -> None:
         """End the prepared jobs that have not begun in time."""
-        for item in self._expiring.take(now):
-            if batcher.remove(item):
-                self.ended.append(self.expired(item))
+        for job in self._expiring.take(now):
+            if batcher.remove(job):
+                self.ended.append(self.expired(job))
 
-    def expired(self, item: LeasedJob, why: str = NOT_STARTED) -> Settlement:
+    def expired(self, job: LeasedJob, why: str = NOT_STARTED) -> Settlement:
         """The end of a job that was not run."""
-        return failed(item, "expired", why)
+        return failed(job, "expired", why)
 
-    def in_time(self, items: list[LeasedJob], least_s: float) -> list[LeasedJob]:
+    def keep_feasible(self, jobs: list[LeasedJob], least_s: float) -> list[LeasedJob]:
         """Those whose timeouts are not below what a batch takes; the rest ends here."""
         kept = []
-        for item in items:
-            limit = self.timeout_s(item)
+        for job in jobs:
+            limit = self.timeout_s(job)
             if limit >= least_s:
-                kept.append(item)
+                kept.append(job)
                 continue
             why = (
                 f"the job was not run: its timeout of {limit:g} s cannot be met, as no batch of "
                 f"late took less than {least_s / LEAST_SHARE:.3g} s"
             )
-            self.ended.append(self.expired(item, why))
+            self.ended.append(self.expired(job, why))
         return kept
 
-    def timeout_s(self, item: LeasedJob) -> float:
+    def timeout_s(self, job: LeasedJob) -> float:
         """How long the item may run."""
-        return self.shortest_s((item,))
+        return self.shortest_timeout_s((job,))
 
-    def shortest_s(self, items: Iterable[LeasedJob]) -> float:
+    def shortest_timeout_s(self, jobs: Iterable[LeasedJob]) -> float:
         """How long all of these items may run: the shortest of their timeouts."""
-        asked = {item.message.timeout_s if item.message is not None else None for item in items}
+        asked = {job.message.timeout_s if job.message is not None else None for job in jobs}
         shortest = min(one or self._model.timeout_s for one in asked)
         return max(shortest, self._model.min_timeout_s)
 
@@ -182,11 +182,11 @@ class Deadlines:
             now: the time.
             trace: where its model process stood, if that is known.
         """
-        item = batch.items[0]
-        limit = self.timeout_s(item)
+        job = batch.jobs[0]
+        limit = self.timeout_s(job)
         ran = stages([0.0, (now - batch.started_at) * 1000, 0.0])
         return failed(
-            item, "timeout",
+            job, "timeout",
             f"the job ran longer than its timeout of {limit:g} s; its model process was killed",
-            traceback=trace, batch=1, timings=timings(item, ran),
+            traceback=trace, batch=1, timings=timings(job, ran),
         )  # fmt: skip

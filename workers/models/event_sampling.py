@@ -50,49 +50,49 @@ class EventSampler:
         stats: where the jobs that were left out are counted.
 
     Attributes:
-        untold: how many jobs were left out since the worker started.
+        omitted: how many jobs were left out since the worker started.
     """
 
     def __init__(self, model: str, mode: bool | str, per_s: float, stats: ModelStats) -> None:
         self.mode = mode
-        self.untold = 0
+        self.omitted = 0
         self._model = model
         self._per_s = per_s
         self._stats = stats
         self._plain, self._notable = TokenBucket(per_s), TokenBucket(per_s)
 
-    def of(self, items: Sequence[LeasedJob], now: float) -> Sequence[LeasedJob]:
+    def sample(self, jobs: Sequence[LeasedJob], now: float) -> Sequence[LeasedJob]:
         """Of the jobs of a batch that begins, those that are to be told of, in their order."""
-        if self.mode is True or not items:
-            return items
+        if self.mode is True or not jobs:
+            return jobs
         if self.mode is False:
             return ()
-        count = self._plain.take(len(items), now)
-        if count == len(items):
-            return items
+        count = self._plain.take(len(jobs), now)
+        if count == len(jobs):
+            return jobs
         # The middle ones of so many equal stretches.
-        chosen = {(2 * n + 1) * len(items) // (2 * count) for n in range(count)}
-        for place, item in enumerate(items):
-            if item.attempts > 1 and place not in chosen and self.notable(now):
+        chosen = {(2 * n + 1) * len(jobs) // (2 * count) for n in range(count)}
+        for place, job in enumerate(jobs):
+            if job.attempts > 1 and place not in chosen and self.take_notable(now):
                 chosen.add(place)
-        return [items[place] for place in sorted(chosen)]
+        return [jobs[place] for place in sorted(chosen)]
 
-    def notable(self, now: float) -> bool:
+    def take_notable(self, now: float) -> bool:
         """Whether to tell of one that was not chosen and that somebody may look for."""
         return self.mode is True or (bool(self.mode) and self._notable.take(1, now) == 1)
 
-    def left_out(self, count: int) -> None:
+    def count_omitted(self, count: int) -> None:
         """So many jobs have ended of which nothing was told though a monitor had asked for it."""
         if self.mode is False or not count:
             return
-        if not self.untold:
+        if not self.omitted:
             logger.info(
                 "of more than %g jobs a second monitors get a sample; `events` in the models file "
                 "changes that", self._per_s, extra={"model": self._model},
             )  # fmt: skip
-        self.untold += count
+        self.omitted += count
         self._stats.count(UNTOLD, count)
 
-    def shown(self) -> dict[str, bool | str | int]:
+    def report(self) -> dict[str, bool | str | int]:
         """As `inspect stats` shows it."""
-        return {"events": self.mode, "events_left_out": self.untold}
+        return {"events": self.mode, "events_left_out": self.omitted}

@@ -22,7 +22,7 @@ UNTOLD_MAX: Final = 100
 class EndedJob(NamedTuple):
     """A job that has ended, with what follows it, and the settlement that is to say so."""
 
-    item: LeasedJob
+    job: LeasedJob
     settlement: Settlement
 
 
@@ -47,64 +47,64 @@ class PendingCallbacks:
     Attributes:
         linked: jobs that this worker holds and that something follows, by token.
         ends: of these, those whose end is known and is to be told.
-        telling: of these, those that the herald has not told yet.
-        untold: ends that scripts have left.
-        untold_waiting: how many of them the herald has.
+        notifying: of these, those that the herald has not told yet.
+        orphaned: ends that scripts have left.
+        orphaned_pending: how many of them the herald has.
     """
 
     linked: dict[str, LeasedJob] = field(default_factory=dict)
     ends: list[EndedJob] = field(default_factory=list)
-    telling: dict[str, LeasedJob] = field(default_factory=dict)
-    untold: list[OrphanedEnd] = field(default_factory=list)
-    untold_waiting: int = 0
+    notifying: dict[str, LeasedJob] = field(default_factory=dict)
+    orphaned: list[OrphanedEnd] = field(default_factory=list)
+    orphaned_pending: int = 0
 
     @property
-    def waiting(self) -> bool:
+    def has_work(self) -> bool:
         """Whether there is something for the herald."""
-        return bool(self.ends or self.untold)
+        return bool(self.ends or self.orphaned)
 
     @property
     def full(self) -> bool:
         """Whether the herald is so far behind that nothing is to be claimed."""
-        return len(self.telling) >= TELLING_MAX
+        return len(self.notifying) >= TELLING_MAX
 
     @property
-    def untold_room(self) -> int:
+    def orphaned_room(self) -> int:
         """How many ends that scripts have left may be asked for."""
-        return 0 if self.untold_waiting else UNTOLD_MAX
+        return 0 if self.orphaned_pending else UNTOLD_MAX
 
-    def link(self, item: LeasedJob, raw: bytes) -> bool:
+    def link(self, job: LeasedJob, raw: bytes) -> bool:
         """Note what follows a job that was claimed with this message; whether anything does."""
-        item.canvas = read_canvas(raw)
-        if item.canvas is not None:
-            self.linked[item.token] = item
-        return item.canvas is not None
+        job.canvas = read_canvas(raw)
+        if job.canvas is not None:
+            self.linked[job.token] = job
+        return job.canvas is not None
 
-    def note(self, items: Iterable[LeasedJob], outcomes: Iterable[Any]) -> None:
+    def keep_results(self, jobs: Iterable[LeasedJob], outcomes: Iterable[Any]) -> None:
         """Keep the results for those that follow."""
-        for item, outcome in zip(items, outcomes, strict=True):
-            if item.canvas is not None and not item.dropped and outcome[0]:
-                item.result = outcome[1]
+        for job, outcome in zip(jobs, outcomes, strict=True):
+            if job.canvas is not None and not job.dropped and outcome[0]:
+                job.result = outcome[1]
 
-    def sift(self, settlements: Iterable[Settlement]) -> list[Settlement]:
+    def hold_back(self, settlements: Iterable[Settlement]) -> list[Settlement]:
         """Keep back what is to be told first; the settlements that can be said at once."""
         free = []
         for settlement in settlements:
-            item = None if settlement.retried else self.linked.pop(settlement.token, None)
-            if item is None:
+            job = None if settlement.retried else self.linked.pop(settlement.token, None)
+            if job is None:
                 free.append(settlement)
             else:
-                self.telling[settlement.token] = item
-                self.ends.append(EndedJob(item, settlement))
+                self.notifying[settlement.token] = job
+                self.ends.append(EndedJob(job, settlement))
         return free
 
-    def left(self, queue: str, pairs: Iterable[bytes]) -> None:
+    def add_orphaned(self, queue: str, pairs: Iterable[bytes]) -> None:
         """Take over what a sweep has found: names, each with its entry."""
         each = iter(pairs)
         found = [OrphanedEnd(queue, name, entry) for name, entry in zip(each, each, strict=False)]
-        self.untold += found
-        self.untold_waiting += len(found)
+        self.orphaned += found
+        self.orphaned_pending += len(found)
 
-    def told(self, item: LeasedJob) -> None:
+    def notified(self, job: LeasedJob) -> None:
         """What follows the item knows of its end."""
-        self.telling.pop(item.token, None)
+        self.notifying.pop(job.token, None)

@@ -27,7 +27,7 @@ class PendingResult(NamedTuple):
         kind: its content type, where it is not JSON.
     """
 
-    item: LeasedJob
+    job: LeasedJob
     settlement: Settlement
     entry: PayloadEntry
     result: bytes
@@ -42,58 +42,58 @@ class PendingPayloads:
         store: the store that new results go to; "" keeps every result in its message.
         inline_limit_bytes: results of the API's jobs that are longer are stored.
         fetches: items whose input is to be fetched.
-        loads: results that are to be stored.
+        results: results that are to be stored.
         ended: payloads whose job has ended, or was put off: to be looked at.
-        moving: how many items are being fetched for or stored, and are in no batch.
+        in_transfer: how many items are being fetched for or stored, and are in no batch.
     """
 
     store: str = ""
     inline_limit_bytes: int = STOCK_RESULT_MAX_BYTES
     fetches: list[LeasedJob] = field(default_factory=list)
-    loads: list[PendingResult] = field(default_factory=list)
+    results: list[PendingResult] = field(default_factory=list)
     ended: list[PayloadEntry] = field(default_factory=list)
-    moving: dict[str, LeasedJob] = field(default_factory=dict)
+    in_transfer: dict[str, LeasedJob] = field(default_factory=dict)
     _entries: dict[str, list[PayloadEntry]] = field(default_factory=dict)
 
     @property
-    def waiting(self) -> bool:
+    def has_work(self) -> bool:
         """Whether there is something for the porter."""
-        return bool(self.fetches or self.loads or self.ended)
+        return bool(self.fetches or self.results or self.ended)
 
-    def fetch(self, item: LeasedJob, model: str, source: InputSource) -> None:
+    def add_fetch(self, job: LeasedJob, model: str, source: InputSource) -> None:
         """The item's input lies elsewhere."""
         if source.ref:
-            self._note(item.token, PayloadEntry(source.ref, item.id, model, "i"))
-        self.moving[item.token] = item
-        self.fetches.append(item)
+            self._note(job.token, PayloadEntry(source.ref, job.id, model, "i"))
+        self.in_transfer[job.token] = job
+        self.fetches.append(job)
 
-    def keeps(self, item: LeasedJob, result: bytes) -> bool:
+    def must_store(self, job: LeasedJob, result: bytes) -> bool:
         """Whether a result is too long for its Celery result."""
-        message = item.message
+        message = job.message
         if not self.store or message is None or message.ignore_result:
             return False
         limit = self.inline_limit_bytes if message.ours else STOCK_RESULT_MAX_BYTES
         return len(result) > limit
 
-    def load(self, load: PendingResult) -> None:
+    def add_result(self, load: PendingResult) -> None:
         """A result is to be stored before its job is settled."""
-        self._note(load.item.token, load.entry)
-        self.moving[load.item.token] = load.item
-        self.loads.append(load)
+        self._note(load.job.token, load.entry)
+        self.in_transfer[load.job.token] = load.job
+        self.results.append(load)
 
-    def leaves(self, rooms: list[int]) -> list[int]:
+    def room_left(self, rooms: list[int]) -> list[int]:
         """What is left of the room for each step when all that is under way has come."""
         left = list(rooms)
-        for item in self.moving.values():
-            for place in range(STEP_PLACE[item.step], len(left)):
+        for job in self.in_transfer.values():
+            for place in range(STEP_PLACE[job.step], len(left)):
                 left[place] = max(0, left[place] - 1)
         return left
 
-    def moved(self, item: LeasedJob) -> None:
+    def transfer_done(self, job: LeasedJob) -> None:
         """The item's input is here, or its result is there, or neither will be."""
-        self.moving.pop(item.token, None)
+        self.in_transfer.pop(job.token, None)
 
-    def settled(self, claims: Iterable[LeasedJob | Settlement]) -> None:
+    def forget(self, claims: Iterable[LeasedJob | Settlement]) -> None:
         """These claims are over; whether their payloads are still needed, the record says."""
         for claim in claims if self._entries else ():
             self.ended += self._entries.pop(claim.token, ())

@@ -35,15 +35,15 @@ class RestartLimit:
         self._at.append(now)
         self._why = why
 
-    def earliest(self, now: float) -> float:
+    def earliest_start(self, now: float) -> float:
         """When the next process may be started; `now` while there were few."""
         if len(self._at) < self._most:
             return now
         return max(now, self._at[0] + WINDOW_S)
 
-    def told(self, now: float) -> str:
+    def reason(self, now: float) -> str:
         """What is to be said of a model whose processes are not started yet; else ""."""
-        wait_s = self.earliest(now) - now
+        wait_s = self.earliest_start(now) - now
         if not wait_s:
             return ""
         return (

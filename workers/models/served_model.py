@@ -30,10 +30,10 @@ from workers.jobs.leased_job import (
     LeasedJob,
     Settlement,
     cancelled,
-    claimed_item,
+    claimed_job,
     failed,
-    illegible,
-    put_off,
+    postponed,
+    unreadable_message,
 )
 from workers.jobs.retries import RetryPolicy
 from workers.models.backlog import Backlog
@@ -57,22 +57,22 @@ class ServedModel:
     """One model of one worker.
 
     Attributes:
-        model: its configuration.
+        config: its configuration.
         replicas: its model processes.
         held: every job that this worker has leased for the model, by id.
         backlog: what waits in Redis.
-        company: what is known to come from there.
-        cargo: its payloads on their way.
-        unread: answers to claims, as they came.
-        foretold: tokens of jobs that were cancelled before the answer to their claim was read.
-        sequels: its jobs that others follow, and what is to be told to these.
-        fitting: how many items its memory has room for together.
+        expected_arrivals: what is known to come from there.
+        pending_payloads: its payloads on their way.
+        claim_replies: answers to claims, as they came.
+        cancelled_tokens: tokens of jobs cancelled before the reply to their claim was read.
+        callbacks: its jobs that others follow, and what is to be told to these.
+        memory_limit: how many items its memory has room for together.
         recycled: how many of its processes were recycled.
-        restarts: which of them were lost, and when the next may be started.
-        policy: how often and when its jobs are tried again, unless they say.
+        restart_limit: which of them were lost, and when the next may be started.
+        retry_policy: how often and when its jobs are tried again, unless they say.
         deadlines: until when its jobs must have begun, and have ended.
         events_per_s: of how many jobs a second monitors are told where they get a sample.
-        telling: of which jobs they are told.
+        event_sampler: of which jobs they are told.
         last_error: why a load failed last.
         traced: a job was part of a trace, as others may be from then on.
         prepare_s: what `preprocess` takes for one item, of late.
@@ -80,41 +80,43 @@ class ServedModel:
             was to run was still in `preprocess`.
     """
 
-    model: ModelConfig
+    config: ModelConfig
     max_retries: int
     replicas: list[Replica]
     stats: ModelStats = field(default_factory=ModelStats)
-    unread: list[Sequence[Any]] = field(default_factory=list)
-    foretold: set[str] = field(default_factory=set)
+    claim_replies: list[Sequence[Any]] = field(default_factory=list)
+    cancelled_tokens: set[str] = field(default_factory=set)
     held: dict[str, LeasedJob] = field(default_factory=dict)
     backlog: Backlog = field(default_factory=Backlog)
-    company: ExpectedArrivals = field(default_factory=ExpectedArrivals)
+    expected_arrivals: ExpectedArrivals = field(default_factory=ExpectedArrivals)
     next_due_at: float | None = None
     hold_until: float | None = None
     recycled: int = 0
     last_error: str = ""
-    cargo: PendingPayloads = field(default_factory=PendingPayloads)
-    sequels: PendingCallbacks = field(default_factory=PendingCallbacks)
+    pending_payloads: PendingPayloads = field(default_factory=PendingPayloads)
+    callbacks: PendingCallbacks = field(default_factory=PendingCallbacks)
     traced: bool = False
     prepare_s: float = 0.0
     starved: float = 0.0
     events_per_s: int = 100
-    telling: EventSampler = field(init=False)
+    event_sampler: EventSampler = field(init=False)
     deadlines: Deadlines = field(init=False)
-    restarts: RestartLimit = field(init=False)
-    policy: RetryPolicy = field(init=False)
-    fitting: MemoryLimit = field(init=False)
+    restart_limit: RestartLimit = field(init=False)
+    retry_policy: RetryPolicy = field(init=False)
+    memory_limit: MemoryLimit = field(init=False)
     batcher: Batcher[LeasedJob] = field(init=False)
-    measure: InputCost = field(init=False)
+    input_cost: InputCost = field(init=False)
 
     def __post_init__(self) -> None:
-        model = self.model
+        model = self.config
         self.deadlines = Deadlines(model)
-        self.telling = EventSampler(model.name, model.events, self.events_per_s, self.stats)
+        self.event_sampler = EventSampler(model.name, model.events, self.events_per_s, self.stats)
         bounds = (model.retry_backoff_s, model.retry_backoff_max_s)
-        self.policy = RetryPolicy(self.max_retries, *bounds)
-        self.restarts = RestartLimit(model.max_restarts_per_minute)
-        self.fitting = MemoryLimit(model.max_batch_size, tuple(model.allowed_batch_sizes or ()))
+        self.retry_policy = RetryPolicy(self.max_retries, *bounds)
+        self.restart_limit = RestartLimit(model.max_restarts_per_minute)
+        self.memory_limit = MemoryLimit(
+            model.max_batch_size, tuple(model.allowed_batch_sizes or ())
+        )
         policy = BatchPolicy(
             max_batch_size=model.max_batch_size,
             max_batch_delay_s=model.max_batch_delay_ms / 1000,
@@ -123,12 +125,12 @@ class ServedModel:
             sizes=tuple(model.allowed_batch_sizes or ()),
         )
         self.batcher = Batcher(policy)
-        self.measure = InputCost(model)
+        self.input_cost = InputCost(model)
 
     @property
     def queue(self) -> str:
         """The queue that it is served from."""
-        return self.model.queue
+        return self.config.queue
 
     @property
     def serving(self) -> bool:
@@ -144,8 +146,8 @@ class ServedModel:
     def unfinished(self) -> bool:
         """Whether it holds jobs that are in no model process and of which Redis is yet to hear."""
         ended = self.deadlines.ended
-        prepared = len(self.batcher) or self.unread or ended
-        return bool(prepared or self.cargo.moving or self.sequels.telling)
+        prepared = len(self.batcher) or self.claim_replies or ended
+        return bool(prepared or self.pending_payloads.in_transfer or self.callbacks.notifying)
 
     @property
     def device(self) -> str:
@@ -164,17 +166,17 @@ class ServedModel:
 
         One prepared batch, if there is anything to take.
         """
-        if not self.backlog.askable or not self.serving:
+        if not self.backlog.claimable or not self.serving:
             return []
-        rooms = self.rooms
-        return rooms if self.backlog.brings(rooms) else []
+        rooms = self.room
+        return rooms if self.backlog.fills(rooms) else []
 
-    def due(self, at: float) -> None:
+    def note_due(self, at: float) -> None:
         """Learn that a delayed job joins its queue then."""
         self.next_due_at = at if self.next_due_at is None else min(self.next_due_at, at)
 
     @property
-    def in_need(self) -> bool:
+    def needs_better(self) -> bool:
         """Whether a claim would bring better jobs than all that are here."""
         return not self.batcher.online and (not len(self.batcher) or self.backlog.online)
 
@@ -184,7 +186,7 @@ class ServedModel:
         if not self.idle:
             return False
         if self.backlog.claiming:
-            return self.backlog.awaited
+            return self.backlog.online_awaited
         return self.backlog.online and any(self.claimable[:-1])
 
     @property
@@ -192,101 +194,103 @@ class ServedModel:
         """After how long a wait a claim takes a job before better ones; 0: it takes none so."""
         if self.batcher.overdue(time.monotonic()):
             return 0  # one is here already
-        return int(self.model.max_yield_s * US_PER_S)
+        return int(self.config.max_yield_s * US_PER_S)
 
     @property
-    def rooms(self) -> list[int]:
+    def room(self) -> list[int]:
         """How many more jobs fit of each step, with those whose payloads are on their way."""
-        rooms = self.batcher.rooms
-        if self.sequels.full:
+        rooms = self.batcher.room
+        if self.callbacks.full:
             return [0] * len(rooms)
-        return self.cargo.leaves(rooms) if self.cargo.moving else rooms
+        return (
+            self.pending_payloads.room_left(rooms) if self.pending_payloads.in_transfer else rooms
+        )
 
-    def came(self, reply: Sequence[Any], now: float) -> None:
+    def claim_answered(self, reply: Sequence[Any], now: float) -> None:
         """A claim was answered; what it gave is read next."""
         lefts = [int(left) for left in reply[1 : CLAIM_HEAD - 1]]
         jobs = (len(reply) - CLAIM_HEAD) // CLAIM_ROW
-        self.backlog.gave(jobs)
-        self.backlog.saw(lefts)
-        self.company.answered(jobs, lefts, now)
-        self.unread.append(reply)
+        self.backlog.claim_answered(jobs)
+        self.backlog.set_waiting(lefts)
+        self.expected_arrivals.claim_answered(jobs, lefts, now)
+        self.claim_replies.append(reply)
 
-    def read(self, now: float) -> list[Settlement]:
+    def read_claims(self, now: float) -> list[Settlement]:
         """Read what claims gave; settle at once what will not run."""
-        replies, self.unread = self.unread, []
+        replies, self.claim_replies = self.claim_replies, []
         ended = [settlement for reply in replies for settlement in self.accept(reply, now)]
         if not self.backlog.claiming:
-            self.foretold.clear()
+            self.cancelled_tokens.clear()
         return ended
 
     def accept(self, reply: Sequence[Any], now: float) -> list[Settlement]:
         """Take in what a claim gave; settle at once what will not run."""
         now_us = int(reply[0])
-        ended, yield_s = [], self.model.max_yield_s or NEVER
+        ended, yield_s = [], self.config.max_yield_s or NEVER
         for at in range(CLAIM_HEAD, len(reply), CLAIM_ROW):
-            item = claimed_item(reply[at + 1 : at + CLAIM_ROW], now, now_us, yield_s)
-            self.held[item.id] = item
-            settlement = self._read(item, reply[at], now, now_us)
+            job = claimed_job(reply[at + 1 : at + CLAIM_ROW], now, now_us, yield_s)
+            self.held[job.id] = job
+            settlement = self._read(job, reply[at], now, now_us)
             if settlement is not None:
                 ended.append(settlement)
-            elif item.message is not None and item.message.source:
-                self.cargo.fetch(item, self.model.name, item.message.source)
+            elif job.message is not None and job.message.source:
+                self.pending_payloads.add_fetch(job, self.config.name, job.message.source)
             else:
-                self.join(item)
+                self.join(job)
         return ended
 
-    def join(self, item: LeasedJob) -> None:
+    def join(self, job: LeasedJob) -> None:
         """The item's input is here: it waits for its batch."""
-        if self.measure.needed:
-            item.cost = self.measure.cost(item.input, item.kind)
-            item.key = self.measure.key(item.input, item.kind)
-        if item.expires_at == NEVER or not self.deadlines.hopeless(item, self.replicas):
-            self.batcher.add(item)
+        if self.input_cost.needed:
+            job.cost = self.input_cost.cost(job.input, job.content_type)
+            job.key = self.input_cost.key(job.input, job.content_type)
+        if job.expires_at == NEVER or not self.deadlines.expires_too_soon(job, self.replicas):
+            self.batcher.add(job)
 
-    def _read(self, item: LeasedJob, raw: bytes, now: float, now_us: int) -> Settlement | None:
+    def _read(self, job: LeasedJob, raw: bytes, now: float, now_us: int) -> Settlement | None:
         """Read the message; the settlement of a job that is not to run now, else None."""
         try:
             message = read_envelope(raw)
         except InvalidRequest as error:
-            self.sequels.link(item, raw)
-            return illegible(item, raw, error)
-        item.message = message
+            self.callbacks.link(job, raw)
+            return unreadable_message(job, raw, error)
+        job.message = message
         if message.trace is not None:
             self.traced = True
-        if message.followed and not self.sequels.link(item, raw):
-            unreadable = "the signatures of what follows the job cannot be read"
-            return failed(item, InvalidRequest.code, unreadable)
-        if item.token in self.foretold:
-            self.foretold.discard(item.token)
-            return self.cancel(item)
-        if message.model != self.model.name:
+        if message.followed and not self.callbacks.link(job, raw):
+            problem = "the signatures of what follows the job cannot be read"
+            return failed(job, InvalidRequest.code, problem)
+        if job.token in self.cancelled_tokens:
+            self.cancelled_tokens.discard(job.token)
+            return self.cancel(job)
+        if message.model != self.config.name:
             return failed(
-                item,
+                job,
                 "invalid-request",
-                f"the queue {self.queue} serves the model {self.model.name}, not {message.model!r}",
+                f"the queue {self.queue} serves {self.config.name!r}, not {message.model!r}",
             )
         if message.expires_s is None and message.eta_s is None:
             return None
-        wait_s = item.date(message, now, now_us)
-        if item.expires_at <= now:
-            return self.deadlines.expired(item)
-        return put_off(item, wait_s) if wait_s else None
+        wait_s = job.set_deadlines(message, now, now_us)
+        if job.expires_at <= now:
+            return self.deadlines.expired(job)
+        return postponed(job, wait_s) if wait_s else None
 
     def take_all(self) -> list[LeasedJob]:
         """The prepared jobs, for their release."""
-        items = self.batcher.take_all()
-        self.deadlines.left(items)
-        return items
+        jobs = self.batcher.take_all()
+        self.deadlines.forget(jobs)
+        return jobs
 
-    def cancel(self, item: LeasedJob) -> Settlement:
+    def cancel(self, job: LeasedJob) -> Settlement:
         """The end of a job that was not handed over yet."""
-        item.dropped = "cancelled"
-        return cancelled(item)
+        job.dropped = "cancelled"
+        return cancelled(job)
 
     def next_batch(self, now: float, *, draining: bool = False) -> Batch | None:
         """The batch that leaves now for an idle replica, if one does."""
         self.hold_until = (
-            None if draining else self.company.hold_until(self.batcher, self.rooms, now)
+            None if draining else self.expected_arrivals.hold_until(self.batcher, self.room, now)
         )
         if self.hold_until is not None:
             return None
@@ -294,29 +298,29 @@ class ServedModel:
         self.hold_until = decision.until if isinstance(decision, Hold) else None
         if not isinstance(decision, Leave):
             return None
-        items, reason = decision.items, decision.reason
-        self.deadlines.left(items)
-        limit_s = self.deadlines.shortest_s(items)
-        least_s = self.deadlines.least.at(now)
+        jobs, reason = decision.items, decision.reason
+        self.deadlines.forget(jobs)
+        limit_s = self.deadlines.shortest_timeout_s(jobs)
+        least_s = self.deadlines.least_time.at(now)
         if limit_s < least_s:
-            items = self.deadlines.in_time(items, least_s)
-            if not items:
+            jobs = self.deadlines.keep_feasible(jobs, least_s)
+            if not jobs:
                 return self.next_batch(now, draining=draining)
-            limit_s = self.deadlines.shortest_s(items)
+            limit_s = self.deadlines.shortest_timeout_s(jobs)
         epoch = time.time()
-        for item in items:
-            item.dispatched_at, item.dispatched_epoch_s = now, epoch
-        return Batch(items, reason, now, now + limit_s, traced=self.traced)
+        for job in jobs:
+            job.dispatched_at, job.dispatched_epoch_s = now, epoch
+        return Batch(jobs, reason, now, now + limit_s, traced=self.traced)
 
-    def fit(self, size: int, fits: int) -> None:
+    def observe_memory(self, size: int, fits: int) -> None:
         """Learn how much memory has room for: a batch of `size` ran, or only `fits` at once."""
-        if self.fitting.observe(size, fits):
-            limit = self.fitting.limit
+        if self.memory_limit.observe(size, fits):
+            limit = self.memory_limit.limit
             self.batcher.policy = replace(self.batcher.policy, max_batch_size=limit)
             if fits:
                 logger.warning(
                     "out of memory with %d items; its batches have at most %d for now",
-                    size, limit, extra={"model": self.model.name, "size": size},
+                    size, limit, extra={"model": self.config.name, "size": size},
                 )  # fmt: skip
 
     def _weigh(self, size: int, prepare: float, infer: float, _: float, starved: float) -> None:
@@ -326,7 +330,7 @@ class ServedModel:
         if busy:
             self.starved += NEWEST_WEIGHT * (starved / busy - self.starved)
 
-    def collect(
+    def batch_done(
         self,
         batch: Batch,
         outcomes: list[Any],
@@ -345,56 +349,66 @@ class ServedModel:
             fits: how many of the items memory had room for; 0 if for all.
             now: when the answer came.
         """
-        size = len(batch.items)
+        size = len(batch.jobs)
         self.stats.left(batch.reason)
-        self.fit(size, fits)
+        self.observe_memory(size, fits)
         self._weigh(size, *times)
         # The device ran the padding too.
         self.batcher.observe(size + padding, now - batch.started_at)
-        self.deadlines.least.add(now - batch.started_at, now)
+        self.deadlines.least_time.add(now - batch.started_at, now)
         self._observe(batch, times, padding, now)
-        if self.sequels.linked:
-            self.sequels.note(batch.items, outcomes)
+        if self.callbacks.linked:
+            self.callbacks.keep_results(batch.jobs, outcomes)
         return settle_batch(
-            batch, outcomes, times, padding, self.cargo, self.policy, self.model.name
+            batch,
+            outcomes,
+            times,
+            padding,
+            self.pending_payloads,
+            self.retry_policy,
+            self.config.name,
         )
 
     def _observe(self, batch: Batch, times: list[float], padding: int, now: float) -> None:
         """Put a batch that has run into the histograms; its times are in ms."""
-        items = batch.items
+        jobs = batch.jobs
         self.stats.observe_batch(
-            len(items),
-            [item.claimed_at - item.enqueued_at for item in items],
-            [item.dispatched_at - item.claimed_at for item in items],
-            [now - item.enqueued_at for item in items],
+            len(jobs),
+            [job.claimed_at - job.enqueued_at for job in jobs],
+            [job.dispatched_at - job.claimed_at for job in jobs],
+            [now - job.enqueued_at for job in jobs],
             [took / 1000 for took in times[:3]],
             padding,
             times[3] / 1000,
         )
 
-    def arrived(self, item: LeasedJob, body: bytes) -> None:
+    def input_arrived(self, job: LeasedJob, body: bytes) -> None:
         """The item's input was fetched: it joins the others."""
-        message = item.message
+        message = job.message
         if message is None or message.source is None:
-            raise RuntimeError(f"no input of job {item.id} was asked for")
+            raise RuntimeError(f"no input of job {job.id} was asked for")
         kind = message.source.type
-        item.kind = "" if is_json(kind.partition(";")[0].strip().lower()) else kind
-        item.message = msgspec.structs.replace(message, input=body)
-        self.join(item)
+        job.content_type = "" if is_json(kind.partition(";")[0].strip().lower()) else kind
+        job.message = msgspec.structs.replace(message, input=body)
+        self.join(job)
 
-    def unmoved(self, item: LeasedJob, error: HeadraceError, *, retryable: bool) -> Settlement:
+    def transfer_failed(
+        self, job: LeasedJob, error: HeadraceError, *, retryable: bool
+    ) -> Settlement:
         """The end, or another try, of a job whose payload could not be moved."""
-        if item.dropped:
-            return discarded(item, 0, "")
-        return failed(item, error.code, error.message, retryable=retryable, retries=self.policy)
+        if job.dropped:
+            return discarded(job, 0, "")
+        return failed(
+            job, error.code, error.message, retryable=retryable, retries=self.retry_policy
+        )
 
     def forget(self, claims: Sequence[LeasedJob | Settlement]) -> None:
         """These claims are over; of the jobs themselves it may hold newer ones."""
-        held, linked = self.held, self.sequels.linked
+        held, linked = self.held, self.callbacks.linked
         for claim in claims:
-            item = held.get(claim.id)
-            if item is not None and item.token == claim.token:
+            job = held.get(claim.id)
+            if job is not None and job.token == claim.token:
                 del held[claim.id]
             if linked:
                 linked.pop(claim.token, None)
-        self.cargo.settled(claims)
+        self.pending_payloads.forget(claims)

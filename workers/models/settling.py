@@ -46,33 +46,33 @@ def settle_batch(
         policy: when jobs that have failed are tried again.
         model: its name.
     """
-    told, done, shared = batch_text(len(batch.items), padding), date_done(), stages(times)
+    told, done, shared = batch_text(len(batch.jobs), padding), date_done(), stages(times)
     inline_max, settled = cargo.inline_limit_bytes, []
     claimed_at, rest = UNKNOWN, ""
-    for item, outcome in zip(batch.items, outcomes, strict=True):
-        if item.claimed_at != claimed_at:
-            claimed_at, rest = item.claimed_at, since_claim(item, shared)
-        took = since_submit(item) + rest
-        if item.dropped:
-            settled.append(discarded(item, told, took))
+    for job, outcome in zip(batch.jobs, outcomes, strict=True):
+        if job.claimed_at != claimed_at:
+            claimed_at, rest = job.claimed_at, since_claim(job, shared)
+        took = since_submit(job) + rest
+        if job.dropped:
+            settled.append(discarded(job, told, took))
         elif not outcome[0]:
             _, code, message, retryable, traceback = outcome
             settlement = failed(
-                item, code, message, retryable=retryable, traceback=traceback,
+                job, code, message, retryable=retryable, traceback=traceback,
                 batch=told, timings=took, retries=policy,
             )  # fmt: skip
             settled.append(settlement)
-        elif len(outcome[1]) > inline_max and cargo.keeps(item, outcome[1]):
-            entry = new_entry(cargo.store, item.id, model, "r")
+        elif len(outcome[1]) > inline_max and cargo.must_store(job, outcome[1]):
+            entry = new_entry(cargo.store, job.id, model, "r")
             _, result, kind = outcome
-            settlement = stored(item, entry.ref, result, kind, told, took, done)
-            cargo.load(PendingResult(item, settlement, entry, result, kind))
+            settlement = stored(job, entry.ref, result, kind, told, took, done)
+            cargo.add_result(PendingResult(job, settlement, entry, result, kind))
         else:
-            settled.append(succeeded(item, outcome[1], outcome[2], told, took, done))
+            settled.append(succeeded(job, outcome[1], outcome[2], told, took, done))
     return settled
 
 
-def discarded(item: LeasedJob, batch: int | str, took: str) -> Settlement:
+def discarded(job: LeasedJob, batch: int | str, took: str) -> Settlement:
     """What a job ends with that was handed over and that nobody wants any more from here."""
     # Not as `cancelled`, which takes the attempt back. Redis knows of the cancel.
-    return failed(item, JobCancelled.code, "the job was cancelled", batch=batch, timings=took)
+    return failed(job, JobCancelled.code, "the job was cancelled", batch=batch, timings=took)

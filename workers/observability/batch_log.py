@@ -14,17 +14,17 @@ from workers.models.served_model import ServedModel
 logger = logging.getLogger(__name__)
 
 
-def about(lane: ServedModel) -> dict[str, str]:
+def about(model: ServedModel) -> dict[str, str]:
     """The fields of a line that concerns a lane's model."""
-    return {"model": lane.model.name}
+    return {"model": model.config.name}
 
 
-def about_batches(lane: ServedModel, batches: Sequence[Batch]) -> dict[str, Any]:
+def about_batches(model: ServedModel, batches: Sequence[Batch]) -> dict[str, Any]:
     """The fields of a line that concerns batches, and all of their jobs."""
-    ids = [item.id for batch in batches for item in batch.items]
+    ids = [job.id for batch in batches for job in batch.jobs]
     names = " ".join(batch.id for batch in batches)
     return {
-        **about(lane), "batch": names, "size": len(ids), **about_jobs(ids), **_trace(batches, ids),
+        **about(model), "batch": names, "size": len(ids), **about_jobs(ids), **_trace(batches, ids),
     }  # fmt: skip
 
 
@@ -39,16 +39,16 @@ def _trace(batches: Sequence[Batch], ids: Sequence[str]) -> dict[str, str]:
     return {"trace_id": trace.trace_id, "span_id": trace.span_id}
 
 
-def log_left(lane: ServedModel, batch: Batch) -> None:
+def log_left(model: ServedModel, batch: Batch) -> None:
     """A batch was handed over to a model process."""
     if logger.isEnabledFor(logging.DEBUG):
-        told = {**about_batches(lane, [batch]), "reason": batch.reason}
+        told = {**about_batches(model, [batch]), "reason": batch.reason}
         logger.debug("a batch left", extra=told)
 
 
-def log_ended(lane: ServedModel, batch: Batch, outcomes: Sequence[Any], now: float) -> None:
+def log_ended(model: ServedModel, batch: Batch, outcomes: Sequence[Any], now: float) -> None:
     """A batch has ended with these outcomes; what they say is not for the log."""
     if logger.isEnabledFor(logging.DEBUG):
         failed = sum(not outcome[0] for outcome in outcomes)
         took = {"failed": failed, "duration_ms": round((now - batch.started_at) * 1000, 3)}
-        logger.debug("a batch has ended", extra={**about_batches(lane, [batch]), **took})
+        logger.debug("a batch has ended", extra={**about_batches(model, [batch]), **took})

@@ -46,12 +46,12 @@ class JobSpans:
     def started(self, batch: Batch) -> None:
         """A batch is handed over; its span stands in it from now on."""
         now_ns = time.time_ns()
-        processes = [self._process(item, now_ns) for item in batch.items if _trace(item)]
+        processes = [self._process(job, now_ns) for job in batch.jobs if _trace(job)]
         if not processes:
             return
         traces = {span.get_span_context().trace_id for span in processes}
         below = set_span_in_context(processes[0]) if len(traces) == 1 else context_of(None)
-        message = batch.items[0].message
+        message = batch.jobs[0].message
         model = message.model if message is not None else ""
         span = self._tracing.tracer.start_span(
             f"batch {model}",
@@ -61,7 +61,7 @@ class JobSpans:
                 "headrace.model": model,
                 "headrace.batch.id": batch.id,
                 "headrace.batch.reason": batch.reason,
-                "messaging.batch.message_count": len(batch.items),
+                "messaging.batch.message_count": len(batch.jobs),
             },
             [Link(one.get_span_context()) for one in processes],
             now_ns,
@@ -70,16 +70,16 @@ class JobSpans:
         place = trace_of(span)
         batch.span = place.parent if place is not None else ""
 
-    def _process(self, item: LeasedJob, now_ns: int) -> Span:
-        message = item.message
+    def _process(self, job: LeasedJob, now_ns: int) -> Span:
+        message = job.message
         assert message is not None  # noqa: S101 - one that is part of a trace has one
         queue, parent = queue_name(message.model), context_of(message.trace)
         told = {
             "messaging.system": "headrace",
             "messaging.destination.name": queue,
-            "messaging.message.id": item.id,
+            "messaging.message.id": job.id,
         }
-        waited_ns = int((item.dispatched_at - item.enqueued_at) * NS_PER_S)
+        waited_ns = int((job.dispatched_at - job.enqueued_at) * NS_PER_S)
         tracer = self._tracing.tracer
         wait = tracer.start_span(
             f"wait {queue}", parent, SpanKind.INTERNAL, told, start_time=now_ns - waited_ns
@@ -89,8 +89,8 @@ class JobSpans:
         span = tracer.start_span(
             f"process {queue}", parent, SpanKind.CONSUMER, told, start_time=now_ns
         )
-        span.set_attribute("headrace.attempt", item.attempts)
-        self._jobs[item.token] = _Job(span)
+        span.set_attribute("headrace.attempt", job.attempts)
+        self._jobs[job.token] = _Job(span)
         return span
 
     def finished(self, batch: Batch) -> None:
@@ -99,17 +99,17 @@ class JobSpans:
         if span is None:
             return
         span.end()
-        for item in batch.items:
-            job = self._jobs.get(item.token)
-            if job is not None:
-                context = set_span_in_context(job.process)
-                job.settle = self._tracing.tracer.start_span("settle", context)
+        for job in batch.jobs:
+            spans = self._jobs.get(job.token)
+            if spans is not None:
+                context = set_span_in_context(spans.process)
+                spans.settle = self._tracing.tracer.start_span("settle", context)
 
-    def gave_way(self, batch: Batch) -> None:
+    def preempted(self, batch: Batch) -> None:
         """A batch came back, as another model's was to run first."""
         self.finished(batch)
-        for item in batch.items:
-            self._over(item.token, "")
+        for job in batch.jobs:
+            self._over(job.token, "")
 
     def settled(self, settlements: Sequence[Settlement]) -> None:
         """Redis has taken how these jobs have ended."""
@@ -118,11 +118,11 @@ class JobSpans:
                 failed = one.retried or one.state != State.SUCCEEDED
                 self._over(one.token, _error_of(one) if failed else "")
 
-    def released(self, items: Sequence[LeasedJob]) -> None:
+    def released(self, jobs: Sequence[LeasedJob]) -> None:
         """Redis has taken these jobs back."""
         if self._jobs:
-            for item in items:
-                self._over(item.token, "replica-lost")
+            for job in jobs:
+                self._over(job.token, "replica-lost")
 
     def _over(self, token: str, error: str) -> None:
         job = self._jobs.pop(token, None)
@@ -142,8 +142,8 @@ class JobSpans:
         self._tracing.close()
 
 
-def _trace(item: LeasedJob) -> bool:
-    return item.message is not None and item.message.trace is not None
+def _trace(job: LeasedJob) -> bool:
+    return job.message is not None and job.message.trace is not None
 
 
 def _error_of(settlement: Settlement) -> str:

@@ -44,8 +44,8 @@ class Replica:
 
     Attributes:
         staged: the batch that was handed over behind the one that runs.
-        began: the process said that it works at the staged one too.
-        yielding: it was told to give the staged one back, if `inference` has not begun.
+        staged_began: the process said that it works at the staged one too.
+        yield_requested: it was told to give the staged one back, if `inference` has not begun.
         overlap: its handler works at two batches at once.
         due_at: when something is to be done about it, though it says nothing: its load has taken
             too long, or its stop.
@@ -54,10 +54,10 @@ class Replica:
         helpers: pids of processes that belong to it.
         successor: the replica that takes its place when it is recycled.
         recycling: why this life is to end in order; empty while it is not.
-        asked: its load or its batch took too long, so that it was asked where it stands; nothing
-            that it says after that counts, since the signal itself may have woken it.
+        stacks_requested: its load or its batch took too long, so a signal made it write its stacks.
+            Later frames are ignored, because the signal itself may have woken it.
         outgrown: it took more memory than it may before it had run anything.
-        leaving: it has lost its device and ends by itself; what it was given since it said so was
+        device_lost: it has lost its device and ends by itself; batches sent to it since then have
             not begun.
     """
 
@@ -71,8 +71,8 @@ class Replica:
     process: subprocess.Popen[bytes] | None = None
     batch: Batch | None = None
     staged: Batch | None = None
-    began: bool = False
-    yielding: bool = False
+    staged_began: bool = False
+    yield_requested: bool = False
     overlap: bool = False
     restart_at: float = 0.0
     due_at: float = NEVER
@@ -82,8 +82,8 @@ class Replica:
     successor: Replica | None = None
     recycling: str = ""
     outgrown: bool = False
-    asked: bool = False
-    leaving: bool = False
+    stacks_requested: bool = False
+    device_lost: bool = False
     _to_ask: list[int] = field(default_factory=list)
     _failures: int = 0
     _life: str = ""
@@ -127,8 +127,8 @@ class Replica:
         self._set(Phase.LOADING)
         self.due_at = now + self.load_timeout_s
         self.jobs, self.fits, self.helpers = 0, 0, []
-        self.recycling, self.outgrown, self.asked = "", False, False
-        self.leaving = False
+        self.recycling, self.outgrown, self.stacks_requested = "", False, False
+        self.device_lost = False
         with contextlib.suppress(OSError):  # died at once: EOF on the socket tells
             self.frames.send(["init", self.init])
         return self.frames
@@ -156,39 +156,39 @@ class Replica:
         if self.batch is None:
             self.batch = batch
         else:
-            self.staged, self.began, self.yielding = batch, False, False
+            self.staged, self.staged_began, self.yield_requested = batch, False, False
         if self.frames is None:
             raise RuntimeError("a batch was given to a model process that was not started")
         with contextlib.suppress(OSError):
             rows: list[tuple[Any, ...]] = [
-                (item.id, item.input, item.kind) if item.kind else (item.id, item.input)
-                for item in batch.items
+                (job.id, job.input, job.content_type) if job.content_type else (job.id, job.input)
+                for job in batch.jobs
             ]
             if batch is self.staged:
                 # It may expire before it begins, which only the process can see.
                 rows = [
                     row
-                    if item.expires_at == NEVER
-                    else (item.id, item.input, item.kind, item.expires_at)
-                    for row, item in zip(rows, batch.items, strict=True)
+                    if job.expires_at == NEVER
+                    else (job.id, job.input, job.content_type, job.expires_at)
+                    for row, job in zip(rows, batch.jobs, strict=True)
                 ]
             traces = batch.traces if batch.traced else None
             told = [[traces, batch.span]] if traces else []
             self.frames.send(["batch", batch.seq, rows, *told])
 
-    def take_back(self) -> None:
+    def request_yield(self) -> None:
         """Ask for the staged batch, as another model is to have the device first."""
-        if self.staged is not None and self.frames is not None and not self.yielding:
-            self.yielding = True
+        if self.staged is not None and self.frames is not None and not self.yield_requested:
+            self.yield_requested = True
             with contextlib.suppress(OSError):
                 self.frames.send(["yield", self.staged.seq])
 
-    def drop(self, item: LeasedJob) -> None:
+    def drop(self, job: LeasedJob) -> None:
         """Tell the process that an item of a batch which it was given is not wanted any more."""
         for batch in (self.batch, self.staged):
-            if batch is not None and item in batch.items and self.frames is not None:
+            if batch is not None and job in batch.jobs and self.frames is not None:
                 with contextlib.suppress(OSError):
-                    self.frames.send(["drop", batch.seq, [batch.items.index(item)]])
+                    self.frames.send(["drop", batch.seq, [batch.jobs.index(job)]])
 
     def finished(self, seq: int, now: float) -> Batch | None:
         """The process has answered for a batch; one that is staged is now the one that runs.
@@ -207,18 +207,18 @@ class Replica:
             return staged
         return None
 
-    def suspects(self) -> tuple[list[Batch], list[Batch]]:
+    def take_batches(self) -> tuple[list[Batch], list[Batch]]:
         """Take the batches out: those that the process worked at, and those it had not begun."""
         begun = [self.batch] if self.batch is not None else []
         untouched: list[Batch] = []
         if self.staged is not None:
-            (begun if self.began else untouched).append(self.staged)
-        if self.leaving:
+            (begun if self.staged_began else untouched).append(self.staged)
+        if self.device_lost:
             begun, untouched = [], [*begun, *untouched]
         self.batch = self.staged = None
         return begun, untouched
 
-    def entered(self, phase: Phase) -> None:
+    def phase_changed(self, phase: Phase) -> None:
         """The process said that this phase of its life has begun."""
         self._set(phase)
 
@@ -245,8 +245,8 @@ class Replica:
         if self.state not in STARTING:
             return True
         limit = f"the load took longer than load_timeout_s, {self.load_timeout_s:g} s"
-        if not self.asked and self.process is not None:
-            self.asked = True
+        if not self.stacks_requested and self.process is not None:
+            self.stacks_requested = True
             self.error = f"{limit}; the process was killed"
             self.due_at = now + TELL_S
             self.process.send_signal(TRACE_SIGNAL)
@@ -263,14 +263,14 @@ class Replica:
         """
         if self._stacks is None or self.process is None:
             return True
-        if not self.asked:
-            self.asked = True
+        if not self.stacks_requested:
+            self.stacks_requested = True
             self._to_ask = [self.process.pid, *self.helpers]
-            self._stacks.asked(now)
-        elif not self._stacks.answered(now):
+            self._stacks.request(now)
+        elif not self._stacks.complete(now):
             batch.deadline = now + LOOK_S
             return False
-        if self._stacks.over(now) or not self._ask_next(self._stacks):
+        if self._stacks.expired(now) or not self._ask_next(self._stacks):
             return True
         batch.deadline = now + LOOK_S
         return False
@@ -280,7 +280,7 @@ class Replica:
         while self._to_ask:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._to_ask.pop(0), TRACE_SIGNAL)
-                stacks.asked_another()
+                stacks.request_another()
                 return True
         return False
 
@@ -301,9 +301,9 @@ class Replica:
         """Hand over nothing more: what runs ends, then the process is told to stop."""
         self._set(Phase.DRAINING)
 
-    def leaves(self, now: float) -> None:
+    def lost_device(self, now: float) -> None:
         """The process said that its device is lost and that it ends: nothing more for it."""
-        self.leaving = True
+        self.device_lost = True
         self._set(Phase.DRAINING)
         self.due_at = now + STOP_S
 

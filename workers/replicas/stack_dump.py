@@ -28,25 +28,25 @@ class StackDump:
         """The descriptor that the process inherits."""
         return self._file.fileno()
 
-    def asked(self, now: float) -> None:
+    def request(self, now: float) -> None:
         """The process is asked; what is written from now on is the answer."""
         self._from = self._begun = self._seen = os.fstat(self.fileno()).st_size
         self._until = now + TELL_S
 
-    def asked_another(self) -> None:
+    def request_another(self) -> None:
         """One that writes into the same file is asked, after the answer of the one before."""
         self._begun = self._seen
 
-    def over(self, now: float) -> bool:
+    def expired(self, now: float) -> bool:
         """Whether nothing is waited for any longer."""
         return now >= self._until
 
-    def answered(self, now: float) -> bool:
+    def complete(self, now: float) -> bool:
         """Whether the answer is whole, or is waited for no longer; to be asked each LOOK_S."""
         size = os.fstat(self.fileno()).st_size
         whole = size == self._seen > self._begun
         self._seen = size
-        return whole or self.over(now)
+        return whole or self.expired(now)
 
     def text(self) -> str:
         """What the process has written, since it was asked if it was."""

@@ -26,7 +26,7 @@ OVERDUE_SHARE: Final = 0.1
 class Dispatched(NamedTuple):
     """A batch that is to run now, and whose turn that is."""
 
-    lane: ServedModel
+    model: ServedModel
     replica: Replica
     batch: Batch
     turn: str
@@ -41,24 +41,24 @@ def offline_turn(model: str) -> str:
 class _Device:
     """The lanes of one device, by model, and their turns."""
 
-    lanes: dict[str, ServedModel]
-    turns: FairQueue
+    models: dict[str, ServedModel]
+    fair_queue: FairQueue
 
     def wanting(self, now: float, claims: bool) -> dict[str, ServedModel]:
         """The lanes that may run a batch next, by the name of their turn."""
         online, overdue, offline = {}, {}, {}
-        for name, lane in self.lanes.items():
-            if not lane.wants_turn:
+        for name, model in self.models.items():
+            if not model.wants_turn:
                 continue
-            if lane.batcher.online:
-                online[name] = lane
-            elif lane.batcher.overdue(now):
-                overdue[offline_turn(name)] = lane
+            if model.batcher.online:
+                online[name] = model
+            elif model.batcher.overdue(now):
+                overdue[offline_turn(name)] = model
             else:
-                offline[offline_turn(name)] = lane
+                offline[offline_turn(name)] = model
         if online or not (overdue or offline):
             return online | overdue
-        if claims and any(lane.expects_online for lane in self.lanes.values()):
+        if claims and any(model.expects_online for model in self.models.values()):
             return overdue
         return overdue | offline
 
@@ -67,21 +67,21 @@ class Dispatcher:
     """Shares a worker's devices among its lanes.
 
     Args:
-        lanes: the models.
+        models: the models.
         slots: how many batches may run at once on a device; 0 takes what its models say.
     """
 
-    def __init__(self, lanes: Sequence[ServedModel], slots: int = 0) -> None:
+    def __init__(self, models: Sequence[ServedModel], slots: int = 0) -> None:
         by_device: dict[str, dict[str, ServedModel]] = {}
-        for lane in lanes:
-            by_device.setdefault(lane.device, {})[lane.model.name] = lane
-        processes = sum(lane.model.replicas for lane in lanes)
+        for model in models:
+            by_device.setdefault(model.device, {})[model.config.name] = model
+        processes = sum(model.config.replicas for model in models)
         self._devices = []
         self._of: dict[str, _Device] = {}
         for name, shared in by_device.items():
-            largest = max(lane.model.replicas for lane in shared.values())
-            weights = {model: lane.model.weight for model, lane in shared.items()}
-            weights |= {offline_turn(model): w * OVERDUE_SHARE for model, w in weights.items()}
+            largest = max(model.config.replicas for model in shared.values())
+            weights = {key: model.config.weight for key, model in shared.items()}
+            weights |= {offline_turn(key): w * OVERDUE_SHARE for key, w in weights.items()}
             device = _Device(
                 shared, FairQueue(weights, slots or slots_of(name, largest, processes))
             )
@@ -89,35 +89,37 @@ class Dispatcher:
             self._of.update(dict.fromkeys(shared, device))
         self._running: list[Dispatched] = []
 
-    def may_run(self, lane: ServedModel) -> bool:
+    def may_run(self, model: ServedModel) -> bool:
         """Whether a batch of the lane could run now: a process waits for it, and a slot is free."""
-        return lane.idle and self._of[lane.model.name].turns.free
+        return model.idle and self._of[model.config.name].fair_queue.free
 
-    def runs_at_once(self, lane: ServedModel) -> bool:
+    def runs_at_once(self, model: ServedModel) -> bool:
         """Whether a batch of the lane would run now: it may, and no other lane wants a turn."""
-        others = self._of[lane.model.name].lanes.values()
-        wanted = any(other.wants_turn or other.unread for other in others if other is not lane)
-        return not wanted and self.may_run(lane)
+        others = self._of[model.config.name].models.values()
+        wanted = any(
+            other.wants_turn or other.claim_replies for other in others if other is not model
+        )
+        return not wanted and self.may_run(model)
 
-    def yields(self, lane: ServedModel, staged: Batch, now: float) -> bool:
+    def should_yield(self, model: ServedModel, staged: Batch, now: float) -> bool:
         """Whether a batch that is staged behind the one that runs is to make way.
 
         So it is for another model that waits for the device with an online job and is next by what
         each has used; one of offline jobs makes way for each online job, also of its own model.
         """
-        if staged.offline and lane.batcher.online and not lane.idle:
+        if staged.offline and model.batcher.online and not model.idle:
             return True
-        device = self._of[lane.model.name]
-        if device.turns.free:
+        device = self._of[model.config.name]
+        if device.fair_queue.free:
             return False
-        name = lane.model.name
-        used_s = sum(now - one.batch.started_at for one in self._running if one.lane is lane)
+        name = model.config.name
+        used_s = sum(now - one.batch.started_at for one in self._running if one.model is model)
         return any(
             other.wants_turn
             and other.batcher.online
-            and (staged.offline or device.turns.behind(name, other.model.name, used_s))
-            for other in device.lanes.values()
-            if other is not lane
+            and (staged.offline or device.fair_queue.behind(name, other.config.name, used_s))
+            for other in device.models.values()
+            if other is not model
         )
 
     def next(self, now: float, draining: bool = False, claims: bool = False) -> Dispatched | None:
@@ -131,17 +133,17 @@ class Dispatcher:
         """
         self._take_back(now)
         for device in self._devices:
-            if not device.turns.free:
+            if not device.fair_queue.free:
                 continue
             wanting = device.wanting(now, claims)
-            for turn in device.turns.order(wanting) if len(wanting) > 1 else wanting:
-                lane = wanting[turn]
-                batch = lane.next_batch(now, draining=draining)
+            for turn in device.fair_queue.order(wanting) if len(wanting) > 1 else wanting:
+                model = wanting[turn]
+                batch = model.next_batch(now, draining=draining)
                 if batch is None:  # held for company: the turn passes on
                     continue
-                device.turns.begin(turn)
-                replica = next(replica for replica in lane.replicas if replica.idle)
-                self._running.append(Dispatched(lane, replica, batch, turn))
+                device.fair_queue.begin(turn)
+                replica = next(replica for replica in model.replicas if replica.idle)
+                self._running.append(Dispatched(model, replica, batch, turn))
                 return self._running[-1]
         return None
 
@@ -149,15 +151,15 @@ class Dispatcher:
         """Give back the slots of batches that no process runs any more, whatever ended them."""
         running = []
         for one in self._running:
-            batch, turns = one.replica.batch, self._of[one.lane.model.name].turns
+            batch, turns = one.replica.batch, self._of[one.model.config.name].fair_queue
             if batch is one.batch:
                 running.append(one)
                 continue
             turns.end(one.turn, now - one.batch.started_at)
             if batch is not None:
                 # It was staged behind the one that has ended, and took the slot over.
-                name = one.lane.model.name
+                name = one.model.config.name
                 turn = offline_turn(name) if batch.offline else name
                 turns.begin(turn)
-                running.append(Dispatched(one.lane, one.replica, batch, turn))
+                running.append(Dispatched(one.model, one.replica, batch, turn))
         self._running = running

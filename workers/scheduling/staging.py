@@ -24,80 +24,82 @@ from workers.replicas.replica import Replica
 QUIET_S: Final = 10.0
 
 
-def takes_second(lane: ServedModel, lanes: Iterable[ServedModel], now: float) -> Replica | None:
+def replica_for_second(
+    model: ServedModel, models: Iterable[ServedModel], now: float
+) -> Replica | None:
     """The process of the lane that is to get a second batch now, if one is.
 
     Args:
-        lane: the model.
-        lanes: all models of the worker; where another one waits for the device, it is next.
+        model: the model.
+        models: all models of the worker; where another one waits for the device, it is next.
         now: the time.
     """
-    waiting = len(lane.batcher)
-    if not waiting or lane.idle or lane.batcher.alone:
+    waiting = len(model.batcher)
+    if not waiting or model.idle or model.batcher.isolated:
         return None
-    replica = _behind(lane)
+    replica = _behind(model)
     if replica is None:
         return None
-    others = [other for other in lanes if other is not lane and other.device == lane.device]
-    online = lane.batcher.online
-    full = online and not others and waiting >= lane.batcher.policy.max_batch_size
-    if not full and ends_in_s(lane, now) > lead_s(lane):
+    others = [other for other in models if other is not model and other.device == model.device]
+    online = model.batcher.online
+    full = online and not others and waiting >= model.batcher.policy.max_batch_size
+    if not full and ends_in_s(model, now) > lead_s(model):
         return None
-    if not online and not all(_quiet(one, now) for one in (lane, *others)):
+    if not online and not all(_quiet(one, now) for one in (model, *others)):
         return None
     wanted = any(other.wants_turn and other.batcher.online for other in others)
     return None if wanted else replica
 
 
-def _quiet(lane: ServedModel, now: float) -> bool:
+def _quiet(model: ServedModel, now: float) -> bool:
     """Whether no online job has come of late, or is known to come."""
-    known = lane.backlog.online or lane.backlog.awaited
-    return not known and now - lane.batcher.online_at > QUIET_S
+    known = model.backlog.online or model.backlog.online_awaited
+    return not known and now - model.batcher.online_at > QUIET_S
 
 
-def ends_in_s(lane: ServedModel, now: float) -> float:
+def ends_in_s(model: ServedModel, now: float) -> float:
     """When the first of the running batches is expected to end, by the batches before."""
-    usual_s = lane.batcher.fit.usual_s or float("inf")
-    running = [replica.batch.started_at for replica in lane.replicas if replica.batch is not None]
+    usual_s = model.batcher.latency_model.usual_s or float("inf")
+    running = [replica.batch.started_at for replica in model.replicas if replica.batch is not None]
     return min((started + usual_s - now for started in running), default=0.0)
 
 
-def gave_way(lane: ServedModel, batch: Batch) -> list[Settlement]:
+def requeue(model: ServedModel, batch: Batch) -> list[Settlement]:
     """Let the items of a batch that was given back wait again, in front.
 
     Returns:
         The ends of those that were cancelled meanwhile.
     """
     ended, waiting = [], []
-    for item in batch.items:
-        item.dispatched_at = 0.0
-        if item.dropped == "cancelled":
-            ended.append(lane.cancel(item))
-        elif item.dropped:
-            lane.forget([item])
-        elif item.expires_at == NEVER or not lane.deadlines.hopeless(item, lane.replicas):
-            waiting.append(item)
-    lane.batcher.put_back(waiting)
+    for job in batch.jobs:
+        job.dispatched_at = 0.0
+        if job.dropped == "cancelled":
+            ended.append(model.cancel(job))
+        elif job.dropped:
+            model.forget([job])
+        elif job.expires_at == NEVER or not model.deadlines.expires_too_soon(job, model.replicas):
+            waiting.append(job)
+    model.batcher.put_back(waiting)
     return ended
 
 
-def lead_s(lane: ServedModel) -> float:
+def lead_s(model: ServedModel) -> float:
     """How long it takes to prepare what waits."""
-    size = min(len(lane.batcher), lane.batcher.policy.max_batch_size)
-    return lane.prepare_s * size
+    size = min(len(model.batcher), model.batcher.policy.max_batch_size)
+    return model.prepare_s * size
 
 
-def stage_at(lane: ServedModel, now: float) -> float | None:
+def stage_at(model: ServedModel, now: float) -> float | None:
     """When what waits is to be staged at the latest; None if that is not known, or is over."""
-    if not len(lane.batcher) or _behind(lane) is None:
+    if not len(model.batcher) or _behind(model) is None:
         return None
-    in_s = ends_in_s(lane, now) - lead_s(lane)
+    in_s = ends_in_s(model, now) - lead_s(model)
     return now + in_s if 0 < in_s < float("inf") else None
 
 
-def _behind(lane: ServedModel) -> Replica | None:
+def _behind(model: ServedModel) -> Replica | None:
     """The process that takes a second batch and has begun its first one first."""
-    ready = [replica for replica in lane.replicas if replica.takes_second]
+    ready = [replica for replica in model.replicas if replica.takes_second]
     return min(ready, key=_started_at, default=None)
 
 

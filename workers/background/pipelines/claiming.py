@@ -13,7 +13,7 @@ from headrace.redis.keys import queue_name
 from headrace.redis.scripts import CLAIM_HEAD, CLAIM_ROW
 from workers.background.pipelines.execution import PipelineExecution, StageBackend
 from workers.jobs.canvas import read_canvas
-from workers.jobs.leased_job import LeasedJob, Settlement, failed, illegible, put_off
+from workers.jobs.leased_job import LeasedJob, Settlement, failed, postponed, unreadable_message
 
 
 def claimed_rows(reply: Sequence[Any]) -> Iterator[tuple[bytes, Sequence[Any]]]:
@@ -42,18 +42,18 @@ def read_course(
         message = item.message = read_envelope(raw)
     except InvalidRequest as error:
         item.canvas = read_canvas(raw)
-        return course, illegible(item, raw, error)
+        return course, unreadable_message(item, raw, error)
     if message.timeout_s is not None:
         course.deadline = wall + message.timeout_s
     if message.followed:
         item.canvas = read_canvas(raw)
         if item.canvas is None:
-            unreadable = "the signatures of what follows the job cannot be read"
-            return course, failed(item, InvalidRequest.code, unreadable)
+            problem = "the signatures of what follows the job cannot be read"
+            return course, failed(item, InvalidRequest.code, problem)
     if message.model != pipeline.name:
         wrong = f"the queue {queue_name(pipeline.name)} is not that of {message.model[:64]!r}"
         return course, failed(item, InvalidRequest.code, wrong)
-    wait_s = item.date(message, item.claimed_at, now_us)
+    wait_s = item.set_deadlines(message, item.claimed_at, now_us)
     if item.expires_at <= item.claimed_at:
         return course, failed(item, "expired", "its expires passed before it began")
-    return course, put_off(item, wait_s) if wait_s else None
+    return course, postponed(item, wait_s) if wait_s else None

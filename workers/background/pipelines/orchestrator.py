@@ -36,7 +36,7 @@ from workers.background.pipelines.claiming import claimed_rows, read_course
 from workers.background.pipelines.execution import PipelineExecution, StageFailed, about
 from workers.background.pipelines.settling import failure, success
 from workers.background.pipelines.stage_jobs import AGAIN_MAX_S, StageJobLost, StageJobs
-from workers.jobs.leased_job import NEVER, LeasedJob, Settlement, cancelled, claimed_item
+from workers.jobs.leased_job import NEVER, LeasedJob, Settlement, cancelled, claimed_job
 from workers.leases.notifications import POLL_S, QueueNotifications
 from workers.models.pending_callbacks import UNTOLD_MAX
 
@@ -134,14 +134,14 @@ class PipelineOrchestrator:
         self._jobs = StageJobs(client, self._queue, waiters, stores, self._catalog, self._settings)
         self._tells = PipelineCanvas(self._url, self._settings.result_ttl_s, self._jobs)
         lists = [keys.step_keys(line.model.queue) for line in self._lines]
-        self._wake = QueueNotifications(watcher, lists, keys.cancel_channel(self._owner))
+        self._notifications = QueueNotifications(watcher, lists, keys.cancel_channel(self._owner))
         await waiters.start()
         try:
             while not self._stopping:
                 await self._turn()
             await self._leave()
         finally:
-            self._wake.close()
+            self._notifications.close()
             await waiters.stop()
             await self._queue.close()
             self._jobs.close()
@@ -151,18 +151,20 @@ class PipelineOrchestrator:
     async def _turn(self) -> None:
         """Claim what there is room for, keep what is held, and wait for what is next."""
         try:
-            if self._wake.socket() is None:
-                await asyncio.to_thread(self._wake.connect)
+            if self._notifications.socket() is None:
+                await asyncio.to_thread(self._notifications.connect)
                 self._filled.clear()
                 self._reap_after = time.monotonic() + self._settings.lease_ttl_s
                 self._renew_at = self._sweep_at = 0.0
             await self._upkeep()
             self._woken.clear()
             wanted = [
-                n for n, line in enumerate(self._lines) if line.rooms and n in self._wake.unwatched
+                n
+                for n, line in enumerate(self._lines)
+                if line.rooms and n in self._notifications.unwatched
             ]
-            self._filled |= await asyncio.to_thread(self._wake.watch, wanted)
-            self._wake.check(time.monotonic())
+            self._filled |= await asyncio.to_thread(self._notifications.watch, wanted)
+            self._notifications.check_timeout(time.monotonic())
             self._heard()
             roomy = {n for n, line in enumerate(self._lines) if line.rooms and all(line.rooms)}
             self._filled |= {n for n in roomy if self._lines[n].passed_over}
@@ -177,7 +179,7 @@ class PipelineOrchestrator:
             await self._sleep()
         except _AWAY as error:
             logger.warning("Redis is away, or refuses: %s", error)
-            self._wake.close()
+            self._notifications.close()
             self._doubtful = True
             self._reap_after = NEVER
             await asyncio.sleep(AGAIN_MAX_S / 4)
@@ -186,9 +188,9 @@ class PipelineOrchestrator:
         """Until something is pushed, a course is over, or the next upkeep is due."""
         loop, now = asyncio.get_running_loop(), time.monotonic()
         until = min(self._sweep_at, self._renew_at)
-        if self._wake.polls:
+        if self._notifications.polls:
             until = min(until, now + POLL_S)
-        sock = self._wake.socket()
+        sock = self._notifications.socket()
         loop.add_reader(sock, self._woken.set)
         try:
             async with asyncio.timeout(max(0.0, until - now)):
@@ -198,8 +200,8 @@ class PipelineOrchestrator:
         finally:
             loop.remove_reader(sock)
         # A server that is slow gives lengths here. What has changed is asked for again anyway.
-        told = await asyncio.to_thread(self._wake.drain)
-        self._filled |= told - self._wake.unwatched
+        told = await asyncio.to_thread(self._notifications.read_changes)
+        self._filled |= told - self._notifications.unwatched
         self._heard()
 
     async def _claim(self, line: PipelineQueue) -> bool:
@@ -218,7 +220,7 @@ class PipelineOrchestrator:
         self._queue.clock.heard(now_us)
         rows = list(claimed_rows(reply))
         for raw, row in rows:
-            self._begin(line, raw, claimed_item(row, now, now_us, NEVER), now_us)
+            self._begin(line, raw, claimed_job(row, now, now_us, NEVER), now_us)
         return bool(rows)
 
     async def _end_doubt(self) -> None:
@@ -371,7 +373,7 @@ class PipelineOrchestrator:
 
     def _heard(self) -> None:
         """Jobs that were cancelled while they are under way here."""
-        for data in self._wake.heard():
+        for data in self._notifications.take_messages():
             told = [_text(part) for part in msgspec.msgpack.decode(data)]
             for _, job_id, token in zip(told[::3], told[1::3], told[2::3], strict=True):
                 for line in self._lines:

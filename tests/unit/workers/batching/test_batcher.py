@@ -13,7 +13,7 @@ from workers.batching.latency_model import LatencyModel
 @dataclass(eq=False)
 class Waiting:
     enqueued_at: float
-    alone: bool = False
+    isolated: bool = False
     cost: int = 0
     key: str | None = None
     came_at: float = 0.0
@@ -64,7 +64,7 @@ def test_a_full_batch_leaves_in_order_and_the_rest_stays() -> None:
     assert decision.reason == "full"
     assert decision.items == items[:3]
     assert len(waiting) == 2
-    assert waiting.rooms[0] == 1
+    assert waiting.room[0] == 1
 
 
 def test_a_hold_that_pays_is_made_and_ends_at_the_deadline_of_the_oldest() -> None:
@@ -105,7 +105,7 @@ def test_an_item_that_waited_in_the_queue_is_not_held_again() -> None:
 def test_items_that_must_run_alone_do() -> None:
     waiting = batcher(size=8)
     company = [Waiting(1.0), Waiting(1.1)]
-    lonely = [Waiting(0.5, alone=True), Waiting(0.6, alone=True)]
+    lonely = [Waiting(0.5, isolated=True), Waiting(0.6, isolated=True)]
     for item in (*company, *lonely):
         waiting.add(item)
     assert [left(waiting.decide(2.0)).items for _ in range(3)] == [
@@ -117,7 +117,7 @@ def test_items_that_must_run_alone_do() -> None:
 
 def test_take_all_empties_it() -> None:
     waiting = batcher()
-    items = [Waiting(1.0), Waiting(1.0, alone=True)]
+    items = [Waiting(1.0), Waiting(1.0, isolated=True)]
     for item in items:
         waiting.add(item)
     assert sorted(map(id, waiting.take_all())) == sorted(map(id, items))
@@ -157,11 +157,11 @@ def test_a_lone_item_above_the_cost_runs_alone() -> None:
 def test_no_more_is_taken_than_the_cost_of_one_batch() -> None:
     waiting = batcher(size=8, cost=10)
     waiting.add(Waiting(1.0, cost=9))
-    assert waiting.rooms[0] == 7
+    assert waiting.room[0] == 7
     waiting.add(Waiting(1.0, cost=1))
-    assert waiting.rooms[0] == 0
+    assert waiting.room[0] == 0
     left(waiting.decide(1.0))
-    assert waiting.rooms[0] == 8
+    assert waiting.room[0] == 8
 
 
 def test_keys_never_mix_and_take_turns_by_their_first_items() -> None:
@@ -206,7 +206,7 @@ def test_nothing_is_held_when_no_company_can_be_taken_in() -> None:
         waiting.add(Waiting(10.0 + n * 0.01, key="abc"[n % 3]))
     assert isinstance(waiting.decide(10.1), Hold)
     waiting.add(Waiting(10.08, key="b"))
-    assert waiting.rooms[0] == 0
+    assert waiting.room[0] == 0
     assert left(waiting.decide(10.1)).reason == "idle"
 
 
@@ -220,7 +220,7 @@ def test_a_hold_ends_when_the_worker_drains() -> None:
 
 
 def test_what_is_taken_out_comes_in_the_order_in_which_it_came() -> None:
-    items = [Waiting(1.0, key=key, alone=key == "b") for key in "abcabc"]
+    items = [Waiting(1.0, key=key, isolated=key == "b") for key in "abcabc"]
     assert filled(batcher(keyed=True), items).take_all() == items
 
 
@@ -250,8 +250,8 @@ def test_every_item_leaves_once_in_order_and_never_held_beyond_its_delay(
         gone += decision.items
     assert decision is None
     assert len(gone) == len(came)
-    together = [item for item in gone if not item.alone]
-    assert together == [item for item in came if not item.alone]
+    together = [item for item in gone if not item.isolated]
+    assert together == [item for item in came if not item.isolated]
 
 
 @st.composite
@@ -295,7 +295,7 @@ def test_the_rules_of_size_cost_keys_delay_and_work(
         while isinstance(decision := waiting.decide(now), Leave):
             check_batch(decision, there, size, limit)
             # No starvation: who came first is passed over only while it is held by choice.
-            first = next((other for other in there if not other.alone), None)
+            first = next((other for other in there if not other.isolated), None)
             if first is not None and first not in decision.items and decision.reason != "alone":
                 assert now < first.enqueued_at + delay_s
             there = [other for other in there if other not in decision.items]
@@ -304,7 +304,7 @@ def test_the_rules_of_size_cost_keys_delay_and_work(
         else:
             # Held, though the device is free: never beyond the delay, and only for who can come.
             assert now < decision.until <= min(i.enqueued_at for i in there) + delay_s
-            assert waiting.rooms[0] > 0
+            assert waiting.room[0] > 0
     assert len(waiting) == len(there)
     end = max(item.came_at for item in items) + 100.0
     order = []
@@ -324,11 +324,11 @@ def check_batch(leave: Leave[Waiting], there: list[Waiting], size: int, limit: i
     if limit is not None and len(batch) > 1:
         assert sum(item.cost for item in batch) <= limit
     if leave.reason == "alone":
-        assert batch[0].alone
+        assert batch[0].isolated
         assert len(batch) == 1
         return
     assert len({item.key for item in batch}) == 1
-    alike = [item for item in there if not item.alone and item.key == batch[0].key]
+    alike = [item for item in there if not item.isolated and item.key == batch[0].key]
     assert [id(item) for item in batch] == [id(item) for item in alike[: len(batch)]]
     if len(alike) > len(batch):
         assert leave.reason in ("full", "cost")
@@ -345,17 +345,17 @@ def test_who_is_taken_out_was_never_there() -> None:
     items = [
         Waiting(0.0, cost=4, key="a"),
         Waiting(0.0, cost=4, key="b"),
-        Waiting(0.0, cost=4, alone=True),
+        Waiting(0.0, cost=4, isolated=True),
     ]
     filled(waiting, items)
     assert not waiting.remove(Waiting(0.0, cost=4, key="a"))
     assert waiting.remove(items[0])
     assert waiting.remove(items[2])
     assert not waiting.remove(items[0])
-    assert (len(waiting), waiting.alone) == (1, False)
+    assert (len(waiting), waiting.isolated) == (1, False)
     assert left(waiting.decide(0.0)).items == [items[1]]
     assert waiting.decide(0.0) is None
-    assert waiting.rooms[0] == 8
+    assert waiting.room[0] == 8
 
 
 def test_what_comes_back_is_the_next_in_its_order() -> None:
@@ -365,10 +365,10 @@ def test_what_comes_back_is_the_next_in_its_order() -> None:
     back = left(waiting.decide(0.0)).items
     waiting.add(Waiting(1.0, cost=2, key="a"))
     waiting.put_back(back)
-    alone = Waiting(0.0, cost=2, alone=True)
+    alone = Waiting(0.0, cost=2, isolated=True)
     waiting.put_back([alone])
-    assert (len(waiting), waiting.alone) == (5, True)
+    assert (len(waiting), waiting.isolated) == (5, True)
     assert left(waiting.decide(1.0)).items == [alone]
     assert left(waiting.decide(1.0)).items == back == items[:2]
     assert waiting.take_all()[0] is items[2]
-    assert waiting.rooms[0] == 4
+    assert waiting.room[0] == 4

@@ -20,7 +20,7 @@ class Waiting:
     step: int = 0
     enqueued_at: float = NOW
     overdue_at: float = NEVER
-    alone: bool = False
+    isolated: bool = False
     cost: int = 0
     key: str | None = None
 
@@ -60,11 +60,11 @@ def test_better_priorities_leave_first_and_in_order_within_a_step() -> None:
 
 def test_what_is_prepared_takes_no_room_from_better_ones() -> None:
     waiting = batcher(*some(6, 3), *some(9, 5))
-    assert waiting.rooms == [8, 8, 5, 0]
-    assert batcher(*some(9, 9), size=4).rooms == [4, 4, 4, 0]
-    assert batcher(*some(0, 1), keyed=True).rooms == [15, 15, 15, 15]
+    assert waiting.room == [8, 8, 5, 0]
+    assert batcher(*some(9, 9), size=4).room == [4, 4, 4, 0]
+    assert batcher(*some(0, 1), keyed=True).room == [15, 15, 15, 15]
     dear = Waiting(3, cost=9)
-    assert batcher(dear, max_batch_cost=9).rooms == [8, 0, 0, 0]
+    assert batcher(dear, max_batch_cost=9).room == [8, 0, 0, 0]
 
 
 def test_online_ones_leave_alone_while_it_is_not_known_that_company_costs_them_nothing() -> None:
@@ -128,10 +128,10 @@ def test_an_old_offline_item_does_not_end_the_hold_of_online_ones() -> None:
 
 
 def test_an_offline_item_that_must_run_alone_waits_for_online_ones() -> None:
-    alone, online = Waiting(9, alone=True), Waiting(0)
+    alone, online = Waiting(9, isolated=True), Waiting(0)
     waiting = batcher(alone, online)
     assert [left(waiting), left(waiting)] == [[online], [alone]]
-    lost, fresh = Waiting(0, alone=True), Waiting(0)
+    lost, fresh = Waiting(0, isolated=True), Waiting(0)
     waiting = batcher(fresh, lost)
     assert [left(waiting), left(waiting)] == [[lost], [fresh]]
 
@@ -155,7 +155,7 @@ def test_it_takes_one_place_of_a_batch() -> None:
 def test_one_of_another_key_or_that_must_run_alone_has_a_batch_of_its_own() -> None:
     late, online = Waiting(9, overdue_at=NOW, key="b"), Waiting(0, key="a")
     assert left(batcher(late, online, keyed=True)) == [late]
-    late = Waiting(9, overdue_at=NOW, alone=True)
+    late = Waiting(9, overdue_at=NOW, isolated=True)
     assert left(batcher(online, late, keyed=True)) == [late]
 
 
@@ -177,7 +177,7 @@ def test_whether_something_is_late_is_known_without_looking_again() -> None:
     assert waiting.overdue(NOW)
     assert waiting.remove(late)
     assert not waiting.overdue(NOW)
-    assert waiting.rooms == [8, 8, 8, 7]
+    assert waiting.room == [8, 8, 8, 7]
 
 
 @given(
@@ -216,4 +216,4 @@ def test_every_item_leaves_once_and_nothing_goes_before_better_ones_but_what_may
         there = kept
     assert len(waiting) == 0
     assert waiting.decide(NOW) is None
-    assert waiting.rooms == [2 * size] * 4
+    assert waiting.room == [2 * size] * 4

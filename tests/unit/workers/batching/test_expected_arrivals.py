@@ -22,15 +22,15 @@ SIZE = 4
 WORTH_S = KNOWN_SHARE * 1.0
 
 
-def lane(
-    taken: int, *left: int, batch_s: float = 1.0, steps: tuple[int, ...] = (), **model: Any
+def served(
+    taken: int, *left: int, batch_s: float = 1.0, steps: tuple[int, ...] = (), **options: Any
 ) -> ServedModel:
     """Its claim, of a whole batch, took TRIP_S until NOW, gave so many jobs and left so many.
 
     Its batches took `batch_s`, all of the same size.
     """
     replica = Replica({"device": "cpu"}, {}, state=Phase.READY)
-    config = ModelConfig(name="m", handler="echo", max_batch_size=SIZE, **model)
+    config = ModelConfig(name="m", handler="echo", max_batch_size=SIZE, **options)
     made = ServedModel(config, 0, [replica])
     made.batcher.observe(SIZE, batch_s)
     flat: list[bytes] = []
@@ -39,25 +39,25 @@ def lane(
         step = b"%d" % (steps[n] if steps else 0)
         # Submitted long ago: no delay of the policy is left.
         flat += [raw, b"j%d" % n, b"t%d" % n, b"1", b"1", b"", b"", step]
-    made.company.asked([SIZE] * 4, NOW - TRIP_S)
+    made.expected_arrivals.claim_sent([SIZE] * 4, NOW - TRIP_S)
     lefts = [*left, 0, 0, 0, 0][:4]
-    made.came([b"1000000000", *(b"%d" % some for some in lefts), 0, *flat], NOW)
-    assert made.read(NOW) == []
+    made.claim_answered([b"1000000000", *(b"%d" % some for some in lefts), 0, *flat], NOW)
+    assert made.read_claims(NOW) == []
     return made
 
 
 def size(batch: Batch | None) -> int:
     """How many left; 0 for none."""
-    return len(batch.items) if batch is not None else 0
+    return len(batch.jobs) if batch is not None else 0
 
 
 def test_a_batch_that_the_claims_bytes_cut_is_held_until_the_next_claim_fills_it() -> None:
-    one = lane(3, 9)
+    one = served(3, 9)
     assert one.next_batch(NOW) is None
     assert one.hold_until == pytest.approx(NOW + WORTH_S)
-    one.company.asked(one.rooms, NOW)
-    one.came([b"1", b"8", b"0", b"0", b"0", 0, *_row("last")], NOW + TRIP_S)
-    one.read(NOW + TRIP_S)
+    one.expected_arrivals.claim_sent(one.room, NOW)
+    one.claim_answered([b"1", b"8", b"0", b"0", b"0", 0, *_row("last")], NOW + TRIP_S)
+    one.read_claims(NOW + TRIP_S)
     assert size(one.next_batch(NOW + TRIP_S)) == SIZE
 
 
@@ -67,22 +67,22 @@ def _row(job_id: str) -> list[bytes]:
 
 
 def test_it_is_held_no_longer_than_it_is_worth() -> None:
-    one = lane(3, 9)
+    one = served(3, 9)
     assert one.next_batch(NOW + WORTH_S - TRIP_S) is None, "the claim is late"
     assert size(one.next_batch(NOW + WORTH_S)) == 3
-    late = lane(1, 9, batch_s=2.9 * TRIP_S / KNOWN_SHARE)
+    late = served(1, 9, batch_s=2.9 * TRIP_S / KNOWN_SHARE)
     assert size(late.next_batch(NOW)) == 1, "three are missing, and a claim brings one"
 
 
 @pytest.mark.parametrize(
     "found",
     [
-        lane(1, 0),
-        lane(3, 0),
-        lane(3, 0, 0, 0, 9),
-        lane(3, 9, batch_s=0.05),
-        lane(3, 9, max_batch_cost=9),
-        lane(3, 9, batch_key="/a"),
+        served(1, 0),
+        served(3, 0),
+        served(3, 0, 0, 0, 9),
+        served(3, 9, batch_s=0.05),
+        served(3, 9, max_batch_cost=9),
+        served(3, 9, batch_key="/a"),
     ],
     ids=["lone", "all", "offline", "quick", "costs", "keys"],
 )
@@ -91,7 +91,7 @@ def test_nobody_waits_where_nobody_is_known_to_join_soon_enough(found: ServedMod
 
 
 def test_a_saved_batch_may_be_worth_more_than_its_share() -> None:
-    found = lane(3, 9, batch_s=0.01)
+    found = served(3, 9, batch_s=0.01)
     for _ in range(20):
         for count in (1, SIZE):
             found.batcher.observe(count, 0.01)
@@ -99,32 +99,32 @@ def test_a_saved_batch_may_be_worth_more_than_its_share() -> None:
 
 
 def test_offline_jobs_wait_for_each_other_and_for_better_ones() -> None:
-    assert lane(3, 0, 0, 0, 9, steps=(9, 9, 9)).next_batch(NOW) is None
-    assert lane(3, 9, steps=(9, 9, 9)).next_batch(NOW) is None
+    assert served(3, 0, 0, 0, 9, steps=(9, 9, 9)).next_batch(NOW) is None
+    assert served(3, 9, steps=(9, 9, 9)).next_batch(NOW) is None
 
 
 def test_a_worker_that_drains_holds_nothing() -> None:
-    assert size(lane(3, 9).next_batch(NOW, draining=True)) == 3
+    assert size(served(3, 9).next_batch(NOW, draining=True)) == 3
 
 
 def test_a_full_batch_leaves_whatever_is_still_to_come() -> None:
-    found = lane(SIZE, 9)
+    found = served(SIZE, 9)
     assert size(found.next_batch(NOW)) == SIZE
 
 
 def test_nobody_is_waited_for_without_redis_or_without_room() -> None:
-    away = lane(3, 9)
+    away = served(3, 9)
     assert away.next_batch(NOW) is None
-    away.company.lost()
+    away.expected_arrivals.connection_lost()
     assert size(away.next_batch(NOW)) == 3
-    full = lane(3, 9)
-    assert full.company.hold_until(full.batcher, [0] * 4, NOW) is None
+    full = served(3, 9)
+    assert full.expected_arrivals.hold_until(full.batcher, [0] * 4, NOW) is None
 
 
 def test_of_a_paused_queue_nothing_is_known() -> None:
     company = ExpectedArrivals()
-    company.asked([SIZE] * 4, NOW)
-    company.answered(0, [-1, 0, 0, 0], NOW)
-    found = lane(3, 9)
-    found.company = company
+    company.claim_sent([SIZE] * 4, NOW)
+    company.claim_answered(0, [-1, 0, 0, 0], NOW)
+    found = served(3, 9)
+    found.expected_arrivals = company
     assert size(found.next_batch(NOW)) == 3

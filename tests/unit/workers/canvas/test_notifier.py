@@ -49,7 +49,7 @@ class Books:
     def __init__(self) -> None:
         self.settled: list[Settlement] = []
 
-    def settle(self, lane: ServedModel, settlements: list[Settlement]) -> None:
+    def settle(self, model: ServedModel, settlements: list[Settlement]) -> None:
         self.settled += settlements
 
 
@@ -65,22 +65,22 @@ class Books:
 def test_who_is_followed_is_settled_once_all_is_told(
     sends: bool, dropped: str, state: State
 ) -> None:
-    lane = ServedModel(ModelConfig(name="m", handler="echo"), 0, [])
-    item = LeasedJob(
+    model = ServedModel(ModelConfig(name="m", handler="echo"), 0, [])
+    job = LeasedJob(
         id="a", token="1", message=None, created_us=0, enqueued_at=0, claimed_at=0, attempts=1,
-        alone=False, canvas=CANVAS, dispatched_at=1,
+        isolated=False, canvas=CANVAS, dispatched_at=1,
     )  # fmt: skip
-    lane.held["a"] = item
-    lane.sequels.linked["1"] = item
-    batch = Batch([item], "idle", 1, 60)
-    ended = lane.collect(batch, [[True, b"7", ""]], [1.0, 1.0, 1.0, 0.0], 0, 0, 2)
-    assert lane.sequels.sift(ended) == []
-    item.dropped = dropped
+    model.held["a"] = job
+    model.callbacks.linked["1"] = job
+    batch = Batch([job], "idle", 1, 60)
+    ended = model.batch_done(batch, [[True, b"7", ""]], [1.0, 1.0, 1.0, 0.0], 0, 0, 2)
+    assert model.callbacks.hold_back(ended) == []
+    job.dropped = dropped
     broker, books = Broker(sends=sends), Books()
-    with contextlib.closing(CanvasNotifier(lambda: cast(CanvasSender, broker))) as herald:
-        herald.take(lane)
-        assert select.select([herald.fileno()], [], [], TOLD_MAX_S)[0], "it is told"
-        herald.deliver(cast(LeaseManager, books))
+    with contextlib.closing(CanvasNotifier(lambda: cast(CanvasSender, broker))) as notifier:
+        notifier.take(model)
+        assert select.select([notifier.fileno()], [], [], TOLD_MAX_S)[0], "it is told"
+        notifier.deliver(cast(LeaseManager, books))
     assert broker.tries == (1 if sends else MALFORMED_TRIES + 1)
     assert [settled.state for settled in books.settled] == [state]
-    assert not lane.sequels.telling
+    assert not model.callbacks.notifying

@@ -31,11 +31,11 @@ from workers.jobs.leased_job import (
     Settlement,
     cancelled,
     failed,
-    put_off,
+    postponed,
     succeeded,
 )
 from workers.jobs.retries import RetryPolicy
-from workers.leases.manager import CANCELLED, FENCED, PUT_OFF
+from workers.leases.manager import CANCELLED, FENCED, POSTPONED
 from workers.model_process.outcomes import encode_result
 from workers.models.event_sampling import EventSampler
 from workers.models.served_model import ServedModel
@@ -51,51 +51,51 @@ class Dispatcher:
 
 @dataclass
 class Desk:
-    """A reporter, its lane, and what it has said so far."""
+    """A publisher, its lane, and what it has said so far."""
 
-    lane: ServedModel
+    model: ServedModel
     dispatcher: Dispatcher | None = field(default_factory=Dispatcher)
     clock: LamportClock = field(default_factory=LamportClock)
 
     def __post_init__(self) -> None:
-        self.reporter = EventPublisher(
+        self.publisher = EventPublisher(
             "owner", "cpu0@test", event_channel(0), lambda n: take_ticks(self.clock, n),
             lambda: self.dispatcher,
         )  # fmt: skip
 
-    def claim(self, *ids: str, value: bytes = b'{"a": 1}', **item: Any) -> list[LeasedJob]:
+    def claim(self, *ids: str, value: bytes = b'{"a": 1}', **job: Any) -> list[LeasedJob]:
         now = time.monotonic()
-        items = []
+        jobs = []
         for job_id in ids:
             message = read_envelope(envelope(job_id, "m", "headrace.m", value, JobOptions()))
             claimed = LeasedJob(
                 id=job_id, token=f"token-{job_id}", message=message, created_us=0,
-                enqueued_at=now - 2, claimed_at=now - 1, attempts=1, alone=False,
+                enqueued_at=now - 2, claimed_at=now - 1, attempts=1, isolated=False,
             )  # fmt: skip
-            for name, given in item.items():
+            for name, given in job.items():
                 setattr(claimed, name, given)
-            self.lane.held[job_id] = claimed
-            items.append(claimed)
-        return items
+            self.model.held[job_id] = claimed
+            jobs.append(claimed)
+        return jobs
 
-    def start(self, items: list[LeasedJob]) -> Batch:
+    def start(self, jobs: list[LeasedJob]) -> Batch:
         now = time.monotonic()
-        for item in items:
-            item.dispatched_at, item.dispatched_epoch_s = now, time.time()
-        batch = Batch(items, "idle", now - 0.25, now + 60)
-        self.reporter.started(self.lane, batch)
+        for job in jobs:
+            job.dispatched_at, job.dispatched_epoch_s = now, time.time()
+        batch = Batch(jobs, "idle", now - 0.25, now + 60)
+        self.publisher.started(self.model, batch)
         return batch
 
     def end(self, batch: Batch, *settlements: Settlement, codes: list[int] | None = None) -> None:
-        self.reporter.finished(batch, settlements)
+        self.publisher.finished(batch, settlements)
         self.settle(*settlements, codes=codes)
 
     def settle(self, *settlements: Settlement, codes: list[int] | None = None) -> None:
-        self.reporter.settled(self.lane, settlements, codes or [SETTLED] * len(settlements))
+        self.publisher.settled(self.model, settlements, codes or [SETTLED] * len(settlements))
 
     def said(self) -> list[dict[str, Any]]:
         """The events that leave now."""
-        commands = self.reporter.events(float("inf"))
+        commands = self.publisher.events(float("inf"))
         if not commands:
             return []
         ((verb, channel, raw),) = commands
@@ -116,20 +116,20 @@ def desk(tmp_path: Path) -> Desk:
     return Desk(ServedModel(catalog.get("m"), 3, []))
 
 
-def success(item: LeasedJob, value: Any = 1) -> Settlement:
+def success(job: LeasedJob, value: Any = 1) -> Settlement:
     _, result, kind = encode_result(value)
-    return succeeded(item, result, kind, 1, "0,0,0,0,0", "2026-01-01T00:00:00+00:00")
+    return succeeded(job, result, kind, 1, "0,0,0,0,0", "2026-01-01T00:00:00+00:00")
 
 
-def failure(item: LeasedJob, error: Exception, **options: Any) -> Settlement:
+def failure(job: LeasedJob, error: Exception, **options: Any) -> Settlement:
     assert isinstance(error, (InputError, TransientError))
-    return failed(item, error.code, error.message, retryable=error.retryable, **options)
+    return failed(job, error.code, error.message, retryable=error.retryable, **options)
 
 
 def test_a_batch_is_told_job_by_job_in_order(desk: Desk) -> None:
-    items = desk.claim("a", "b")
-    batch = desk.start(items)
-    desk.end(batch, success(items[0]), failure(items[1], InputError("too small"), traceback="Tb"))
+    jobs = desk.claim("a", "b")
+    batch = desk.start(jobs)
+    desk.end(batch, success(jobs[0]), failure(jobs[1], InputError("too small"), traceback="Tb"))
     assert desk.kinds() == [
         ("a", "received"), ("a", "started"), ("b", "received"), ("b", "started"),
         ("a", "succeeded"), ("b", "failed"),
@@ -138,9 +138,9 @@ def test_a_batch_is_told_job_by_job_in_order(desk: Desk) -> None:
 
 def test_what_an_event_says(desk: Desk) -> None:
     started_s = time.time()
-    items = desk.claim("a", "b", value=b'{"secret": "of the client"}')
-    batch = desk.start(items)
-    desk.end(batch, success(items[0], {"x": [1, "é"]}), failure(items[1], InputError("no")))
+    jobs = desk.claim("a", "b", value=b'{"secret": "of the client"}')
+    batch = desk.start(jobs)
+    desk.end(batch, success(jobs[0], {"x": [1, "é"]}), failure(jobs[1], InputError("no")))
     events = desk.said()
     received, started, *_, succeeded_, failed_ = events
     assert received["name"] == TASK_NAME
@@ -171,12 +171,12 @@ def test_each_event_has_the_next_tick_of_celerys_clock(desk: Desk) -> None:
         (success, CANCELLED, ["revoked"]),
         (success, FENCED, []),
         (
-            lambda item: failure(item, TransientError("t"), retries=RetryPolicy(3)),
-            PUT_OFF,
+            lambda job: failure(job, TransientError("t"), retries=RetryPolicy(3)),
+            POSTPONED,
             ["retried"],
         ),
         (
-            lambda item: failure(item, TransientError("t"), retries=RetryPolicy(3)),
+            lambda job: failure(job, TransientError("t"), retries=RetryPolicy(3)),
             CANCELLED,
             ["revoked"],
         ),
@@ -186,18 +186,18 @@ def test_each_event_has_the_next_tick_of_celerys_clock(desk: Desk) -> None:
 def test_an_end_is_what_redis_says(
     desk: Desk, settle: Callable[[LeasedJob], Settlement], code: int, told: list[str]
 ) -> None:
-    (item,) = desk.claim("a")
-    batch = desk.start([item])
+    (job,) = desk.claim("a")
+    batch = desk.start([job])
     desk.said()
-    desk.end(batch, settle(item), codes=[code])
+    desk.end(batch, settle(job), codes=[code])
     assert [kind for _, kind in desk.kinds()] == told
 
 
 @pytest.mark.parametrize(
     ("settle", "code", "told"),
     [
-        (lambda item: failed(item, "expired", "late"), SETTLED, ["received", "failed"]),
-        (lambda item: put_off(item, 5), PUT_OFF, ["received"]),
+        (lambda job: failed(job, "expired", "late"), SETTLED, ["received", "failed"]),
+        (lambda job: postponed(job, 5), POSTPONED, ["received"]),
         (cancelled, SETTLED, ["received", "revoked"]),
     ],
     ids=["expired", "put off for its eta", "revoked"],
@@ -205,27 +205,27 @@ def test_an_end_is_what_redis_says(
 def test_a_job_that_ends_at_its_claim(
     desk: Desk, settle: Callable[[LeasedJob], Settlement], code: int, told: list[str]
 ) -> None:
-    (item,) = desk.claim("a")
-    desk.settle(settle(item), codes=[code])
+    (job,) = desk.claim("a")
+    desk.settle(settle(job), codes=[code])
     events = desk.said()
     assert [event["type"].removeprefix("task-") for event in events] == told
     assert events[-1].get("terminated", False) is False
 
 
 def test_a_message_that_cannot_be_read_is_told_without_arguments(desk: Desk) -> None:
-    (item,) = desk.claim("a", message=None)
-    desk.settle(failed(item, "invalid-request", "the task message cannot be read"))
+    (job,) = desk.claim("a", message=None)
+    desk.settle(failed(job, "invalid-request", "the task message cannot be read"))
     received, failed_ = desk.said()
     assert received["kwargs"] == "{}"
     assert failed_["exception"] == "InvalidRequest('the task message cannot be read')"
 
 
 def test_jobs_that_are_given_back(desk: Desk) -> None:
-    items = desk.claim("queued", "cancelled", "dead", "gone", "fenced")
-    batch = desk.start(items)
+    jobs = desk.claim("queued", "cancelled", "dead", "gone", "fenced")
+    batch = desk.start(jobs)
     desk.said()
-    desk.reporter.finished(batch, [])
-    desk.reporter.released(items, [b"queued", b"cancelled", b"dead", b"gone", b"fenced"])
+    desk.publisher.finished(batch, [])
+    desk.publisher.released(jobs, [b"queued", b"cancelled", b"dead", b"gone", b"fenced"])
     assert desk.kinds() == [("cancelled", "revoked"), ("dead", "failed")]
 
 
@@ -236,36 +236,40 @@ def test_jobs_that_are_given_back(desk: Desk) -> None:
 )
 def test_nothing_is_told_that_nobody_asked_for(desk: Desk, dispatcher: Dispatcher | None) -> None:
     desk.dispatcher = dispatcher
-    items = desk.claim("a")
-    batch = desk.start(items)
+    jobs = desk.claim("a")
+    batch = desk.start(jobs)
     # Of a job whose start was not told, the end is not told either.
     desk.dispatcher = Dispatcher()
-    desk.end(batch, success(items[0]))
-    assert desk.reporter.events(float("inf")) == []
-    assert desk.reporter.events_at == float("inf")
+    desk.end(batch, success(jobs[0]))
+    assert desk.publisher.events(float("inf")) == []
+    assert desk.publisher.events_at == float("inf")
 
 
 def test_beyond_the_rate_failures_are_told_whole_and_the_rest_is_counted(desk: Desk) -> None:
-    desk.lane.telling = EventSampler("m", "sampled", 0.1, desk.lane.stats)
-    items = desk.claim("seen", "good", "bad", "late", "put-off")
-    batch = desk.start(items[:3])
-    desk.end(batch, success(items[0]), success(items[1]), failure(items[2], InputError("no")))
-    desk.settle(failed(items[3], "expired", "late"), put_off(items[4], 5), codes=[SETTLED, PUT_OFF])
+    desk.model.event_sampler = EventSampler("m", "sampled", 0.1, desk.model.stats)
+    jobs = desk.claim("seen", "good", "bad", "late", "put-off")
+    batch = desk.start(jobs[:3])
+    desk.end(batch, success(jobs[0]), success(jobs[1]), failure(jobs[2], InputError("no")))
+    desk.settle(
+        failed(jobs[3], "expired", "late"), postponed(jobs[4], 5), codes=[SETTLED, POSTPONED]
+    )
     assert desk.kinds() == [
         ("good", "received"), ("good", "started"), ("good", "succeeded"),
         ("bad", "received"), ("bad", "failed"),
     ]  # fmt: skip
-    assert desk.lane.telling.untold == 2, "`seen` and `late`; who waits for his time has not ended"
+    assert desk.model.event_sampler.omitted == 2, (
+        "`seen` and `late`; who waits for his time has not ended"
+    )
 
 
 def test_of_a_model_without_events_nothing_is_told(desk: Desk) -> None:
-    desk.lane.telling = EventSampler("m", False, 100, desk.lane.stats)
-    items = desk.claim("good", "bad", "late")
-    batch = desk.start(items[:2])
-    desk.end(batch, success(items[0]), failure(items[1], InputError("no")))
-    desk.settle(failed(items[2], "expired", "late"))
+    desk.model.event_sampler = EventSampler("m", False, 100, desk.model.stats)
+    jobs = desk.claim("good", "bad", "late")
+    batch = desk.start(jobs[:2])
+    desk.end(batch, success(jobs[0]), failure(jobs[1], InputError("no")))
+    desk.settle(failed(jobs[2], "expired", "late"))
     assert desk.said() == []
-    assert desk.lane.telling.untold == 0
+    assert desk.model.event_sampler.omitted == 0
 
 
 def test_while_celery_has_no_dispatcher_the_last_word_stands(desk: Desk) -> None:
@@ -278,16 +282,16 @@ def test_while_celery_has_no_dispatcher_the_last_word_stands(desk: Desk) -> None
 def test_events_wait_for_company(desk: Desk) -> None:
     before = time.monotonic()
     desk.start(desk.claim("a"))
-    assert before + EVENTS_S <= desk.reporter.events_at <= time.monotonic() + EVENTS_S
-    assert desk.reporter.events(before) == []
+    assert before + EVENTS_S <= desk.publisher.events_at <= time.monotonic() + EVENTS_S
+    assert desk.publisher.events(before) == []
     desk.start(desk.claim(*map(str, range(EVENTS_MAX // 2))))
-    assert len(desk.reporter.events(before)) == 1
-    assert desk.reporter.events_at == float("inf")
+    assert len(desk.publisher.events(before)) == 1
+    assert desk.publisher.events_at == float("inf")
 
 
 def test_a_stop_sends_what_is_left(desk: Desk) -> None:
     desk.start(desk.claim("a"))
-    assert [command[0] for command in desk.reporter.offline()] == ["DEL", "ZREM", "PUBLISH"]
+    assert [command[0] for command in desk.publisher.offline()] == ["DEL", "ZREM", "PUBLISH"]
 
 
 def test_celerys_totals_count_each_hand_over(desk: Desk) -> None:
@@ -300,8 +304,8 @@ def test_celerys_totals_count_each_hand_over(desk: Desk) -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 1000])
 def test_a_result_that_is_not_json_is_told_by_type_and_size(desk: Desk, size: int) -> None:
-    (item,) = desk.claim("a")
-    settlement = success(item, b"x" * size)
+    (job,) = desk.claim("a")
+    settlement = success(job, b"x" * size)
     assert result_text(settlement.meta, str(settlement.value)) == (
         f"<application/octet-stream, {size} bytes>"
     )
@@ -309,8 +313,8 @@ def test_a_result_that_is_not_json_is_told_by_type_and_size(desk: Desk, size: in
 
 @pytest.mark.parametrize("text", ["é" * 1000, "x" * (RESULT_MAX_CHARS - 2), "😀" * 100])
 def test_a_result_is_cut_between_characters(desk: Desk, text: str) -> None:
-    (item,) = desk.claim("a")
-    shown = result_text(success(item, text).meta, "")
+    (job,) = desk.claim("a")
+    shown = result_text(success(job, text).meta, "")
     whole = json.dumps(text, ensure_ascii=False)
     assert len(shown) <= RESULT_MAX_CHARS
     assert shown == whole or (shown.endswith("…") and whole.startswith(shown[:-1]))

@@ -13,7 +13,7 @@ from headrace.config.model_catalog import ModelConfig
 from headrace.jobs.message_writer import envelope
 from workers.consumer.cancellation import Cancellation
 from workers.jobs.leased_job import LeasedJob, Settlement
-from workers.leases.manager import ASKED, FENCED, RENEWED, LeaseLimits, LeaseManager
+from workers.leases.manager import CANCEL_REQUESTED, FENCED, RENEWED, LeaseLimits, LeaseManager
 from workers.models.served_model import ServedModel
 
 NOW = 1000.0
@@ -32,25 +32,25 @@ class Desk:
         default_factory=list
     )
 
-    def settle(self, lane: ServedModel, settlements: list[Settlement]) -> None:
+    def settle(self, model: ServedModel, settlements: list[Settlement]) -> None:
         self.settled += settlements
 
-    def stood_still(self, now: float) -> None:
+    def delay_reaping(self, now: float) -> None:
         self.stops.append(now)
 
     def renew(
-        self, lane: ServedModel, answered: Callable[[list[LeasedJob], list[Any]], None]
+        self, model: ServedModel, answered: Callable[[list[LeasedJob], list[Any]], None]
     ) -> None:
-        if lane.held:
-            self.renewals.append((list(lane.held.values()), answered))
+        if model.held:
+            self.renewals.append((list(model.held.values()), answered))
 
     def answer(self, *codes: int) -> None:
-        items, answered = self.renewals.pop()
-        answered(items, list(codes))
+        jobs, answered = self.renewals.pop()
+        answered(jobs, list(codes))
 
 
 @pytest.fixture
-def lane() -> ServedModel:
+def model() -> ServedModel:
     return ServedModel(ModelConfig(name="m", handler="echo", max_batch_size=4), 0, [])
 
 
@@ -60,16 +60,16 @@ def desk() -> Desk:
 
 
 @pytest.fixture
-def dropping(lane: ServedModel, desk: Desk) -> Cancellation:
-    return Cancellation([lane], cast(LeaseManager, desk))
+def cancellation(model: ServedModel, desk: Desk) -> Cancellation:
+    return Cancellation([model], cast(LeaseManager, desk))
 
 
-def claim(lane: ServedModel, *ids: str) -> list[Settlement]:
+def claim(model: ServedModel, *ids: str) -> list[Settlement]:
     flat: list[bytes] = []
     for job_id in ids:
         raw = envelope(job_id, "m", "headrace.m", b"1", timeout_s=60.0)
         flat += [raw, job_id.encode(), f"token-{job_id}".encode(), b"", b"1", b"", b"", b"0"]
-    return lane.accept([b"1", *[b"0"] * 4, 0, *flat], NOW)
+    return model.accept([b"1", *[b"0"] * 4, 0, *flat], NOW)
 
 
 def told(*ids: str, model: str = "m") -> list[bytes]:
@@ -77,81 +77,81 @@ def told(*ids: str, model: str = "m") -> list[bytes]:
 
 
 def test_a_cancel_that_is_heard_before_the_claim_is_answered_is_not_lost(
-    lane: ServedModel, desk: Desk, dropping: Cancellation
+    model: ServedModel, desk: Desk, cancellation: Cancellation
 ) -> None:
-    lane.backlog.claiming = True
-    assert dropping.heard(told("b"))
-    ended = claim(lane, "a", "b")
+    model.backlog.claiming = True
+    assert cancellation.read_cancels(told("b"))
+    ended = claim(model, "a", "b")
     assert [(end.id, end.state) for end in ended] == [("b", "c")]
-    assert [item.id for item in lane.batcher.take_all()] == ["a"]
+    assert [job.id for job in model.batcher.take_all()] == ["a"]
 
 
 def test_what_is_heard_of_others_jobs_is_passed_over(
-    lane: ServedModel, desk: Desk, dropping: Cancellation
+    model: ServedModel, desk: Desk, cancellation: Cancellation
 ) -> None:
-    claim(lane, "a")
-    lane.held["a"].token = "a newer one"
-    assert dropping.heard([*told("a", "unknown"), *told("a", model="gone")])
-    assert not dropping.heard([])
-    assert (desk.settled, lane.foretold, len(lane.batcher)) == ([], set(), 1)
+    claim(model, "a")
+    model.held["a"].token = "a newer one"
+    assert cancellation.read_cancels([*told("a", "unknown"), *told("a", model="gone")])
+    assert not cancellation.read_cancels([])
+    assert (desk.settled, model.cancelled_tokens, len(model.batcher)) == ([], set(), 1)
 
 
 @pytest.mark.parametrize("body", [b"\xc1", b"\x01", b"\x92\xa1m\xa1a", b""])
 def test_what_cannot_be_read_ends_no_worker(
-    lane: ServedModel, desk: Desk, dropping: Cancellation, body: bytes
+    model: ServedModel, desk: Desk, cancellation: Cancellation, body: bytes
 ) -> None:
-    claim(lane, "a")
-    assert dropping.heard([body, *told("a")])
+    claim(model, "a")
+    assert cancellation.read_cancels([body, *told("a")])
     assert [end.id for end in desk.settled] == ["a"]
 
 
 def test_a_cancel_is_settled_once_however_often_it_is_heard(
-    lane: ServedModel, desk: Desk, dropping: Cancellation
+    model: ServedModel, desk: Desk, cancellation: Cancellation
 ) -> None:
-    claim(lane, "a", "b")
-    dropping.heard(told("a", "a"))
-    dropping.heard(told("a"))
-    dropping.renew(lane)
-    desk.answer(ASKED, RENEWED)
+    claim(model, "a", "b")
+    cancellation.read_cancels(told("a", "a"))
+    cancellation.read_cancels(told("a"))
+    cancellation.renew(model)
+    desk.answer(CANCEL_REQUESTED, RENEWED)
     assert [end.id for end in desk.settled] == ["a"]
-    assert [item.id for item in lane.batcher.take_all()] == ["b"]
-    assert "a" in lane.held, "until Redis has said that it knows"
+    assert [job.id for job in model.batcher.take_all()] == ["b"]
+    assert "a" in model.held, "until Redis has said that it knows"
 
 
 def test_what_a_renewal_shows_to_be_over_is_let_go_of(
-    lane: ServedModel, desk: Desk, dropping: Cancellation
+    model: ServedModel, desk: Desk, cancellation: Cancellation
 ) -> None:
-    claim(lane, "lost", "asked", "ours", "released")
-    released = lane.held["released"]
-    assert lane.batcher.remove(released)
-    assert not lane.batcher.remove(released)
-    dropping.renew(lane)
-    desk.answer(FENCED, ASKED, RENEWED, FENCED)
-    assert list(lane.held) == ["asked", "ours", "released"]
+    claim(model, "lost", "asked", "ours", "released")
+    released = model.held["released"]
+    assert model.batcher.remove(released)
+    assert not model.batcher.remove(released)
+    cancellation.renew(model)
+    desk.answer(FENCED, CANCEL_REQUESTED, RENEWED, FENCED)
+    assert list(model.held) == ["asked", "ours", "released"]
     assert [end.id for end in desk.settled] == ["asked"]
-    assert [item.id for item in lane.batcher.take_all()] == ["ours"]
+    assert [job.id for job in model.batcher.take_all()] == ["ours"]
 
 
 def test_after_a_pause_nothing_is_handed_over_until_the_leases_are_known(
-    lane: ServedModel, desk: Desk, dropping: Cancellation
+    model: ServedModel, desk: Desk, cancellation: Cancellation
 ) -> None:
-    claim(lane, "a", "b")
-    assert not dropping.in_doubt(NOW)
-    assert not dropping.in_doubt(NOW + LEASE_S / 2)
+    claim(model, "a", "b")
+    assert not cancellation.leases_in_doubt(NOW)
+    assert not cancellation.leases_in_doubt(NOW + LEASE_S / 2)
     assert desk.stops == []
-    assert dropping.in_doubt(NOW + 2 * LEASE_S)
+    assert cancellation.leases_in_doubt(NOW + 2 * LEASE_S)
     assert desk.stops == [NOW + 2 * LEASE_S]
-    assert dropping.in_doubt(NOW + 2 * LEASE_S + 1)
+    assert cancellation.leases_in_doubt(NOW + 2 * LEASE_S + 1)
     desk.answer(FENCED, RENEWED)
-    assert not dropping.in_doubt(NOW + 2 * LEASE_S + 2)
-    assert [item.id for item in lane.batcher.take_all()] == ["b"]
+    assert not cancellation.leases_in_doubt(NOW + 2 * LEASE_S + 2)
+    assert [job.id for job in model.batcher.take_all()] == ["b"]
 
 
 def test_who_holds_nothing_or_has_no_redis_is_in_no_doubt(
-    lane: ServedModel, desk: Desk, dropping: Cancellation
+    model: ServedModel, desk: Desk, cancellation: Cancellation
 ) -> None:
-    assert not dropping.in_doubt(NOW)
-    assert not dropping.in_doubt(NOW + 2 * LEASE_S)
-    claim(lane, "a")
+    assert not cancellation.leases_in_doubt(NOW)
+    assert not cancellation.leases_in_doubt(NOW + 2 * LEASE_S)
+    claim(model, "a")
     desk.connected = False
-    assert not dropping.in_doubt(NOW + 5 * LEASE_S)
+    assert not cancellation.leases_in_doubt(NOW + 5 * LEASE_S)

@@ -31,144 +31,144 @@ class Desk:
     connected: bool = True
     breaks: bool = False
 
-    def claim(self, lane: ServedModel, rooms: Sequence[int]) -> None:
-        lane.backlog.begin_claim()
-        self.said.append(("claim", lane.model.name, list(rooms)))
+    def claim(self, model: ServedModel, rooms: Sequence[int]) -> None:
+        model.backlog.begin_claim()
+        self.said.append(("claim", model.config.name, list(rooms)))
 
     def flush(self, now: float) -> None:
         self.said.append("flush")
         self.connected = not self.breaks
 
-    def settle(self, lane: ServedModel, settlements: list[Settlement]) -> None:
+    def settle(self, model: ServedModel, settlements: list[Settlement]) -> None:
         self.said.append(("settle", [one.id for one in settlements]))
 
 
-def lane(name: str = "m", **model: Any) -> ServedModel:
+def served(name: str = "m", **options: Any) -> ServedModel:
     """A lane with one process, which waits for a batch."""
     replica = Replica({"device": "cpu"}, {}, state=Phase.READY)
     return ServedModel(
-        ModelConfig(name=name, handler="echo", max_batch_size=SIZE, **model), 0, [replica]
+        ModelConfig(name=name, handler="echo", max_batch_size=SIZE, **options), 0, [replica]
     )
 
 
-def came(lane: ServedModel, count: int, left: int = 0) -> None:
+def came(model: ServedModel, count: int, left: int = 0) -> None:
     """A claim is answered with so many jobs, and says how many it left."""
     flat: list[bytes] = []
     for n in range(count):
-        raw = envelope(f"j{n}", lane.model.name, "q", b"1", timeout_s=60.0)
+        raw = envelope(f"j{n}", model.config.name, "q", b"1", timeout_s=60.0)
         flat += [raw, b"j%d" % n, b"t%d" % n, b"", b"1", b"", b"", b"0"]
-    lane.backlog.begin_claim()
-    lane.came([b"1", b"%d" % left, b"0", b"0", b"0", 0, *flat], NOW)
+    model.backlog.begin_claim()
+    model.claim_answered([b"1", b"%d" % left, b"0", b"0", b"0", 0, *flat], NOW)
 
 
-def said(lanes: Sequence[ServedModel], act: str) -> list[Any]:
+def said(models: Sequence[ServedModel], act: str) -> list[Any]:
     desk = Desk()
-    claims = Claimer(lanes, cast(LeaseManager, desk), Dispatcher(lanes))
+    claims = Claimer(models, cast(LeaseManager, desk), Dispatcher(models))
     getattr(claims, act)(NOW)
     return desk.said
 
 
 def test_the_next_batch_is_asked_for_before_the_one_that_came_is_read() -> None:
     """As it leaves at once, there is room; and no more than for one batch."""
-    one = lane()
+    one = served()
     came(one, SIZE, left=100)
-    assert said([one], "ask_before_reading") == [("claim", "m", [SIZE] * 4), "flush"]
-    assert said([one], "read") == [("settle", [])]
+    assert said([one], "claim_before_reading") == [("claim", "m", [SIZE] * 4), "flush"]
+    assert said([one], "read_replies") == [("settle", [])]
     assert len(one.batcher) == SIZE
-    assert said([one], "ask") == [], "a claim is under way"
+    assert said([one], "claim") == [], "a claim is under way"
 
 
 @pytest.mark.parametrize(
     ("count", "left"), [(SIZE - 1, 100), (SIZE, SIZE - 1), (SIZE, 0)], ids=["few", "shallow", "end"]
 )
 def test_where_no_whole_batch_comes_or_waits_nothing_is_said_ahead(count: int, left: int) -> None:
-    one = lane()
+    one = served()
     came(one, count, left)
-    assert said([one], "ask_before_reading") == []
+    assert said([one], "claim_before_reading") == []
 
 
-@pytest.mark.parametrize("model", [{"max_batch_cost": 9}, {"batch_key": "a"}], ids=str)
-def test_what_may_leave_in_parts_leaves_room_only_once_it_is_read(model: dict[str, Any]) -> None:
-    one = lane(**model)
+@pytest.mark.parametrize("options", [{"max_batch_cost": 9}, {"batch_key": "a"}], ids=str)
+def test_what_may_leave_in_parts_leaves_room_only_once_it_is_read(options: dict[str, Any]) -> None:
+    one = served(**options)
     came(one, SIZE, left=100)
-    assert said([one], "ask_before_reading") == []
+    assert said([one], "claim_before_reading") == []
 
 
 def test_a_batch_that_stays_prepared_takes_up_the_room() -> None:
     """Its device is busy, or another model is to have it: one prepared batch a model, no more."""
-    busy = lane()
+    busy = served()
     busy.replicas[0].state = Phase.DRAINING
     came(busy, SIZE, left=100)
-    assert said([busy], "ask_before_reading") == []
-    one, other = lane("one"), lane("other")
+    assert said([busy], "claim_before_reading") == []
+    one, other = served("one"), served("other")
     came(one, SIZE, left=100)
     came(other, 1)
-    assert said([one, other], "ask_before_reading") == []
+    assert said([one, other], "claim_before_reading") == []
 
 
 def test_a_whole_batch_is_asked_for_before_what_ran_is_settled_and_a_part_with_it() -> None:
-    deep, shallow = lane("deep"), lane("shallow")
+    deep, shallow = served("deep"), served("shallow")
     for one, left in ((deep, SIZE), (shallow, SIZE - 1)):
         came(one, 0, left)
-        one.read(NOW)
-    lanes = [shallow, deep]
-    assert said(lanes, "ask_before_settling") == [("claim", "deep", [SIZE] * 4), "flush"]
-    assert said(lanes, "ask") == [("claim", "shallow", [SIZE] * 4)]
+        one.read_claims(NOW)
+    models = [shallow, deep]
+    assert said(models, "claim_before_settling") == [("claim", "deep", [SIZE] * 4), "flush"]
+    assert said(models, "claim") == [("claim", "shallow", [SIZE] * 4)]
 
 
 def test_nothing_more_is_asked_for_when_the_first_write_finds_redis_gone() -> None:
     """It would be said again with the call that gives back what is not known to be held."""
-    one, other = lane("one"), lane("other")
+    one, other = served("one"), served("other")
     other.replicas[0].init["device"] = "cuda:1"
     for each in (one, other):
         came(each, SIZE, left=100)
     desk = Desk(breaks=True)
     claims = Claimer([one, other], cast(LeaseManager, desk), Dispatcher([one, other]))
-    claims.ask_before_reading(NOW)
-    claims.read(NOW)
+    claims.claim_before_reading(NOW)
+    claims.read_replies(NOW)
     other.take_all()
-    claims.ask_before_settling(NOW)
+    claims.claim_before_settling(NOW)
     assert [word for word in desk.said if word[0] == "claim"] == [("claim", "one", [SIZE] * 4)]
     assert not other.backlog.claiming
 
 
 def test_behind_lone_jobs_nothing_is_asked_for_until_a_look_has_found_some() -> None:
     """A job is claimed as a push has told; what is asked for at its end brings nothing."""
-    one = lane()
+    one = served()
 
     def at_its_end(brings: int) -> bool:
         one.take_all()
         one.backlog.guess([0])
-        asked = bool(said([one], "ask"))
+        asked = bool(said([one], "claim"))
         if asked:
             came(one, brings)
-            one.read(NOW)
+            one.read_claims(NOW)
         return asked
 
     def lone_job() -> bool:
-        one.backlog.look([0])
-        assert said([one], "ask"), "it was told of"
+        one.backlog.assume_waiting([0])
+        assert said([one], "claim"), "it was told of"
         came(one, 1)
-        one.read(NOW)
+        one.read_claims(NOW)
         return at_its_end(brings=0)
 
     assert [lone_job() for _ in range(5)] == [True] * WRONG_MAX + [False] * 2
     one.backlog.found(0)
-    assert said([one], "ask"), "a length says so"
+    assert said([one], "claim"), "a length says so"
     came(one, 1)
-    one.read(NOW)
+    one.read_claims(NOW)
     assert [at_its_end(brings=1), at_its_end(brings=0)] == [True] * 2
     assert [lone_job() for _ in range(3)] == [True, True, False]
 
 
 def test_a_cancel_told_before_the_answer_is_read_is_kept_until_then_and_no_longer() -> None:
-    one = lane()
+    one = served()
     came(one, 2)
-    one.foretold |= {"t1", "of a job that was never ours"}
-    assert said([one], "read") == [("settle", ["j1"])]
-    assert not one.foretold
+    one.cancelled_tokens |= {"t1", "of a job that was never ours"}
+    assert said([one], "read_replies") == [("settle", ["j1"])]
+    assert not one.cancelled_tokens
     came(one, 1)
-    one.foretold.add("of the claim that is under way")
+    one.cancelled_tokens.add("of the claim that is under way")
     one.backlog.begin_claim()
-    one.read(NOW)
-    assert one.foretold == {"of the claim that is under way"}
+    one.read_claims(NOW)
+    assert one.cancelled_tokens == {"of the claim that is under way"}

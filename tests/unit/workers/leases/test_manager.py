@@ -48,79 +48,79 @@ class Observer:
         self.codes: list[Any] = []
 
     def settled(
-        self, lane: ServedModel, settlements: Sequence[Settlement], codes: Sequence[Any]
+        self, model: ServedModel, settlements: Sequence[Settlement], codes: Sequence[Any]
     ) -> None:
         self.codes += codes
 
-    def released(self, items: Sequence[LeasedJob], outcomes: Sequence[Any]) -> None:
+    def released(self, jobs: Sequence[LeasedJob], outcomes: Sequence[Any]) -> None:
         self.codes += outcomes
 
 
 @pytest.fixture
-def lane() -> ServedModel:
+def model() -> ServedModel:
     """It holds two jobs whose inputs are fetched."""
-    lane = ServedModel(ModelConfig(name="m", handler="echo", max_batch_size=4), 0, [])
+    model = ServedModel(ModelConfig(name="m", handler="echo", max_batch_size=4), 0, [])
     flat: list[bytes] = []
     for job_id in ("a", "b"):
         source = InputSource(ref="redis:" + job_id * 32)
         raw = envelope(job_id, "m", "headrace.m", b"1", timeout_s=60.0, source=source)
         flat += [raw, job_id.encode(), f"token-{job_id}".encode(), b"", b"1", b"", b"", b"0"]
-    lane.accept([b"1", *[b"0"] * 4, 0, *flat], NOW)
-    return lane
+    model.accept([b"1", *[b"0"] * 4, 0, *flat], NOW)
+    return model
 
 
-def answered(lane: ServedModel, release: bool, answer: Any) -> list[Any]:
+def answered(model: ServedModel, release: bool, answer: Any) -> list[Any]:
     """Settle or release all that the lane holds; what was heard of the answer."""
     server, observer = Server(), Observer()
-    ledger = LeaseManager(
+    leases = LeaseManager(
         "w", cast(PipelinedConnection, server), LeaseLimits(15, 3, 20, 60), observer
     )
-    ledger.joined([lane], NOW)
-    items = list(lane.held.values())
+    leases.connection_restored([model], NOW)
+    jobs = list(model.held.values())
     if release:
-        ledger.release(lane, items, "crash")
+        leases.release(model, jobs, "crash")
     else:
-        ledger.settle(lane, [cancelled(item) for item in items])
-    ledger.flush(NOW)
+        leases.settle(model, [cancelled(job) for job in jobs])
+    leases.flush(NOW)
     server.answers = [answer]
-    ledger.hear(NOW)
+    leases.read_replies(NOW)
     return observer.codes
 
 
-def test_who_stood_still_reaps_nothing_for_as_long_as_a_lease(lane: ServedModel) -> None:
+def test_who_stood_still_reaps_nothing_for_as_long_as_a_lease(model: ServedModel) -> None:
     """Its neighbours may have stood still with it, and have yet to renew."""
     server = Server()
-    ledger = LeaseManager(
+    leases = LeaseManager(
         "w", cast(PipelinedConnection, server), LeaseLimits(15, 3, 20, 60), Observer()
     )
-    ledger.joined([lane], NOW)
+    leases.connection_restored([model], NOW)
 
     def until_us(now: float) -> int:
         """Until when, by Redis' clock, a sweep that is said now may reap."""
-        ledger.sweep(lane, now)
-        ledger.flush(now)
+        leases.sweep(model, now)
+        leases.flush(now)
         server.answers = [[b"0", b"0", b"-1", b"0", b"0", b"0", b"0", b"%d" % (now * US_PER_S)]]
-        ledger.hear(now)
+        leases.read_replies(now)
         *_, reap_until_us, _losses, _jobs, _untold = server.sent[-1]
         return int(reap_until_us)
 
     assert [until_us(NOW + after) > 0 for after in (0, 14, 16)] == [False, False, True]
-    ledger.stood_still(NOW + 40)
+    leases.delay_reaping(NOW + 40)
     assert [until_us(NOW + after) > 0 for after in (40, 54, 56)] == [False, False, True]
 
 
 @pytest.mark.parametrize(("release", "heard"), [(False, FENCED), (True, b"fenced")])
 def test_of_a_refused_call_nothing_stays_behind(
-    lane: ServedModel, release: bool, heard: Any
+    model: ServedModel, release: bool, heard: Any
 ) -> None:
-    assert answered(lane, release, ResponseError("WRONGTYPE")) == [heard, heard]
-    assert not lane.held
-    assert not lane.cargo._entries
-    assert [entry.job_id for entry in lane.cargo.ended] == ["a", "b"]
+    assert answered(model, release, ResponseError("WRONGTYPE")) == [heard, heard]
+    assert not model.held
+    assert not model.pending_payloads._entries
+    assert [entry.job_id for entry in model.pending_payloads.ended] == ["a", "b"]
 
 
-def test_a_cancelled_job_whose_result_cannot_be_stored_was_cancelled(lane: ServedModel) -> None:
-    item = lane.held["a"]
-    item.dropped = "cancelled"
-    settlement = lane.unmoved(item, ResultNotStored("the store is full"), retryable=True)
+def test_a_cancelled_job_whose_result_cannot_be_stored_was_cancelled(model: ServedModel) -> None:
+    job = model.held["a"]
+    job.dropped = "cancelled"
+    settlement = model.transfer_failed(job, ResultNotStored("the store is full"), retryable=True)
     assert not settlement.retried

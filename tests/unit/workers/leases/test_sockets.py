@@ -51,9 +51,9 @@ def test_a_new_process_whose_socket_gets_the_number_of_a_lost_connection_is_hear
         def start(*_: object) -> None:
             consumer._selector.register(frames, selectors.EVENT_READ, "the new process")
 
-        keeper: Any = SimpleNamespace(tend=start)
-        consumer._keeper = keeper
-        consumer._tend(0.0)
+        manager: Any = SimpleNamespace(maintain=start)
+        consumer._replica_manager = manager
+        consumer._maintain(0.0)
         theirs.send(b"ready")
         heard = consumer._selector.select(WAIT_S)
         assert [(key.fileobj, key.data) for key, _ in heard] == [(frames, "the new process")]

@@ -25,16 +25,16 @@ from workers.protocol.phases import Phase
 from workers.replicas.replica import Replica
 
 
-def item(name: str, expires_at: float = NEVER) -> LeasedJob:
+def job(name: str, expires_at: float = NEVER) -> LeasedJob:
     return LeasedJob(
         id=name, token=name, message=None, created_us=0, enqueued_at=0, claimed_at=0, attempts=1,
-        alone=False, expires_at=expires_at,
+        isolated=False, expires_at=expires_at,
     )  # fmt: skip
 
 
 def sent(name: str, **given: float) -> LeasedJob:
     message = read_envelope(envelope(name, "m", "headrace.m", b"1"))
-    return msgspec.structs.replace(item(name), message=msgspec.structs.replace(message, **given))
+    return msgspec.structs.replace(job(name), message=msgspec.structs.replace(message, **given))
 
 
 def seen(batches: int, seconds: float = 1.0, at: float = 0.0) -> LeastTime:
@@ -67,15 +67,15 @@ def test_a_short_batch_counts_until_enough_others_have_run() -> None:
 
 def test_what_expires_is_taken_in_time_and_what_has_left_is_not() -> None:
     expiring = Expiring()
-    early, later, gone = item("early", 5), item("later", 9), item("gone", 4)
+    early, later, gone = job("early", 5), job("later", 9), job("gone", 4)
     for one in (later, early, gone):
         expiring.add(one)
     assert expiring.next_at == 4
-    expiring.left([gone, item("nobody")])
+    expiring.forget([gone, job("nobody")])
     assert expiring.take(3.9) == []
     assert expiring.take(5) == [early]
     assert expiring.next_at == 9
-    expiring.left([later])
+    expiring.forget([later])
     assert expiring.next_at == NEVER
     assert expiring.take(100) == []
 
@@ -83,7 +83,7 @@ def test_what_expires_is_taken_in_time_and_what_has_left_is_not() -> None:
 def test_only_what_still_waits_ends_as_expired() -> None:
     deadlines = Deadlines(ModelConfig(name="m", handler="echo"))
     batcher: Batcher[LeasedJob] = Batcher(BatchPolicy(4, 0.0))
-    early, later = item("early", 5), item("later", 9)
+    early, later = job("early", 5), job("later", 9)
     for one in (early, later):
         batcher.add(one)
         deadlines._expiring.add(one)
@@ -92,43 +92,43 @@ def test_only_what_still_waits_ends_as_expired() -> None:
     assert batcher.take_all() == [later]
 
 
-def lane_of(*inputs: tuple[str, float]) -> ServedModel:
-    """A lane with an idle process and these jobs, each with its timeout."""
-    model = ModelConfig(name="m", handler="echo", timeout_s=9, min_timeout_s=0.2)
-    lane = ServedModel(model, 0, [Replica({"device": "cpu"}, {}, state=Phase.READY)])
+def model_with(*inputs: tuple[str, float]) -> ServedModel:
+    """A model with an idle process and these jobs, each with its timeout."""
+    config = ModelConfig(name="m", handler="echo", timeout_s=9, min_timeout_s=0.2)
+    model = ServedModel(config, 0, [Replica({"device": "cpu"}, {}, state=Phase.READY)])
     for name, timeout_s in inputs:
-        lane.join(sent(name, timeout_s=timeout_s))
-    return lane
+        model.join(sent(name, timeout_s=timeout_s))
+    return model
 
 
 def test_without_an_estimate_every_timeout_is_tried() -> None:
-    batch = lane_of(("a", 0.3), ("b", 9)).next_batch(100)
+    batch = model_with(("a", 0.3), ("b", 9)).next_batch(100)
     assert batch is not None
-    assert [one.id for one in batch.items] == ["a", "b"]
+    assert [one.id for one in batch.jobs] == ["a", "b"]
     assert batch.deadline == 100.3
 
 
 def test_who_cannot_make_it_is_left_out_of_the_batch_and_of_its_deadline() -> None:
-    lane = lane_of(("a", 0.3), ("b", 9), ("c", 0.31), ("d", 0.01))
-    lane.deadlines.least = seen(LEAST_BATCHES, 0.62, at=99)
-    batch = lane.next_batch(100)
+    model = model_with(("a", 0.3), ("b", 9), ("c", 0.31), ("d", 0.01))
+    model.deadlines.least_time = seen(LEAST_BATCHES, 0.62, at=99)
+    batch = model.next_batch(100)
     assert batch is not None
-    assert [one.id for one in batch.items] == ["b", "c"]
+    assert [one.id for one in batch.jobs] == ["b", "c"]
     assert batch.deadline == 100.31
     # The model's own floor is what the last one would have been given.
-    messages = [str(end.value) for end in lane.deadlines.ended]
-    assert [(end.id, end.state) for end in lane.deadlines.ended] == [("a", "x"), ("d", "x")]
+    messages = [str(end.value) for end in model.deadlines.ended]
+    assert [(end.id, end.state) for end in model.deadlines.ended] == [("a", "x"), ("d", "x")]
     assert "its timeout of 0.2 s" in messages[1]
 
 
-def test_a_lane_of_which_nobody_can_make_it_has_no_batch() -> None:
-    lane = lane_of(("a", 0.3), ("b", 0.3))
-    lane.deadlines.least = seen(LEAST_BATCHES, 5, at=99)
-    assert lane.next_batch(100) is None
-    assert [end.id for end in lane.deadlines.ended] == ["a", "b"]
-    assert lane.unfinished, "a worker that drains must not end before Redis knows"
-    lane.deadlines.ended.clear()
-    assert not lane.unfinished
+def test_a_model_with_which_nobody_can_make_it_has_no_batch() -> None:
+    model = model_with(("a", 0.3), ("b", 0.3))
+    model.deadlines.least_time = seen(LEAST_BATCHES, 5, at=99)
+    assert model.next_batch(100) is None
+    assert [end.id for end in model.deadlines.ended] == ["a", "b"]
+    assert model.unfinished, "a worker that drains must not end before Redis knows"
+    model.deadlines.ended.clear()
+    assert not model.unfinished
 
 
 def test_what_must_begin_before_a_process_can_be_free_ends_at_once() -> None:
@@ -141,12 +141,12 @@ def test_what_must_begin_before_a_process_can_be_free_ends_at_once() -> None:
     ):
         deadlines = Deadlines(ModelConfig(name="m", handler="echo"))
         if estimate_s:
-            deadlines.least = seen(LEAST_BATCHES, estimate_s, at=now)
+            deadlines.least_time = seen(LEAST_BATCHES, estimate_s, at=now)
         running = [Replica({}, {}) for _ in processes]
         for replica, at in zip(running, processes, strict=True):
             replica.batch = None if at is None else Batch([], "idle", at, at + 60)
-        late = item("late", expires_at=time.monotonic() + 6)
-        assert deadlines.hopeless(late, running) is hopeless
+        late = job("late", expires_at=time.monotonic() + 6)
+        assert deadlines.expires_too_soon(late, running) is hopeless
         assert [end.id for end in deadlines.ended] == (["late"] if hopeless else [])
         assert (deadlines.next_at == NEVER) is hopeless
 
@@ -157,7 +157,7 @@ def test_restarts_are_bounded_in_any_window() -> None:
     lost: deque[float] = deque()
     now = 0.0
     for _ in range(50):
-        now = restarts.earliest(now)
+        now = restarts.earliest_start(now)
         lost.append(now)
         restarts.add(now, "it died")
         now += 7.5
@@ -168,10 +168,10 @@ def test_restarts_are_bounded_in_any_window() -> None:
 def test_what_is_told_of_restarts() -> None:
     restarts = RestartLimit(2)
     restarts.add(100, "it died")
-    assert (restarts.earliest(100), restarts.told(100)) == (100, "")
+    assert (restarts.earliest_start(100), restarts.reason(100)) == (100, "")
     restarts.add(110, "a job ran longer than its timeout\nin one")
-    assert restarts.earliest(110) == 160
-    told = restarts.told(110)
+    assert restarts.earliest_start(110) == 160
+    told = restarts.reason(110)
     assert "the next one is started in 50 s" in told
     assert told.endswith("a job ran longer than its timeout\nin one")
-    assert restarts.told(160) == ""
+    assert restarts.reason(160) == ""

@@ -11,9 +11,9 @@ from workers.jobs.leased_job import LeasedJob
 from workers.models.event_sampling import BURST_S, EventSampler, TokenBucket
 
 
-def items(count: int, attempts: int = 1) -> list[LeasedJob]:
+def jobs(count: int, attempts: int = 1) -> list[LeasedJob]:
     return [
-        LeasedJob(str(n), f"t{n}", None, 0, 0.0, 0.0, attempts=attempts, alone=False)
+        LeasedJob(str(n), f"t{n}", None, 0, 0.0, 0.0, attempts=attempts, isolated=False)
         for n in range(count)
     ]
 
@@ -33,28 +33,28 @@ def test_a_bucket_gives_its_rate_after_its_burst() -> None:
 
 @pytest.mark.parametrize("mode", [True, False, "sampled"])
 def test_small_loads_are_told_whole_unless_they_are_not_to_be(mode: bool | str) -> None:
-    batch = items(7)
-    assert list(telling(mode).of(batch, 1.0)) == (batch if mode else [])
-    assert telling(mode).notable(1.0) is bool(mode)
+    batch = jobs(7)
+    assert list(telling(mode).sample(batch, 1.0)) == (batch if mode else [])
+    assert telling(mode).take_notable(1.0) is bool(mode)
 
 
 def test_beyond_the_rate_a_sample_is_spread_over_each_batch() -> None:
     sampled, at = telling("sampled", 4), 1000.0
-    batch = items(40)
-    assert sampled.of(batch, at) is batch
-    assert list(sampled.of(batch, at)) == []
-    assert [item.id for item in sampled.of(batch, at + 1)] == ["5", "15", "25", "35"]
+    batch = jobs(40)
+    assert sampled.sample(batch, at) is batch
+    assert list(sampled.sample(batch, at)) == []
+    assert [job.id for job in sampled.sample(batch, at + 1)] == ["5", "15", "25", "35"]
     every = telling(True, 4)
-    assert all(every.of(batch, at) is batch for _ in range(10))
+    assert all(every.sample(batch, at) is batch for _ in range(10))
 
 
 def test_later_attempts_and_bad_ends_have_a_rate_of_their_own() -> None:
     sampled, at = telling("sampled", 1), 1000.0
-    sampled.of(items(10), at)
-    again = items(4, attempts=2)
-    assert list(sampled.of([*items(3), *again], at)) == again
-    assert [sampled.notable(at) for _ in range(7)] == [True] * 6 + [False]
-    assert list(sampled.of(again, at)) == []
+    sampled.sample(jobs(10), at)
+    again = jobs(4, attempts=2)
+    assert list(sampled.sample([*jobs(3), *again], at)) == again
+    assert [sampled.take_notable(at) for _ in range(7)] == [True] * 6 + [False]
+    assert list(sampled.sample(again, at)) == []
 
 
 def test_what_was_left_out_is_counted_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -62,11 +62,11 @@ def test_what_was_left_out_is_counted_and_said_once(caplog: pytest.LogCaptureFix
     sampled = EventSampler("m", "sampled", 100, stats)
     with caplog.at_level("INFO"):
         for count in (0, 3, 4):
-            sampled.left_out(count)
+            sampled.count_omitted(count)
     assert dict(stats.drain()) == {UNTOLD: "7.0"}
-    assert sampled.shown() == {"events": "sampled", "events_left_out": 7}
+    assert sampled.report() == {"events": "sampled", "events_left_out": 7}
     (line,) = caplog.messages
     assert "of more than 100 jobs a second" in line
     off = telling(False)
-    off.left_out(5)
-    assert off.untold == 0
+    off.count_omitted(5)
+    assert off.omitted == 0

@@ -13,27 +13,27 @@ from workers.models.served_model import ServedModel
 from workers.protocol.phases import Phase
 from workers.replicas.replica import Replica
 from workers.scheduling.dispatcher import Dispatcher
-from workers.scheduling.staging import QUIET_S, gave_way, stage_at, takes_second
+from workers.scheduling.staging import QUIET_S, replica_for_second, requeue, stage_at
 
 NOW = 1000.0
 numbers = itertools.count(1)
 
 
-def item(*, alone: bool = False, step: int = 0) -> LeasedJob:
+def job(*, alone: bool = False, step: int = 0) -> LeasedJob:
     job_id = f"job-{next(numbers)}"
     return LeasedJob(
         id=job_id, token="1", message=None, created_us=0, enqueued_at=NOW, claimed_at=NOW,
-        attempts=1, alone=alone, step=step,
+        attempts=1, isolated=alone, step=step,
     )  # fmt: skip
 
 
 def batch(reason: str = "idle", started_at: float = NOW) -> Batch:
-    return Batch([item()], reason, started_at, started_at + 60, seq=next(numbers))
+    return Batch([job()], reason, started_at, started_at + 60, seq=next(numbers))
 
 
-def lane(name: str = "m", *, overlap: bool = True, **model: Any) -> ServedModel:
+def served(name: str = "m", *, overlap: bool = True, **options: Any) -> ServedModel:
     """A lane with one loaded process."""
-    config = ModelConfig(name=name, handler="echo", max_batch_size=4, **model)
+    config = ModelConfig(name=name, handler="echo", max_batch_size=4, **options)
     replica = Replica({"device": "cpu"}, {}, state=Phase.READY, overlap=overlap)
     return ServedModel(config, 0, [replica])
 
@@ -42,21 +42,21 @@ def busy(
     running: ServedModel, waiting: int, *, ends_in_s: float = 1.0, prepare_s: float = 0.01
 ) -> ServedModel:
     """The lane with a batch that runs, so many items waiting, and what is known of its times."""
-    running.batcher.fit.add(1, ends_in_s)
+    running.batcher.latency_model.add(1, ends_in_s)
     running.prepare_s = prepare_s
     running.replicas[0].batch = batch()
     for _ in range(waiting):
-        running.batcher.add(item())
+        running.batcher.add(job())
     return running
 
 
 def staged(running: ServedModel, *others: ServedModel, now: float = NOW) -> bool:
-    return takes_second(running, [running, *others], now) is not None
+    return replica_for_second(running, [running, *others], now) is not None
 
 
 def test_a_full_batch_is_staged_at_once_and_a_smaller_one_as_late_as_it_may() -> None:
-    assert staged(busy(lane(), 4))
-    late = busy(lane(), 2)
+    assert staged(busy(served(), 4))
+    late = busy(served(), 2)
     assert not staged(late)
     at = stage_at(late, NOW)
     assert at == pytest.approx(NOW + 1 - 2 * 0.01)
@@ -65,24 +65,24 @@ def test_a_full_batch_is_staged_at_once_and_a_smaller_one_as_late_as_it_may() ->
 
 
 def test_what_waits_longest_for_its_preparation_is_staged_first_of_all() -> None:
-    assert staged(busy(lane(), 1, prepare_s=2.0))
+    assert staged(busy(served(), 1, prepare_s=2.0))
 
 
 def test_nothing_is_staged_behind_what_must_run_alone_nor_that_behind_others() -> None:
-    first = busy(lane(), 4)
+    first = busy(served(), 4)
     first.replicas[0].batch = batch("alone")
     assert not staged(first)
-    second = busy(lane(), 4)
-    second.batcher.add(item(alone=True))
+    second = busy(served(), 4)
+    second.batcher.add(job(alone=True))
     assert not staged(second)
 
 
 def test_a_handler_that_runs_in_turn_gets_one_batch_at_a_time() -> None:
-    assert not staged(busy(lane(overlap=False), 4))
+    assert not staged(busy(served(overlap=False), 4))
 
 
 def test_there_is_room_for_one() -> None:
-    full = busy(lane(), 4)
+    full = busy(served(), 4)
     full.replicas[0].staged = batch()
     assert not staged(full)
 
@@ -90,17 +90,17 @@ def test_there_is_room_for_one() -> None:
 def test_where_models_share_the_device_a_batch_is_not_staged_early_nor_before_one_that_waits() -> (
     None
 ):
-    other = lane("other")
-    assert not staged(busy(lane(), 4), other)
-    assert staged(busy(lane(), 4, ends_in_s=0.01), other)
-    other.batcher.add(item())
-    assert not staged(busy(lane(), 4, ends_in_s=0.01), other)
+    other = served("other")
+    assert not staged(busy(served(), 4), other)
+    assert staged(busy(served(), 4, ends_in_s=0.01), other)
+    other.batcher.add(job())
+    assert not staged(busy(served(), 4, ends_in_s=0.01), other)
 
 
 def test_a_staged_batch_takes_over_the_slot_of_the_one_before_it() -> None:
-    first, other = lane(), lane("other")
+    first, other = served(), served("other")
     for one in (first, other):
-        one.batcher.add(item())
+        one.batcher.add(job())
     devices = Dispatcher([first, other], slots=1)
     running = devices.next(NOW)
     assert running is not None
@@ -115,7 +115,7 @@ def test_a_staged_batch_takes_over_the_slot_of_the_one_before_it() -> None:
     assert replica.finished(behind.seq, NOW + 2) is behind
     following = devices.next(NOW + 2)
     assert following is not None
-    assert following.lane is not running.lane
+    assert following.model is not running.model
 
 
 def test_the_time_of_a_staged_batch_begins_when_the_one_before_it_has_ended() -> None:
@@ -130,77 +130,77 @@ def test_the_time_of_a_staged_batch_begins_when_the_one_before_it_has_ended() ->
 
 @pytest.mark.parametrize("began", [False, True])
 def test_who_is_suspect_when_the_process_dies(began: bool) -> None:
-    replica = Replica({}, {}, batch=batch(), staged=batch(), began=began)
+    replica = Replica({}, {}, batch=batch(), staged=batch(), staged_began=began)
     ran, behind = replica.batch, replica.staged
-    begun, untouched = replica.suspects()
+    begun, untouched = replica.take_batches()
     assert begun == ([ran, behind] if began else [ran])
     assert untouched == ([] if began else [behind])
-    assert replica.suspects() == ([], [])
+    assert replica.take_batches() == ([], [])
 
 
 def offline_flood(running: ServedModel) -> ServedModel:
     """The lane with a batch that runs, and offline jobs that wait."""
     busy(running, 0)
     for _ in range(4):
-        running.batcher.add(item(step=9))
+        running.batcher.add(job(step=9))
     return running
 
 
 def test_offline_work_is_staged_as_late_as_it_may_and_only_where_it_is_quiet() -> None:
-    quiet = offline_flood(lane())
+    quiet = offline_flood(served())
     assert not staged(quiet), "not early, though it is full"
     assert staged(quiet, now=NOW + 0.99)
     assert stage_at(quiet, NOW) == pytest.approx(NOW + 1 - 4 * 0.01)
-    other = lane("other")
+    other = served("other")
     assert staged(quiet, other, now=NOW + 0.99)
-    other.backlog.look([1])
+    other.backlog.assume_waiting([1])
     assert not staged(quiet, other, now=NOW + 0.99), "something online is known to come"
-    served = lane("served")
-    served.batcher.add(item())
-    served.batcher.take_all()
-    assert not staged(quiet, served, now=NOW + 0.99), "an online job came a moment ago"
-    assert staged(quiet, served, now=NOW + 0.99 + QUIET_S)
+    third = served("served")
+    third.batcher.add(job())
+    third.batcher.take_all()
+    assert not staged(quiet, third, now=NOW + 0.99), "an online job came a moment ago"
+    assert staged(quiet, third, now=NOW + 0.99 + QUIET_S)
 
 
 def test_an_online_batch_is_staged_before_the_offline_work_of_another_model() -> None:
-    online = busy(lane(), 4, ends_in_s=0.01)
-    other = lane("other")
-    other.batcher.add(item(step=9))
+    online = busy(served(), 4, ends_in_s=0.01)
+    other = served("other")
+    other.batcher.add(job(step=9))
     assert staged(online, other)
 
 
 def test_a_staged_batch_makes_way_for_who_is_next_and_for_nobody_else() -> None:
-    flooded, other = busy(lane(), 0), lane("other")
+    flooded, other = busy(served(), 0), served("other")
     flooded.replicas[0].batch = None
-    flooded.batcher.add(item())
+    flooded.batcher.add(job())
     dispatch = Dispatcher([flooded, other], 1)
     dispatched = dispatch.next(NOW)
     assert dispatched is not None
     dispatched.replica.batch = dispatched.batch
-    assert not dispatch.yields(flooded, batch(), NOW + 1), "nobody waits"
-    other.batcher.add(item())
-    assert dispatch.yields(flooded, batch(), NOW + 1)
-    assert not dispatch.yields(flooded, batch(), NOW), "its own turn is not over"
-    offline = Batch([item(step=9)], "full", NOW, NOW + 60)
-    assert dispatch.yields(flooded, offline, NOW)
+    assert not dispatch.should_yield(flooded, batch(), NOW + 1), "nobody waits"
+    other.batcher.add(job())
+    assert dispatch.should_yield(flooded, batch(), NOW + 1)
+    assert not dispatch.should_yield(flooded, batch(), NOW), "its own turn is not over"
+    offline = Batch([job(step=9)], "full", NOW, NOW + 60)
+    assert dispatch.should_yield(flooded, offline, NOW)
     other.batcher.take_all()
-    assert not dispatch.yields(flooded, offline, NOW)
-    flooded.batcher.add(item())
-    assert dispatch.yields(flooded, offline, NOW), "its own online job goes first"
-    other.batcher.add(item())
+    assert not dispatch.should_yield(flooded, offline, NOW)
+    flooded.batcher.add(job())
+    assert dispatch.should_yield(flooded, offline, NOW), "its own online job goes first"
+    other.batcher.add(job())
     free = Dispatcher([flooded, other], 2)
-    assert not free.yields(flooded, batch(), NOW + 1), "there is room for both"
+    assert not free.should_yield(flooded, batch(), NOW + 1), "there is room for both"
 
 
 def test_what_gave_way_waits_again_but_for_those_that_were_dropped() -> None:
-    flooded = lane()
-    returned = Batch([item() for _ in range(3)], "full", NOW, NOW + 60)
-    for one in returned.items:
+    flooded = served()
+    returned = Batch([job() for _ in range(3)], "full", NOW, NOW + 60)
+    for one in returned.jobs:
         one.dispatched_at = NOW
         flooded.held[one.id] = one
-    kept, cancelled, lost = returned.items
+    kept, cancelled, lost = returned.jobs
     cancelled.dropped, lost.dropped = "cancelled", "lost"
-    ended = gave_way(flooded, returned)
+    ended = requeue(flooded, returned)
     assert [(end.id, end.state) for end in ended] == [(cancelled.id, "c")]
     assert set(flooded.held) == {kept.id, cancelled.id}
     assert flooded.batcher.take_all() == [kept]

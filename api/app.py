@@ -14,7 +14,12 @@ from typing_extensions import override
 from api import router
 from api.build import build
 from api.fastapi_bridge import ANSWERED, answer_errors
-from api.observability.access_log import AccessLog, RequestTrace, asked_id, watched
+from api.observability.access_log import (
+    AccessLog,
+    RequestTrace,
+    incoming_request_id,
+    observe_request,
+)
 from api.openapi import document
 from api.routes.admin import dead_letters, models, queues, runs
 from api.routes.jobs import webhooks
@@ -55,11 +60,11 @@ class Application(FastAPI):
     @override
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            request_id = asked_id(scope)
+            request_id = incoming_request_id(scope)
             spans = self.services.spans if self.services is not None else None
             if request_id or self.access_log is not None or spans is not None:
                 seen = RequestTrace(scope, send, request_id)
-                await watched(self.answer, seen, receive, self.access_log, spans)
+                await observe_request(self.answer, seen, receive, self.access_log, spans)
                 return
         await self.answer(scope, receive, send)
 

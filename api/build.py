@@ -14,7 +14,7 @@ from api.observability.counters import Counters
 from api.observability.exposition import Exposition
 from api.observability.spans import api_spans
 from api.services import Services
-from api.submission.payloads import build_input_store
+from api.submission.input_store import build_input_store
 from api.submission.waiting import PendingWaits
 from headrace.config.model_catalog import Catalog
 from headrace.config.settings import Settings

@@ -32,12 +32,11 @@ from api.http.messages import (
 )
 from api.http.openai_errors import envelope, unexpected_envelope
 from api.http.problems import problem, unexpected
-from api.routes.jobs.bulk_status import cancel_many, read_many
+from api.routes.jobs.bulk_status import cancel_many, forget_many, read_many, read_outcomes
 from api.routes.jobs.bulk_submit import submit_bulk
 from api.routes.jobs.events import get_events
 from api.routes.jobs.job import cancel_job, get_job, get_result
 from api.routes.jobs.listing import list_jobs
-from api.routes.jobs.outcomes import forget_many, read_outcomes
 from api.routes.jobs.submit import put_job, submit_input, submit_job
 from api.routes.openai.batches import cancel_batch, create_batch, get_batch, list_batches
 from api.routes.openai.files import create_file, delete_file, get_content, get_file, list_files

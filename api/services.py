@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from api.observability.counters import Counters
     from api.observability.exposition import Exposition
     from api.observability.spans import ApiSpans
-    from api.submission.payloads import InputStore
+    from api.submission.input_store import InputStore
     from api.submission.waiting import PendingWaits
     from headrace.config.model_catalog import Catalog
     from headrace.config.settings import Settings

@@ -1,109 +1,260 @@
-"""The parts of a multipart/form-data body that has come in whole."""
+"""Read multipart/form-data as it arrives. Knows no store.
+
+`read_parts` returns all parts of a body that is in memory; `Upload` streams one file, so that
+memory does not grow with it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Final
+from collections.abc import Callable
+from typing import Final, NamedTuple
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from headrace.errors import InvalidRequest
+from headrace.errors import InvalidRequest, PayloadTooLarge
 
 MAX_PARTS: Final = 100
+#: The part of an upload that is the file.
+FILE_FIELD: Final = "file"
+FIELDS_MAX: Final = 20
+FIELD_MAX_BYTES: Final = 4096
 
 
-@dataclass(slots=True)
-class Part:
-    """One part.
+class PartHead(NamedTuple):
+    """The headers of one part.
 
     Attributes:
         name: the form field.
-        content_type: as the client gave it; "" for none.
+        filename: "" for none.
+        content_type: as the client sent it; "" for none.
     """
+
+    name: str
+    filename: str
+    content_type: str
+
+
+class MultipartReader:
+    """Parses a form and passes on its parts.
+
+    Args:
+        content_type: the request's, with the boundary.
+        on_head: is called with the headers of each part.
+        on_data: is called with each piece of a part.
+        on_end: is called at the end of each part.
+
+    Raises:
+        InvalidRequest: the content type has no boundary.
+    """
+
+    def __init__(
+        self,
+        content_type: str,
+        on_head: Callable[[PartHead], None],
+        on_data: Callable[[bytes], None],
+        on_end: Callable[[], None],
+    ) -> None:
+        _, options = parse_options_header(content_type)
+        boundary = options.get(b"boundary", b"")
+        if not boundary:
+            raise InvalidRequest(
+                "Content-Type multipart/form-data names no boundary",
+                hint="Let your HTTP client write this header, as curl -F does.",
+            )
+        self._on_head = on_head
+        self._complete = False
+        self._headers: dict[bytes, bytes] = {}
+        self._name = self._value = b""
+        self._parser = MultipartParser(
+            boundary,
+            {
+                "on_part_begin": self._begin,
+                "on_header_field": self._header_name,
+                "on_header_value": self._header_value,
+                "on_header_end": self._header_end,
+                "on_headers_finished": self._headers_finished,
+                "on_part_data": lambda data, start, end: on_data(data[start:end]),
+                "on_part_end": on_end,
+                "on_end": self._finish,
+            },
+        )
+
+    def feed(self, piece: bytes) -> None:
+        """Parse the next piece of the body.
+
+        Raises:
+            InvalidRequest: the body is not a form.
+        """
+        try:
+            self._parser.write(piece)
+        except FormParserError as error:
+            raise InvalidRequest(f"the multipart body cannot be read: {error}") from None
+
+    def check_complete(self) -> None:
+        """Raise InvalidRequest if the last boundary is missing."""
+        if not self._complete:
+            raise InvalidRequest(
+                "the multipart body ends before its last boundary", hint="Send all of it."
+            )
+
+    def _begin(self) -> None:
+        self._headers = {}
+        self._name = self._value = b""
+
+    def _header_name(self, data: bytes, start: int, end: int) -> None:
+        self._name += data[start:end]
+
+    def _header_value(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+
+    def _header_end(self) -> None:
+        self._headers[self._name.lower()] = self._value
+        self._name = self._value = b""
+
+    def _headers_finished(self) -> None:
+        _, options = parse_options_header(self._headers.get(b"content-disposition", b""))
+        self._on_head(
+            PartHead(
+                name=options.get(b"name", b"").decode("utf-8", "replace"),
+                filename=options.get(b"filename", b"").decode("utf-8", "replace"),
+                content_type=self._headers.get(b"content-type", b"").decode("latin-1").strip(),
+            )
+        )
+
+    def _finish(self) -> None:
+        self._complete = True
+
+
+class Part(NamedTuple):
+    """One part of a form in memory."""
 
     name: str
     content_type: str
     body: bytes
 
 
-@dataclass(slots=True)
-class _Reader:
-    """Takes the parser's callbacks."""
-
-    parts: list[Part] = field(default_factory=list)
-    complete: bool = False
-    _name: bytes = b""
-    _value: bytes = b""
-    _headers: dict[bytes, bytes] = field(default_factory=dict)
-    _chunks: list[bytes] = field(default_factory=list)
-
-    def begin(self) -> None:
-        if len(self.parts) >= MAX_PARTS:
-            raise InvalidRequest(f"the form has more than {MAX_PARTS} parts", hint="Send one.")
-        self._name, self._value = b"", b""
-        self._headers, self._chunks = {}, []
-
-    def header_name(self, data: bytes, start: int, end: int) -> None:
-        self._name += data[start:end]
-
-    def header_value(self, data: bytes, start: int, end: int) -> None:
-        self._value += data[start:end]
-
-    def header_end(self) -> None:
-        self._headers[self._name.lower()] = self._value
-        self._name, self._value = b"", b""
-
-    def data(self, data: bytes, start: int, end: int) -> None:
-        self._chunks.append(data[start:end])
-
-    def end(self) -> None:
-        _, options = parse_options_header(self._headers.get(b"content-disposition", b""))
-        self.parts.append(
-            Part(
-                name=options.get(b"name", b"").decode("utf-8", "replace"),
-                content_type=self._headers.get(b"content-type", b"").decode("latin-1").strip(),
-                body=b"".join(self._chunks),
-            )
-        )
-
-    def finish(self) -> None:
-        self.complete = True
-
-
 def read_parts(body: bytes, content_type: str) -> list[Part]:
-    """Read a form.
+    """Return the parts of a form.
 
     Raises:
-        InvalidRequest: it is not what its type says, or does not end.
+        InvalidRequest: the body is not a form, is incomplete, or has more than MAX_PARTS parts.
     """
-    _, options = parse_options_header(content_type)
-    boundary = options.get(b"boundary", b"")
-    if not boundary:
-        raise InvalidRequest(
-            "Content-Type multipart/form-data names no boundary",
-            hint="Let your HTTP client write this header, as curl -F does.",
-        )
-    reader = _Reader()
-    try:
-        parser = MultipartParser(
-            boundary,
-            {
-                "on_part_begin": reader.begin,
-                "on_part_data": reader.data,
-                "on_part_end": reader.end,
-                "on_header_field": reader.header_name,
-                "on_header_value": reader.header_value,
-                "on_header_end": reader.header_end,
-                "on_end": reader.finish,
-            },
-        )
-        parser.write(body)
-        parser.finalize()
-    except FormParserError as error:
-        raise InvalidRequest(f"the multipart body cannot be read: {error}") from None
-    if not reader.complete:
-        raise InvalidRequest(
-            "the multipart body ends before its last boundary", hint="Send all of it."
-        )
-    return reader.parts
+    heads: list[PartHead] = []
+    bodies: list[list[bytes]] = []
+
+    def begin(head: PartHead) -> None:
+        if len(heads) >= MAX_PARTS:
+            raise InvalidRequest(f"the form has more than {MAX_PARTS} parts", hint="Send one.")
+        heads.append(head)
+        bodies.append([])
+
+    reader = MultipartReader(content_type, begin, lambda data: bodies[-1].append(data), _nothing)
+    reader.feed(body)
+    reader.check_complete()
+    return [
+        Part(head.name, head.content_type, b"".join(pieces))
+        for head, pieces in zip(heads, bodies, strict=True)
+    ]
+
+
+class Upload:
+    """One file and the small fields beside it, as they arrive.
+
+    Args:
+        content_type: the request's, with the boundary.
+        limit_bytes: the largest file.
+
+    Attributes:
+        filename: of the file; None until it begins.
+        fields: the other fields.
+
+    Raises:
+        InvalidRequest: the content type has no boundary.
+    """
+
+    def __init__(self, content_type: str, limit_bytes: int) -> None:
+        self.filename: str | None = None
+        self.fields: dict[str, str] = {}
+        self._limit_bytes = limit_bytes
+        self._file_bytes = 0
+        self._file_ended = False
+        self._waiting = bytearray()
+        self._in_file = False
+        self._field = ""
+        self._value = bytearray()
+        self._reader = MultipartReader(content_type, self._begin, self._data, self._end)
+
+    def feed(self, piece: bytes) -> None:
+        """Parse the next piece of the body.
+
+        Raises:
+            InvalidRequest: the body is not a form, or not one of an upload.
+            PayloadTooLarge: the file is larger than the limit.
+        """
+        self._reader.feed(piece)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """The bytes of the file that were received and not taken."""
+        return len(self._waiting)
+
+    def take(self, count: int) -> bytes:
+        """Return the next `count` bytes of the file, or as many as were received."""
+        taken = bytes(self._waiting[:count])
+        del self._waiting[:count]
+        return taken
+
+    def check_complete(self) -> None:
+        """Raise InvalidRequest if the form is incomplete or has no file."""
+        self._reader.check_complete()
+        if not self._file_ended:
+            raise InvalidRequest(
+                f"the form has no part {FILE_FIELD!r} with a file in it",
+                hint="As with curl -F purpose=batch -F file=@requests.jsonl.",
+            )
+
+    def _begin(self, head: PartHead) -> None:
+        if len(self.fields) >= FIELDS_MAX:
+            raise InvalidRequest(f"the form has more than {FIELDS_MAX} fields")
+        self._value = bytearray()
+        self._field = head.name
+        self._in_file = head.name == FILE_FIELD
+        if not self._in_file:
+            return
+        if self.filename is not None:
+            raise InvalidRequest("the form has more than one file", hint="Upload one at a time.")
+        self.filename = head.filename
+
+    def _data(self, data: bytes) -> None:
+        if self._in_file:
+            self._file_bytes += len(data)
+            if self._file_bytes > self._limit_bytes:
+                raise file_too_large(self._limit_bytes)
+            self._waiting += data
+            return
+        self._value += data
+        if len(self._value) > FIELD_MAX_BYTES:
+            raise InvalidRequest(
+                f"the form's field {self._field[:64]!r} is longer than {FIELD_MAX_BYTES} bytes"
+            )
+
+    def _end(self) -> None:
+        if self._in_file:
+            self._file_ended = True
+            return
+        if self._field in self.fields:
+            raise InvalidRequest(f"the form has the field {self._field[:64]!r} twice")
+        self.fields[self._field] = self._value.decode("utf-8", "replace")
+
+
+def file_too_large(limit_bytes: int) -> PayloadTooLarge:
+    """Return the error for a file above the limit."""
+    return PayloadTooLarge(
+        f"the file has more than {limit_bytes} bytes",
+        hint="Split it, or raise file_limit_bytes (HEADRACE_FILE_LIMIT_BYTES).",
+    )
+
+
+def _nothing() -> None:
+    pass

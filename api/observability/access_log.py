@@ -243,7 +243,7 @@ def access_log(settings: Settings, environ: Mapping[str, str]) -> AccessLog:
     )
 
 
-def asked_id(scope: Scope) -> bytes:
+def incoming_request_id(scope: Scope) -> bytes:
     """The id that a request brings along; empty where it has none that can be taken over."""
     for name, value in scope["headers"]:
         if name == REQUEST_ID:
@@ -251,7 +251,7 @@ def asked_id(scope: Scope) -> bytes:
     return b""
 
 
-async def watched(
+async def observe_request(
     app: App, seen: RequestTrace, receive: Receive, log: AccessLog | None, spans: ApiSpans | None
 ) -> None:
     """Answer a request that is seen from outside.

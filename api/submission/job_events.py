@@ -1,11 +1,11 @@
-"""A job's events as a stream says them: which are due, under which ids. Knows no connections.
+"""Decide which events of a job are due, and their ids. Knows no connections.
 
-An id follows from the job's record alone, so that any API process can go on where another one
-ended. It names a state and not a moment: whoever comes back is told what the job is by now, and not
-what it was in between.
+An id follows from the job's record alone, so that any API process can continue the stream of
+another. It names a state and not a moment: a client that reconnects receives the present state, and
+not the states in between.
 
     q-<attempts>-<place>      queued
-    d-<attempts>-<due>        scheduled: it waits for its time, or for another try
+    d-<attempts>-<due>        scheduled: waits for its countdown or for a retry
     r-<token>                 running
     p-<token>-<mark>          progress
     e-<ended>                 ended
@@ -22,14 +22,14 @@ import msgspec
 from headrace.jobs.job import State, iso
 from headrace.queue.watcher import JobStatus
 
-#: Of the same job its place alone is said at most so often, in seconds.
+#: Seconds between two events that differ in the queue position alone.
 PLACE_S: Final = 1.0
-#: A client that lost its connection waits so long before it comes back, in milliseconds.
+#: Milliseconds for which a client waits before it reconnects.
 RETRY_MS: Final = 1000
-#: What keeps a connection open that is silent otherwise: a comment.
+#: A comment, which keeps an otherwise silent connection open.
 HEARTBEAT: Final = b":\n\n"
 HEAD: Final = b"retry: %d\n\n" % RETRY_MS
-#: An id of ours; any other says nothing.
+#: An id of this API; any other is ignored.
 ID: Final = re.compile(r"[qdrpe]-[0-9a-z-]{1,64}")
 
 _LINES: Final = re.compile(rb"\r\n|\r|\n")
@@ -49,7 +49,7 @@ class StreamEvent(NamedTuple):
     """One event.
 
     Attributes:
-        data: JSON; None where all of the job is to be said, which is to be read first.
+        data: JSON; None for the end of the job, whose record must be read first.
     """
 
     id: str
@@ -58,28 +58,28 @@ class StreamEvent(NamedTuple):
 
 
 def frame(event_id: str, name: str, data: bytes) -> bytes:
-    """An event as it is sent.
+    """Return an event as it is sent.
 
-    Line breaks in the user's own JSON stand between its tokens only; the client joins the lines.
+    Line breaks in the user's JSON are between tokens only; the client joins the lines.
     """
     lines = b"".join(b"data: %s\n" % line for line in _LINES.split(data))
     return b"id: %s\nevent: %s\n%s\n" % (event_id.encode(), name.encode(), lines)
 
 
 def end_id(ended_us: int) -> str:
-    """The id of the event that a job has ended."""
+    """Return the id of the event that a job has ended."""
     return f"e-{ended_us}"
 
 
 class EventSequence:
-    """What one client was told of a job, and what is due to be told.
+    """The events of a job that one client has received, and those that are due.
 
     Args:
         job_id: the job.
         last_id: the id of the last event that the client has; "" for none.
 
     Attributes:
-        held: a new place is kept back, as the last was said a moment ago.
+        held: a new queue position is held back, as the last was sent less than PLACE_S ago.
     """
 
     def __init__(self, job_id: str, last_id: str) -> None:
@@ -89,16 +89,16 @@ class EventSequence:
         self.held = False
 
     def due(
-        self, standing: JobStatus, now: float, waiting_for: str | None = None
+        self, status: JobStatus, now: float, waiting_for: str | None = None
     ) -> list[StreamEvent]:
-        """The events that are due; what was given counts as told.
+        """Return the events that are due; they count as sent.
 
         Args:
-            standing: how the job stands.
+            status: the status of the job.
             now: the time in seconds.
-            waiting_for: what a queued job waits for beside its turn.
+            waiting_for: what a queued job waits for besides its turn.
         """
-        events = self._unknown(self._events(standing, waiting_for))
+        events = self._unknown(self._events(status, waiting_for))
         self.held = False
         if not events:
             return []
@@ -111,61 +111,61 @@ class EventSequence:
         return events
 
     def soon(self, now: float) -> float:
-        """In how many seconds a place that is kept back may be said."""
+        """Return the seconds until a queue position that is held back is due."""
         return max(0.0, self._place_at + PLACE_S - now)
 
     def _unknown(self, events: list[StreamEvent]) -> list[StreamEvent]:
-        """Those behind the last that the client has."""
+        """Return the events after the last that the client has."""
         ids = [event.id for event in events]
         if self._last in ids:
             return events[ids.index(self._last) + 1 :]
         kind, _, rest = self._last.partition("-")
         if kind == "p":
-            # Progress under a token says that it runs under that.
+            # Progress with this token implies that the client knows the job runs with it.
             running = f"r-{rest.partition('-')[0]}"
             if running in ids:
                 return events[ids.index(running) + 1 :]
         return events
 
-    def _events(self, standing: JobStatus, waiting_for: str | None) -> list[StreamEvent]:
-        """All that the record tells of the job as it is now, oldest first."""
-        state = standing.state
+    def _events(self, status: JobStatus, waiting_for: str | None) -> list[StreamEvent]:
+        """Return all events of the job's present state, oldest first."""
+        state = status.state
         if state is State.QUEUED:
-            place = standing.place or None
-            said = self._said(standing, queue_position=place, waiting_for=waiting_for)
-            return [StreamEvent(f"q-{standing.attempts}-{standing.place}", "queued", said)]
+            place = status.place or None
+            data = self._data(status, queue_position=place, waiting_for=waiting_for)
+            return [StreamEvent(f"q-{status.attempts}-{status.place}", "queued", data)]
         if state is State.SCHEDULED:
-            said = self._said(standing, **_schedule(standing))
-            return [StreamEvent(f"d-{standing.attempts}-{standing.due_us}", "scheduled", said)]
+            data = self._data(status, **_schedule(status))
+            return [StreamEvent(f"d-{status.attempts}-{status.due_us}", "scheduled", data)]
         events = []
-        if standing.started_us:
-            said = self._said(standing, status="running", started_at=iso(standing.started_us))
-            events.append(StreamEvent(f"r-{standing.token}", "running", said))
+        if status.started_us:
+            data = self._data(status, status="running", started_at=iso(status.started_us))
+            events.append(StreamEvent(f"r-{status.token}", "running", data))
         if state.final:
-            events.append(StreamEvent(end_id(standing.ended_us), "ended", None))
-        elif standing.progress is not None:
-            said = self._said(standing, progress=standing.progress)
-            events.append(StreamEvent(f"p-{standing.token}-{standing.mark}", "progress", said))
+            events.append(StreamEvent(end_id(status.ended_us), "ended", None))
+        elif status.progress is not None:
+            data = self._data(status, progress=status.progress)
+            events.append(StreamEvent(f"p-{status.token}-{status.mark}", "progress", data))
         return events
 
-    def _said(self, standing: JobStatus, status: str = "", **members: Any) -> bytes:
+    def _data(self, job: JobStatus, status: str = "", **members: Any) -> bytes:
         return _ENCODE(
             {
                 "id": self._job_id,
-                "status": status or standing.state.status,
-                "attempts": standing.attempts,
+                "status": status or job.state.status,
+                "attempts": job.attempts,
                 **members,
             }
         )
 
 
-def _schedule(standing: JobStatus) -> dict[str, Any]:
+def _schedule(status: JobStatus) -> dict[str, Any]:
     members: dict[str, Any] = {}
-    if standing.due_us:
-        members["due_at"] = iso(standing.due_us)
-    if standing.error_json:
+    if status.due_us:
+        members["due_at"] = iso(status.due_us)
+    if status.error_json:
         with contextlib.suppress(msgspec.MsgspecError):
-            members["error"] = _ERROR.decode(standing.error_json)
+            members["error"] = _ERROR.decode(status.error_json)
     return members
 
 
@@ -174,5 +174,5 @@ def _is_place(event_id: str) -> bool:
 
 
 def _same_wait(one: str, other: str) -> bool:
-    """Whether two ids differ in the place alone."""
+    """Return whether two ids differ in the queue position alone."""
     return one.rpartition("-")[0] == other.rpartition("-")[0]

@@ -1,4 +1,4 @@
-"""What a client asks for, before it is a job: model, input, options, and under which id."""
+"""A submit request before it is a job: model, input, options and id."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 from api.http.bodies import Payload, media_type, not_json
 from api.http.messages import Request
-from api.submission.options import checked, reworded
+from api.submission.options import check_options, validation_error
 from headrace.access.api_key import EVERYBODY, Caller
 from headrace.config.model_catalog import Catalog, ModelConfig
 from headrace.errors import InvalidRequest, ModelNotFound
@@ -23,7 +23,7 @@ from headrace.queue.submission import hash_request
 
 T = TypeVar("T")
 
-#: msgspec gives each request its own Raw; an absent one is this.
+#: msgspec gives each request its own Raw; this one marks an absent input.
 _NO_INPUT: Final = msgspec.Raw(b"")
 
 
@@ -31,8 +31,8 @@ class JobRequest(msgspec.Struct, forbid_unknown_fields=True):
     """The JSON of a submit: the body of `POST /api/v1/jobs`.
 
     Attributes:
-        input: the input; empty where `input_ref` stands in its place.
-        content_type: what the file of `input_ref` is; None goes by its name.
+        input: the input; empty where the request has an `input_ref` instead.
+        content_type: the content type of the file of `input_ref`; None derives it from the name.
     """
 
     model: str
@@ -48,14 +48,18 @@ class LineRequest(JobRequest, forbid_unknown_fields=True):
     """A line of a bulk request.
 
     Attributes:
-        traceparent: where in a trace this job is, in place of the request's header.
+        traceparent: this job's place in a trace, instead of the request's header.
     """
 
     traceparent: str | None = None
 
 
 class RequestDecoder(NamedTuple, Generic[T]):
-    """How a kind of request is read, and which members it may have."""
+    """Decodes one kind of request.
+
+    Attributes:
+        members: the members that it may have.
+    """
 
     decode: Callable[[bytes], T]
     members: frozenset[str]
@@ -70,10 +74,10 @@ LINE: Final = RequestDecoder(
 
 
 class JobIdentity(msgspec.Struct, frozen=True, gc=False):
-    """The id of a job to be.
+    """The id of a job that is being submitted.
 
     Attributes:
-        chosen: the client gave it, or a key that it follows from, so that there can be a repeat.
+        chosen: the client gave the id or an idempotency key, so that a repeat is possible.
     """
 
     job_id: str
@@ -81,14 +85,14 @@ class JobIdentity(msgspec.Struct, frozen=True, gc=False):
 
 
 class ValidatedRequest(msgspec.Struct, frozen=True, gc=False):
-    """One job that is asked for, checked.
+    """One submit request, validated.
 
     Attributes:
-        version: the version that the client insists on; None for any.
-        payload: an input that is too long for its message; input_json is `null` then.
-        source: the operator's own file that the client names as input; likewise.
-        caller: on whose behalf.
-        trace: where in a trace.
+        version: the version that the client requires; None for any.
+        payload: an input that is too long for the message; `input_json` is `null` then.
+        source: the operator's file that the client names as input; `input_json` is `null` then.
+        caller: the API key that makes the request.
+        trace: the job's place in a trace.
     """
 
     model: ModelConfig
@@ -102,26 +106,26 @@ class ValidatedRequest(msgspec.Struct, frozen=True, gc=False):
     trace: Trace | None = None
 
     @property
-    def elsewhere(self) -> bool:
-        """Whether the input does not go in the job's message."""
+    def stored_separately(self) -> bool:
+        """Whether the input is outside of the job's message."""
         return self.payload is not None or self.source is not None
 
     @property
     def request_hash(self) -> str:
-        """By which a repeat is known; "" where there can be none."""
+        """The hash by which a repeat is recognised; "" where no repeat is possible."""
         if not self.identity.chosen:
             return ""
-        said = self.input_json
-        # No JSON begins so: neither can be taken for the other, nor for an input of that text.
+        hashed = self.input_json
+        # No JSON begins with `p` or `r`, so the three kinds of input cannot be confused.
         if self.payload is not None:
-            said = b"p%s\0%s" % (self.payload.kind.encode(), self.payload.body)
+            hashed = b"p%s\0%s" % (self.payload.kind.encode(), self.payload.body)
         elif self.source is not None:
-            said = b"r%s\0%s" % (self.source.type.encode(), self.source.origin.encode())
-        return hash_request(self.model.name, said, self.options, self.version)
+            hashed = b"r%s\0%s" % (self.source.type.encode(), self.source.origin.encode())
+        return hash_request(self.model.name, hashed, self.options, self.version)
 
 
-def trace_of(request: Request) -> Trace | None:
-    """The trace of a request; one that is not as it should be is none."""
+def request_trace(request: Request) -> Trace | None:
+    """Return the trace of a request; None where it has no valid one."""
     parent = request.header(b"traceparent")
     if not parent:
         return None
@@ -129,27 +133,39 @@ def trace_of(request: Request) -> Trace | None:
     return read_trace(parent.decode("latin-1"), state.decode("latin-1"))
 
 
-def in_trace(asked: ValidatedRequest, trace: Trace | None) -> ValidatedRequest:
-    """The same as a part of this trace."""
-    return asked if trace is None else msgspec.structs.replace(asked, trace=trace)
+def with_trace(request: ValidatedRequest, trace: Trace | None) -> ValidatedRequest:
+    """Return the request as a part of a trace."""
+    return request if trace is None else msgspec.structs.replace(request, trace=trace)
+
+
+def idempotency_key(request: Request) -> str:
+    """Return the idempotency key of a request; "" where it has none.
+
+    Raises:
+        InvalidId: the header is empty, as from an unset variable: a repeat would be a new job.
+    """
+    key = request.header(b"idempotency-key").decode("latin-1")
+    if not key and request.has(b"idempotency-key"):
+        check_key(key)
+    return key
 
 
 def identity_of(given_id: str | None, key: str, fresh_id: str = "", owner: str = "") -> JobIdentity:
-    """The id by what the client gave: an id, an idempotency key, or neither.
+    """Return the identity of a job from an id, an idempotency key, or neither.
 
     Args:
-        given_id: the id, or None.
+        given_id: the client's id, or None.
         key: the idempotency key, or "".
-        fresh_id: what it is called where the client gave neither; "" to make one up.
-        owner: the API key, whose idempotency keys are its own; "" for none.
+        fresh_id: the id to use where the client gave neither; "" makes a new one.
+        owner: the API key, which has its own idempotency keys; "" for none.
 
     Raises:
-        InvalidId: a job cannot have it.
+        InvalidId: the id or the key is not valid.
         InvalidRequest: both are given.
     """
     if given_id is None:
         if key:
-            return identity_under(check_key(key), owner)
+            return identity_from_key(check_key(key), owner)
         return JobIdentity(fresh_id or new_id(), chosen=False)
     if key:
         raise InvalidRequest(
@@ -159,33 +175,33 @@ def identity_of(given_id: str | None, key: str, fresh_id: str = "", owner: str =
     return JobIdentity(check_id(given_id), chosen=True)
 
 
-def identity_under(key: str, owner: str = "") -> JobIdentity:
-    """The id by a key that was made here, out of one that was checked; it may be longer."""
+def identity_from_key(key: str, owner: str = "") -> JobIdentity:
+    """Return the identity that follows from a checked key, or from one derived from it."""
     return JobIdentity(id_of_key(key, owner), chosen=True)
 
 
-def read_job_request(body: bytes, reader: RequestDecoder[T]) -> T:
-    """Read the JSON of a submit, or a line of several.
+def decode_job_request(body: bytes, decoder: RequestDecoder[T]) -> T:
+    """Decode the JSON of a submit, or a line of a bulk request.
 
     Raises:
-        InvalidRequest: it is not JSON in UTF-8, or a member does not fit.
+        InvalidRequest: the body is not JSON in UTF-8, or a member does not fit.
     """
     try:
-        asked = reader.decode(body)
+        request = decoder.decode(body)
         if not body.isascii():
             body.decode()
     except msgspec.ValidationError as error:
-        raise reworded(error, "member", reader.members) from None
+        raise validation_error(error, "member", decoder.members) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise not_json(error, body) from None
-    return asked
+    return request
 
 
-def model_for(catalog: Catalog, request: JobRequest) -> ModelConfig:
-    """The model that a request names.
+def requested_model(catalog: Catalog, request: JobRequest) -> ModelConfig:
+    """Return the model that a request names.
 
     Raises:
-        ModelNotFound: there is none of that name, or not in the version that is asked for.
+        ModelNotFound: the model is unknown, or has another version.
     """
     model = catalog.get(request.model)
     if request.version is not None and request.version != model.version:
@@ -196,21 +212,21 @@ def model_for(catalog: Catalog, request: JobRequest) -> ModelConfig:
     return model
 
 
-def asked_by(
+def request_from_json(
     request: JobRequest,
     model: ModelConfig,
     identity: JobIdentity,
     inline_limit_bytes: int = sys.maxsize,
     caller: Caller = EVERYBODY,
 ) -> ValidatedRequest:
-    """What a request asks of its model.
+    """Validate a request whose body is JSON.
 
     Raises:
-        InvalidRequest: an option does not fit, or there is not one input.
+        InvalidRequest: an option does not fit, or the request does not have exactly one input.
     """
     options = request.options
     if options is not DEFAULT_OPTIONS:
-        checked(options)
+        check_options(options)
     text = bytes(request.input)
     if not text or request.input_ref is not None or request.content_type is not None:
         source = _named_input(request, text)
@@ -225,14 +241,14 @@ def asked_by(
     return ValidatedRequest(model, text, options, identity, request.version, caller=caller)
 
 
-def asked_with(
+def request_from_input(
     model: ModelConfig,
     found: bytes | Payload,
     options: JobOptions,
     identity: JobIdentity,
     caller: Caller = EVERYBODY,
 ) -> ValidatedRequest:
-    """What is asked where the body is the input."""
+    """Return the request whose body is the input itself."""
     if isinstance(found, bytes):
         return ValidatedRequest(model, found, options, identity, caller=caller)
     return ValidatedRequest(model, b"null", options, identity, payload=found, caller=caller)
@@ -246,7 +262,7 @@ def _named_input(request: JobRequest, text: bytes) -> InputSource:
         )
     if text:
         raise InvalidRequest(
-            "content_type says what the file of an input_ref is; this request has an input",
+            "content_type is only for the file of an input_ref; this request has an input",
             hint='Leave it out, or give bytes as {"content_type": "…", "base64": "…"}.',
         )
     if reference is None:
@@ -254,5 +270,7 @@ def _named_input(request: JobRequest, text: bytes) -> InputSource:
             "object missing required field input", hint="Give input, or input_ref in its place."
         )
     if kind is not None and not media_type(kind):
-        raise InvalidRequest("content_type is empty", hint="Leave it out to go by the name.")
+        raise InvalidRequest(
+            "content_type is empty", hint="Leave it out to derive it from the name."
+        )
     return InputSource(origin=reference, type=type_of(reference) if kind is None else kind)

@@ -1,4 +1,4 @@
-"""A job's options, from the query or from JSON; a wrong name is told the nearest right one."""
+"""Read a job's options from the query or from JSON; an unknown name suggests the nearest."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Shape = TypeVar("Shape")
 
 
 def options_from_query(given: Mapping[str, str]) -> JobOptions:
-    """The options among a query's parameters.
+    """Return the options among a query's parameters.
 
     Raises:
-        InvalidRequest: one does not fit.
+        InvalidRequest: an option does not fit.
     """
     if not given:
         return DEFAULT_OPTIONS
@@ -32,10 +32,10 @@ def options_from_query(given: Mapping[str, str]) -> JobOptions:
     if not values:
         return DEFAULT_OPTIONS
     for name, text in values.items():
-        # Which would count as not given, where somebody's variable was empty.
+        # msgspec would take it for an absent option; it is rather an unset variable.
         if text.lower() == "null":
             raise InvalidRequest(
-                f"query parameter {name}: null is no value", hint="Leave it out for the default."
+                f"query parameter {name}: null is not a value", hint="Leave it out for the default."
             )
     if "metadata" in values:
         try:
@@ -50,12 +50,12 @@ def options_from_query(given: Mapping[str, str]) -> JobOptions:
     try:
         options = msgspec.convert(values, JobOptions, strict=False)
     except msgspec.ValidationError as error:
-        raise reworded(error, "query parameter", OPTION_NAMES) from None
-    return checked(options)
+        raise validation_error(error, "query parameter", OPTION_NAMES) from None
+    return check_options(options)
 
 
-def checked(options: JobOptions) -> JobOptions:
-    """The options, once what their types cannot say is tested too.
+def check_options(options: JobOptions) -> JobOptions:
+    """Check what the types of the options cannot express, and return them.
 
     Raises:
         InvalidRequest: the metadata is too large.
@@ -70,8 +70,10 @@ def checked(options: JobOptions) -> JobOptions:
     return options
 
 
-def reworded(error: msgspec.ValidationError, what: str, known: frozenset[str]) -> InvalidRequest:
-    """A msgspec error as ours, naming the member at fault."""
+def validation_error(
+    error: msgspec.ValidationError, what: str, known: frozenset[str]
+) -> InvalidRequest:
+    """Return a msgspec error as an InvalidRequest that names the member at fault."""
     text = str(error)
     at = _AT.search(text)
     where = at.group(1) if at else ""

@@ -1,4 +1,4 @@
-"""A result as it is: whole or one range of it, out of the record or out of the payload store."""
+"""Answer with a result or one range of it, from the record or from the payload store."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from headrace.errors import RangeNotSatisfiable, ResultFreed
 from headrace.jobs.job import Job, StoredResult
 from headrace.jobs.serialization import raw_result
 
-#: A handler's output has the API's own origin: a browser is not to guess that it is HTML, and where
-#: it is, neither to run nor to load anything for it.
+#: A handler's output has the API's own origin. A browser must not guess that it is HTML; if it is
+#: HTML, the browser must run no script and load nothing.
 _HARMLESS: Final[tuple[Header, ...]] = (
     (b"x-content-type-options", b"nosniff"),
     (b"content-security-policy", b"default-src 'none'; style-src 'unsafe-inline'; sandbox"),
@@ -27,23 +27,23 @@ _UNSAFE = re.compile(r"[^\x20-\x7e]")
 async def result_reply(
     services: Services, request: Request, job: Job, applied: tuple[Header, ...]
 ) -> Reply | StreamingReply:
-    """The answer to a request for the result of a job that has succeeded.
+    """Return the answer to a request for the result of a job that has succeeded.
 
     Raises:
         JobNotFound: the result was deleted.
-        ResultFreed: it was passed on within a pipeline, and nobody there needs it any more.
-        StoreUnavailable, BrokerError: its store does not answer.
+        ResultFreed: the result was only for later stages of a pipeline, which have ended.
+        StoreUnavailable, BrokerError: the store does not answer.
     """
     if job.freed:
         raise ResultFreed(
-            f"the result of job {job.id!r} was freed: the stages of its pipeline that take from it "
-            "have ended",
+            f"the result of job {job.id!r} was freed: the stages of its pipeline that take it "
+            "as input have ended",
             hint="Read the result of the pipeline's job, or name the stage in its `result`.",
         )
     output = raw_result(job) if job.stored is None else None
     headers = (NO_STORE, *_HARMLESS, *applied)
     if job.stored is None and output is None:
-        # A Celery client asked for no result (`ignore_result`).
+        # A Celery client submitted it with `ignore_result`.
         return Reply(NO_CONTENT, b"", headers=headers)
     etag = b'"%x"' % job.ended_us
     headers = (*headers, _RANGES, (b"etag", etag))
@@ -79,7 +79,7 @@ async def _stream(
 ) -> StreamingReply:
     if stored is None or request.method == "HEAD":
         return StreamingReply(status, _nothing, content_type, headers)
-    # Read before the answer begins, so that what cannot be read at all is a problem.
+    # Read before the answer begins, so that an error of the store is answered as a problem.
     first = await services.input_store.read(stored, span.start, span.end - span.start)
     send = partial(
         services.input_store.send,
@@ -93,14 +93,14 @@ async def _stream(
 
 
 async def _nothing(_: Write) -> None:
-    """The head alone."""
+    """Write no body: the answer to HEAD."""
 
 
 def _unsatisfiable(request: Request, size: int) -> Reply:
     reply = problem(
         RangeNotSatisfiable(
-            f"the result has {size} bytes, and none of them is in the range",
-            hint="Ask for a range within it, or for all of it.",
+            f"the range is outside of the result, which has {size} bytes",
+            hint="Request a range within it, or all of it.",
         ),
         request.path,
     )

@@ -1,4 +1,4 @@
-"""How long a request waits for a job, and the wait itself."""
+"""Parse how long a request waits for a job, and wait."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from headrace.jobs.job import Job
 from headrace.queue.ended_job import EndedJob
 from headrace.queue.waiters import JobWaiter, Waiters
 
-#: A wait that lasts so long is worth a task that watches whether the client hangs up.
+#: Seconds after which a wait gets a task that notices when the client hangs up.
 WATCH_AFTER_S: Final = 0.25
-#: While Redis does not answer, the record is asked for again so often.
+#: Seconds between two reads of the record while Redis does not answer.
 LOOK_AGAIN_S: Final = 1.0
 
 _PREFER_WAIT = re.compile(rb'(?:^|[,;])\s*wait\s*=\s*"?(\d{1,9})"?\s*(?=$|[,;])', re.IGNORECASE)
@@ -26,16 +26,16 @@ _PREFER_WAIT = re.compile(rb'(?:^|[,;])\s*wait\s*=\s*"?(\d{1,9})"?\s*(?=$|[,;])'
 
 @lru_cache(maxsize=256)
 def preferred_wait_s(prefer: bytes, max_wait_s: float) -> float | None:
-    """The wait of a Prefer header (RFC 7240), capped; None where there is none that can be read."""
+    """Return the wait of a Prefer header (RFC 7240), capped; None where it has no valid one."""
     found = _PREFER_WAIT.search(prefer)
     return min(float(found.group(1)), max_wait_s) if found else None
 
 
-def asked_wait_s(text: str | None, max_wait_s: float, name: str = "wait") -> float | None:
-    """The seconds of `?wait=`, or of the parameter of that name, capped; None where it is absent.
+def query_wait_s(text: str | None, max_wait_s: float, name: str = "wait") -> float | None:
+    """Return the seconds of `?wait=`, or of another parameter, capped; None where it is absent.
 
     Raises:
-        InvalidRequest: it is no number of seconds.
+        InvalidRequest: the value is not a number of seconds.
     """
     if text is None:
         return None
@@ -45,7 +45,7 @@ def asked_wait_s(text: str | None, max_wait_s: float, name: str = "wait") -> flo
         seconds = math.nan
     if not 0 <= seconds < math.inf:
         raise InvalidRequest(
-            f"query parameter {name}: {text[:32]!r} is no number of seconds",
+            f"query parameter {name}: {text[:32]!r} is not a number of seconds",
             hint=f"Give 0 to {max_wait_s:g}.",
         )
     return min(seconds, max_wait_s)
@@ -55,21 +55,23 @@ class PendingWait:
     """Wakes a wait when its time is up or its client hangs up.
 
     Attributes:
-        began: when, by the loop's clock.
+        began: when it began, by the loop's clock.
         late: the time is up.
         gone: the client hung up.
     """
 
-    __slots__ = ("_receive", "_seconds", "_timer", "_vigils", "_wait", "_watcher", "began", "gone",
-                 "late")  # fmt: skip
+    __slots__ = (
+        "_pending_waits", "_receive", "_seconds", "_timer", "_wait", "_watcher", "began", "gone",
+        "late",
+    )  # fmt: skip
 
     def __init__(
-        self, vigils: PendingWaits, wait: JobWaiter, seconds: float, receive: Receive
+        self, pending_waits: PendingWaits, wait: JobWaiter, seconds: float, receive: Receive
     ) -> None:
         self.late = False
         self.gone = False
-        self.began = vigils.loop.time()
-        self._vigils = vigils
+        self.began = pending_waits.loop.time()
+        self._pending_waits = pending_waits
         self._wait = wait
         self._seconds = seconds
         self._receive = receive
@@ -78,21 +80,21 @@ class PendingWait:
 
     def __enter__(self) -> Self:
         if self._seconds > WATCH_AFTER_S:
-            self._vigils.add(self)
+            self._pending_waits.add(self)
         else:
-            self._timer = self._vigils.loop.call_later(self._seconds, self._expire)
+            self._timer = self._pending_waits.loop.call_later(self._seconds, self._expire)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._vigils.discard(self)
+        self._pending_waits.discard(self)
         if self._timer is not None:
             self._timer.cancel()
         if self._watcher is not None:
             self._watcher.cancel()
 
     def watch(self) -> None:
-        """Look out for the client, too, and for the end of the time."""
-        loop = self._vigils.loop
+        """Notice the end of the time, and when the client hangs up."""
+        loop = self._pending_waits.loop
         self._timer = loop.call_at(self.began + self._seconds, self._expire)
         self._watcher = loop.create_task(self._until_gone())
 
@@ -107,69 +109,69 @@ class PendingWait:
 
 
 class PendingWaits:
-    """The vigils of one process.
+    """The pending waits of one process.
 
-    Most waits end before WATCH_AFTER_S. Up to then one timer does for all of them, and none costs a
+    Most waits end before WATCH_AFTER_S. Until then one timer serves all of them, and none costs a
     task.
     """
 
     def __init__(self) -> None:
-        # In the order in which they have begun, which is that in which they are due.
-        self._young: dict[PendingWait, None] = {}
+        # In the order in which they began, which is also the order in which they are due.
+        self._recent: dict[PendingWait, None] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     @cached_property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop of this process; to ask for it is a system call each time, on Python 3.11."""
+        """The loop of this process; on Python 3.11 getting it is a system call each time."""
         return asyncio.get_running_loop()
 
-    def over(self, wait: JobWaiter, seconds: float, receive: Receive) -> PendingWait:
-        """A vigil over a wait; it lasts while it is entered."""
+    def begin(self, wait: JobWaiter, seconds: float, receive: Receive) -> PendingWait:
+        """Return a pending wait; it lasts while it is entered."""
         return PendingWait(self, wait, seconds, receive)
 
-    def add(self, vigil: PendingWait) -> None:
-        """One has begun."""
-        self._young[vigil] = None
+    def add(self, pending: PendingWait) -> None:
+        """Add a wait that has begun."""
+        self._recent[pending] = None
         if self._timer is None:
-            self._timer = self.loop.call_later(WATCH_AFTER_S, self._look)
+            self._timer = self.loop.call_later(WATCH_AFTER_S, self._watch_old)
 
-    def discard(self, vigil: PendingWait) -> None:
-        """One has ended."""
-        self._young.pop(vigil, None)
+    def discard(self, pending: PendingWait) -> None:
+        """Remove a wait that has ended."""
+        self._recent.pop(pending, None)
 
-    def _look(self) -> None:
+    def _watch_old(self) -> None:
         self._timer = None
-        # The loop's timers count in whole milliseconds.
+        # The loop's timers have a resolution of a millisecond.
         due = self.loop.time() - WATCH_AFTER_S + 0.001
-        ripe = list(takewhile(lambda vigil: vigil.began <= due, self._young))
-        for vigil in ripe:
-            del self._young[vigil]
-            vigil.watch()
-        for vigil in self._young:
-            self._timer = self.loop.call_at(vigil.began + WATCH_AFTER_S, self._look)
+        old = list(takewhile(lambda pending: pending.began <= due, self._recent))
+        for pending in old:
+            del self._recent[pending]
+            pending.watch()
+        for pending in self._recent:
+            self._timer = self.loop.call_at(pending.began + WATCH_AFTER_S, self._watch_old)
             break
 
 
 async def until_ended(
     wait: JobWaiter,
-    vigil: PendingWait,
+    pending: PendingWait,
     waiters: Waiters,
     read: Callable[[str], Awaitable[Job | None]],
 ) -> EndedJob | Job:
-    """Wait for a job's end; what its record says once the time is up.
+    """Wait for a job's end, or return its record once the time is up.
 
     Raises:
-        ClientGone: nobody waits any more.
-        JobNotFound: the record is gone, with a server that lost its data or after a short TTL.
+        ClientGone: the client hung up.
+        JobNotFound: the record is gone: its TTL has passed, or Redis lost its data.
         BrokerError: Redis does not answer, and the time is up.
     """
     while True:
         ended = await wait.woken()
         if ended is not None:
             return ended
-        if vigil.gone:
+        if pending.gone:
             raise ClientGone
-        last = vigil.late or waiters.closing
+        last = pending.late or waiters.closing
         try:
             job = await read(wait.job_id)
         except BrokerError:

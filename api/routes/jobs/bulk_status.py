@@ -1,39 +1,50 @@
-"""Many jobs by their ids: `POST /api/v1/jobs/status` and `POST /api/v1/jobs/cancel`."""
+"""Many jobs by their ids: `POST /api/v1/jobs/{status,cancel,outcomes,forget}`.
+
+`outcomes` and `forget` are for clients that read results as fast as the workers produce them: they
+read and return only what a row of results needs.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Sequence
-from typing import Final
+from itertools import chain
+from typing import Any, Final
 
 import msgspec
 
 from api.http.bodies import not_json, read_body, require_json
 from api.http.messages import NO_STORE, Reply, Request
 from api.services import Services
-from api.submission.options import reworded
+from api.submission.options import validation_error
 from headrace.access.api_key import Caller
 from headrace.errors import InvalidRequest
-from headrace.jobs.ids import is_id
-from headrace.jobs.job import Job, State
-from headrace.jobs.serialization import job_object
-from headrace.queue.job_queue import VIEW_MAX_JOBS
+from headrace.jobs.failure import failure_of
+from headrace.jobs.ids import are_ids, is_id
+from headrace.jobs.job import Job, State, stored_result
+from headrace.jobs.serialization import job_object, result_member, timings_member
+from headrace.queue.job_queue import OUTCOMES_MAX_JOBS, VIEW_MAX_JOBS
 
 IDS_MAX: Final = 1000
 NULL: Final = b"null"
 _NONE: Final[frozenset[str]] = frozenset()
 _RESULTS: Final = frozenset({"results"})
-_SAID: Final = {"0": False, "1": True}
+_FLAGS: Final = {"0": False, "1": True}
+_STATUS: Final = {state.value.encode(): state.status.encode() for state in State}
+_SUCCEEDED: Final = State.SUCCEEDED.value.encode()
 
 
-class _Ids(msgspec.Struct, forbid_unknown_fields=True):
+class Ids(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of these requests."""
+
     ids: list[str]
 
 
-_IDS: Final = msgspec.json.Decoder(_Ids)
+_IDS: Final = msgspec.json.Decoder(Ids)
 
 
-class _Cancelled(msgspec.Struct):
-    """What became of one job, as `DELETE` says it."""
+class Cancellation(msgspec.Struct):
+    """What became of one job, as `DELETE` returns it."""
 
     id: str
     outcome: str
@@ -41,100 +52,159 @@ class _Cancelled(msgspec.Struct):
 
 
 async def read_many(services: Services, request: Request, _: str) -> Reply:
-    """The job objects in the order of the ids; null where there is no such job."""
-    with_results = is_said(request.query(_RESULTS).get("results"), "results", default=True)
+    """Return the job objects in the order of the ids; null for an unknown job."""
+    with_results = flag_parameter(request.query(_RESULTS).get("results"), "results", default=True)
     ids = await read_ids(services, request)
     known = [job_id for job_id in ids if is_id(job_id)]
     jobs: dict[str, Job | None] = {}
-    for part in parts_of(known):
-        found = await services.queue.view(part, results=with_results)
-        seen = (job if job and request.caller.may_see(job.key) else None for job in found)
-        jobs.update(zip(part, seen, strict=True))
-    said = [await said_of(services, jobs.get(job_id), with_results) for job_id in ids]
-    return listed(said)
+    for page in pages_of(known):
+        found = await services.queue.view(page, results=with_results)
+        visible = (job if job and request.caller.may_see(job.key) else None for job in found)
+        jobs.update(zip(page, visible, strict=True))
+    objects = [await job_or_null(services, jobs.get(job_id), with_results) for job_id in ids]
+    return _jobs_reply(objects)
 
 
 async def cancel_many(services: Services, request: Request, _: str) -> Reply:
-    """What became of each job, in the order of the ids; null where there is no such job."""
+    """Cancel jobs and return what became of each, in the order of the ids; null if unknown."""
     request.query(_NONE)
     ids = await read_ids(services, request)
-    fates: dict[str, _Cancelled] = {}
-    # Said once of each: the second word would be that it had ended.
-    for part in parts_of([job_id for job_id in dict.fromkeys(ids) if is_id(job_id)]):
-        fates.update(await _cancel(services, part, request.caller))
-    said = [msgspec.json.encode(fates[i]) if i in fates else NULL for i in ids]
-    return listed(said)
+    cancelled: dict[str, Cancellation] = {}
+    # Each id once: a second cancel would find the job ended.
+    for page in pages_of([job_id for job_id in dict.fromkeys(ids) if is_id(job_id)]):
+        cancelled.update(await _cancel(services, page, request.caller))
+    return _jobs_reply([msgspec.json.encode(cancelled[i]) if i in cancelled else NULL for i in ids])
 
 
-async def _cancel(services: Services, ids: Sequence[str], caller: Caller) -> dict[str, _Cancelled]:
-    outcomes = dict(zip(ids, await services.queue.cancel(ids, caller.only), strict=True))
-    fates = {}
-    others = []
-    for job_id, outcome in outcomes.items():
-        if outcome == "removed":
-            fates[job_id] = _Cancelled(job_id, outcome, State.CANCELLED.status)
-        elif outcome != "unknown":
-            others.append(job_id)
-    for job in await services.queue.view(others, results=False) if others else ():
-        if job is not None and caller.may_see(job.key):
-            fates[job.id] = _Cancelled(job.id, outcomes[job.id], job.state.status)
-    return fates
+async def read_outcomes(services: Services, request: Request, _: str) -> Reply:
+    """Return the outcomes in the order of the ids; null for an unknown job."""
+    request.query(_NONE)
+    ids = await read_ids(services, request)
+    valid = ids
+    if not are_ids(ids):
+        # An invalid id must not reach Redis, where it could form the key of another record.
+        valid = [job_id if is_id(job_id) else "" for job_id in ids]
+    only = request.caller.only
+
+    async def read(page: Sequence[str]) -> list[bytes]:
+        rows = await services.queue.outcomes(page, only)
+        return [_outcome(job_id, row) for job_id, row in zip(page, rows, strict=True)]
+
+    # Redis reads the next page while the previous one is encoded.
+    pages = pages_of(valid, OUTCOMES_MAX_JOBS)
+    outcomes = chain.from_iterable(await asyncio.gather(*map(read, pages)))
+    return Reply(200, b'{"outcomes":[%s]}' % b",".join(outcomes), headers=(NO_STORE,))
 
 
-def is_said(text: str | None, name: str, *, default: bool) -> bool:
-    """What a query parameter says that is 0 or 1.
+async def forget_many(services: Services, request: Request, _: str) -> Reply:
+    """Forget those of these jobs that have ended, and return their number."""
+    request.query(_NONE)
+    ids = await read_ids(services, request)
+    forgotten = 0
+    valid = ids if are_ids(ids) else [job_id for job_id in ids if is_id(job_id)]
+    for page in pages_of(valid, OUTCOMES_MAX_JOBS):
+        forgotten += await services.queue.forget(page, request.caller.only)
+    return Reply(200, b'{"forgotten":%d}' % forgotten, headers=(NO_STORE,))
+
+
+def flag_parameter(text: str | None, name: str, *, default: bool) -> bool:
+    """Return the value of a query parameter that is 0 or 1.
 
     Raises:
         InvalidRequest: it is neither.
     """
     if text is None:
         return default
-    if text not in _SAID:
+    if text not in _FLAGS:
         raise InvalidRequest(
             f"query parameter {name}: {text[:32]!r} is neither 0 nor 1",
             hint=f"Leave it out for {int(default)}.",
         )
-    return _SAID[text]
+    return _FLAGS[text]
 
 
-async def said_of(services: Services, job: Job | None, with_result: bool) -> bytes:
-    """The job object of a job among others, or null."""
+async def job_or_null(services: Services, job: Job | None, with_result: bool) -> bytes:
+    """Return the job object of one of several jobs, or null."""
     if job is None:
         return NULL
-    has_replica = job.state is not State.QUEUED or await services.model_statuses.has_ready(
-        job.model
-    )
-    return job_object(job, has_replica=has_replica, with_result=with_result)
+    ready = job.state is not State.QUEUED or await services.model_statuses.has_ready(job.model)
+    return job_object(job, has_replica=ready, with_result=with_result)
 
 
-def listed(said: Sequence[bytes]) -> Reply:
-    """The answer with these jobs."""
-    return Reply(200, b'{"jobs":[%s]}' % b",".join(said), headers=(NO_STORE,))
-
-
-def parts_of(ids: Sequence[str], most: int = VIEW_MAX_JOBS) -> Iterator[Sequence[str]]:
-    """The ids in parts, each of which a script may take at once."""
-    for at in range(0, len(ids), most):
-        yield ids[at : at + most]
+def pages_of(ids: Sequence[str], size: int = VIEW_MAX_JOBS) -> Iterator[Sequence[str]]:
+    """Return the ids in pages of `size`, the most that one call of a script takes."""
+    for at in range(0, len(ids), size):
+        yield ids[at : at + size]
 
 
 async def read_ids(services: Services, request: Request) -> list[str]:
-    """The ids that the body names.
+    """Return the ids in the body.
 
     Raises:
-        InvalidRequest: it is not `{"ids": [...]}`, or has too many.
+        InvalidRequest: the body is not `{"ids": [...]}`, or has more than IDS_MAX ids.
     """
     require_json(request)
     body = await read_body(request, services.settings.body_limit_bytes)
     try:
         ids = _IDS.decode(body).ids
     except msgspec.ValidationError as error:
-        raise reworded(error, "member", frozenset({"ids"})) from None
+        raise validation_error(error, "member", frozenset({"ids"})) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise not_json(error, body) from None
     if len(ids) > IDS_MAX:
         raise InvalidRequest(
             f"ids has {len(ids)} ids; at most {IDS_MAX} are taken at once",
-            hint="Ask in several requests.",
+            hint="Send several requests.",
         )
     return ids
+
+
+async def _cancel(
+    services: Services, ids: Sequence[str], caller: Caller
+) -> dict[str, Cancellation]:
+    outcomes = dict(zip(ids, await services.queue.cancel(ids, caller.only), strict=True))
+    cancelled = {}
+    others = []
+    for job_id, outcome in outcomes.items():
+        if outcome == "removed":
+            cancelled[job_id] = Cancellation(job_id, outcome, State.CANCELLED.status)
+        elif outcome != "unknown":
+            others.append(job_id)
+    for job in await services.queue.view(others, results=False) if others else ():
+        if job is not None and caller.may_see(job.key):
+            cancelled[job.id] = Cancellation(job.id, outcomes[job.id], job.state.status)
+    return cancelled
+
+
+def _jobs_reply(objects: Sequence[bytes]) -> Reply:
+    return Reply(200, b'{"jobs":[%s]}' % b",".join(objects), headers=(NO_STORE,))
+
+
+def _outcome(job_id: str, row: Any) -> bytes:
+    """Return an outcome as JSON; `row` is what jobs/outcomes.lua returns for one job."""
+    if isinstance(row, int):
+        return NULL
+    if isinstance(row, bytes):
+        return b'{"status":"%s"}' % _STATUS[row]
+    state, attempts, timings, created, ended, *rest = row
+    times = timings_member(timings, int(ended or 0) - int(created or 0)) if timings else NULL
+    head = b'{"status":"%s","attempts":%d,"timings":%s' % (
+        _STATUS[state], int(attempts or 0), times,
+    )  # fmt: skip
+    if len(rest) == 1:
+        return b'%s,"result":%s}' % (head, rest[0])
+    result_type, error, stored, meta = rest
+    if state != _SUCCEEDED:
+        return b"%s,%s" % (head, _error_member(job_id, state, error))
+    if stored:
+        size = stored_result(stored.decode())
+        return b'%s,"result_size":%d}' % (head, size.size if size else 0)
+    return b'%s,"result":%s}' % (head, result_member(meta, result_type.decode()) or NULL)
+
+
+def _error_member(job_id: str, state: bytes, error: bytes) -> bytes:
+    """Return the end of the outcome of a job that did not succeed."""
+    job = Job(job_id, "", "", State(state.decode()), 0, error_json=error.decode("utf-8", "replace"))
+    failure = failure_of(job)
+    fields = {} if failure is None else failure._asdict()
+    return b'"error":%s}' % msgspec.json.encode(fields)

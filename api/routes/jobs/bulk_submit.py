@@ -1,8 +1,8 @@
-"""`POST /api/v1/jobs/bulk`: a job a line, answered a line each, while the body still comes.
+"""`POST /api/v1/jobs/bulk`: a job per line, answered line by line while the body is received.
 
-Four stages run side by side, so that the next lines are read while Redis works on the last ones,
-and answers are made while it works on the next. No stage waits for the client to read: answers
-that it does not take wait in an `SendBuffer`.
+Four stages run concurrently: the next lines are read while Redis works on the previous ones, and
+answers are written while it works on the next. No stage waits for the client to read: unread
+answers wait in a `SendBuffer`.
 """
 
 from __future__ import annotations
@@ -22,27 +22,26 @@ from api.http.messages import (
 )
 from api.http.ndjson import Line, LineSplitter, batches
 from api.http.send_buffer import SendBuffer
-from api.routes.jobs.bulk_status import is_said
-from api.routes.jobs.submit import key_of
+from api.routes.jobs.bulk_status import flag_parameter
 from api.services import Services
 from api.submission.bulk import BulkLine, BulkSubmitter
-from api.submission.job_request import trace_of
-from api.submission.waiting import asked_wait_s
+from api.submission.job_request import idempotency_key, request_trace
+from api.submission.waiting import query_wait_s
 from headrace.jobs.ids import check_key
 
 NDJSON: Final = b"application/x-ndjson"
 TYPES: Final = frozenset(
     {"", FORM_TYPE, "application/x-ndjson", "application/ndjson", "application/jsonl"}
 )
-#: One call of jobs/submit.lua takes so many lines, which bounds how long it holds Redis, ...
+#: The most lines of one call of jobs/submit.lua, which bounds how long it blocks Redis.
 CALL_MAX_LINES: Final = 256
-#: ... and so many bytes of them, unless the first alone is longer.
+#: The most bytes of their lines, unless the first alone is longer.
 CALL_MAX_BYTES: Final = 1024 * 1024
-#: A body of which nothing has come for so long is taken for one of which nothing ever will. The
-#: answer has begun, so that the connection can only be cut.
+#: Seconds without any data after which a request is aborted. The answer has begun by then, so
+#: that the connection is closed.
 IDLE_MAX_S: Final = 600.0
 _QUERY: Final = frozenset({"hold", "brief", "quiet"})
-#: A proxy that gathers an answer before it passes it on would undo the streaming.
+#: Without it a proxy may buffer the answer, which would undo the streaming.
 _UNBUFFERED: Final = (b"x-accel-buffering", b"no")
 
 Rows = list[BulkLine]
@@ -52,23 +51,23 @@ async def submit_bulk(services: Services, request: Request, _: str) -> Reply | S
     """Submit each line of the body as `POST /api/v1/jobs` does."""
     most_s = services.settings.bulk_hold_s
     query = request.query(_QUERY)
-    asked_s = asked_wait_s(query.get("hold"), most_s, "hold")
-    brief = is_said(query.get("brief"), "brief", default=False)
-    quiet = is_said(query.get("quiet"), "quiet", default=False)
-    require_type(request, lambda kind: kind in TYPES, "Send application/x-ndjson, a job a line.")
-    key = key_of(request)
+    given_s = query_wait_s(query.get("hold"), most_s, "hold")
+    brief = flag_parameter(query.get("brief"), "brief", default=False)
+    quiet = flag_parameter(query.get("quiet"), "quiet", default=False)
+    require_type(request, lambda kind: kind in TYPES, "Send application/x-ndjson, a job per line.")
+    key = idempotency_key(request)
     if key:
         check_key(key)
-    # Before the answer begins, or a client that waits for `100 Continue` would never get it.
+    # Before the answer begins: a client that waits for `100 Continue` would never receive it.
     first = await request.receive()
-    hold_s = most_s if asked_s is None else asked_s
+    hold_s = most_s if given_s is None else given_s
     submitter = BulkSubmitter(
         services,
         request.path,
         key,
         hold_s,
         request.caller,
-        trace=trace_of(request),
+        trace=request_trace(request),
         brief=brief,
         quiet=quiet,
     )
@@ -78,7 +77,7 @@ async def submit_bulk(services: Services, request: Request, _: str) -> Reply | S
         if services.spans is None:
             await exchange.run(write)
             return
-        # All lines of a request go out in one.
+        # One span for all lines of a request.
         with services.spans.submit("") as trace:
             submitter.trace = trace
             await exchange.run(write)
@@ -106,14 +105,15 @@ class _Exchange:
         """Answer every line.
 
         Raises:
-            CutShort: the client hung up or this process stops; lines that were read are answered.
+            ResponseCutShort: the client hung up or this process stops; lines that were read are
+                answered.
         """
-        with SendBuffer() as outbox:
+        with SendBuffer() as buffer:
             async with asyncio.TaskGroup() as stages:
                 for stage in (self._receive, self._submit):
                     stages.create_task(stage())
-                stages.create_task(self._answer(outbox))
-                stages.create_task(_send(outbox, write))
+                stages.create_task(self._answer(buffer))
+                stages.create_task(_send(buffer, write))
         if not self._whole:
             raise ResponseCutShort
 
@@ -132,18 +132,18 @@ class _Exchange:
                 break
             if not self._whole:
                 message = await self._next()
-        # What was begun of a line when the client hung up is dropped: it may not be all of it.
+        # An unfinished line is dropped when the client hangs up: its rest may be missing.
         await self._read.put(None)
 
     def _within_limit(self, lines: list[Line]) -> tuple[list[Line], bool]:
-        """The lines that are read, and whether there were more: of these the first is refused."""
+        """Return the lines within the limit and the first beyond it, and whether there was one."""
         if not lines or lines[-1].number <= self._limit_lines:
             return lines, False
         within = [line for line in lines if line.number <= self._limit_lines]
         return [*within, lines[len(within)]], True
 
     async def _next(self) -> Message:
-        """The next of the body; where this process stops, or nothing comes, as if it hung up."""
+        """Return the next part of the body; a disconnect if this process stops or nothing comes."""
         coming = asyncio.ensure_future(self._request.receive())
         stopping = asyncio.create_task(self._stopping.wait())
         try:
@@ -163,12 +163,12 @@ class _Exchange:
             await self._submitted.put(rows)
         await self._submitted.put(None)
 
-    async def _answer(self, outbox: SendBuffer) -> None:
+    async def _answer(self, buffer: SendBuffer) -> None:
         while rows := await self._submitted.get():
-            await outbox.put(await self._submitter.answers(rows))
-        outbox.end()
+            await buffer.put(await self._submitter.answers(rows))
+        buffer.end()
 
 
-async def _send(outbox: SendBuffer, write: Write) -> None:
-    while data := await outbox.take():
+async def _send(buffer: SendBuffer, write: Write) -> None:
+    while data := await buffer.take():
         await write(data)

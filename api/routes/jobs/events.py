@@ -1,4 +1,4 @@
-"""`GET /api/v1/jobs/{id}/events`: what becomes of a job, as server-sent events."""
+"""`GET /api/v1/jobs/{id}/events`: the events of a job, as server-sent events."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ from headrace.jobs.job import Job, State
 from headrace.jobs.serialization import REPLICA, job_object
 from headrace.queue.watcher import JobStatus, WatchSubscription, standing_of
 
-#: Proxies close what is silent for half a minute or so; and whoever is gone is noticed.
+#: Seconds of silence before a comment: proxies close connections that are silent for long.
 HEARTBEAT_S: Final = 15.0
-#: A client that takes nothing of what was sent for so long is not waited for.
+#: Seconds after which a client that reads nothing is disconnected.
 STALLED_S: Final = 60.0
-#: While Redis does not answer, the end of a job is read again so often.
+#: Seconds between two reads of an ended job while Redis does not answer.
 LOOK_AGAIN_S: Final = 1.0
 
 _QUERY: Final = frozenset({"last_event_id"})
 _EVENT_STREAM: Final = b"text/event-stream"
-#: nginx keeps an answer back until it has enough of it, unless it is told.
+#: Without it nginx buffers the answer.
 _UNBUFFERED: Final[Header] = (b"x-accel-buffering", b"no")
 _HEADERS: Final = (NO_STORE, _UNBUFFERED)
 
 
 async def get_events(services: Services, request: Request, job_id: str) -> Reply | StreamingReply:
-    """What becomes of the job from here on, or from the last event that the client has."""
+    """Stream the job's events from now, or from the last event that the client has."""
     last_id = request.query(_QUERY).get("last_event_id")
     if last_id is None:
         last_id = request.header(b"last-event-id").decode("latin-1")
     job = await visible_job(services, request.caller, job_id)
     if job.state.final and last_id == end_id(job.ended_us):
-        # The client has it all: by the standard this is what ends its reconnecting.
+        # The client has all events; by the standard a 204 ends its reconnecting.
         return Reply(NO_CONTENT, b"", headers=(NO_STORE,))
     if request.method == "HEAD":
         return StreamingReply(200, _nothing, _EVENT_STREAM, _HEADERS)
@@ -53,12 +53,12 @@ async def get_events(services: Services, request: Request, job_id: str) -> Reply
         await services.queue.listen(job.id)
     caller = request.caller
     services.stream_limit.take(caller.key_id, keyed=services.authenticator is not None)
-    telling = _EventStream(services, request, job, last_id)
-    return StreamingReply(200, telling.run, _EVENT_STREAM, _HEADERS)
+    stream = _EventStream(services, request, job, last_id)
+    return StreamingReply(200, stream.run, _EVENT_STREAM, _HEADERS)
 
 
 async def _nothing(_: Write) -> None:
-    """The head alone."""
+    """Write no body: the answer to HEAD."""
 
 
 class _EventStream:
@@ -68,7 +68,7 @@ class _EventStream:
         self._services = services
         self._request = request
         self._job = job
-        self._story = EventSequence(job.id, last_id)
+        self._sequence = EventSequence(job.id, last_id)
         self._gone = False
 
     async def run(self, write: Write) -> None:
@@ -80,20 +80,20 @@ class _EventStream:
                 watching = loop.create_task(self._until_gone(watch))
                 try:
                     await self._put(write, HEAD)
-                    await self._tell(write, watch, until)
+                    await self._send_events(write, watch, until)
                 finally:
                     watching.cancel()
         finally:
             self._services.stream_limit.leave(self._request.caller.key_id)
 
-    async def _tell(self, write: Write, watch: WatchSubscription, until: float) -> None:
+    async def _send_events(self, write: Write, watch: WatchSubscription, until: float) -> None:
         loop = asyncio.get_running_loop()
         standing: JobStatus | None = standing_of(self._job)
         beat_at = loop.time() + HEARTBEAT_S
-        # Asked before anything is told: a job that says much has no heartbeats.
+        # Checked before each event: a job with many events has no heartbeats.
         while standing is not None and not watch.unknown and await self._still_admitted():
             ended, soon_s = False, HEARTBEAT_S
-            events = self._story.due(standing, loop.time(), await self._waits_for(standing))
+            events = self._sequence.due(standing, loop.time(), await self._waits_for(standing))
             for event in events:
                 ended = event.data is None
                 if ended and not await self._end(write, watch, event):
@@ -103,8 +103,8 @@ class _EventStream:
                 beat_at = loop.time() + HEARTBEAT_S
             if ended or self._over(until):
                 return
-            if self._story.held:
-                soon_s = self._story.soon(loop.time())
+            if self._sequence.held:
+                soon_s = self._sequence.soon(loop.time())
             await watch.woken(max(0.0, min(soon_s, beat_at - loop.time(), until - loop.time())))
             if self._gone:
                 raise ClientGone
@@ -117,7 +117,7 @@ class _EventStream:
         return self._services.watcher.dismissed or asyncio.get_running_loop().time() >= until
 
     async def _end(self, write: Write, watch: WatchSubscription, event: StreamEvent) -> bool:
-        """All of the job that has ended, as `GET` shows it; False where it cannot be said."""
+        """Send the ended job as `GET` shows it; False where the stream must end without it."""
         while not self._services.watcher.dismissed:
             try:
                 job = await self._services.queue.read(self._job.id)
@@ -127,7 +127,7 @@ class _EventStream:
                     raise ClientGone from None
                 continue
             if job is None or not job.state.final:
-                # Forgotten, or put back by an operator: who comes back is told what it is by then.
+                # Forgotten or requeued: a client that reconnects receives the new state.
                 return False
             await self._put(write, frame(end_id(job.ended_us), event.name, job_object(job)))
             return True
@@ -140,8 +140,8 @@ class _EventStream:
         return None if ready else REPLICA
 
     async def _still_admitted(self) -> bool:
-        door = self._services.authenticator
-        return door is None or await door.still_admits(self._request.caller)
+        authenticator = self._services.authenticator
+        return authenticator is None or await authenticator.still_admits(self._request.caller)
 
     async def _until_gone(self, watch: WatchSubscription) -> None:
         await hung_up(self._request.receive)
@@ -149,10 +149,10 @@ class _EventStream:
         watch.wake()
 
     async def _put(self, write: Write, data: bytes) -> None:
-        """Write; a client that does not read is not waited for for ever.
+        """Write, for at most STALLED_S seconds.
 
         Raises:
-            ClientGone: it has taken nothing for too long.
+            ClientGone: the client has read nothing for that long.
         """
         try:
             async with asyncio.timeout(STALLED_S):

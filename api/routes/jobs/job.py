@@ -8,10 +8,11 @@ import msgspec
 
 from api.http.messages import NO_STORE, Header, Reply, Request, StreamingReply
 from api.http.problems import job_problem
-from api.routes.jobs.submit import NOT_YET, end_of
+from api.routes.jobs.submit import NOT_YET
 from api.services import Services
 from api.submission.results import result_reply
-from api.submission.waiting import asked_wait_s, preferred_wait_s
+from api.submission.submit import wait_for_end
+from api.submission.waiting import preferred_wait_s, query_wait_s
 from headrace.access.api_key import Caller
 from headrace.errors import JobNotFound
 from headrace.jobs.failure import failure_of
@@ -24,16 +25,16 @@ _NONE: Final[frozenset[str]] = frozenset()
 
 
 async def get_job(services: Services, request: Request, job_id: str) -> Reply:
-    """The job object; with a wait, once the job has ended or the wait is over."""
-    job, applied = await _look(services, request, job_id)
+    """Return the job object; with a wait, once the job has ended or the wait is over."""
+    job, applied = await _read(services, request, job_id)
     if job.state.final:
         return Reply(200, job_object(job), headers=(NO_STORE, *applied))
     return await _not_yet(services, job, applied)
 
 
 async def get_result(services: Services, request: Request, job_id: str) -> Reply | StreamingReply:
-    """The output as the handler gave it; a job that failed is its problem."""
-    job, applied = await _look(services, request, job_id)
+    """Return the output of the handler; for a failed job, its problem."""
+    job, applied = await _read(services, request, job_id)
     if not job.state.final:
         return await _not_yet(services, job, applied)
     failure = failure_of(job)
@@ -43,7 +44,7 @@ async def get_result(services: Services, request: Request, job_id: str) -> Reply
 
 
 async def cancel_job(services: Services, request: Request, job_id: str) -> Reply:
-    """Cancel; the answer says what that did."""
+    """Cancel a job; `outcome` in the answer is the effect."""
     request.query(_NONE)
     outcome = await services.queue.cancel_one(_checked(job_id), request.caller.only)
     if outcome == "unknown":
@@ -59,12 +60,12 @@ async def cancel_job(services: Services, request: Request, job_id: str) -> Reply
     return Reply(202 if outcome == "asked" else 200, body, headers=(NO_STORE,))
 
 
-async def _look(
+async def _read(
     services: Services, request: Request, job_id: str
 ) -> tuple[Job, tuple[Header, ...]]:
-    """Read the job, and wait for its end where that was asked for."""
+    """Read the job, and wait for its end if the request wants that."""
     max_wait_s = services.settings.max_wait_s
-    wait_s = asked_wait_s(request.query(_QUERY).get("wait"), max_wait_s)
+    wait_s = query_wait_s(request.query(_QUERY).get("wait"), max_wait_s)
     if wait_s is None:
         wait_s = preferred_wait_s(request.header(b"prefer"), max_wait_s)
     applied: tuple[Header, ...] = ()
@@ -72,7 +73,7 @@ async def _look(
         applied = ((b"preference-applied", b"wait=%g" % wait_s),)
     job = await visible_job(services, request.caller, job_id)
     if wait_s and not job.state.final:
-        job = await end_of(services, request, job, wait_s)
+        job = await wait_for_end(services, job, request.receive, wait_s)
     return job, applied
 
 
@@ -83,10 +84,10 @@ async def _not_yet(services: Services, job: Job, applied: tuple[Header, ...]) ->
 
 
 async def visible_job(services: Services, caller: Caller, job_id: str) -> Job:
-    """The job of that id.
+    """Return the job of an id.
 
     Raises:
-        JobNotFound: there is none, or it does not exist for whoever asks.
+        JobNotFound: no job has this id, or the caller may not see it.
         BrokerUnavailable: Redis does not answer.
     """
     job = await services.queue.read(_checked(job_id))
@@ -104,5 +105,5 @@ def _checked(job_id: str) -> str:
 def _unknown(job_id: str) -> JobNotFound:
     return JobNotFound(
         f"there is no job {job_id[:128]!r}",
-        hint="It never was, or its result_ttl has passed since it ended.",
+        hint="It never existed, or its result_ttl has passed since it ended.",
     )

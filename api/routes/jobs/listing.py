@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from api.http.messages import NO_STORE, Reply, Request
-from api.routes.jobs.bulk_status import said_of
+from api.routes.jobs.bulk_status import job_or_null
 from api.services import Services
 from headrace.config.suggestions import did_you_mean
 from headrace.errors import InvalidRequest, ListsOff
@@ -22,9 +22,9 @@ from headrace.redis.clock import US_PER_S
 
 PAGE_DEFAULT: Final = 50
 PAGE_MAX: Final = 1000
-#: The year 9999, the last that RFC 3339 can write.
+#: The year 9999, the last of RFC 3339.
 SINCE_MAX_S: Final = 253_402_300_799
-#: A place: when a job was created, in microseconds, and its id.
+#: The position of a job in the list: when it was created, in microseconds, and its id.
 CURSOR: Final = r"^[0-9]{1,16}-[A-Za-z0-9_.:@/-]{1,128}$"
 
 _QUERY: Final = frozenset({"model", "status", "since", "limit", "cursor"})
@@ -33,12 +33,12 @@ _STATES: Final = {state.status: state for state in State}
 
 
 async def list_jobs(services: Services, request: Request, _: str) -> Reply:
-    """A page of jobs and the cursor of the next one, null at the end."""
+    """Return a page of jobs and the cursor of the next one, null at the end."""
     query = request.query(_QUERY)
     if not services.settings.job_index_max:
         raise ListsOff(
-            "jobs are not listed here: the setting job_index_max is 0",
-            hint="Set job_index_max (HEADRACE_JOB_INDEX_MAX) to how many are to be listed.",
+            "this server does not list jobs: the setting job_index_max is 0",
+            hint="Set job_index_max (HEADRACE_JOB_INDEX_MAX) to the number of jobs to list.",
         )
     name = query.get("model")
     models = (
@@ -57,13 +57,13 @@ async def list_jobs(services: Services, request: Request, _: str) -> Reply:
         owner=request.caller.only,
     )
     jobs = await _read(services, page.places)
-    # One that has gone on since it was found is no longer what was asked for.
+    # A job may have changed its state since it was found.
     may_see = request.caller.may_see
     known = [job for job in jobs if job is not None and may_see(job.key)]
     fit = [job for job in known if not states or job.state in states]
-    said = [await said_of(services, job, with_result=False) for job in fit]
+    objects = [await job_or_null(services, job, with_result=False) for job in fit]
     cursor = None if page.end is None else f"{page.end.created_us}-{page.end.job_id}"
-    body = b'{"jobs":[%s],"cursor":%s}' % (b",".join(said), msgspec.json.encode(cursor))
+    body = b'{"jobs":[%s],"cursor":%s}' % (b",".join(objects), msgspec.json.encode(cursor))
     return Reply(200, body, headers=(NO_STORE,))
 
 
@@ -82,8 +82,8 @@ def _states(text: str | None) -> list[State]:
     for word in words:
         if word not in _STATES:
             raise InvalidRequest(
-                f"query parameter status: {word[:32]!r} is none{did_you_mean(word, _STATES)}",
-                hint=f"There are {', '.join(_STATES)}.",
+                f"unknown status {word[:32]!r}{did_you_mean(word, _STATES)}",
+                hint=f"Known: {', '.join(_STATES)}.",
             )
     return [_STATES[word] for word in words]
 
@@ -93,7 +93,7 @@ def _limit(text: str | None) -> int:
         return PAGE_DEFAULT
     if not (text.isascii() and text.isdigit() and len(text) < 10 and 1 <= int(text) <= PAGE_MAX):
         raise InvalidRequest(
-            f"query parameter limit: {text[:32]!r} is no number from 1 to {PAGE_MAX}"
+            f"query parameter limit: {text[:32]!r} is not a number from 1 to {PAGE_MAX}"
         )
     return int(text)
 
@@ -107,18 +107,18 @@ def _since_us(text: str | None) -> int:
         seconds = _instant_s(text)
     if not 0 <= seconds <= SINCE_MAX_S:
         raise InvalidRequest(
-            f"query parameter since: {text[:48]!r} is no time",
+            f"query parameter since: {text[:48]!r} is not a time",
             hint="Give RFC 3339, such as 2026-11-21T10:15:00Z, or seconds since 1970.",
         )
     return int(seconds * US_PER_S)
 
 
 def _instant_s(text: str) -> float:
-    """Seconds since 1970, 0 for what was before; NaN for no time. Without a zone it is UTC."""
+    """Return seconds since 1970, 0 for earlier times; NaN for no time. The default zone is UTC."""
     try:
         # An unescaped + in a query is a space.
         when = datetime.fromisoformat(text.replace(" ", "+") if "T" in text else text)
-        # No job is older than 1970, whatever is asked for.
+        # No job is older than 1970.
         return max(0.0, (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp())
     except (ValueError, OverflowError):
         return math.nan
@@ -129,8 +129,8 @@ def _place(text: str | None) -> JobPlace | None:
         return None
     if not _CURSOR.fullmatch(text):
         raise InvalidRequest(
-            f"query parameter cursor: {text[:64]!r} is none of ours",
-            hint="Send the cursor of the page before, as it is.",
+            f"query parameter cursor: {text[:64]!r} is not a cursor of this API",
+            hint="Send the cursor of the previous page unchanged.",
         )
     created, _, job_id = text.partition("-")
     return JobPlace(int(created), job_id)

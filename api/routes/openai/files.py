@@ -21,8 +21,8 @@ from api.http.messages import (
     Write,
     hung_up,
 )
+from api.http.multipart import FILE_FIELD, Upload, file_too_large
 from api.http.openai_errors import InvalidParameter
-from api.http.upload import FILE_FIELD, Upload, too_large
 from api.services import Services
 from headrace.batches.files.pages import FilePage
 from headrace.batches.files.record import BATCH, KEEP_MAX_S, NAME_MAX_CHARS, StoredFile
@@ -49,7 +49,7 @@ async def create_file(services: Services, request: Request, _: str) -> Reply:
     declared = request.header(b"content-length")
     try:
         if declared and int(declared) > limit_bytes + FORM_MAX_BYTES:
-            raise too_large(limit_bytes)
+            raise file_too_large(limit_bytes)
         upload = Upload(request.header(b"content-type").decode("latin-1"), limit_bytes)
         stored = await _take_in(services.files, request, upload)
     except HeadraceError:
@@ -82,7 +82,7 @@ class _Intake:
             self._upload.feed(message.get("body", b""))
             ended = not message.get("more_body")
             await self._write(least=1 if ended else PART_BYTES)
-        self._upload.check_whole()
+        self._upload.check_complete()
 
     async def _write(self, least: int) -> None:
         upload, run = self._upload, self._files.run

@@ -181,7 +181,7 @@ PURPOSE = ("purpose", "", b"batch")
         (form(FILE, ("purpose", "", b"vision")), "'vision' is not served", "purpose"),
         (form(PURPOSE), "has no part 'file'", None),
         (form(FILE, FILE, PURPOSE), "more than one file", None),
-        (form(FILE, PURPOSE, PURPOSE), "is there twice", None),
+        (form(FILE, PURPOSE, PURPOSE), "has the field 'purpose' twice", None),
         (form(FILE, PURPOSE, ("mode", "", b"x")), "unknown field 'mode'", None),
         (form(FILE, PURPOSE, end=False), "ends before its last boundary", None),
         (form(FILE, ("purpose", "", b"x" * 5000)), "longer than 4096", None),

@@ -8,7 +8,7 @@ import pytest
 import uvloop
 
 from api.http.messages import Message, Receive
-from api.submission.waiting import WATCH_AFTER_S, PendingWaits, asked_wait_s, preferred_wait_s
+from api.submission.waiting import WATCH_AFTER_S, PendingWaits, preferred_wait_s, query_wait_s
 from headrace.errors import InvalidRequest
 from headrace.queue.waiters import JobWaiter
 
@@ -38,15 +38,15 @@ def test_a_preference_that_cannot_be_read_is_none(prefer: bytes, seconds: float 
 
 
 def test_a_wait_that_is_asked_for_must_be_a_number() -> None:
-    assert asked_wait_s(None, 60) is None
-    assert asked_wait_s("0.5", 60) == 0.5
-    assert asked_wait_s("61", 60) == 60
+    assert query_wait_s(None, 60) is None
+    assert query_wait_s("0.5", 60) == 0.5
+    assert query_wait_s("61", 60) == 60
     for wrong in ("", "x", "-1", "nan", "inf"):
         with pytest.raises(InvalidRequest, match="wait"):
-            asked_wait_s(wrong, 60)
+            query_wait_s(wrong, 60)
 
 
-def test_each_vigil_has_its_own_end_and_one_that_is_over_is_forgotten() -> None:
+def test_each_pending_has_its_own_end_and_one_that_is_over_is_forgotten() -> None:
     async def silent() -> Message:
         await asyncio.Event().wait()
         raise AssertionError
@@ -56,20 +56,20 @@ def test_each_vigil_has_its_own_end_and_one_that_is_over_is_forgotten() -> None:
 
     async def work() -> None:
         loop = asyncio.get_running_loop()
-        vigils = PendingWaits()
+        waits = PendingWaits()
 
         async def wait(seconds: float, receive: Receive) -> tuple[bool, bool, float]:
             began = loop.time()
             awaited = JobWaiter("a", loop)
-            with vigils.over(awaited, seconds, receive) as vigil:
+            with waits.begin(awaited, seconds, receive) as pending:
                 assert await awaited.woken() is None
-                return vigil.late, vigil.gone, loop.time() - began
+                return pending.late, pending.gone, loop.time() - began
 
         async def later(seconds: float, receive: Receive) -> tuple[bool, bool, float]:
             await asyncio.sleep(0.1)
             return await wait(seconds, receive)
 
-        with vigils.over(JobWaiter("b", loop), 30, hangs_up) as over:
+        with waits.begin(JobWaiter("b", loop), 30, hangs_up) as over:
             pass
         found = await asyncio.gather(
             wait(0.05, hangs_up), wait(WATCH_AFTER_S + 0.05, silent), wait(30, hangs_up),
@@ -81,7 +81,7 @@ def test_each_vigil_has_its_own_end_and_one_that_is_over_is_forgotten() -> None:
         for (_, _, took), at_least in zip(found, least, strict=True):
             assert took >= at_least - 0.003
         assert not over.gone
-        assert not vigils._young
+        assert not waits._recent
         # The clock goes on once none is left.
         assert (await wait(30, hangs_up))[1]
 

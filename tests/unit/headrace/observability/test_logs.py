@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.observability.access_log import AccessLog, RequestTrace, asked_id
+from api.observability.access_log import AccessLog, RequestTrace, incoming_request_id
 from headrace.observability import logs
 from headrace.observability.log_format import formatter
 from headrace.observability.redaction import Redaction
@@ -203,8 +203,8 @@ def test_probes_are_not_logged() -> None:
 
 @pytest.mark.parametrize("value", [b"", b"a b", b"a\tb", b"x" * 129, b"\xff", b'a"b'])
 def test_an_id_that_is_none_is_passed_over(value: bytes) -> None:
-    assert asked_id(request_scope(headers=[(b"x-request-id", value)])) == b""
-    assert asked_id(request_scope(headers=[(b"x-request-id", b"0af7/1:2@b+c=-")])) != b""
+    assert incoming_request_id(request_scope(headers=[(b"x-request-id", value)])) == b""
+    assert incoming_request_id(request_scope(headers=[(b"x-request-id", b"0af7/1:2@b+c=-")])) != b""
 
 
 def test_the_document_has_every_field() -> None:

@@ -1,6 +1,6 @@
-"""Payloads for the routes: kept before their job is submitted, read while they are sent.
+"""Store inputs before their job is submitted, and read stored results while they are sent.
 
-The stores block; they are asked from threads.
+The payload stores block, so that every call runs on a thread.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: A submit that comes so long after its payload is not sent: the sweep may be about to delete it.
-KEPT_MAX_S: Final = GRACE_S / 2
+#: Seconds after which a stored input is not submitted: the sweep may be about to delete it.
+STORED_MAX_S: Final = GRACE_S / 2
 
 
 class StoredInput(NamedTuple):
-    """Where the input of a job lies that is about to be submitted.
+    """Where the input of a job is stored.
 
     Attributes:
-        entry: its payload; None where the input is the operator's own.
-        at: when it was entered, in monotonic seconds.
+        source: the input as the message names it.
+        entry: its payload; None where the input is the operator's own file.
+        at: when it was stored, in monotonic seconds.
     """
 
     source: InputSource
@@ -46,102 +47,118 @@ class StoredInput(NamedTuple):
 
 
 class InputStore:
-    """The stores, for one event loop."""
+    """The payload stores, for one event loop.
 
-    def __init__(self, stores: PayloadStores, origins: InputRefs) -> None:
+    Args:
+        stores: the payload stores; closed with this.
+        input_refs: the operator's files that requests may name.
+    """
+
+    def __init__(self, stores: PayloadStores, input_refs: InputRefs) -> None:
         self._stores = stores
-        self._origins = origins
+        self._input_refs = input_refs
         self._threads = ThreadPoolExecutor(THREADS, "headrace-payloads")
 
     def close(self) -> None:
-        """Begin nothing more."""
+        """Start no more calls and close the stores."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._stores.close()
 
-    async def keep(self, asked: ValidatedRequest) -> StoredInput:
-        """Write the input of a job to its store, or look at the file that it names.
+    async def keep(self, request: ValidatedRequest) -> StoredInput:
+        """Write the input of a job to its store, or check the file that it names.
 
         Raises:
             StoreFull, StoreUnavailable, BrokerError: it cannot be stored.
-            InvalidRequest, InputForbidden, PayloadTooLarge: it may not be named, or not be read.
+            InvalidRequest, InputForbidden, PayloadTooLarge: the file may not be named, or cannot
+                be read.
         """
         at = time.monotonic()
-        payload = asked.payload
+        payload = request.payload
         if payload is None:
-            source = asked.source
+            source = request.source
             if source is None:
-                raise RuntimeError("the job has an input that goes in its message")
-            size = await self._run(self._origins.look, source.origin)
+                raise RuntimeError("the input of this job is in its message")
+            size = await self._run(self._input_refs.look, source.origin)
             return StoredInput(
                 InputSource(origin=source.origin, type=source.type, size=size), None, at
             )
-        entry = self._entry_of(asked)
+        entry = self._entry_of(request)
         await self._run(self._stores.put, entry, payload.body)
-        return _kept(entry, payload, at)
+        return _stored(entry, payload, at)
 
     @property
     def together(self) -> bool:
-        """Whether the inputs of several jobs are best written in one call."""
+        """Whether the store writes the inputs of several jobs best in one call."""
         return self._stores.together
 
     async def keep_all(
         self, several: Sequence[tuple[ValidatedRequest, Payload]]
     ) -> list[StoredInput | HeadraceError]:
-        """Write the inputs of several jobs in one call; for each where it lies, or why not."""
+        """Write the inputs of several jobs in one call; return for each its place or an error."""
         at = time.monotonic()
-        entries = [self._entry_of(asked) for asked, _ in several]
+        entries = [self._entry_of(request) for request, _ in several]
         payloads = [payload for _, payload in several]
         bodies = [payload.body for payload in payloads]
         errors = await self._run(self._stores.put_all, list(zip(entries, bodies, strict=True)))
         return [
-            error or _kept(entry, payload, at)
+            error or _stored(entry, payload, at)
             for entry, payload, error in zip(entries, payloads, errors, strict=True)
         ]
 
-    def _entry_of(self, asked: ValidatedRequest) -> PayloadEntry:
-        return self._stores.new_entry(asked.identity.job_id, asked.model.name, "i")
+    def _entry_of(self, request: ValidatedRequest) -> PayloadEntry:
+        return self._stores.new_entry(request.identity.job_id, request.model.name, "i")
 
-    def check_age(self, kept: StoredInput) -> None:
-        """Raises BrokerUnavailable where a payload was written too long ago to be relied on."""
-        if kept.entry is not None and time.monotonic() - kept.at > KEPT_MAX_S:
-            raise BrokerUnavailable("this API process was held up", hint="Submit it again.")
+    def check_age(self, stored: StoredInput) -> None:
+        """Raise BrokerUnavailable if the payload is so old that the sweep may delete it."""
+        if stored.entry is not None and time.monotonic() - stored.at > STORED_MAX_S:
+            raise BrokerUnavailable(
+                "this API process was too slow to submit the job", hint="Submit it again."
+            )
 
-    async def drop(self, kept: StoredInput) -> None:
-        """The submit was refused, or the job known before: whether it is needed, the record says.
+    async def drop(self, stored: StoredInput) -> None:
+        """Delete the input of a refused or repeated submit, unless the job's record names it.
 
-        What cannot be deleted now is left to the sweep.
+        The sweep deletes later what cannot be deleted now.
         """
-        if kept.entry is None:
+        if stored.entry is None:
             return
         try:
-            await self._run(self._stores.drop, kept.entry)
+            await self._run(self._stores.drop, stored.entry)
         except HeadraceError as error:
-            logger.warning("a payload is left to the sweep: %s", error.message)
+            logger.warning("payload not deleted; the sweep will retry: %s", error.message)
 
     async def read(self, stored: StoredResult, start: int, length: int) -> bytes:
-        """Some of a result, at least one byte.
+        """Read at most `length` bytes of a result, at least one.
 
         Raises:
-            JobNotFound: it is gone, and so is its job.
-            StoreUnavailable, BrokerError: no answer.
+            JobNotFound: the result is gone, and so is its job.
+            StoreUnavailable, BrokerError: the store does not answer.
         """
         store = self._stores.of(stored.ref)
         try:
             return await self._run(store.read, stored.ref, start, min(length, store.chunk_bytes))
         except PayloadMissing:
             raise JobNotFound(
-                "the result is not in the payload store any more",
+                "the result is no longer in the payload store",
                 hint="Its result_ttl has passed, or it was deleted; submit the job again.",
             ) from None
 
     async def send(
         self, write: Write, receive: Receive, stored: StoredResult, first: bytes, end: int, at: int
     ) -> None:
-        """Send a result from `at` to before `end`, chunk by chunk; the first was read already.
+        """Send a result from `at` to before `end`, chunk by chunk.
+
+        Args:
+            write: sends a part of the body.
+            receive: ASGI's, to notice when the client hangs up.
+            stored: the result.
+            first: the first chunk, which was read already.
+            end: the byte behind the last.
+            at: the first byte.
 
         Raises:
-            ClientGone: nobody reads it.
-            CutShort: the rest cannot be read.
+            ClientGone: the client hung up.
+            ResponseCutShort: the rest cannot be read.
         """
         gone = asyncio.create_task(hung_up(receive))
         try:
@@ -156,7 +173,7 @@ class InputStore:
                 try:
                     chunk = await self.read(stored, at, end - at)
                 except HeadraceError as error:
-                    logger.warning("a result was cut short: %s", error.message)
+                    logger.warning("result cut short: %s", error.message)
                     raise ResponseCutShort from None
                 if not chunk:
                     raise ResponseCutShort
@@ -168,14 +185,14 @@ class InputStore:
         return await loop.run_in_executor(self._threads, call, *arguments)
 
 
-def _kept(entry: PayloadEntry, payload: Payload, at: float) -> StoredInput:
+def _stored(entry: PayloadEntry, payload: Payload, at: float) -> StoredInput:
     return StoredInput(
         InputSource(ref=entry.ref, type=payload.kind, size=len(payload.body)), entry, at
     )
 
 
 def build_input_store(settings: Settings, redis_url: str) -> InputStore:
-    """The payloads of one API process; they connect when first used.
+    """Build the payload stores of one API process; they connect when first used.
 
     Raises:
         ConfigError: the settings of the store are wrong.

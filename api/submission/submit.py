@@ -1,0 +1,239 @@
+"""Submit one validated request: store a large input, enqueue the job, and wait for its end.
+
+Under an id or an idempotency key of the client a repeat is the same job, whatever its state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import NamedTuple
+
+import msgspec
+
+from api.http.messages import Receive
+from api.services import Services
+from api.submission.job_request import ValidatedRequest, with_trace
+from api.submission.waiting import until_ended
+from headrace.errors import BrokerError, BrokerUnavailable, HeadraceError
+from headrace.jobs.job import Job, JobOptions, State
+from headrace.jobs.message import InputSource
+from headrace.queue.ended_job import EndedJob
+from headrace.queue.submission import JobSubmission, of_another, repeat_of, submission
+
+
+class AcceptedJob(NamedTuple):
+    """The job of a submit.
+
+    Attributes:
+        replayed: an earlier request submitted it; `job` is its present state.
+    """
+
+    job: Job
+    replayed: bool
+
+
+async def submit(services: Services, request: ValidatedRequest, waiter: str = "") -> AcceptedJob:
+    """Enqueue the job, or find the one that an earlier request enqueued.
+
+    Args:
+        services: the services of this process.
+        request: the request.
+        waiter: the id of the API process that waits for the job's end; "" for none.
+
+    Raises:
+        BrokerUnavailable: Redis does not answer; the job may be queued.
+        RequestError: the request is refused.
+        StoreError: the input cannot be stored.
+    """
+    if services.spans is None:
+        return await _submit(services, request, waiter)
+    with services.spans.submit(request.model.queue, request.identity.job_id) as trace:
+        return await _submit(services, with_trace(request, trace), waiter)
+
+
+async def submit_and_wait(
+    services: Services, request: ValidatedRequest, receive: Receive, wait_s: float
+) -> AcceptedJob:
+    """Submit the job and wait for its end; a wait that fails leaves the job as it is.
+
+    Args:
+        services: the services of this process.
+        request: the request.
+        receive: ASGI's, to notice when the client hangs up.
+        wait_s: the longest wait in seconds.
+
+    Raises:
+        ClientGone: the client hung up.
+        BrokerUnavailable, RequestError, StoreError: as in `submit`.
+    """
+    waiters = services.waiters
+    with waiters.own(request.identity.job_id) as wait:
+        accepted = await submit(services, request, waiters.api_id)
+        if not accepted.replayed:
+            with services.pending_waits.begin(wait, wait_s, receive) as pending:
+                try:
+                    ended = await until_ended(wait, pending, waiters, services.queue.read)
+                except BrokerError:
+                    return accepted
+            job = await _ended_job(services, accepted.job, ended)
+            return AcceptedJob(job, replayed=False)
+    # The end of an earlier request's job is published for that request, not for this one.
+    if accepted.job.state.final:
+        return accepted
+    try:
+        job = await wait_for_end(services, accepted.job, receive, wait_s)
+    except BrokerError:
+        return accepted
+    return AcceptedJob(job, replayed=True)
+
+
+async def wait_for_end(services: Services, job: Job, receive: Receive, wait_s: float) -> Job:
+    """Wait for the end of a job, whichever process submitted it.
+
+    Returns:
+        The job, ended or as it is after `wait_s` seconds.
+
+    Raises:
+        ClientGone: the client hung up.
+        JobNotFound: the job's record is gone.
+        BrokerError: Redis does not answer, and the time is up.
+    """
+    waiters = services.waiters
+    async with waiters.foreign(job.id) as wait:
+        if job.quiet:
+            # While Redis is away this fails; the record is read once it is back.
+            with contextlib.suppress(BrokerError):
+                await services.queue.listen(job.id)
+        with services.pending_waits.begin(wait, wait_s, receive) as pending:
+            # The job may have ended before the subscription was confirmed.
+            wait.wake()
+            ended = await until_ended(wait, pending, waiters, services.queue.read)
+    return await _ended_job(services, job, ended)
+
+
+def submission_of(
+    services: Services,
+    request: ValidatedRequest,
+    now_s: float,
+    waiter: str = "",
+    source: InputSource | None = None,
+    *,
+    quiet: bool = False,
+) -> JobSubmission:
+    """Return the arguments of jobs/submit.lua for a request.
+
+    Args:
+        services: the services of this process.
+        request: the request.
+        now_s: the time by Redis' clock, in seconds.
+        waiter: the id of the API process that waits for the job's end; "" for none.
+        source: where the input is stored; None where the message carries it.
+        quiet: publish no completion event and do not list the job.
+    """
+    return submission(
+        request.identity.job_id,
+        request.model,
+        request.input_json,
+        request.options,
+        now_s=now_s,
+        result_ttl_s=services.settings.result_ttl_s,
+        waiter=waiter,
+        request_hash=request.request_hash,
+        source=source,
+        caller=request.caller,
+        quiet=quiet,
+        trace=request.trace,
+    )
+
+
+def fresh_job(request: ValidatedRequest, created_us: int) -> Job:
+    """Return a job that was just enqueued, without reading its record."""
+    metadata = request.options.metadata
+    return Job(
+        id=request.identity.job_id,
+        model=request.model.name,
+        version=request.model.version,
+        state=fresh_state(request.options),
+        created_us=created_us,
+        metadata_json="" if metadata is None else msgspec.json.encode(metadata).decode(),
+    )
+
+
+def fresh_state(options: JobOptions) -> State:
+    """Return the state of a job that was just enqueued."""
+    return State.SCHEDULED if options.countdown else State.QUEUED
+
+
+async def _submit(services: Services, request: ValidatedRequest, waiter: str) -> AcceptedJob:
+    """Store a large input, then enqueue the job; an input that is not needed is deleted."""
+    if not request.stored_separately:
+        return await _enqueue(services, request, waiter, None)
+    try:
+        stored = await services.input_store.keep(request)
+    except BrokerUnavailable:
+        raise
+    except HeadraceError as error:
+        return await _earlier_job(services, request, error)
+    try:
+        services.input_store.check_age(stored)
+        accepted = await _enqueue(services, request, waiter, stored.source)
+    except BrokerUnavailable:
+        # Redis may have taken the job; if not, the sweep deletes its payload.
+        raise
+    except HeadraceError:
+        await services.input_store.drop(stored)
+        raise
+    if accepted.replayed:
+        await services.input_store.drop(stored)
+    return accepted
+
+
+async def _earlier_job(
+    services: Services, request: ValidatedRequest, error: HeadraceError
+) -> AcceptedJob:
+    """Return the job of an earlier request where the input of its repeat cannot be stored.
+
+    Raises:
+        HeadraceError: `error`, where no such job exists.
+        Conflict: the job belongs to a different request.
+        BrokerUnavailable: Redis does not answer.
+    """
+    job = await services.queue.read(request.identity.job_id) if request.identity.chosen else None
+    if job is None:
+        raise error
+    found = repeat_of(job, request.request_hash, request.caller)
+    if isinstance(found, HeadraceError):
+        raise found from None
+    return AcceptedJob(found, replayed=True)
+
+
+async def _enqueue(
+    services: Services, request: ValidatedRequest, waiter: str, source: InputSource | None
+) -> AcceptedJob:
+    job = submission_of(services, request, services.queue.clock.now_s(), waiter, source)
+    while True:
+        receipt = await services.queue.submit(job)
+        # Without an id of the client, only a resend after a lost reply can repeat a job.
+        if not (receipt.repeated and request.identity.chosen):
+            services.counters.admitted(request.model.name)
+            return AcceptedJob(fresh_job(request, receipt.created_us), replayed=False)
+        found = await services.queue.read(job.id)
+        if found is not None:
+            if not request.caller.may_see(found.key):
+                raise of_another(job.id)
+            return AcceptedJob(found, replayed=True)
+        # The record expired between the two calls, so the id is free again.
+
+
+async def _ended_job(services: Services, job: Job, ended: Job | EndedJob) -> Job:
+    if isinstance(ended, Job):
+        return ended
+    if job.model in services.catalog.pipelines:
+        # Only the record has the stages of a pipeline's job.
+        with contextlib.suppress(BrokerError):
+            return await services.queue.read(job.id) or _from_notice(job, ended)
+    return _from_notice(job, ended)
+
+
+def _from_notice(job: Job, ended: EndedJob) -> Job:
+    return ended.job(job.model, job.version, job.created_us, job.metadata_json)

@@ -40,14 +40,8 @@ from workers.canvas.sender import (
     value_of,
 )
 from workers.jobs.canvas import read_canvas
-from workers.jobs.leased_job import (
-    REVOKED_JSON,
-    LeasedJob,
-    Settlement,
-    cancelled,
-    failed,
-    with_children,
-)
+from workers.jobs.leased_job import LeasedJob
+from workers.jobs.settlement import REVOKED_JSON, Settlement, cancelled, failed, with_children
 from workers.leases.manager import LeaseManager
 from workers.models.pending_callbacks import EndedJob, OrphanedEnd
 from workers.models.served_model import ServedModel

@@ -35,7 +35,9 @@ from workers.celery.task_events import (
     result_text,
     traceback_text,
 )
-from workers.jobs.leased_job import NEVER, Batch, LeasedJob, Settlement
+from workers.jobs.batch import Batch
+from workers.jobs.leased_job import NEVER, LeasedJob
+from workers.jobs.settlement import Settlement
 from workers.leases.manager import CANCELLED, FENCED, POSTPONED
 from workers.models.served_model import ServedModel
 from workers.observability.host_metrics import NOTHING

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 from celery.utils.time import utcoffset
 
-from workers.jobs.leased_job import binary_size
+from workers.jobs.settlement import binary_size
 
 RESULT_MAX_CHARS: Final = 128
 _encode: Final = msgspec.json.encode

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from workers.celery.event_publisher import EventPublisher
 from workers.consumer.payload_transfer import PayloadTransfer
-from workers.jobs.leased_job import Batch
+from workers.jobs.batch import Batch
 from workers.leases.manager import LeaseManager
 from workers.models.served_model import ServedModel
 from workers.observability.batch_log import log_ended

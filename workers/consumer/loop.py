@@ -29,7 +29,7 @@ from workers.consumer.payload_transfer import PayloadTransfer
 from workers.consumer.progress import ProgressWriter
 from workers.consumer.replica_failures import ReplicaFailures
 from workers.consumer.timers import model_due_times, wants_notification
-from workers.jobs.leased_job import Batch
+from workers.jobs.batch import Batch
 from workers.leases.dialing import BackgroundConnect, watch_sockets
 from workers.leases.manager import LeaseManager
 from workers.leases.notifications import POLL_S, QueueNotifications

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from workers.celery.event_publisher import EventPublisher
 from workers.consumer.replica_manager import ReplicaManager
-from workers.jobs.leased_job import Batch
+from workers.jobs.batch import Batch
 from workers.leases.manager import LeaseManager
 from workers.models.served_model import ServedModel
 from workers.observability.batch_log import about_batches

@@ -23,7 +23,8 @@ from headrace.redis.outages import DISCONNECTED
 from headrace.redis.scripts import CLAIM_MAX_BYTES, Arg, Command, script
 from headrace.redis.traffic import TRAFFIC
 from workers.batching.batcher import STEP_PLACE
-from workers.jobs.leased_job import LeasedJob, Settlement
+from workers.jobs.leased_job import LeasedJob
+from workers.jobs.settlement import Settlement
 from workers.leases.connection import PipelinedConnection
 from workers.models.served_model import ServedModel
 

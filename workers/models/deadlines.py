@@ -15,7 +15,9 @@ from typing import Final
 from headrace.config.model_catalog import ModelConfig
 from headrace.errors import NOT_STARTED
 from workers.batching.batcher import Batcher
-from workers.jobs.leased_job import NEVER, Batch, LeasedJob, Settlement, failed, stages, timings
+from workers.jobs.batch import Batch
+from workers.jobs.leased_job import NEVER, LeasedJob
+from workers.jobs.settlement import Settlement, failed, stages, timings
 from workers.replicas.replica import Replica
 
 #: So many of the latest batches are looked at, none of them older than LEAST_AGE_S. With fewer,

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from workers.jobs.canvas import read_canvas
-from workers.jobs.leased_job import LeasedJob, Settlement
+from workers.jobs.leased_job import LeasedJob
+from workers.jobs.settlement import Settlement
 
 #: No more is claimed while so many jobs wait to be told of.
 TELLING_MAX: Final = 256

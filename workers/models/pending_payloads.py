@@ -13,7 +13,8 @@ from typing import Final, NamedTuple
 from headrace.jobs.message import InputSource
 from headrace.payloads.store import PayloadEntry
 from workers.batching.batcher import STEP_PLACE
-from workers.jobs.leased_job import LeasedJob, Settlement
+from workers.jobs.leased_job import LeasedJob
+from workers.jobs.settlement import Settlement
 
 #: A stock client's results stay in its Celery result, as Celery users expect, up to this size.
 STOCK_RESULT_MAX_BYTES: Final = 16 * 1024 * 1024

@@ -24,18 +24,11 @@ from workers.batching.batcher import Batcher, BatchPolicy, Hold, Leave
 from workers.batching.expected_arrivals import ExpectedArrivals
 from workers.batching.input_cost import InputCost
 from workers.batching.memory_limit import MemoryLimit
-from workers.jobs.leased_job import (
-    NEVER,
-    Batch,
-    LeasedJob,
-    Settlement,
-    cancelled,
-    claimed_job,
-    failed,
-    postponed,
-    unreadable_message,
-)
+from workers.jobs.batch import Batch
+from workers.jobs.claim_reply import read_claim_reply
+from workers.jobs.leased_job import NEVER, LeasedJob
 from workers.jobs.retries import RetryPolicy
+from workers.jobs.settlement import Settlement, cancelled, failed, postponed, unreadable_message
 from workers.models.backlog import Backlog
 from workers.models.deadlines import Deadlines
 from workers.models.event_sampling import EventSampler
@@ -225,12 +218,11 @@ class ServedModel:
 
     def accept(self, reply: Sequence[Any], now: float) -> list[Settlement]:
         """Take in what a claim gave; settle at once what will not run."""
-        now_us = int(reply[0])
+        claimed = read_claim_reply(reply)
         ended, yield_s = [], self.config.max_yield_s or NEVER
-        for at in range(CLAIM_HEAD, len(reply), CLAIM_ROW):
-            job = claimed_job(reply[at + 1 : at + CLAIM_ROW], now, now_us, yield_s)
+        for job, raw in claimed.jobs(now, yield_s):
             self.held[job.id] = job
-            settlement = self._read(job, reply[at], now, now_us)
+            settlement = self._read(job, raw, now, claimed.now_us)
             if settlement is not None:
                 ended.append(settlement)
             elif job.message is not None and job.message.source:

@@ -8,9 +8,10 @@ from typing import Any, Final
 from headrace.errors import JobCancelled
 from headrace.jobs.job import batch_text
 from headrace.payloads.store import new_entry
-from workers.jobs.leased_job import (
-    Batch,
-    LeasedJob,
+from workers.jobs.batch import Batch
+from workers.jobs.leased_job import LeasedJob
+from workers.jobs.retries import RetryPolicy
+from workers.jobs.settlement import (
     Settlement,
     date_done,
     failed,
@@ -20,7 +21,6 @@ from workers.jobs.leased_job import (
     stored,
     succeeded,
 )
-from workers.jobs.retries import RetryPolicy
 from workers.models.pending_payloads import PendingPayloads, PendingResult
 
 UNKNOWN: Final = -1.0

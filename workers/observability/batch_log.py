@@ -8,7 +8,7 @@ from typing import Any
 
 from headrace.jobs.trace_context import Trace
 from headrace.observability.logs import about_jobs
-from workers.jobs.leased_job import Batch
+from workers.jobs.batch import Batch
 from workers.models.served_model import ServedModel
 
 logger = logging.getLogger(__name__)

@@ -22,7 +22,9 @@ from headrace.redis.keys import queue_name
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
-    from workers.jobs.leased_job import Batch, LeasedJob, Settlement
+    from workers.jobs.batch import Batch
+    from workers.jobs.leased_job import LeasedJob
+    from workers.jobs.settlement import Settlement
 
 
 @dataclass(slots=True)

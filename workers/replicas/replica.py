@@ -17,7 +17,8 @@ from typing import Any, Final
 
 import psutil
 
-from workers.jobs.leased_job import NEVER, Batch, LeasedJob
+from workers.jobs.batch import Batch
+from workers.jobs.leased_job import NEVER, LeasedJob
 from workers.protocol.frames import FrameSocket
 from workers.protocol.phases import STARTING, TRACE_SIGNAL, Phase
 from workers.replicas.orphan_guard import LIFE, MARK, end_marked
@@ -200,7 +201,7 @@ class Replica:
         if batch is not None and batch.seq == seq:
             self.batch, self.staged = staged, None
             if staged is not None:
-                staged.runs_from(now)
+                staged.begin(now)
             return batch
         if staged is not None and staged.seq == seq:
             self.staged = None

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from workers.jobs.leased_job import Batch
+from workers.jobs.batch import Batch
 from workers.models.served_model import ServedModel
 from workers.replicas.devices import slots_of
 from workers.replicas.replica import Replica

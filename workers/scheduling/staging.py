@@ -16,7 +16,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from workers.jobs.leased_job import NEVER, Batch, Settlement
+from workers.jobs.batch import Batch
+from workers.jobs.leased_job import NEVER
+from workers.jobs.settlement import Settlement
 from workers.models.served_model import ServedModel
 from workers.replicas.replica import Replica
 

@@ -12,7 +12,7 @@ from workers.background.pipelines.execution import PipelineExecution, about
 from workers.background.pipelines.stage_jobs import AGAIN_MAX_S, StageJobs
 from workers.canvas.notifier import tell_end, tell_left
 from workers.canvas.sender import TRY_AGAIN, CanvasSender, ChordBusy, Malformed, SendProgress
-from workers.jobs.leased_job import Settlement
+from workers.jobs.settlement import Settlement
 from workers.models.pending_callbacks import EndedJob, OrphanedEnd
 
 logger = logging.getLogger(__name__)

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any
 
 from headrace.config.pipelines import PipelineConfig
 from headrace.errors import InvalidRequest
 from headrace.jobs.message import read_envelope
 from headrace.redis.keys import queue_name
-from headrace.redis.scripts import CLAIM_HEAD, CLAIM_ROW
 from workers.background.pipelines.execution import PipelineExecution, StageBackend
 from workers.jobs.canvas import read_canvas
-from workers.jobs.leased_job import LeasedJob, Settlement, failed, postponed, unreadable_message
-
-
-def claimed_rows(reply: Sequence[Any]) -> Iterator[tuple[bytes, Sequence[Any]]]:
-    """The raw message of each job in a claim's answer, and what else is said of it."""
-    for at in range(CLAIM_HEAD, len(reply), CLAIM_ROW):
-        raw, *row = reply[at : at + CLAIM_ROW]
-        yield raw, row
+from workers.jobs.leased_job import LeasedJob
+from workers.jobs.settlement import Settlement, failed, postponed, unreadable_message
 
 
 def read_course(

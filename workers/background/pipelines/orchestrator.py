@@ -32,11 +32,13 @@ from headrace.redis.clock import US_PER_S
 from headrace.redis.connection import SOCKET_TIMEOUT_S, connect, connect_async
 from headrace.redis.scripts import CLAIM_MAX_BYTES
 from workers.background.pipelines.canvas import PipelineCanvas
-from workers.background.pipelines.claiming import claimed_rows, read_course
+from workers.background.pipelines.claiming import read_course
 from workers.background.pipelines.execution import PipelineExecution, StageFailed, about
 from workers.background.pipelines.settling import failure, success
 from workers.background.pipelines.stage_jobs import AGAIN_MAX_S, StageJobLost, StageJobs
-from workers.jobs.leased_job import NEVER, LeasedJob, Settlement, cancelled, claimed_job
+from workers.jobs.claim_reply import read_claim_reply
+from workers.jobs.leased_job import NEVER, LeasedJob
+from workers.jobs.settlement import Settlement, cancelled
 from workers.leases.notifications import POLL_S, QueueNotifications
 from workers.models.pending_callbacks import UNTOLD_MAX
 
@@ -216,12 +218,11 @@ class PipelineOrchestrator:
             settings.result_ttl_s, settings.job_index_max, *rest,
             int(model.max_yield_s * US_PER_S),
         )  # fmt: skip
-        now, now_us = time.monotonic(), int(reply[0])
-        self._queue.clock.heard(now_us)
-        rows = list(claimed_rows(reply))
-        for raw, row in rows:
-            self._begin(line, raw, claimed_job(row, now, now_us, NEVER), now_us)
-        return bool(rows)
+        claimed = read_claim_reply(reply)
+        self._queue.clock.heard(claimed.now_us)
+        for job, raw in claimed.jobs(time.monotonic(), NEVER):
+            self._begin(line, raw, job, claimed.now_us)
+        return bool(claimed.taken)
 
     async def _end_doubt(self) -> None:
         """A claim may have been answered into a broken connection: give back what nobody knows."""

@@ -12,7 +12,8 @@ from headrace.payloads.store import PayloadEntry
 from workers.background.pipelines.execution import PipelineExecution, StageFailed
 from workers.background.pipelines.stage_jobs import StageJobs
 from workers.background.pipelines.values import BinaryValue, StoredValue, Value, parts_of
-from workers.jobs.leased_job import (
+from workers.jobs.retries import DEAD
+from workers.jobs.settlement import (
     Settlement,
     date_done,
     failed,
@@ -21,7 +22,6 @@ from workers.jobs.leased_job import (
     succeeded,
     timings,
 )
-from workers.jobs.retries import DEAD
 from workers.models.pending_payloads import STOCK_RESULT_MAX_BYTES
 
 

@@ -34,7 +34,7 @@ from headrace.redis.keys import F
 from headrace.redis.outages import translate
 from workers.background.pipelines.execution import PipelineExecution, about
 from workers.background.pipelines.values import ExternalValue, StoredValue, Value, parts_of
-from workers.jobs.leased_job import Settlement
+from workers.jobs.settlement import Settlement
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from headrace.config.model_catalog import ModelConfig
 from headrace.jobs.message_writer import envelope
 from workers.batching.expected_arrivals import ExpectedArrivals
 from workers.batching.latency_model import KNOWN_SHARE
-from workers.jobs.leased_job import Batch
+from workers.jobs.batch import Batch
 from workers.models.served_model import ServedModel
 from workers.protocol.phases import Phase
 from workers.replicas.replica import Replica

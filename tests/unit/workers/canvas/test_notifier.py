@@ -12,8 +12,10 @@ from headrace.config.model_catalog import ModelConfig
 from headrace.jobs.job import State
 from workers.canvas.notifier import MALFORMED_TRIES, CanvasNotifier
 from workers.canvas.sender import CanvasSender, Malformed, SendVerdict
+from workers.jobs.batch import Batch
 from workers.jobs.canvas import Canvas
-from workers.jobs.leased_job import Batch, LeasedJob, Settlement
+from workers.jobs.leased_job import LeasedJob
+from workers.jobs.settlement import Settlement
 from workers.leases.manager import LeaseManager
 from workers.models.served_model import ServedModel
 

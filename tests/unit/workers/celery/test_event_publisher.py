@@ -25,16 +25,10 @@ from tests.harness.workers.worker import write_models
 from workers.celery.bootstep import event_channel, take_ticks
 from workers.celery.event_publisher import EVENTS_MAX, EVENTS_S, EventPublisher
 from workers.celery.task_events import RESULT_MAX_CHARS, result_text
-from workers.jobs.leased_job import (
-    Batch,
-    LeasedJob,
-    Settlement,
-    cancelled,
-    failed,
-    postponed,
-    succeeded,
-)
+from workers.jobs.batch import Batch
+from workers.jobs.leased_job import LeasedJob
 from workers.jobs.retries import RetryPolicy
+from workers.jobs.settlement import Settlement, cancelled, failed, postponed, succeeded
 from workers.leases.manager import CANCELLED, FENCED, POSTPONED
 from workers.model_process.outcomes import encode_result
 from workers.models.event_sampling import EventSampler

@@ -12,7 +12,8 @@ import pytest
 from headrace.config.model_catalog import ModelConfig
 from headrace.jobs.message_writer import envelope
 from workers.consumer.cancellation import Cancellation
-from workers.jobs.leased_job import LeasedJob, Settlement
+from workers.jobs.leased_job import LeasedJob
+from workers.jobs.settlement import Settlement
 from workers.leases.manager import CANCEL_REQUESTED, FENCED, RENEWED, LeaseLimits, LeaseManager
 from workers.models.served_model import ServedModel
 

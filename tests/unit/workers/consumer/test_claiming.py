@@ -11,7 +11,7 @@ import pytest
 from headrace.config.model_catalog import ModelConfig
 from headrace.jobs.message_writer import envelope
 from workers.consumer.claiming import Claimer
-from workers.jobs.leased_job import Settlement
+from workers.jobs.settlement import Settlement
 from workers.leases.manager import LeaseManager
 from workers.models.backlog import WRONG_MAX
 from workers.models.served_model import ServedModel

@@ -7,8 +7,9 @@ import random
 from headrace.jobs.job import JobOptions, State
 from headrace.jobs.message import read_envelope
 from headrace.jobs.message_writer import envelope
-from workers.jobs.leased_job import LeasedJob, failed
+from workers.jobs.leased_job import LeasedJob
 from workers.jobs.retries import DEAD, RetryPolicy
+from workers.jobs.settlement import failed
 
 
 def job(*, attempts: int = 1, retries: int = 0, **options: float) -> LeasedJob:

@@ -14,7 +14,8 @@ from headrace.jobs.message import InputSource
 from headrace.jobs.message_writer import envelope
 from headrace.redis.clock import US_PER_S
 from headrace.redis.scripts import Command
-from workers.jobs.leased_job import LeasedJob, Settlement, cancelled
+from workers.jobs.leased_job import LeasedJob
+from workers.jobs.settlement import Settlement, cancelled
 from workers.leases.connection import PipelinedConnection
 from workers.leases.manager import FENCED, LeaseLimits, LeaseManager
 from workers.models.served_model import ServedModel

@@ -11,7 +11,8 @@ from headrace.config.model_catalog import ModelConfig
 from headrace.jobs.message import read_envelope
 from headrace.jobs.message_writer import envelope
 from workers.batching.batcher import Batcher, BatchPolicy
-from workers.jobs.leased_job import NEVER, Batch, LeasedJob
+from workers.jobs.batch import Batch
+from workers.jobs.leased_job import NEVER, LeasedJob
 from workers.models.deadlines import (
     LEAST_AGE_S,
     LEAST_BATCHES,

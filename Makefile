@@ -39,7 +39,7 @@ INSTALLED  = $(if $(wildcard $(DEV_STAMP)),$(DEV_STAMP),$(DEMO_STAMP))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup fmt lint types contracts test test-all check chaos demo bench openapi wheelhouse clean
+.PHONY: help setup fmt lint types contracts test test-all check chaos demo docs bench openapi wheelhouse clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) \
@@ -80,6 +80,10 @@ demo: $(INSTALLED)  ## Run the whole system and classify real images (PORT=8080,
 openapi: $(DEV_STAMP)  ## Record the description of the API, after a change of it
 	@$(PY) -m api.openapi docs/openapi.json
 
+docs: $(DEV_STAMP)  ## Build the documentation into site/; a broken link or anchor fails
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "site/index.html; to read it with search: $(PY) -m http.server -d site"
+
 bench: $(DEV_STAMP)  ## Measure; the table is in docs/performance.md
 	$(PY) -m benchmarks $(ARGS)
 
@@ -87,7 +91,7 @@ wheelhouse: | $(PY)  ## Gather wheels for a GPU host without a network (GPU_PYTH
 	@$(PY) deploy/wheelhouse.py --python $(GPU_PYTHON) --into wheelhouse
 
 clean:  ## Remove what make and the tools made; .headrace, where jobs are kept, stays
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist wheelhouse .gpu-venv
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist site wheelhouse .gpu-venv
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(PY):

@@ -16,12 +16,16 @@ from headrace.config.settings import ENV_PREFIX, OTHER_VARIABLES, Settings
 from headrace.errors import BY_CODE
 
 ROOT = Path(__file__).parents[2]
-DOCS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+DOCS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 GUIDES = [ROOT / "docs" / name for name in ("operations.md", "troubleshooting.md", "compose.md")]
 COMPOSE = [ROOT / "docker-compose.yml", *sorted((ROOT / "deploy").glob("compose.*.yml"))]
 COMMANDS: Any = typer.main.get_command(app)
 #: Samples of a metric, by how they end.
 SUFFIX = re.compile(r"_(bucket|count|sum)$")
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
 
 
 def text_of(path: Path) -> str:
@@ -42,7 +46,7 @@ def commands_in(path: Path) -> list[list[str]]:
     return [words.split()[1:] for block in blocks for words in call.findall(block)]
 
 
-@pytest.mark.parametrize("path", DOCS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", DOCS, ids=name_of)
 def test_every_metric_that_a_document_names_is_told(path: Path) -> None:
     known = {family.shown for family in FAMILIES} | {family.name for family in FAMILIES}
     named = re.findall(r"\bheadrace_[a-z_]+", text_of(path))
@@ -86,7 +90,7 @@ def test_commands_are_those_of_the_command_line(path: Path) -> None:
         assert asked <= options, f"{path.name}: {command.name} has no {asked - options}"
 
 
-@pytest.mark.parametrize("path", DOCS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", DOCS, ids=name_of)
 def test_links_lead_to_headings_that_there_are(path: Path) -> None:
     for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#([^)]+)\)", text_of(path)):
         leads_to = (path.parent / target) if target else path

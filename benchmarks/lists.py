@@ -20,6 +20,7 @@ from headrace.config.model_catalog import ModelConfig
 from headrace.jobs.job import new_id
 from headrace.queue.submission import submission, submit_arguments
 from headrace.redis import keys
+from headrace.redis.scripts import jobs as job_scripts
 from headrace.redis.scripts import script
 from tests.harness.servers.api_server import api_server, catalog
 from tests.harness.servers.redis_servers import redis_server
@@ -44,7 +45,7 @@ class Pages(NamedTuple):
 def submit(client: Any, jobs: int, index_max: int) -> None:
     """Enqueue so many jobs in one call."""
     made = [submission(new_id(), MODEL, INPUT, now_s=0, result_ttl_s=86400) for _ in range(jobs)]
-    client.execute_command(*script("jobs/submit").call([], index_max, *submit_arguments(made)))
+    client.execute_command(*job_scripts.submit(index_max, submit_arguments(made)))
 
 
 def spent_us(client: Any) -> int:

@@ -32,6 +32,7 @@ from headrace.observability import worker_report
 from headrace.observability.host_figures import Figures, HostFigures
 from headrace.queue.submission import submission, submit_arguments
 from headrace.redis import keys
+from headrace.redis.scripts import jobs as job_scripts
 from headrace.redis.scripts import script
 from headrace.server.ports import free_port
 from tests.harness.fakes.worker import publish_added, publish_state, publish_stats
@@ -77,7 +78,7 @@ def fill(server: RedisServer, models: int, jobs: int) -> None:
                 submission(new_id(), model, INPUT, now_s=0, result_ttl_s=86400)
                 for _ in range(min(A_CALL, jobs - n))
             ]
-            client.execute_command(*script("jobs/submit").call([], 0, *submit_arguments(made)))
+            client.execute_command(*job_scripts.submit(0, submit_arguments(made)))
         publish_stats(client, **{name: busy() for name in names})
         for n, name in enumerate(names):
             figures = Figures(HostFigures(f"host-{n % 8}", 8, 0.5, 2**35, 2**34, 2**40, 2**39))

@@ -19,7 +19,9 @@ from headrace.config.model_catalog import ModelConfig
 from headrace.jobs.job import new_id
 from headrace.queue.submission import submission, submit_arguments
 from headrace.redis import keys
-from headrace.redis.scripts import CLAIM_HEAD, CLAIM_MAX_BYTES, CLAIM_ROW, Arg, Command, script
+from headrace.redis.scripts import Command, script
+from headrace.redis.scripts import jobs as job_scripts
+from headrace.redis.scripts.jobs import ClaimReply, Settlement
 from tests.harness.servers.redis_servers import FLAVOURS, redis_server
 
 INPUT: Final = b'{"x":1}'
@@ -58,23 +60,37 @@ class Bench:
             submission(new_id(), self._model, INPUT, now_s=now_s, result_ttl_s=86400)
             for _ in range(count)
         ]
-        return script("jobs/submit").call([], 0, *submit_arguments(jobs))
+        return job_scripts.submit(0, submit_arguments(jobs))
 
     def claim(self, count: int) -> Command:
         """A call that leases `count` jobs."""
-        return script("jobs/claim").call(
-            QUEUE_KEYS, QUEUE, "bench", "1.0", count, CLAIM_MAX_BYTES, LEASE_US, "bench@host-0",
-            keys.TASK_NAME, 86400,
+        return job_scripts.claim(
+            QUEUE, "bench", "1.0", (count,) * 4, lease_us=LEASE_US, owner="bench@host-0",
+            result_ttl_s=86400, job_index_max=0, yield_us=0,
         )  # fmt: skip
 
     def settle(self, claimed: list[Any]) -> Command:
         """A call that ends what a claim gave."""
-        arguments: list[Arg] = [QUEUE]
-        for at in range(CLAIM_HEAD, len(claimed), CLAIM_ROW):
-            job_id, token = claimed[at + 1].decode(), claimed[at + 2]
-            arguments += [job_id, token, "s", META % job_id, len(claimed) // CLAIM_ROW]
-            arguments += ["0.123,0.456,0.012,0.345,0.010", "", "", "", ""]
-        return script("jobs/settle").call(QUEUE_KEYS, *arguments)
+        jobs = ClaimReply(claimed).jobs
+        timings = "0.123,0.456,0.012,0.345,0.010"
+        settlements = []
+        for _, raw_id, token, *_ in jobs:
+            job_id = raw_id.decode()
+            settlements.append(
+                Settlement(
+                    job_id,
+                    token.decode(),
+                    "s",
+                    (META % job_id).encode(),
+                    len(jobs),
+                    timings,
+                    "",
+                    "",
+                    "",
+                    "",
+                )
+            )
+        return job_scripts.settle(QUEUE, settlements)
 
     def run(self, commands: Iterable[Command]) -> list[Any]:
         """Send commands one by one; their replies."""

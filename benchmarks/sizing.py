@@ -18,6 +18,7 @@ from headrace.config.settings import Settings
 from headrace.jobs.job import new_id
 from headrace.queue.submission import submission, submit_arguments
 from headrace.redis import keys
+from headrace.redis.scripts import jobs as job_scripts
 from headrace.redis.scripts import script
 from tests.harness.fakes.worker import Answer, claim, settle
 from tests.harness.servers.redis_servers import FLAVOURS, redis_server
@@ -55,7 +56,7 @@ def measure(client: Any, input_bytes: int, result_bytes: int, jobs: int) -> dict
             for _ in range(A_CALL)
         ]
         index = Settings().job_index_max
-        client.execute_command(*script("jobs/submit").call([], index, *submit_arguments(made)))
+        client.execute_command(*job_scripts.submit(index, submit_arguments(made)))
     found["queued"] = (used_bytes(client) - before) / jobs
     # As many as fit into a claim's bytes at a time.
     claimed = []

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Final
 
 from headrace.errors import BrokerError
-from headrace.queue.expiry import EXPIRE_MAX_JOBS, INTERVAL_S
 from headrace.queue.job_queue import JobQueue
 from headrace.queue.tasks import end
+from headrace.redis.scripts.jobs import EXPIRE_MAX_JOBS
+
+#: Seconds between two looks.
+INTERVAL_S: Final = 1.0
 
 logger = logging.getLogger(__name__)
 

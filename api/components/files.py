@@ -11,7 +11,7 @@ from headrace.batches.files.store import FileStore
 from headrace.batches.store import BatchStore
 from headrace.config.settings import Settings
 from headrace.payloads.stores import THREADS, PayloadStores, build_stores
-from headrace.redis.caller import ScriptClient
+from headrace.redis.script_client import ScriptClient
 
 P = ParamSpec("P")
 T = TypeVar("T")

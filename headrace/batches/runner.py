@@ -24,7 +24,7 @@ from headrace.config.settings import Settings
 from headrace.errors import HeadraceError
 from headrace.payloads.stores import PayloadStores, build_stores
 from headrace.redis import keys
-from headrace.redis.caller import ScriptClient
+from headrace.redis.script_client import ScriptClient
 from headrace.signals import StopSignals
 
 logger = logging.getLogger("runner")

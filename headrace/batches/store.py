@@ -14,9 +14,11 @@ from headrace.batches.files.pages import FilePage, page_of
 from headrace.batches.record import Batch, BatchSpec, is_batch_id, new_batch_id, read_batch
 from headrace.errors import BatchNotFound
 from headrace.redis import keys
-from headrace.redis.caller import ScriptClient
 from headrace.redis.clock import US_PER_S
+from headrace.redis.script_client import ScriptClient
 from headrace.redis.scripts import Arg
+from headrace.redis.scripts import batches as batch_scripts
+from headrace.redis.scripts import jobs as job_scripts
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +90,8 @@ class BatchStore:
         """
         batch_id = new_batch_id()
         said = msgspec.json.encode(spec)
-        times = (spec.window_s, self._keep_s, keys.FILES_TTL_S)
-        return _batch(batch_id, self._caller.call("batches/create", batch_id, said, *times))
+        create = batch_scripts.create(batch_id, said, window_s=spec.window_s, keep_s=self._keep_s)
+        return _batch(batch_id, self._caller.call(create))
 
     def get(self, batch_id: str, asker: Asker = EVERYBODY) -> Batch:
         """A batch.
@@ -125,7 +127,7 @@ class BatchStore:
             BrokerError: Redis does not answer.
         """
         self.get(batch_id, asker)
-        asked, *record = self._caller.call("batches/cancel", batch_id)
+        asked, *record = self._caller.call(batch_scripts.cancel(batch_id))
         return _batch(batch_id, record), bool(asked)
 
     def claim(self, runner: str = "") -> Lease | None:
@@ -137,7 +139,7 @@ class BatchStore:
         Raises:
             BrokerError: Redis does not answer.
         """
-        answer = self._caller.call("batches/claim", round(self._lease_s * US_PER_S), runner)
+        answer = self._caller.call(batch_scripts.claim(round(self._lease_s * US_PER_S), runner))
         if not answer:
             return None
         raw_id, token, now_s, *record = answer
@@ -149,7 +151,7 @@ class BatchStore:
         Raises:
             BrokerError: Redis does not answer; the leases run out by themselves.
         """
-        return int(self._caller.call("batches/release", runner)[0])
+        return int(self._caller.call(batch_scripts.release(runner))[0])
 
     def save(
         self,
@@ -178,11 +180,11 @@ class BatchStore:
         """
         words: list[Arg] = [word for pair in (fields or {}).items() for word in pair]
         lease_us = round((self._lease_s if lease_s is None else lease_s) * US_PER_S)
-        said: list[Arg] = [lease.batch.id, lease.token, lease_us, status, self._keep_s, len(words)]
-        said += words
-        for file in written:
-            said += file.words
-        saved, *rest = self._caller.call("batches/save", *said)
+        save = batch_scripts.save(
+            lease.batch.id, lease.token, lease_us=lease_us, status=status, keep_s=self._keep_s,
+            fields=words, files=[word for file in written for word in file.words],
+        )  # fmt: skip
+        saved, *rest = self._caller.call(save)
         return (int(rest[0]), rest[1].decode()) if saved else None
 
     def cancel_jobs(self, batch: Batch, ids: Sequence[str]) -> None:
@@ -192,10 +194,10 @@ class BatchStore:
             BrokerError: Redis does not answer.
         """
         owner = batch.spec.owner or NOBODY
-        self._caller.call("jobs/cancel", keys.QUEUE_PREFIX, 0, *(f"{one} {owner}" for one in ids))
+        self._caller.call(job_scripts.cancel([f"{one} {owner}" for one in ids]))
 
     def _read(self, ids: list[str]) -> list[Batch | None]:
-        found = self._caller.pipelined([("HGETALL", keys.batch(one)) for one in ids])
+        found = self._caller.read_all([("HGETALL", keys.batch(one)) for one in ids])
         return [read_batch(one, record) for one, record in zip(ids, found, strict=True)]
 
 

@@ -16,11 +16,13 @@ from redis.exceptions import RedisError
 from headrace.errors import BrokerFull, PayloadTooLarge, StoreFull
 from headrace.payloads.store import PayloadEntry, read_entry
 from headrace.redis import keys
-from headrace.redis.caller import ScriptClient
 from headrace.redis.clock import US_PER_S
 from headrace.redis.keys import PAYLOAD_PREFIX
 from headrace.redis.outages import translate
-from headrace.redis.scripts import Arg, script
+from headrace.redis.script_client import ScriptClient
+from headrace.redis.scripts import Command
+from headrace.redis.scripts import payloads as payload_scripts
+from headrace.redis.scripts import pipelines as pipeline_scripts
 
 #: A payload whose job is not known so long after it was entered was given up by its sender.
 GRACE_S: Final = 900
@@ -58,17 +60,17 @@ class PayloadIndex(ScriptClient):
         """
         size = 0 if body is None else len(body)
         limit = str(self._fitting(size)) if bounded and body is not None else ""
-        arguments = _arguments(entry, limit, size)
         if body is None:
-            self.call("payloads/put", *arguments)
+            self.call(_put(entry, limit, size))
             return
-        written = arguments if size > SCRIPT_MAX_BYTES else [*arguments, body]
-        taken, total = self.call("payloads/put", *written)
+        in_script = size <= SCRIPT_MAX_BYTES
+        put = _put(entry, limit, size, body if in_script else None)
+        taken, total = self.call(put)
         # Results whose time is over are gone from Redis, but stand in the account until a sweep.
         if not taken and self.due()[0]:
-            taken, total = self.call("payloads/put", *written)
-        if taken and written is arguments:
-            self._write(entry, body, arguments, bounded=bounded)
+            taken, total = self.call(put)
+        if taken and not in_script:
+            self._write(entry, body, limit, bounded=bounded)
         elif not taken:
             raise StoreFull(
                 f"payloads take {int(total)} bytes of Redis; with {len(body)} more they would "
@@ -87,12 +89,9 @@ class PayloadIndex(ScriptClient):
             BrokerError: Redis does not answer; some may have been written.
         """
         limit = str(self.max_bytes())
-        put = script("payloads/put")
         small = [one for one in payloads if len(one[1]) <= SCRIPT_MAX_BYTES]
-        commands = [
-            put.call([], *_arguments(entry, limit, len(body)), body) for entry, body in small
-        ]
-        answers = iter(self.answers(commands) if commands else ())
+        commands = [_put(entry, limit, len(body), body) for entry, body in small]
+        answers = iter(self.replies(commands) if commands else ())
         return [len(body) <= SCRIPT_MAX_BYTES and _taken(next(answers)) for _, body in payloads]
 
     def _fitting(self, size: int) -> int:
@@ -107,9 +106,7 @@ class PayloadIndex(ScriptClient):
             )
         return limit
 
-    def _write(
-        self, entry: PayloadEntry, body: bytes, arguments: list[Arg], *, bounded: bool
-    ) -> None:
+    def _write(self, entry: PayloadEntry, body: bytes, limit: str, *, bounded: bool) -> None:
         """Write a payload that was entered and counted."""
         try:
             self.execute("SET", PAYLOAD_PREFIX + entry.ref.partition(":")[2], body)
@@ -118,7 +115,7 @@ class PayloadIndex(ScriptClient):
                 self.look(entry)
                 raise
             # Only a script that begins by removing passes at maxmemory.
-            self.call("payloads/put", *arguments, body)
+            self.call(_put(entry, limit, len(body), body))
 
     def look(self, *entries: PayloadEntry) -> list[PayloadEntry]:
         """Have those of these payloads deleted that nobody needs.
@@ -141,7 +138,7 @@ class PayloadIndex(ScriptClient):
         Raises:
             BrokerError: Redis does not answer, or is full.
         """
-        self.call("pipelines/hand_over", old.text, new.text)
+        self.call(pipeline_scripts.hand_over(old.text, new.text))
 
     def forget(self, entry: PayloadEntry) -> None:
         """Remove an entry whose payload was deleted."""
@@ -164,13 +161,15 @@ class PayloadIndex(ScriptClient):
             raise translate(error) from error
 
     def _looked(self, limit: int, *texts: str) -> tuple[int, list[PayloadEntry]]:
-        count, *found = self.call("payloads/sweep", limit, *texts)
+        count, *found = self.call(payload_scripts.sweep(limit, texts))
         return int(count), [read_entry(text.decode()) for text in found]
 
 
-def _arguments(entry: PayloadEntry, limit: str, size: int) -> list[Arg]:
-    """Those of payloads/put.lua, but for the payload."""
-    return [entry.text, entry.ref, GRACE_S * US_PER_S, limit, size]
+def _put(entry: PayloadEntry, limit: str, size: int, body: bytes | None = None) -> Command:
+    """Return the call of payloads/put.lua; without `body` the caller writes the payload."""
+    return payload_scripts.put(
+        entry.text, entry.ref, grace_us=GRACE_S * US_PER_S, limit=limit, size=size, body=body
+    )
 
 
 def _taken(answer: Any) -> bool:

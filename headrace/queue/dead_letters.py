@@ -16,6 +16,7 @@ from redis.exceptions import RedisError
 from headrace.queue.job_queue import JobQueue
 from headrace.redis import keys
 from headrace.redis.outages import translate
+from headrace.redis.scripts import queues as queue_scripts
 
 #: So many letters are put back or removed in one call, so that Redis serves others in between.
 CHUNK: Final = 200
@@ -134,7 +135,8 @@ class DeadLetters:
         outcomes: list[Outcome] = []
         for at in range(0, len(names), CHUNK):
             chunk = names[at : at + CHUNK]
-            answer = await self._jobs.on_queue("queues/requeue_dead_letters", queue, *chunk)
+            requeue = queue_scripts.requeue_dead_letters(queue, chunk)
+            answer = await self._jobs.call_once(requeue)
             outcomes += [outcome.decode() for outcome in answer]
         return outcomes
 
@@ -147,8 +149,8 @@ class DeadLetters:
         removed = 0
         for at in range(0, len(names), CHUNK):
             chunk = names[at : at + CHUNK]
-            answer = await self._jobs.on_queue("queues/purge_dead_letters", queue, *chunk)
-            removed += int(answer)
+            purge = queue_scripts.purge_dead_letters(queue, chunk)
+            removed += int(await self._jobs.call_once(purge))
         return removed
 
     async def all_names(self, queue: str) -> list[str]:

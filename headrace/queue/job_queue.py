@@ -14,7 +14,6 @@ from headrace.jobs.job import Job, job_from_record
 from headrace.observability.worker_report import WorkerReport, read_report
 from headrace.queue.coalescer import Coalescer
 from headrace.queue.depth import Depth, read_depths
-from headrace.queue.expiry import EXPIRE_ARGUMENTS
 from headrace.queue.outcomes import read_outcomes
 from headrace.queue.submission import (
     JobSubmission,
@@ -28,7 +27,9 @@ from headrace.redis import keys
 from headrace.redis.clock import US_PER_S, RedisClock
 from headrace.redis.outages import translate
 from headrace.redis.script_client import AsyncScriptClient
-from headrace.redis.scripts import Arg
+from headrace.redis.scripts import access as access_scripts
+from headrace.redis.scripts import jobs as job_scripts
+from headrace.redis.scripts import queues as queue_scripts
 
 __all__ = ["JobQueue", "JobSubmission", "Receipt", "hash_request", "submission"]
 
@@ -89,7 +90,8 @@ class JobQueue(AsyncScriptClient):
     async def submit_many(self, jobs: Sequence[JobSubmission]) -> list[Receipt | HeadraceError]:
         """Enqueue many jobs in one call; an error stands at the place of the job it concerns."""
         try:
-            answer = await self._call("jobs/submit", self._job_index_max, *submit_arguments(jobs))
+            submit = job_scripts.submit(self._job_index_max, submit_arguments(jobs))
+            answer = await self.call(submit)
         except HeadraceError as error:
             return [error for _ in jobs]
         return read_receipts(jobs, answer)
@@ -108,16 +110,16 @@ class JobQueue(AsyncScriptClient):
         Raises:
             BrokerUnavailable: Redis does not answer.
         """
-        answers = await self._call("jobs/view", keys.QUEUE_PREFIX, int(results), *ids)
-        return [_job(job_id, answer) for job_id, answer in zip(ids, answers, strict=True)]
+        rows = await self.call(job_scripts.view(ids, results=results))
+        return [_job(job_id, row) for job_id, row in zip(ids, rows, strict=True)]
 
-    async def standings(self, ids: Sequence[str]) -> list[Any]:
-        """How jobs stand, as jobs/watch.lua gives it: less than `view`, and cheaper.
+    async def watched(self, ids: Sequence[str]) -> list[job_scripts.WatchedJob | None]:
+        """Read the state of jobs: less than `view`, and cheaper. None where an id is unknown.
 
         Raises:
             BrokerUnavailable: Redis does not answer.
         """
-        return await self._call("jobs/watch", keys.QUEUE_PREFIX, *ids)
+        return [job_scripts.read_watch(row) for row in await self.call(job_scripts.watch(ids))]
 
     async def outcomes(self, ids: Sequence[str], owner: str | None = None) -> list[Any]:
         """How jobs have ended, as jobs/outcomes.lua gives it: less than `view`, and cheaper.
@@ -129,7 +131,7 @@ class JobQueue(AsyncScriptClient):
         Raises:
             BrokerUnavailable: Redis does not answer.
         """
-        return await read_outcomes(self._client, self.once, ids, owner)
+        return await read_outcomes(self._client, self.call_once, ids, owner)
 
     async def forget(self, ids: Sequence[str], owner: str | None = None) -> int:
         """Remove the records and results of those of these jobs that have ended; how many.
@@ -141,7 +143,7 @@ class JobQueue(AsyncScriptClient):
         Raises:
             BrokerError: Redis does not answer.
         """
-        return int((await self._call("jobs/delete", owner or "", *ids))[0])
+        return int((await self.call(job_scripts.delete(ids, owner)))[0])
 
     async def listen(self, job_id: str) -> None:
         """See to it that the end of a quiet job is published.
@@ -149,15 +151,7 @@ class JobQueue(AsyncScriptClient):
         Raises:
             BrokerError: Redis does not answer.
         """
-        await self._call("jobs/listen", job_id)
-
-    async def on_run(self, name: str, *arguments: Arg) -> list[Any]:
-        """Call a script about runs, which a repeat leaves as it is.
-
-        Raises:
-            BrokerError: Redis does not answer, or refuses.
-        """
-        return await self._call(name, *arguments)
+        await self.call(job_scripts.listen(job_id))
 
     async def cancel_one(self, job_id: str, owner: str | None = None) -> str:
         """Cancel one job, together with whoever cancels at the same time; see `cancel`."""
@@ -180,12 +174,11 @@ class JobQueue(AsyncScriptClient):
             token: the fence of its claim.
             ids: the jobs.
         """
-        said = await self.once("jobs/cancel", keys.QUEUE_PREFIX, f"0 {job_id} {token}", *ids)
-        return None if said is None else [word.decode() for word in said]
+        reply = await self.call_once(job_scripts.cancel(ids, parent=(job_id, token)))
+        return None if reply is None else job_scripts.read_words(reply)
 
     async def _cancel_owned(self, ids: Sequence[str]) -> list[str]:
-        answers = await self._call("jobs/cancel", keys.QUEUE_PREFIX, 0, *ids)
-        return [answer.decode() for answer in answers]
+        return job_scripts.read_words(await self.call(job_scripts.cancel(ids)))
 
     async def expire(self) -> int:
         """End jobs that wait though they must have begun by now; how many were looked at.
@@ -193,17 +186,9 @@ class JobQueue(AsyncScriptClient):
         Raises:
             BrokerError: Redis does not answer.
         """
-        looked_at, now_us = await self._call("jobs/expire", *EXPIRE_ARGUMENTS)
-        self.clock.heard(int(now_us))
-        return int(looked_at)
-
-    async def index(self, *arguments: Arg) -> list[Any]:
-        """A page of a model's jobs, as queues/list_jobs.lua gives it; see `headrace.queue.listing`.
-
-        Raises:
-            BrokerUnavailable: Redis does not answer.
-        """
-        return await self._call("queues/list_jobs", *arguments)
+        looked_at, now_us = job_scripts.read_expire(await self.call(job_scripts.expire()))
+        self.clock.heard(now_us)
+        return looked_at
 
     async def take_tokens(
         self, key_id: str, rate: float, wanted: int, least: int
@@ -213,7 +198,8 @@ class JobQueue(AsyncScriptClient):
         Raises:
             BrokerError: Redis does not answer.
         """
-        taken, wait_us = await self._call("access/take_tokens", key_id, repr(rate), wanted, least)
+        take = access_scripts.take_tokens(key_id, rate, wanted, least)
+        taken, wait_us = await self.call(take)
         return int(taken), int(wait_us) / US_PER_S
 
     async def api_key(self, key_id: str) -> ApiKey | None:
@@ -272,9 +258,8 @@ class JobQueue(AsyncScriptClient):
         (depth,) = await self.depths([queue])
         cancelled, left = 0, 1
         while left and cancelled < depth.total:
-            ended, removed, left = map(
-                int, await self.on_queue("queues/purge", queue, PURGE_MAX_JOBS)
-            )
+            reply = await self.call_once(queue_scripts.purge(queue, PURGE_MAX_JOBS))
+            ended, removed, left = map(int, reply)
             cancelled += ended
             if not removed:
                 break
@@ -282,7 +267,7 @@ class JobQueue(AsyncScriptClient):
 
     async def depths(self, queues: Sequence[str]) -> list[Depth]:
         """The state of queues in one round trip, at a cost that does not grow with their length."""
-        return read_depths(queues, await self._call("queues/depth", *queues))
+        return read_depths(queues, await self.call(queue_scripts.depth(queues)))
 
     async def worker_states(self) -> dict[str, WorkerReport]:
         """What live workers say of themselves, by owner."""
@@ -316,10 +301,6 @@ def _owned(job_id: str, owner: str | None) -> str:
     return job_id if owner is None else f"{job_id} {owner}"
 
 
-def _job(job_id: str, answer: Any) -> Job | None:
-    if not isinstance(answer, list):
-        return None
-    flat, meta, place = answer
-    text = [item.decode("utf-8", "replace") for item in flat]
-    record = dict(zip(text[::2], text[1::2], strict=True))
-    return job_from_record(job_id, record, meta.decode("utf-8", "replace"), int(place))
+def _job(job_id: str, row: Any) -> Job | None:
+    known = job_scripts.read_view(row)
+    return None if known is None else job_from_record(job_id, *known)

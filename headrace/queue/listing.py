@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from headrace.queue.job_queue import JobQueue
+from headrace.redis.scripts import queues as queue_scripts
 
 #: What one call of queues/list_jobs.lua looks at, so that Redis serves others in between, ...
 STRETCH_JOBS: Final = 500
@@ -99,14 +100,11 @@ async def list_jobs(
 async def _step(
     queue: JobQueue, walk: _Walk, since_us: int, states: str, limit: int, owner: str | None
 ) -> None:
-    at = ("", "") if walk.at is None else walk.at
-    most = limit - len(walk.found)
-    whose = () if owner is None else (owner,)
-    more, *flat = await queue.index(walk.model, *at, since_us, states, most, STRETCH_JOBS, *whose)
-    texts = [text.decode() for text in flat]
-    if not texts[0]:
-        walk.more = False
-        return
-    end, *found = (JobPlace(int(us), i) for us, i in zip(texts[::2], texts[1::2], strict=True))
-    walk.at, walk.more = end, bool(int(more))
-    walk.found += found
+    call = queue_scripts.list_jobs(
+        walk.model, walk.at, since_us=since_us, states=states, limit=limit - len(walk.found),
+        look_max=STRETCH_JOBS, owner=owner,
+    )  # fmt: skip
+    walk.more, last, found = queue_scripts.read_list_jobs(await queue.call(call))
+    if last is not None:
+        walk.at = JobPlace(*last)
+    walk.found += [JobPlace(*place) for place in found]

@@ -16,6 +16,8 @@ from headrace.jobs.job import FINAL_STATES
 from headrace.redis import keys
 from headrace.redis.exchange import exchange
 from headrace.redis.keys import F
+from headrace.redis.scripts import Command
+from headrace.redis.scripts import jobs as job_scripts
 
 #: As jobs/outcomes.lua gives them.
 _FIELDS: Final = (F.STATE, F.ATTEMPTS, F.TIMINGS, F.CREATED, F.ENDED, F.RESULT)
@@ -40,7 +42,7 @@ _WITH_OWNER: Final = _blank((*_FIELDS, F.KEY))
 
 async def read_outcomes(
     client: redis.asyncio.Redis,
-    by_script: Callable[..., Awaitable[list[Any]]],
+    call: Callable[[Command], Awaitable[Any]],
     ids: Sequence[str],
     owner: str | None,
 ) -> list[Any]:
@@ -48,7 +50,7 @@ async def read_outcomes(
 
     Args:
         client: whose connections read many replies at once.
-        by_script: calls that script, for what is not told here.
+        call: calls the script, for jobs whose records do not hold the result.
         ids: the jobs.
         owner: the API key whose jobs are known; None for all.
 
@@ -58,10 +60,10 @@ async def read_outcomes(
     try:
         rows = await _records(client, ids, owner)
     except RedisError:
-        return await by_script("jobs/outcomes", owner or "", *ids)
+        return list(await call(job_scripts.outcomes(ids, owner)))
     left = [at for at, row in enumerate(rows) if _is_rare(row)]
     if left:
-        told = await by_script("jobs/outcomes", owner or "", *[ids[at] for at in left])
+        told = await call(job_scripts.outcomes([ids[at] for at in left], owner))
         for at, row in zip(left, told, strict=True):
             rows[at] = row
     return rows

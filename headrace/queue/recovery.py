@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from redis.exceptions import NoScriptError
-
 from headrace.observability.worker_report import read_report
 from headrace.redis import keys
 from headrace.redis.connection import connect
-from headrace.redis.scripts import script
+from headrace.redis.script_client import call_script
+from headrace.redis.scripts import jobs as job_scripts
 
 
 def release_incarnation(redis_url: str, incarnation: str, max_deliveries: int | None = 3) -> int:
@@ -26,7 +25,6 @@ def release_incarnation(redis_url: str, incarnation: str, max_deliveries: int | 
     Raises:
         redis.RedisError: Redis does not answer; the leases run out by themselves.
     """
-    release = script("jobs/release_owner")
     with connect(redis_url) as client:
         # What the worker last said of itself names its models, and how long jobs wait that were
         # lost alone; it outlives it by WORKER_TTL_S.
@@ -37,12 +35,8 @@ def release_incarnation(redis_url: str, incarnation: str, max_deliveries: int | 
             base_us, most_us = state.backoff_us
             losses = f"{max_deliveries or 0} {base_us} {most_us}"
             queue = keys.queue_name(model)
-            call = release.call(keys.queue_keys(queue), queue, mode, losses, incarnation)
-            try:
-                released += int(client.execute_command(*call))
-            except NoScriptError:
-                client.execute_command(*release.load_command())
-                released += int(client.execute_command(*call))
+            release = job_scripts.release_owner(queue, mode, losses, incarnation)
+            released += int(call_script(client, release))
         client.delete(keys.worker(incarnation))
         client.zrem(keys.WORKERS, incarnation)
     return released

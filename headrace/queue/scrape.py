@@ -29,7 +29,8 @@ from headrace.queue.depth import Depths, read_columns
 from headrace.redis import keys
 from headrace.redis.exchange import packed
 from headrace.redis.outages import translate
-from headrace.redis.scripts import Command, script
+from headrace.redis.scripts import Command, load_command
+from headrace.redis.scripts import queues as queue_scripts
 
 _NONE: Final[Fields] = {}
 #: Counters are asked for by their names, of every model: whole hashes, which repeat the names,
@@ -87,8 +88,9 @@ class Scraper:
         self._ask = ask
         self._names = [model.name for model in models]
         self._queues = [model.queue for model in models]
+        self._depth = queue_scripts.depth(self._queues)
         commands: list[Command] = [
-            script("queues/depth").call([], *self._queues),
+            self._depth,
             ("ZRANGE", keys.WORKERS, 0, -1),
             ("PUBSUB", "CHANNELS", keys.done_channel("*")),
             ("SMEMBERS", keys.PAUSED),
@@ -119,7 +121,7 @@ class Scraper:
         replies = await self._asked(all_commands, count + counters.count + guessed.count)
         rows, owners, channels, paused, shared, errands, hooks, memory = replies[:count]
         if isinstance(rows, NoScriptError):
-            await self._client.script_load(script("queues/depth").source)
+            await self._client.execute_command(*load_command(self._depth))
             rows = (await self._asked(*self._first))[0]
         if isinstance(rows, RedisError):
             raise rows

@@ -29,11 +29,11 @@ from headrace.redis import keys
 from headrace.redis.clock import US_PER_S
 from headrace.redis.keys import F
 from headrace.redis.scripts import Arg
+from headrace.redis.scripts import jobs as job_scripts
+from headrace.redis.scripts.jobs import NotQueued, SubmitCode
 from headrace.webhooks.task_message import webhook_fields
 
 _STEPS: Final = tuple(str(keys.step_of(priority)) for priority in range(10))
-#: Of a job that was not queued jobs/submit.lua tells so many values.
-_TOLD: Final = 4
 
 
 class JobSubmission(msgspec.Struct, frozen=True, gc=False):
@@ -210,8 +210,10 @@ def _shared(
         fields += (F.KEY, caller.key_id)
         owner = f"{caller.key_id} {caller.in_flight} {int(caller.sees_all)}"
     fields += rare
-    listed = int(waiter != keys.NOBODY)
-    return (queue, step, max_depth, delay_us, begin_us, listed, owner, width, len(fields), *fields)
+    return job_scripts.submit_run(
+        queue, step, max_depth=max_depth, delay_us=delay_us, expires_us=begin_us,
+        listed=waiter != keys.NOBODY, owner=owner, values_per_job=width, fields=fields,
+    )  # fmt: skip
 
 
 def _rare_fields(
@@ -277,30 +279,29 @@ def submit_arguments(jobs: Iterable[JobSubmission]) -> list[Arg]:
 def read_receipts(
     jobs: Sequence[JobSubmission], answer: Sequence[Any]
 ) -> list[Receipt | HeadraceError]:
-    """What jobs/submit.lua answered, job by job; an error is returned, not raised."""
-    queued = Receipt(int(answer[0]), repeated=False)
-    found: list[Receipt | HeadraceError] = [queued] * len(jobs)
-    for at in range(1, len(answer), _TOLD):
-        place, code, created, depth = map(int, answer[at : at + _TOLD])
-        found[place - 1] = _not_queued(jobs[place - 1], code, created, depth)
-    return found
+    """Read the reply of jobs/submit.lua, job by job; an error is returned, not raised."""
+    now_us, refused = job_scripts.read_submit(answer)
+    receipts: list[Receipt | HeadraceError] = [Receipt(now_us, repeated=False)] * len(jobs)
+    for one in refused:
+        receipts[one.place] = _not_queued(jobs[one.place], one)
+    return receipts
 
 
-def _not_queued(job: JobSubmission, code: int, created: int, depth: int) -> Receipt | HeadraceError:
-    if code == 2:
-        return Receipt(created, repeated=True)
-    if code == 0:
+def _not_queued(job: JobSubmission, row: NotQueued) -> Receipt | HeadraceError:
+    if row.code == SubmitCode.KNOWN:
+        return Receipt(row.created_us, repeated=True)
+    if row.code == SubmitCode.QUEUE_FULL:
         return QueueFull(
-            f"the queue of model {job.model} holds {depth} jobs, its max_queue_depth",
+            f"the queue of model {job.model} holds {row.depth} jobs, its max_queue_depth",
             hint="Try again after Retry-After, or raise max_queue_depth in the models file.",
         )
-    if code == 3:
+    if row.code == SubmitCode.OTHER_REQUEST:
         return _conflict(job.id)
-    if code == 5:
+    if row.code == SubmitCode.OTHER_KEY:
         return of_another(job.id)
-    if code == 6:
+    if row.code == SubmitCode.IN_FLIGHT_LIMIT:
         return TooManyInFlight(
-            f"this API key has {depth} jobs that have not ended, as many as it may",
+            f"this API key has {row.depth} jobs that have not ended, as many as it may",
             hint="Try again once some have ended: each that ends makes room for one.",
         )
     return BrokerUnavailable(

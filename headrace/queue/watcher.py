@@ -23,6 +23,7 @@ from headrace.queue.job_queue import JobQueue
 from headrace.queue.tasks import end
 from headrace.queue.waiters import Subscription, as_it_is, messages
 from headrace.redis import keys
+from headrace.redis.scripts.jobs import WatchedJob
 
 logger = logging.getLogger(__name__)
 
@@ -79,28 +80,26 @@ def standing_of(job: Job) -> JobStatus:
     )
 
 
-def read_standing(row: Any) -> JobStatus | None:
-    """How a job stands, as jobs/watch.lua has answered; None where there is none."""
-    if not isinstance(row, list):
+def read_status(row: WatchedJob | None) -> JobStatus | None:
+    """Return the status of a job from a reply of jobs/watch.lua; None if it is unknown."""
+    if row is None:
         return None
-    text = [
-        str(value) if isinstance(value, int) else value.decode("utf-8", "replace") for value in row
-    ]
-    letter, attempts, token, started, ended, place, said, stages, error = text
-    state = State(letter)
-    mark, progress = read_progress(token, said, stages) if said or stages else ("", None)
+    state, token = State(row.state), row.token
+    mark, progress = "", None
+    if row.progress or row.stages:
+        mark, progress = read_progress(token, row.progress, row.stages)
     scheduled = state is State.SCHEDULED
     return JobStatus(
         state,
-        int(attempts or 0),
+        int(row.attempts or 0),
         token,
-        int(started or 0),
-        int(ended or 0),
-        0 if scheduled else int(place),
-        int(place) if scheduled else 0,
+        int(row.started_us or 0),
+        int(row.ended_us or 0),
+        0 if scheduled else int(row.place),
+        int(row.place) if scheduled else 0,
         mark,
         progress,
-        error,
+        row.error,
     )
 
 
@@ -255,8 +254,8 @@ class JobWatcher:
     async def _look(self, ids: Sequence[str]) -> None:
         for at in range(0, len(ids), LOOK_MAX):
             some = ids[at : at + LOOK_MAX]
-            for job_id, row in zip(some, await self._queue.standings(some), strict=True):
-                standing = read_standing(row)
+            for job_id, row in zip(some, await self._queue.watched(some), strict=True):
+                standing = read_status(row)
                 for watch in list(self._watches.get(job_id, ())):
                     watch.tell(standing)
 

@@ -11,6 +11,7 @@ import msgspec
 from headrace.queue.job_queue import JobQueue
 from headrace.redis import keys
 from headrace.redis.clock import US_PER_S
+from headrace.redis.scripts import webhooks as webhook_scripts
 from headrace.webhooks.task_message import WebhookTask, message
 
 PREFIX: Final = "msg_"
@@ -191,11 +192,13 @@ class DeliveryStore:
         """
         new, delay_s = change.delivery, change.delay_s
         again = b"" if delay_s is None else message(WebhookTask(new.job, delivery=new.id))
-        answer = await self._queue.once(
-            "webhooks/save", new.job, new.id, kept.text, msgspec.json.encode(new), ttl_s,
-            "" if delay_s is None else max(0, int(delay_s * US_PER_S)), again,
-            b"-" if change.body is None else change.body, change.counted, *surplus,
+        delay_us = None if delay_s is None else max(0, int(delay_s * US_PER_S))
+        save = webhook_scripts.save(
+            new.job, new.id, old=kept.text, new=msgspec.json.encode(new), ttl_s=ttl_s,
+            delay_us=delay_us, task=again, body=change.body, counter=change.counted,
+            forgotten=surplus,
         )  # fmt: skip
+        answer = await self._queue.call_once(save)
         return None if answer[0] == 1 else bytes(answer[1])
 
     async def send_due(self, most: int) -> int:
@@ -204,5 +207,5 @@ class DeliveryStore:
         Raises:
             BrokerError: Redis does not answer.
         """
-        (count,) = await self._queue.once("webhooks/due", most)
+        (count,) = await self._queue.call_once(webhook_scripts.due(most))
         return int(count)

@@ -1,96 +1,170 @@
-"""Calls of scripts over one asyncio client, with errors as the tree's own."""
+"""Clients that call scripts, blocking and asyncio. They raise the errors of `headrace.errors`.
+
+A server that does not know a script (after a restart or a failover) replies NOSCRIPT. The clients
+then load the script and call it again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+import redis
 import redis.asyncio
 from hiredis import pack_command
-from redis.exceptions import (
-    ConnectionError as RedisConnectionError,
-)
-from redis.exceptions import (
-    NoScriptError,
-    RedisError,
-    ResponseError,
-)
-from redis.exceptions import (
-    TimeoutError as RedisTimeoutError,
-)
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from headrace.redis import keys
 from headrace.redis.connection import connection_of, drop_connections
 from headrace.redis.outages import NO_PRIMARY, outage_code, translate
-from headrace.redis.scripts import Arg, Command, script
+from headrace.redis.scripts import Arg, Command, load_command
 
-# hiredis' own stub asks for a tuple of one.
+# The type stub of hiredis requires a tuple of one element.
 _pack: Final[Callable[[Command], bytes]] = pack_command  # type: ignore[assignment]
 
 
+def call_script(client: redis.Redis, call: Command) -> Any:
+    """Call a script once, with redis-py's own errors.
+
+    Raises:
+        redis.RedisError: Redis does not answer, and the outcome may be unknown; or it refuses.
+    """
+    execute: Any = client.execute_command
+    try:
+        return execute(*call)
+    except NoScriptError:
+        execute(*load_command(call))
+        return execute(*call)
+
+
+class ScriptClient:
+    """Calls scripts and commands over a blocking client; any thread may use it.
+
+    Everything is sent a second time if the connection breaks, so each call must allow a repeat.
+
+    Args:
+        client: Redis, with its own pool of connections.
+    """
+
+    def __init__(self, client: redis.Redis) -> None:
+        # redis-py types its replies as unions of all that any command could return.
+        self.client: Any = client
+
+    def call(self, call: Command) -> Any:
+        """Call a script.
+
+        Raises:
+            BrokerError: Redis does not answer, or refuses.
+        """
+        try:
+            try:
+                return call_script(self.client, call)
+            except (RedisConnectionError, RedisTimeoutError):
+                return call_script(self.client, call)
+        except RedisError as error:
+            raise translate(error) from error
+
+    def execute(self, *command: Arg, **options: Any) -> Any:
+        """Send a command.
+
+        Args:
+            command: the command and its arguments.
+            options: how redis-py parses the reply.
+
+        Raises:
+            BrokerError: Redis does not answer, or refuses.
+        """
+        try:
+            try:
+                return self.client.execute_command(*command, **options)
+            except (RedisConnectionError, RedisTimeoutError):
+                return self.client.execute_command(*command, **options)
+        except RedisError as error:
+            raise translate(error) from error
+
+    def replies(self, commands: Sequence[Command]) -> list[Any]:
+        """Send commands in one round trip; return each reply, or the error of its command.
+
+        Raises:
+            BrokerError: Redis does not answer.
+        """
+        try:
+            try:
+                return self._pipeline(commands, raise_on_error=False)
+            except (RedisConnectionError, RedisTimeoutError):
+                return self._pipeline(commands, raise_on_error=False)
+        except RedisError as error:
+            raise translate(error) from error
+
+    def read_all(self, commands: Sequence[Command]) -> list[Any]:
+        """Send commands that only read in one round trip; return their replies.
+
+        Raises:
+            BrokerError: Redis does not answer, or refuses a command.
+        """
+        try:
+            return self._pipeline(commands, raise_on_error=True)
+        except RedisError as error:
+            raise translate(error) from error
+
+    def _pipeline(self, commands: Sequence[Command], *, raise_on_error: bool) -> list[Any]:
+        pipe = self.client.pipeline(transaction=False)
+        for command in commands:
+            pipe.execute_command(*command)
+        return list(pipe.execute(raise_on_error=raise_on_error))
+
+
 class AsyncScriptClient:
-    """Calls scripts.
+    """Calls scripts over an asyncio client.
 
     Args:
         client: the connections.
     """
 
     def __init__(self, client: redis.asyncio.Redis) -> None:
-        # redis-py types its own replies as unions of all that a command could give.
+        # redis-py types its replies as unions of all that any command could return.
         self._client: Any = client
 
-    async def on_queue(self, name: str, queue: str, *arguments: Arg) -> Any:
-        """Call a script that works on one queue, once: a repeat would be answered otherwise.
-
-        Raises:
-            BrokerError: Redis does not answer, and the outcome may be unknown; or it refuses.
-        """
-        return await self.on_keys(name, queue, queue, *arguments)
-
-    async def on_keys(self, name: str, queue: str, *arguments: Arg) -> Any:
-        """As `on_queue`, for a script that does not ask for the queue's name."""
-        called = _pack(script(name).call(keys.queue_keys(queue), *arguments))
-        try:
-            return await self._evaluate(name, called)
-        except RedisError as error:
-            raise translate(error) from error
-
-    async def once(self, name: str, *arguments: Arg) -> Any:
-        """Call a script that works on no one queue, once.
+    async def call_once(self, call: Command) -> Any:
+        """Call a script for which a repeat would have another reply or effect.
 
         Raises:
             BrokerError: Redis does not answer, and the outcome may be unknown; or it refuses.
         """
         try:
-            return await self._evaluate(name, _pack(script(name).call([], *arguments)))
+            return await self._call(call, _pack(call))
         except RedisError as error:
             raise translate(error) from error
 
-    async def _call(self, name: str, *arguments: Arg) -> list[Any]:
-        """Call a script; once more after a broken connection, which all of these scripts allow."""
-        called = _pack(script(name).call([], *arguments))
+    async def call(self, call: Command) -> Any:
+        """Call a script, a second time if the connection breaks; the script must allow a repeat.
+
+        Raises:
+            BrokerError: Redis does not answer, or refuses.
+        """
+        packed = _pack(call)
         try:
             try:
-                return list(await self._evaluate(name, called))
+                return await self._call(call, packed)
             except (RedisConnectionError, RedisTimeoutError, ResponseError) as error:
                 if isinstance(error, ResponseError) and outage_code(error) not in NO_PRIMARY:
                     raise
                 if isinstance(error, _ConnectFailed):
                     raise
-                return list(await self._evaluate(name, called))
+                return await self._call(call, packed)
         except RedisError as error:
             raise translate(error) from error
 
-    async def _evaluate(self, name: str, called: bytes) -> Any:
+    async def _call(self, call: Command, packed: bytes) -> Any:
         try:
-            answer = await self._exchange(called)
+            return await self._exchange(packed)
         except NoScriptError:
-            await self._exchange(_pack(script(name).load_command()))
-            answer = await self._exchange(called)
-        return answer
+            await self._exchange(_pack(load_command(call)))
+            return await self._exchange(packed)
 
     async def _exchange(self, packed: bytes) -> Any:
-        """One command on a connection of the pool, without the layers of `execute_command`."""
+        """Send one command on a connection of the pool, without the layers of `execute_command`."""
         pool = self._client.connection_pool
         try:
             connection = await connection_of(self._client)
@@ -98,22 +172,22 @@ class AsyncScriptClient:
             raise _ConnectFailed(str(error)) from error
         try:
             await connection.send_packed_command(packed)
-            answer = await connection.read_response()
+            reply = await connection.read_response()
         except ResponseError as error:
             if outage_code(error) in NO_PRIMARY:
-                # Behind the same name there is another server by now.
+                # The same name now stands for another server.
                 await drop_connections(self._client, idle=False)
             raise
         except BaseException as error:
-            # Whoever took this connection next would read the answer to this command.
+            # The next user of this connection would read the reply to this command.
             await connection.disconnect(nowait=True)
             if isinstance(error, RedisTimeoutError):
                 await drop_connections(self._client, idle=True)
             raise
         finally:
             await pool.release(connection)
-        return answer
+        return reply
 
 
 class _ConnectFailed(RedisTimeoutError):
-    """Nobody takes a connection; to ask again at once would only take as long again."""
+    """No connection could be made in time; a second try would only take as long again."""

@@ -18,6 +18,7 @@ from headrace.queue.job_queue import JobQueue
 from headrace.redis import keys
 from headrace.redis.clock import US_PER_S
 from headrace.redis.outages import translate
+from headrace.redis.scripts import runs as run_scripts
 
 TTL_S: Final = 30 * 86_400
 #: The newest so many are kept.
@@ -79,9 +80,10 @@ class RunRecords:
             BrokerError: Redis does not answer.
         """
         text = msgspec.json.encode(told)
-        (heard,) = await self._queue.on_run(
-            "runs/save_status", run_id, text, int(begun), TTL_S, KEPT, caller.key_id or NOBODY
+        save = run_scripts.save_run_status(
+            run_id, text, begun=begun, ttl_s=TTL_S, kept=KEPT, owner=caller.key_id or NOBODY
         )
+        (heard,) = await self._queue.call(save)
         if heard < 0:
             raise Conflict(
                 f"the run {run_id} is not of this API key", hint="Name another: --run-id."

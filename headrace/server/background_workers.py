@@ -11,11 +11,11 @@ from typing import Any, Final
 
 import msgspec
 import redis
-from redis.exceptions import NoScriptError
 
 from headrace.redis import keys
 from headrace.redis.connection import connect
-from headrace.redis.scripts import script
+from headrace.redis.script_client import call_script
+from headrace.redis.scripts import background as background_scripts
 from headrace.server.supervisor.proc import start_time_ticks
 
 #: How a background worker's node begins.
@@ -54,8 +54,8 @@ def tell(client: redis.Redis, owner: str, alive: WorkerLiveness, *gone: str) -> 
     Raises:
         redis.RedisError: Redis does not answer.
     """
-    said = msgspec.json.encode(alive)
-    return _call(client, owner, said, keys.ERRANDS_TTL_S, *gone)
+    requeue = background_scripts.requeue_dead(owner, msgspec.json.encode(alive), gone)
+    return int(call_script(client, requeue))
 
 
 def give_back(redis_url: str, owner: str) -> int:
@@ -65,7 +65,7 @@ def give_back(redis_url: str, owner: str) -> int:
         redis.RedisError: Redis does not answer; the others see it in ERRANDS_TTL_S.
     """
     with connect(redis_url) as client:
-        return _call(client, "", b"", keys.ERRANDS_TTL_S, owner)
+        return int(call_script(client, background_scripts.requeue_dead("", b"", [owner])))
 
 
 def living(client: redis.Redis) -> list[WorkerLiveness]:
@@ -79,13 +79,3 @@ def living(client: redis.Redis) -> list[WorkerLiveness]:
     return [
         one for one in said if not one.node.endswith(here) or start_time_ticks(one.pid) is not None
     ]
-
-
-def _call(client: Any, *arguments: str | bytes | int) -> int:
-    errands = script("background/requeue_dead")
-    call = errands.call([], *arguments)
-    try:
-        return int(client.execute_command(*call))
-    except NoScriptError:
-        client.execute_command(*errands.load_command())
-        return int(client.execute_command(*call))

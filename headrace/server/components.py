@@ -22,8 +22,8 @@ from headrace.errors import ConfigError, HeadraceError
 from headrace.observability import logs
 from headrace.queue.recovery import release_incarnation
 from headrace.redis import keys
-from headrace.redis.caller import ScriptClient
 from headrace.redis.connection import connect
+from headrace.redis.script_client import ScriptClient
 from headrace.server import background_workers
 from headrace.server.embedded_redis import EmbeddedServer
 from headrace.server.gpus import Device

@@ -13,7 +13,6 @@ from headrace.errors import BrokerUnavailable
 from headrace.payloads.index import PayloadIndex
 from headrace.payloads.redis_store import RedisPayloadStore
 from headrace.payloads.store import PayloadMissing, new_entry
-from headrace.queue.expiry import EXPIRE_ARGUMENTS
 from headrace.redis import keys
 from headrace.redis.outages import outage_code, translate
 from headrace.redis.scripts import NAMES, Arg, script
@@ -274,7 +273,8 @@ def test_a_server_that_knows_no_script_is_told(queue: Queue, name: str) -> None:
         0, 17, "more than nothing"], "jobs/canvas_begin": ["x", 1], "workers/report": ["w", 0, 2,
         "m", "{}"], "files/begin": ["f", 0], "files/part": ["f", "redis:0", 0, 1, 1, 1],
         "files/finish": ["f", "batch", 1, 1], "access/take_tokens": ["k", "1", 1, 1], "jobs/expire":
-        list(EXPIRE_ARGUMENTS), "jobs/outcomes": [""], "jobs/delete": [""], "jobs/listen": ["x"],
+        [keys.QUEUE_PREFIX, 1, "expired", "JobExpired", "late"],
+        "jobs/outcomes": [""], "jobs/delete": [""], "jobs/listen": ["x"],
         "runs/save_status": ["r", "{}", "", 60, 10, "-"], "background/requeue_dead": ["", "", 1],
         "pipelines/save_stages": ["x", 1, "{}", "y"], "pipelines/hand_over": ["e", "e2"],
         "pipelines/clear": ["x", 1], "batches/create": ["b", "{}", 0, 0, 0], "batches/cancel":

@@ -11,6 +11,7 @@ from headrace.payloads.redis_store import RedisPayloadStore
 from headrace.payloads.store import PayloadEntry, new_entry
 from headrace.redis import keys
 from headrace.redis.keys import F
+from headrace.redis.scripts.payloads import put as put_payload
 from tests.contract.test_scripts_memory import full_memory
 from tests.harness.clients.payloads import make_due, noted
 from tests.harness.clients.script_calls import Queue
@@ -123,9 +124,9 @@ def test_no_room_between_entry_and_payload_leaves_nothing(queue: Queue) -> None:
     index = PayloadIndex(queue.client, 100 * SCRIPT_MAX_BYTES)
     entry = new_entry("redis", "one", "m", "i")
     # The entry still fits, the payload does not any more: as though memory ran out in between.
-    index.call("payloads/put", entry.text, entry.ref, 1, "", len(body))
+    index.call(put_payload(entry.text, entry.ref, grace_us=1, limit="", size=len(body)))
     with full_memory(queue), pytest.raises(BrokerFull):
-        index._write(entry, body, [], bounded=True)
+        index._write(entry, body, "", bounded=True)
     assert (noted(queue.client), total(queue.client)) == ([], 0)
 
 

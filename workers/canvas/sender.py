@@ -26,14 +26,15 @@ from celery.canvas import Signature as CelerySignature
 from kombu import pools as kombu_pools
 from kombu.exceptions import OperationalError
 from kombu.utils import json as kombu_json
-from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.exceptions import RedisError, ResponseError
 
 from headrace.jobs.encoding import strict_json
 from headrace.jobs.ids import id_of_sequel
 from headrace.redis import keys
 from headrace.redis.celery_url import celery_url
 from headrace.redis.connection import SOCKET_TIMEOUT_S, connect
-from headrace.redis.scripts import script
+from headrace.redis.script_client import call_script
+from headrace.redis.scripts import jobs as job_scripts
 from workers.jobs.canvas import Canvas, Signature
 
 logger = logging.getLogger(__name__)
@@ -163,13 +164,7 @@ class CanvasSender:
 
     def verdict(self, job_id: str, token: str) -> int:
         """What jobs/canvas_begin.lua says of a leased job."""
-        follow = script("jobs/canvas_begin")
-        call = follow.call([], job_id, token)
-        try:
-            return int(self._redis.execute_command(*call))
-        except NoScriptError:
-            self._redis.execute_command(*follow.load_command())
-            return int(self._redis.execute_command(*call))
+        return int(call_script(self._redis, job_scripts.canvas_begin(job_id, token)))
 
     def done(self, queue: str, name: bytes) -> None:
         """The end that a script has left under this name was told."""

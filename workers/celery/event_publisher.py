@@ -22,7 +22,9 @@ from headrace.observability.versions import running
 from headrace.observability.worker_report import CLOCK
 from headrace.redis import keys
 from headrace.redis.clock import US_PER_S
-from headrace.redis.scripts import Arg, Command, script
+from headrace.redis.scripts import Arg, Command
+from headrace.redis.scripts import workers as worker_scripts
+from headrace.redis.scripts.jobs import CANCELLED, FENCED, POSTPONED
 from headrace.redis.traffic import TRAFFIC
 from workers.celery.task_events import (
     Failed,
@@ -38,7 +40,6 @@ from workers.celery.task_events import (
 from workers.jobs.batch import Batch
 from workers.jobs.leased_job import NEVER, LeasedJob
 from workers.jobs.settlement import Settlement
-from workers.leases.manager import CANCELLED, FENCED, POSTPONED
 from workers.models.served_model import ServedModel
 from workers.observability.host_metrics import NOTHING
 from workers.protocol.phases import BEST_FIRST, Phase
@@ -256,8 +257,7 @@ class EventPublisher:
                 counted += (stats, name, by)
         for name, count in TRAFFIC.take("worker").items():
             counted += (keys.SHARED_STATS, name, repr(count))
-        head = (self.owner, keys.WORKER_TTL_S, len(fields))
-        return [script("workers/report").call([], *head, *fields, *counted)]
+        return [worker_scripts.report(self.owner, fields, counted)]
 
     def offline(self) -> list[Command]:
         """The worker is about to end."""

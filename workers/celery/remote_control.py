@@ -14,11 +14,12 @@ from celery.worker import heartbeat
 from celery.worker import state as celery_state
 from celery.worker.control import Panel
 from kombu.utils.url import maybe_sanitize_url
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import RedisError
 
 from headrace.redis import keys
 from headrace.redis.connection import connect
-from headrace.redis.scripts import script
+from headrace.redis.script_client import call_script
+from headrace.redis.scripts import jobs as job_scripts
 from workers.celery.config import refuse
 from workers.consumer.loop import Consumer
 from workers.jobs.leased_job import LeasedJob
@@ -198,17 +199,12 @@ def _revoke_command(redis_url: str) -> Command:
 def _cancelled(redis_url: str, ids: list[str]) -> dict[str, str]:
     """What jobs/cancel.lua says of each id: unknown, removed, asked (it runs) or ended."""
     answers: dict[str, str] = {}
-    cancel = script("jobs/cancel")
     with connect(redis_url) as client:
         for start in range(0, len(ids), CANCEL_MAX_JOBS):
             some = ids[start : start + CANCEL_MAX_JOBS]
-            call = cancel.call([], keys.QUEUE_PREFIX, keys.REVOKED_TTL_S, *some)
-            try:
-                said = client.execute_command(*call)
-            except NoScriptError:
-                client.execute_command(*cancel.load_command())
-                said = client.execute_command(*call)
-            answers |= {job_id: word.decode() for job_id, word in zip(some, said, strict=True)}
+            cancel = job_scripts.cancel(some, remember_s=keys.REVOKED_TTL_S)
+            words = job_scripts.read_words(call_script(client, cancel))
+            answers |= dict(zip(some, words, strict=True))
     return answers
 
 

@@ -11,16 +11,13 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 from headrace.observability import worker_report
+from headrace.redis.scripts.jobs import CANCEL_REQUESTED, FENCED, read_cancel_notices
 from workers.jobs.leased_job import LeasedJob
-from workers.leases.manager import CANCEL_REQUESTED, FENCED, LeaseManager
+from workers.leases.manager import LeaseManager
 from workers.models.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
-
-_MODEL_ID_TOKEN = 3
 
 
 class Cancellation:
@@ -85,9 +82,7 @@ class Cancellation:
         return bool(published)
 
     def _hear(self, body: bytes) -> None:
-        told = msgspec.msgpack.decode(body, type=list[str])
-        for at in range(0, len(told), _MODEL_ID_TOKEN):
-            name, job_id, token = told[at : at + _MODEL_ID_TOKEN]
+        for name, job_id, token in read_cancel_notices(body):
             model = self._models.get(name)
             if model is None:
                 continue

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from headrace.redis.scripts import CLAIM_HEAD, CLAIM_ROW
 from workers.leases.manager import LeaseManager
 from workers.models.served_model import ServedModel
 from workers.scheduling.dispatcher import Dispatcher
@@ -100,7 +99,7 @@ def leaves_when_read(model: ServedModel) -> bool:
     That is known where its items have neither cost nor key.
     """
     policy = model.batcher.policy
-    jobs = sum(len(reply) - CLAIM_HEAD for reply in model.claim_replies) // CLAIM_ROW
+    jobs = sum(len(reply.jobs) for reply in model.claim_replies)
     bounded = policy.max_batch_cost is not None or policy.keyed
     beside = len(model.batcher) or model.pending_payloads.in_transfer
     return jobs >= policy.max_batch_size and not bounded and not beside

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from headrace.jobs.progress import Progress
-from headrace.redis.scripts import Arg, script
+from headrace.redis.scripts import jobs as job_scripts
 from workers.jobs.leased_job import LeasedJob
 from workers.leases.manager import LeaseManager
 from workers.replicas.replica import Replica
@@ -54,8 +54,6 @@ class ProgressWriter:
         self._say(list(self._latest))
 
     def _say(self, jobs: Iterable[LeasedJob]) -> None:
-        arguments: list[Arg] = []
-        for job in jobs:
-            arguments += (job.id, job.token, self._latest[job])
-        if arguments and self._leases.connected:
-            self._leases.send(script("jobs/progress").call([], *arguments))
+        rows = [(job.id, job.token, self._latest[job]) for job in jobs]
+        if rows and self._leases.connected:
+            self._leases.send(job_scripts.progress(rows))

@@ -15,9 +15,8 @@ from typing import Final
 from headrace.config.model_options import RETRY_BACKOFF_MAX_S, RETRY_BACKOFF_S
 from headrace.jobs.message import Message
 from headrace.redis.clock import US_PER_S
+from headrace.redis.scripts.jobs import DEAD
 
-#: In place of a retry's delay: the retries are used up, and the message goes to the dead letters.
-DEAD: Final = "dead"
 _CHANCE: Final = random.Random()  # noqa: S311 - jitter
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -16,8 +16,10 @@ from headrace.jobs.media_types import JSON_TYPE
 from headrace.redis.clock import US_PER_S
 from headrace.redis.keys import F
 from headrace.redis.scripts import Arg
+from headrace.redis.scripts.jobs import DEAD
+from headrace.redis.scripts.jobs import Settlement as Settlement
 from workers.jobs.leased_job import NEVER, LeasedJob
-from workers.jobs.retries import DEAD, RetryPolicy
+from workers.jobs.retries import RetryPolicy
 
 NO_RETRIES: Final = RetryPolicy()
 #: What surrounds the base64 of a result that is not JSON (workers/model_process/executor.py).
@@ -32,37 +34,6 @@ REVOKED_JSON: Final = (
     b'{"exc_type": "TaskRevokedError", "exc_message": ["cancelled"],'
     b' "exc_module": "celery.exceptions"}'
 )
-
-
-class Settlement(NamedTuple):
-    """The arguments of jobs/settle.lua for one job.
-
-    Attributes:
-        state: the job's last state, or SCHEDULED for a job that waits for its eta.
-        meta: the Celery result as JSON; empty if none is kept.
-        batch: the size of its batch, as `headrace.jobs.job.batch_text` writes it; 0 without one.
-        timings: the record's `tm`; empty if the job did not run.
-        extra: one more field of the record; empty for none.
-        value: the value of that field.
-        ttl: seconds to keep the record; empty for the default.
-        retry_us: microseconds until the next try, `DEAD`, or empty if the job ends.
-    """
-
-    id: str
-    token: str
-    state: str
-    meta: bytes
-    batch: Arg
-    timings: str
-    extra: str
-    value: Arg
-    ttl: str
-    retry_us: str
-
-    @property
-    def retried(self) -> bool:
-        """Whether the job waits for another try instead of ending."""
-        return self.retry_us not in ("", DEAD)
 
 
 def date_done() -> str:

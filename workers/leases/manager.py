@@ -11,16 +11,22 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, Final, Protocol
 
 from redis.exceptions import ResponseError
 
-from headrace.queue.expiry import EXPIRE_ARGUMENTS, EXPIRE_MAX_JOBS
-from headrace.redis import keys
 from headrace.redis.clock import US_PER_S
 from headrace.redis.outages import DISCONNECTED
-from headrace.redis.scripts import CLAIM_MAX_BYTES, Arg, Command, script
+from headrace.redis.scripts import Command
+from headrace.redis.scripts import jobs as job_scripts
+from headrace.redis.scripts import queues as queue_scripts
+from headrace.redis.scripts.jobs import (
+    EXPIRE_MAX_JOBS,
+    FENCED,
+    POSTPONED,
+    SETTLED,
+    ClaimReply,
+)
 from headrace.redis.traffic import TRAFFIC
 from workers.batching.batcher import STEP_PLACE
 from workers.jobs.leased_job import LeasedJob
@@ -36,16 +42,6 @@ IN_FLIGHT_MAX: Final = 2
 ANSWER_MAX_S: Final = 5.0
 RECONNECT_MIN_S: Final = 0.05
 RECONNECT_MAX_S: Final = 2.0
-SWEEP_MAX_JOBS: Final = 500
-#: What jobs/settle.lua answers: the job is another's by now, it has ended so, it ended as
-#: cancelled, it was put off.
-FENCED: Final = 0
-SETTLED: Final = 1
-CANCELLED: Final = 3
-POSTPONED: Final = 4
-#: What jobs/renew.lua answers, beside FENCED: it is ours, it was cancelled meanwhile.
-RENEWED: Final = 1
-CANCEL_REQUESTED: Final = 2
 
 Handle = Callable[[Any, float], None]
 
@@ -160,13 +156,9 @@ class LeaseManager:
             for model in models:
                 model.backlog.end_claim()
                 known = [job.token for job in model.held.values()]
+                losses = self._loss_policy(model)
                 self._call(
-                    model,
-                    "jobs/release_owner",
-                    "free",
-                    self._loss_policy(model),
-                    self.owner,
-                    *known,
+                    job_scripts.release_owner(model.queue, "free", losses, self.owner, *known)
                 )
         self._claim_lost = False
 
@@ -194,15 +186,15 @@ class LeaseManager:
         """Ask for jobs, as `lane.claimable` says."""
 
         def claimed(reply: Any, now: float) -> None:
-            model.claim_answered(reply, now)
+            model.claim_answered(ClaimReply(reply), now)
 
         model.backlog.begin_claim()
-        self._call(
-            model, "jobs/claim", model.config.name, model.config.version, rooms[0], CLAIM_MAX_BYTES,
-            self._lease_us, self.owner, keys.TASK_NAME, self.limits.result_ttl_s,
-            self.limits.job_index_max, *rooms[1:], model.yield_us,
-            handle=claimed, refused=model.backlog.end_claim,
+        claim = job_scripts.claim(
+            model.queue, model.config.name, model.config.version, rooms,
+            lease_us=self._lease_us, owner=self.owner, result_ttl_s=self.limits.result_ttl_s,
+            job_index_max=self.limits.job_index_max, yield_us=model.yield_us,
         )  # fmt: skip
+        self._call(claim, handle=claimed, refused=model.backlog.end_claim)
 
     def settle(self, model: ServedModel, settlements: list[Settlement]) -> None:
         """End jobs; they stay held (and renewed) until Redis has said that it knows.
@@ -226,8 +218,8 @@ class LeaseManager:
             self._observer.settled(model, settlements, [FENCED] * len(settlements))
             model.forget(settlements)
 
-        flat = chain.from_iterable(settlements)
-        self._call(model, "jobs/settle", *flat, handle=settled, refused=refused, again=True)
+        settle = job_scripts.settle(model.queue, settlements)
+        self._call(settle, handle=settled, refused=refused, again=True)
 
     @staticmethod
     def _unusual(model: ServedModel, settlement: Settlement, code: int, now: float) -> None:
@@ -245,7 +237,7 @@ class LeaseManager:
         Args:
             model: the model whose jobs they are.
             jobs: the jobs, in the order of their claim.
-            mode: `free` (an orderly release), `alone` or `crash`; see `give_back` in lib/keys.lua.
+            mode: `free` (an orderly release), `alone` or `crash`; see `job_scripts.release`.
         """
         if not jobs:
             return
@@ -262,9 +254,8 @@ class LeaseManager:
             self._observer.released(last_first, [b"fenced"] * len(jobs))
             model.forget(jobs)
 
-        pairs = [value for job in last_first for value in (job.id, job.token)]
-        told = (mode, self._loss_policy(model), *pairs)
-        self._call(model, "jobs/release", *told, handle=released, refused=refused, again=True)
+        release = job_scripts.release(model.queue, mode, self._loss_policy(model), last_first)
+        self._call(release, handle=released, refused=refused, again=True)
 
     def renew(
         self, model: ServedModel, answered: Callable[[list[LeasedJob], list[Any]], None]
@@ -273,7 +264,7 @@ class LeaseManager:
 
         Args:
             model: the model whose jobs they are.
-            answered: called with the jobs and, for each, RENEWED, ASKED or FENCED.
+            answered: called with the jobs and, for each, RENEWED, CANCEL_REQUESTED or FENCED.
         """
         jobs = list(model.held.values())
 
@@ -281,35 +272,38 @@ class LeaseManager:
             answered(jobs, reply)
 
         if jobs:
-            pairs = [value for job in jobs for value in (job.id, job.token)]
-            call = script("jobs/renew").call(keys.queue_keys(model.queue), self._lease_us, *pairs)
-            self._outbox.append(_Call(call, renewed, lambda: answered([], []), resend=False))
+            renew = job_scripts.renew(model.queue, self._lease_us, jobs)
+            self._call(renew, handle=renewed, refused=lambda: answered([], []))
 
     def sweep(self, model: ServedModel, now: float) -> None:
         """Promote what is due and reap what has run out."""
 
         def swept(reply: Any, at: float) -> None:
-            self._server_zero_us = int(reply[7]) - int(at * US_PER_S)
-            model.next_due_at = at + int(reply[2]) / US_PER_S if int(reply[2]) >= 0 else None
-            model.backlog.raise_waiting([int(left) for left in reply[3:7]])
-            if len(reply) > 8:
-                model.callbacks.add_orphaned(model.queue, reply[8:])
+            result = queue_scripts.read_sweep(reply)
+            self._server_zero_us = result.now_us - int(at * US_PER_S)
+            due_in_us = result.due_in_us
+            model.next_due_at = None if due_in_us is None else at + due_in_us / US_PER_S
+            model.backlog.raise_waiting(result.waiting)
+            if result.orphaned:
+                model.callbacks.add_orphaned(model.queue, result.orphaned)
 
         # Told anew by the answer; left as it is, it would ask again in each turn until then.
         model.next_due_at = None
-        reap_until, untold = self._reap_until_us(now), model.callbacks.orphaned_room
-        arguments = (reap_until, self._loss_policy(model), SWEEP_MAX_JOBS, untold)
-        self._call(model, "queues/sweep", *arguments, handle=swept)
+        sweep = queue_scripts.sweep(
+            model.queue, reap_until_us=self._reap_until_us(now),
+            losses=self._loss_policy(model), orphaned_max=model.callbacks.orphaned_room,
+        )  # fmt: skip
+        self._call(sweep, handle=swept)
 
     def expire_waiting(self) -> None:
         """End jobs of any model that wait though they must have begun by now."""
 
         def ended(reply: Any, _now: float) -> None:
-            if int(reply[0]) == EXPIRE_MAX_JOBS:
+            looked_at, _ = job_scripts.read_expire(reply)
+            if looked_at == EXPIRE_MAX_JOBS:
                 self.expire_waiting()
 
-        call = script("jobs/expire").call([], *EXPIRE_ARGUMENTS)
-        self._outbox.append(_Call(call, ended, _nothing, resend=False))
+        self._call(job_scripts.expire(), handle=ended)
 
     def delay_reaping(self, now: float) -> None:
         """This worker was stopped for a while: so may others have been, who have yet to renew."""
@@ -327,7 +321,7 @@ class LeaseManager:
 
     def send(self, command: Command) -> None:
         """Send a command with the rest; its answer is not looked at, and it is not said again."""
-        self._outbox.append(_Call(command, _ignore, _nothing, resend=False))
+        self._call(command)
 
     def socket(self) -> Any:
         """The socket on which answers come, for a selector; None without a connection."""
@@ -392,14 +386,11 @@ class LeaseManager:
 
     def _call(
         self,
-        model: ServedModel,
-        name: str,
-        *arguments: Arg,
+        command: Command,
         handle: Handle = _ignore,
         refused: Callable[[], None] = _nothing,
         again: bool = False,
     ) -> None:
-        command = script(name).call(keys.queue_keys(model.queue), model.queue, *arguments)
         self._outbox.append(_Call(command, handle, refused, again))
 
     @staticmethod

@@ -19,13 +19,13 @@ from headrace.jobs.media_types import is_json
 from headrace.jobs.message import read_envelope
 from headrace.observability.worker_report import ModelStats
 from headrace.redis.clock import US_PER_S
-from headrace.redis.scripts import CLAIM_HEAD, CLAIM_ROW
+from headrace.redis.scripts.jobs import ClaimReply
 from workers.batching.batcher import Batcher, BatchPolicy, Hold, Leave
 from workers.batching.expected_arrivals import ExpectedArrivals
 from workers.batching.input_cost import InputCost
 from workers.batching.memory_limit import MemoryLimit
 from workers.jobs.batch import Batch
-from workers.jobs.claim_reply import read_claim_reply
+from workers.jobs.claim_reply import read_jobs
 from workers.jobs.leased_job import NEVER, LeasedJob
 from workers.jobs.retries import RetryPolicy
 from workers.jobs.settlement import Settlement, cancelled, failed, postponed, unreadable_message
@@ -77,7 +77,7 @@ class ServedModel:
     max_retries: int
     replicas: list[Replica]
     stats: ModelStats = field(default_factory=ModelStats)
-    claim_replies: list[Sequence[Any]] = field(default_factory=list)
+    claim_replies: list[ClaimReply] = field(default_factory=list)
     cancelled_tokens: set[str] = field(default_factory=set)
     held: dict[str, LeasedJob] = field(default_factory=dict)
     backlog: Backlog = field(default_factory=Backlog)
@@ -199,13 +199,12 @@ class ServedModel:
             self.pending_payloads.room_left(rooms) if self.pending_payloads.in_transfer else rooms
         )
 
-    def claim_answered(self, reply: Sequence[Any], now: float) -> None:
+    def claim_answered(self, reply: ClaimReply, now: float) -> None:
         """A claim was answered; what it gave is read next."""
-        lefts = [int(left) for left in reply[1 : CLAIM_HEAD - 1]]
-        jobs = (len(reply) - CLAIM_HEAD) // CLAIM_ROW
+        jobs = len(reply.jobs)
         self.backlog.claim_answered(jobs)
-        self.backlog.set_waiting(lefts)
-        self.expected_arrivals.claim_answered(jobs, lefts, now)
+        self.backlog.set_waiting(reply.waiting)
+        self.expected_arrivals.claim_answered(jobs, reply.waiting, now)
         self.claim_replies.append(reply)
 
     def read_claims(self, now: float) -> list[Settlement]:
@@ -216,13 +215,12 @@ class ServedModel:
             self.cancelled_tokens.clear()
         return ended
 
-    def accept(self, reply: Sequence[Any], now: float) -> list[Settlement]:
+    def accept(self, reply: ClaimReply, now: float) -> list[Settlement]:
         """Take in what a claim gave; settle at once what will not run."""
-        claimed = read_claim_reply(reply)
         ended, yield_s = [], self.config.max_yield_s or NEVER
-        for job, raw in claimed.jobs(now, yield_s):
+        for job, raw in read_jobs(reply, now, yield_s):
             self.held[job.id] = job
-            settlement = self._read(job, raw, now, claimed.now_us)
+            settlement = self._read(job, raw, now, reply.now_us)
             if settlement is not None:
                 ended.append(settlement)
             elif job.message is not None and job.message.source:

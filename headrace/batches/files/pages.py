@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
-from headrace.redis.caller import ScriptClient
+from headrace.redis.script_client import ScriptClient
 
 Item = TypeVar("Item")
 

@@ -28,8 +28,9 @@ from headrace.payloads.index import GRACE_S
 from headrace.payloads.store import PayloadEntry, PayloadMissing
 from headrace.payloads.stores import PayloadStores
 from headrace.redis import keys
-from headrace.redis.caller import ScriptClient
 from headrace.redis.keys import FileField
+from headrace.redis.script_client import ScriptClient
+from headrace.redis.scripts import batches as batch_scripts
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ class FileStore:
         """
         file_id = new_file_id()
         fields = (FileField.NAME, name, FileField.OWNER, owner)
-        self.caller.call("files/begin", file_id, ABANDONED_S * 1000, *fields)
+        self.caller.call(batch_scripts.begin_file(file_id, ABANDONED_S * 1000, fields))
         return FileWriter(self, file_id)
 
     def get(self, file_id: str, asker: Asker = EVERYBODY) -> StoredFile:
@@ -177,7 +178,7 @@ class FileStore:
         return [raw.decode() for raw in placed]
 
     def _read(self, ids: list[str]) -> list[StoredFile | None]:
-        found = self.caller.pipelined([("HGETALL", keys.file(one)) for one in ids])
+        found = self.caller.read_all([("HGETALL", keys.file(one)) for one in ids])
         return [read_file(one, record) for one, record in zip(ids, found, strict=True)]
 
 
@@ -203,8 +204,11 @@ class FileWriter:
         """
         ref = self._files.put(self.id, body)
         size = self.bytes + len(body)
-        times = (ABANDONED_S * 1000, _PART_TTL_S * 1000)
-        (joined,) = self._files.caller.call("files/part", self.id, ref, self.bytes, size, *times)
+        part = batch_scripts.add_part(
+            self.id, ref, offset=self.bytes, size=size, abandoned_ms=ABANDONED_S * 1000,
+            part_ttl_ms=_PART_TTL_S * 1000,
+        )  # fmt: skip
+        (joined,) = self._files.caller.call(part)
         if not joined:
             self._files.drop(self.id, [ref])
             raise _given_up(self.id)
@@ -222,9 +226,8 @@ class FileWriter:
             BrokerError: Redis does not answer.
         """
         kept_s = self._files.ttl_s if ttl_s is None else ttl_s
-        answer = self._files.caller.call(
-            "files/finish", self.id, purpose, kept_s, keys.FILES_TTL_S
-        )  # fmt: skip
+        finish = batch_scripts.finish_file(self.id, purpose, kept_s)
+        answer = self._files.caller.call(finish)
         found = read_file(self.id, dict(zip(answer[::2], answer[1::2], strict=True)))
         if found is None:
             raise _given_up(self.id)

@@ -1,12 +1,13 @@
-"""The Lua scripts, and the commands that call them. Knows no connection: callers send them.
+"""The Lua scripts, and the commands that call them. Knows no connection.
 
-A script is named by its file: `jobs/claim` is `jobs/claim.lua`. Its source as Redis sees it is
-`lib/keys.lua` and `lib/common.lua`, then the files of `lib/` that its first line includes
-(`-- @include finish, queue_position`), then the file itself. To define these functions takes as
-long as many a call. So scripts that are called for each job get them as `seldom().name`, defined at
-the first use (`-- @include-lazily finish`).
-A server that does not know a script (after a restart or a failover) answers NOSCRIPT; the caller
-then sends `load_command` and the call again.
+A script is named by its file: `jobs/claim` is `jobs/claim.lua`. Beside each folder of scripts is a
+module of the same name that builds the calls and reads the replies: `jobs.claim()`. Callers import
+it as `job_scripts`.
+
+Redis receives `lib/keys.lua` and `lib/common.lua`, then the files of `lib/` that the script's first
+line includes (`-- @include finish, queue_position`), then the script itself. Defining those
+functions takes as long as a short call. So scripts that are called for each job have them as
+`seldom().name`, which defines them at the first use (`-- @include-lazily finish`).
 """
 
 from __future__ import annotations
@@ -22,12 +23,6 @@ from typing import Final
 Arg = str | bytes | int
 Command = tuple[Arg, ...]
 
-#: The most bytes of messages that one claim takes, unless its first message alone is larger.
-CLAIM_MAX_BYTES: Final = 1024 * 1024
-#: A claim's answer: so much of the queue, then so much per job; jobs/claim.lua says what.
-CLAIM_HEAD: Final = 6
-CLAIM_ROW: Final = 8
-
 
 @dataclass(frozen=True, slots=True)
 class Script:
@@ -38,19 +33,24 @@ class Script:
     sha: str
 
     def call(self, keys: Sequence[str], *args: Arg) -> Command:
-        """The EVALSHA command for these KEYS and ARGV."""
+        """Return the EVALSHA command for these KEYS and ARGV."""
         return ("EVALSHA", self.sha, len(keys), *keys, *args)
 
     def load_command(self) -> Command:
-        """The command that makes a server know the script."""
+        """Return the command that loads the script into a server."""
         return ("SCRIPT", "LOAD", self.source)
 
 
-def _read_sources() -> dict[str, str]:
-    """Read every Lua file below this package: its text, by its name such as `jobs/claim`.
+def load_command(call: Command) -> Command:
+    """Return the command that loads the script of a `call`, for a server that replied NOSCRIPT."""
+    return _by_sha()[call[1]].load_command()
 
-    An upgrade under a running process must not make it send the scripts of the next version, so all
-    of them are read with this module.
+
+def _read_sources() -> dict[str, str]:
+    """Return the text of every Lua file below this package, by its name such as `jobs/claim`.
+
+    All are read when this module is imported: after an upgrade a running process must not send the
+    scripts of the next version.
     """
     root = files(__name__)
     return {
@@ -85,8 +85,13 @@ def script(name: str) -> Script:
     return Script(name, source, sha)
 
 
+@cache
+def _by_sha() -> dict[Arg, Script]:
+    return {known.sha: known for known in map(script, NAMES)}
+
+
 def _define_lazily(functions: str) -> str:
-    """Lua for the function `seldom`, which gives a table of these and defines them only once."""
+    """Return Lua for `seldom`, which defines these functions once and returns them in a table."""
     names = re.findall(r"^local function (\w+)", functions, re.MULTILINE)
     table = ", ".join(f"{name} = {name}" for name in names)
     return (

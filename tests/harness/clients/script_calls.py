@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import redis
-from redis.exceptions import NoScriptError
 
 from headrace.jobs.job import new_id
 from headrace.jobs.message import InputSource
 from headrace.jobs.message_writer import envelope
-from headrace.queue.expiry import EXPIRE_ARGUMENTS
 from headrace.redis import keys
-from headrace.redis.scripts import CLAIM_HEAD, CLAIM_MAX_BYTES, CLAIM_ROW, Arg, script
+from headrace.redis.script_client import call_script
+from headrace.redis.scripts import Arg, Command, script
+from headrace.redis.scripts import jobs as job_scripts
+from headrace.redis.scripts import queues as queue_scripts
+from headrace.redis.scripts.jobs import CLAIM_MAX_BYTES, Settlement
 
 LEASE_US = 60_000_000
 MAX_CRASHES = 3
@@ -114,15 +116,10 @@ class Queue:
 
     def call(self, name: str, names: Sequence[str], *arguments: Arg) -> Any:
         """Call a script as callers do: once more where the server did not know it."""
-        command = script(name).call(names, *arguments)
-        try:
-            return self.execute(*command)
-        except NoScriptError:
-            self.execute(*script(name).load_command())
-            return self.execute(*command)
+        return self.send(script(name).call(names, *arguments))
 
-    def _run(self, name: str, *arguments: Arg) -> Any:
-        return self.call(name, self.keys, *arguments)
+    def send(self, call: Command) -> Any:
+        return call_script(self.client, call)
 
     def message(self, job: Job) -> bytes:
         source = InputSource(ref=job.source) if job.source else None
@@ -152,10 +149,12 @@ class Queue:
             [one.id, self.message(one), *([one.request_hash] if one.request_hash else [])]
             for one in jobs
         ]
-        times, listed = (job.delay_us, job.begin_us), int(job.waiter != keys.NOBODY)
-        head: list[Arg] = [self.name, str(job.step), job.max_depth, *times, listed, owner]
-        head.append(len(own[0]))
-        return [*head, len(fields), *fields, len(own), *(value for one in own for value in one)]
+        head = job_scripts.submit_run(
+            self.name, str(job.step), max_depth=job.max_depth, delay_us=job.delay_us,
+            expires_us=job.begin_us, listed=job.waiter != keys.NOBODY, owner=owner,
+            values_per_job=len(own[0]), fields=fields,
+        )  # fmt: skip
+        return [*head, len(own), *(value for one in own for value in one)]
 
     def submit(self, *jobs: Job) -> list[tuple[int, int, int]]:
         """Submit each as a run of its own."""
@@ -165,17 +164,15 @@ class Queue:
         """Per job: code, created, and its ticket, or the depth that it was refused for."""
         flat = [argument for run in runs for argument in self.run(*run)]
         jobs = [job for run in runs for job in run]
-        return self.read_submit(jobs, self.call("jobs/submit", [], self.index_max, *flat))
+        return self.read_submit(jobs, self.send(job_scripts.submit(self.index_max, flat)))
 
     def read_submit(self, jobs: Sequence[Job], answer: list[Any]) -> list[tuple[int, int, int]]:
         """An answer of jobs/submit.lua, per job; the tickets are those of the records."""
-        now, *told = map(int, answer)
-        others = {
-            told[at]: (told[at + 1], told[at + 2], told[at + 3]) for at in range(0, len(told), 4)
-        }
+        now, refused = job_scripts.read_submit(answer)
+        others = {row.place: (row.code, row.created_us, row.depth) for row in refused}
         return [
             others.get(place) or (1, now, int(self.record(job.id).get("n", 0)))
-            for place, job in enumerate(jobs, 1)
+            for place, job in enumerate(jobs)
         ]
 
     def submit_one(self, **options: Any) -> str:
@@ -201,23 +198,21 @@ class Queue:
         yield_us: int = 0,
     ) -> Claimed:
         """Claim; `most` jobs there may be when those of steps 3, 6 and 9 are taken."""
-        now, *head = self._run(
-            "jobs/claim", self.name, self.model, "1.0", count, max_bytes, lease_us, owner,
-            keys.TASK_NAME, TTL_S, self.index_max, *(most or (count,) * 3), yield_us,
+        claim = job_scripts.claim(
+            self.name, self.model, "1.0", (count, *(most or (count,) * 3)), lease_us=lease_us,
+            owner=owner, result_ttl_s=TTL_S, job_index_max=self.index_max, yield_us=yield_us,
+            max_bytes=max_bytes,
         )  # fmt: skip
-        *lefts, refused = map(int, head[: CLAIM_HEAD - 1])
-        flat = head[CLAIM_HEAD - 1 :]
+        reply = job_scripts.ClaimReply(self.send(claim))
         jobs = [
             Leased(
                 raw, job_id.decode(), token.decode(), created.decode(),
                 int(attempts), alone == b"1", retries.decode(),
                 int(step.partition(b" ")[0]), step.partition(b" ")[2].decode(),
             )
-            for raw, job_id, token, created, attempts, alone, retries, step in (
-                flat[at : at + CLAIM_ROW] for at in range(0, len(flat), CLAIM_ROW)
-            )
+            for raw, job_id, token, created, attempts, alone, retries, step in reply.jobs
         ]  # fmt: skip
-        return Claimed(int(now), tuple(lefts), refused, jobs)
+        return Claimed(reply.now_us, tuple(reply.waiting), reply.refused, jobs)
 
     def claim_one(self, *, owner: str = "w1", lease_us: int = LEASE_US) -> Leased:
         (job,) = self.claim(1, owner=owner, lease_us=lease_us).jobs
@@ -232,11 +227,14 @@ class Queue:
         ttl: str = "",
         retry_us: str = "",
     ) -> list[int]:
-        flat: list[Arg] = []
-        for job in jobs:
-            flat += [job.id, job.token, state, meta, len(jobs), "1.0,2.0,3.0,4.0,5.0"]
-            flat += [*extra, ttl, retry_us]
-        return [int(code) for code in self._run("jobs/settle", self.name, *flat)]
+        timings = "1.0,2.0,3.0,4.0,5.0"
+        settlements = [
+            Settlement(
+                job.id, job.token, state, meta.encode(), len(jobs), timings, *extra, ttl, retry_us
+            )
+            for job in jobs
+        ]
+        return [int(code) for code in self.send(job_scripts.settle(self.name, settlements))]
 
     def settle_all(self) -> None:
         """End whatever is listed or leased, so that nothing is left behind."""
@@ -245,23 +243,35 @@ class Queue:
         self.settle(*self.claim().jobs)
 
     def renew(self, *jobs: Leased, lease_us: int = LEASE_US) -> list[int]:
-        return [int(code) for code in self._run("jobs/renew", lease_us, *_pairs(jobs))]
+        return [int(code) for code in self.send(job_scripts.renew(self.name, lease_us, jobs))]
 
     def release(self, *jobs: Leased, mode: str = "free", losses: Arg = MAX_CRASHES) -> list[str]:
-        answer = self._run("jobs/release", self.name, mode, losses, *_pairs(jobs))
-        return [fate.decode() for fate in answer]
+        return job_scripts.read_words(
+            self.send(job_scripts.release(self.name, mode, str(losses), jobs))
+        )
 
     def release_owner(self, owner: str, *keep: str, mode: str = "free") -> int:
-        return int(self._run("jobs/release_owner", self.name, mode, MAX_CRASHES, owner, *keep))
+        return int(
+            self.send(job_scripts.release_owner(self.name, mode, str(MAX_CRASHES), owner, *keep))
+        )
 
     def sweep(self, *, reap: bool = True, limit: int = 500) -> tuple[int, int, int, int]:
-        answer = self._run("queues/sweep", self.name, 2**53 if reap else 0, MAX_CRASHES, limit)
-        promoted, reaped, due_us, *left, _ = map(int, answer)
-        return promoted, reaped, due_us, sum(left)
+        reply = self._sweep(limit=limit, reap_until_us=2**53 if reap else 0)
+        due_us = -1 if reply.due_in_us is None else reply.due_in_us
+        return reply.promoted, reply.reaped, due_us, sum(reply.waiting)
+
+    def _sweep(
+        self, *, limit: int = 500, reap_until_us: int = 0, orphaned_max: int = 0
+    ) -> queue_scripts.SweepReply:
+        sweep = queue_scripts.sweep(
+            self.name, reap_until_us=reap_until_us, losses=str(MAX_CRASHES),
+            orphaned_max=orphaned_max, limit=limit,
+        )  # fmt: skip
+        return queue_scripts.read_sweep(self.send(sweep))
 
     def untold(self, most: int = 100) -> dict[str, tuple[dict[str, Any], bytes]]:
         """The ends that a sweep hands out to be told: by name, Celery result and message."""
-        flat = self._run("queues/sweep", self.name, 0, MAX_CRASHES, 500, most)[8:]
+        flat = self._sweep(orphaned_max=most).orphaned
         told = {}
         for name, entry in zip(flat[::2], flat[1::2], strict=True):
             length, _, rest = entry.partition(b":")
@@ -269,36 +279,33 @@ class Queue:
         return told
 
     def follow(self, leased: Leased) -> int:
-        return int(self.call("jobs/canvas_begin", [], leased.id, leased.token))
+        return int(self.send(job_scripts.canvas_begin(leased.id, leased.token)))
 
     def purge(self, limit: int = 500) -> tuple[int, int, int]:
         """Jobs cancelled, messages removed, messages left."""
-        cancelled, removed, left = map(int, self._run("queues/purge", self.name, limit))
+        cancelled, removed, left = map(int, self.send(queue_scripts.purge(self.name, limit)))
         return cancelled, removed, left
 
     def requeue(self, *names: str) -> list[str]:
-        return [
-            outcome.decode()
-            for outcome in self._run("queues/requeue_dead_letters", self.name, *names)
-        ]
+        return job_scripts.read_words(
+            self.send(queue_scripts.requeue_dead_letters(self.name, names))
+        )
 
     def purge_letters(self, *names: str) -> int:
-        return int(self._run("queues/purge_dead_letters", self.name, *names))
+        return int(self.send(queue_scripts.purge_dead_letters(self.name, names)))
 
     def listen(self, job_id: str) -> int:
-        return int(self.call("jobs/listen", [], job_id)[0])
+        return int(self.send(job_scripts.listen(job_id))[0])
 
     def outcomes(self, *ids: str) -> list[Any]:
-        return list(self.call("jobs/outcomes", [], "", *ids))
+        return list(self.send(job_scripts.outcomes(ids, None)))
 
     def cancel(self, *ids: str, remember_s: int = 0) -> list[str]:
-        answer = self.call("jobs/cancel", [], keys.QUEUE_PREFIX, remember_s, *ids)
-        return [fate.decode() for fate in answer]
+        return job_scripts.read_words(self.send(job_scripts.cancel(ids, remember_s=remember_s)))
 
     def expire(self, most: int = 100) -> int:
         """End what waits too long; how many were looked at."""
-        prefix, _, *error = EXPIRE_ARGUMENTS
-        return int(self.call("jobs/expire", [], prefix, most, *error)[0])
+        return job_scripts.read_expire(self.send(job_scripts.expire(most)))[0]
 
     def entomb(self, *ids: str) -> list[str]:
         """Cancel jobs whose messages stand elsewhere than their tickets say."""
@@ -307,19 +314,19 @@ class Queue:
         return self.cancel(*ids)
 
     def view(self, *ids: str, results: bool = True) -> list[Any]:
-        return list(self.call("jobs/view", [], keys.QUEUE_PREFIX, int(results), *ids))
+        return list(self.send(job_scripts.view(ids, results=results)))
 
     def watch(self, *ids: str) -> list[Any]:
-        return list(self.call("jobs/watch", [], keys.QUEUE_PREFIX, *ids))
+        return list(self.send(job_scripts.watch(ids)))
 
     def progress(self, job: Leased, word: str) -> int:
-        return int(self.call("jobs/progress", [], job.id, job.token, word))
+        return int(self.send(job_scripts.progress([(job.id, job.token, word.encode())])))
 
     def place(self, job_id: str) -> int:
         return int(self.view(job_id)[0][2])
 
     def depth(self) -> Depth:
-        _, row = self.call("queues/depth", [], self.name)
+        _, row = self.send(queue_scripts.depth([self.name]))
         s0, s3, s6, s9, delayed, leased, dead = map(int, row[:7])
         oldest = [told.decode() for told in row[7:]]
         return Depth(s0, s3, s6, s9, delayed, leased, dead, *oldest)
@@ -398,7 +405,3 @@ class Depth:
     @property
     def waiting(self) -> int:
         return self.step0 + self.step3 + self.step6 + self.step9
-
-
-def _pairs(jobs: Iterable[Leased]) -> list[Arg]:
-    return [value for job in jobs for value in (job.id, job.token)]

@@ -11,11 +11,11 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import msgspec
 import redis
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import RedisError
 
 from headrace.jobs.job import State
 from headrace.jobs.message import Message, read_envelope
@@ -26,7 +26,10 @@ from headrace.redis import keys
 from headrace.redis.clock import US_PER_S
 from headrace.redis.connection import connect
 from headrace.redis.keys import F
-from headrace.redis.scripts import CLAIM_HEAD, CLAIM_MAX_BYTES, CLAIM_ROW, Arg, script
+from headrace.redis.script_client import call_script
+from headrace.redis.scripts import jobs as job_scripts
+from headrace.redis.scripts import workers as worker_scripts
+from headrace.redis.scripts.jobs import ClaimReply, Settlement
 from tests.harness.wait import wait_until
 
 BATCH = 32
@@ -56,41 +59,34 @@ def failure(code: str, text: str, *, retryable: bool = False) -> Answer:
     return Answer(state, result, F.ERROR, error)
 
 
-def call(client: redis.Redis, name: str, queue: str, *arguments: Arg) -> Any:
-    """Call a script that works on one queue."""
-    command = script(name).call(keys.queue_keys(queue), queue, *arguments)
-    execute: Any = client.execute_command
-    try:
-        return execute(*command)
-    except NoScriptError:
-        execute(*script(name).load_command())
-        return execute(*command)
-
-
 def claim(
     client: redis.Redis, model: str, count: int = BATCH, owner: str = "fake"
 ) -> list[tuple[Message, str]]:
     """Claim up to `count` jobs of a model; each with its token."""
     queue = keys.queue_name(model)
-    arguments = (model, "1.0", count, CLAIM_MAX_BYTES, LEASE_US, owner, keys.TASK_NAME, 86400)
-    reply = call(client, "jobs/claim", queue, *arguments)
-    rows = range(CLAIM_HEAD, len(reply), CLAIM_ROW)
-    return [(read_envelope(reply[at]), reply[at + 2].decode()) for at in rows]
+    call = job_scripts.claim(
+        queue, model, "1.0", (count,) * 4, lease_us=LEASE_US, owner=owner, result_ttl_s=86400,
+        job_index_max=0, yield_us=0,
+    )  # fmt: skip
+    reply = ClaimReply(call_script(client, call))
+    return [(read_envelope(raw), token.decode()) for raw, _, token, *_ in reply.jobs]
 
 
 def settle(
     client: redis.Redis, model: str, claimed: list[tuple[Message, str]], answers: list[Answer]
 ) -> None:
     """Settle claimed jobs with these answers."""
-    flat: list[Arg] = []
+    settlements: list[Settlement] = []
     for (message, token), answer in zip(claimed, answers, strict=True):
         meta = b"" if answer.ignore_result else _meta(message.id, answer)
-        extra: tuple[Arg, Arg] = (answer.extra, answer.value)
+        extra: tuple[str, str | bytes] = (answer.extra, answer.value)
         if message.quiet and answer.state is State.SUCCEEDED and not answer.extra:
             meta, extra = b"", (F.RESULT, answer.result)
-        flat += (message.id, token, answer.state, meta, len(claimed), "1.5,0.25,0.1,2.0,0.1")
-        flat += (*extra, "", "")
-    call(client, "jobs/settle", keys.queue_name(model), *flat)
+        timings = "1.5,0.25,0.1,2.0,0.1"
+        settlements.append(
+            Settlement(message.id, token, answer.state, meta, len(claimed), timings, *extra, "", "")
+        )
+    call_script(client, job_scripts.settle(keys.queue_name(model), settlements))
 
 
 def _meta(job_id: str, answer: Answer) -> bytes:
@@ -136,10 +132,7 @@ def publish_added(client: redis.Redis, added: dict[str, list[tuple[str, str]]]) 
     flat = [
         value for model, by in added.items() for one in by for value in (keys.stats(model), *one)
     ]
-    command = script("workers/report").call([], "fake", keys.WORKER_TTL_S, 2, "", "{}")
-    execute: Any = client.execute_command
-    execute(*script("workers/report").load_command())
-    execute(*command, *flat)
+    call_script(client, worker_scripts.report("fake", ("", "{}"), flat))
     client.delete(keys.worker("fake"))
     client.zrem(keys.WORKERS, "fake")
 

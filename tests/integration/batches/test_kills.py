@@ -20,7 +20,7 @@ from headrace.batches.store import SavedProgress
 from headrace.config.settings import Settings
 from headrace.errors import FileMissing
 from headrace.payloads.stores import build_stores
-from headrace.redis.caller import ScriptClient
+from headrace.redis.script_client import ScriptClient
 from tests.harness.clients.openai_batches import batches_at, line
 from tests.harness.clients.payloads import make_due, payload_keys
 from tests.harness.processes.processes import gone

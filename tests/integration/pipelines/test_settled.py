@@ -20,7 +20,7 @@ from headrace.errors import BrokerUnavailable
 from headrace.jobs.job import new_id
 from headrace.queue.job_queue import JobQueue
 from headrace.redis import keys
-from headrace.redis.scripts import Arg
+from headrace.redis.scripts import Command, script
 from tests.harness.fakes.worker import FakeWorker
 from tests.harness.servers.api_server import ApiServer, api_server
 from tests.harness.servers.redis_servers import RedisServer
@@ -58,14 +58,14 @@ def conducting(
 
     class Slow(JobQueue):
         @override
-        async def on_keys(self, name: str, queue: str, *arguments: Arg) -> Any:
-            call = super().on_keys
-            if name == "jobs/renew":
-                answer = await call(name, queue, *arguments)
+        async def call_once(self, call: Command) -> Any:
+            call_once = super().call_once
+            if call[1] == script("jobs/renew").sha:
+                answer = await call_once(call)
                 self.renewed.set()
                 return answer
-            if name != "jobs/settle" or settled.is_set():
-                return await call(name, queue, *arguments)
+            if call[1] != script("jobs/settle").sha or settled.is_set():
+                return await call_once(call)
             settled.set()
 
             async def renew() -> None:
@@ -74,7 +74,7 @@ def conducting(
                 running._woken.set()
                 await asyncio.wait_for(self.renewed.wait(), LIMIT_S)
 
-            return await meanwhile(lambda: call(name, queue, *arguments), renew)
+            return await meanwhile(lambda: call_once(call), renew)
 
         renewed = asyncio.Event()
 

@@ -13,7 +13,7 @@ import pytest
 from headrace.jobs.encoding import binary_input
 from headrace.jobs.job import Job, State
 from headrace.redis import keys
-from headrace.redis.scripts import CLAIM_MAX_BYTES
+from headrace.redis.scripts.jobs import CLAIM_MAX_BYTES
 from headrace.server.ports import free_port
 from tests.harness.clients.batch_models import BatchLog
 from tests.harness.clients.totals import ModelTotals

@@ -11,7 +11,7 @@ import pytest
 from headrace.jobs.job import State
 from headrace.redis import keys
 from headrace.redis.clock import US_PER_S
-from headrace.redis.scripts import CLAIM_MAX_BYTES
+from headrace.redis.scripts.jobs import CLAIM_MAX_BYTES
 from tests.harness.clients.batch_models import BatchLog, Line, uses
 from tests.harness.servers.redis_servers import leaked_keys, redis_server
 from tests.harness.wait import wait_until

@@ -13,7 +13,7 @@ import os
 import time
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from redis.exceptions import RedisError
@@ -30,13 +30,17 @@ from headrace.queue.waiters import Waiters
 from headrace.redis import keys
 from headrace.redis.clock import US_PER_S
 from headrace.redis.connection import SOCKET_TIMEOUT_S, connect, connect_async
-from headrace.redis.scripts import CLAIM_MAX_BYTES
+from headrace.redis.scripts import Arg
+from headrace.redis.scripts import jobs as job_scripts
+from headrace.redis.scripts import queues as queue_scripts
+from headrace.redis.scripts import workers as worker_scripts
+from headrace.redis.scripts.jobs import CANCEL_REQUESTED, FENCED, ClaimReply
 from workers.background.pipelines.canvas import PipelineCanvas
 from workers.background.pipelines.claiming import read_course
 from workers.background.pipelines.execution import PipelineExecution, StageFailed, about
 from workers.background.pipelines.settling import failure, success
 from workers.background.pipelines.stage_jobs import AGAIN_MAX_S, StageJobLost, StageJobs
-from workers.jobs.claim_reply import read_claim_reply
+from workers.jobs.claim_reply import read_jobs
 from workers.jobs.leased_job import NEVER, LeasedJob
 from workers.jobs.settlement import Settlement, cancelled
 from workers.leases.notifications import POLL_S, QueueNotifications
@@ -45,13 +49,9 @@ from workers.models.pending_callbacks import UNTOLD_MAX
 logger = logging.getLogger(__name__)
 
 SWEEP_S: Final = 1.0
-SWEEP_MAX_JOBS: Final = 500
-#: So much stands before the ends that scripts have left in a sweep's answer.
-SWEEP_HEAD: Final = 8
 #: A lost conductor is never a job's fault, as it runs nobody's code: it is charged to none, and
 #: the job need not wait.
 LOSSES: Final = "1000000000 0 0"
-_RENEWED, _ASKED = 1, 2
 _AWAY: Final = (RedisError, OSError, HeadraceError)
 
 
@@ -211,25 +211,28 @@ class PipelineOrchestrator:
         settings, model = self._settings, line.model
         if self._doubtful:
             await self._end_doubt()
-        first, *rest = line.rooms
-        reply = await self._queue.on_queue(
-            "jobs/claim", model.queue, model.name, model.version, first, CLAIM_MAX_BYTES,
-            int(settings.lease_ttl_s * US_PER_S), self._owner, keys.TASK_NAME,
-            settings.result_ttl_s, settings.job_index_max, *rest,
-            int(model.max_yield_s * US_PER_S),
+        claim = job_scripts.claim(
+            model.queue, model.name, model.version, line.rooms,
+            lease_us=self._lease_us, owner=self._owner, result_ttl_s=settings.result_ttl_s,
+            job_index_max=settings.job_index_max, yield_us=int(model.max_yield_s * US_PER_S),
         )  # fmt: skip
-        claimed = read_claim_reply(reply)
-        self._queue.clock.heard(claimed.now_us)
-        for job, raw in claimed.jobs(time.monotonic(), NEVER):
-            self._begin(line, raw, job, claimed.now_us)
-        return bool(claimed.taken)
+        reply = ClaimReply(await self._queue.call_once(claim))
+        self._queue.clock.heard(reply.now_us)
+        for job, raw in read_jobs(reply, time.monotonic(), NEVER):
+            self._begin(line, raw, job, reply.now_us)
+        return bool(reply.jobs)
+
+    @property
+    def _lease_us(self) -> int:
+        return int(self._settings.lease_ttl_s * US_PER_S)
 
     async def _end_doubt(self) -> None:
         """A claim may have been answered into a broken connection: give back what nobody knows."""
         for line in self._lines:
             known = [course.item.token for course, _ in line.courses.values()]
-            arguments = ("free", LOSSES, self._owner, *known)
-            await self._queue.on_queue("jobs/release_owner", line.model.queue, *arguments)
+            await self._queue.call_once(
+                job_scripts.release_owner(line.model.queue, "free", LOSSES, self._owner, *known)
+            )
         self._doubtful = False
 
     def _begin(self, line: PipelineQueue, raw: bytes, item: LeasedJob, now_us: int) -> None:
@@ -293,7 +296,7 @@ class PipelineOrchestrator:
             settlement = await self._tells.ended(course, settlement)
         queue = line.model.queue
         (said,) = await self._jobs.patiently(
-            lambda: self._queue.on_queue("jobs/settle", queue, *settlement)
+            lambda: self._queue.call_once(job_scripts.settle(queue, [settlement]))
         )
         if not int(said):
             raise StageJobLost
@@ -334,13 +337,13 @@ class PipelineOrchestrator:
         held = [course for course, _ in line.courses.values()]
         if not held:
             return
-        lease_us = int(self._settings.lease_ttl_s * US_PER_S)
-        pairs = [text for course in held for text in (course.item.id, course.item.token)]
-        said = await self._queue.on_keys("jobs/renew", line.model.queue, lease_us, *pairs)
-        for course, word in zip(held, said, strict=True):
-            if int(word) == _ASKED:
+        jobs = [course.item for course in held]
+        renew = job_scripts.renew(line.model.queue, self._lease_us, jobs)
+        codes = await self._queue.call_once(renew)
+        for course, code in zip(held, codes, strict=True):
+            if int(code) == CANCEL_REQUESTED:
                 self._cancel(course)
-            elif int(word) != _RENEWED and course.item.dropped != "lost" and not course.ending:
+            elif int(code) == FENCED and course.item.dropped != "lost" and not course.ending:
                 # One that is ending may have been settled while this was asked.
                 self._leave_to_another(course)
                 self._stop(course)
@@ -352,31 +355,32 @@ class PipelineOrchestrator:
             reap_until = self._zero_us + int((now + self._settings.lease_ttl_s / 3) * US_PER_S)
         telling = line.telling is not None and not line.telling.done()
         room = 0 if telling else UNTOLD_MAX
-        arguments = (reap_until, LOSSES, SWEEP_MAX_JOBS, room)
-        reply = await self._queue.on_queue("queues/sweep", line.model.queue, *arguments)
-        if len(reply) > SWEEP_HEAD:
-            told = self._tells.left(line.model.queue, reply[SWEEP_HEAD:])
+        sweep = queue_scripts.sweep(
+            line.model.queue, reap_until_us=reap_until, losses=LOSSES, orphaned_max=room
+        )
+        reply = queue_scripts.read_sweep(await self._queue.call_once(sweep))
+        if reply.orphaned:
+            told = self._tells.left(line.model.queue, reply.orphaned)
             line.telling = asyncio.create_task(told)
-        self._zero_us = int(reply[7]) - int(time.monotonic() * US_PER_S)
-        if int(reply[2]) >= 0:
-            self._sweep_at = min(self._sweep_at, now + int(reply[2]) / US_PER_S + 0.001)
+        self._zero_us = reply.now_us - int(time.monotonic() * US_PER_S)
+        if reply.due_in_us is not None:
+            self._sweep_at = min(self._sweep_at, now + reply.due_in_us / US_PER_S + 0.001)
 
     async def _report(self) -> None:
         """Say that this worker serves its pipelines, as workers say it of their models."""
         state = ModelState("ready", 1, 1, "", "", self._node, [])
-        said: list[str | bytes] = [
+        fields: list[Arg] = [
             "", msgspec.json.encode({"node": self._node, "pid": os.getpid()}),
             CLOCK, f"{time.time():.3f}",
         ]  # fmt: skip
         for line in self._lines:
-            said += (line.model.name, msgspec.json.encode(state))
-        await self._queue.once("workers/report", self._owner, keys.WORKER_TTL_S, len(said), *said)
+            fields += (line.model.name, msgspec.json.encode(state))
+        await self._queue.call_once(worker_scripts.report(self._owner, fields))
 
     def _heard(self) -> None:
         """Jobs that were cancelled while they are under way here."""
         for data in self._notifications.take_messages():
-            told = [_text(part) for part in msgspec.msgpack.decode(data)]
-            for _, job_id, token in zip(told[::3], told[1::3], told[2::3], strict=True):
+            for _, job_id, token in job_scripts.read_cancel_notices(data):
                 for line in self._lines:
                     found = line.courses.get(job_id)
                     if found is not None and found[0].item.token == token:
@@ -399,10 +403,7 @@ class PipelineOrchestrator:
         for line in self._lines:
             held = list(line.courses.values())
             await end(*(task for _, task in held))
-            pairs = [text for course, _ in held for text in (course.item.id, course.item.token)]
-            if pairs:
-                await self._queue.on_queue("jobs/release", line.model.queue, "free", LOSSES, *pairs)
-
-
-def _text(part: Any) -> str:
-    return part.decode() if isinstance(part, bytes) else str(part)
+            jobs = [course.item for course, _ in held]
+            if jobs:
+                release = job_scripts.release(line.model.queue, "free", LOSSES, jobs)
+                await self._queue.call_once(release)

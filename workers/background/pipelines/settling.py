@@ -9,10 +9,10 @@ import msgspec
 from headrace.jobs.media_types import JSON_TYPE
 from headrace.payloads.ranges import read_bytes, read_parts
 from headrace.payloads.store import PayloadEntry
+from headrace.redis.scripts.jobs import DEAD
 from workers.background.pipelines.execution import PipelineExecution, StageFailed
 from workers.background.pipelines.stage_jobs import StageJobs
 from workers.background.pipelines.values import BinaryValue, StoredValue, Value, parts_of
-from workers.jobs.retries import DEAD
 from workers.jobs.settlement import (
     Settlement,
     date_done,

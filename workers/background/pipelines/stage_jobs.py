@@ -32,6 +32,7 @@ from headrace.queue.waiters import JobWaiter, Waiters
 from headrace.redis import keys
 from headrace.redis.keys import F
 from headrace.redis.outages import translate
+from headrace.redis.scripts import pipelines as pipeline_scripts
 from workers.background.pipelines.execution import PipelineExecution, about
 from workers.background.pipelines.values import ExternalValue, StoredValue, Value, parts_of
 from workers.jobs.settlement import Settlement
@@ -190,8 +191,8 @@ class StageJobs:
             try:
                 stages = course.stages_json()
                 return bool(
-                    await self._queue.once(
-                        "pipelines/save_stages", course.item.id, token, stages, *freed
+                    await self._queue.call_once(
+                        pipeline_scripts.save_stages(course.item.id, token, stages, freed)
                     )
                 )
             except HeadraceError as error:
@@ -263,7 +264,9 @@ class StageJobs:
             for chunk in _chunks(names, VIEW_MAX_JOBS):
                 if settled:
                     await self._client.unlink(*map(keys.job, chunk), *map(keys.meta, chunk))
-                elif not await self._queue.once("pipelines/clear", item.id, item.token, *chunk):
+                elif not await self._queue.call_once(
+                    pipeline_scripts.clear(item.id, item.token, chunk)
+                ):
                     raise StageJobLost
             for model, letters in _letters(course, over).items():
                 await self._letters.purge(keys.queue_name(model), letters)

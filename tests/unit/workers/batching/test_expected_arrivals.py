@@ -8,6 +8,7 @@ import pytest
 
 from headrace.config.model_catalog import ModelConfig
 from headrace.jobs.message_writer import envelope
+from headrace.redis.scripts.jobs import ClaimReply
 from workers.batching.expected_arrivals import ExpectedArrivals
 from workers.batching.latency_model import KNOWN_SHARE
 from workers.jobs.batch import Batch
@@ -41,7 +42,8 @@ def served(
         flat += [raw, b"j%d" % n, b"t%d" % n, b"1", b"1", b"", b"", step]
     made.expected_arrivals.claim_sent([SIZE] * 4, NOW - TRIP_S)
     lefts = [*left, 0, 0, 0, 0][:4]
-    made.claim_answered([b"1000000000", *(b"%d" % some for some in lefts), 0, *flat], NOW)
+    reply = [b"1000000000", *(b"%d" % some for some in lefts), 0, *flat]
+    made.claim_answered(ClaimReply(reply), NOW)
     assert made.read_claims(NOW) == []
     return made
 
@@ -56,7 +58,8 @@ def test_a_batch_that_the_claims_bytes_cut_is_held_until_the_next_claim_fills_it
     assert one.next_batch(NOW) is None
     assert one.hold_until == pytest.approx(NOW + WORTH_S)
     one.expected_arrivals.claim_sent(one.room, NOW)
-    one.claim_answered([b"1", b"8", b"0", b"0", b"0", 0, *_row("last")], NOW + TRIP_S)
+    last = ClaimReply([b"1", b"8", b"0", b"0", b"0", 0, *_row("last")])
+    one.claim_answered(last, NOW + TRIP_S)
     one.read_claims(NOW + TRIP_S)
     assert size(one.next_batch(NOW + TRIP_S)) == SIZE
 

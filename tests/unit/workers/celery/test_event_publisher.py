@@ -21,6 +21,7 @@ from headrace.jobs.job import JobOptions
 from headrace.jobs.message import read_envelope
 from headrace.jobs.message_writer import envelope
 from headrace.redis.keys import TASK_NAME
+from headrace.redis.scripts.jobs import CANCELLED, FENCED, POSTPONED
 from tests.harness.workers.worker import write_models
 from workers.celery.bootstep import event_channel, take_ticks
 from workers.celery.event_publisher import EVENTS_MAX, EVENTS_S, EventPublisher
@@ -29,7 +30,6 @@ from workers.jobs.batch import Batch
 from workers.jobs.leased_job import LeasedJob
 from workers.jobs.retries import RetryPolicy
 from workers.jobs.settlement import Settlement, cancelled, failed, postponed, succeeded
-from workers.leases.manager import CANCELLED, FENCED, POSTPONED
 from workers.model_process.outcomes import encode_result
 from workers.models.event_sampling import EventSampler
 from workers.models.served_model import ServedModel

@@ -11,10 +11,11 @@ import pytest
 
 from headrace.config.model_catalog import ModelConfig
 from headrace.jobs.message_writer import envelope
+from headrace.redis.scripts.jobs import CANCEL_REQUESTED, FENCED, RENEWED, ClaimReply
 from workers.consumer.cancellation import Cancellation
 from workers.jobs.leased_job import LeasedJob
 from workers.jobs.settlement import Settlement
-from workers.leases.manager import CANCEL_REQUESTED, FENCED, RENEWED, LeaseLimits, LeaseManager
+from workers.leases.manager import LeaseLimits, LeaseManager
 from workers.models.served_model import ServedModel
 
 NOW = 1000.0
@@ -70,7 +71,7 @@ def claim(model: ServedModel, *ids: str) -> list[Settlement]:
     for job_id in ids:
         raw = envelope(job_id, "m", "headrace.m", b"1", timeout_s=60.0)
         flat += [raw, job_id.encode(), f"token-{job_id}".encode(), b"", b"1", b"", b"", b"0"]
-    return model.accept([b"1", *[b"0"] * 4, 0, *flat], NOW)
+    return model.accept(ClaimReply([b"1", *[b"0"] * 4, 0, *flat]), NOW)
 
 
 def told(*ids: str, model: str = "m") -> list[bytes]:

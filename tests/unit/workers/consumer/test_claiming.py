@@ -10,6 +10,7 @@ import pytest
 
 from headrace.config.model_catalog import ModelConfig
 from headrace.jobs.message_writer import envelope
+from headrace.redis.scripts.jobs import ClaimReply
 from workers.consumer.claiming import Claimer
 from workers.jobs.settlement import Settlement
 from workers.leases.manager import LeaseManager
@@ -58,7 +59,7 @@ def came(model: ServedModel, count: int, left: int = 0) -> None:
         raw = envelope(f"j{n}", model.config.name, "q", b"1", timeout_s=60.0)
         flat += [raw, b"j%d" % n, b"t%d" % n, b"", b"1", b"", b"", b"0"]
     model.backlog.begin_claim()
-    model.claim_answered([b"1", b"%d" % left, b"0", b"0", b"0", 0, *flat], NOW)
+    model.claim_answered(ClaimReply([b"1", b"%d" % left, b"0", b"0", b"0", 0, *flat]), NOW)
 
 
 def said(models: Sequence[ServedModel], act: str) -> list[Any]:

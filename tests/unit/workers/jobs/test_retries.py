@@ -7,8 +7,9 @@ import random
 from headrace.jobs.job import JobOptions, State
 from headrace.jobs.message import read_envelope
 from headrace.jobs.message_writer import envelope
+from headrace.redis.scripts.jobs import DEAD
 from workers.jobs.leased_job import LeasedJob
-from workers.jobs.retries import DEAD, RetryPolicy
+from workers.jobs.retries import RetryPolicy
 from workers.jobs.settlement import failed
 
 

@@ -14,10 +14,11 @@ from headrace.jobs.message import InputSource
 from headrace.jobs.message_writer import envelope
 from headrace.redis.clock import US_PER_S
 from headrace.redis.scripts import Command
+from headrace.redis.scripts.jobs import FENCED, ClaimReply
 from workers.jobs.leased_job import LeasedJob
 from workers.jobs.settlement import Settlement, cancelled
 from workers.leases.connection import PipelinedConnection
-from workers.leases.manager import FENCED, LeaseLimits, LeaseManager
+from workers.leases.manager import LeaseLimits, LeaseManager
 from workers.models.served_model import ServedModel
 
 NOW = 1000.0
@@ -66,7 +67,7 @@ def model() -> ServedModel:
         source = InputSource(ref="redis:" + job_id * 32)
         raw = envelope(job_id, "m", "headrace.m", b"1", timeout_s=60.0, source=source)
         flat += [raw, job_id.encode(), f"token-{job_id}".encode(), b"", b"1", b"", b"", b"0"]
-    model.accept([b"1", *[b"0"] * 4, 0, *flat], NOW)
+    model.accept(ClaimReply([b"1", *[b"0"] * 4, 0, *flat]), NOW)
     return model
 
 

@@ -1,0 +1,388 @@
+"""The scripts in jobs/: what each call is sent, and what it replies.
+
+The order of ARGV and of replies is written down here and in the Lua file, and nowhere else. What is
+read once for each job is a plain tuple, whose type names its fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Any, Final, NamedTuple, Protocol
+
+import msgspec
+
+from headrace.errors import NOT_STARTED, JobExpired
+from headrace.redis import keys
+from headrace.redis.scripts import Arg, Command, script
+
+#: The most bytes of messages that one claim takes, unless its first message alone is larger.
+CLAIM_MAX_BYTES: Final = 1024 * 1024
+#: The most jobs that one call of jobs/expire.lua looks at, which limits how long it blocks Redis.
+EXPIRE_MAX_JOBS: Final = 200
+
+#: What jobs/settle.lua replies for a job: another worker has claimed it; it ended as asked; the
+#: same token settled it before; it ended as cancelled; it waits for a retry.
+FENCED: Final = 0
+SETTLED: Final = 1
+SETTLED_BEFORE: Final = 2
+CANCELLED: Final = 3
+POSTPONED: Final = 4
+#: What jobs/renew.lua replies for a job, besides FENCED: the lease is renewed; it is renewed, and
+#: the job was cancelled meanwhile.
+RENEWED: Final = 1
+CANCEL_REQUESTED: Final = 2
+#: `Settlement.retry_us` of a job whose retries are used up: its message goes to the dead letters.
+DEAD: Final = "dead"
+#: What jobs/canvas_begin.lua replies, besides FENCED and CANCELLED: the callbacks may be sent.
+SEND_CALLBACKS: Final = 1
+
+#: One job of a claim: raw message, id, token, when it was created or "", attempts, b"1" if it must
+#: run alone or "", retries or "", and its priority step; behind that, after a space, since when it
+#: waits in its list, if not since it was created.
+ClaimedRow = tuple[bytes, bytes, bytes, bytes, int, bytes, bytes, bytes]
+_CLAIM_HEAD: Final = 6
+_CLAIM_ROW: Final = 8
+_SUBMIT_ROW: Final = 4
+_NOTICE_ROW: Final = 3
+
+
+class Leased(Protocol):
+    """A job that its caller has leased."""
+
+    @property
+    def id(self) -> str:
+        """The job's id."""
+
+    @property
+    def token(self) -> str:
+        """The fencing token of its claim."""
+
+
+def _pairs(jobs: Iterable[Leased]) -> list[str]:
+    return [text for job in jobs for text in (job.id, job.token)]
+
+
+class SubmitCode:
+    """Why jobs/submit.lua did not enqueue a job."""
+
+    QUEUE_FULL: Final = 0
+    KNOWN: Final = 2
+    OTHER_REQUEST: Final = 3
+    UNUSABLE_QUEUE: Final = 4
+    OTHER_KEY: Final = 5
+    IN_FLIGHT_LIMIT: Final = 6
+
+
+class NotQueued(NamedTuple):
+    """A job that jobs/submit.lua did not enqueue.
+
+    Attributes:
+        place: its place among the submitted jobs, from 0.
+        code: one of `SubmitCode`.
+        created_us: when it was first submitted, if it is known.
+        depth: the depth of its queue, or the number of jobs in flight of its API key.
+    """
+
+    place: int
+    code: int
+    created_us: int
+    depth: int
+
+
+def submit_run(
+    queue: str,
+    step: str,
+    *,
+    max_depth: int,
+    delay_us: int,
+    expires_us: int,
+    listed: bool,
+    owner: str,
+    values_per_job: int,
+    fields: Sequence[Arg],
+) -> tuple[Arg, ...]:
+    """Return how a run of similar jobs begins in the arguments of `submit`.
+
+    Args:
+        queue: the queue's name.
+        step: the priority step.
+        max_depth: how many jobs the queue may hold.
+        delay_us: after how long the jobs join the queue.
+        expires_us: in how long they must have started; 0 for no limit.
+        listed: whether they are in the index of their model.
+        owner: "" or the API key as "id max_in_flight sees_all".
+        values_per_job: 2 (id and message), or 3 with the hash of the request.
+        fields: names and values of the record that all of them share.
+    """
+    head = (queue, step, max_depth, delay_us, expires_us, int(listed), owner, values_per_job)
+    return (*head, len(fields), *fields)
+
+
+def submit(job_index_max: int, runs: Iterable[Arg]) -> Command:
+    """Submit jobs of any queues.
+
+    Args:
+        job_index_max: how many of a model's newest jobs are indexed; 0 for none.
+        runs: for each run its `submit_run`, the number of its jobs, and the values of each job.
+    """
+    return script("jobs/submit").call([], job_index_max, *runs)
+
+
+def read_submit(reply: Sequence[Any]) -> tuple[int, list[NotQueued]]:
+    """Return Redis' time in us, and the jobs that were not enqueued; all others were."""
+    now, *flat = map(int, reply)
+    rows = (flat[at : at + _SUBMIT_ROW] for at in range(0, len(flat), _SUBMIT_ROW))
+    return now, [NotQueued(place - 1, *rest) for place, *rest in rows]
+
+
+def claim(
+    queue: str,
+    model: str,
+    version: str,
+    rooms: Sequence[int],
+    *,
+    lease_us: int,
+    owner: str,
+    result_ttl_s: int,
+    job_index_max: int,
+    yield_us: int,
+    max_bytes: int = CLAIM_MAX_BYTES,
+) -> Command:
+    """Lease jobs of a queue, the best priority first.
+
+    Args:
+        queue: the queue's name.
+        model: the model that its jobs must be for.
+        version: written into the records of jobs that have none yet.
+        rooms: for each priority step, how many jobs there may be when jobs of it are taken.
+        lease_us: how long the leases last.
+        owner: this incarnation of the worker.
+        result_ttl_s: how long the result of a refused job, or of one without a record, is kept.
+        job_index_max: as for `submit`.
+        yield_us: a job that waits longer is taken even if better jobs leave no room; 0 for never.
+        max_bytes: the most bytes of messages, unless the first alone is larger.
+    """
+    return script("jobs/claim").call(
+        keys.queue_keys(queue), queue, model, version, rooms[0], max_bytes, lease_us, owner,
+        keys.TASK_NAME, result_ttl_s, job_index_max, *rooms[1:], yield_us,
+    )  # fmt: skip
+
+
+class ClaimReply:
+    """The reply of jobs/claim.lua.
+
+    Attributes:
+        now_us: Redis' time.
+        waiting: how many jobs are left in the list of each priority step; the first is -1 if the
+            queue is paused.
+        refused: how many messages were no jobs, and are dead letters now.
+        jobs: the leased jobs.
+    """
+
+    __slots__ = ("jobs", "now_us", "refused", "waiting")
+
+    def __init__(self, reply: Sequence[Any]) -> None:
+        self.now_us = int(reply[0])
+        self.waiting = [int(count) for count in reply[1 : _CLAIM_HEAD - 1]]
+        self.refused = int(reply[_CLAIM_HEAD - 1])
+        values = iter(reply[_CLAIM_HEAD:])
+        self.jobs: list[ClaimedRow] = list(zip(*[values] * _CLAIM_ROW, strict=True))
+
+
+class Settlement(NamedTuple):
+    """How one job ends, as jobs/settle.lua takes it.
+
+    Attributes:
+        id: the job.
+        token: the fencing token of its claim.
+        state: the letter of its new state.
+        meta: its Celery result as JSON; empty for none.
+        batch: how many jobs ran together.
+        timings: the record's `tm`.
+        extra: one more field of the record; "" for none.
+        value: the value of that field.
+        ttl: seconds for which the result is kept; "" for as long as the record says.
+        retry_us: after how many us it is tried again; "" if it ends, DEAD if its message also
+            goes to the dead letters.
+    """
+
+    id: str
+    token: str
+    state: str
+    meta: bytes
+    batch: Arg
+    timings: str
+    extra: str
+    value: Arg
+    ttl: str
+    retry_us: str
+
+    @property
+    def retried(self) -> bool:
+        """Whether the job waits for another try instead of ending."""
+        return self.retry_us not in ("", DEAD)
+
+
+def settle(queue: str, settlements: Iterable[Settlement]) -> Command:
+    """End leased jobs; the reply has one code per job, FENCED to POSTPONED."""
+    return script("jobs/settle").call(
+        keys.queue_keys(queue), queue, *chain.from_iterable(settlements)
+    )
+
+
+def renew(queue: str, lease_us: int, jobs: Iterable[Leased]) -> Command:
+    """Renew leases; the reply has RENEWED, CANCEL_REQUESTED or FENCED per job."""
+    return script("jobs/renew").call(keys.queue_keys(queue), lease_us, *_pairs(jobs))
+
+
+def release(queue: str, mode: str, losses: str, jobs: Iterable[Leased]) -> Command:
+    """Return leased jobs to the head of their queue; the reply has one word per job.
+
+    Args:
+        queue: the queue's name.
+        mode: `free` (an orderly release, not counted), `alone` (they must run alone) or `crash`
+            (as `alone`, and a job that already ran alone is charged).
+        losses: how many crashes a job survives and the bounds of the wait after one, in us:
+            "max base most".
+        jobs: the jobs.
+    """
+    return script("jobs/release").call(keys.queue_keys(queue), queue, mode, losses, *_pairs(jobs))
+
+
+def release_owner(queue: str, mode: str, losses: str, owner: str, *kept: str) -> Command:
+    """Release what an owner has leased of a queue, except for the tokens `kept`.
+
+    The reply is how many jobs were released. For `mode` and `losses` see `release`.
+    """
+    return script("jobs/release_owner").call(
+        keys.queue_keys(queue), queue, mode, losses, owner, *kept
+    )
+
+
+def expire(max_jobs: int = EXPIRE_MAX_JOBS) -> Command:
+    """End waiting jobs of any queue that must have started by now."""
+    return script("jobs/expire").call(
+        [], keys.QUEUE_PREFIX, max_jobs, JobExpired.code, JobExpired.__name__, NOT_STARTED
+    )
+
+
+def read_expire(reply: Sequence[Any]) -> tuple[int, int]:
+    """Return how many jobs were looked at, and Redis' time in us."""
+    looked_at, now_us = reply
+    return int(looked_at), int(now_us)
+
+
+def cancel(
+    ids: Iterable[str], *, remember_s: int = 0, parent: tuple[str, str] | None = None
+) -> Command:
+    """Cancel jobs; the reply has `unknown`, `removed`, `asked` or `ended` per job.
+
+    Args:
+        ids: the jobs; "id key" cancels a job only if it belongs to that API key.
+        remember_s: for how long a later message of an unknown id is not run.
+        parent: id and token of the job on whose behalf they are cancelled. If that job has ended
+            or has another token, nothing is done and the reply is nil.
+    """
+    head = f"{remember_s} {parent[0]} {parent[1]}" if parent else remember_s
+    return script("jobs/cancel").call([], keys.QUEUE_PREFIX, head, *ids)
+
+
+def read_words(reply: Iterable[bytes]) -> list[str]:
+    """Return the words of a reply that has one per job."""
+    return [word.decode() for word in reply]
+
+
+class CancelNotice(NamedTuple):
+    """A running job that was cancelled, as jobs/cancel.lua publishes it to its worker."""
+
+    model: str
+    job_id: str
+    token: str
+
+
+def read_cancel_notices(message: bytes) -> list[CancelNotice]:
+    """Read a message on a worker's cancel channel.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
+    flat = msgspec.msgpack.decode(message, type=list[str])
+    values = iter(flat)
+    return [CancelNotice(*row) for row in zip(*[values] * _NOTICE_ROW, strict=True)]
+
+
+def progress(jobs: Iterable[tuple[str, str, bytes]]) -> Command:
+    """Record the progress of leased jobs: id, token, and "number JSON" of each."""
+    return script("jobs/progress").call([], *(value for job in jobs for value in job))
+
+
+def canvas_begin(job_id: str, token: str) -> Command:
+    """Begin to send a job's callbacks; the reply is FENCED, SEND_CALLBACKS or CANCELLED."""
+    return script("jobs/canvas_begin").call([], job_id, token)
+
+
+def view(ids: Iterable[str], *, results: bool) -> Command:
+    """Read jobs; the reply has one row per job, for `read_view`."""
+    return script("jobs/view").call([], keys.QUEUE_PREFIX, int(results), *ids)
+
+
+def read_view(row: Any) -> tuple[dict[str, str], str, int] | None:
+    """Return a job's record, its Celery result, and its place or due time; None if unknown."""
+    if not isinstance(row, list):
+        return None
+    flat, meta, place = row
+    text = [value.decode("utf-8", "replace") for value in flat]
+    record = dict(zip(text[::2], text[1::2], strict=True))
+    return record, meta.decode("utf-8", "replace"), int(place)
+
+
+class WatchedJob(NamedTuple):
+    """The state of a watched job, as text.
+
+    Attributes:
+        place: its place in the queue; if it is scheduled, when it is due, in us; or 0.
+        progress: its progress as "token number JSON", while it runs.
+        stages: the stages of a pipeline's job as JSON, while it runs.
+        error: the error of its last try as JSON, while it is scheduled.
+    """
+
+    state: str
+    attempts: str
+    token: str
+    started_us: str
+    ended_us: str
+    place: str
+    progress: str
+    stages: str
+    error: str
+
+
+def watch(ids: Iterable[str]) -> Command:
+    """Read the state of jobs; the reply has one row per job, for `read_watch`."""
+    return script("jobs/watch").call([], keys.QUEUE_PREFIX, *ids)
+
+
+def read_watch(row: Any) -> WatchedJob | None:
+    """Return the state of a job; None if it is unknown."""
+    if not isinstance(row, list):
+        return None
+    texts = (
+        str(value) if isinstance(value, int) else value.decode("utf-8", "replace") for value in row
+    )
+    return WatchedJob(*texts)
+
+
+def outcomes(ids: Iterable[str], owner: str | None) -> Command:
+    """Read how jobs have ended; `owner` is the API key whose jobs are known, None for all."""
+    return script("jobs/outcomes").call([], owner or "", *ids)
+
+
+def delete(ids: Iterable[str], owner: str | None) -> Command:
+    """Delete jobs that have ended; the reply is [how many]. `owner` is as for `outcomes`."""
+    return script("jobs/delete").call([], owner or "", *ids)
+
+
+def listen(job_id: str) -> Command:
+    """Let the end of a quiet job be published."""
+    return script("jobs/listen").call([], job_id)

@@ -1,0 +1,121 @@
+"""The scripts in queues/: what each call is sent, and what it replies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+from headrace.redis import keys
+from headrace.redis.scripts import Arg, Command, script
+
+#: The most due jobs, and the most expired leases, that one sweep handles.
+SWEEP_MAX_JOBS: Final = 500
+_SWEEP_HEAD: Final = 8
+
+
+def sweep(
+    queue: str, *, reap_until_us: int, losses: str, orphaned_max: int, limit: int = SWEEP_MAX_JOBS
+) -> Command:
+    """Promote jobs that are due, and reap leases that have expired.
+
+    Args:
+        queue: the queue's name.
+        reap_until_us: nothing is reaped if Redis' time is later than this; 0 for never.
+        losses: see `jobs.release`.
+        orphaned_max: how many orphaned ends are handed out.
+        limit: how many jobs are promoted, and how many leases reaped, at most.
+    """
+    return script("queues/sweep").call(
+        keys.queue_keys(queue), queue, reap_until_us, losses, limit, orphaned_max
+    )
+
+
+class SweepReply(NamedTuple):
+    """The reply of queues/sweep.lua.
+
+    Attributes:
+        promoted: how many jobs joined their lists.
+        reaped: how many leases had expired.
+        due_in_us: in how many us the next scheduled job is due; None if there is none.
+        waiting: how many jobs are in the list of each priority step; the first is -1 if the queue
+            is paused.
+        now_us: Redis' time.
+        orphaned: ends of jobs whose callbacks nobody has sent: a name, then the length of the
+            Celery result, ":", the Celery result and the message.
+    """
+
+    promoted: int
+    reaped: int
+    due_in_us: int | None
+    waiting: list[int]
+    now_us: int
+    orphaned: list[bytes]
+
+
+def read_sweep(reply: Sequence[Any]) -> SweepReply:
+    """Read the reply of `sweep`."""
+    promoted, reaped, due_us, *waiting, now_us = map(int, reply[:_SWEEP_HEAD])
+    due_in_us = due_us if due_us >= 0 else None
+    return SweepReply(promoted, reaped, due_in_us, waiting, now_us, list(reply[_SWEEP_HEAD:]))
+
+
+def depth(queues: Iterable[str]) -> Command:
+    """Read the depth of queues; `headrace.queue.depth` reads the reply."""
+    return script("queues/depth").call([], *queues)
+
+
+def list_jobs(
+    model: str,
+    before: tuple[int, str] | None,
+    *,
+    since_us: int,
+    states: str,
+    limit: int,
+    look_max: int,
+    owner: str | None,
+) -> Command:
+    """Walk a model's jobs from the newest.
+
+    Args:
+        model: the model.
+        before: creation time and id of the job to begin after; None for the newest.
+        since_us: older jobs are left out.
+        states: letters of the states that count; "" for all.
+        limit: how many jobs are returned at most.
+        look_max: how many jobs are looked at at most.
+        owner: the API key whose jobs count; None for all.
+    """
+    at: tuple[Arg, Arg] = ("", "") if before is None else before
+    owned = () if owner is None else (owner,)
+    return script("queues/list_jobs").call(
+        [], model, *at, since_us, states, limit, look_max, *owned
+    )
+
+
+def read_list_jobs(
+    reply: Sequence[bytes],
+) -> tuple[bool, tuple[int, str] | None, list[tuple[int, str]]]:
+    """Return whether more may follow, the last job that was looked at, and the jobs found.
+
+    A job is its creation time and its id.
+    """
+    more, *flat = (text.decode() for text in reply)
+    if not flat[0]:
+        return False, None, []
+    last, *found = ((int(us), i) for us, i in zip(flat[::2], flat[1::2], strict=True))
+    return more != "0", last, found
+
+
+def purge(queue: str, limit: int) -> Command:
+    """Cancel waiting jobs; the reply is [cancelled, messages removed, messages left]."""
+    return script("queues/purge").call(keys.queue_keys(queue), queue, limit)
+
+
+def requeue_dead_letters(queue: str, names: Iterable[str]) -> Command:
+    """Return dead letters to their queue; the reply has one word per dead letter."""
+    return script("queues/requeue_dead_letters").call(keys.queue_keys(queue), queue, *names)
+
+
+def purge_dead_letters(queue: str, names: Iterable[str]) -> Command:
+    """Delete dead letters; the reply is how many there were."""
+    return script("queues/purge_dead_letters").call(keys.queue_keys(queue), queue, *names)

@@ -38,7 +38,9 @@ DIGITS = sorted((EXAMPLES / "digits").glob("*.png"))
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
     folder = tmp_path_factory.mktemp("examples")
-    with running_up(folder, models=EXAMPLES / "models.yaml", errands=True, runner=True) as running:
+    with running_up(
+        folder, models=EXAMPLES / "models.yaml", background=True, runner=True
+    ) as running:
         wait_until(lambda: running.request("GET", "/ready?models=all")[0] == 200, "loaded", 90)
         yield running
 

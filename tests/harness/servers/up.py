@@ -141,7 +141,7 @@ def running_up(
     *arguments: str,
     models: Path | None = None,
     flower: bool = False,
-    errands: bool = False,
+    background: bool = False,
     runner: bool = False,
     **variables: str,
 ) -> Iterator[RunningUp]:
@@ -156,7 +156,7 @@ def running_up(
     ]  # fmt: skip
     if not flower:
         up.arguments.append("--no-flower")
-    if not errands:
+    if not background:
         up.arguments.append("--no-background")
     if not runner:
         up.arguments.append("--no-runner")

@@ -164,7 +164,7 @@ def test_the_account(redis_db: RedisServer) -> None:
 def test_up_starts_one_and_gives_back_what_it_held(server: RedisServer, tmp_path: Path) -> None:
     arguments = ("--workers", "0")
     with (
-        running_up(tmp_path, *arguments, errands=True, HEADRACE_REDIS_URL=server.url) as up,
+        running_up(tmp_path, *arguments, background=True, HEADRACE_REDIS_URL=server.url) as up,
         server.client() as client,
     ):
         pid = up.record()["pids"]["errands"]

@@ -91,7 +91,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         with running_up(
             folder,
             models=write_models(folder, models),
-            errands=True,
+            background=True,
             runner=True,
             REDIS_URL=server.url,
             **variables,

@@ -70,7 +70,9 @@ def measure_headrace(
         share = statistics.median(a.rate / b.rate for a, b in zip(ours, theirs, strict=True))
         table.add(f"submit and wait, 64 connections, a second ({label})", f"{load.rate:,.0f}")
         table.add(f"… p50 / p99, ms ({label})", f"{load.p50_ms:.1f} / {load.p99_ms:.1f}")
-        table.add(f"… as a share of the bare FastAPI no-op in the same run ({label})", f"{share:.2f}")
+        table.add(
+            f"… as a share of the bare FastAPI no-op in the same run ({label})", f"{share:.2f}"
+        )
         table.add(f"… CPU s per 1,000 jobs ({label})", spread(taken))
         if events:
             return
@@ -83,7 +85,9 @@ def measure_headrace(
         measure_queue(table, stack, drain, seconds, rounds)
         bulk = measure_bulk(stack, bare, BULK_JOBS, rounds)
         table.add("bulk submit, one connection, jobs a second", f"{bulk.rate:,.0f}")
-        table.add("… times the requests of the bare FastAPI no-op in the same run", f"{bulk.ratio:.1f}")
+        table.add(
+            "… times the requests of the bare FastAPI no-op in the same run", f"{bulk.ratio:.1f}"
+        )
         table.add("… CPU s per 1,000 jobs", spread(bulk.cpu))
 
 

@@ -93,17 +93,18 @@ def list_jobs(
 
 
 def read_list_jobs(
-    reply: Sequence[bytes],
+    reply: Sequence[Any],
 ) -> tuple[bool, tuple[int, str] | None, list[tuple[int, str]]]:
     """Return whether more may follow, the last job that was looked at, and the jobs found.
 
     A job is its creation time and its id.
     """
-    more, *flat = (text.decode() for text in reply)
+    more, *rest = reply
+    flat = [text.decode() for text in rest]
     if not flat[0]:
         return False, None, []
     last, *found = ((int(us), i) for us, i in zip(flat[::2], flat[1::2], strict=True))
-    return more != "0", last, found
+    return more != 0, last, found
 
 
 def purge(queue: str, limit: int) -> Command:

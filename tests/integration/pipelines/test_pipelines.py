@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -302,3 +303,13 @@ def clear(site: PipelineSite) -> None:
     """Forget the results that are kept."""
     with site.server.client() as client:
         client.delete("hr:payloads", "hr:payloads:size", *client.scan_iter("hr:payload:*"))
+
+
+def test_jobs_that_wait_in_a_paused_queue_run_once_it_is_resumed(site: PipelineSite) -> None:
+    queue = f"/api/v1/queues/{keys.queue_name('raw')}"
+    assert site.api.http.post(f"{queue}/pause").status_code == 200
+    job_id = site.submit("raw", {"pieces": 1, "size": 1})
+    time.sleep(1.5)  # for the claim that finds the queue paused
+    assert site.job(job_id)["status"] == "queued"
+    assert site.api.http.post(f"{queue}/resume").status_code == 200
+    assert site.ended(job_id, 30)["status"] == "succeeded"

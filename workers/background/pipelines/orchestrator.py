@@ -65,6 +65,7 @@ class PipelineQueue:
         courses: its jobs that are under way here, by id, each with the task that runs it.
         telling: tells of the ends that scripts have left, while there are some.
         passed_over: it was last claimed without room for offline jobs, and no push tells of these.
+        paused: its queue was paused at its last claim; each sweep claims again.
     """
 
     config: PipelineConfig
@@ -72,6 +73,7 @@ class PipelineQueue:
     courses: dict[str, tuple[PipelineExecution, asyncio.Task[None]]] = field(default_factory=dict)
     telling: asyncio.Task[None] | None = None
     passed_over: bool = False
+    paused: bool = False
 
     @property
     def rooms(self) -> list[int]:
@@ -218,6 +220,7 @@ class PipelineOrchestrator:
         )  # fmt: skip
         reply = ClaimReply(await self._queue.call_once(claim))
         self._queue.clock.heard(reply.now_us)
+        line.paused = reply.waiting[0] < 0
         for job, raw in read_jobs(reply, time.monotonic(), NEVER):
             self._begin(line, raw, job, reply.now_us)
         return bool(reply.jobs)
@@ -331,6 +334,8 @@ class PipelineOrchestrator:
             self._sweep_at = now + SWEEP_S
             for line in self._lines:
                 await self._sweep(line)
+            # Resuming a queue changes no list, so nothing else wakes its claim.
+            self._filled |= {n for n, line in enumerate(self._lines) if line.paused}
             await self._report()
 
     async def _renew(self, line: PipelineQueue) -> None:

@@ -1,7 +1,7 @@
-"""The client commands as typer sees them: arguments, options and help.
+"""Declares the client commands for typer: arguments, options and help.
 
-What they do is in the other modules, imported when a command runs: `headrace version` does not wait
-for a client.
+Their implementations are in the other modules, which a command imports when it runs; so
+`headrace version` does not wait for the HTTP client to load.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from headrace.cli.runs.app import run, runs_group
 from headrace.cli.shared.completion import complete_model
 from headrace.cli.shared.inputs import STDIN, Sources, StdinAs
 from headrace.cli.shared.options import (
-    FULL_OR_AWAY,
     LIMIT,
+    UNREACHABLE,
+    UNREACHABLE_OR_FULL,
     IdsArgument,
     JsonOption,
     LimitOption,
@@ -52,20 +53,20 @@ def register(app: typer.Typer) -> None:
     app.add_typer(dead_group, name="dead")
     app.add_typer(keys_group, name="keys")
     app.add_typer(webhooks_group, name="webhooks")
-    _say_whole(app)
+    _set_short_help(app)
 
 
-def _say_whole(app: typer.Typer) -> None:
-    """Let the list of commands wrap what each does; without `short_help` it is cut off."""
+def _set_short_help(app: typer.Typer) -> None:
+    """Set each command's `short_help`, so that the list of commands is not cut off."""
     for command in app.registered_commands:
         command.short_help = command.help or inspect.getdoc(command.callback)
     for group in app.registered_groups:
         inner = group.typer_instance
         if inner is None:
             continue
-        said = inner.registered_callback
-        group.short_help = inspect.getdoc(said.callback) if said else str(inner.info.help)
-        _say_whole(inner)
+        callback = inner.registered_callback
+        group.short_help = inspect.getdoc(callback.callback) if callback else str(inner.info.help)
+        _set_short_help(inner)
 
 
 def submit(
@@ -74,23 +75,23 @@ def submit(
         list[str] | None,
         typer.Argument(
             metavar="INPUT",
-            help="Files, folders (with all below), quoted patterns, or - for standard input.",
+            help="Files, folders (recursive), quoted patterns, or - for standard input.",
         ),
     ] = None,
     json_input: Annotated[
         list[str] | None,
-        typer.Option("--json-input", metavar="JSON", help="A JSON value as an input; repeatable."),
+        typer.Option("--json-input", metavar="JSON", help="JSON value as an input; repeatable."),
     ] = None,
     text: Annotated[
         list[str] | None,
-        typer.Option("--text", metavar="TEXT", help="A text as an input; repeatable."),
+        typer.Option("--text", metavar="TEXT", help="Text as an input; repeatable."),
     ] = None,
     input_ref: Annotated[
         list[str] | None,
         typer.Option(
             "--input-ref",
             metavar="REF",
-            help="What the server is to read itself: file:/folder/name or s3://bucket/key; "
+            help="File or object that the server reads: file:/folder/name or s3://bucket/key; "
             "repeatable.",
         ),
     ] = None,
@@ -98,7 +99,7 @@ def submit(
         StdinAs,
         typer.Option(
             "--stdin",
-            help="What the lines of standard input are; auto: JSON where the first begins with "
+            help="Kind of the lines on standard input; auto: JSON if the first line begins with "
             '{ [ or ", else paths.',
         ),
     ] = StdinAs.AUTO,
@@ -110,15 +111,15 @@ def submit(
             "--output",
             "-o",
             metavar="FILE",
-            help="Append a JSON line per input as its job ends; implies --wait.",
+            help="Append a JSON line per input to FILE as its job ends; implies --wait.",
         ),
     ] = None,
     resume: Annotated[
         bool,
-        typer.Option("--resume", help="Go on with FILE: leave out what has succeeded in it."),
+        typer.Option("--resume", help="Continue FILE: skip inputs that succeeded in it."),
     ] = False,
     ordered: Annotated[
-        bool, typer.Option("--ordered", help="Outcomes in the order of the inputs.")
+        bool, typer.Option("--ordered", help="Print results in the order of the inputs.")
     ] = False,
     in_flight: Annotated[
         int,
@@ -127,102 +128,129 @@ def submit(
             min=1,
             max=IN_FLIGHT_MAX,
             metavar="N",
-            help=f"With --wait: jobs under way at once [{IN_FLIGHT}].",
+            help=f"Maximum number of jobs in flight with --wait (default: {IN_FLIGHT}).",
             show_default=False,
         ),
     ] = IN_FLIGHT,
     job_id: Annotated[
         str | None,
-        typer.Option("--id", metavar="ID", help="An id of your own, for a single input."),
+        typer.Option("--id", metavar="ID", help="Job id for a single input (default: a new id)."),
     ] = None,
     content_type: Annotated[
         str | None,
         typer.Option(
-            "--content-type", metavar="TYPE", help="What the files are [by name or content]."
+            "--content-type",
+            metavar="TYPE",
+            help="Media type of the inputs (default: from name or content).",
         ),
     ] = None,
     version: Annotated[
         str | None,
-        typer.Option("--version", metavar="VERSION", help="Only for this version of the model."),
+        typer.Option(
+            "--version", metavar="VERSION", help="Required version of the model (default: any)."
+        ),
     ] = None,
     priority: Annotated[
-        int | None, typer.Option("--priority", min=0, max=9, help="0 (first) to 9 (offline) [0].")
+        int | None,
+        typer.Option(
+            "--priority", min=0, max=9, help="Priority, 0 (first) to 9 (batch) (default: 0)."
+        ),
     ] = None,
     expires: Annotated[
         float | None,
-        typer.Option("--expires", metavar="SECONDS", help="It must have started by then [never]."),
+        typer.Option(
+            "--expires",
+            metavar="SECONDS",
+            help="Expire the job if it has not started within SECONDS (default: never).",
+        ),
     ] = None,
     countdown: Annotated[
         float | None,
-        typer.Option("--countdown", metavar="SECONDS", help="Before it joins the queue [0]."),
+        typer.Option(
+            "--countdown",
+            metavar="SECONDS",
+            help="Delay before the job joins the queue (default: 0).",
+        ),
     ] = None,
     job_timeout: Annotated[
         float | None,
         typer.Option(
-            "--job-timeout", metavar="SECONDS", help="A job may run for so long [the model's]."
+            "--job-timeout",
+            metavar="SECONDS",
+            help="Maximum run time of a job (default: the model's).",
         ),
     ] = None,
     result_ttl: Annotated[
         int | None,
         typer.Option(
-            "--result-ttl", metavar="SECONDS", help="Results are kept for so long [a day]."
+            "--result-ttl",
+            metavar="SECONDS",
+            help="How long the server keeps the result (default: one day).",
         ),
     ] = None,
     max_retries: Annotated[
         int | None,
-        typer.Option("--max-retries", metavar="N", help="After errors that pass [the model's]."),
+        typer.Option(
+            "--max-retries",
+            metavar="N",
+            help="Retries after a transient error (default: the model's).",
+        ),
     ] = None,
     retry_backoff: Annotated[
         float | None,
         typer.Option(
             "--retry-backoff",
             metavar="SECONDS",
-            help="The first retry's longest wait [the model's].",
+            help="Maximum wait before the first retry (default: the model's).",
         ),
     ] = None,
     retry_backoff_max: Annotated[
         float | None,
         typer.Option(
-            "--retry-backoff-max", metavar="SECONDS", help="Any retry's longest wait [the model's]."
+            "--retry-backoff-max",
+            metavar="SECONDS",
+            help="Maximum wait before any retry (default: the model's).",
         ),
     ] = None,
     metadata: Annotated[
         str | None,
-        typer.Option("--metadata", metavar="JSON", help="An object, given back with the job."),
+        typer.Option(
+            "--metadata", metavar="JSON", help="JSON object that is returned with the job."
+        ),
     ] = None,
     webhook: Annotated[
         str | None,
-        typer.Option("--webhook", metavar="URL", help="Tell it of each job's end [nobody]."),
+        typer.Option("--webhook", metavar="URL", help="URL to notify when each job ends."),
     ] = None,
     webhook_event: Annotated[
         list[str] | None,
         typer.Option(
             "--webhook-event",
             metavar="EVENT",
-            help="Tell it of started, succeeded, failed, cancelled or expired; repeatable "
-            "[every end].",
+            help="Event to notify: started, succeeded, failed, cancelled or expired; repeatable "
+            "(default: every end).",
         ),
     ] = None,
-    retry: Annotated[float, retry_option(FULL_OR_AWAY, RETRY_S)] = RETRY_S,
+    retry: Annotated[float, retry_option(UNREACHABLE_OR_FULL, RETRY_S)] = RETRY_S,
     quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="No progress bar and no summary.")
+        bool, typer.Option("--quiet", "-q", help="Print no progress bar and no summary.")
     ] = False,
     as_json: JsonOption = False,
     url: UrlOption = None,
 ) -> None:
-    """Submit inputs to a model; print the jobs' ids, or with --wait their results."""
+    """Submit inputs to a model; print the job ids, or with --wait the results."""
     from headrace.cli.jobs.submit import SubmitRequest
     from headrace.cli.jobs.submit import submit as go
 
-    given = inputs or []
+    arguments = inputs or []
     sources = Sources(
-        given, json_input or (), text or (),
-        sys.stdin.buffer if STDIN in given else None, stdin_as, input_ref or (),
+        arguments, json_input or (), text or (),
+        sys.stdin.buffer if STDIN in arguments else None, stdin_as, input_ref or (),
     )  # fmt: skip
     if resume and output is None:
-        raise typer.BadParameter("go on with which file? Name it with -o", param_hint="--resume")
+        raise typer.BadParameter("--resume requires --output FILE", param_hint="--resume")
     if job_id is not None and not sources.single:
-        raise typer.BadParameter("one id, and several inputs", param_hint="--id")
+        raise typer.BadParameter("--id can only be used with one input", param_hint="--id")
     options = {
         "priority": priority,
         "expires": expires,
@@ -236,14 +264,14 @@ def submit(
         "webhook": webhook,
         "webhook_events": webhook_event or None,
     }
-    what = SubmitRequest(
+    request = SubmitRequest(
         model=model, sources=sources, job_id=checked_id(job_id),
         options={"content_type": content_type, "version": version, **checked_options(options)},
         wait=wait or timeout is not None or output is not None, timeout_s=timeout,
         ordered=ordered, in_flight=in_flight, retry_s=retry, file=output, resume=resume,
         as_json=as_json, quiet=quiet,
     )  # fmt: skip
-    raise typer.Exit(go(url, what))
+    raise typer.Exit(go(url, request))
 
 
 def result(
@@ -256,36 +284,44 @@ def result(
             "--output",
             "-o",
             metavar="FILE",
-            help="Write the result there; for several jobs, or their ids as names, a folder.",
+            help="Write the result to FILE; for several jobs, an existing folder "
+            "(default: standard output).",
         ),
     ] = None,
-    retry: Annotated[float, retry_option("a server that is away", RETRY_S)] = RETRY_S,
+    retry: Annotated[float, retry_option(UNREACHABLE, RETRY_S)] = RETRY_S,
     as_json: JsonOption = False,
     url: UrlOption = None,
 ) -> None:
-    """Print the results of jobs: JSON and text as they are, and what is binary as its bytes."""
-    from headrace.cli.jobs.results import Fetch, fetch
+    """Print the results of jobs: JSON and text as a line, binary results as bytes."""
+    from headrace.cli.jobs.results import ResultRequest, fetch
 
-    what = Fetch(
+    request = ResultRequest(
         ids=ids, wait=wait or timeout is not None, timeout_s=timeout, target=output, retry_s=retry,
         as_json=as_json,
     )  # fmt: skip
-    raise typer.Exit(fetch(url, what))
+    raise typer.Exit(fetch(url, request))
 
 
 def jobs(
     ids: Annotated[
         list[str] | None,
-        typer.Argument(metavar="ID", help="These jobs; - reads ids from standard input."),
+        typer.Argument(
+            metavar="ID",
+            help="Job ids; - reads ids from standard input (default: the newest jobs).",
+        ),
     ] = None,
     model: Annotated[
         str | None,
         typer.Option(
-            "--model", metavar="MODEL", help="Of this model only.", autocompletion=complete_model
+            "--model",
+            metavar="MODEL",
+            help="Only jobs of this model (default: all).",
+            autocompletion=complete_model,
         ),
     ] = None,
     status: Annotated[
-        list[Status] | None, typer.Option("--status", help="Of this status only; repeatable.")
+        list[Status] | None,
+        typer.Option("--status", help="Only jobs with this status; repeatable (default: any)."),
     ] = None,
     after: Annotated[
         datetime | None,
@@ -293,36 +329,36 @@ def jobs(
             "--since",
             metavar="TIME",
             parser=since,
-            help="Created since then: 2026-11-21T08:00:00Z, or 90s, 15m, 2h, 3d ago.",
+            help="Only jobs created since TIME: 2026-11-21T08:00:00Z, or 90s, 15m, 2h, 3d ago.",
         ),
     ] = None,
     limit: LimitOption = LIMIT,
     as_json: JsonOption = False,
     url: UrlOption = None,
 ) -> None:
-    """List jobs, newest first, or show those that are named."""
+    """List jobs, newest first, or show the jobs with these ids."""
     from headrace.cli.jobs.jobs import list_jobs, show_jobs
 
     if ids:
         if model or status or after:
-            raise typer.BadParameter("ids are given: leave out --model, --status and --since")
+            raise typer.BadParameter("ids cannot be combined with --model, --status or --since")
         raise typer.Exit(show_jobs(url, ids, as_json=as_json))
     list_jobs(url, model=model, statuses=status or (), since=after, limit=limit, as_json=as_json)
 
 
 def watch(
-    job_id: Annotated[str, typer.Argument(metavar="ID", help="The job.")],
+    job_id: Annotated[str, typer.Argument(metavar="ID", help="Job id.")],
     as_json: JsonOption = False,
     url: UrlOption = None,
 ) -> None:
-    """Print what becomes of a job until it has ended: its place, its progress, its end."""
+    """Print a job's events until it ends: queue position, progress, outcome."""
     from headrace.cli.jobs.watch import watch as go
 
     raise typer.Exit(go(url, job_id, as_json=as_json))
 
 
 def cancel(ids: IdsArgument, as_json: JsonOption = False, url: UrlOption = None) -> None:
-    """Cancel jobs: those that wait will not run, and results of those that run are discarded."""
+    """Cancel jobs: waiting jobs do not run, and results of running jobs are discarded."""
     from headrace.cli.jobs.jobs import cancel_jobs
 
     raise typer.Exit(cancel_jobs(url, ids, as_json=as_json))
@@ -331,12 +367,16 @@ def cancel(ids: IdsArgument, as_json: JsonOption = False, url: UrlOption = None)
 def models(
     model: Annotated[
         str | None,
-        typer.Argument(metavar="MODEL", help="This one, in detail.", autocompletion=complete_model),
+        typer.Argument(
+            metavar="MODEL",
+            help="Show this model in detail (default: list all).",
+            autocompletion=complete_model,
+        ),
     ] = None,
     as_json: JsonOption = False,
     url: UrlOption = None,
 ) -> None:
-    """List the models, or show one with its configuration and its workers."""
+    """List the models, or show the configuration and the workers of one model."""
     from headrace.cli.admin.models import list_models, show_model
 
     if model is None:
@@ -354,15 +394,15 @@ def top(
             max=3600,
             metavar="SECONDS",
             show_default=False,
-            help=f"Between two looks [{INTERVAL_S:g}].",
+            help=f"Time between two updates (default: {INTERVAL_S:g}).",
         ),
     ] = INTERVAL_S,
     once: Annotated[
-        bool, typer.Option("--once", help="Print one view and end, for pipes and scripts.")
+        bool, typer.Option("--once", help="Print one view and exit; for pipes and scripts.")
     ] = False,
     url: UrlOption = None,
 ) -> None:
-    """Show queues, models, hosts and devices as they change, on a terminal."""
+    """Show a live view of queues, models, hosts and devices."""
     from headrace.cli.top.command import top as go
 
     raise typer.Exit(go(url, interval_s=interval, once=once))

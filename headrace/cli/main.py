@@ -1,4 +1,4 @@
-"""The `headrace` command. Each command is a few lines; what it does is in a module of its own."""
+"""The entry point of the `headrace` command, and the commands that run servers."""
 
 from __future__ import annotations
 
@@ -25,31 +25,32 @@ if TYPE_CHECKING:
 app = typer.Typer(
     name="headrace",
     no_args_is_help=True,
-    # Plain help and plain errors: no box cuts a path in two, no `[default]` is taken for markup.
+    # Plain text: boxes would break long paths, and markup would hide text in brackets.
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
 
 ModelsOption = Annotated[
-    Path | None, typer.Option("--models", metavar="FILE", help="The models file.")
+    Path | None,
+    typer.Option("--models", metavar="FILE", help="Models file (default: configs/models.yaml)."),
 ]
 PortOption = Annotated[
-    int | None, typer.Option("--port", min=1, max=65535, help="The API's port [8080].")
+    int | None, typer.Option("--port", min=1, max=65535, help="Port of the API (default: 8080).")
 ]
 HostOption = Annotated[
-    str | None, typer.Option("--host", help="The address that the API listens on [127.0.0.1].")
+    str | None, typer.Option("--host", help="Listen address of the API (default: 127.0.0.1).")
 ]
-_API_PROCESSES_HELP: Final = "How many processes the API has on its port [1]."
+_API_PROCESSES_HELP: Final = "Number of API processes on the port (default: 1)."
 WorkersOption = Annotated[
     int | None,
     typer.Option(
-        "--workers", min=0, max=1024, help="How many workers [one per GPU, or one without]."
+        "--workers", min=0, max=1024, help="Number of workers (default: one per GPU, else 1)."
     ),
 ]
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
+def _show_version(requested: bool) -> None:
+    if requested:
         version()
         raise typer.Exit
 
@@ -62,7 +63,7 @@ def every(
     ] = False,
 ) -> None:
     """Asynchronous inference for PyTorch models on a message queue."""
-    # What __main__.py has held off; each command hears of it in its own way.
+    # __main__.py ignored Ctrl-C during start-up; from here each command handles it.
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -71,7 +72,9 @@ def every(
 def up(
     state_dir: Annotated[
         Path | None,
-        typer.Option("--state-dir", metavar="DIR", help="Where jobs are kept [.headrace]."),
+        typer.Option(
+            "--state-dir", metavar="DIR", help="Folder for the queue's data (default: .headrace)."
+        ),
     ] = None,
     host: HostOption = None,
     port: PortOption = None,
@@ -82,15 +85,15 @@ def up(
     ] = False,
     no_errands: Annotated[bool, typer.Option("--no-errands", hidden=True)] = False,
     no_runner: Annotated[
-        bool, typer.Option("--no-runner", help="Do not run the runner of batches.")
+        bool, typer.Option("--no-runner", help="Do not run the batch runner.")
     ] = False,
     workers: WorkersOption = None,
     api_processes: Annotated[
         int | None, typer.Option("--api-processes", min=1, max=256, help=_API_PROCESSES_HELP)
     ] = None,
 ) -> None:
-    """Run everything on this machine: Redis (unless one is named), API, workers and the rest."""
-    # Imported here, so that `headrace version` does not wait for it.
+    """Run everything on this machine: Redis (unless HEADRACE_REDIS_URL is set), API and workers."""
+    # Imported here to keep `headrace version` fast.
     from headrace.server.up import Up, UpOptions
 
     settings = _settings(
@@ -114,7 +117,7 @@ def api(
         int | None, typer.Option("--processes", min=1, max=256, help=_API_PROCESSES_HELP)
     ] = None,
 ) -> None:
-    """Run the API alone, on the Redis that HEADRACE_REDIS_URL names."""
+    """Run only the API, with the Redis at HEADRACE_REDIS_URL."""
     from headrace.server.component import run_api
 
     settings = _settings(host=host, port=port, models_file=models, api_processes=processes)
@@ -123,7 +126,7 @@ def api(
 
 @app.command()
 def worker(models: ModelsOption = None, workers: WorkersOption = None) -> None:
-    """Run one worker per GPU, on the Redis that HEADRACE_REDIS_URL names."""
+    """Run one worker per GPU, with the Redis at HEADRACE_REDIS_URL."""
     from headrace.server.component import run_workers
 
     run_workers(_settings(models_file=models), workers, os.environ)
@@ -133,7 +136,7 @@ def worker(models: ModelsOption = None, workers: WorkersOption = None) -> None:
 @app.command("errands", hidden=True)
 @app.command()
 def background(models: ModelsOption = None) -> None:
-    """Run the background worker (pipelines, webhooks), on the Redis at HEADRACE_REDIS_URL."""
+    """Run the background worker (pipelines, webhooks), with the Redis at HEADRACE_REDIS_URL."""
     from headrace.server.component import run_background
 
     run_background(_settings(models_file=models), os.environ)
@@ -141,7 +144,7 @@ def background(models: ModelsOption = None) -> None:
 
 @app.command()
 def runner(host: HostOption = None, port: PortOption = None) -> None:
-    """Drive batches, over the API at HEADRACE_URL (or --host and --port), on HEADRACE_REDIS_URL."""
+    """Run the batch runner, with the API at HEADRACE_URL and the Redis at HEADRACE_REDIS_URL."""
     from headrace.server.component import run_runner
 
     run_runner(_settings(host=host, port=port), os.environ)
@@ -154,13 +157,13 @@ def flower(
         typer.Option(
             "--published-at",
             metavar="ADDRESS",
-            help="Where a container's port is published [where it listens]. Another than loopback "
-            "wants FLOWER_BASIC_AUTH.",
+            help="Host address of the published container port; any address but loopback requires "
+            "FLOWER_BASIC_AUTH (default: the listen address).",
         ),
     ] = None,
     models: ModelsOption = None,
 ) -> None:
-    """Run Flower alone, on the Redis that HEADRACE_REDIS_URL names."""
+    """Run only Flower, with the Redis at HEADRACE_REDIS_URL."""
     from headrace.server.component import run_flower
 
     run_flower(_settings(models_file=models), published_at, os.environ)
@@ -170,11 +173,13 @@ def flower(
 def health(
     part: Annotated[
         str,
-        typer.Argument(metavar="PART", help="api, worker, background, runner, flower or redis."),
+        typer.Argument(
+            metavar="PART", help="One of api, worker, background, runner, flower, redis."
+        ),
     ],
     workers: WorkersOption = None,
 ) -> None:
-    """Say whether the part that runs beside this command serves: status 0, or 1 with the reason."""
+    """Health probe: exit 0 if the component in this container serves, else 1 with the reason."""
     from headrace.server.health_probe import run_check
 
     typer.echo(run_check(part, workers, os.environ))
@@ -187,19 +192,20 @@ def doctor(
         typer.Option(
             "--redis-url",
             metavar="URL",
-            help="The Redis [HEADRACE_REDIS_URL, else of headrace up here].",
+            help="URL of Redis (default: HEADRACE_REDIS_URL, else the Redis of headrace up here).",
         ),
     ] = None,
     models: ModelsOption = None,
     api_url: Annotated[
-        str | None, typer.Option("--api", metavar="URL", help="The API [the one on this host].")
+        str | None,
+        typer.Option(
+            "--api", metavar="URL", help="URL of the API (default: the API on this host)."
+        ),
     ] = None,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="A warning counts as a failure too.")
-    ] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Treat warnings as failures.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Look at Redis, workers, models, devices and this host: a line each, and what to do."""
+    """Check Redis, workers, models, devices and this host; print a result and a hint per check."""
     from headrace.cli.doctor.command import examine
 
     raise typer.Exit(examine(redis_url, models, api_url, strict=strict, as_json=as_json))
@@ -208,10 +214,11 @@ def doctor(
 @app.command("check-config")
 def check_config(
     file: Annotated[
-        Path | None, typer.Argument(metavar="[FILE]", help="The models file [configs/models.yaml].")
+        Path | None,
+        typer.Argument(metavar="[FILE]", help="Models file (default: configs/models.yaml)."),
     ] = None,
 ) -> None:
-    """Check the settings and a models file, and the files that it names."""
+    """Check the settings, a models file, and the files that it refers to."""
     from headrace.config.model_catalog import check_config as problems_of
 
     path = file or _settings().models_file
@@ -231,36 +238,36 @@ register(app)
 
 
 def only(arguments: Sequence[str]) -> typer.Typer:
-    """The app with the one command or group that is asked for, else with all of them.
+    """Return the app with only the requested command or group, else with all of them.
 
-    To put all of them together takes a sixth of what a short command takes. Options before the
-    command, the help, a word that is no command, and completion, which has no arguments, get all.
+    Building every command takes a sixth of the run time of a short command. The whole app is needed
+    for options before the command, for the help, for an unknown command, and for completion.
     """
-    asked = arguments[0] if arguments else ""
+    name = arguments[0] if arguments else ""
     only = copy.copy(app)
     only.registered_commands = [
         command
         for command in app.registered_commands
-        if command.callback and asked == (command.name or command.callback.__name__)
+        if command.callback and name == (command.name or command.callback.__name__)
     ]
-    only.registered_groups = [group for group in app.registered_groups if group.name == asked]
+    only.registered_groups = [group for group in app.registered_groups if group.name == name]
     return only if only.registered_commands or only.registered_groups else app
 
 
 def main() -> None:
-    """Run the command; an error that we raise on purpose becomes a line, not a traceback."""
+    """Run the command; print a HeadraceError as a message without a traceback."""
     try:
         only(sys.argv[1:])()
     except HeadraceError as error:
-        for line in (output.advice(error) or error.code).splitlines():
-            output.say(line)
+        for line in (output.error_text(error) or error.code).splitlines():
+            output.message(line)
         sys.exit(exit_code(error))
 
 
 def _settings(**overrides: object) -> Settings:
-    # Imported here: it brings the Redis client.
+    # Imported here because it imports the Redis client.
     from headrace.config.settings import load_settings
 
-    # As text, which is how every other source gives a path.
-    given = {k: str(v) if isinstance(v, Path) else v for k, v in overrides.items()}
-    return load_settings(None, os.environ, given)
+    # Every other source of settings gives a path as text.
+    texts = {k: str(v) if isinstance(v, Path) else v for k, v in overrides.items()}
+    return load_settings(None, os.environ, texts)

@@ -48,10 +48,10 @@ def cancel_run(session: Session, run_id: str) -> Plan[Run]:
     return decoded((yield from exchange(session, request)), Run)
 
 
-def tell_run(session: Session, run_id: str, told: Any, *, begun: bool) -> Plan[bool]:
-    """Tell how far a run is; whether its end was asked for."""
+def report_run(session: Session, run_id: str, record: Any, *, begun: bool) -> Plan[bool]:
+    """Write a run's record; return whether its cancellation was requested."""
     query = {"begun": "1"} if begun else {}
-    body = msgspec.json.encode(told)
+    body = msgspec.json.encode(record)
     request = HttpRequest("PUT", _path(run_id), query, body, JSON_HEADERS)
     return decoded((yield from exchange(session, request)), _RunRecord).cancel_requested
 

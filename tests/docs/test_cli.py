@@ -67,7 +67,7 @@ def test_short_names_and_defaults_are_those_of_the_help(command: str) -> None:
         if cell is None:  # an argument
             continue
         assert set(re.findall(r"-\w\b|--[\w-]+", cell)) == set(option.opts)
-        shown = re.search(r"\[([^\]]+)\]$", option.help.removesuffix("."))
+        shown = re.search(r"\(default: ([^()]+)\)$", option.help.removesuffix("."))
         if shown and option.name != "url":
             assert default == shown[1]
 

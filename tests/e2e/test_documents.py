@@ -89,7 +89,7 @@ def plain(text: str) -> list[str]:
     """The lines of an output without what differs from run to run: ids, numbers, widths."""
     for pattern, instead in (
         (r"[0-9a-f]{8}-[0-9a-f-]{27}", "ID"),
-        (r" \([\d,]+ a second\)", ""),
+        (r" \([\d,]+ per second\)", ""),
         (r"\d+(\.\d+)?(e-\d+)?", "0"),
     ):
         text = re.sub(pattern, instead, text)

@@ -1,4 +1,4 @@
-"""`headrace keys`: on Redis itself, as whoever operates it."""
+"""`headrace keys`: changes API keys in Redis directly, for the server's operator."""
 
 from __future__ import annotations
 
@@ -24,19 +24,21 @@ _UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 def seconds(text: str | None, option: str, *, least: int = 0) -> float:
-    """The seconds of a duration; 0 where none is given.
+    """Parse a duration to seconds; return 0 for None.
 
     Raises:
-        typer.BadParameter: it is none, or less than the least that means something.
+        typer.BadParameter: the text is not a duration, or is less than `least` seconds.
     """
     if text is None:
         return 0.0
-    found = re.fullmatch(r"(\d{1,6})([smhd])", text)
-    if not found:
-        raise typer.BadParameter(f"{text}: give 90s, 15m, 2h or 30d", param_hint=option)
-    duration_s = int(found[1]) * _UNITS_S[found[2]]
+    match = re.fullmatch(r"(\d{1,6})([smhd])", text)
+    if not match:
+        raise typer.BadParameter(
+            f"{text}: not a duration; give 90s, 15m, 2h or 30d", param_hint=option
+        )
+    duration_s = int(match[1]) * _UNITS_S[match[2]]
     if duration_s < least:
-        raise typer.BadParameter(f"{text}: give {least}s at the least", param_hint=option)
+        raise typer.BadParameter(f"{text}: must be at least {least}s", param_hint=option)
     return float(duration_s)
 
 
@@ -49,34 +51,34 @@ def create(
     expires_in_s: float,
     as_json: bool,
 ) -> None:
-    """Make a key and print it."""
-    with _api_keys() as found:
-        key, text = found.create(
+    """Create a key and print it."""
+    with _api_keys() as key_store:
+        key, text = key_store.create(
             name, scopes, rate=rate, in_flight=in_flight, expires_in_s=expires_in_s
         )
     _print_once(key, text, as_json=as_json)
     settings = load_settings(None, os.environ, {})
     if not settings.asks_for_keys:
-        output.say(
-            f"by the settings here ({settings.public_host}, auth: {settings.auth}) the API asks "
-            "nobody for a key; HEADRACE_AUTH=on lets it ask"
+        output.message(
+            f"with these settings ({settings.public_host}, auth: {settings.auth}) the API does not "
+            "require keys; set HEADRACE_AUTH=on to require them"
         )
 
 
 def rotate(key_id: str, *, grace_s: float, as_json: bool) -> None:
     """Give a key a new secret and print it."""
-    with _api_keys() as found:
-        key, text = found.rotate(key_id, grace_s=grace_s)
+    with _api_keys() as key_store:
+        key, text = key_store.rotate(key_id, grace_s=grace_s)
     _print_once(key, text, as_json=as_json)
 
 
 def list_keys(*, as_json: bool) -> None:
-    """Show the keys."""
-    with _api_keys() as found:
-        listed = found.all()
+    """Print the keys."""
+    with _api_keys() as key_store:
+        listed = key_store.all()
     if as_json:
         for one in listed:
-            output.json_line(_said(one))
+            output.json_line(_json_object(one))
         return
     output.table(
         ("ID", "NAME", "SCOPES", ">RATE", ">IN FLIGHT", "CREATED", "EXPIRES"),
@@ -85,15 +87,15 @@ def list_keys(*, as_json: bool) -> None:
 
 
 def revoke(ids: Sequence[str], *, yes: bool) -> None:
-    """Make keys none.
+    """Revoke keys.
 
     Raises:
-        ConfigError: one of them does not exist; those before it were revoked.
+        ConfigError: a key does not exist; the keys before it were revoked.
     """
-    ask(lambda: f"revoke {output.count(len(ids), 'API key')} for good?", yes=yes)
-    with _api_keys() as found:
+    ask(lambda: f"permanently revoke {output.count(len(ids), 'API key')}?", yes=yes)
+    with _api_keys() as key_store:
         for key_id in ids:
-            found.revoke(key_id)
+            key_store.revoke(key_id)
             output.line(f"{key_id}  revoked")
 
 
@@ -103,22 +105,22 @@ def _api_keys() -> Iterator[ApiKeyStore]:
     url = settings.redis_url or prepared_url(settings.state_dir)
     if url is None:
         raise ConfigError(
-            f"no Redis is named, and `headrace up` has none in {settings.state_dir}",
-            hint="set HEADRACE_REDIS_URL, or go to where `headrace up` runs",
+            f"no Redis URL is set, and `headrace up` has no Redis in {settings.state_dir}",
+            hint="set HEADRACE_REDIS_URL, or change to the folder where `headrace up` runs",
         )
-    with api_keys_at(url) as found:
-        yield found
+    with api_keys_at(url) as key_store:
+        yield key_store
 
 
 def _print_once(key: ApiKey, text: str, *, as_json: bool) -> None:
     if as_json:
-        output.json_line({**_said(ListedKey(key, 0)), "key": text})
+        output.json_line({**_json_object(ListedKey(key, 0)), "key": text})
         return
     output.line(text)
-    output.say(f"this is shown once; in lists and records the key is {key.id}")
+    output.message(f"the key is shown only once; its id is {key.id}")
 
 
-def _said(one: ListedKey) -> dict[str, Any]:
+def _json_object(one: ListedKey) -> dict[str, Any]:
     key = one.key
     return {
         "id": key.id,

@@ -1,4 +1,4 @@
-"""The group `headrace keys` as typer sees it: see app.py and keys.py."""
+"""Declares the command group `headrace keys`; keys.py implements it."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from headrace.access.api_key import Scope
 from headrace.cli.shared.options import JsonOption, YesOption
 
 keys_group: Final = typer.Typer(
-    help="API keys, in the Redis that HEADRACE_REDIS_URL names, else of `headrace up` here.",
+    help="Manage API keys in the Redis at HEADRACE_REDIS_URL, else in that of `headrace up` here.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 
 KeyArgument = Annotated[
-    str, typer.Argument(metavar="ID", help="The key's id, the middle part of it.")
+    str, typer.Argument(metavar="ID", help="Id of the key: the middle part of its text.")
 ]
 
 
 @keys_group.command()
 def create(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="What it is called in lists.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the key in lists.")],
     scope: Annotated[
         list[Scope] | None,
-        typer.Option("--scope", help="What it is for; repeatable [submit and read]."),
+        typer.Option("--scope", help="Scope of the key; repeatable (default: submit and read)."),
     ] = None,
     rate: Annotated[
         float,
@@ -34,7 +34,7 @@ def create(
             min=0,
             metavar="N",
             show_default=False,
-            help="Requests a second, and lines of bulk requests [no limit].",
+            help="Requests (and lines of bulk requests) per second (default: no limit).",
         ),
     ] = 0.0,
     in_flight: Annotated[
@@ -44,16 +44,20 @@ def create(
             min=0,
             metavar="N",
             show_default=False,
-            help="Jobs that have not ended [no limit].",
+            help="Maximum number of jobs in flight (default: no limit).",
         ),
     ] = 0,
     expires: Annotated[
         str | None,
-        typer.Option("--expires", metavar="TIME", help="After 90s, 15m, 2h or 30d [never]."),
+        typer.Option(
+            "--expires",
+            metavar="TIME",
+            help="Lifetime of the key: 90s, 15m, 2h or 30d (default: never expires).",
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make an API key and print it. It is shown this once; Redis has its hash alone."""
+    """Create an API key and print it once; Redis stores only its hash."""
     from headrace.cli.admin import keys
 
     keys.create(
@@ -64,7 +68,7 @@ def create(
 
 @keys_group.command("list")
 def list_(as_json: JsonOption = False) -> None:
-    """List the API keys, without their secrets, which nobody has."""
+    """List the API keys without their secrets."""
     from headrace.cli.admin import keys
 
     keys.list_keys(as_json=as_json)
@@ -75,11 +79,13 @@ def rotate(
     key_id: KeyArgument,
     grace: Annotated[
         str | None,
-        typer.Option("--grace", metavar="TIME", help="The old one is good for so long too [0s]."),
+        typer.Option(
+            "--grace", metavar="TIME", help="How long the old secret stays valid (default: 0s)."
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Give a key a new secret and print it: the same key, with its jobs and limits."""
+    """Give a key a new secret and print it; its id, jobs and limits stay."""
     from headrace.cli.admin import keys
 
     keys.rotate(key_id, grace_s=keys.seconds(grace, "--grace"), as_json=as_json)
@@ -87,10 +93,10 @@ def rotate(
 
 @keys_group.command()
 def revoke(
-    ids: Annotated[list[str], typer.Argument(metavar="ID", help="The keys' ids.")],
+    ids: Annotated[list[str], typer.Argument(metavar="ID", help="Ids of the keys.")],
     yes: YesOption = False,
 ) -> None:
-    """Make keys none, at once and for good. Their jobs go on."""
+    """Revoke keys immediately and permanently; their jobs continue."""
     from headrace.cli.admin import keys
 
     keys.revoke(ids, yes=yes)

@@ -1,4 +1,4 @@
-"""`headrace models`."""
+"""`headrace models`: lists the models, or shows one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SUMMARY: Final = ("name", "version", "queue", "state", "ready_replicas")
 
 
 def list_models(url: str | None, *, as_json: bool) -> None:
-    """Show every registered model."""
+    """Print every registered model."""
     from headrace import Client
 
     with Client(url) as client:
@@ -29,7 +29,7 @@ def list_models(url: str | None, *, as_json: bool) -> None:
 
 
 def show_model(url: str | None, name: str, *, as_json: bool) -> None:
-    """Show one model, with its configuration and the workers that serve it."""
+    """Print one model with its configuration and its workers."""
     from headrace import Client
 
     with Client(url) as client:

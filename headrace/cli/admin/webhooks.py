@@ -1,4 +1,4 @@
-"""`headrace webhooks show`, `redeliver` and `secret`."""
+"""`headrace webhooks`: shows and repeats deliveries, and prints signing secrets."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def show(url: str | None, job: str, *, as_json: bool) -> None:
-    """Show a job's deliveries.
+    """Print a job's webhook deliveries.
 
     Raises:
-        JobNotFound: there is no such job.
+        JobNotFound: no job has this id.
     """
     from headrace import Client
 
@@ -29,17 +29,18 @@ def show(url: str | None, job: str, *, as_json: bool) -> None:
         for delivery in found:
             output.json_line(delivery)
     elif not found:
-        output.say(f"{job}: no webhook was told of it yet")
+        output.message(f"{job}: no webhook deliveries")
     else:
-        heads = ("ID", "TYPE", "STATE", ">TRIES", "LAST", "NEXT", "URL")
+        heads = ("ID", "TYPE", "STATE", ">ATTEMPTS", "LAST", "NEXT", "URL")
         output.table(heads, [_row(delivery) for delivery in found])
 
 
 def redeliver(url: str | None, job: str, delivery: str | None, *, as_json: bool) -> None:
-    """Tell a webhook again.
+    """Send a webhook again.
 
     Raises:
-        JobNotFound, WebhookNotFound: there is no such job, or delivery of it.
+        JobNotFound: no job has this id.
+        WebhookNotFound: the job has no such delivery.
     """
     from headrace import Client
 
@@ -48,14 +49,14 @@ def redeliver(url: str | None, job: str, delivery: str | None, *, as_json: bool)
     if as_json:
         output.json_line(again)
     else:
-        output.line(f"{again.id}  is told again")
+        output.line(f"{again.id}  redelivered")
 
 
 def secret(key: str | None, *, new: bool) -> None:
-    """Print secrets.
+    """Print the signing secrets, newest first.
 
     Raises:
-        ConfigError: there are none, or the key's id is none.
+        ConfigError: webhook_secrets is not set, or the key's id is invalid.
     """
     if new:
         output.line(new_secret())
@@ -68,7 +69,7 @@ def secret(key: str | None, *, new: bool) -> None:
     if not found:
         raise ConfigError(
             "webhook_secrets is not set here",
-            hint="run this where the server's settings are; --new prints a secret for a first one",
+            hint="run this command with the server's settings; --new prints a first secret",
         )
     for one in found:
         output.line(written(one))
@@ -76,14 +77,14 @@ def secret(key: str | None, *, new: bool) -> None:
 
 def _row(delivery: WebhookDelivery) -> tuple[str, ...]:
     last = delivery.attempts[-1] if delivery.attempts else None
-    said = "" if last is None else last.error or str(last.status or "")
+    result = "" if last is None else last.error or str(last.status or "")
     following = delivery.next_attempt_at
     return (
         delivery.id,
         delivery.type,
         delivery.state,
         str(delivery.tries),
-        output.short_line(said),
+        output.short_line(result),
         following.isoformat(timespec="seconds") if following else "",
         delivery.url,
     )

@@ -8,7 +8,7 @@ import msgspec
 
 from headrace.cli.doctor.check import CheckResult, CheckSkipped, fail, named, ok, skip, warn, worst
 from headrace.cli.doctor.deployment import Deployment
-from headrace.cli.shared.output import count, span
+from headrace.cli.shared.output import count, duration
 from headrace.redis import keys
 
 OLD_S: Final = 300.0
@@ -72,12 +72,13 @@ def backlog(site: Deployment) -> CheckResult:
             if age_s > (OLD_OFFLINE_S if step == keys.OFFLINE_STEP else OLD_S):
                 found.append(
                     warn(
-                        f"the oldest job of {model.name} (priority {step}) waits for {span(age_s)}",
+                        f"the oldest job of {model.name} (priority {step}) "
+                        f"has waited {duration(age_s)}",
                         "add workers, or see docs/operations.md (HeadraceOldestJobTooOld)",
                     )
                 )
     oldest = max((depth.oldest_age_s or 0.0 for depth in site.depths.values()), default=0.0)
-    return worst(found, ok(f"the oldest job waits for {span(oldest)}"))
+    return worst(found, ok(f"the oldest job waits for {duration(oldest)}"))
 
 
 def dead_letters(site: Deployment) -> CheckResult:

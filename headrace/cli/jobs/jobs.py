@@ -19,13 +19,13 @@ from headrace.cli.shared.ids import given_ids
 if TYPE_CHECKING:
     from headrace.client.models import Job
 
-#: Ids that are asked for in one request.
+#: Number of ids in one request.
 IDS_AT_ONCE: Final = 500
 _UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 class Status(StrEnum):
-    """Where a job stands."""
+    """The status of a job."""
 
     QUEUED = "queued"
     SCHEDULED = "scheduled"
@@ -37,10 +37,10 @@ class Status(StrEnum):
 
 
 def since(text: str) -> datetime:
-    """A moment: RFC 3339, or how long ago (`90s`, `15m`, `2h`, `3d`).
+    """Parse a time: RFC 3339, or how long ago (`90s`, `15m`, `2h`, `3d`).
 
     Raises:
-        typer.BadParameter: it is neither.
+        typer.BadParameter: the text is neither.
     """
     ago = re.fullmatch(r"(\d+)([smhd])", text)
     try:
@@ -51,7 +51,7 @@ def since(text: str) -> datetime:
         return moment if moment.tzinfo else moment.astimezone()
     except (ValueError, OverflowError):
         raise typer.BadParameter(
-            f"{text}: give a time such as 2026-11-21T08:00:00Z, or how long ago: 90s, 15m, 2h, 3d"
+            f"{text}: not a time; give one such as 2026-11-21T08:00:00Z, or 90s, 15m, 2h, 3d ago"
         ) from None
 
 
@@ -64,17 +64,17 @@ def list_jobs(
     limit: int,
     as_json: bool,
 ) -> None:
-    """Show the newest jobs."""
+    """Print the newest jobs."""
     from headrace import Client
 
-    words = [status.value for status in statuses] or None
+    values = [status.value for status in statuses] or None
     with Client(url) as client:
-        jobs = client.jobs(model=model, status=words, since=since, limit=limit or None)
+        jobs = client.jobs(model=model, status=values, since=since, limit=limit or None)
         _show(islice(jobs, limit or None), as_json=as_json)
 
 
 def show_jobs(url: str | None, ids: Sequence[str], *, as_json: bool) -> ExitCode:
-    """Show these jobs, in this order."""
+    """Print the jobs with these ids, in this order."""
     from headrace import Client
 
     code = ExitCode.DONE
@@ -86,13 +86,13 @@ def show_jobs(url: str | None, ids: Sequence[str], *, as_json: bool) -> ExitCode
                 _show(known, as_json=as_json)
             for job_id, job in zip(some, found, strict=True):
                 if job is None:
-                    output.say_unknown(job_id)
+                    output.message_unknown(job_id)
                     code = ExitCode.UNKNOWN_ID
     return code
 
 
 def cancel_jobs(url: str | None, ids: Sequence[str], *, as_json: bool) -> ExitCode:
-    """Cancel these jobs, and say of each what came of it."""
+    """Cancel jobs and print the outcome of each."""
     from headrace import Client
 
     code = ExitCode.DONE
@@ -103,22 +103,22 @@ def cancel_jobs(url: str | None, ids: Sequence[str], *, as_json: bool) -> ExitCo
                     output.json_line(done)
                 elif done.outcome != "unknown":
                     output.line(f"{done.id}  {_OUTCOMES[done.outcome].format(status=done.status)}")
-                code = max(code, _verdict(done.id, done.outcome, done.status))
+                code = max(code, _exit_code(done.id, done.outcome, done.status))
     return code
 
 
 _OUTCOMES: Final = {
     "removed": "cancelled",
     "asked": "running; its result will be discarded",
-    "ended": "had ended before: {status}",
+    "ended": "already {status}",
 }
 
 
-def _verdict(job_id: str, outcome: str, status: str | None) -> ExitCode:
+def _exit_code(job_id: str, outcome: str, status: str | None) -> ExitCode:
     if outcome == "unknown":
-        output.say_unknown(job_id)
+        output.message_unknown(job_id)
         return ExitCode.UNKNOWN_ID
-    # Cancelling twice is as good as once.
+    # Cancelling a cancelled job is not a failure.
     too_late = outcome == "ended" and status != Status.CANCELLED
     return ExitCode.FAILED if too_late else ExitCode.DONE
 
@@ -132,15 +132,15 @@ def _show(jobs: Iterable[Job], *, as_json: bool) -> None:
     if rows:
         output.table(("ID", "MODEL", "STATUS", "CREATED", ">TOOK", ""), rows)
     else:
-        output.say("no jobs")
+        output.message("no jobs")
 
 
 def _row(job: Job) -> tuple[str, ...]:
     took = output.milliseconds(job.timings.get("total") if job.timings else None)
-    return (job.id, job.model, job.status, output.ago(job.created_at), took, _remark(job))
+    return (job.id, job.model, job.status, output.ago(job.created_at), took, _note(job))
 
 
-def _remark(job: Job) -> str:
+def _note(job: Job) -> str:
     if job.error is not None:
         return output.short_line(f"{job.error.type}: {job.error.message}")
     if job.progress is not None:

@@ -1,4 +1,4 @@
-"""`headrace result`: the outputs of jobs, to standard output or to files."""
+"""`headrace result`: writes the results of jobs to standard output or to files."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _BINARY: Final = ".bin"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fetch:
-    """What is asked of `headrace result`.
+class ResultRequest:
+    """The arguments of `headrace result`.
 
     Attributes:
-        ids: the jobs, `-` for standard input.
-        wait: wait for those that have not ended.
-        timeout_s: how long, in all; None without end.
+        ids: job ids; `-` reads them from standard input.
+        wait: wait for jobs that have not ended.
+        timeout_s: maximum wait in total; None for no limit.
         target: a file for the result of one job, or a folder; None for standard output.
         as_json: print the job objects.
-        retry_s: how long a server may be away.
+        retry_s: how long requests are retried while the server is unreachable.
     """
 
     ids: Sequence[str]
@@ -46,71 +46,71 @@ class Fetch:
     retry_s: float
 
 
-def fetch(url: str | None, what: Fetch) -> ExitCode:
-    """Print or store the results of these jobs."""
+def fetch(url: str | None, request: ResultRequest) -> ExitCode:
+    """Print or store the results of jobs."""
     from headrace import Client
 
-    alone = len(what.ids) == 1 and what.ids[0] != "-"
-    _check_target(what, alone=alone)
-    deadline = None if what.timeout_s is None else time.monotonic() + what.timeout_s
+    alone = len(request.ids) == 1 and request.ids[0] != "-"
+    _check_target(request, alone=alone)
+    deadline = None if request.timeout_s is None else time.monotonic() + request.timeout_s
     code = ExitCode.DONE
-    with Client(url, retry_s=what.retry_s) as client:
-        for job_id in given_ids(what.ids):
-            code = max(code, _fetch_one(client, job_id, what, deadline, alone=alone))
+    with Client(url, retry_s=request.retry_s) as client:
+        for job_id in given_ids(request.ids):
+            code = max(code, _fetch_one(client, job_id, request, deadline, alone=alone))
     return code
 
 
 def _fetch_one(
-    client: Client, job_id: str, what: Fetch, deadline: float | None, *, alone: bool
+    client: Client, job_id: str, request: ResultRequest, deadline: float | None, *, alone: bool
 ) -> ExitCode:
     try:
-        job = _ended(client, job_id, what, deadline)
-        if what.as_json:
+        job = _ended(client, job_id, request, deadline)
+        if request.as_json:
             output.json_line(job)
         if not job.ended:
-            output.say(f"{job_id}: {job.status}; wait for it with --wait")
+            output.message(f"{job_id}: {job.status}; use --wait to wait for it")
             return ExitCode.TIMED_OUT
         if not job.succeeded:
-            output.say(f"{job_id}: {output.why(job)}")
+            output.message(f"{job_id}: {output.failure_line(job)}")
             return ExitCode.FAILED
-        if not what.as_json:
-            _deliver(client, job, what.target, alone=alone)
+        if not request.as_json:
+            _deliver(client, job, request.target, alone=alone)
     except errors.JobNotFound:
-        output.say_unknown(job_id)
+        output.message_unknown(job_id)
         return ExitCode.UNKNOWN_ID
     except errors.WaitTimeout as error:
-        output.say(f"{error.message}; it goes on: headrace result {job_id} --wait")
+        output.message(f"{error.message}; the job continues: headrace result {job_id} --wait")
         return exit_code(error)
     return ExitCode.DONE
 
 
-def _ended(client: Client, job_id: str, what: Fetch, deadline: float | None) -> Job:
-    """The job, after its end where that is to be waited for."""
-    if not what.wait:
+def _ended(client: Client, job_id: str, request: ResultRequest, deadline: float | None) -> Job:
+    """Return the job; with `wait`, once it has ended."""
+    if not request.wait:
         return client.status(job_id)
     left_s = None if deadline is None else max(deadline - time.monotonic(), 0)
     return client.wait(job_id, timeout_s=left_s)
 
 
 def _deliver(client: Client, job: Job, target: Path | None, *, alone: bool) -> None:
-    # A large result is not in the job object; one that is null is asked for once more in vain.
+    # A large result is not in the job object. A null result costs a request in vain.
     value = client.result(job) if job.result is None else job.value
     if target is not None:
         _store(job, value, target)
     elif alone:
         print_result(value)
     else:
-        output.line(f"{job.id}: {output.short(job.result, value)}")
+        output.line(f"{job.id}: {output.result_line(job.result, value)}")
 
 
 def print_result(value: object) -> None:
-    """The result of a lone job on standard output, as it is.
+    """Print the result of a single job on standard output.
 
     Raises:
-        typer.Exit: it is binary, and standard output is a terminal.
+        typer.Exit: the result is binary, and standard output is a terminal.
     """
     if isinstance(value, bytes):
-        output.raw(value, "the result")
+        output.binary(value, "the result")
     elif isinstance(value, str):
         output.line(value)
     else:
@@ -118,7 +118,7 @@ def print_result(value: object) -> None:
 
 
 def _store(job: Job, value: object, target: Path) -> None:
-    """Write a result to a file; a reader of that file never sees half of it.
+    """Write a result to a file atomically.
 
     Raises:
         errors.ConfigError: the file cannot be written.
@@ -151,13 +151,13 @@ def _suffix(job: Job, value: object) -> str:
     return mimetypes.guess_extension(kind) or _BINARY
 
 
-def _check_target(what: Fetch, *, alone: bool) -> None:
-    if what.target is None:
+def _check_target(request: ResultRequest, *, alone: bool) -> None:
+    if request.target is None:
         return
-    if what.as_json:
-        raise typer.BadParameter("--json prints to standard output: leave out one of the two")
-    if not alone and not what.target.is_dir():
+    if request.as_json:
+        raise typer.BadParameter("--json cannot be combined with --output")
+    if not alone and not request.target.is_dir():
         raise typer.BadParameter(
-            f"{what.target}: the results of several jobs need a folder that exists",
+            f"{request.target}: the results of several jobs require an existing folder",
             param_hint="--output",
         )

@@ -1,6 +1,6 @@
-"""The file of `headrace submit -o`: one JSON line per input, and how a later run goes on with it.
+"""The file of `headrace submit -o`: one JSON line per input; `--resume` continues it.
 
-A line is appended as its job ends, never changed. Of several lines with one key the last counts.
+A line is appended when its job ends, and never changed. The last line of a key counts.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import IO, Any, Final, Self
 import msgspec
 import typer
 
-#: The job was submitted; the run ended before the job did.
+#: The job was submitted, and the command ended before the job did.
 SUBMITTED: Final = "submitted"
-#: No job was made of the input.
+#: The input was refused; there is no job.
 REJECTED: Final = "rejected"
 _SUCCEEDED: Final = "succeeded"
 _START: Final = b'{"key":"'
@@ -24,7 +24,7 @@ _KEY_BYTES: Final = 16
 
 
 class _Line(msgspec.Struct):
-    """What matters of a line to a run that goes on with its file."""
+    """The fields of a line that `--resume` needs."""
 
     key: str
     status: str
@@ -32,9 +32,9 @@ class _Line(msgspec.Struct):
 
 
 class PreviousRows:
-    """What earlier runs left in the file: what is done, and which jobs are still to be fetched.
+    """The rows that earlier commands wrote: finished inputs, and jobs whose result is missing.
 
-    About 120 bytes per input that is done, whatever the length of its key and result.
+    Takes about 120 bytes per finished input, for keys and results of any length.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class PreviousRows:
         self._ids: dict[bytes, str] = {}
 
     def add(self, line: _Line) -> None:
-        """Take a line; it overrules the earlier ones of its key."""
+        """Add a line; it replaces earlier lines of its key."""
         digest = _digest(line.key)
         self._done.discard(digest)
         self._ids.pop(digest, None)
@@ -52,20 +52,20 @@ class PreviousRows:
             self._ids[digest] = line.id
 
     def is_done(self, key: str) -> bool:
-        """Whether the file has a result for this input."""
+        """Return whether the file has a result for this input."""
         return _digest(key) in self._done
 
     def id_of(self, key: str) -> str | None:
-        """The job of this input whose end is not in the file."""
+        """Return the id of this input's job if its outcome is not in the file."""
         return self._ids.get(_digest(key))
 
 
 class ResumeFile:
-    """Appends lines to a file. A context manager: what was written is on the disk at its end.
+    """Appends lines to a file. A context manager that syncs the file to disk at its end.
 
     Args:
-        path: the file; `-` is not one.
-        resume: go on with a file that has lines; without, it must be new or empty.
+        path: the file; `-` is not supported.
+        resume: continue a file that has lines; otherwise the file must be new or empty.
     """
 
     def __init__(self, path: Path, *, resume: bool) -> None:
@@ -84,10 +84,10 @@ class ResumeFile:
             raise
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Append a line. Once this returns, a crash of this process does not lose it.
+        """Append a line. A crash of this process after the return does not lose it.
 
         Raises:
-            OSError: the disk is full, or the file cannot be written any more.
+            OSError: the disk is full, or the file can no longer be written.
         """
         try:
             self._file.write(self._encoder.encode(record) + b"\n")
@@ -106,7 +106,7 @@ class ResumeFile:
                 if self.path.is_file():
                     os.fsync(self._file.fileno())
         except OSError:
-            # What could not be written was told then; closing tries to write it once more.
+            # `write` already raised this error; closing the file tries the write again.
             if not self._broken:
                 raise
 
@@ -115,25 +115,25 @@ class ResumeFile:
             return
         if not resume and self._file.tell():
             raise _bad(
-                f"{self.path} has lines already; go on with it by --resume, or name another file"
+                f"{self.path} already has lines; use --resume to continue it, or another file"
             )
         self._file.seek(0)
         good = 0
         for number, line in enumerate(self._file, 1):
             if not line.endswith(b"\n") and _is_cut_off(line):
-                break  # the run was killed as it wrote this line; its input is not done
+                break  # the command was killed while writing this line; its input is not done
             good += len(line)
             try:
                 self.earlier.add(msgspec.json.decode(line, type=_Line))
             except msgspec.MsgspecError as error:
                 raise _bad(
-                    f"{self.path}, line {number}: not written by this command: {error}"
+                    f"{self.path}, line {number}: not a line of this command: {error}"
                 ) from None
         self._file.truncate(good)
 
 
 def _is_cut_off(line: bytes) -> bool:
-    """Whether it is the beginning of a line of ours. Anything else is never cut from a file."""
+    """Return whether the line is an incomplete line of ours. Nothing else is cut from a file."""
     return line.startswith(_START) or _START.startswith(line)
 
 

@@ -1,6 +1,6 @@
-"""`headrace submit`: inputs in, ids or outcomes out.
+"""`headrace submit`: submits inputs and prints job ids or outcomes.
 
-Whatever ends the run before its jobs, their ids are told: nothing that was accepted is lost.
+If the command ends before its jobs, it prints their ids, so that no accepted job is lost.
 """
 
 from __future__ import annotations
@@ -37,28 +37,28 @@ from headrace.cli.shared.progress_bar import Bar
 if TYPE_CHECKING:
     from headrace import Client
 
-#: Ids that are given in one command to paste; more are listed.
+#: At most this many ids are printed as one command to paste; more are listed.
 IDS_IN_A_COMMAND: Final = 20
-#: An outcome, and the number under which the client took its input; None where it never did.
-_Taken: TypeAlias = tuple[WrittenOutcome, int | None]
+#: An outcome, and the index that the client gave its input; None if it never got the input.
+_Indexed: TypeAlias = tuple[WrittenOutcome, int | None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SubmitRequest:
-    """What is asked of `headrace submit`.
+    """The arguments of `headrace submit`.
 
     Attributes:
         model: the model.
         sources: the inputs.
-        options: of every job, and `version` and `content_type`; None takes the default.
-        job_id: the id of the only input.
+        options: options of every job, `version` and `content_type`; None takes the default.
+        job_id: the id of a single input.
         wait: wait for the outcomes.
-        timeout_s: how long, in all; None without end.
-        ordered: outcomes in the order of the inputs.
-        in_flight: how many jobs may be under way at once.
-        retry_s: how long a server may be away.
-        file: for the outcomes.
-        resume: go on with that file.
+        timeout_s: maximum wait in total; None for no limit.
+        ordered: write outcomes in the order of the inputs.
+        in_flight: maximum number of jobs in flight.
+        retry_s: how long requests are retried while the server is unreachable or full.
+        file: the file for the outcomes.
+        resume: continue that file.
         as_json: JSON lines on standard output.
         quiet: no bar and no summary.
     """
@@ -78,49 +78,51 @@ class SubmitRequest:
     quiet: bool = False
 
 
-def submit(url: str | None, what: SubmitRequest) -> ExitCode:
-    """Submit, and wait where that is asked for."""
+def submit(url: str | None, request: SubmitRequest) -> ExitCode:
+    """Submit the inputs; with `wait`, wait for the outcomes."""
     from headrace import Client
 
     with contextlib.ExitStack() as stack:
         file = None
-        if what.file is not None:
-            file = stack.enter_context(ResumeFile(what.file, resume=what.resume))
-        client = stack.enter_context(Client(url, retry_s=what.retry_s))
-        tracker = Tracker(what.sources, file.earlier if file else PreviousRows(), what.job_id)
-        run = _Run(client, what, tracker, file)
+        if request.file is not None:
+            file = stack.enter_context(ResumeFile(request.file, resume=request.resume))
+        client = stack.enter_context(Client(url, retry_s=request.retry_s))
+        tracker = Tracker(request.sources, file.earlier if file else PreviousRows(), request.job_id)
+        run = _Run(client, request, tracker, file)
         return run.go()
 
 
 class _Run:
-    """One run, from the first input to the exit code."""
+    """One run of the command, from the first input to the exit code."""
 
     def __init__(
-        self, client: Client, what: SubmitRequest, tracker: Tracker, file: ResumeFile | None
+        self, client: Client, request: SubmitRequest, tracker: Tracker, file: ResumeFile | None
     ) -> None:
         self._client = client
-        self._what = what
+        self._request = request
         self._tracker = tracker
         self._file = file
         self._started = time.monotonic()
-        self._tally = OutcomeCounts(Counter())
-        alone = what.sources.single
-        self._bar = Bar(what.model, what.sources.count, quiet=what.quiet or alone or not what.wait)
-        self._sink = _sink(what, self._bar, file)
+        self._counts = OutcomeCounts(Counter())
+        alone = request.sources.single
+        self._bar = Bar(
+            request.model, request.sources.count, quiet=request.quiet or alone or not request.wait
+        )
+        self._writer = _writer(request, self._bar, file)
 
     def go(self) -> ExitCode:
-        """Run to the end, whatever ends it.
+        """Run the command to its end, also after an interrupt.
 
         Raises:
-            HeadraceError: no job was made of anything.
+            HeadraceError: no job was submitted.
         """
-        stops = InterruptHandler(self._what.timeout_s)
+        stops = InterruptHandler(self._request.timeout_s)
         with stops:
             try:
                 with self._bar:
-                    for taken in self._waited() if self._what.wait else self._accepted():
+                    for indexed in self._outcomes() if self._request.wait else self._enqueued():
                         with stops.shield():
-                            self._take(taken)
+                            self._write(indexed)
             except BrokenPipeError:
                 raise
             except (KeyboardInterrupt, Terminated, TimeUp, OSError, errors.HeadraceError) as error:
@@ -128,117 +130,118 @@ class _Run:
                 if isinstance(error, errors.HeadraceError) and not self._anything_sent(error):
                     raise
                 return self._stopped(error)
-        if not (self._what.quiet or self._what.sources.single):
+        if not (self._request.quiet or self._request.sources.single):
             self._summary()
-        return self._tally.exit_code
+        return self._counts.exit_code
 
-    def _waited(self) -> Iterator[_Taken]:
-        """Each input once its job has ended."""
-        what, tracker = self._what, self._tracker
+    def _outcomes(self) -> Iterator[_Indexed]:
+        """Yield each input once its job has ended."""
+        request, tracker = self._request, self._tracker
         results = self._client.map(
-            what.model, tracker.values(), ids=tracker.ids(), ordered=what.ordered,
-            return_errors=True, in_flight=what.in_flight, **what.options,
+            request.model, tracker.values(), ids=tracker.ids(), ordered=request.ordered,
+            return_errors=True, in_flight=request.in_flight, **request.options,
         )  # fmt: skip
         for result in results:
             sent = tracker.sent(result.index)
-            yield from self._unsendable(sent.place if what.ordered else None)
+            yield from self._invalid_inputs(sent.place if request.ordered else None)
             outcome = WrittenOutcome(sent.key, sent.job_id, result.job, result.value, result.error)
             yield outcome, result.index
-        yield from self._unsendable(None)
+        yield from self._invalid_inputs(None)
 
-    def _accepted(self) -> Iterator[_Taken]:
-        """Each input once its job is enqueued, in the order of the inputs."""
-        what, tracker = self._what, self._tracker
+    def _enqueued(self) -> Iterator[_Indexed]:
+        """Yield each input once its job is enqueued, in the order of the inputs."""
+        request, tracker = self._request, self._tracker
         accepted = self._client.submit_many(
-            what.model, tracker.values(), ids=tracker.ids(), **what.options
+            request.model, tracker.values(), ids=tracker.ids(), **request.options
         )
         for number, answer in enumerate(accepted):
             sent = tracker.sent(number)
-            yield from self._unsendable(sent.place)
+            yield from self._invalid_inputs(sent.place)
             refused = answer if isinstance(answer, Exception) else None
             job = None if isinstance(answer, Exception) else answer
             yield WrittenOutcome(sent.key, sent.job_id, job, error=refused), number
-        yield from self._unsendable(None)
+        yield from self._invalid_inputs(None)
 
-    def _unsendable(self, before: int | None) -> Iterator[_Taken]:
-        for sent, error in self._tracker.bad(before):
+    def _invalid_inputs(self, before: int | None) -> Iterator[_Indexed]:
+        for sent, error in self._tracker.invalid(before):
             yield WrittenOutcome(sent.key, sent.job_id, error=error), None
 
-    def _take(self, taken: _Taken) -> None:
-        """Write an outcome, and note that it is written."""
-        outcome, number = taken
+    def _write(self, indexed: _Indexed) -> None:
+        """Write an outcome and mark its input as written."""
+        outcome, number = indexed
         if isinstance(outcome.error, errors.ModelNotFound):
-            raise outcome.error  # as it will be for every other input
+            raise outcome.error  # every other input would fail too
         if isinstance(outcome.error, errors.BrokerError):
-            raise outcome.error  # the same, and whether there is a job is not known
-        self._sink.take(outcome)
+            raise outcome.error  # the same; whether a job exists is unknown
+        self._writer.write(outcome)
         if number is not None:
-            self._tracker.came_back(number)
-        self._tally.add(outcome)
+            self._tracker.mark_written(number)
+        self._counts.add(outcome)
         self._bar.advance(failed=outcome.failed)
 
     def _anything_sent(self, error: errors.HeadraceError) -> bool:
         return self._client.session.met and not isinstance(error, errors.ModelNotFound)
 
     def _stopped(self, error: BaseException) -> ExitCode:
-        """Tell why, and what is under way."""
-        code, why = _reason(error)
-        output.say(why)
-        left = self._tracker.left()
-        counts = f"done: {self._tally.total:,}, under way: {len(left):,}"
-        if self._note(left) and self._file is not None:
-            output.say(
-                f"{counts}; see {self._file.path}. "
-                "What is under way goes on; the same command with --resume goes on from here"
+        """Print reason the command ended, and which jobs are still in flight."""
+        code, reason = _reason(error)
+        output.message(reason)
+        in_flight = self._tracker.in_flight()
+        progress = f"done: {self._counts.total:,}, in flight: {len(in_flight):,}"
+        if self._write_in_flight(in_flight) and self._file is not None:
+            output.message(
+                f"{progress}; see {self._file.path}. "
+                "The jobs in flight continue; resume with the same command and --resume"
             )
-        elif left:
-            output.say(f"{counts}. What is under way goes on; to pick it up:")
-            _tell_ids([sent.job_id for sent in left])
+        elif in_flight:
+            output.message(f"{progress}. The jobs in flight continue; get their results with:")
+            _print_ids([job.job_id for job in in_flight])
         else:
-            output.say(counts)
+            output.message(progress)
         return code
 
-    def _note(self, left: list[SubmittedJob]) -> bool:
-        """Write what is under way where the outcomes are; whether that is possible."""
-        if self._file is None and not self._what.as_json:
+    def _write_in_flight(self, in_flight: list[SubmittedJob]) -> bool:
+        """Write the jobs in flight to the output; return whether that is possible."""
+        if self._file is None and not self._request.as_json:
             return False
         try:
-            for sent in left:
-                self._sink.take(WrittenOutcome(sent.key, sent.job_id))
-        except OSError:  # such as the full disk that ended the run
+            for job in in_flight:
+                self._writer.write(WrittenOutcome(job.key, job.job_id))
+        except OSError:  # for example the full disk that ended the command
             return False
         return True
 
     def _summary(self) -> None:
         seconds = time.monotonic() - self._started
-        tally, tracker = self._tally, self._tracker
-        parts = [f"{tally.done:,} {'succeeded' if self._what.wait else 'submitted'}"]
-        if tally.failed:
-            parts.append(f"{tally.failed:,} failed")
+        counts, tracker = self._counts, self._tracker
+        parts = [f"{counts.done:,} {'succeeded' if self._request.wait else 'submitted'}"]
+        if counts.failed:
+            parts.append(f"{counts.failed:,} failed")
         if tracker.already_done:
-            parts.append(f"{tracker.already_done:,} were done before")
-        rate = f" ({tally.total / seconds:,.0f} a second)" if seconds >= 1 else ""
+            parts.append(f"{tracker.already_done:,} already done")
+        rate = f" ({counts.total / seconds:,.0f} per second)" if seconds >= 1 else ""
         where = f"; see {self._file.path}" if self._file else ""
-        output.say(f"{', '.join(parts)} in {seconds:.1f} s{rate}{where}")
-        if self._file is not None and self._what.as_json:
-            counts = {"succeeded": tally.done, "failed": tally.failed}
-            done = {"done_before": tracker.already_done, "output": str(self._file.path)}
-            output.json_line({**counts, **done})
+        output.message(f"{', '.join(parts)} in {seconds:.1f} s{rate}{where}")
+        if self._file is not None and self._request.as_json:
+            output.json_line({
+                "succeeded": counts.done, "failed": counts.failed,
+                "done_before": tracker.already_done, "output": str(self._file.path),
+            })  # fmt: skip
 
 
-def _sink(what: SubmitRequest, bar: Bar, file: ResumeFile | None) -> ResultWriter:
+def _writer(request: SubmitRequest, bar: Bar, file: ResumeFile | None) -> ResultWriter:
     if file is not None:
         return FileWriter(file, bar)
-    if what.as_json:
+    if request.as_json:
         return JsonWriter()
-    if what.wait:
-        return TextWriter(bar, alone=what.sources.single)
-    return IdWriter(keys=sys.stdout.isatty() and not what.sources.single)
+    if request.wait:
+        return TextWriter(bar, alone=request.sources.single)
+    return IdWriter(keys=sys.stdout.isatty() and not request.sources.single)
 
 
 def _reason(error: BaseException) -> tuple[ExitCode, str]:
     if isinstance(error, errors.HeadraceError):
-        return exit_code(error), output.advice(error)
+        return exit_code(error), output.error_text(error)
     if isinstance(error, OSError):
         return ExitCode.FAILED, f"the results cannot be written: {error.strerror or error}"
     if isinstance(error, TimeUp):
@@ -248,10 +251,10 @@ def _reason(error: BaseException) -> tuple[ExitCode, str]:
     return ExitCode.INTERRUPTED, "interrupted"
 
 
-def _tell_ids(ids: list[str]) -> None:
+def _print_ids(ids: list[str]) -> None:
     if len(ids) <= IDS_IN_A_COMMAND:
-        output.say(f"headrace result --wait {' '.join(ids)}")
+        output.message(f"headrace result --wait {' '.join(ids)}")
         return
-    output.say("headrace result --wait - < IDS, with these lines in the file IDS")
+    output.message("headrace result --wait - < IDS, with the following lines in the file IDS")
     for job_id in ids:
         typer.echo(job_id, err=True)

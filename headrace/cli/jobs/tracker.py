@@ -1,4 +1,4 @@
-"""Inputs on their way through the client: which job each is, and which have not come back."""
+"""Tracks which input is which job, and which outcomes are not written yet."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from headrace.jobs.job import new_id
 
 @dataclass(frozen=True, slots=True)
 class SubmittedJob:
-    """An input that was handed to the client.
+    """An input that the client has taken.
 
     Attributes:
-        place: among all inputs, from 0.
-        key: what the user knows it by.
-        job_id: the id under which it is submitted.
+        place: its index among all inputs, from 0.
+        key: the input's name for the user.
+        job_id: the id of its job.
     """
 
     place: int
@@ -29,14 +29,14 @@ class SubmittedJob:
 
 
 class Tracker:
-    """Feeds the client, and remembers what is under way: as many as that takes in, and no more.
+    """Gives inputs to the client and keeps those whose outcome is not written yet.
 
-    The client may take inputs in a thread of its own.
+    Holds as many inputs as the client has taken. The client may take them in another thread.
 
     Args:
-        inputs: all of them.
-        earlier: what an earlier run has done.
-        job_id: the id of the only input, where the user chose one.
+        inputs: all inputs.
+        earlier: the rows of earlier commands.
+        job_id: the id of a single input, if the user chose one.
     """
 
     def __init__(
@@ -45,14 +45,14 @@ class Tracker:
         self._inputs = inputs
         self._earlier = earlier
         self._job_id = job_id
-        self._under_way: dict[int, SubmittedJob] = {}
+        self._in_flight: dict[int, SubmittedJob] = {}
         self._ids: deque[str] = deque()
-        self._bad: deque[tuple[SubmittedJob, HeadraceError]] = deque()
+        self._invalid: deque[tuple[SubmittedJob, HeadraceError]] = deque()
         self.already_done = 0
         self.all_taken = False
 
     def values(self) -> Iterator[Any]:
-        """What the client is to submit."""
+        """Yield the inputs for the client."""
         number = 0
         for place, one in enumerate(self._inputs):
             if self._earlier.is_done(one.key):
@@ -61,32 +61,32 @@ class Tracker:
             job_id = self._job_id or self._earlier.id_of(one.key) or new_id()
             sent = SubmittedJob(place, one.key, job_id)
             if isinstance(one.value, HeadraceError):
-                self._bad.append((sent, one.value))
+                self._invalid.append((sent, one.value))
                 continue
-            self._under_way[number] = sent
+            self._in_flight[number] = sent
             self._ids.append(job_id)
             number += 1
             yield one.value
         self.all_taken = True
 
     def ids(self) -> Iterator[str]:
-        """The ids of these, in step with `values`."""
+        """Yield the job ids of `values`, in the same order."""
         while True:
             yield self._ids.popleft()
 
     def sent(self, number: int) -> SubmittedJob:
-        """The input that the client took as its `number`th; it has not come back yet."""
-        return self._under_way[number]
+        """Return the input with the client's index `number`; its outcome is not written yet."""
+        return self._in_flight[number]
 
-    def came_back(self, number: int) -> None:
-        """That input has its outcome, and the outcome is written."""
-        del self._under_way[number]
+    def mark_written(self, number: int) -> None:
+        """Forget an input whose outcome is written."""
+        del self._in_flight[number]
 
-    def bad(self, before: int | None = None) -> Iterator[tuple[SubmittedJob, HeadraceError]]:
-        """Inputs that cannot be sent, each once; only those before a place where one is given."""
-        while self._bad and (before is None or self._bad[0][0].place < before):
-            yield self._bad.popleft()
+    def invalid(self, before: int | None = None) -> Iterator[tuple[SubmittedJob, HeadraceError]]:
+        """Yield inputs that cannot be read, each once; with `before`, only those before it."""
+        while self._invalid and (before is None or self._invalid[0][0].place < before):
+            yield self._invalid.popleft()
 
-    def left(self) -> list[SubmittedJob]:
-        """What has not come back. Some of it may not have been sent yet."""
-        return list(self._under_way.values())
+    def in_flight(self) -> list[SubmittedJob]:
+        """Return the inputs whose outcome is not written. Some may not have been sent yet."""
+        return list(self._in_flight.values())

@@ -1,4 +1,4 @@
-"""`headrace watch`: what becomes of a job, line by line."""
+"""`headrace watch`: prints the events of a job, one per line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def watch(url: str | None, job_id: str, *, as_json: bool) -> ExitCode:
-    """Print a job's events until it has ended."""
+    """Print a job's events until it ends."""
     from headrace import Client
 
     code = ExitCode.FAILED
@@ -27,7 +27,7 @@ def watch(url: str | None, job_id: str, *, as_json: bool) -> ExitCode:
                 if event.job is not None:
                     code = ExitCode.DONE if event.job.succeeded else ExitCode.FAILED
     except errors.JobNotFound:
-        output.say_unknown(job_id)
+        output.message_unknown(job_id)
         return ExitCode.UNKNOWN_ID
     return code
 
@@ -36,12 +36,12 @@ def _line(event: JobEvent) -> str:
     if event.job is not None:
         job = event.job
         took = output.milliseconds(job.timings.get("total") if job.timings else None)
-        why = f"{job.error.type}: {job.error.message}" if job.error is not None else took
-        return _row(job.status, output.short_line(why))
-    return _row(event.name, _remark(event))
+        ending = f"{job.error.type}: {job.error.message}" if job.error is not None else took
+        return _row(job.status, output.short_line(ending))
+    return _row(event.name, _note(event))
 
 
-def _remark(event: JobEvent) -> str:
+def _note(event: JobEvent) -> str:
     if event.progress is not None:
         return progress_text(event.progress)
     if event.name == "queued":
@@ -49,18 +49,18 @@ def _remark(event: JobEvent) -> str:
             return f"no {event.waiting_for} of the model is loaded"
         return f"place {event.queue_position:,}" if event.queue_position else ""
     if event.name == "scheduled":
-        why = output.short_line(event.error.message) if event.error is not None else ""
+        reason = output.short_line(event.error.message) if event.error is not None else ""
         due = f"until {event.due_at.astimezone():%H:%M:%S}" if event.due_at is not None else ""
-        return "; ".join(filter(None, (due, why)))
+        return "; ".join(filter(None, (due, reason)))
     return f"attempt {event.attempts}" if event.attempts > 1 else ""
 
 
 def progress_text(progress: Progress) -> str:
-    """How far a job has come, on a line."""
+    """Return a job's progress on one line."""
     share = "" if progress.fraction is None else f"{progress.fraction:.0%}"
     count = f"{progress.done:,g} of {progress.total:,g}" if progress.total else ""
     return output.short_line(", ".join(filter(None, (share, count, progress.message))))
 
 
-def _row(name: str, remark: str) -> str:
-    return f"{name:<9}  {remark}".rstrip()
+def _row(name: str, note: str) -> str:
+    return f"{name:<9}  {note}".rstrip()

@@ -1,4 +1,4 @@
-"""Where the outcomes of `headrace submit` go: lines for people, JSON lines, or a file of them."""
+"""Writers for the outcomes of `headrace submit`: text, JSON lines, or a file of JSON lines."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from headrace.cli.shared.progress_bar import Bar
 if TYPE_CHECKING:
     from headrace.client.models import Job
 
-#: Failures that are printed where a file has them all.
+#: Number of failures that are also printed if a file has all of them.
 FAILURES_SHOWN: Final = 10
 UNKNOWN: Final = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenOutcome:
-    """What came of one input.
+    """The outcome of one input.
 
     Attributes:
-        key: what the user knows it by.
-        job_id: the id under which it was, or may have been, submitted.
-        job: the job as it is known; None where there is none, or its end is not known.
+        key: the input's name for the user.
+        job_id: the id with which the input was, or may have been, submitted.
+        job: the job; None if there is no job, or its end is unknown.
         value: the decoded result.
-        error: why there is no result, where that is known.
+        error: why there is no result, if that is known.
     """
 
     key: str
@@ -42,9 +42,9 @@ class WrittenOutcome:
 
     @property
     def status(self) -> str:
-        """The job's status, `rejected`, `unknown`, or `submitted`."""
+        """Return the job's status, `rejected`, `unknown` or `submitted`."""
         if self.job is not None:
-            # Whoever goes on with the file must not take it for done.
+            # `--resume` must not treat this input as done.
             return UNKNOWN if self.job.succeeded and self.error is not None else self.job.status
         if self.error is None:
             return SUBMITTED
@@ -52,116 +52,116 @@ class WrittenOutcome:
 
     @property
     def failed(self) -> bool:
-        """Whether it is known to have no result."""
+        """Return whether the input is known to have no result."""
         return self.error is not None
 
 
 class ResultWriter(Protocol):
-    """Takes each outcome as it comes."""
+    """Writes each outcome as it arrives."""
 
-    def take(self, outcome: WrittenOutcome) -> None:
-        """Write it."""
+    def write(self, outcome: WrittenOutcome) -> None:
+        """Write an outcome."""
 
 
 class JsonWriter:
-    """JSON lines on standard output."""
+    """Writes JSON lines to standard output."""
 
-    def take(self, outcome: WrittenOutcome) -> None:
+    def write(self, outcome: WrittenOutcome) -> None:
         """Write a line."""
         output.json_line(record(outcome))
 
 
 class FileWriter:
-    """JSON lines in a file; of failures, the first few are told to people as well."""
+    """Writes JSON lines to a file; prints the first FAILURES_SHOWN failures too."""
 
     def __init__(self, file: ResumeFile, bar: Bar) -> None:
         self._file = file
         self._bar = bar
         self._failed = 0
 
-    def take(self, outcome: WrittenOutcome) -> None:
+    def write(self, outcome: WrittenOutcome) -> None:
         """Append a line."""
         self._file.write(record(outcome))
         if not outcome.failed:
             return
         self._failed += 1
         if self._failed <= FAILURES_SHOWN:
-            self._bar.say(explain(outcome))
+            self._bar.message(explain(outcome))
         elif self._failed == FAILURES_SHOWN + 1:
-            self._bar.say(f"more failures: see {self._file.path}")
+            self._bar.message(f"for further failures see {self._file.path}")
 
 
 class TextWriter:
-    """Results for people: alone as it is, of several each behind its key, as grep does it."""
+    """Writes results as text: a single result alone, several results after their keys."""
 
     def __init__(self, bar: Bar, *, alone: bool) -> None:
         self._bar = bar
         self._alone = alone
 
-    def take(self, outcome: WrittenOutcome) -> None:
-        """Print the result, or why there is none."""
+    def write(self, outcome: WrittenOutcome) -> None:
+        """Print the result, or the error."""
         if outcome.error is not None:
-            self._bar.say(explain(outcome))
+            self._bar.message(explain(outcome))
         elif outcome.job is None or not outcome.job.ended:
-            return  # the end of the run says what becomes of it
+            return  # the command lists jobs in flight when it ends
         elif self._alone:
             print_result(outcome.value)
         else:
-            text = f"{outcome.key}: {output.short(outcome.job.result, outcome.value)}"
+            text = f"{outcome.key}: {output.result_line(outcome.job.result, outcome.value)}"
             self._bar.print_result(text)
 
 
 class IdWriter:
-    """Ids of jobs that were accepted; on a terminal with what each is of."""
+    """Writes the ids of accepted jobs; on a terminal with their keys."""
 
     def __init__(self, *, keys: bool) -> None:
         self._keys = keys
 
-    def take(self, outcome: WrittenOutcome) -> None:
-        """Print the id, or why there is none."""
+    def write(self, outcome: WrittenOutcome) -> None:
+        """Print the id, or the error."""
         if outcome.error is not None:
-            output.say(explain(outcome))
+            output.message(explain(outcome))
         elif outcome.job is not None:
             output.line(f"{outcome.job.id}  {outcome.key}" if self._keys else outcome.job.id)
 
 
 @dataclass
 class OutcomeCounts:
-    """How many ended how."""
+    """Counts of outcomes."""
 
     counts: Counter[str]
 
     @property
     def exit_code(self) -> ExitCode:
-        """0 where all succeeded."""
+        """Return 0 if all succeeded, else 1."""
         return ExitCode.FAILED if self.failed else ExitCode.DONE
 
     @property
     def failed(self) -> int:
-        """Inputs that are known to have no result."""
+        """Return the number of inputs without a result."""
         return self.counts["failed"]
 
     @property
     def total(self) -> int:
-        """All that came back."""
+        """Return the number of all outcomes."""
         return self.counts.total()
 
     @property
     def done(self) -> int:
-        """Inputs with a result; without waiting, those that were accepted."""
+        """Return the number of inputs with a result; without --wait, of accepted jobs."""
         return self.counts["done"]
 
     def add(self, outcome: WrittenOutcome) -> None:
-        """Count one."""
+        """Count an outcome."""
         self.counts["failed" if outcome.failed else "done"] += 1
 
 
 def record(outcome: WrittenOutcome) -> dict[str, Any]:
-    """The JSON of an outcome."""
-    made = outcome.status != REJECTED
+    """Return the JSON object of an outcome."""
+    has_job = outcome.status != REJECTED
     line: dict[str, Any] = {
         "key": outcome.key,
-        "id": outcome.job_id if made else None,
+        "id": outcome.job_id if has_job else None,
         "status": outcome.status,
     }
     if outcome.error is not None:
@@ -174,9 +174,9 @@ def record(outcome: WrittenOutcome) -> dict[str, Any]:
 
 
 def explain(outcome: WrittenOutcome) -> str:
-    """Why there is no result, for people."""
+    """Return why there is no result, on one line."""
     error = outcome.error
-    text = output.advice(error) if isinstance(error, errors.HeadraceError) else _reason(error)
+    text = output.error_text(error) if isinstance(error, errors.HeadraceError) else _reason(error)
     status = "" if outcome.status in (REJECTED, UNKNOWN) else f"{outcome.status}: "
     return f"{outcome.key}: {status}{' '.join(text.split())}"
 

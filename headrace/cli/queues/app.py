@@ -1,4 +1,4 @@
-"""The groups `headrace queues` and `headrace dead` as typer sees them: see app.py."""
+"""Declares the command groups `headrace queues` and `headrace dead`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 import typer
 
-from headrace.cli.shared.completion import complete_letter, complete_model
+from headrace.cli.shared.completion import complete_dead_letter, complete_model
 from headrace.cli.shared.options import (
     LIMIT,
     JsonOption,
@@ -18,7 +18,7 @@ from headrace.cli.shared.options import (
 
 queues_group: Final = typer.Typer(rich_markup_mode=None)
 dead_group: Final = typer.Typer(
-    help="Dead letters: what could not run, kept until somebody looks.",
+    help="List, show, requeue and purge dead letters: messages that could not be processed.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -26,34 +26,34 @@ dead_group: Final = typer.Typer(
 ModelsArgument = Annotated[
     list[str],
     typer.Argument(
-        metavar="MODEL", help="The models whose queues they are.", autocompletion=complete_model
+        metavar="MODEL", help="Models whose queues to change.", autocompletion=complete_model
     ),
 ]
-_LETTERS: Final = typer.Argument(
-    metavar="ID", help="The letters; - reads ids from standard input.",
-    autocompletion=complete_letter,
+_DEAD_LETTERS: Final = typer.Argument(
+    metavar="ID", help="Dead letter ids; - reads ids from standard input.",
+    autocompletion=complete_dead_letter,
 )  # fmt: skip
-LettersArgument = Annotated[list[str], _LETTERS]
-SomeLettersArgument = Annotated[list[str] | None, _LETTERS]
-AllOption = Annotated[bool, typer.Option("--all", help="All dead letters of the model.")]
+DeadLettersArgument = Annotated[list[str], _DEAD_LETTERS]
+OptionalDeadDeadLettersArgument = Annotated[list[str] | None, _DEAD_LETTERS]
+AllOption = Annotated[bool, typer.Option("--all", help="Select all dead letters of the model.")]
 
 
 @queues_group.callback(invoke_without_command=True)
 def queues(ctx: typer.Context, as_json: JsonOption = False, url: UrlOption = None) -> None:
-    """Show of every queue what waits, what runs, and how much room there is; or hold one."""
+    """List the queues with waiting and running jobs and free room; or change a queue."""
     if ctx.invoked_subcommand is None:
         from headrace.cli.queues.queues import list_queues
 
         list_queues(url, as_json=as_json)
         return
-    # Dropped in silence they would send a purge to another server than was meant.
+    # An ignored --url would send a purge to the wrong server.
     for name, option in (("url", "--url"), ("as_json", "--json")):
         source = ctx.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
-            raise typer.BadParameter(f"it goes behind {ctx.invoked_subcommand}", param_hint=option)
+            raise typer.BadParameter(f"put it after {ctx.invoked_subcommand}", param_hint=option)
 
 
-def _holding(verb: str, summary: str, *, paused: bool) -> None:
+def _pause_command(verb: str, summary: str, *, paused: bool) -> None:
     @queues_group.command(verb, help=summary)
     def command(models: ModelsArgument, as_json: JsonOption = False, url: UrlOption = None) -> None:
         from headrace.cli.queues.queues import pause_queues
@@ -61,12 +61,12 @@ def _holding(verb: str, summary: str, *, paused: bool) -> None:
         pause_queues(url, models, paused=paused, as_json=as_json)
 
 
-_holding(
+_pause_command(
     "pause",
-    "Let no worker claim from queues; submits are taken as ever, and jobs that run go on.",
+    "Stop workers from claiming jobs; submits are still accepted, running jobs continue.",
     paused=True,
 )
-_holding("resume", "Let workers claim from queues again.", paused=False)
+_pause_command("resume", "Let workers claim jobs again.", paused=False)
 
 
 @queues_group.command("purge")
@@ -76,17 +76,19 @@ def purge_queues(
     as_json: JsonOption = False,
     url: UrlOption = None,
 ) -> None:
-    """Cancel all that waits in queues, also what is scheduled; jobs that run go on."""
+    """Cancel all waiting and scheduled jobs of queues; running jobs continue."""
     from headrace.cli.queues.queues import purge
 
     purge(url, models, yes=yes, as_json=as_json)
 
 
 @dead_group.command("list")
-def list_letters(
+def list_dead_letters(
     model: Annotated[
         str | None,
-        typer.Argument(metavar="MODEL", help="Of this model only.", autocompletion=complete_model),
+        typer.Argument(
+            metavar="MODEL", help="Only this model (default: all).", autocompletion=complete_model
+        ),
     ] = None,
     limit: LimitOption = LIMIT,
     as_json: JsonOption = False,
@@ -99,30 +101,33 @@ def list_letters(
 
 
 @dead_group.command("show")
-def show_letters(
+def show_dead_letters(
     model: ModelArgument,
-    ids: LettersArgument,
+    ids: DeadLettersArgument,
     raw: Annotated[
-        bool, typer.Option("--raw", help="The task message of one letter as it is, and no more.")
+        bool,
+        typer.Option("--raw", help="Write only the task message of one dead letter, unchanged."),
     ] = False,
     as_json: JsonOption = False,
     url: UrlOption = None,
 ) -> None:
-    """Show dead letters whole: with the traceback, and the message where it is no job."""
+    """Show dead letters in full: the traceback, and the message if it is not a job."""
     from headrace.cli.queues.dead_letters import show, show_raw
 
     if not raw:
         raise typer.Exit(show(url, model, ids, as_json=as_json))
     if as_json or len(ids) != 1:
-        raise typer.BadParameter("of one letter, and without --json", param_hint="--raw")
+        raise typer.BadParameter(
+            "--raw takes one id and cannot be combined with --json", param_hint="--raw"
+        )
     raise typer.Exit(show_raw(url, model, ids[0]))
 
 
-def _on_letters(verb: str, summary: str) -> None:
+def _dead_letter_command(verb: str, summary: str) -> None:
     @dead_group.command(verb, help=summary)
     def command(
         model: ModelArgument,
-        ids: SomeLettersArgument = None,
+        ids: OptionalDeadDeadLettersArgument = None,
         every: AllOption = False,
         yes: YesOption = False,
         as_json: JsonOption = False,
@@ -132,11 +137,11 @@ def _on_letters(verb: str, summary: str) -> None:
 
         act = dead_letters.requeue if verb == "requeue" else dead_letters.purge
         raise typer.Exit(
-            act(url, dead_letters.LetterSelection(model, ids or [], every, yes), as_json=as_json)
+            act(
+                url, dead_letters.DeadLetterSelection(model, ids or [], every, yes), as_json=as_json
+            )
         )
 
 
-_on_letters(
-    "requeue", "Put dead letters back into their queue: each job keeps its id and its input."
-)
-_on_letters("purge", "Remove dead letters for good; their jobs stay failed.")
+_dead_letter_command("requeue", "Requeue dead letters; each job keeps its id and its input.")
+_dead_letter_command("purge", "Delete dead letters permanently; their jobs stay failed.")

@@ -21,26 +21,26 @@ if TYPE_CHECKING:
     from headrace import Client
     from headrace.client.models import DeadLetter
 
-#: What the list says of a letter in JSON; the rest is what `show` adds.
+#: The fields of a dead letter in the JSON list; `show` adds the others.
 _SUMMARY: Final = (
     "model", "id", "job_id", "reason", "error", "attempts", "created_at", "died_at", "requeueable",
 )  # fmt: skip
 _SHOWN_MESSAGE_CHARS: Final = 2000
-_WHY_LEFT: Final = {
-    "unreadable": "left where it is: it is no job that could run",
-    "alive": "left where it is: a job of its id waits or runs, or is a later one",
+_LEFT_REASONS: Final = {
+    "unreadable": "not requeued: it is not a valid job",
+    "alive": "not requeued: a job with its id waits or runs, or is newer",
 }
 
 
 @dataclass(frozen=True, slots=True)
-class LetterSelection:
-    """Which letters a command is about.
+class DeadLetterSelection:
+    """The dead letters that a command selects.
 
     Attributes:
-        model: whose they are.
-        names: their ids; `-` stands for those on standard input.
-        every: all of the model's, in place of names.
-        yes: do not ask.
+        model: their model.
+        names: their ids; `-` reads ids from standard input.
+        every: select all dead letters of the model, without names.
+        yes: do not ask for confirmation.
     """
 
     model: str
@@ -49,167 +49,170 @@ class LetterSelection:
     yes: bool
 
     def __post_init__(self) -> None:
-        """Find what cannot be right.
+        """Validate the selection.
 
         Raises:
-            typer.BadParameter: neither ids are given nor all are meant, or both.
+            typer.BadParameter: there are neither ids nor --all, or both.
         """
         if bool(self.names) == self.every:
-            problem = "leave out the ids, or --all" if self.every else "name letters, or say --all"
+            problem = "--all cannot be combined with ids" if self.every else "give ids, or --all"
             raise typer.BadParameter(problem, param_hint="ID...")
 
     def ids(self) -> list[str] | None:
-        """Their ids, each once; None for all."""
+        """Return their ids without duplicates; None for all."""
         return None if self.every else list(dict.fromkeys(given_ids(self.names)))
 
 
 def show_list(url: str | None, model: str | None, *, limit: int, as_json: bool) -> None:
-    """Show the newest letters, of a model or of all."""
+    """Print the newest dead letters of a model, or of all models."""
     from headrace import Client
 
     with Client(url) as client:
         models = [model] if model else [q.model for q in client.queues() if q.dead_letters]
         streams = [client.dead_letters(name, limit=limit or None) for name in models]
-        newest = heapq.merge(*streams, key=lambda letter: letter.died_at, reverse=True)
-        letters = islice(newest, limit or None)
+        newest = heapq.merge(*streams, key=lambda dead: dead.died_at, reverse=True)
+        dead_letters = islice(newest, limit or None)
         if as_json:
-            for letter in letters:
-                output.json_line({name: getattr(letter, name) for name in _SUMMARY})
+            for dead in dead_letters:
+                output.json_line({name: getattr(dead, name) for name in _SUMMARY})
             return
-        rows = [_row(letter) for letter in letters]
+        rows = [_row(dead) for dead in dead_letters]
     if rows:
         heads = ("ID", "MODEL", "REASON", ">ATTEMPTS", "SUBMITTED", "DIED", "ERROR")
         output.table(heads, rows)
     else:
-        output.say("no dead letters")
+        output.message("no dead letters")
 
 
 def show(url: str | None, model: str, names: Sequence[str], *, as_json: bool) -> ExitCode:
-    """Show these letters whole."""
+    """Print dead letters with all details."""
     from headrace import Client
 
     code = ExitCode.DONE
     with Client(url) as client:
         for number, name in enumerate(given_ids(names)):
             try:
-                letter = client.dead_letter(model, name)
+                dead = client.dead_letter(model, name)
             except LetterNotFound:
                 code = _unknown(model, name)
                 continue
             if as_json:
-                output.json_line(letter)
+                output.json_line(dead)
                 continue
             if number:
                 output.line("")
-            _show(letter)
+            _show(dead)
     return code
 
 
 def show_raw(url: str | None, model: str, name: str) -> ExitCode:
-    """Write the message of one letter on standard output, byte for byte."""
+    """Write the message of one dead letter to standard output, byte for byte."""
     from headrace import Client
 
     with Client(url) as client:
         try:
-            output.raw(client.dead_letter(model, name).raw, "the message")
+            output.binary(client.dead_letter(model, name).raw, "the message")
         except LetterNotFound:
             return _unknown(model, name)
     return ExitCode.DONE
 
 
-def requeue(url: str | None, what: LetterSelection, *, as_json: bool) -> ExitCode:
-    """Put letters back, and say which were left."""
+def requeue(url: str | None, selection: DeadLetterSelection, *, as_json: bool) -> ExitCode:
+    """Requeue dead letters, and print which were not requeued and why."""
     from headrace import Client
 
     code = ExitCode.DONE
     with Client(url) as client:
-        if what.every:
-            ask(lambda: _question(client, what, "put back all {} of {}?"), yes=what.yes)
-        done = client.requeue_dead_letters(what.model, what.ids(), all=what.every)
+        if selection.every:
+            ask(lambda: _question(client, selection, "requeue all {} of {}?"), yes=selection.yes)
+        done = client.requeue_dead_letters(selection.model, selection.ids(), all=selection.every)
     if as_json:
-        output.json_line({"model": what.model, "requeued": done.requeued, "left": done.left})
+        output.json_line({"model": selection.model, "requeued": done.requeued, "left": done.left})
     else:
-        output.line(f"{done.requeued:,} put back")
-    for name, why in done.left.items():
-        if why == "unknown":
-            code = max(code, _unknown(what.model, name))
+        output.line(f"{done.requeued:,} requeued")
+    for name, reason in done.left.items():
+        if reason == "unknown":
+            code = max(code, _unknown(selection.model, name))
         else:
-            output.say(f"{name}: {_WHY_LEFT.get(why, why)}")
+            output.message(f"{name}: {_LEFT_REASONS.get(reason, reason)}")
             code = max(code, ExitCode.FAILED)
     return code
 
 
-def purge(url: str | None, what: LetterSelection, *, as_json: bool) -> ExitCode:
-    """Remove letters, and say how many there were."""
+def purge(url: str | None, selection: DeadLetterSelection, *, as_json: bool) -> ExitCode:
+    """Delete dead letters, and print how many were deleted."""
     from headrace import Client
 
-    ids = what.ids()
+    ids = selection.ids()
     with Client(url) as client:
         if ids is None:
-            ask(lambda: _question(client, what, "remove all {} of {} for good?"), yes=what.yes)
+            ask(
+                lambda: _question(client, selection, "permanently delete all {} of {}?"),
+                yes=selection.yes,
+            )
         else:
             count = output.count(len(ids), "dead letter")
-            ask(lambda: f"remove {count} of {what.model} for good?", yes=what.yes)
-        purged = client.purge_dead_letters(what.model, ids, all=what.every)
+            ask(lambda: f"permanently delete {count} of {selection.model}?", yes=selection.yes)
+        purged = client.purge_dead_letters(selection.model, ids, all=selection.every)
     if as_json:
-        output.json_line({"model": what.model, "purged": purged})
+        output.json_line({"model": selection.model, "purged": purged})
     else:
-        output.line(f"{purged:,} removed")
+        output.line(f"{purged:,} deleted")
     missing = 0 if ids is None else len(ids) - purged
     if missing > 0:
-        output.say(f"{missing:,} of these ids are no dead letters of {what.model}")
+        output.message(f"{missing:,} of these ids are not dead letters of {selection.model}")
         return ExitCode.UNKNOWN_ID
     return ExitCode.DONE
 
 
-def _question(client: Client, what: LetterSelection, words: str) -> str:
-    """Empty where there are none, or no such model, which the server will say."""
-    count = sum(queue.dead_letters for queue in client.queues() if queue.model == what.model)
-    return words.format(output.count(count, "dead letter"), what.model) if count else ""
+def _question(client: Client, selection: DeadLetterSelection, words: str) -> str:
+    """Return the question; empty if there are no dead letters, or the model does not exist."""
+    count = sum(queue.dead_letters for queue in client.queues() if queue.model == selection.model)
+    return words.format(output.count(count, "dead letter"), selection.model) if count else ""
 
 
 def _unknown(model: str, name: str) -> ExitCode:
-    output.say(
-        f"{name}: no such dead letter of {model}; it was put back or removed, or has run out"
+    output.message(
+        f"{name}: no such dead letter of {model}; it was requeued, deleted, or has expired"
     )
     return ExitCode.UNKNOWN_ID
 
 
-def _row(letter: DeadLetter) -> tuple[str, ...]:
-    # What is no job was not submitted at any time that is known.
-    submitted = output.ago(letter.created_at) if letter.requeueable else ""
+def _row(dead: DeadLetter) -> tuple[str, ...]:
+    # The submission time of a message that is not a job is unknown.
+    submitted = output.ago(dead.created_at) if dead.requeueable else ""
     return (
-        letter.id, letter.model, letter.reason, str(letter.attempts),
-        submitted, output.ago(letter.died_at), output.short_line(letter.error),
+        dead.id, dead.model, dead.reason, str(dead.attempts),
+        submitted, output.ago(dead.died_at), output.short_line(dead.error),
     )  # fmt: skip
 
 
-def _show(letter: DeadLetter) -> None:
-    submitted = [("submitted", _moment(letter.created_at))] if letter.requeueable else []
+def _show(dead: DeadLetter) -> None:
+    submitted = [("submitted", _moment(dead.created_at))] if dead.requeueable else []
     output.pairs([
-        ("id", letter.id),
-        ("model", letter.model),
-        ("reason", letter.reason),
-        ("error", output.printable(letter.error)),
-        ("attempts", str(letter.attempts)),
+        ("id", dead.id),
+        ("model", dead.model),
+        ("reason", dead.reason),
+        ("error", output.printable(dead.error)),
+        ("attempts", str(dead.attempts)),
         *submitted,
-        ("died", _moment(letter.died_at)),
-        ("requeue", "it can be put back" if letter.requeueable else "no job that could run"),
+        ("died", _moment(dead.died_at)),
+        ("requeue", "possible" if dead.requeueable else "not possible: not a valid job"),
     ])  # fmt: skip
-    if letter.traceback:
+    if dead.traceback:
         output.line("")
-        output.line(output.printable(letter.traceback.rstrip()))
-    if not letter.requeueable:
-        _show_message(letter)
+        output.line(output.printable(dead.traceback.rstrip()))
+    if not dead.requeueable:
+        _show_message(dead)
 
 
-def _show_message(letter: DeadLetter) -> None:
-    raw = letter.raw
+def _show_message(dead: DeadLetter) -> None:
+    raw = dead.raw
     text = output.printable(raw.decode("utf-8", "backslashreplace"))
-    whole = len(text) <= _SHOWN_MESSAGE_CHARS
+    complete = len(text) <= _SHOWN_MESSAGE_CHARS
     output.line("")
     output.line(f"message, {output.count(len(raw), 'byte')}:")
-    output.line(text if whole else f"{text[:_SHOWN_MESSAGE_CHARS]}… (all of it: --raw)")
+    output.line(text if complete else f"{text[:_SHOWN_MESSAGE_CHARS]}… (--raw prints all)")
 
 
 def _moment(moment: datetime) -> str:

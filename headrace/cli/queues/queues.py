@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def list_queues(url: str | None, *, as_json: bool) -> None:
-    """Show what waits and what runs."""
+    """Print the queues with their waiting and running jobs."""
     from headrace import Client
 
     with Client(url) as client:
@@ -26,16 +26,16 @@ def list_queues(url: str | None, *, as_json: bool) -> None:
             output.json_line(queue)
         return
     output.table(
-        ("QUEUE", ">WAITING", ">OLDEST", ">RUNNING", ">SCHEDULED", ">DEAD", ">ROOM FOR", ""),
+        ("QUEUE", ">WAITING", ">OLDEST", ">RUNNING", ">SCHEDULED", ">DEAD", ">FREE", ""),
         [_row(queue) for queue in queues],
     )
 
 
 def pause_queues(url: str | None, models: Sequence[str], *, paused: bool, as_json: bool) -> None:
-    """Pause queues, or resume them.
+    """Pause or resume queues.
 
     Raises:
-        QueueNotFound: one of them does not exist; nothing was changed.
+        QueueNotFound: a queue does not exist; nothing was changed.
     """
     from headrace import Client
 
@@ -50,10 +50,10 @@ def pause_queues(url: str | None, models: Sequence[str], *, paused: bool, as_jso
 
 
 def purge(url: str | None, models: Sequence[str], *, yes: bool, as_json: bool) -> None:
-    """Cancel what waits in queues.
+    """Cancel the waiting and scheduled jobs of queues.
 
     Raises:
-        QueueNotFound: one of them does not exist; nothing was changed.
+        QueueNotFound: a queue does not exist; nothing was changed.
     """
     from headrace import Client
 
@@ -63,21 +63,21 @@ def purge(url: str | None, models: Sequence[str], *, yes: bool, as_json: bool) -
         for queue in queues:
             cancelled = client.purge_queue(queue)
             if as_json:
-                said = {"name": queue.name, "model": queue.model, "cancelled": cancelled}
-                output.json_line(said)
+                counts = {"name": queue.name, "model": queue.model, "cancelled": cancelled}
+                output.json_line(counts)
             else:
                 output.line(f"{queue.name}  {cancelled:,} cancelled")
 
 
 def _named(client: Client, names: Sequence[str]) -> list[Queue]:
-    """The queues of these models, each once; the queue's own name is taken too."""
+    """Return the queues with these names or of these models, without duplicates."""
     queues = client.queues()
     by_name = {queue.name: queue for queue in queues} | {queue.model: queue for queue in queues}
     for name in names:
         if name not in by_name:
             models = [queue.model for queue in queues]
             raise QueueNotFound(
-                f"there is no model {name}{did_you_mean(name, models)}",
+                f"no model {name}{did_you_mean(name, models)}",
                 hint="`headrace queues` lists the queues",
             )
     return list({by_name[name].name: by_name[name] for name in names}.values())
@@ -86,12 +86,16 @@ def _named(client: Client, names: Sequence[str]) -> list[Queue]:
 def _question(queues: Sequence[Queue]) -> str:
     count = sum(_waiting(queue) + queue.scheduled for queue in queues)
     names = ", ".join(queue.name for queue in queues)
-    return f"cancel all that waits in {names} ({output.count(count, 'job')})?" if count else ""
+    return (
+        f"cancel all waiting and scheduled jobs of {names} ({output.count(count, 'job')})?"
+        if count
+        else ""
+    )
 
 
 def _row(queue: Queue) -> tuple[str, ...]:
     waiting = _waiting(queue)
-    oldest = "" if queue.oldest_age_s is None else output.span(queue.oldest_age_s)
+    oldest = "" if queue.oldest_age_s is None else output.duration(queue.oldest_age_s)
     room = max(queue.max_queue_depth - waiting, 0)
     counts = (queue.in_flight, queue.scheduled, queue.dead_letters, room)
     numbers = (f"{count:,}" for count in counts)

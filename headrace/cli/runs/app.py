@@ -1,4 +1,4 @@
-"""`headrace run` and the group `headrace runs` as typer sees them: see app.py."""
+"""Declares `headrace run` and the command group `headrace runs`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from headrace.cli.shared.options import (
-    FULL_OR_AWAY,
+    UNREACHABLE_OR_FULL,
     JsonOption,
     LimitOption,
     ModelArgument,
@@ -17,7 +17,7 @@ from headrace.cli.shared.options import (
     retry_option,
 )
 
-OFFLINE: Final = 9
+BATCH_PRIORITY: Final = 9
 IN_FLIGHT: Final = 4000
 IN_FLIGHT_MAX: Final = 100_000
 RETRY_S: Final = 86_400
@@ -25,7 +25,7 @@ LIMIT: Final = 20
 
 runs_group: Final = typer.Typer(rich_markup_mode=None)
 
-RunArgument = Annotated[str, typer.Argument(metavar="ID", help="The run.")]
+RunArgument = Annotated[str, typer.Argument(metavar="ID", help="Run id.")]
 
 
 def run(
@@ -34,8 +34,8 @@ def run(
         str,
         typer.Argument(
             metavar="SRC",
-            help="A folder (with all below), a quoted pattern, a file of JSON lines, CSV, Parquet "
-            "or tar, s3://bucket/prefix, or - for paths on standard input.",
+            help="Folder (recursive), quoted pattern, file of JSON lines, CSV, Parquet or tar, "
+            "s3://bucket/prefix, or - for paths on standard input.",
         ),
     ],
     output: Annotated[
@@ -44,7 +44,7 @@ def run(
             "--output",
             "-o",
             metavar="OUT",
-            help="Where a row per input goes; its name says the form: .jsonl, .parquet.",
+            help="Output with a row per input; its name sets the format: .jsonl, .parquet.",
         ),
     ],
     column: Annotated[
@@ -52,46 +52,55 @@ def run(
         typer.Option(
             "--input",
             metavar="COLUMN",
-            help="The column that is the input; the others are carried along [the whole row].",
+            help="Column that is the input; the others are copied to the output "
+            "(default: the whole row).",
         ),
     ] = None,
     key: Annotated[
         str | None,
-        typer.Option("--key", metavar="COLUMN", help="The column that names an input [its place]."),
+        typer.Option(
+            "--key",
+            metavar="COLUMN",
+            help="Column with the key of an input (default: its position).",
+        ),
     ] = None,
     glob: Annotated[
         list[str] | None,
         typer.Option(
             "--glob",
             metavar="PATTERN",
-            help="In a folder only files whose name, or path with a /, is like this; repeatable.",
+            help="Only files of a folder whose name (or path, with a /) matches; repeatable.",
         ),
     ] = None,
     content_type: Annotated[
         str | None,
         typer.Option(
-            "--content-type", metavar="TYPE", help="What the inputs are [by name or content]."
+            "--content-type",
+            metavar="TYPE",
+            help="Media type of the inputs (default: from name or content).",
         ),
     ] = None,
     by_ref: Annotated[
         bool,
         typer.Option(
             "--by-ref",
-            help="Name files to the server, which shares the disk, and send none [send them].",
+            help="Send file names, not contents, to a server that shares the disk.",
         ),
     ] = False,
     online: Annotated[
         bool,
-        typer.Option("--online", help="Compete with online jobs [fill the gaps they leave]."),
+        typer.Option("--online", help="Use online priority (default: batch priority)."),
     ] = False,
     only_failed: Annotated[
         bool,
-        typer.Option("--only-failed", help="Run again what failed, in a run that has ended."),
+        typer.Option("--only-failed", help="Run the failed inputs of an ended run again."),
     ] = False,
-    name: Annotated[str, typer.Option("--name", metavar="NAME", help="What to call the run.")] = "",
+    name: Annotated[
+        str, typer.Option("--name", metavar="NAME", help="Name of the run in lists.")
+    ] = "",
     run_id: Annotated[
         str | None,
-        typer.Option("--run-id", metavar="ID", help="Its id [a new one]."),
+        typer.Option("--run-id", metavar="ID", help="Id of the run (default: a new id)."),
     ] = None,
     in_flight: Annotated[
         int,
@@ -101,63 +110,72 @@ def run(
             max=IN_FLIGHT_MAX,
             metavar="N",
             show_default=False,
-            help=f"Inputs under way at once [{IN_FLIGHT}].",
+            help=f"Maximum number of inputs in flight (default: {IN_FLIGHT}).",
         ),
     ] = IN_FLIGHT,
     version: Annotated[
         str | None,
-        typer.Option("--version", metavar="VERSION", help="Only for this version of the model."),
+        typer.Option(
+            "--version", metavar="VERSION", help="Required version of the model (default: any)."
+        ),
     ] = None,
     job_timeout: Annotated[
         float | None,
         typer.Option(
-            "--job-timeout", metavar="SECONDS", help="An input may run for so long [the model's]."
+            "--job-timeout",
+            metavar="SECONDS",
+            help="Maximum run time of an input (default: the model's).",
         ),
     ] = None,
     max_retries: Annotated[
         int | None,
-        typer.Option("--max-retries", metavar="N", help="After errors that pass [the model's]."),
+        typer.Option(
+            "--max-retries",
+            metavar="N",
+            help="Retries after a transient error (default: the model's).",
+        ),
     ] = None,
     result_ttl: Annotated[
         int | None,
         typer.Option(
             "--result-ttl",
             metavar="SECONDS",
-            help="The server keeps a result for so long, until it is in the output [a day].",
+            help="How long the server keeps a result that is not in the output yet "
+            "(default: one day).",
         ),
     ] = None,
     keep_jobs: Annotated[
         bool,
         typer.Option(
             "--keep-jobs",
-            help="Let the server keep jobs for that long also when they are in the output.",
+            help="Keep jobs on the server for --result-ttl after they are in the output.",
         ),
     ] = False,
-    retry: Annotated[float, retry_option(FULL_OR_AWAY, RETRY_S)] = RETRY_S,
+    retry: Annotated[float, retry_option(UNREACHABLE_OR_FULL, RETRY_S)] = RETRY_S,
     quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="No progress and no summary.")
+        bool, typer.Option("--quiet", "-q", help="Print no progress and no summary.")
     ] = False,
     as_json: JsonOption = False,
     url: UrlOption = None,
 ) -> None:
-    """Run all of a folder, file or bucket through a model; the same command goes on with it."""
+    """Run every input of a folder, file or bucket through a model; repeat it to resume."""
     from headrace.cli.runs.run import RunRequest
     from headrace.cli.runs.run import run as go
 
     options: dict[str, Any] = {
-        "priority": 0 if online else OFFLINE,
+        "priority": 0 if online else BATCH_PRIORITY,
         "timeout": job_timeout,
         "max_retries": max_retries,
         "result_ttl": result_ttl,
     }
-    asked = RunRequest(
+    request = RunRequest(
         model=model, source=source, output=output, input=column, key=key,
         glob=tuple(glob or ()), content_type=content_type, only_failed=only_failed, name=name,
         run_id=checked_id(run_id), in_flight=in_flight, version=version,
         options=checked_options(options), forget=not keep_jobs, retry_s=retry, quiet=quiet,
         as_json=as_json, by_ref=by_ref,
     )  # fmt: skip
-    raise typer.Exit(go(url, asked))
+    raise typer.Exit(go(url, request))
 
 
 @runs_group.callback(invoke_without_command=True)
@@ -167,7 +185,7 @@ def runs(
     as_json: JsonOption = False,
     url: UrlOption = None,
 ) -> None:
-    """List offline runs, that told last first; or show, cancel or resume one."""
+    """List offline runs, latest report first; or show, cancel or resume one."""
     if ctx.invoked_subcommand is None:
         from headrace.cli.runs.records import list_runs
 
@@ -176,12 +194,12 @@ def runs(
     for option, flag in (("url", "--url"), ("as_json", "--json"), ("limit", "--limit")):
         source = ctx.get_parameter_source(option)
         if source is not None and source.name == "COMMANDLINE":
-            raise typer.BadParameter(f"it goes behind {ctx.invoked_subcommand}", param_hint=flag)
+            raise typer.BadParameter(f"put it after {ctx.invoked_subcommand}", param_hint=flag)
 
 
 @runs_group.command("show")
 def show(run_id: RunArgument, as_json: JsonOption = False, url: UrlOption = None) -> None:
-    """Show how far a run is, and what goes on with it."""
+    """Show the progress of a run and the command that resumes it."""
     from headrace.cli.runs.records import show_run
 
     show_run(url, run_id, as_json=as_json)
@@ -189,7 +207,7 @@ def show(run_id: RunArgument, as_json: JsonOption = False, url: UrlOption = None
 
 @runs_group.command("cancel")
 def cancel(run_id: RunArgument, as_json: JsonOption = False, url: UrlOption = None) -> None:
-    """End a run within seconds, wherever it runs, and cancel what is under way."""
+    """Stop a run on any host within seconds and cancel its jobs in flight."""
     from headrace.cli.runs.records import cancel_run
 
     raise typer.Exit(cancel_run(url, run_id, as_json=as_json))
@@ -197,7 +215,7 @@ def cancel(run_id: RunArgument, as_json: JsonOption = False, url: UrlOption = No
 
 @runs_group.command("resume")
 def resume(run_id: RunArgument, url: UrlOption = None) -> None:
-    """Go on with a run that was started on this machine, by the command that started it."""
+    """Resume a run that was started on this machine, with the command that started it."""
     from headrace.cli.runs.records import resume_run
 
     resume_run(url, run_id)

@@ -1,4 +1,4 @@
-"""What is said of a run while it lasts: a bar on a terminal, lines in a log, and its record."""
+"""Reports the progress of a run: a bar on a terminal, lines in a log, and the run's record."""
 
 from __future__ import annotations
 
@@ -19,55 +19,55 @@ if TYPE_CHECKING:
     from headrace.runs.engine.engine import Engine
     from headrace.runs.engine.spec import RunProgress
 
-#: The record is told so often, and a server that is away is not waited for.
-TELL_S: Final = 3.0
-TELL_TIMEOUT_S: Final = 2.0
-#: In a log the first line comes after so long, and each next one after twice as long, up to this.
+#: Seconds between two updates of the record; an unreachable server is not waited for.
+REPORT_S: Final = 3.0
+REPORT_TIMEOUT_S: Final = 2.0
+#: Seconds until the first line in a log; the interval doubles up to the second value.
 FIRST_LINE_S: Final = 10.0
 LINES_APART_S: Final = 60.0
-#: The rate is that of so many last seconds.
+#: The rate is measured over this many seconds.
 RATE_OVER_S: Final = 30.0
 
 
-class Pacer:
-    """How fast inputs end, and how long the rest may take.
+class RateMeter:
+    """Measures how fast inputs end, and estimates the remaining time.
 
     Args:
-        ended: how many had when it began.
-        now: seconds of a clock.
+        ended: number of inputs that had ended at the start.
+        now: the present time in seconds.
     """
 
     def __init__(self, ended: int, now: float) -> None:
-        self._seen: deque[tuple[float, int]] = deque([(now, ended)])
+        self._samples: deque[tuple[float, int]] = deque([(now, ended)])
 
-    def see(self, ended: int, now: float) -> None:
-        """So many have ended by now."""
-        self._seen.append((now, ended))
-        while len(self._seen) > 2 and self._seen[1][0] <= now - RATE_OVER_S:
-            self._seen.popleft()
+    def add(self, ended: int, now: float) -> None:
+        """Add a sample: `ended` inputs have ended at `now`."""
+        self._samples.append((now, ended))
+        while len(self._samples) > 2 and self._samples[1][0] <= now - RATE_OVER_S:
+            self._samples.popleft()
 
     @property
     def per_second(self) -> float:
-        """The rate of the last seconds."""
-        (began, before), (now, ended) = self._seen[0], self._seen[-1]
+        """Return the rate over the last RATE_OVER_S seconds."""
+        (began, before), (now, ended) = self._samples[0], self._samples[-1]
         return (ended - before) / (now - began) if now > began else 0.0
 
     def left_s(self, total: int | None) -> float | None:
-        """Seconds until all have ended; None where nobody can tell."""
+        """Return the seconds until all inputs have ended; None if that is unknown."""
         rate = self.per_second
         if total is None or not rate:
             return None
-        return max(0, total - self._seen[-1][1]) / rate
+        return max(0, total - self._samples[-1][1]) / rate
 
 
 class RunProgressDisplay:
-    """Told by the engine a few times a second.
+    """Shows and records a run's progress; the engine calls `update` several times per second.
 
     Args:
         url: the server.
         engine: the run.
-        quiet: say nothing on standard error.
-        source: what the user named, for the record.
+        quiet: print nothing on standard error.
+        source: the source as the user gave it, for the record.
     """
 
     def __init__(self, url: str | None, engine: Engine, *, quiet: bool, source: str) -> None:
@@ -80,11 +80,11 @@ class RunProgressDisplay:
         self._bar.ended, self._bar.failed = progress.ended, progress.failed
         self._lines = not quiet and not sys.stderr.isatty()
         now = time.monotonic()
-        self._pacer = Pacer(progress.ended, now)
-        self._apart_s = FIRST_LINE_S
+        self._meter = RateMeter(progress.ended, now)
+        self._interval_s = FIRST_LINE_S
         self._next_line = now + FIRST_LINE_S
-        self._next_word = now
-        self._begun = False
+        self._next_report = now
+        self._started = False
 
     def __enter__(self) -> Self:
         self._stack.enter_context(self._bar)
@@ -95,56 +95,58 @@ class RunProgressDisplay:
         self._bar.ended, self._bar.failed = progress.ended, progress.failed
         self._stack.close()
 
-    def look(self, progress: RunProgress) -> None:
-        """Say what there is to say by now."""
+    def update(self, progress: RunProgress) -> None:
+        """Update the bar; print a line and write the record if they are due."""
         now = time.monotonic()
         self._bar.ended, self._bar.failed = progress.ended, progress.failed
-        self._pacer.see(progress.ended, now)
+        self._meter.add(progress.ended, now)
         if self._lines and now >= self._next_line:
-            output.say(line_of(self._engine.checkpoint.model, progress, self._pacer))
-            self._apart_s = min(2 * self._apart_s, LINES_APART_S)
-            self._next_line = now + self._apart_s
-        if now >= self._next_word:
-            self.tell("running")
-            self._next_word = time.monotonic() + TELL_S
+            output.message(line_of(self._engine.checkpoint.model, progress, self._meter))
+            self._interval_s = min(2 * self._interval_s, LINES_APART_S)
+            self._next_line = now + self._interval_s
+        if now >= self._next_report:
+            self.report("running")
+            self._next_report = time.monotonic() + REPORT_S
 
-    def tell(self, state: str, why: str = "") -> None:
-        """Tell the run's record, which nobody has to be there for; hear whether to stop."""
+    def report(self, state: str, error: str = "") -> None:
+        """Write the run's record, if the server answers; stop the run if it was cancelled."""
         from headrace import Client
-        from headrace.client.offline import tell_run
+        from headrace.client.offline import report_run
 
-        kept, progress = self._engine.checkpoint, self._engine.progress
-        told = {
-            "model": kept.model, "name": kept.name, "source": path_text(self._source),
-            "output": kept.output, "state": state, "total": progress.total,
+        checkpoint, progress = self._engine.checkpoint, self._engine.progress
+        record = {
+            "model": checkpoint.model, "name": checkpoint.name, "source": path_text(self._source),
+            "output": checkpoint.output, "state": state, "total": progress.total,
             "succeeded": progress.succeeded, "failed": progress.failed,
-            "in_flight": progress.in_flight, "per_second": round(self._pacer.per_second, 3),
-            "started_at": kept.started_at,
+            "in_flight": progress.in_flight, "per_second": round(self._meter.per_second, 3),
+            "started_at": checkpoint.started_at,
             "command": ["headrace", *map(path_text, sys.argv[1:])],
-            "host": socket.gethostname(), "folder": path_text(os.getcwd()), "error": why,
+            "host": socket.gethostname(), "folder": path_text(os.getcwd()), "error": error,
         }  # fmt: skip
-        begun = not self._begun
+        started = not self._started
         with (
             suppress(HeadraceError),
-            Client(self._url, timeout_s=TELL_TIMEOUT_S, retry_s=0) as client,
+            Client(self._url, timeout_s=REPORT_TIMEOUT_S, retry_s=0) as client,
         ):
-            cancelled = client.run(tell_run(client.session, kept.run, told, begun=begun))
-            self._begun = True
+            cancelled = client.run(
+                report_run(client.session, checkpoint.run, record, begun=started)
+            )
+            self._started = True
             if cancelled:
                 self._engine.stop(cancel=True)
 
 
-def line_of(name: str, progress: RunProgress, pacer: Pacer) -> str:
-    """How far a run is, on one line."""
+def line_of(name: str, progress: RunProgress, meter: RateMeter) -> str:
+    """Return a run's progress on one line."""
     ended, total = progress.ended, progress.total
     parts = [f"{ended:,}" if total is None else f"{ended:,} of {total:,}"]
     if total:
         parts[0] += f" ({100 * min(ended / total, 1):.1f} %)"
-    rate = pacer.per_second
+    rate = meter.per_second
     parts.append(f"{rate:,.0f}/s" if rate >= 10 else f"{rate:.1f}/s")
     if progress.failed:
         parts.append(f"{progress.failed:,} failed")
-    left_s = pacer.left_s(total)
+    left_s = meter.left_s(total)
     if left_s is not None:
-        parts.append(f"{output.span(left_s)} left")
+        parts.append(f"{output.duration(left_s)} left")
     return f"{name}: {', '.join(parts)}"

@@ -1,4 +1,4 @@
-"""`headrace runs`, and `headrace runs show`, `cancel` and `resume`."""
+"""`headrace runs`: lists, shows, cancels and resumes offline runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def list_runs(url: str | None, *, limit: int, as_json: bool) -> None:
-    """Show the runs that told last."""
+    """Print the runs, latest report first."""
     from headrace import Client
 
     with Client(url) as client:
@@ -27,17 +27,17 @@ def list_runs(url: str | None, *, limit: int, as_json: bool) -> None:
         for run in shown:
             output.json_line(run)
     elif shown:
-        heads = ("ID", "NAME", "MODEL", "STATE", ">DONE", ">FAILED", ">RATE", "TOLD", "OUTPUT")
+        heads = ("ID", "NAME", "MODEL", "STATE", ">DONE", ">FAILED", ">RATE", "UPDATED", "OUTPUT")
         output.table(heads, [_row(run) for run in shown])
     else:
-        output.say("no runs")
+        output.message("no runs")
 
 
 def show_run(url: str | None, run_id: str, *, as_json: bool) -> None:
-    """Show one.
+    """Print one run.
 
     Raises:
-        RunNotFound: there is none of that id.
+        RunNotFound: no run has this id.
     """
     from headrace import Client
 
@@ -50,17 +50,17 @@ def show_run(url: str | None, run_id: str, *, as_json: bool) -> None:
         ("run", run.id), ("name", run.name), ("model", run.model), ("state", _state(run)),
         ("source", run.source), ("output", run.output), ("done", _done(run)),
         ("failed", f"{run.failed:,}"), ("rate", f"{run.per_second:,.1f}/s"),
-        ("started", output.ago(run.started_at)), ("told", output.ago(run.told_at)),
+        ("started", output.ago(run.started_at)), ("updated", output.ago(run.told_at)),
         ("host", run.host), ("folder", run.folder), ("command", shlex.join(run.command)),
         *([("error", output.short_line(run.error))] if run.error else []),
     ])  # fmt: skip
 
 
 def cancel_run(url: str | None, run_id: str, *, as_json: bool) -> ExitCode:
-    """Ask for a run's end.
+    """Request the cancellation of a run.
 
     Raises:
-        RunNotFound: there is none of that id.
+        RunNotFound: no run has this id.
     """
     from headrace import Client
 
@@ -69,38 +69,40 @@ def cancel_run(url: str | None, run_id: str, *, as_json: bool) -> ExitCode:
     if as_json:
         output.json_line(run)
     elif run.cancel_requested:
-        output.line(f"{run.id}  ends within seconds")
+        output.line(f"{run.id}  stops within seconds")
     else:
-        output.say(f"{run.id}: does not run: {run.state}")
+        output.message(f"{run.id}: not running: {run.state}")
     return ExitCode.DONE if run.cancel_requested else ExitCode.FAILED
 
 
 def resume_run(url: str | None, run_id: str) -> None:
-    """Become the command that started a run.
+    """Replace this process by the command that started a run.
 
     Raises:
-        RunNotFound: there is none of that id.
-        ConfigError: it runs, was started elsewhere, or its folder is gone.
+        RunNotFound: no run has this id.
+        ConfigError: the run is active, was started elsewhere, or its folder is missing.
     """
     from headrace import Client
 
     with Client(url) as client:
         run = client.run_record(run_id)
-    said = f"cd {shlex.quote(run.folder)} && {shlex.join(run.command)}"
+    command_line = f"cd {shlex.quote(run.folder)} && {shlex.join(run.command)}"
     if run.state == "running":
-        raise ConfigError(f"{run.id} runs on {run.host}", hint="Watch it with headrace runs.")
+        raise ConfigError(f"{run.id} is running on {run.host}", hint="Watch it with headrace runs.")
     if run.command[:2] != ["headrace", "run"]:
-        raise ConfigError(f"{run.id} was not started by headrace run")
+        raise ConfigError(f"{run.id} was not started with headrace run")
     if run.host != socket.gethostname():
-        raise ConfigError(f"{run.id} was started on {run.host}", hint=f"Go on there: {said}")
+        raise ConfigError(
+            f"{run.id} was started on {run.host}", hint=f"Resume it there: {command_line}"
+        )
     if not os.path.isdir(run.folder):
-        raise ConfigError(f"{run.folder}, where {run.id} was started, is gone")
-    output.say(said)
+        raise ConfigError(f"{run.folder}, the folder of {run.id}, does not exist")
+    output.message(command_line)
     sys.stdout.flush()
     os.chdir(run.folder)
     environ = dict(os.environ) if url is None else {**os.environ, "HEADRACE_URL": url}
     command = [sys.executable, "-P", "-m", "headrace", *run.command[1:]]
-    os.execve(sys.executable, command, environ)  # noqa: S606 - there is none, on purpose
+    os.execve(sys.executable, command, environ)  # noqa: S606 - no shell on purpose
 
 
 def _row(run: Run) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""`headrace run`: a source through a model into an output, and what is said about it meanwhile."""
+"""`headrace run`: runs a source through a model into an output and reports the progress."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
-    """What is asked of `headrace run`; the options of the same names say what each means."""
+    """The arguments of `headrace run`; see the options of the same names."""
 
     model: str
     source: str
@@ -47,8 +47,8 @@ class RunRequest:
     quiet: bool = False
     as_json: bool = False
 
-    def order(self) -> RunSpec:
-        """The same for the engine."""
+    def spec(self) -> RunSpec:
+        """Return the engine's part of the arguments."""
         options: Any = self.options
         return RunSpec(
             model=self.model, version=self.version, options=options, run_id=self.run_id,
@@ -57,108 +57,108 @@ class RunRequest:
         )  # fmt: skip
 
     def source_options(self) -> SourceOptions:
-        """How the source is read."""
+        """Return how to read the source."""
         return SourceOptions(
             input=self.input, key=self.key, glob=self.glob, content_type=self.content_type,
             output=self.output, by_ref=self.by_ref,
         )  # fmt: skip
 
 
-def run(url: str | None, asked: RunRequest) -> ExitCode:
-    """Run to the end, or until something ends it.
+def run(url: str | None, request: RunRequest) -> ExitCode:
+    """Run until all inputs have a row, or until the run is stopped.
 
     Raises:
-        HeadraceError: nothing was begun.
+        HeadraceError: the run did not start.
     """
     from headrace import Client
     from headrace.runs.engine.engine import Engine
 
-    source = source_for(asked.source, asked.source_options())
-    sink = sink_for(asked.output, source)
-    with Client(url, retry_s=asked.retry_s) as client:
-        # Before anything is written: a name that is misspelt leaves no file behind.
-        client.model(asked.model)
-        engine = Engine(client, asked.order(), source, sink)
+    source = source_for(request.source, request.source_options())
+    sink = sink_for(request.output, source)
+    with Client(url, retry_s=request.retry_s) as client:
+        # A misspelt model name must not leave an output file behind.
+        client.model(request.model)
+        engine = Engine(client, request.spec(), source, sink)
         try:
             try:
                 engine.open()
             except OSError as error:
-                code, why = _reason(error)
-                output.say(why)
+                code, reason = _reason(error)
+                output.message(reason)
                 return code
-            return _Session(url, engine, asked).go()
+            return _Session(url, engine, request).go()
         finally:
             engine.close()
 
 
 class _Session:
-    """One run of the command, once the output is its own."""
+    """One run of the command that has opened its output."""
 
-    def __init__(self, url: str | None, engine: Engine, asked: RunRequest) -> None:
+    def __init__(self, url: str | None, engine: Engine, request: RunRequest) -> None:
         self._engine = engine
-        self._asked = asked
+        self._request = request
         self._started = time.monotonic()
         self._signal: signal.Signals | None = None
-        self._watch = RunProgressDisplay(url, engine, quiet=asked.quiet, source=asked.source)
+        self._display = RunProgressDisplay(url, engine, quiet=request.quiet, source=request.source)
 
     def go(self) -> ExitCode:
-        """Run, and say how it ended."""
+        """Run, and print how the run ended."""
         already = self._engine.checkpoint.ended
         if self._engine.progress.before and not already:
-            self._say(f"goes on: {self._engine.progress.before:,} inputs have their row")
+            self._message(f"resumed: {self._engine.progress.before:,} inputs already have a row")
         try:
-            with self._stopping(), self._watch:
-                state = self._engine.run(self._watch.look)
+            with self._stopping(), self._display:
+                state = self._engine.run(self._display.update)
         except (errors.HeadraceError, OSError, KeyboardInterrupt) as error:
-            code, why = _reason(error)
-            self._watch.tell("failed", why)
-            output.say(why)
-            self._say_how_to_go_on(first="once that is mended, " if code is ExitCode.USAGE else "")
+            code, reason = _reason(error)
+            self._display.report("failed", reason)
+            output.message(reason)
+            self._print_resume_hint(after="after fixing this, " if code is ExitCode.USAGE else "")
             return code
-        self._watch.tell(state)
+        self._display.report(state)
         return self._ended(state, already=already)
 
     @contextmanager
     def _stopping(self) -> Iterator[None]:
-        """The first signal ends the run in order, the second at once: that loses nothing either."""
+        """Stop the run in order at the first signal, at once at the second; neither loses rows."""
         before: dict[signal.Signals, Any] = {}
 
-        def came(number: int, frame: FrameType | None) -> None:
+        def on_signal(number: int, frame: FrameType | None) -> None:
             if self._signal is not None:
                 raise KeyboardInterrupt
             self._signal = signal.Signals(number)
             self._engine.stop()
 
         for number in _SIGNALS:
-            was = signal.getsignal(number)
-            # `nohup` and shells' background jobs ignore some, and that stays so.
-            if was is not signal.SIG_IGN:
-                before[number] = was
-                signal.signal(number, came)
+            handler = signal.getsignal(number)
+            # `nohup` and background jobs of a shell ignore some signals; keep that.
+            if handler is not signal.SIG_IGN:
+                before[number] = handler
+                signal.signal(number, on_signal)
         try:
             yield
         finally:
-            for number, was in before.items():
-                signal.signal(number, was)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def _ended(self, state: State, *, already: bool) -> ExitCode:
-        progress, asked = self._engine.progress, self._asked
+        progress, request = self._engine.progress, self._request
         seconds = time.monotonic() - self._started
-        if asked.as_json:
+        if request.as_json:
             output.json_line({
                 "run": self._engine.checkpoint.run, "state": state, "total": progress.total,
                 "succeeded": progress.succeeded, "failed": progress.failed,
-                "before": progress.before, "seconds": round(seconds, 3), "output": asked.output,
+                "before": progress.before, "seconds": round(seconds, 3), "output": request.output,
             })  # fmt: skip
         if state == "ended":
-            self._say(self._summary(seconds, already=already))
+            self._message(self._summary(seconds, already=already))
             if progress.failed:
-                self._say("to run again what failed: the same command with --only-failed")
+                self._message("to run the failed inputs again, add --only-failed to the command")
             return ExitCode.FAILED if progress.failed else ExitCode.DONE
-        word = "cancelled" if state == "cancelled" else "stopped"
-        left = "" if state == "cancelled" else f", {progress.in_flight:,} under way go on"
-        output.say(f"{word}: {progress.ended:,} inputs have their row{left}")
-        self._say_how_to_go_on()
+        left = "" if state == "cancelled" else f"; {progress.in_flight:,} jobs in flight continue"
+        ended = "cancelled" if state == "cancelled" else "stopped"
+        output.message(f"{ended}: {progress.ended:,} inputs have a row{left}")
+        self._print_resume_hint()
         if state == "cancelled":
             return ExitCode.FAILED
         is_int = self._signal in (None, signal.SIGINT)
@@ -170,25 +170,25 @@ class _Session:
         if progress.failed:
             counts += f", {progress.failed:,} failed"
         if already:
-            return f"had ended before: {counts}; see {self._asked.output}"
+            return f"already ended: {counts}; see {self._request.output}"
         count = progress.ended - progress.before
-        before = f", {progress.before:,} of them before" if progress.before else ""
-        rate = f" ({count / seconds:,.0f} a second)" if seconds >= 1 else ""
-        return f"{counts}{before} in {seconds:.1f} s{rate}; see {self._asked.output}"
+        before = f", {progress.before:,} of them earlier" if progress.before else ""
+        rate = f" ({count / seconds:,.0f} per second)" if seconds >= 1 else ""
+        return f"{counts}{before} in {seconds:.1f} s{rate}; see {self._request.output}"
 
-    def _say_how_to_go_on(self, first: str = "") -> None:
+    def _print_resume_hint(self, after: str = "") -> None:
         run_id = self._engine.checkpoint.run
         resume = f"headrace runs resume {run_id}"
-        output.say(f"{first}the same command goes on from here; so does: {resume}")
+        output.message(f"{after}resume with the same command, or with: {resume}")
 
-    def _say(self, text: str) -> None:
-        if not self._asked.quiet:
-            output.say(text)
+    def _message(self, text: str) -> None:
+        if not self._request.quiet:
+            output.message(text)
 
 
 def _reason(error: BaseException) -> tuple[ExitCode, str]:
     if isinstance(error, errors.HeadraceError):
-        return exit_code(error), output.advice(error)
+        return exit_code(error), output.error_text(error)
     if isinstance(error, OSError):
         return ExitCode.FAILED, f"the output cannot be written: {error.strerror or error}"
     return ExitCode.INTERRUPTED, "interrupted"

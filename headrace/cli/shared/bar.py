@@ -1,4 +1,4 @@
-"""How the progress bar is drawn, by rich. Imported only where there is a terminal to draw on."""
+"""The drawn progress bar."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _WHOLE_FROM: Final = 10
 
 
 class DrawnBar(Progress):
-    """A bar on standard error.
+    """A progress bar on standard error.
 
     Args:
-        name: what is done.
-        total: how many there are, where that is known.
-        counts: how many have ended, and how many of those failed; asked at each refresh, so that
-            counting costs nothing.
+        name: label of the bar.
+        total: number of jobs; None if it is unknown.
+        counts: returns how many have ended and how many of those failed; called at each refresh,
+            so that counting itself costs nothing.
     """
 
     def __init__(self, name: str, total: int | None, counts: Callable[[], tuple[int, int]]) -> None:
@@ -45,26 +45,26 @@ class DrawnBar(Progress):
             console=Console(stderr=True),
             refresh_per_second=_REFRESHES_PER_S,
             speed_estimate_period=_SPEED_OVER_S,
-            # What goes to a pipe must not end up on the terminal instead.
+            # Output to a pipe must not be redirected to the terminal.
             redirect_stdout=False,
             redirect_stderr=False,
         )
         self.add_task(name, total=total, failed=0)
 
     def above(self, text: str) -> None:
-        """Write a line above the bar, as it is."""
+        """Print a line above the bar, without markup."""
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     @override
     def get_renderables(self) -> Iterable[RenderableType]:
         ended, failed = self._counts()
-        for task in self.task_ids:  # one; none while it is being made
+        for task in self.task_ids:  # none during __init__
             self.update(task, completed=ended, failed=failed)
         yield from super().get_renderables()
 
 
 class _Rate(ProgressColumn):
-    """Ended per second, over the last seconds."""
+    """Jobs that ended per second, over the last _SPEED_OVER_S seconds."""
 
     @override
     def render(self, task: Task) -> Text:
@@ -75,7 +75,7 @@ class _Rate(ProgressColumn):
 
 
 class _Failed(ProgressColumn):
-    """How many failed, once some have."""
+    """The number of failed jobs, if there are any."""
 
     @override
     def render(self, task: Task) -> Text:

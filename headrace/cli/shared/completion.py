@@ -1,4 +1,4 @@
-"""Names from the server, for the shell's completion: at once or not at all."""
+"""Shell completion with names from the server; completes nothing if the server is slow."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 _DEFAULT_URL: Final = "http://127.0.0.1:8080"
-#: A shell that hangs at a tab is worse than one that completes nothing.
+#: A shell must not hang when the user presses Tab.
 TIMEOUT_S: Final = 0.5
 
 
@@ -22,38 +22,38 @@ class _Models(msgspec.Struct):
     models: list[_Model]
 
 
-class _Letter(msgspec.Struct):
+class _DeadLetter(msgspec.Struct):
     id: str
 
 
-class _Letters(msgspec.Struct):
-    dead_letters: list[_Letter]
+class _DeadLetters(msgspec.Struct):
+    dead_letters: list[_DeadLetter]
 
 
-Shape = TypeVar("Shape", _Models, _Letters)
+Shape = TypeVar("Shape", _Models, _DeadLetters)
 
 
 def complete_model(ctx: typer.Context, incomplete: str) -> list[str]:
-    """The models whose names begin so; none where the server does not answer in time."""
-    found = _ask(ctx, "", _Models)
-    models = found.models if found else []
+    """Return the models whose names begin with `incomplete`; none without an answer in time."""
+    page = _get(ctx, "", _Models)
+    models = page.models if page else []
     return [model.name for model in models if model.name.startswith(incomplete)]
 
 
-def complete_letter(ctx: typer.Context, incomplete: str) -> list[str]:
-    """The model's newest dead letters whose ids begin so."""
+def complete_dead_letter(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the model's newest dead letters whose ids begin with `incomplete`."""
     model = quote(str(ctx.params.get("model") or ""), safe="")
-    found = _ask(ctx, f"/{model}/dead-letters", _Letters)
-    letters = found.dead_letters if found else []
-    return [letter.id for letter in letters if letter.id.startswith(incomplete)]
+    page = _get(ctx, f"/{model}/dead-letters", _DeadLetters)
+    dead_letters = page.dead_letters if page else []
+    return [found.id for found in dead_letters if found.id.startswith(incomplete)]
 
 
-def _ask(ctx: typer.Context, below: str, shape: type[Shape]) -> Shape | None:
+def _get(ctx: typer.Context, path: str, shape: type[Shape]) -> Shape | None:
     import httpx2
 
     url = ctx.params.get("url") or os.environ.get("HEADRACE_URL") or _DEFAULT_URL
     try:
-        answer = httpx2.get(f"{url.rstrip('/')}/api/v1/models{below}", timeout=TIMEOUT_S)
+        answer = httpx2.get(f"{url.rstrip('/')}/api/v1/models{path}", timeout=TIMEOUT_S)
         return msgspec.json.decode(answer.content, type=shape)
     except (httpx2.HTTPError, httpx2.InvalidURL, msgspec.MsgspecError):
         return None

@@ -1,4 +1,4 @@
-"""Asking before something cannot be taken back."""
+"""Asks for confirmation before an action that cannot be undone."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from headrace.cli.shared.exit_codes import ExitCode
 
 
 def ask(question: Callable[[], str], *, yes: bool) -> None:
-    """Go on once a person at a terminal has agreed. Elsewhere nobody is asked.
+    """Return after the user at the terminal confirms; without a terminal return at once.
 
     Args:
-        question: makes it, where somebody is asked; empty where there is nothing to ask about.
-        yes: it was agreed to beforehand.
+        question: returns the question; an empty one needs no confirmation.
+        yes: the user gave `--yes`.
 
     Raises:
-        typer.Exit: it was not agreed to.
+        typer.Exit: the user declined.
     """
     if yes or not (sys.stdin.isatty() and sys.stderr.isatty()):
         return
@@ -29,8 +29,8 @@ def ask(question: Callable[[], str], *, yes: bool) -> None:
     try:
         if typer.confirm(f"headrace: {text}", err=True):
             return
-    except typer.Abort:  # Ctrl-C, or the end of the input
+    except typer.Abort:  # Ctrl-C or end of input
         typer.echo(err=True)
         raise typer.Exit(ExitCode.INTERRUPTED) from None
-    output.say("nothing was changed")
+    output.message("nothing was changed")
     raise typer.Exit(ExitCode.FAILED)

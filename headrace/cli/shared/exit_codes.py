@@ -1,4 +1,4 @@
-"""The exit codes, and which of them applies. `docs/cli.md` documents them."""
+"""The exit codes of the command; docs/cli.md documents them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headrace import errors
 
 
 class ExitCode(IntEnum):
-    """How a command ended. Where several apply, the highest does."""
+    """How a command ended. If several codes apply, the highest one is used."""
 
     DONE = 0
     FAILED = 1
@@ -35,7 +35,7 @@ _BY_CLASS: Final[tuple[tuple[type[errors.HeadraceError], ExitCode], ...]] = (
 
 
 def exit_code(error: errors.HeadraceError) -> ExitCode:
-    """The exit code of a command that an error ended."""
+    """Return the exit code for an error that ended a command."""
     for kind, code in _BY_CLASS:
         if isinstance(error, kind):
             return code

@@ -9,7 +9,7 @@ from headrace.cli.shared.inputs import STDIN
 
 
 def given_ids(arguments: Sequence[str]) -> Iterator[str]:
-    """The ids; `-` stands for the first word of each line of standard input."""
+    """Yield job ids; `-` means the first word of each line of standard input."""
     for argument in arguments:
         if argument != STDIN:
             yield argument

@@ -1,7 +1,7 @@
-"""From what stands on the command line to single inputs, one after the other.
+"""Turns the arguments of the command line into single inputs.
 
-Nothing is read ahead: a folder of a million files or an endless standard input holds as much memory
-as one. Knows files and JSON, and neither jobs nor the server.
+Inputs are read one by one, so that a folder of a million files or an endless standard input needs
+no more memory than one file. Knows files and JSON; knows no jobs and no server.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import typer
 
 from headrace.errors import InvalidRequest
 
-#: Files of one folder that are put in order; of more, they come as the file system gives them.
+#: A folder with at most this many files is sorted; a larger one is read in file system order.
 SORTED_MAX: Final = 10_000
 STDIN: Final = "-"
 _COUNT_BLOCK_BYTES: Final = 1 << 20
@@ -29,7 +29,7 @@ _GLOB: Final = frozenset("*?[")
 
 
 class StdinAs(StrEnum):
-    """What the lines of standard input are."""
+    """The kind of the lines on standard input."""
 
     AUTO = "auto"
     PATHS = "paths"
@@ -43,8 +43,8 @@ class Input:
     """One input.
 
     Attributes:
-        key: what the user knows it by: the path or reference, or `stdin:<line>`.
-        value: a path, a JSON value, a reference, or why there is none.
+        key: the input's name for the user: its path or reference, or `stdin:<line>`.
+        value: a path, a JSON value, a reference, or the error why it cannot be read.
     """
 
     key: str
@@ -53,15 +53,15 @@ class Input:
 
 @dataclass(frozen=True)
 class Sources:
-    """What was named on the command line.
+    """The inputs that the command line names.
 
     Attributes:
         arguments: files, folders, patterns, or `-`.
         json_inputs: JSON values, as text.
         texts: inputs that are text.
-        stdin: where lines come from.
-        stdin_as: what they are.
-        refs: files and objects that the server is to read.
+        stdin: standard input, if `-` is an argument.
+        stdin_as: the kind of its lines.
+        refs: files and objects that the server reads.
     """
 
     arguments: Sequence[str]
@@ -73,16 +73,16 @@ class Sources:
     _json_values: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Find what cannot be right before anything is submitted.
+        """Validate the arguments before anything is submitted.
 
         Raises:
-            typer.BadParameter: nothing is named, a file does not exist, a pattern or folder holds
-                no file, a JSON value is none.
+            typer.BadParameter: there is no input, a file does not exist, a pattern or folder has
+                no file, or a JSON value cannot be parsed.
         """
-        if not (self.arguments or self._beside):
-            raise _bad("name a file, a folder, a pattern, or - for standard input")
+        if not (self.arguments or self._option_count):
+            raise _bad("no input: give a file, a folder, a pattern, or - for standard input")
         if self.arguments.count(STDIN) > 1:
-            raise _bad("- stands twice; standard input can be read once")
+            raise _bad("- is given more than once; standard input can only be read once")
         for argument in self.arguments:
             if argument != STDIN and next(_files(argument), None) is None:
                 raise _bad(_why_nothing(argument))
@@ -91,14 +91,14 @@ class Sources:
                 self._json_values.append(msgspec.json.decode(text))
             except (msgspec.DecodeError, UnicodeError) as error:
                 raise typer.BadParameter(
-                    f"{text}: no JSON: {error}", param_hint="--json-input"
+                    f"{text}: not JSON: {error}", param_hint="--json-input"
                 ) from None
 
     @property
     def single(self) -> bool:
-        """Whether exactly one input is named, and by itself."""
-        named = len(self.arguments) + self._beside
-        return named == 1 and all(_is_file(argument) for argument in self.arguments)
+        """Return whether the command line names exactly one input, and not by a folder or `-`."""
+        count = len(self.arguments) + self._option_count
+        return count == 1 and all(_is_file(argument) for argument in self.arguments)
 
     def __iter__(self) -> Iterator[Input]:
         for argument in self.arguments:
@@ -111,11 +111,11 @@ class Sources:
         for number, text in enumerate(self.texts, 1):
             yield Input(f"text:{number}", text)
         for ref in self.refs:
-            yield _referred(ref)
+            yield _from_reference(ref)
 
     def count(self) -> int | None:
-        """How many inputs there will be; None where only reading them can tell."""
-        total = self._beside
+        """Return the number of inputs; None if only reading them would show it."""
+        total = self._option_count
         for argument in self.arguments:
             if argument == STDIN:
                 lines = _lines_ahead(self.stdin)
@@ -127,8 +127,8 @@ class Sources:
         return total
 
     @property
-    def _beside(self) -> int:
-        """How many inputs are named by options."""
+    def _option_count(self) -> int:
+        """Return the number of inputs that options give."""
         return len(self.json_inputs) + len(self.texts) + len(self.refs)
 
     def _lines(self) -> Iterator[Input]:
@@ -147,7 +147,7 @@ class Sources:
 
 
 def shown(path: Path) -> str:
-    """A path as text that any program can read, also where its name is not UTF-8."""
+    """Return a path as valid UTF-8 text, even if its name is not UTF-8."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
@@ -162,12 +162,12 @@ def _from_path(number: int, line: bytes) -> Input:
     path = Path(os.fsdecode(line))
     if path.is_file():
         return Input(shown(path), path)
-    problem = "is a folder; name its files" if path.is_dir() else "no such file"
+    problem = "is a folder; give its files" if path.is_dir() else "no such file"
     return Input(shown(path), InvalidRequest(f"standard input, line {number}: {problem}"))
 
 
-def _referred(ref: str) -> Input:
-    # Imported here: it brings the client.
+def _from_reference(ref: str) -> Input:
+    # Imported here because it imports the client.
     from headrace.client.inputs import InputRef
 
     return Input(ref, InputRef(ref))
@@ -175,7 +175,7 @@ def _referred(ref: str) -> Input:
 
 def _from_ref(number: int, line: bytes) -> Input:
     read = _from_text(number, line)
-    return _referred(read.value.strip()) if isinstance(read.value, str) else read
+    return _from_reference(read.value.strip()) if isinstance(read.value, str) else read
 
 
 def _from_json(number: int, line: bytes) -> Input:
@@ -183,7 +183,7 @@ def _from_json(number: int, line: bytes) -> Input:
     try:
         return Input(key, msgspec.json.decode(line))
     except (msgspec.DecodeError, UnicodeError) as error:
-        return Input(key, InvalidRequest(f"standard input, line {number}: no JSON: {error}"))
+        return Input(key, InvalidRequest(f"standard input, line {number}: not JSON: {error}"))
 
 
 def _from_text(number: int, line: bytes) -> Input:
@@ -203,7 +203,7 @@ _READERS: Final = {
 
 
 def _files(argument: str) -> Iterator[Path | OSError]:
-    """The files that an argument stands for. A path that exists is never read as a pattern."""
+    """Yield the files that an argument names. An existing path is never read as a pattern."""
     path = Path(argument)
     if path.is_dir():
         return _walk(path)
@@ -216,9 +216,9 @@ def _files(argument: str) -> Iterator[Path | OSError]:
 
 
 def _walk(folder: Path) -> Iterator[Path | OSError]:
-    """All files below a folder; hidden ones, and links to folders, are passed over.
+    """Yield all files below a folder, without hidden files and links to folders.
 
-    A folder that cannot be read is its error, in its place.
+    A folder that cannot be read yields its error.
     """
     try:
         with os.scandir(folder) as entries:
@@ -245,18 +245,18 @@ def _is_file(argument: str) -> bool:
 
 def _why_nothing(argument: str) -> str:
     if Path(argument).is_dir():
-        return f"{argument}: the folder holds no files"
+        return f"{argument}: the folder has no files"
     if _GLOB & set(argument):
-        return f"{argument}: no file matches"
+        return f"{argument}: no file matches the pattern"
     if argument.lstrip().startswith(("{", "[", '"')):
-        return f"{argument}: no such file; for a JSON value: --json-input '{argument}'"
+        return f"{argument}: no such file; for a JSON value use --json-input '{argument}'"
     if argument.startswith(("file:/", "s3://")):
-        return f"{argument}: no such file here; for the server to read it: --input-ref '{argument}'"
-    return f"{argument}: no such file or folder; for text: --text {argument!r}"
+        return f"{argument}: no such file; for a file of the server use --input-ref '{argument}'"
+    return f"{argument}: no such file or folder; for text use --text {argument!r}"
 
 
 def _lines_ahead(stdin: BinaryIO | None) -> int | None:
-    """Lines that are still to be read from a file; None for a pipe. Moves nothing."""
+    """Return the number of unread lines of a file without moving its position; None for a pipe."""
     try:
         descriptor, at = stdin.fileno(), stdin.tell()  # type: ignore[union-attr]
         count = 0

@@ -1,7 +1,7 @@
-"""What ends a run from outside: Ctrl-C, SIGTERM, SIGHUP, and the time limit.
+"""Turns Ctrl-C, SIGTERM, SIGHUP and the time limit into exceptions.
 
-Each is an exception wherever the run happens to be, except where it says that it must not be
-disturbed: what is under way is told once, and never one outcome too few or too many.
+The exception is raised wherever the command is at that moment, except inside `shield`. There it
+waits, so that every outcome is written exactly once.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from types import FrameType
 from typing import Any, Final, Self
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
-#: 0 would switch the timer off.
+#: A timer of 0 seconds is off.
 _SOON_S: Final = 0.001
 
 
 class Terminated(BaseException):
-    """SIGTERM or SIGHUP: the machine stops, a batch system's time is over, the terminal is gone."""
+    """SIGTERM or SIGHUP: the machine shuts down, a scheduler ends the job, the terminal closed."""
 
 
 class TimeUp(BaseException):
-    """The time limit. No TimeoutError, which the client would take for one of its connection."""
+    """The time limit. Not a TimeoutError: the client would read it as a connection timeout."""
 
 
 class InterruptHandler:
-    """Turns signals into exceptions while it is entered. Only for the main thread.
+    """Turns signals into exceptions inside a `with` block. For the main thread only.
 
     Args:
-        timeout_s: after so many seconds the run is over; None for never.
+        timeout_s: seconds until TimeUp is raised; None for no limit.
     """
 
     def __init__(self, timeout_s: float | None) -> None:
@@ -40,7 +40,7 @@ class InterruptHandler:
 
     @contextmanager
     def shield(self) -> Iterator[None]:
-        """What comes in here is raised at the end; a second one is raised at once."""
+        """Delay the first signal until the end of the block; raise a second one at once."""
         self._shielded = True
         try:
             yield
@@ -53,10 +53,10 @@ class InterruptHandler:
     def __enter__(self) -> Self:
         for number in _SIGNALS:
             before = signal.getsignal(number)
-            # `nohup` and shells' background jobs ignore some, and that stays so.
+            # `nohup` and background jobs of a shell ignore some signals; keep that.
             if before is not signal.SIG_IGN:
                 self._before[number] = before
-                signal.signal(number, self._came)
+                signal.signal(number, self._on_signal)
         if self._timeout_s is not None:
             signal.setitimer(signal.ITIMER_REAL, max(self._timeout_s, _SOON_S))
         return self
@@ -68,14 +68,14 @@ class InterruptHandler:
             signal.signal(number, before)
 
     def ignore(self) -> None:
-        """Nothing disturbs any more, until the end."""
+        """Ignore all further signals until the end of the block."""
         for number in self._before:
             signal.signal(number, signal.SIG_IGN)
 
-    def _came(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         error: BaseException
         if number == signal.SIGALRM:
-            error = TimeUp(f"not all jobs have ended within {self._timeout_s:g} s")
+            error = TimeUp(f"timed out: not all jobs ended within {self._timeout_s:g} s")
         elif number == signal.SIGINT:
             error = KeyboardInterrupt()
         else:

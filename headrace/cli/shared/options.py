@@ -1,4 +1,4 @@
-"""Arguments and options that several client commands have."""
+"""Arguments and options that several client commands share."""
 
 from __future__ import annotations
 
@@ -14,62 +14,66 @@ from headrace.jobs.ids import check_id
 from headrace.jobs.job import METADATA_MAX_BYTES, JobOptions
 
 LIMIT: Final = 20
-#: What `--retry` of a command that submits bears.
-FULL_OR_AWAY: Final = "a server that is away, or a queue that is full,"
+#: What `--retry` of a command that submits covers.
+UNREACHABLE_OR_FULL: Final = "is unreachable or its queue is full"
+UNREACHABLE: Final = "is unreachable"
 
 UrlOption = Annotated[
     str | None,
     typer.Option(
         "--url", envvar="HEADRACE_URL", show_envvar=False, metavar="URL",
-        help="The server; HEADRACE_URL names it too [http://127.0.0.1:8080].",
+        help="URL of the server (default: HEADRACE_URL, else http://127.0.0.1:8080).",
     ),
 ]  # fmt: skip
-JsonOption = Annotated[
-    bool, typer.Option("--json", help="Print JSON, one value a line, and nothing else.")
-]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print only JSON, one value per line.")]
 WaitOption = Annotated[bool, typer.Option("--wait", "-w", help="Wait until the jobs have ended.")]
 TimeoutOption = Annotated[
     float | None,
     typer.Option(
         "--timeout", min=0, metavar="SECONDS",
-        help="Wait for so long in all, and no longer; implies --wait [without end].",
+        help="Wait at most SECONDS in total; implies --wait (default: no limit).",
     ),
 ]  # fmt: skip
 IdsArgument = Annotated[
-    list[str], typer.Argument(metavar="ID", help="The jobs; - reads ids from standard input.")
+    list[str], typer.Argument(metavar="ID", help="Job ids; - reads ids from standard input.")
 ]
 ModelArgument = Annotated[
-    str, typer.Argument(metavar="MODEL", help="The model.", autocompletion=complete_model)
+    str, typer.Argument(metavar="MODEL", help="Name of the model.", autocompletion=complete_model)
 ]
 LimitOption = Annotated[
     int,
     typer.Option(
         "--limit", min=0, metavar="N", show_default=False,
-        help=f"So many at the most; 0 for all that are listed [{LIMIT}].",
+        help=f"Print at most N; 0 prints all (default: {LIMIT}).",
     ),
 ]  # fmt: skip
 YesOption = Annotated[
-    bool, typer.Option("--yes", "-y", help="Do not ask; without a terminal nobody is asked.")
+    bool,
+    typer.Option(
+        "--yes",
+        "-y",
+        help="Do not ask for confirmation; without a terminal the command never asks.",
+    ),
 ]
 
 
-def retry_option(bears: str, seconds: int) -> Any:
-    """`--retry`: what a command bears for so many seconds, unless it is told another time."""
+def retry_option(condition: str, seconds: int) -> Any:
+    """Return `--retry`: how long a command retries while the server is in that condition."""
     return typer.Option(
         "--retry", min=0, metavar="SECONDS", show_default=False,
-        help=f"Bear {bears} so long [{seconds}].",
+        help=f"Retry for SECONDS while the server {condition} (default: {seconds}).",
     )  # fmt: skip
 
 
-#: The options that are called otherwise on the command line.
+#: The options that have another name on the command line.
 _FLAGS: Final = {"timeout": "--job-timeout", "webhook_events": "--webhook-event"}
 
 
 def checked_id(job_id: str | None) -> str | None:
-    """The id that a job is to have.
+    """Return a job's id after checking it.
 
     Raises:
-        typer.BadParameter: no job can have it.
+        typer.BadParameter: it is not a valid id.
     """
     if job_id is not None:
         try:
@@ -80,29 +84,29 @@ def checked_id(job_id: str | None) -> str | None:
 
 
 def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """A job's options, before each of any number of jobs is refused for the same one.
+    """Return the options that are set, checked once before many jobs are submitted.
 
     Raises:
-        typer.BadParameter: the server takes no such value.
+        typer.BadParameter: the server would refuse a value.
     """
-    given = {name: value for name, value in options.items() if value is not None}
-    for name, value in given.items():
+    set_options = {name: value for name, value in options.items() if value is not None}
+    for name, value in set_options.items():
         try:
             msgspec.convert({name: value}, JobOptions)
         except msgspec.ValidationError as error:
             flag = _FLAGS.get(name, f"--{name.replace('_', '-')}")
-            said = str(error).partition(" - at ")[0]
+            message = str(error).partition(" - at ")[0]
             raise typer.BadParameter(
-                f"{value}: {said[:1].lower()}{said[1:]}", param_hint=flag
+                f"{value}: {message[:1].lower()}{message[1:]}", param_hint=flag
             ) from None
-    return given
+    return set_options
 
 
 def json_object(text: str | None) -> dict[str, Any] | None:
-    """The object of --metadata.
+    """Parse the JSON object of --metadata.
 
     Raises:
-        typer.BadParameter: it is none, or larger than a job's may be.
+        typer.BadParameter: it is not a JSON object, or is larger than METADATA_MAX_BYTES.
     """
     if text is None:
         return None
@@ -110,11 +114,11 @@ def json_object(text: str | None) -> dict[str, Any] | None:
         found = msgspec.json.decode(text, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeError) as error:
         raise typer.BadParameter(
-            f"{text}: no JSON object: {error}", param_hint="--metadata"
+            f"{text}: not a JSON object: {error}", param_hint="--metadata"
         ) from None
     size = len(msgspec.json.encode(found))
     if size > METADATA_MAX_BYTES:
         raise typer.BadParameter(
-            f"{size} bytes as JSON, more than {METADATA_MAX_BYTES}", param_hint="--metadata"
+            f"{size} bytes as JSON; the limit is {METADATA_MAX_BYTES}", param_hint="--metadata"
         )
     return found

@@ -1,4 +1,4 @@
-"""What a command says: results and tables on standard output, everything else on standard error."""
+"""Prints results and tables on standard output, and everything else on standard error."""
 
 from __future__ import annotations
 
@@ -23,55 +23,55 @@ _SHORT_CHARS: Final = 200
 _UNITS: Final = (("d", 86_400), ("h", 3600), ("min", 60))
 
 
-def say(message: str) -> None:
-    """A line for people, on standard error."""
-    typer.echo(f"headrace: {message}", err=True)
+def message(text: str) -> None:
+    """Print a line for people on standard error."""
+    typer.echo(f"headrace: {text}", err=True)
 
 
-def advice(error: errors.HeadraceError) -> str:
-    """An error with what to do about it."""
+def error_text(error: errors.HeadraceError) -> str:
+    """Return an error's message followed by its hint."""
     hint = error.hint
     if isinstance(error, errors.ServerUnreachable):
-        hint = "start it with `headrace up`, or name another address: --url, or HEADRACE_URL"
+        hint = "start it with `headrace up`, or set its address with --url or HEADRACE_URL"
     if isinstance(error, errors.Unauthorized):
         hint = (
-            "set HEADRACE_API_KEY; whoever operates the server makes keys: `headrace keys create`"
+            "set HEADRACE_API_KEY; the server's operator creates keys with `headrace keys create`"
         )
     if not hint:
         return error.message
-    message = error.message.removesuffix(".")
-    between = " " if message.endswith("?") else ". " if hint[:1].isupper() else "; "
-    return f"{message}{between}{hint.removesuffix('.')}"
+    text = error.message.removesuffix(".")
+    separator = " " if text.endswith("?") else ". " if hint[:1].isupper() else "; "
+    return f"{text}{separator}{hint.removesuffix('.')}"
 
 
-def say_unknown(job_id: str) -> None:
-    """That there is no such job."""
-    say(f"{job_id}: no such job; it never was, or its result_ttl has passed")
+def message_unknown(job_id: str) -> None:
+    """Print that a job does not exist."""
+    message(f"{job_id}: no such job; the id is wrong, or its result_ttl has passed")
 
 
 def json_line(value: object) -> None:
-    """A JSON value as a line on standard output."""
+    """Print a JSON value as one line on standard output."""
     write_bytes(msgspec.json.encode(value, enc_hook=str) + b"\n")
 
 
 def line(text: str) -> None:
-    """A line on standard output."""
+    """Print a line on standard output."""
     write_bytes(text.encode("utf-8", "backslashreplace") + b"\n")
 
 
 def write_bytes(data: bytes) -> None:
-    """Bytes as they are on standard output, there at once for whoever reads them."""
+    """Write bytes to standard output and flush them."""
     sys.stdout.flush()
     sys.stdout.buffer.write(data)
     sys.stdout.buffer.flush()
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """A table on standard output. No cell is cut or wrapped: ids are there to be copied.
+    """Print a table on standard output. Cells are never cut or wrapped, so that ids can be copied.
 
     Args:
-        columns: the heads; one that begins with `>` is aligned to the right.
-        rows: cells as text.
+        columns: the headers; a header that begins with `>` is right-aligned.
+        rows: the cells as text.
     """
     from rich.console import Console
     from rich.table import Table
@@ -94,22 +94,22 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def pairs(facts: Iterable[tuple[str, str]]) -> None:
-    """Names and values, one a line."""
-    known = list(facts)
-    width = max((len(name) for name, _ in known), default=0)
-    for name, value in known:
+    """Print names and values, one pair per line."""
+    rows = list(facts)
+    width = max((len(name) for name, _ in rows), default=0)
+    for name, value in rows:
         line(f"{name:<{width}}  {value}")
 
 
-def why(job: Job) -> str:
-    """How a job ended that did not succeed, on one line."""
+def failure_line(job: Job) -> str:
+    """Return on one line how a job failed."""
     if job.error is None:
         return job.status
     return " ".join(f"{job.status}: {job.error.message} ({job.error.type})".split())
 
 
 def printable(text: str) -> str:
-    """A text of strangers as a terminal can show it: lines stay, control characters are spelt."""
+    """Return untrusted text with its control characters escaped; line breaks and tabs stay."""
     return "".join(
         char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode()
         for char in text
@@ -117,33 +117,33 @@ def printable(text: str) -> str:
 
 
 def short_line(text: str) -> str:
-    """A text of strangers on one line, cut where it is long."""
+    """Return untrusted text on one line of at most _SHORT_CHARS characters."""
     line_ = printable(" ".join(text.split()))
     return line_ if len(line_) <= _SHORT_CHARS else line_[:_SHORT_CHARS] + "…"
 
 
-def raw(data: bytes, name: str) -> None:
-    """Bytes on standard output as they are.
+def binary(data: bytes, name: str) -> None:
+    """Write bytes to standard output, unless it is a terminal.
 
     Raises:
         typer.Exit: standard output is a terminal.
     """
     if sys.stdout.isatty():
-        say(f"{name} is {count(len(data), 'byte')}; write them to a file: > FILE")
+        message(f"{name} is binary ({count(len(data), 'byte')}); redirect it to a file: > FILE")
         raise typer.Exit(ExitCode.USAGE)
     write_bytes(data)
 
 
-def short(result: object, value: object) -> str:
-    """A result on one line: JSON, or what a binary one is."""
+def result_line(result: object, value: object) -> str:
+    """Return a result on one line: JSON, or type and size of a binary result."""
     if isinstance(value, bytes):
         kind = result.get("content_type") if isinstance(result, dict) else None
         return f"{kind or 'application/octet-stream'}, {len(value):,} bytes"
     return as_json(value)
 
 
-def span(seconds: float) -> str:
-    """A time in one unit: `3 min`."""
+def duration(seconds: float) -> str:
+    """Return a duration in one unit: `3 min`."""
     for unit, length in _UNITS:
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
@@ -151,22 +151,22 @@ def span(seconds: float) -> str:
 
 
 def ago(moment: datetime) -> str:
-    """How long ago a moment was: `3 min ago`."""
-    return f"{span((datetime.now(UTC) - moment).total_seconds())} ago"
+    """Return how long ago a moment was: `3 min ago`."""
+    return f"{duration((datetime.now(UTC) - moment).total_seconds())} ago"
 
 
 def count(number: int, noun: str) -> str:
-    """So many of them: `1 job`, `2,000 jobs`."""
+    """Return a count with its noun: `1 job`, `2,000 jobs`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def milliseconds(value: float | None) -> str:
-    """A duration that is given in ms: `12.3 ms` or `4.5 s`."""
+    """Return a duration in milliseconds as text: `12.3 ms` or `4.5 s`."""
     if value is None:
         return ""
     return f"{value:.1f} ms" if value < 1000 else f"{value / 1000:.1f} s"
 
 
 def as_json(value: Any) -> str:
-    """A JSON value on one line."""
+    """Return a JSON value on one line."""
     return msgspec.json.encode(value, enc_hook=str).decode()

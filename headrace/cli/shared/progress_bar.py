@@ -1,4 +1,4 @@
-"""The bar on standard error: how many have ended, how fast, how long it may still take."""
+"""The progress bar on standard error: count, rate, remaining time, failures."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 
 
 class Bar:
-    """Shows progress on a terminal; elsewhere, and when it is to be quiet, it does nothing.
+    """Shows progress on a terminal; does nothing elsewhere, or if `quiet`.
 
     Args:
-        name: what is done.
-        count: says how many there are, None where nobody knows; asked only when a bar is shown.
-        quiet: show nothing.
+        name: label of the bar.
+        count: returns the total, or None if it is unknown; called only if a bar is shown.
+        quiet: show no bar.
 
     Attributes:
-        ended: how many have.
-        failed: how many of those did not succeed.
+        ended: number of jobs that have ended.
+        failed: number of those that failed.
     """
 
     def __init__(self, name: str, count: Callable[[], int | None], *, quiet: bool) -> None:
@@ -34,19 +34,19 @@ class Bar:
             self._drawn = DrawnBar(name, count(), lambda: (self.ended, self.failed))
 
     def advance(self, *, failed: bool) -> None:
-        """One more has ended."""
+        """Count one more job that has ended."""
         self.ended += 1
         self.failed += failed
 
-    def say(self, text: str) -> None:
-        """A line for people on standard error, above the bar where there is one."""
+    def message(self, text: str) -> None:
+        """Print a line for people on standard error, above the bar if there is one."""
         if self._drawn is None:
-            output.say(text)
+            output.message(text)
         else:
             self._drawn.above(f"headrace: {text}")
 
     def print_result(self, text: str) -> None:
-        """A line on standard output; where that is the bar's own terminal, above the bar."""
+        """Print a line on standard output; above the bar if both use the same terminal."""
         if self._drawn is None or not sys.stdout.isatty():
             output.line(text)
         else:

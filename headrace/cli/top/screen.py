@@ -19,7 +19,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from headrace.cli.shared.output import advice
+from headrace.cli.shared.output import error_text
 from headrace.cli.top.layout import KEYS, SORTS, Shown, lines
 from headrace.cli.top.poller import Poller, PollResult
 from headrace.cli.top.tables import one_line
@@ -92,7 +92,7 @@ class Screen:
             return "paused: p goes on", False
         if seen.error is not None:
             silent_s = time.monotonic() - seen.since_s
-            return f"no answer for {silent_s:.0f} s: {advice(seen.error)}", True
+            return f"no answer for {silent_s:.0f} s: {error_text(seen.error)}", True
         if seen.view is not None and not seen.view.broker:
             return "Redis does not answer the API", True
         return "", False

@@ -127,7 +127,7 @@ def test_an_operator_makes_lists_renews_and_revokes_keys(
     key_id = key.split("_")[1]
     assert key_id in made.stderr.decode()
     # By the settings of this command, which know of loopback alone.
-    assert "the API asks nobody for a key; HEADRACE_AUTH=on" in made.stderr.decode()
+    assert "the API does not require keys; set HEADRACE_AUTH=on" in made.stderr.decode()
     assert key[-43:] not in made.stderr.decode()
     with Client(api.url, api_key=key) as client:
         job = client.submit("echo", 1)
@@ -161,7 +161,7 @@ def test_an_operator_makes_lists_renews_and_revokes_keys(
     keyless = headrace("models", "--url", api.url, cwd=tmp_path, rc=2)
     assert "set HEADRACE_API_KEY" in keyless.stderr.decode()
     nowhere = headrace("keys", "list", cwd=tmp_path, rc=2)
-    assert "no Redis is named" in nowhere.stderr.decode()
+    assert "no Redis URL is set" in nowhere.stderr.decode()
 
 
 def test_whoever_opens_the_api_to_others_is_told(redis_db: RedisServer, tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def test_results_of_several_go_to_a_folder(cli: Commands, files: list[str]) -> N
         f"{ids[1]}.png": PNG,
         f"{ids[2]}.txt": b"hello",
     }
-    assert "a folder" in cli.complaint("result", *ids, "-o", "one-file", rc=2)
+    assert "an existing folder" in cli.complaint("result", *ids, "-o", "one-file", rc=2)
 
 
 def test_some_that_fail_make_it_1_and_the_rest_goes_on(cli: Commands, processes: Commands) -> None:
@@ -168,11 +168,11 @@ def test_what_cannot_be_understood_is_2(
     assert "did you mean echo?" in cli.complaint("submit", "ecko", *files, "--wait", rc=2)
     assert "no such file" in cli.complaint("submit", "echo", "nothing.png", rc=2)
     assert "--resume" in cli.complaint("submit", "echo", *files, "--resume", rc=2)
-    assert "several inputs" in cli.complaint("submit", "echo", *files, "--id", "a", rc=2)
-    assert "no JSON object" in cli.complaint("submit", "echo", *files, "--metadata", "3", rc=2)
+    assert "one input" in cli.complaint("submit", "echo", *files, "--id", "a", rc=2)
+    assert "not a JSON object" in cli.complaint("submit", "echo", *files, "--metadata", "3", rc=2)
     assert "--expires" in cli.complaint("submit", "echo", *files, "--expires", "0", rc=2)
     assert "--id" in cli.complaint("submit", "echo", files[0], "--id", "a b", rc=2)
-    assert "ids are given" in cli.complaint("jobs", "a", "--model", "echo", rc=2)
+    assert "ids cannot be combined" in cli.complaint("jobs", "a", "--model", "echo", rc=2)
     assert "did you mean echo?" in cli.complaint("models", "ecko", rc=2)
     assert "no address" in cli.complaint("models", "--url", "ftp://x", rc=2)
 
@@ -207,7 +207,7 @@ def test_an_unknown_id_is_4_and_the_others_are_served(cli: Commands) -> None:
 
 def test_what_has_not_ended_in_time_is_5_and_goes_on(cli: Commands, gate: Path) -> None:
     ids = submitted(cli, gate, 2)
-    assert "wait for it with --wait" in cli.complaint("result", ids[0], rc=5)
+    assert "use --wait to wait for it" in cli.complaint("result", ids[0], rc=5)
     assert f"headrace result {ids[1]}" in cli.complaint("result", *ids, "--timeout", "0.1", rc=5)
     value = json.dumps({"until": str(gate), "n": 3})
     err = cli.complaint("submit", "gated", "--json-input", value, "--timeout", "0.5", rc=5)
@@ -225,7 +225,7 @@ def test_ctrl_c_is_130_and_names_what_goes_on(cli: Commands, gate: Path) -> None
         assert process.stdout.readline() == b'json-input:1: {"n":0}\n'
         code, _, err = interrupted(process)
     assert code == 130
-    assert "done: 1, under way: 2" in err
+    assert "done: 1, in flight: 2" in err
     command = re.search(r"headrace (result --wait .*)", err)
     assert command
     gate.touch()
@@ -246,14 +246,14 @@ def test_ctrl_c_leaves_a_file_that_resume_goes_on_with(cli: Commands, gate: Path
         wait_until(lambda: cli.under_way("gated") == 3, "the other three are submitted", 30)
         code, _, err = interrupted(process)
     assert code == 130
-    assert "the same command with --resume" in err
+    assert "the same command and --resume" in err
     under_way = {one["key"]: one["id"] for one in records(out) if one["status"] == "submitted"}
     assert list(under_way) == ["in/2.json", "in/3.json", "in/4.json"]
 
     assert "--resume" in cli.complaint(*command, rc=2)
     gate.touch()
     err = cli.complaint(*command, "--resume", rc=1)
-    assert "2 succeeded, 1 failed, 2 were done before" in err
+    assert "2 succeeded, 1 failed, 2 already done" in err
     last = {one["key"]: one for one in records(out)}
     assert [last[f"in/{n}.json"]["status"] for n in range(5)] == ["succeeded"] * 4 + ["failed"]
     assert {key: last[key]["id"] for key in under_way} == under_way
@@ -288,7 +288,7 @@ def test_sigterm_is_143_and_leaves_the_file_as_ctrl_c_does(cli: Commands, gate: 
 def test_a_full_disk_is_1_and_the_message_says_so(processes: Commands, files: list[str]) -> None:
     err = processes.complaint("submit", "echo", *files, "-o", "/dev/full", rc=1)
     assert "cannot be written: No space left on device" in err
-    assert "done: 0, under way: 3. What is under way goes on; to pick it up:" in err
+    assert "done: 0, in flight: 3. The jobs in flight continue; get their results with:" in err
     assert len(UUID.findall(err)) == 3
     assert "Traceback" not in err
 
@@ -314,12 +314,12 @@ def test_cancel_says_what_came_of_each(cli: Commands, gate: Path) -> None:
     waiting = [job["id"] for job in cli.json("jobs", *ids) if job["status"] == "queued"]
     assert waiting
     assert cli.lines("cancel", waiting[-1]) == [f"{waiting[-1]}  cancelled"]
-    assert cli.lines("cancel", waiting[-1]) == [f"{waiting[-1]}  had ended before: cancelled"]
+    assert cli.lines("cancel", waiting[-1]) == [f"{waiting[-1]}  already cancelled"]
     assert cli.json("cancel", ids[0]) == [{"id": ids[0], "outcome": "asked", "status": "running"}]
     gate.touch()
     (done,) = cli.lines("submit", "echo", "--text", "a")
     wait_until(lambda: cli.json("jobs", done)[0]["status"] == "succeeded", "it ends")
-    assert cli.lines("cancel", done, rc=1) == [f"{done}  had ended before: succeeded"]
+    assert cli.lines("cancel", done, rc=1) == [f"{done}  already succeeded"]
 
 
 def test_models_and_queues_are_tables_or_json(cli: Commands) -> None:
@@ -381,4 +381,4 @@ def test_a_terminal_gets_no_bytes(cli: Commands) -> None:
     (cli.folder / "a.png").write_bytes(PNG)
     code, shown = cli.on_terminal("submit", "echo", "a.png", "--wait")
     assert code == 2
-    assert "264 bytes; write them to a file" in shown
+    assert "(264 bytes); redirect it to a file" in shown

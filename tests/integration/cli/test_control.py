@@ -109,17 +109,17 @@ def test_a_letter_is_shown_with_its_traceback_or_its_bytes(cli: Commands, up: Ru
 
     name = refused(up, cli)
     shown = "\n".join(cli.lines("dead", "show", "echo", name))
-    assert "requeue   no job that could run" in shown
+    assert "requeue   not possible: not a valid job" in shown
     assert shown.endswith("message, 13 bytes:\n\\xff no \\x1b[31mjob")
     assert cli.run("dead", "show", "echo", name, "--raw").stdout == NO_JOB
     code, shown = cli.on_terminal("dead", "show", "echo", name, "--raw")
-    assert (code, "13 bytes; write them to a file" in shown) == (2, True)
+    assert (code, "(13 bytes); redirect it to a file" in shown) == (2, True)
 
 
 def test_a_long_message_is_cut_where_it_is_shown(cli: Commands, up: RunningUp) -> None:
     name = refused(up, cli, b"x" * 5000)
     last = cli.lines("dead", "show", "echo", name)[-1]
-    assert last == "x" * 2000 + "… (all of it: --raw)"
+    assert last == "x" * 2000 + "… (--raw prints all)"
 
 
 def test_requeue_puts_back_some_or_all_and_says_what_is_left(cli: Commands, up: RunningUp) -> None:
@@ -131,40 +131,40 @@ def test_requeue_puts_back_some_or_all_and_says_what_is_left(cli: Commands, up: 
         return all(now.get(job_id, "") > before[job_id] for job_id in chosen)
 
     ended = cli.run("dead", "requeue", "tricky", ids[0], "nobody")
-    assert (ended.returncode, ended.stdout) == (4, b"1 put back\n")
+    assert (ended.returncode, ended.stdout) == (4, b"1 requeued\n")
     assert b"nobody: no such dead letter of tricky" in ended.stderr
     wait_until(lambda: died_again(ids[0]), "it ran and died again", 30)
     assert deaths(cli)[ids[1]] == before[ids[1]]
     stdin = f"{ids[1]}\n{ids[2]} and more\n{ids[1]}\n".encode()
-    assert cli.lines("dead", "requeue", "tricky", "-", stdin=stdin) == ["2 put back"]
+    assert cli.lines("dead", "requeue", "tricky", "-", stdin=stdin) == ["2 requeued"]
     wait_until(lambda: died_again(*ids), "the others did too", 30)
     (done,) = cli.json("dead", "requeue", "tricky", "--all")
     assert done == {"model": "tricky", "requeued": 3, "left": {}}
 
     name = refused(up, cli)
     ended = cli.run("dead", "requeue", "echo", "--all")
-    assert (ended.returncode, ended.stdout) == (1, b"0 put back\n")
-    assert f"{name}: left where it is: it is no job" in ended.stderr.decode()
-    assert "name letters, or say --all" in cli.complaint("dead", "requeue", "tricky", rc=2)
+    assert (ended.returncode, ended.stdout) == (1, b"0 requeued\n")
+    assert f"{name}: not requeued: it is not a valid job" in ended.stderr.decode()
+    assert "give ids, or --all" in cli.complaint("dead", "requeue", "tricky", rc=2)
     both = cli.complaint("dead", "purge", "tricky", "a", "--all", rc=2)
-    assert "leave out the ids, or --all" in both
+    assert "--all cannot be combined with ids" in both
 
 
 def test_purge_asks_on_a_terminal_and_removes_for_good(cli: Commands) -> None:
     ids = dead(cli, 3)
     code, shown = cli.on_terminal("dead", "purge", "tricky", "--all", typed="n\n")
-    assert (code, "remove all 3 dead letters of tricky for good?" in shown) == (1, True)
+    assert (code, "permanently delete all 3 dead letters of tricky?" in shown) == (1, True)
     assert "nothing was changed" in shown
     code, shown = cli.on_terminal("dead", "requeue", "tricky", "--all", typed="\x04")
-    assert (code, "put back all 3 dead letters of tricky?" in shown) == (130, True)
+    assert (code, "requeue all 3 dead letters of tricky?" in shown) == (130, True)
     assert len(deaths(cli)) == 3
     code, shown = cli.on_terminal("dead", "purge", "tricky", ids[0], typed="y\n")
-    assert (code, "remove 1 dead letter of tricky for good?" in shown) == (0, True)
+    assert (code, "permanently delete 1 dead letter of tricky?" in shown) == (0, True)
     code, shown = cli.on_terminal("dead", "purge", "tricky", ids[1], "--yes")
-    assert (code, shown) == (0, "1 removed\r\n")
+    assert (code, shown) == (0, "1 deleted\r\n")
     ended = cli.run("dead", "purge", "tricky", ids[0], ids[2])
-    assert (ended.returncode, ended.stdout) == (4, b"1 removed\n")
-    assert b"1 of these ids are no dead letters of tricky" in ended.stderr
+    assert (ended.returncode, ended.stdout) == (4, b"1 deleted\n")
+    assert b"1 of these ids are not dead letters of tricky" in ended.stderr
     assert cli.json("dead", "purge", "tricky", "--all") == [{"model": "tricky", "purged": 0}]
     assert cli.json("jobs", ids[0])[0]["status"] == "failed"
 
@@ -177,7 +177,7 @@ def test_queues_are_paused_resumed_and_purged(cli: Commands) -> None:
     assert [line.endswith("paused") for line in cli.lines("queues")[1:]] == [True, True]
     ids = cli.lines("submit", "echo", "--text", "a", "--text", "b")
     ids += cli.lines("submit", "echo", "--text", "c", "--countdown", "600")
-    question = "cancel all that waits in headrace.echo, headrace.tricky (3 jobs)?"
+    question = "cancel all waiting and scheduled jobs of headrace.echo, headrace.tricky (3 jobs)?"
     code, shown = cli.on_terminal("queues", "purge", "echo", "tricky", typed="\n")
     assert (code, question in shown) == (1, True)
     code, shown = cli.on_terminal("queues", "purge", "tricky")  # nothing to ask about
@@ -199,17 +199,17 @@ def test_queues_are_paused_resumed_and_purged(cli: Commands) -> None:
 
 def test_what_goes_wrong_has_its_exit_code(cli: Commands, tmp_path: Path) -> None:
     both = cli.complaint("queues", "pause", "echo", "ecko", rc=2)
-    assert "there is no model ecko; did you mean echo?" in both
+    assert "no model ecko; did you mean echo?" in both
     assert not any(queue["paused"] for queue in cli.json("queues"))
     # An option that would be dropped in silence, and send the purge elsewhere.
     misplaced = cli.complaint("queues", "--url", "http://127.0.0.1:1", "purge", "echo", rc=2)
-    assert "it goes behind purge" in misplaced
+    assert "put it after purge" in misplaced
     for command in ("list", "show", "requeue", "purge"):
         arguments = ["dead", command, "trickx", *([] if command == "list" else ["a"])]
         assert "did you mean tricky?" in cli.complaint(*arguments, rc=2)
     assert "no such dead letter" in cli.complaint("dead", "show", "tricky", "a", rc=4)
     assert "no such dead letter" in cli.complaint("dead", "show", "tricky", "a", "--raw", rc=4)
-    assert "of one letter" in cli.complaint("dead", "show", "tricky", "a", "b", "--raw", rc=2)
+    assert "--raw takes one id" in cli.complaint("dead", "show", "tricky", "a", "b", "--raw", rc=2)
     nobody = CommandsWithin(f"http://127.0.0.1:{free_port()}", tmp_path)
     assert "start it with `headrace up`" in nobody.complaint("dead", "list", rc=3)
 

@@ -33,7 +33,7 @@ def test_a_server_that_stays_away_is_3_and_the_file_says_what_goes_on(tmp_path: 
                 os.kill(up.process.pid, signal.SIGCONT)
         assert process.returncode == 3, err
         assert b"does not answer" in err
-        assert b"the same command with --resume" in err
+        assert b"the same command and --resume" in err
         (left,) = records(tmp_path / "out.jsonl")
         assert left["status"] == "submitted"
         (tmp_path / "gate").touch()
@@ -65,7 +65,7 @@ def test_an_api_that_dies_at_the_first_request_has_no_input_run_twice(
         carrier.lose_answer_to(b"/jobs/bulk", then=kill)
         command = ("submit", "echo", "-", "-o", "out.jsonl", "--quiet")
         err = cli.complaint(*command, "--retry", "0.5", stdin=inputs, rc=3)
-        assert "the same command with --resume" in err
+        assert "the same command and --resume" in err
         assert carrier.lost == 1
         queued = redis.llen("headrace.echo")
         left = {one["id"] for one in records(tmp_path / "out.jsonl")}
@@ -90,11 +90,12 @@ def test_while_redis_is_away_nothing_is_said_to_be_refused(tmp_path: Path) -> No
         command = (*patient, "--retry", "0.2")
         server.stop()
         err = cli.complaint(*command, "-o", "out.jsonl", rc=3)
-        assert "the same command with --resume" in err
+        assert "the same command and --resume" in err
         left = records(tmp_path / "out.jsonl")
         assert [one["status"] for one in left] == ["submitted"] * 2
-        assert "under way: 2. What is under way goes on; to pick it up:" in cli.complaint(
-            *command, rc=3
+        assert (
+            "in flight: 2. The jobs in flight continue; get their results with:"
+            in cli.complaint(*command, rc=3)
         )
         # It is away for as long as this bears, and for no longer.
         cli.complaint("result", left[0]["id"], "--retry", "0.2", rc=3)

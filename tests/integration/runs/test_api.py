@@ -10,7 +10,7 @@ import pytest
 from headrace import errors
 from headrace.access.api_key import Caller
 from headrace.client import Client
-from headrace.client.offline import tell_run
+from headrace.client.offline import report_run
 from headrace.queue.job_queue import JobQueue
 from headrace.redis import keys
 from headrace.redis.connection import connect_async
@@ -20,7 +20,7 @@ from tests.harness.servers.redis_servers import RedisServer
 
 
 def tell(client: Client, run_id: str, *, begun: bool = False, **told: Any) -> bool:
-    return client.run(tell_run(client.session, run_id, {"model": "echo", **told}, begun=begun))
+    return client.run(report_run(client.session, run_id, {"model": "echo", **told}, begun=begun))
 
 
 def test_a_run_is_as_it_told_last(api: ApiServer, redis_db: RedisServer) -> None:

@@ -179,7 +179,7 @@ def test_kills_of_every_part_lose_nothing_and_run_nothing_twice_that_had_ended(
     runs = site.runs()
     for ended, begun in had_row:
         assert {job_id: runs[job_id] for job_id in ended} == dict(begun)
-    assert "goes on: " in said
+    assert "resumed: " in said
     with Client(site.api.url) as client:
         record = client.run_record("killed")
     assert (record.state, record.succeeded, record.output) == ("ended", 1500, str(out))
@@ -198,7 +198,7 @@ def test_ctrl_c_says_how_to_go_on_and_resume_does(site: Site, cli: Commands) -> 
         assert (running["state"], running["model"], running["total"]) == ("running", "slow", 1200)
         code, _, said = interrupted(process)
     assert code == 130, said
-    assert "under way go on" in said
+    assert "jobs in flight continue" in said
     assert "headrace runs resume paused" in said
     assert cli.json("runs", "show", "paused")[0]["state"] == "stopped"
     before = written(cli.folder / "out.jsonl")
@@ -216,7 +216,7 @@ def test_a_misspelt_column_leaves_nothing_in_the_way(site: Site, cli: Commands) 
     command = ("run", "slow", "in.csv", "-o", "out.jsonl", "--key", "id", "--input")
     complaint = cli.complaint(*command, "txet", rc=2)
     assert "did you mean text? It has 'id', 'text'" in complaint
-    assert "goes on" not in complaint
+    assert "resumed" not in complaint
     assert not list(cli.folder.glob("out*"))
     assert "2 succeeded" in cli.complaint(*command, "text", rc=0)
     assert written(cli.folder / "out.jsonl") == 2
@@ -229,9 +229,9 @@ def test_resume_is_the_command_that_began(site: Site, cli: Commands) -> None:
         assert process.wait(END_S) == 143
     ended = Commands(cli.url, Path("/")).run("runs", "resume", "night")
     assert ended.returncode == 0, ended.stderr
-    assert b"goes on: " in ended.stderr
+    assert b"resumed: " in ended.stderr
     assert len(rows(cli.folder / "out.jsonl")) == 200
-    assert "had ended before" in cli.complaint(*SLOW, "night", "--name", "last night", rc=0)
+    assert "already ended" in cli.complaint(*SLOW, "night", "--name", "last night", rc=0)
     listed = cli.lines("runs")
     assert any("night" in line and "200 of 200" in line for line in listed), listed
     assert "no run 'none'" in cli.complaint("runs", "show", "none", rc=4)

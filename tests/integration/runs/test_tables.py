@@ -98,7 +98,7 @@ def killed_in_the_middle(
     before = site.begun()
     ended = cli.run(*command)
     assert ended.returncode == 1, ended.stderr
-    assert b"goes on" in ended.stderr + ended.stdout
+    assert b"resumed" in ended.stderr + ended.stdout
     after = site.begun()
     assert {job: after[job] for job in had_row} == {job: before[job] for job in had_row}
 

@@ -256,11 +256,11 @@ def test_the_commands(site: HookSite, tmp_path: Path, monkeypatch: pytest.Monkey
     (job_id,) = cli.lines("submit", "tricky", "--json-input", "1", *asked)
     delivery = site.delivery(job_id, "failed")
     head, row = cli.lines("webhooks", "show", job_id)
-    assert head.split() == ["ID", "TYPE", "STATE", "TRIES", "LAST", "NEXT", "URL"]
+    assert head.split() == ["ID", "TYPE", "STATE", "ATTEMPTS", "LAST", "NEXT", "URL"]
     assert row.split()[:4] == [delivery["id"], "job.succeeded", "failed", "1"]
     assert "answered 410" in row
     assert cli.lines("webhooks", "redeliver", job_id, delivery["id"]) == [
-        f"{delivery['id']}  is told again"
+        f"{delivery['id']}  redelivered"
     ]
     site.delivery(job_id, "failed", tries=2)
     assert [one["tries"] for one in cli.json("webhooks", "show", job_id)] == [2]

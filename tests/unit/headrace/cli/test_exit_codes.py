@@ -16,7 +16,7 @@ from headrace.cli.jobs.resume_file import PreviousRows
 from headrace.cli.jobs.tracker import Tracker
 from headrace.cli.shared.exit_codes import ExitCode, exit_code
 from headrace.cli.shared.inputs import Input
-from headrace.cli.shared.output import advice, printable, short_line, span
+from headrace.cli.shared.output import duration, error_text, printable, short_line
 from tests.harness.servers.up import clean_environment
 
 
@@ -51,7 +51,7 @@ def test_an_error_has_its_exit_code(error: errors.HeadraceError, code: int) -> N
     ],
 )
 def test_an_error_and_its_hint_are_one_readable_line(message: str, hint: str, line: str) -> None:
-    assert advice(errors.ConfigError(message, hint=hint)) == line
+    assert error_text(errors.ConfigError(message, hint=hint)) == line
 
 
 def test_of_several_exit_codes_the_highest_applies() -> None:
@@ -59,9 +59,9 @@ def test_of_several_exit_codes_the_highest_applies() -> None:
 
 
 def test_a_hint_follows_its_message() -> None:
-    assert advice(errors.InputError("bad", hint="mend it")) == "bad; mend it"
-    assert advice(errors.InputError("bad", hint="Mend it.")) == "bad. Mend it"
-    assert "`headrace up`" in advice(errors.ServerUnreachable("away", hint="whatever"))
+    assert error_text(errors.InputError("bad", hint="mend it")) == "bad; mend it"
+    assert error_text(errors.InputError("bad", hint="Mend it.")) == "bad. Mend it"
+    assert "`headrace up`" in error_text(errors.ServerUnreachable("away", hint="whatever"))
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_or_a_time() -> None:
 
 @pytest.mark.parametrize("text", ["", "yesterday", "5", "5 m", "-5m", "99999999999999999999d"])
 def test_or_nothing_that_is_known(text: str) -> None:
-    with pytest.raises(typer.BadParameter, match="how long ago"):
+    with pytest.raises(typer.BadParameter, match="not a time"):
         since(text)
 
 
@@ -89,7 +89,7 @@ def test_or_nothing_that_is_known(text: str) -> None:
     [(0.2, "0 s"), (119, "119 s"), (120, "2 min"), (7200, "2 h"), (200_000, "2 d"), (-1, "0 s")],
 )
 def test_a_span_has_one_unit(seconds: float, text: str) -> None:
-    assert span(seconds) == text
+    assert duration(seconds) == text
 
 
 def test_what_strangers_wrote_moves_no_cursor() -> None:
@@ -103,10 +103,10 @@ def test_the_tracker_knows_what_has_not_come_back() -> None:
     tracker = Tracker(inputs, PreviousRows())
     values, ids = tracker.values(), tracker.ids()
     sent = [(next(values), next(ids)) for _ in range(2)]
-    assert [one.key for one in tracker.left()] == ["a", "b"]
-    assert [one.job_id for one in tracker.left()] == [job_id for _, job_id in sent]
-    tracker.came_back(0)
-    assert [one.key for one in tracker.left()] == ["b"]
+    assert [one.key for one in tracker.in_flight()] == ["a", "b"]
+    assert [one.job_id for one in tracker.in_flight()] == [job_id for _, job_id in sent]
+    tracker.mark_written(0)
+    assert [one.key for one in tracker.in_flight()] == ["b"]
     assert tracker.sent(1).place == 1
 
 
@@ -115,10 +115,10 @@ def test_the_tracker_puts_aside_what_cannot_be_sent() -> None:
     inputs = [Input("a", 1), Input("b", bad), Input("c", 3), Input("d", bad)]
     tracker = Tracker(inputs, PreviousRows())
     assert list(tracker.values()) == [1, 3]
-    assert [one.place for one in tracker.left()] == [0, 2]
-    assert [sent.key for sent, _ in tracker.bad(before=2)] == ["b"]
-    assert [sent.key for sent, _ in tracker.bad()] == ["d"]
-    assert list(tracker.bad()) == []
+    assert [one.place for one in tracker.in_flight()] == [0, 2]
+    assert [sent.key for sent, _ in tracker.invalid(before=2)] == ["b"]
+    assert [sent.key for sent, _ in tracker.invalid()] == ["d"]
+    assert list(tracker.invalid()) == []
 
 
 def test_a_command_loads_only_what_it_needs() -> None:

@@ -115,7 +115,7 @@ def test_or_json_values_where_the_first_begins_so(first: bytes, value: object) -
     assert one == Input("stdin:1", value)
     assert two == Input("stdin:3", 12)
     assert bad.key == "stdin:4"
-    assert "line 4: no JSON" in bad.value.message
+    assert "line 4: not JSON" in bad.value.message
 
 
 def test_what_the_lines_are_can_be_said(folder: Path) -> None:
@@ -156,13 +156,13 @@ def test_values_and_texts_follow_the_files() -> None:
 @pytest.mark.usefixtures("folder")
 def test_what_cannot_be_right_is_said_before_anything_is_sent() -> None:
     os.mkdir("empty")
-    assert "name a file" in refusal()
-    assert refusal("empty") == "empty: the folder holds no files"
-    assert refusal("in/*.jpg") == "in/*.jpg: no file matches"
-    assert "no such file or folder; for text: --text 'in/c.png'" in refusal("in/c.png")
+    assert "no input" in refusal()
+    assert refusal("empty") == "empty: the folder has no files"
+    assert refusal("in/*.jpg") == "in/*.jpg: no file matches the pattern"
+    assert "no such file or folder; for text use --text 'in/c.png'" in refusal("in/c.png")
     assert "--json-input '{\"x\": 1}'" in refusal('{"x": 1}')
-    assert "twice" in refusal("-", "-")
-    assert "{x}: no JSON" in refusal(json_inputs=["{x}"])
+    assert "more than once" in refusal("-", "-")
+    assert "{x}: not JSON" in refusal(json_inputs=["{x}"])
 
 
 @pytest.mark.usefixtures("folder")

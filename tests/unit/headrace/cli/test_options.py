@@ -42,5 +42,5 @@ def test_metadata_is_an_object_of_bounded_size() -> None:
     assert json_object('{"a": 1}') == {"a": 1}
     assert json_object(None) is None
     for bad in ("3", "{", '{"a": "' + "x" * 4096 + '"}'):
-        with pytest.raises(typer.BadParameter, match=r"no JSON object|more than 4096"):
+        with pytest.raises(typer.BadParameter, match=r"not a JSON object|limit is 4096"):
             json_object(bad)

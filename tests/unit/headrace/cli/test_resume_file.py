@@ -68,7 +68,7 @@ def test_a_line_that_was_cut_off_is_dropped_and_its_input_is_not_done(path: Path
 @pytest.mark.parametrize("text", ["notes without a newline", "notes\n", "{}\n", '{"key":1}\n'])
 def test_a_file_of_something_else_is_refused_and_left_alone(path: Path, text: str) -> None:
     path.write_text(text)
-    with pytest.raises(typer.BadParameter, match="line 1: not written by this command"):
+    with pytest.raises(typer.BadParameter, match="line 1: not a line of this command"):
         ResumeFile(path, resume=True)
     assert path.read_text() == text
 

@@ -203,7 +203,7 @@ class BatchExecution:
 
     def _cancel_rest(self, kept: Checkpoint) -> None:
         """Cancel what a runner before this one had under way, of which no row can be written."""
-        done = kept.numbers
+        done = kept.done_set
         left = (n for n in range(kept.n, self.batch.total) if n not in done)
         while pack := list(islice(left, LOOKUP_JOBS)):
             self._batches.cancel_jobs(self.batch, [self._job_id(n) for n in pack])
@@ -275,7 +275,7 @@ class BatchExecution:
         why = EXPIRED if self._why == record.EXPIRED else CANCELLED
         if self._refused is not None:
             why = REFUSED
-        done, unsaved = kept.numbers, 0
+        done, unsaved = kept.done_set, 0
         for rest in _packs(source.entries(kept.cursor, kept.n), done):
             for rows in self._rows_of(rest, why):
                 sink.append(rows)

@@ -1,4 +1,4 @@
-"""The checkpoint of a run: which inputs have their row, and where source and sink go on."""
+"""The checkpoint of a run: which inputs have their row, and where source and sink continue."""
 
 from __future__ import annotations
 
@@ -16,26 +16,25 @@ _ID_BYTES: Final = 10
 
 
 class Checkpoint(msgspec.Struct, kw_only=True):
-    """Where a run stands; kept in the sink's `CheckpointStore`.
+    """The state of a run; stored in the sink's `CheckpointStore`.
 
-    What is not covered by it is found by the sink itself: the rows behind `mark`.
+    The sink itself finds the rows behind `mark`, which the checkpoint does not cover.
 
     Attributes:
         run: the run's id.
-        name: what its user calls it.
+        name: the user's name for it.
         model: the model.
-        source: what the source said of itself.
-        output: what the sink did.
-        options: of every job, and whatever else the results depend on.
-        cursor: of the last entry before which, itself included, every entry has its row; None
-            where the first has none yet.
+        source: what the source described itself as.
+        output: what the sink described itself as.
+        options: the options of every job, and whatever else the results depend on.
+        cursor: of the last entry up to which every entry has its row; None if the first has none.
         n: the number of the entry behind it.
-        done: the numbers from `n` on that have their row too, as ranges.
-        mark: the sink's, after all these rows.
+        done: the numbers from `n` on that also have their row, as ranges.
+        mark: the sink's, behind all these rows.
         succeeded: how many rows have a result.
         failed: how many have none.
         attempt: how often `--only-failed` has begun.
-        retracting: rows are being removed for that; whoever finds this begins with it anew.
+        retracting: `--only-failed` is removing rows; a process that reads this starts that again.
         ended: every entry has its row.
         started_at: when the run first began, in seconds since 1970.
     """
@@ -59,40 +58,43 @@ class Checkpoint(msgspec.Struct, kw_only=True):
     started_at: float = 0.0
 
     @property
-    def numbers(self) -> RangeSet:
+    def done_set(self) -> RangeSet:
         """`done` as a set."""
         return RangeSet(self.done)
 
     def encode(self) -> bytes:
-        """As it is kept."""
+        """Return the checkpoint as it is stored."""
         return msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"
 
     def job_id(self, n: int) -> str:
-        """The id of an input's job: it follows from run and input, so that a repeat is known."""
+        """Return the id of an input's job.
+
+        It follows from run and input, so that the server recognises a repeated submit.
+        """
         return f"{self.run}.{n}.{self.attempt}" if self.attempt else f"{self.run}.{n}"
 
 
 def decode(data: bytes, output: str) -> Checkpoint:
-    """A checkpoint as it was kept.
+    """Read a stored checkpoint.
 
     Args:
-        data: what the store had.
-        output: for the error message.
+        data: what the store has.
+        output: the output, for the error message.
 
     Raises:
-        Conflict: it cannot be read, or a later version wrote it.
+        Conflict: it cannot be read, or another version of it was written.
     """
     try:
         found = msgspec.json.decode(data, type=Checkpoint)
     except msgspec.DecodeError as error:
         raise Conflict(
             f"the checkpoint of {output} cannot be read: {error}",
-            hint="Was it changed by hand? Name another output, and begin anew.",
+            hint="Restore it if it was edited, or start a new run with another output.",
         ) from None
     if found.version != VERSION:
         raise Conflict(
             f"the checkpoint of {output} has version {found.version}, not {VERSION}",
-            hint="Go on with the version of headrace that wrote it, or name another output.",
+            hint="Resume with the version of headrace that wrote it, or use another output.",
         )
     return found
 
@@ -100,11 +102,13 @@ def decode(data: bytes, output: str) -> Checkpoint:
 def run_id(
     model: str, source: dict[str, Any], output: str, options: dict[str, Any], started_at: float
 ) -> str:
-    """The id of a run: another for any other command, and for the same one that is begun anew.
+    """Return the id of a new run.
 
-    The moment counts too, as the server still has jobs of the run before: what failed, and what had
-    ended when it was killed. Under their ids they would be the answers of the new one.
+    It depends on the time too: the server still has jobs of an earlier run of the same command
+    (failed ones, and those that ended when it was killed). Under the same ids these would become
+    the results of the new run.
     """
-    what = [model, source, output, options, started_at]
-    said = msgspec.json.encode(what, order="deterministic")
-    return f"run-{hashlib.blake2b(said, digest_size=_ID_BYTES).hexdigest()}"
+    identity = msgspec.json.encode(
+        [model, source, output, options, started_at], order="deterministic"
+    )
+    return f"run-{hashlib.blake2b(identity, digest_size=_ID_BYTES).hexdigest()}"

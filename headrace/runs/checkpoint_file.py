@@ -1,4 +1,4 @@
-"""The checkpoint of a run whose output is a local file or folder: a file beside it, and a lock."""
+"""The checkpoint of a run with a local output: a file and a lock file next to the output."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ from typing import Final
 
 from headrace.errors import ConfigError, Conflict
 
-#: What a run puts beside its output, behind the output's name: checkpoint, lock, spool, and each
-#: of them while it is written.
-_BESIDE: Final = re.compile(r"(\.(run|lock|rows|new|upload|parquet))*")
+#: The suffixes of a run's files next to its output: checkpoint, lock, spool, and temporary files.
+_OWN_SUFFIXES: Final = re.compile(r"(\.(run|lock|rows|new|upload|parquet))*")
 
 
 def path_text(path: Path | str) -> str:
-    """A path as JSON can say it: a byte that is not of UTF-8 stands as its number."""
+    """Return a path as JSON text; a byte that is not UTF-8 is escaped."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def is_of_output(path: str, output: str) -> bool:
-    """Whether a file is a run's output, or one that lies beside it for the run.
+    """Return whether a file is a run's output, or one of the run's files next to it.
 
     Args:
         path: the file.
@@ -30,11 +29,11 @@ def is_of_output(path: str, output: str) -> bool:
     """
     if not output or not path.startswith(output):
         return False
-    return _BESIDE.fullmatch(path[len(output) :]) is not None
+    return _OWN_SUFFIXES.fullmatch(path[len(output) :]) is not None
 
 
 class LocalCheckpoints:
-    """Keeps the checkpoint in `<output>.run`, and locks `<output>.run.lock`.
+    """Stores the checkpoint in `<output>.run`, and locks `<output>.run.lock`.
 
     Args:
         output: the output's path.
@@ -47,11 +46,11 @@ class LocalCheckpoints:
         self._lock: int | None = None
 
     def acquire(self) -> None:
-        """Take the output; the kernel gives it back when this process ends.
+        """Lock the output; the kernel unlocks it when this process ends.
 
         Raises:
             Conflict: another process has it.
-            ConfigError: nothing can be written there.
+            ConfigError: the folder cannot be written to.
         """
         while self._lock is None:
             try:
@@ -60,7 +59,7 @@ class LocalCheckpoints:
                 raise _unwritable(self._lock_path, error) from None
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # The file that is locked is the one that others would lock.
+                # Another process may have removed the file between open and lock.
                 if same_file(self._lock_path, lock):
                     self._lock = lock
             except OSError:
@@ -68,7 +67,7 @@ class LocalCheckpoints:
                 raise Conflict(
                     f"another run writes {self._output}"
                     + (f": process {owner}" if owner.isdigit() else ""),
-                    hint="Wait for its end, or name another output.",
+                    hint="Wait until it has ended, or use another output.",
                 ) from None
             finally:
                 if self._lock is None:
@@ -77,15 +76,15 @@ class LocalCheckpoints:
         os.pwrite(self._lock, str(os.getpid()).encode(), 0)
 
     def release(self) -> None:
-        """Give it back."""
+        """Unlock the output."""
         if self._lock is not None:
-            with suppress(OSError):  # a disk that takes nothing any more; the lock alone counts
+            with suppress(OSError):  # a disk that fails; the lock counts, not the file
                 self._lock_path.unlink(missing_ok=True)
             os.close(self._lock)
             self._lock = None
 
     def load(self) -> bytes | None:
-        """What was saved last.
+        """Return what was saved last.
 
         Raises:
             ConfigError: it cannot be read.
@@ -98,25 +97,25 @@ class LocalCheckpoints:
             raise ConfigError(f"{self._path}: cannot be read: {error.strerror}") from None
 
     def save(self, data: bytes) -> None:
-        """Keep this: written anew, then renamed.
+        """Write a new file and rename it over the old one.
 
         Raises:
-            OSError: the disk is full, or cannot be written any more.
+            OSError: the disk is full or cannot be written.
         """
         replace_file(self._path, data)
 
 
 def same_file(path: Path, descriptor: int) -> bool:
-    """Whether a file that is open is the one that a path names now."""
+    """Return whether an open file is the one that is now at a path."""
     try:
-        named = os.stat(path)
+        current = os.stat(path)
     except FileNotFoundError:
         return False
-    return os.path.samestat(named, os.fstat(descriptor))
+    return os.path.samestat(current, os.fstat(descriptor))
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write a file so that whoever reads it, also after a crash, finds all of it or the one before.
+    """Write a file; a reader finds all of it or all of the old one, even after a crash.
 
     Raises:
         OSError: it cannot be written.
@@ -131,10 +130,10 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder safe over a crash of the machine.
+    """Make the names in a folder durable, even if the machine crashes.
 
     Raises:
-        OSError: it cannot be done.
+        OSError: the folder cannot be synced.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -146,5 +145,5 @@ def sync_folder(folder: Path) -> None:
 def _unwritable(path: Path, error: OSError) -> ConfigError:
     return ConfigError(
         f"{path}: cannot be written: {error.strerror}",
-        hint="The folder must exist, and be yours to write to.",
+        hint="The folder must exist, and you must be allowed to write to it.",
     )

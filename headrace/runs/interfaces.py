@@ -1,7 +1,7 @@
-"""What the parts of a run promise each other: entries in, rows out, and where a run stands.
+"""The interfaces between the parts of a run: a source of entries, a sink of rows, checkpoints.
 
 The engine calls a source from two threads that take turns, and a sink and its checkpoints from
-another, never one of them from two at once.
+another one. It never calls one of them from two threads at once.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import msgspec
 from headrace.client.models import Failure
 from headrace.runs.range_set import RangeSet
 
-#: JSON by which a source finds its way: see `Source.entries`.
+#: JSON that marks a place in a source: see `Source.entries`.
 Cursor: TypeAlias = Any
-#: JSON by which a sink does: see `Sink.sync`.
+#: JSON that marks a place in a sink: see `Sink.sync`.
 Mark: TypeAlias = Any
 Carried: TypeAlias = dict[str, msgspec.Raw]
 
-#: What every row has; a column of the source of such a name is carried under another: `carry`.
+#: The columns of every row. A carried column with such a name gets another one: see `carry`.
 OWN_COLUMNS: Final = ("n", "key", "status", "result", "error", "attempts", "timings")
-#: The status of a row that has a result, and all that there are.
+#: The status of a row with a result, and every status.
 SUCCEEDED: Final = "succeeded"
 STATUSES: Final = (SUCCEEDED, "failed", "expired", "cancelled", "rejected")
 _OTHER_NAMES: Final = {name: f"input.{name}" for name in OWN_COLUMNS}
@@ -34,14 +34,14 @@ class Entry(msgspec.Struct, gc=False):
 
     Attributes:
         n: its number, from 0; the same in each reading of the source.
-        key: what people know it by: a path, a line, a row.
-        input: `msgspec.Raw` is JSON text on one line, sent as it is; anything else is what the SDK
-            takes (`pathlib.Path`, bytes, ...: headrace/client/inputs.py); a `HeadraceError` says
-            why it cannot be sent, and becomes its row; a callable makes its whole line from the
-            job's id, where an input has a model and options of its own.
-        carried: what its row brings along, by column; JSON values without a line feed.
-        cursor: from where `Source.entries` goes on with the one behind it.
-        content_type: what the input is, where its kind does not say so.
+        key: its name for people: a path, a line, a row.
+        input: `msgspec.Raw` is JSON text on one line and is sent unchanged. A `HeadraceError`
+            is the reason why the input cannot be sent, and becomes its row. A callable makes the
+            line of a bulk submit from the job's id, for an input with its own model and options.
+            Anything else is what the SDK takes (`pathlib.Path`, bytes, ...).
+        carried: the columns that its row carries, as JSON without line feeds.
+        cursor: where `Source.entries` continues behind this entry.
+        content_type: the media type of the input, if neither the source nor the name shows it.
     """
 
     n: int
@@ -53,18 +53,18 @@ class Entry(msgspec.Struct, gc=False):
 
 
 class Row(msgspec.Struct, gc=False):
-    """What came of one input.
+    """The outcome of one input.
 
     Attributes:
         n: the number of its entry.
         key: the key of its entry.
-        status: `succeeded`, `failed`, `expired`, `cancelled`; `rejected` where no job was made.
-        attempts: how often the job was handed to a model process.
-        timings: milliseconds by stage, as a JSON object; None where it never ran.
+        status: `succeeded`, `failed`, `expired`, `cancelled`; `rejected` if no job was created.
+        attempts: how often the job was sent to a model process.
+        timings: milliseconds by stage, as a JSON object; None if the job never ran.
         result: the result as JSON, one that is not JSON as `{"content_type", "base64"}`; None
-            unless it succeeded, and where the handler's result was not kept.
+            unless the job succeeded, or if the handler's result was not kept.
         error: why there is no result.
-        carried: as its entry has it.
+        carried: the carried columns of its entry.
     """
 
     n: int
@@ -86,112 +86,112 @@ class Source(Protocol):
     """Where the inputs of a run come from."""
 
     def describe(self) -> dict[str, Any]:
-        """JSON that is equal if and only if it is the same source with the same entries.
+        """Return JSON that is equal if and only if the source has the same entries.
 
-        A run is not gone on with where this has changed. `kind` and, where there is one, `path`
-        are for people; it holds no secret.
+        A run does not resume if this has changed. `kind` and, where it exists, `path` are for
+        people. Contains no secret.
         """
 
     def count(self) -> int | None:
-        """How many entries there are, for progress; None where that is not known beforehand."""
+        """Return the number of entries, for progress; None if it is not known beforehand."""
 
     def entries(self, after: Cursor | None, n: int) -> Iterator[Entry]:
-        """The entries in their order, which is the same each time.
+        """Yield the entries in their order, which is the same each time.
 
         Args:
-            after: the cursor of the entry behind which to begin; None for the first. What lies
-                before it is not read again where the source can seek.
-            n: the number of the first that is given; each next one has one more.
+            after: the cursor of the last entry to skip; None for the first. A source that can seek
+                does not read what comes before.
+            n: the number of the first entry; each next one has one more.
 
         Raises:
-            HeadraceError: the source cannot be read on, and the run stops there. Of an input that
-                alone is bad an entry tells, as its `input`.
+            HeadraceError: the source cannot be read further, and the run stops there. A single bad
+                input is an entry whose `input` is the error.
         """
 
 
 class CheckpointStore(Protocol):
-    """Keeps a run's checkpoint (checkpoint.py), and keeps other runs away from its output."""
+    """Stores a run's checkpoint (checkpoint.py), and locks its output against other runs."""
 
     def acquire(self) -> None:
-        """Take the output for this process; the death of the process gives it back.
+        """Lock the output; the lock ends with the process.
 
         Raises:
             Conflict: another run has it.
         """
 
     def release(self) -> None:
-        """Give it back."""
+        """Unlock the output."""
 
     def load(self) -> bytes | None:
-        """What was saved last; None where nothing was."""
+        """Return what was saved last; None if nothing was."""
 
     def save(self, data: bytes) -> None:
-        """Keep this in place of what was saved before: wholly or not at all, also over a crash."""
+        """Replace what was saved: completely or not at all, even if the machine crashes."""
 
 
 class Sink(Protocol):
-    """Where the rows of a run go. `recover`, or `retract`, is called first, and once.
+    """Where the rows of a run go. `recover` or `retract` is called first, and once.
 
     Attributes:
-        checkpoints: where the run's checkpoint lies.
+        checkpoints: where the run's checkpoint is stored.
     """
 
     @property
     def checkpoints(self) -> CheckpointStore:
-        """Where the run's checkpoint lies, beside the rows."""
+        """Where the run's checkpoint is stored, next to the rows."""
 
     def describe(self) -> str:
-        """The output as the user knows it, in one form only: an absolute path, a URL."""
+        """Return the output as the user knows it, in one form only: an absolute path, a URL."""
 
     def recover(self, mark: Mark | None) -> Iterable[tuple[int, bool]]:
-        """Go on behind a mark: what is half-written behind it is repaired.
+        """Continue behind a mark, and repair a half-written row there.
 
         Args:
-            mark: what `sync` gave last; None where this is a new run.
+            mark: what `sync` returned last; None for a new run.
 
         Returns:
-            The `n` of each whole row that stands behind the mark, and whether it succeeded. It is
-            in the output, and stays.
+            The `n` of each whole row behind the mark, and whether it succeeded. Such a row is part
+            of the output.
 
         Raises:
-            Conflict: there is an output already, which is not this run's; or what the mark covers
-                is gone.
+            Conflict: the output exists and belongs to another run, or rows before the mark are
+                gone.
         """
 
     def append(self, rows: Sequence[Row]) -> None:
-        """Take rows; they need not be safe until `sync`."""
+        """Write rows; they need not be durable before `sync`."""
 
     def sync(self) -> Mark:
-        """Make all rows safe, also over a crash of the machine.
+        """Make all rows durable, even if the machine crashes.
 
         Returns:
-            JSON by which `recover` finds where the rows so far end.
+            JSON by which `recover` finds where the rows end so far.
         """
 
     def finish(self) -> Mark:
-        """All rows are there: `sync`, and bring the output into its last form."""
+        """Do what `sync` does, and bring the complete output into its last form."""
 
     def retract(self) -> RangeSet:
-        """Remove the rows of all inputs that did not succeed, so that these can be run again.
+        """Remove the rows of all inputs that did not succeed, so that these can run again.
 
-        Called in place of `recover`, and again after a crash within; the output has all rows or
-        none of those to be removed, at any moment. `sync` follows.
+        Called in place of `recover`, and again after a crash within it. At any moment the output
+        has all rows or none of those to remove. `sync` follows.
 
         Returns:
             The `n` of the rows that are left.
         """
 
     def close(self) -> None:
-        """Let go of files and connections; nothing is made safe by it."""
+        """Close files and connections; this makes nothing durable."""
 
 
 def carry(columns: Carried) -> Carried:
-    """The columns that a row brings along, none of them under a name that every row has."""
+    """Return the columns that a row carries, renamed where every row has a column of the name."""
     if _OTHER_NAMES.keys().isdisjoint(columns):
         return columns
     return {carried_as(name): value for name, value in columns.items()}
 
 
 def carried_as(name: str) -> str:
-    """The name under which a row brings a column along."""
+    """Return the name under which a row carries a column."""
     return _OTHER_NAMES.get(name, name)

@@ -1,4 +1,4 @@
-"""A set of numbers that come almost in order, as the ranges that it consists of."""
+"""A set of numbers that are added almost in order, stored as ranges."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from headrace.errors import ConfigError
 
 
 class RangeSet:
-    """A set of numbers from 0; it takes memory by its gaps, not by its numbers.
+    """A set of numbers from 0; its memory grows with its gaps, not with its numbers.
 
     Args:
-        ranges: first and last of each, as `ranges` gives them.
+        ranges: first and last of each range, as `ranges` returns them.
 
     Raises:
         ConfigError: they are not in order.
@@ -23,7 +23,7 @@ class RangeSet:
         self._lasts: list[int] = []
         for first, last in ranges:
             if not (self._lasts[-1] + 1 if self._lasts else -1) < first <= last:
-                raise ConfigError(f"the range {first} to {last} is none, or out of order")
+                raise ConfigError(f"the range {first} to {last} is empty or out of order")
             self._firsts.append(first)
             self._lasts.append(last)
 
@@ -42,11 +42,11 @@ class RangeSet:
             yield from range(first, last + 1)
 
     def add(self, number: int) -> None:
-        """Take a number in; one that is there already changes nothing."""
+        """Add a number."""
         self._add_range(number, number)
 
     def update(self, numbers: Iterable[int]) -> None:
-        """Take many in; those that follow each other together, which is what mostly comes."""
+        """Add many numbers; consecutive ones are added as one range."""
         ordered = sorted(numbers)
         first = 0
         for at in range(1, len(ordered) + 1):
@@ -56,7 +56,7 @@ class RangeSet:
 
     def _add_range(self, first: int, last: int) -> None:
         firsts, lasts = self._firsts, self._lasts
-        # Those that touch it become one with it.
+        # Ranges that touch the new one are merged with it.
         begin = bisect_left(lasts, first - 1)
         end = bisect_right(firsts, last + 1)
         if begin < end:
@@ -65,7 +65,7 @@ class RangeSet:
         lasts[begin:end] = [last]
 
     def drop_below(self, bound: int) -> None:
-        """Forget the numbers below a bound."""
+        """Remove the numbers below a bound."""
         at = bisect_right(self._lasts, bound - 1)
         del self._firsts[:at]
         del self._lasts[:at]
@@ -73,5 +73,5 @@ class RangeSet:
             self._firsts[0] = bound
 
     def ranges(self) -> list[tuple[int, int]]:
-        """First and last of each range, in order."""
+        """Return first and last of each range, in order."""
         return list(zip(self._firsts, self._lasts, strict=True))

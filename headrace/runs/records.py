@@ -1,6 +1,7 @@
-"""The records of offline runs in Redis: a view for people, and a cancel's way to the engine.
+"""The records of offline runs in Redis: for `headrace runs`, and to cancel a run.
 
-The engine tells every few seconds how far it is; the truth is its checkpoint, beside the output.
+The engine reports its progress every few seconds. The run's state is its checkpoint, next to the
+output, and not this record.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from headrace.redis.outages import translate
 from headrace.redis.scripts import runs as run_scripts
 
 TTL_S: Final = 30 * 86_400
-#: The newest so many are kept.
+#: How many records are kept; older ones are removed.
 KEPT: Final = 1000
-#: A run that has told nothing for so long has lost its process.
+#: A run that has not reported for this long has lost its process.
 SILENT_S: Final = 30
 RUNNING: Final = "running"
 LOST: Final = "lost"
@@ -31,13 +32,13 @@ Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 
 
 class RunStatus(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a run tells of itself.
+    """What a run reports about itself.
 
     Attributes:
         state: `running`, `ended`, `stopped`, `cancelled` or `failed`.
-        total: how many inputs there are, where that is known.
-        per_second: how many have ended a second, since its process began.
-        command: what goes on with it, for `headrace runs resume`.
+        total: the number of inputs, if it is known.
+        per_second: inputs that ended per second since its process began.
+        command: the command that resumes it, for `headrace runs resume`.
         host: where its process runs.
         folder: the working directory there.
         error: why it failed.
@@ -61,40 +62,48 @@ class RunStatus(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_d
 
 
 class RunRecords:
-    """Keeps and gives records.
+    """Writes and reads the records.
 
     Args:
         client: the connection.
-        queue: for its scripts.
+        queue: runs the scripts.
     """
 
     def __init__(self, client: redis.asyncio.Redis, queue: JobQueue) -> None:
         self._client = client
         self._queue = queue
 
-    async def tell(self, run_id: str, told: RunStatus, caller: Caller, *, begun: bool) -> bool:
-        """Keep what a run tells; whether its end was asked for.
+    async def save_status(
+        self, run_id: str, status: RunStatus, caller: Caller, *, begun: bool
+    ) -> bool:
+        """Save what a run reports; return whether it was asked to end.
+
+        Args:
+            run_id: the run.
+            status: its report.
+            caller: the API key that reports.
+            begun: this is the first report of the run's process.
 
         Raises:
-            Conflict: the id is that of another key's run.
-            BrokerError: Redis does not answer.
+            Conflict: the run belongs to another API key.
+            BrokerError: Redis is unavailable.
         """
-        text = msgspec.json.encode(told)
+        text = msgspec.json.encode(status)
         save = run_scripts.save_run_status(
             run_id, text, begun=begun, ttl_s=TTL_S, kept=KEPT, owner=caller.key_id or NOBODY
         )
-        (heard,) = await self._queue.call(save)
-        if heard < 0:
+        (cancelled,) = await self._queue.call(save)
+        if cancelled < 0:
             raise Conflict(
-                f"the run {run_id} is not of this API key", hint="Name another: --run-id."
+                f"the run {run_id} belongs to another API key", hint="Use another --run-id."
             )
-        return bool(heard)
+        return bool(cancelled)
 
     async def all(self, caller: Caller) -> list[dict[str, Any]]:
-        """Every record that exists for a caller, that told last first.
+        """Return every record that the caller may see, the last to report first.
 
         Raises:
-            BrokerError: Redis does not answer.
+            BrokerError: Redis is unavailable.
         """
         try:
             found: list[Any] = await self._client.zrevrange(keys.RUNS, 0, KEPT)
@@ -104,26 +113,26 @@ class RunRecords:
         return [record for record in records if record is not None]
 
     async def one(self, run_id: str, caller: Caller) -> dict[str, Any]:
-        """One record.
+        """Return one record.
 
         Raises:
-            RunNotFound: there is none.
-            BrokerError: Redis does not answer.
+            RunNotFound: the caller may see no such record.
+            BrokerError: Redis is unavailable.
         """
         (record,) = await self._read([run_id], caller)
         if record is None:
             raise RunNotFound(
                 f"there is no run {run_id[:128]!r}",
-                hint="It never told of itself to this server, or not for 30 days.",
+                hint="It never reported to this server, or not for 30 days.",
             )
         return record
 
     async def cancel(self, run_id: str, caller: Caller) -> dict[str, Any]:
-        """Ask for a run's end; its record. One that does not run is left as it is.
+        """Ask a run to end if it is running; return its record.
 
         Raises:
-            RunNotFound: there is none.
-            BrokerError: Redis does not answer.
+            RunNotFound: the caller may see no such record.
+            BrokerError: Redis is unavailable.
         """
         record = await self.one(run_id, caller)
         if record["state"] == RUNNING:
@@ -155,12 +164,12 @@ def _is_known(fields: dict[bytes, bytes], caller: Caller) -> bool:
 
 
 def _record(run_id: str, fields: dict[bytes, bytes], now_s: int) -> dict[str, Any]:
-    told = msgspec.json.decode(fields[b"told"], type=RunStatus)
+    status = msgspec.json.decode(fields[b"told"], type=RunStatus)
     at_us = int(fields.get(b"at", b"0"))
-    said = {name: getattr(told, name) for name in told.__struct_fields__}
-    if told.state == RUNNING and now_s - at_us / US_PER_S > SILENT_S:
-        said["state"] = LOST
-    said["started_at"] = iso(int(told.started_at * US_PER_S))
+    record = {name: getattr(status, name) for name in status.__struct_fields__}
+    if status.state == RUNNING and now_s - at_us / US_PER_S > SILENT_S:
+        record["state"] = LOST
+    record["started_at"] = iso(int(status.started_at * US_PER_S))
     return {
-        "id": run_id, **said, "told_at": iso(at_us), "cancel_requested": b"cancel" in fields,
+        "id": run_id, **record, "told_at": iso(at_us), "cancel_requested": b"cancel" in fields,
     }  # fmt: skip

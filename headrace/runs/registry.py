@@ -1,104 +1,161 @@
-"""Which source reads what is named, and which sink writes there.
+"""Which source reads an input, and which sink writes an output. To add a kind, add a line.
 
-Both are found by a URL's scheme, else by a name's suffix, else (sources) by what lies there. A
-module is imported when something of its kind is named, so that pyarrow is there only for who needs
-it. To add a kind, add a line.
+Both are found by the scheme of a URL or the suffix of a name; a source also by what is at the path.
+pyarrow is imported only for Parquet, boto3 only for S3.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
+import sys
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from headrace.errors import ConfigError
 from headrace.runs.interfaces import Sink, Source
+from headrace.runs.sinks.jsonl import JsonlSink
+from headrace.runs.sinks.s3 import JsonLines, OutputFormat, S3Target, spool_path
+from headrace.runs.sinks.spooled import SpooledSink
+from headrace.runs.sources.csv import csv_source
+from headrace.runs.sources.files import SourceFile, local_files
+from headrace.runs.sources.folder import FolderSource
+from headrace.runs.sources.jsonl import JsonlSource
 from headrace.runs.sources.options import SourceOptions
+from headrace.runs.sources.path_list import PathsSource
+from headrace.runs.sources.patterns import is_pattern
+from headrace.runs.sources.s3 import SCHEME, Bucket, s3_files, split
+from headrace.runs.sources.s3_objects import S3Objects
+from headrace.runs.sources.webdataset import tar_source
 
 STDIN: Final = "-"
-FOLDER: Final = "a folder"
-_GLOB: Final = frozenset("*?[")
 
-#: `<scheme>://`, a suffix, `-` or a folder -> `module:function`, which is called with what is named
-#: (a str) and `SourceOptions`, and gives a `Source`. Longer suffixes go first.
-SOURCES: Final[dict[str, str]] = {
-    FOLDER: "headrace.runs.kinds:folder_source",
-    STDIN: "headrace.runs.kinds:paths_source",
-    ".jsonl": "headrace.runs.kinds:jsonl_source",
-    ".ndjson": "headrace.runs.kinds:jsonl_source",
-    ".jsonl.gz": "headrace.runs.kinds:jsonl_source",
-    ".ndjson.gz": "headrace.runs.kinds:jsonl_source",
-    ".csv": "headrace.runs.kinds:csv_source",
-    ".csv.gz": "headrace.runs.kinds:csv_source",
-    ".tsv": "headrace.runs.kinds:csv_source",
-    ".tsv.gz": "headrace.runs.kinds:csv_source",
-    ".parquet": "headrace.runs.kinds:parquet_source",
-    ".tar": "headrace.runs.kinds:tar_source",
-    ".tar.gz": "headrace.runs.kinds:tar_source",
-    ".tgz": "headrace.runs.kinds:tar_source",
-    "s3://": "headrace.runs.s3_kinds:s3_source",
+
+class _Kind(NamedTuple):
+    """A kind of file.
+
+    Attributes:
+        open: makes a source of such files.
+        unused: the options that mean nothing for it.
+    """
+
+    open: Callable[[Sequence[SourceFile], SourceOptions], Source]
+    unused: tuple[str, ...]
+
+
+def _parquet_source(files: Sequence[SourceFile], options: SourceOptions) -> Source:
+    need_pyarrow(files[0].name)
+    from headrace.runs.sources.parquet import ParquetSource
+
+    return ParquetSource(files, options)
+
+
+_JSONL: Final = _Kind(JsonlSource, ("glob", "content_type", "by_ref", "delimiter"))
+_CSV: Final = _Kind(csv_source, ("glob", "by_ref"))
+_PARQUET: Final = _Kind(_parquet_source, ("glob", "by_ref", "delimiter"))
+_TAR: Final = _Kind(tar_source, ("glob", "key", "by_ref", "delimiter"))
+#: The kinds of files with many inputs, by suffix; of several that match, the longest counts.
+FILES: Final[dict[str, _Kind]] = {
+    ".jsonl": _JSONL,
+    ".ndjson": _JSONL,
+    ".jsonl.gz": _JSONL,
+    ".ndjson.gz": _JSONL,
+    ".csv": _CSV,
+    ".csv.gz": _CSV,
+    ".tsv": _CSV,
+    ".tsv.gz": _CSV,
+    ".parquet": _PARQUET,
+    ".tar": _TAR,
+    ".tar.gz": _TAR,
+    ".tgz": _TAR,
 }
-#: The same for sinks, called with what is named and the run's source, where there is one.
-SINKS: Final[dict[str, str]] = {
-    ".jsonl": "headrace.runs.kinds:jsonl_sink",
-    ".ndjson": "headrace.runs.kinds:jsonl_sink",
-    ".parquet": "headrace.runs.kinds:parquet_sink",
-    "s3://": "headrace.runs.s3_kinds:s3_sink",
-}
+_SOURCES: Final = f"a folder, -, {SCHEME}, {', '.join(FILES)}"
+_SINKS: Final = f".jsonl, .ndjson, .parquet, and {SCHEME} with one of these"
 
 
-def source_for(named: str, options: SourceOptions) -> Source:
-    """The source that is named.
+def source_for(name: str, options: SourceOptions) -> Source:
+    """Return the source with this name: a path, a pattern, a URL, or `-`.
 
     Raises:
-        ConfigError: there is none of that kind, it does not exist, or an option is not for it.
+        ConfigError: its kind is unknown, it does not exist, or it does not take an option.
     """
-    source: Source = _function(SOURCES, _kind_of_source(named), named, "read")(named, options)
-    return source
+    if name == STDIN:
+        options.refuse("input", "key", "glob", "delimiter", of="a list of paths")
+        return PathsSource(sys.stdin.buffer)
+    kind = _file_kind(name)
+    if name.lower().startswith(SCHEME):
+        if kind is not None:
+            options.refuse(*kind.unused, of=name)
+            return kind.open(s3_files(name, options.output), options)
+        options.refuse("input", "key", "by_ref", "delimiter", of=name)
+        bucket, key = split(name)
+        return S3Objects(Bucket(bucket), key, options)
+    if kind is not None and "://" not in name and not Path(name).is_dir():
+        options.refuse(*kind.unused, of=name)
+        return kind.open(local_files(name, options.output), options)
+    if "://" not in name and (Path(name).is_dir() or is_pattern(name)):
+        options.refuse("input", "key", "delimiter", of=name)
+        return FolderSource(name, options)
+    if "://" not in name and not Path(name).exists():
+        raise ConfigError(f"{name}: no such file or folder")
+    raise ConfigError(f"{name}: unknown kind of source", hint=f"Known kinds: {_SOURCES}.")
 
 
-def sink_for(named: str, source: Source | None = None) -> Sink:
-    """The sink that is named.
+def sink_for(name: str, source: Source | None = None) -> Sink:
+    """Return the sink with this name: a path or a URL.
 
     Args:
-        named: a path or a URL.
-        source: where the rows' inputs come from; it may know the types of what rows carry.
+        name: the path or URL.
+        source: the source of the run; it may know the types of what rows carry.
 
     Raises:
-        ConfigError: there is none of that kind.
+        ConfigError: its kind is unknown.
     """
-    sink: Sink = _function(SINKS, _kind(SINKS, named), named, "written")(named, source)
-    return sink
+    suffix = Path(name).suffix.lower()
+    if name.lower().startswith(SCHEME) and suffix in (".jsonl", ".ndjson", ".parquet"):
+        return _s3_sink(name, suffix, source)
+    if suffix in (".jsonl", ".ndjson") and "://" not in name:
+        return JsonlSink(Path(name))
+    if suffix == ".parquet" and "://" not in name:
+        need_pyarrow(name)
+        from headrace.runs.sinks.parquet import LocalParquet
+
+        return SpooledSink(LocalParquet(Path(name), _carried_schema(source)), Path(name))
+    raise ConfigError(f"{name}: unknown kind of output", hint=f"Known kinds: {_SINKS}.")
 
 
-def _kind_of_source(named: str) -> str | None:
-    if named == STDIN:
-        return STDIN
-    found = _kind(SOURCES, named)
-    if "://" in named or (found is not None and not Path(named).is_dir()):
-        return found
-    if Path(named).is_dir() or _GLOB & set(named):
-        return FOLDER
-    if not Path(named).exists():
-        raise ConfigError(f"{named}: no such file or folder")
-    return None
+def _s3_sink(url: str, suffix: str, source: Source | None) -> Sink:
+    bucket_name, key = split(url)
+    output_format: OutputFormat = JsonLines()
+    if suffix == ".parquet":
+        need_pyarrow(url)
+        from headrace.runs.sinks.parquet import ParquetFormat
+
+        output_format = ParquetFormat(_carried_schema(source))
+    bucket = Bucket(bucket_name)
+    return SpooledSink(S3Target(bucket, key, output_format), spool_path(bucket, key))
 
 
-def _kind(kinds: dict[str, str], named: str) -> str | None:
-    scheme, separator, _ = named.partition("://")
-    if separator:
-        return f"{scheme.lower()}://"
-    suffixes = (kind for kind in kinds if kind.startswith("."))
-    matching = [suffix for suffix in suffixes if named.lower().endswith(suffix)]
-    return max(matching, key=len, default=None)
+def _file_kind(name: str) -> _Kind | None:
+    suffixes = [suffix for suffix in FILES if name.lower().endswith(suffix)]
+    return FILES[max(suffixes, key=len)] if suffixes else None
 
 
-def _function(kinds: dict[str, str], kind: str | None, named: str, verb: str) -> Any:
-    where = kinds.get(kind) if kind is not None else None
-    if where is None:
+def _carried_schema(source: Source | None) -> Any:
+    """Return the Arrow schema of what rows carry; None where the source has none."""
+    from headrace.runs.sources.parquet import ParquetSource
+
+    return source.carried_schema() if isinstance(source, ParquetSource) else None
+
+
+def need_pyarrow(name: str) -> None:
+    """Check that pyarrow is installed.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if find_spec("pyarrow") is None:
         raise ConfigError(
-            f"{named}: it cannot be told how this is to be {verb}",
-            hint=f"Known are: {', '.join(kinds)}.",
+            f"{name}: Parquet needs pyarrow, which is not installed",
+            hint="pip install 'headrace[tables]'",
         )
-    module, _, name = where.partition(":")
-    return getattr(import_module(module), name)

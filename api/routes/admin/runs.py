@@ -47,7 +47,7 @@ async def tell_run(request: Request, run_id: str) -> Response:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"the record of a run cannot be read: {error}") from None
     records, caller = services_of(request).runs, caller_of(request)
-    cancelled = await records.tell(run_id, told, caller, begun=asked == "1")
+    cancelled = await records.save_status(run_id, told, caller, begun=asked == "1")
     return json_response({"id": run_id, "cancel_requested": cancelled})
 
 

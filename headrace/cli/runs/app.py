@@ -80,6 +80,15 @@ def run(
             help="Media type of the inputs (default: from name or content).",
         ),
     ] = None,
+    delimiter: Annotated[
+        str | None,
+        typer.Option(
+            "--delimiter",
+            metavar="CHAR",
+            help="What separates CSV columns: comma, tab, semicolon, pipe or another character "
+            "(default: comma; in .tsv files tab).",
+        ),
+    ] = None,
     by_ref: Annotated[
         bool,
         typer.Option(
@@ -170,7 +179,8 @@ def run(
     }
     request = RunRequest(
         model=model, source=source, output=output, input=column, key=key,
-        glob=tuple(glob or ()), content_type=content_type, only_failed=only_failed, name=name,
+        glob=tuple(glob or ()), content_type=content_type, delimiter=delimiter,
+        only_failed=only_failed, name=name,
         run_id=checked_id(run_id), in_flight=in_flight, version=version,
         options=checked_options(options), forget=not keep_jobs, retry_s=retry, quiet=quiet,
         as_json=as_json, by_ref=by_ref,

@@ -35,6 +35,7 @@ class RunRequest:
     key: str | None = None
     glob: tuple[str, ...] = ()
     content_type: str | None = None
+    delimiter: str | None = None
     only_failed: bool = False
     name: str = ""
     run_id: str | None = None
@@ -60,7 +61,7 @@ class RunRequest:
         """Return how to read the source."""
         return SourceOptions(
             input=self.input, key=self.key, glob=self.glob, content_type=self.content_type,
-            output=self.output, by_ref=self.by_ref,
+            delimiter=self.delimiter, output=self.output, by_ref=self.by_ref,
         )  # fmt: skip
 
 

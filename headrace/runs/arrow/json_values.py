@@ -1,15 +1,15 @@
-"""Values of Arrow columns as JSON, and back into the type that they had.
+"""Values of Arrow columns as JSON, and JSON back as the column that it came from.
 
 | Arrow | JSON |
 |---|---|
 | integers, floats, booleans, text, null | the same; NaN and infinity become null |
 | binary | `{"content_type", "base64"}`, as in results |
-| timestamps, dates, times | text by ISO 8601 |
+| timestamps, dates, times | text in ISO 8601 |
 | decimals | text |
 | durations | the whole number of the column's unit |
 | lists, structs | lists, objects |
 | maps | lists of `[key, value]` |
-| dictionaries, extension types | what they stand for |
+| dictionaries, extension types | their values |
 """
 
 from __future__ import annotations
@@ -27,28 +27,30 @@ from pyarrow import types
 
 from headrace.jobs.media_types import BINARY_TYPE, image_type
 
-_Walk: TypeAlias = Callable[[Any], Any] | None
+#: Converts one value; None where nothing has to be converted.
+_Convert: TypeAlias = Callable[[Any], Any] | None
 
-_CLOCK: Final = re.compile(r"(.*?)(?:\.(\d{1,9}))?(Z|[+-]\d{2}:?\d{2})?")
+_ENCODER: Final = msgspec.json.Encoder()
+#: A timestamp in ISO 8601: whole seconds, the digits of the fraction, the zone.
+_TIMESTAMP: Final = re.compile(r"(.*?)(?:\.(\d{1,9}))?(Z|[+-]\d{2}:?\d{2})?")
 _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _SECOND: Final = datetime.timedelta(seconds=1)
 _PER_SECOND: Final = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
-_ENCODER: Final = msgspec.json.Encoder()
 
 
 def to_json(array: pa.Array) -> list[msgspec.Raw]:
-    """Each value of a column as JSON text."""
+    """Return each value of a column as JSON text."""
     encode = _ENCODER.encode
-    return [msgspec.Raw(encode(value)) for value in _said(array, _speaking(array.type))]
+    return [msgspec.Raw(encode(value)) for value in _python_values(array, _to_json(array.type))]
 
 
 def to_values(array: pa.Array) -> list[Any]:
-    """Each value of a column as what JSON can say; binary on its own stays bytes."""
-    return _said(array, None if _is_binary(array.type) else _speaking(array.type))
+    """Return each value of a column as Python's JSON types; a column of bytes stays bytes."""
+    return _python_values(array, None if _is_binary(array.type) else _to_json(array.type))
 
 
 def binary_json(body: bytes) -> dict[str, str]:
-    """Bytes within JSON."""
+    """Return the JSON object for bytes."""
     return {
         "content_type": image_type(body) or BINARY_TYPE,
         "base64": base64.b64encode(body).decode(),
@@ -56,22 +58,22 @@ def binary_json(body: bytes) -> dict[str, str]:
 
 
 def from_values(values: list[Any], kind: pa.DataType) -> pa.Array:
-    """A column of a type from what `to_json` has made of one.
+    """Make a column of type `kind` from the values that `to_json` made of one.
 
     Raises:
-        ValueError, TypeError, LookupError: a value is not of that type.
+        pa.ArrowException, ValueError, TypeError, LookupError: a value is not of that type.
     """
-    walk = _hearing(kind)
-    return pa.array(values if walk is None else [walk(value) for value in values], kind)
+    convert = _from_json(kind)
+    return pa.array(values if convert is None else [convert(value) for value in values], kind)
 
 
-def _said(array: pa.Array, walk: _Walk) -> list[Any]:
+def _python_values(array: pa.Array, convert: _Convert) -> list[Any]:
     try:
-        values = array.cast(_spoken(array.type, exact=False)).to_pylist()
+        values = array.cast(_python_type(array.type, exact=False)).to_pylist()
     except (pa.ArrowInvalid, ValueError, OverflowError):
-        # Nanoseconds that Python's own types cannot have, or years beyond 9999.
-        values = array.cast(_spoken(array.type, exact=True)).to_pylist()
-    return [value if walk is None else walk(value) for value in values]
+        # Python's own types have no nanoseconds, and no years beyond 9999.
+        values = array.cast(_python_type(array.type, exact=True)).to_pylist()
+    return values if convert is None else [convert(value) for value in values]
 
 
 def _is_binary(kind: pa.DataType) -> bool:
@@ -83,129 +85,129 @@ def _is_binary(kind: pa.DataType) -> bool:
     )
 
 
-def _rebuilt(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
-    """A type with those within it changed."""
+def _map_type(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    """Return a type whose innermost types are changed."""
     if types.is_struct(kind):
-        return pa.struct([field.with_type(change(field.type)) for field in kind])
+        return pa.struct([field.with_type(_map_type(field.type, change)) for field in kind])
     if types.is_map(kind):
-        return pa.map_(change(kind.key_type), change(kind.item_type))
+        return pa.map_(_map_type(kind.key_type, change), _map_type(kind.item_type, change))
     if types.is_fixed_size_list(kind):
-        return pa.list_(change(kind.value_type), kind.list_size)
+        return pa.list_(_map_type(kind.value_type, change), kind.list_size)
     if types.is_large_list(kind):
-        return pa.large_list(change(kind.value_type))
+        return pa.large_list(_map_type(kind.value_type, change))
     if types.is_list(kind):
-        return pa.list_(change(kind.value_type))
-    return kind
+        return pa.list_(_map_type(kind.value_type, change))
+    return change(kind)
 
 
-def _spoken(kind: pa.DataType, *, exact: bool) -> pa.DataType:
-    """The type of which Python's values are JSON for msgspec."""
+def _python_type(kind: pa.DataType, *, exact: bool) -> pa.DataType:
+    """Return the type whose Python values msgspec encodes as the JSON of the table above.
+
+    Args:
+        kind: a column's type.
+        exact: Arrow formats dates and times, instead of Python.
+    """
+
+    def leaf(inner: pa.DataType) -> pa.DataType:
+        if isinstance(inner, pa.BaseExtensionType):
+            return _map_type(inner.storage_type, leaf)
+        if types.is_dictionary(inner):
+            return _map_type(inner.value_type, leaf)
+        if types.is_duration(inner):
+            return pa.int64()
+        if exact and types.is_temporal(inner):
+            return pa.string()
+        if types.is_timestamp(inner) and inner.unit == "ns":
+            return pa.timestamp("us", inner.tz)
+        if types.is_time(inner) and inner.unit == "ns":
+            return pa.time64("us")
+        return inner
+
+    return _map_type(kind, leaf)
+
+
+def _to_json(kind: pa.DataType) -> _Convert:
+    """Return the conversion of Python values of a type to JSON types."""
     if isinstance(kind, pa.BaseExtensionType):
-        return _spoken(kind.storage_type, exact=exact)
-    if types.is_dictionary(kind):
-        return _spoken(kind.value_type, exact=exact)
-    if types.is_duration(kind):
-        return pa.int64()
-    if exact and types.is_temporal(kind):
-        return pa.string()
-    if types.is_timestamp(kind) and kind.unit == "ns":
-        return pa.timestamp("us", kind.tz)
-    if types.is_time(kind) and kind.unit == "ns":
-        return pa.time64("us")
-    return _rebuilt(kind, lambda inner: _spoken(inner, exact=exact))
-
-
-def _speaking(kind: pa.DataType) -> _Walk:
-    """What is still to be done to a value of a type that JSON cannot say; None for nothing."""
-    if isinstance(kind, pa.BaseExtensionType):
-        return _speaking(kind.storage_type)
+        return _to_json(kind.storage_type)
     if _is_binary(kind):
-        return _known(binary_json)
-    return _within(kind, _speaking, pairs=list)
-
-
-def _hearing(kind: pa.DataType) -> _Walk:
-    """What is to be done to JSON before Arrow can take it for a type; None for nothing."""
-    if isinstance(kind, pa.BaseExtensionType):
-        return _hearing(kind.storage_type)
-    if _is_binary(kind):
-        return _known(_bytes)
-    if types.is_time(kind):
-        return _known(lambda text: _time(text, _PER_SECOND[kind.unit]))
-    if types.is_timestamp(kind):
-        return _known(lambda text: _moment(text, _PER_SECOND[kind.unit]))
-    if types.is_date(kind):
-        return _known(datetime.date.fromisoformat)
-    if types.is_decimal(kind):
-        return _known(Decimal)
+        return _unless_null(binary_json)
     if types.is_struct(kind):
-        # Arrow would drop what it has no field for.
-        inner = {field.name: _hearing(field.type) or _same for field in kind}
-        return _known(lambda found: {name: inner[name](value) for name, value in found.items()})
-    return _within(kind, _hearing, pairs=tuple)
+        converts = {field.name: one for field in kind if (one := _to_json(field.type)) is not None}
+        if not converts:
+            return None
+        return _unless_null(
+            lambda value: {name: converts.get(name, _same)(v) for name, v in value.items()}
+        )
+    return _inner_convert(kind, _to_json, pair=list)
 
 
-def _within(
+def _from_json(kind: pa.DataType) -> _Convert:
+    """Return the conversion of JSON types to the Python values that Arrow reads as a type."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return _from_json(kind.storage_type)
+    if _is_binary(kind):
+        return _unless_null(binary_body)
+    if types.is_time(kind):
+        return _unless_null(lambda text: _ticks("1970-01-01T" + text, _PER_SECOND[kind.unit]))
+    if types.is_timestamp(kind):
+        return _unless_null(lambda text: _ticks(text, _PER_SECOND[kind.unit]))
+    if types.is_date(kind):
+        return _unless_null(datetime.date.fromisoformat)
+    if types.is_decimal(kind):
+        return _unless_null(Decimal)
+    if types.is_struct(kind):
+        # A name that the struct does not have raises KeyError; Arrow would drop the value.
+        converts = {field.name: _from_json(field.type) or _same for field in kind}
+        return _unless_null(lambda value: {name: converts[name](v) for name, v in value.items()})
+    return _inner_convert(kind, _from_json, pair=tuple)
+
+
+def _inner_convert(
     kind: pa.DataType,
-    of: Callable[[pa.DataType], _Walk],
+    of: Callable[[pa.DataType], _Convert],
     *,
-    pairs: type[list[Any]] | type[tuple[Any, ...]],
-) -> _Walk:
+    pair: type[list[Any]] | type[tuple[Any, ...]],
+) -> _Convert:
+    """Return the conversion of a list, map or dictionary, given that of its values."""
     if types.is_dictionary(kind):
         return of(kind.value_type)
     if types.is_map(kind):
         key, item = (of(inner) or _same for inner in (kind.key_type, kind.item_type))
-        return _known(lambda found: [pairs((key(one[0]), item(one[1]))) for one in found])
-    if types.is_struct(kind):
-        walks = {field.name: walk for field in kind if (walk := of(field.type)) is not None}
-        return _known(lambda found: _changed(found, walks)) if walks else None
+        return _unless_null(lambda value: [pair((key(one[0]), item(one[1]))) for one in value])
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        walk = of(kind.value_type)
-        if walk is not None:
-            return _known(lambda found: [walk(one) for one in found])
+        convert = of(kind.value_type)
+        if convert is not None:
+            return _unless_null(lambda value: [convert(one) for one in value])
     return None
 
 
-def _known(walk: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda value: None if value is None else walk(value)
+def binary_body(value: dict[str, str]) -> bytes:
+    """Return the bytes of the JSON object that `binary_json` makes.
+
+    Raises:
+        ValueError, LookupError, TypeError: `value` is not such an object.
+    """
+    return base64.b64decode(value["base64"], validate=True)
+
+
+def _ticks(text: str, per_second: int) -> int:
+    """Return a timestamp in units of 1 / `per_second` s since 1970; without a zone it is UTC.
+
+    Python's own parser keeps no nanoseconds. Arrow's takes five times as long for one value, and
+    fails on the values of a struct that is null when it casts a whole column.
+    """
+    found = _TIMESTAMP.fullmatch(text)
+    if found is None:
+        raise ValueError("not a time in ISO 8601")
+    at = datetime.datetime.fromisoformat(found[1] + (found[3] or "+00:00"))
+    fraction = int((found[2] or "").ljust(9, "0"))
+    return (at - _EPOCH) // _SECOND * per_second + fraction * per_second // 10**9
+
+
+def _unless_null(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: None if value is None else convert(value)
 
 
 def _same(value: Any) -> Any:
     return value
-
-
-def _changed(found: dict[str, Any], walks: dict[str, Callable[[Any], Any]]) -> dict[str, Any]:
-    return {name: walks.get(name, _same)(value) for name, value in found.items()}
-
-
-def _bytes(said: Any) -> bytes:
-    try:
-        return base64.b64decode(said["base64"], validate=True)
-    except KeyError:
-        raise ValueError("no bytes in base64") from None
-
-
-def _time(text: str, per_second: int) -> int:
-    """A time of day in parts of a second."""
-    whole, fraction, _ = _split(text)
-    since = datetime.datetime.fromisoformat(f"1970-01-01T{whole}+00:00") - _EPOCH
-    return since // _SECOND * per_second + _parts(fraction, per_second)
-
-
-def _moment(text: str, per_second: int) -> int:
-    """A timestamp in parts of a second since 1970; one without a zone as if it were UTC."""
-    whole, fraction, zone = _split(text)
-    at = datetime.datetime.fromisoformat(whole + (zone or "+00:00"))
-    return (at - _EPOCH) // _SECOND * per_second + _parts(fraction, per_second)
-
-
-def _split(text: str) -> tuple[str, str, str]:
-    """Whole seconds, the digits behind them, and the zone."""
-    found = _CLOCK.fullmatch(text)
-    if found is None:
-        raise ValueError("no time by ISO 8601")
-    return found[1], found[2] or "", found[3] or ""
-
-
-def _parts(fraction: str, per_second: int) -> int:
-    return int(fraction.ljust(9, "0")) * per_second // 10**9

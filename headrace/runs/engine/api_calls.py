@@ -1,4 +1,4 @@
-"""What a run asks of the API: packs of lines, how their jobs have ended, and to forget them."""
+"""The requests of a run to the API: submit lines, read outcomes, delete jobs."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from headrace.errors import HeadraceError, UnexpectedAnswer
 from headrace.jobs.encoding import binary_input, strict_json
 from headrace.jobs.media_types import is_json
 
-#: The server may hold a pack back for so long while a queue is full; a stop waits for no longer.
+#: How long the server may hold a request while a queue is full. A stop waits at most this long.
 HOLD_S: Final = 2.0
 NO_JSON: Final = msgspec.Raw(b"")
 
 
 class Outcome(msgspec.Struct, gc=False):
-    """How a job has ended, or its status alone where it has not.
+    """How a job has ended, or only its status if it has not.
 
     Attributes:
-        timings: JSON as it came, as `result`; empty where there is none.
+        timings: unparsed JSON, as `result`; may be empty.
     """
 
     status: str
@@ -48,97 +48,100 @@ class _Line(msgspec.Struct):
 _LINE: Final = msgspec.json.Decoder(_Line)
 
 
-class ServerLimits:
-    """How often the server has had room for some of a run, whichever of its packs that was.
+class AcceptCount:
+    """How often the server has accepted jobs of a run, in any of its requests.
 
-    Packs that wait for the same full queue get what comes free by chance: one that got nothing of
-    it has no cause to give up.
+    Requests that wait for the same full queue get free places by chance. As long as one of them
+    makes progress, the others must not give up.
     """
 
     def __init__(self) -> None:
-        self.found = 0
+        self.count = 0
 
 
 def submit(
-    session: Session, lines: Sequence[bytes], quiet: bool = False, room: ServerLimits | None = None
+    session: Session,
+    lines: Sequence[bytes],
+    quiet: bool = False,
+    accepts: AcceptCount | None = None,
 ) -> Plan[list[HeadraceError | None]]:
-    """Submit lines; what fails for a reason that passes is said again, under the same ids.
+    """Submit lines; lines that fail for a transient reason are sent again with the same ids.
 
     Args:
         session: the server.
         lines: a job each.
-        quiet: nobody else is to hear of their ends, which spares the server some work.
-        room: what the run's other packs have found.
+        quiet: publish no events of their ends, which saves the server work.
+        accepts: what the run's other requests share.
 
     Returns:
-        For each line None where its job is there, else why it is not.
+        For each line None if its job exists, else why it does not.
 
     Raises:
-        HeadraceError: the server was away, or had no room for any pack, for longer than `retry_s`.
+        HeadraceError: for longer than `retry_s` the server was away, or had no room.
     """
-    room = room or ServerLimits()
+    accepts = accepts or AcceptCount()
     found: list[HeadraceError | None] = [None] * len(lines)
-    open_ = list(range(len(lines)))
-    patience, seen = RetryDeadline(session), room.found
+    unsent = list(range(len(lines)))
+    deadline, seen = RetryDeadline(session), accepts.count
     while True:
-        answer = yield from exchange(session, _bulk([lines[at] for at in open_], quiet))
-        answers = list(_answers(answer))
-        # An API process that is stopped answers what it has read, and no more.
-        left = open_[len(answers) :]
-        for at, error in zip(open_, answers, strict=False):
+        response = yield from exchange(session, _bulk([lines[at] for at in unsent], quiet))
+        results = list(_line_results(response))
+        # An API process that is stopped answers only the lines that it has read.
+        left = unsent[len(results) :]
+        for at, error in zip(unsent, results, strict=False):
             found[at] = error
             if isinstance(error, PASSING):
                 left.append(at)
         if not left:
             return found
-        if len(left) < len(open_):
-            patience = RetryDeadline(session)
-            room.found += 1
-        elif room.found != seen:
-            patience.renew()
-        seen = room.found
-        open_ = sorted(left)
-        pause = patience.pause()
+        if len(left) < len(unsent):
+            deadline = RetryDeadline(session)
+            accepts.count += 1
+        elif accepts.count != seen:
+            deadline.renew()
+        seen = accepts.count
+        unsent = sorted(left)
+        pause = deadline.pause()
         if pause is None:
-            raise found[open_[0]] or _unanswered()
+            raise found[unsent[0]] or _unexpected()
         yield pause
 
 
 def outcomes(session: Session, ids: Sequence[str]) -> Plan[list[Outcome | None]]:
-    """How jobs have ended, in order; None where there is no such job."""
-    found = decoded((yield from exchange(session, _named("outcomes", ids))), _Outcomes).outcomes
+    """Return how jobs have ended, in order; None for a job that does not exist."""
+    found = decoded((yield from exchange(session, _of_ids("outcomes", ids))), _Outcomes).outcomes
     if len(found) != len(ids):
-        raise _unanswered()
+        raise _unexpected()
     return found
 
 
 def forget(session: Session, ids: Sequence[str]) -> Plan[None]:
-    """Forget those of these jobs that have ended."""
-    yield from exchange(session, _named("forget", ids))
+    """Delete those of these jobs that have ended."""
+    yield from exchange(session, _of_ids("forget", ids))
 
 
 def long_result(session: Session, job_id: str) -> Plan[msgspec.Raw]:
-    """A result that is too long for an outcome, in the form that it would have there.
+    """Return a result that is too long for an outcome, in the same form.
 
     Raises:
-        HeadraceError: it cannot be had any more.
+        HeadraceError: it does not exist any more.
     """
-    answer = yield from exchange(session, job_request("GET", job_id, below="/result"))
-    kind = answer.headers.get("content-type", "")
-    if not is_json(kind.partition(";")[0].strip().lower()):
-        return msgspec.Raw(binary_input(answer.body, kind))
+    response = yield from exchange(session, job_request("GET", job_id, below="/result"))
+    content_type = response.headers.get("content-type", "")
+    if not is_json(content_type.partition(";")[0].strip().lower()):
+        return msgspec.Raw(binary_input(response.body, content_type))
     try:
-        text = strict_json(answer.body)
+        text = strict_json(response.body)
     except ValueError:
-        # A handler's Response says what it likes; a row is JSON all the same.
-        return msgspec.Raw(binary_input(answer.body, kind))
+        # A handler's Response may contain anything; a row must be JSON.
+        return msgspec.Raw(binary_input(response.body, content_type))
     has_lines = b"\n" in text or b"\r" in text
     return msgspec.Raw(msgspec.json.format(text, indent=-1) if has_lines else text)
 
 
-def _named(verb: str, ids: Sequence[str]) -> HttpRequest:
+def _of_ids(endpoint: str, ids: Sequence[str]) -> HttpRequest:
     body = msgspec.json.encode({"ids": ids})
-    return HttpRequest("POST", f"{JOBS}/{verb}", body=body, headers=JSON_HEADERS)
+    return HttpRequest("POST", f"{JOBS}/{endpoint}", body=body, headers=JSON_HEADERS)
 
 
 def _bulk(lines: list[bytes], quiet: bool) -> HttpRequest:
@@ -147,20 +150,20 @@ def _bulk(lines: list[bytes], quiet: bool) -> HttpRequest:
     return HttpRequest("POST", f"{JOBS}/bulk", query, body, NDJSON_HEADERS, wait_s=HOLD_S)
 
 
-def _answers(answer: HttpResponse) -> Iterator[HeadraceError | None]:
-    for line in filter(None, answer.body.split(b"\n")):
+def _line_results(response: HttpResponse) -> Iterator[HeadraceError | None]:
+    for text in filter(None, response.body.split(b"\n")):
         try:
-            said = _LINE.decode(line)
+            line = _LINE.decode(text)
         except msgspec.DecodeError:
-            raise _unanswered() from None
-        if said.error is not None:
-            yield problem_error(said.error)
+            raise _unexpected() from None
+        if line.error is not None:
+            yield problem_error(line.error)
         else:
-            yield from (None for _ in range(said.accepted))
+            yield from (None for _ in range(line.accepted))
 
 
-def _unanswered() -> UnexpectedAnswer:
+def _unexpected() -> UnexpectedAnswer:
     return UnexpectedAnswer(
-        "the server has answered for another number of jobs than it was asked",
-        hint="Is the address that of Headrace's API, and is the client not newer than it?",
+        "the server's response is about another number of jobs than the request",
+        hint="Check that the address is that of Headrace's API, and that the client is not newer.",
     )

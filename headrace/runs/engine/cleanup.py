@@ -1,4 +1,4 @@
-"""The thread that has jobs forgotten whose rows are safe, beside those that feed and read."""
+"""The thread that deletes jobs from the server once their rows are durable."""
 
 from __future__ import annotations
 
@@ -11,52 +11,53 @@ from typing_extensions import override
 
 from headrace.client.bulk import LOOKUP_JOBS
 
-#: Where so many wait to be forgotten, the run waits too: Redis is to hold what is under way.
+#: With this many jobs to delete the run waits: Redis should hold only what is in flight.
 BACKLOG_MAX: Final = 50_000
 
 
 class JobCleanup(threading.Thread):
-    """Forgets what it is given, in its own time.
+    """Deletes jobs in the background.
 
     Args:
-        forget: makes the server forget some jobs.
+        forget: deletes some jobs from the server.
 
     Attributes:
-        error: what ended it before its time; raised again by the engine.
+        error: what ended the thread early; the engine raises it again.
     """
 
     def __init__(self, forget: Callable[[Sequence[str]], object]) -> None:
-        super().__init__(name="headrace-forgetter", daemon=True)
+        super().__init__(name="headrace-cleanup", daemon=True)
         self.error: BaseException | None = None
         self._forget = forget
         self._waiting: deque[str] = deque()
         self._changed = threading.Condition()
-        self._last = False
+        self._ending = False
 
     def add(self, ids: Iterable[str]) -> None:
-        """Take these over, once there are not too many already."""
+        """Add jobs to delete; wait while there are BACKLOG_MAX of them."""
         with self._changed:
-            self._changed.wait_for(lambda: len(self._waiting) < BACKLOG_MAX or self._last)
+            self._changed.wait_for(lambda: len(self._waiting) < BACKLOG_MAX or self._ending)
             self._waiting.extend(ids)
             self._changed.notify_all()
 
     def end(self, *, drop: bool = False) -> None:
-        """Nothing more comes.
+        """End the thread once nothing waits.
 
         Args:
-            drop: leave what waits; it goes after its result_ttl.
+            drop: do not delete what waits; it expires after its result_ttl.
         """
         with self._changed:
-            self._last = True
+            self._ending = True
             if drop:
                 self._waiting.clear()
             self._changed.notify_all()
 
     def finish(self) -> None:
-        """Forget all that waits, in this thread too: nothing else is left to be done meanwhile.
+        """Delete all that waits, with this thread's help.
 
         Raises:
-            KeyboardInterrupt: as it came. What is left goes after its result_ttl.
+            KeyboardInterrupt: the thread was interrupted. What is left expires after its
+                result_ttl.
         """
         self.end()
         self.run()
@@ -66,18 +67,18 @@ class JobCleanup(threading.Thread):
 
     @override
     def run(self) -> None:
-        """Forget, to the end."""
+        """Delete jobs until the end."""
         try:
-            while some := self._next():
-                self._forget(some)
+            while ids := self._next():
+                self._forget(ids)
         except BaseException as error:  # noqa: BLE001 - raised again by the engine
             self.error = error
             self.end(drop=True)
 
     def _next(self) -> list[str]:
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._last)
+            self._changed.wait_for(lambda: self._waiting or self._ending)
             count = min(LOOKUP_JOBS, len(self._waiting))
-            some = [self._waiting.popleft() for _ in range(count)]
+            ids = [self._waiting.popleft() for _ in range(count)]
             self._changed.notify_all()
-            return some
+            return ids

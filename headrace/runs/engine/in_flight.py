@@ -1,7 +1,7 @@
-"""What of a run is under way: taken from the source, and without a row yet.
+"""The inputs of a run that are in flight: read from the source, and without a row yet.
 
-The feeder's thread puts in, the engine's takes out; each by the hundred, under one lock. Of what
-has its row no more is kept than ranges of numbers: as much memory as there are gaps.
+The submitter's threads add to it and the engine removes from it, a page at a time under one lock.
+Of inputs that have their row only ranges of numbers are kept: memory grows with the gaps.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import msgspec
 from headrace.runs.interfaces import Cursor, Entry
 from headrace.runs.range_set import RangeSet
 
-#: Inputs that are under way have so many bytes together at the most, unless one alone has more.
+#: The most bytes of all inputs in flight, unless a single page has more.
 MOST_BYTES: Final = 64 * 1024 * 1024
 
 
 class PendingInput(msgspec.Struct, gc=False):
-    """An entry on its way.
+    """An entry in flight.
 
     Attributes:
-        entry: itself.
+        entry: the entry.
         job_id: the id of its job.
         before: the cursor of the entry before it.
-        size: bytes of its line, and of what its row carries.
-        lost: how often the server did not know its job any more.
+        size: bytes of its line and of what its row carries.
+        lost: how often the server had lost its job.
     """
 
     entry: Entry
@@ -39,13 +39,13 @@ class PendingInput(msgspec.Struct, gc=False):
 
 
 class InFlight:
-    """What is under way.
+    """The inputs in flight.
 
     Args:
-        most: how many at the most.
-        cursor: behind which the source goes on.
+        most: the most inputs.
+        cursor: where the source continues.
         n: the number of the entry there.
-        done: numbers from there on that have their row.
+        done: the numbers from there on that have their row.
     """
 
     def __init__(self, most: int, cursor: Cursor | None, n: int, done: RangeSet) -> None:
@@ -53,86 +53,87 @@ class InFlight:
         self.done = done
         self.changed = threading.Condition()
         self.stopping = False
-        self.all_taken = False
+        self.all_added = False
         # By number, which is their order in the source.
         self._open: dict[int, PendingInput] = {}
         self._bytes = 0
-        self._fresh: dict[int, PendingInput] = {}
+        # The inputs that were sent; those behind which younger ones have ended are overtaken.
+        self._sent: dict[int, PendingInput] = {}
         self._overtaken: dict[int, PendingInput] = {}
         self._cursor, self._n = cursor, n
 
-    def take(self, items: Sequence[PendingInput], cursor: Cursor, n: int) -> bool:
-        """Take these in once there is room for them; False where the run stops.
+    def add(self, inputs: Sequence[PendingInput], cursor: Cursor, n: int) -> bool:
+        """Add inputs once there is room; return False if the run stops.
 
         Args:
-            items: in order; those that had their row already are left out.
-            cursor: of the last entry that was read.
+            inputs: in order, without those that have their row.
+            cursor: the cursor of the last entry that was read.
             n: the number behind it.
         """
-        size = sum(item.size for item in items)
+        size = sum(one.size for one in inputs)
         with self.changed:
-            while not self.stopping and self._open and self._is_full(len(items), size):
+            while not self.stopping and self._open and self._is_full(len(inputs), size):
                 self.changed.wait()
             if self.stopping:
                 return False
-            self._open.update([(item.entry.n, item) for item in items])
+            self._open.update([(one.entry.n, one) for one in inputs])
             self._bytes += size
             self._cursor, self._n = cursor, n
             return True
 
-    def sent(self, items: Sequence[PendingInput]) -> None:
-        """The server has their jobs."""
+    def mark_sent(self, inputs: Sequence[PendingInput]) -> None:
+        """Note that the server has their jobs."""
         with self.changed:
-            self._fresh.update([(item.entry.n, item) for item in items])
+            self._sent.update([(one.entry.n, one) for one in inputs])
             self.changed.notify_all()
 
-    def end_taking(self) -> None:
-        """Nothing more comes from the source."""
+    def end_adding(self) -> None:
+        """Note that the source has no more inputs."""
         with self.changed:
-            self.all_taken = True
+            self.all_added = True
             self.changed.notify_all()
 
     def stop(self) -> None:
-        """Take nothing more in; who waits for room is told."""
+        """Add nothing more, and wake the threads that wait for room."""
         with self.changed:
             self.stopping = True
             self.changed.notify_all()
 
     def oldest(self, count: int) -> list[PendingInput]:
-        """So many of those that have been sent longest, and were not overtaken."""
+        """Return up to `count` inputs: those sent first that were not overtaken."""
         with self.changed:
-            return list(islice((self._fresh or self._overtaken).values(), count))
+            return list(islice((self._sent or self._overtaken).values(), count))
 
     def all_sent(self) -> list[PendingInput]:
-        """All jobs that the server has."""
+        """Return all inputs whose jobs the server has."""
         with self.changed:
-            return [*self._fresh.values(), *self._overtaken.values()]
+            return [*self._sent.values(), *self._overtaken.values()]
 
-    def overtake(self, items: Sequence[PendingInput]) -> None:
-        """Younger ones have ended: these are looked at seldom."""
+    def mark_overtaken(self, inputs: Sequence[PendingInput]) -> None:
+        """Note that younger inputs have ended; these are then looked up less often."""
         with self.changed:
-            for item in items:
-                if self._fresh.pop(item.entry.n, None) is not None:
-                    self._overtaken[item.entry.n] = item
+            for one in inputs:
+                if self._sent.pop(one.entry.n, None) is not None:
+                    self._overtaken[one.entry.n] = one
 
-    def unsend(self, items: Sequence[PendingInput]) -> None:
-        """The server has lost their jobs."""
+    def mark_lost(self, inputs: Sequence[PendingInput]) -> None:
+        """Note that the server has lost their jobs."""
         with self.changed:
-            self._unsend(items)
+            self._unsend(inputs)
 
-    def end(self, items: Sequence[PendingInput]) -> None:
-        """They have their row."""
+    def remove(self, inputs: Sequence[PendingInput]) -> None:
+        """Remove inputs that have their row."""
         with self.changed:
-            self._unsend(items)
-            numbers = [item.entry.n for item in items]
+            self._unsend(inputs)
+            numbers = [one.entry.n for one in inputs]
             for n in numbers:
                 del self._open[n]
-            self._bytes -= sum([item.size for item in items])
+            self._bytes -= sum([one.size for one in inputs])
             self.done.update(numbers)
             self.changed.notify_all()
 
     def position(self) -> tuple[Cursor | None, int, list[tuple[int, int]]]:
-        """Before which all have their row: cursor and number; and which behind it have too."""
+        """Return cursor and number up to which all have their row, and the ranges behind it."""
         with self.changed:
             first = next(iter(self._open.values()), None)
             cursor, n = (self._cursor, self._n) if first is None else (first.before, first.entry.n)
@@ -140,28 +141,28 @@ class InFlight:
             return cursor, n, self.done.ranges()
 
     def wait(self, seconds: float) -> None:
-        """Let so much time pass, or less where something changes."""
+        """Wait until something changes, at most `seconds`."""
         with self.changed:
-            if not (self.stopping or (self.all_taken and not self._open) or self._fresh):
+            if not (self.stopping or (self.all_added and not self._open) or self._sent):
                 self.changed.wait(seconds)
 
     @property
-    def open(self) -> int:
-        """How many are taken and have no row."""
+    def count(self) -> int:
+        """The number of inputs in flight."""
         return len(self._open)
 
     @property
     def finished(self) -> bool:
         """Whether every entry of the source has its row."""
         with self.changed:
-            return self.all_taken and not self._open
+            return self.all_added and not self._open
 
     def _is_full(self, count: int, size: int) -> bool:
         return len(self._open) + count > self.most or self._bytes + size > MOST_BYTES
 
-    def _unsend(self, items: Sequence[PendingInput]) -> None:
-        fresh, overtaken = self._fresh, self._overtaken
-        for item in items:
-            n = item.entry.n
-            if fresh.pop(n, None) is None:
+    def _unsend(self, inputs: Sequence[PendingInput]) -> None:
+        sent, overtaken = self._sent, self._overtaken
+        for one in inputs:
+            n = one.entry.n
+            if sent.pop(n, None) is None:
                 overtaken.pop(n, None)

@@ -1,4 +1,4 @@
-"""The thread that asks how the next jobs have ended while the rows of the last ones are written."""
+"""The thread that reads the next outcomes while the rows of the last ones are written."""
 
 from __future__ import annotations
 
@@ -14,66 +14,66 @@ from headrace.client.models import ENDED
 from headrace.runs.engine.api_calls import Outcome
 from headrace.runs.engine.in_flight import PendingInput
 
-Found: TypeAlias = Sequence[Outcome | None]
-Ask: TypeAlias = Callable[[Sequence[PendingInput]], Found]
+Outcomes: TypeAlias = Sequence[Outcome | None]
+Read: TypeAlias = Callable[[Sequence[PendingInput]], Outcomes]
 
 
 class OutcomePrefetch(threading.Thread):
-    """Asks for one part at a time.
+    """Reads the outcomes of one page at a time.
 
     Args:
-        ask: how the jobs of items have ended.
+        read: reads the outcomes of some inputs.
     """
 
-    def __init__(self, ask: Ask) -> None:
-        super().__init__(name="headrace-ahead", daemon=True)
-        self._ask = ask
-        self._parts: SimpleQueue[tuple[Sequence[PendingInput], Future[Found]] | None] = (
+    def __init__(self, read: Read) -> None:
+        super().__init__(name="headrace-prefetch", daemon=True)
+        self._read = read
+        self._requests: SimpleQueue[tuple[Sequence[PendingInput], Future[Outcomes]] | None] = (
             SimpleQueue()
         )
 
     def each(
-        self, parts: Sequence[Sequence[PendingInput]], *, whole: bool
-    ) -> Iterator[tuple[Sequence[PendingInput], Found]]:
-        """Each part with how its jobs have ended; the next is asked for before one is given.
+        self, pages: Sequence[Sequence[PendingInput]], *, whole: bool
+    ) -> Iterator[tuple[Sequence[PendingInput], Outcomes]]:
+        """Yield each page with its outcomes; the next is requested before one is yielded.
 
         Args:
-            parts: the oldest first.
-            whole: also those behind one of which something has not ended.
+            pages: the oldest inputs first.
+            whole: go on behind a page in which not every job has ended.
 
         Raises:
-            HeadraceError, Stopping: as asking does.
+            HeadraceError, Stopping: as `read` does.
         """
-        if not parts:
+        if not pages:
             return
-        found = self._ask(parts[0])
-        for at, part in enumerate(parts):
-            on = at + 1 < len(parts) and (whole or _all_ended(found))
-            coming = self._begin(parts[at + 1]) if on else None
-            yield part, found
+        outcomes = self._read(pages[0])
+        for at, page in enumerate(pages):
+            go_on = at + 1 < len(pages) and (whole or _all_ended(outcomes))
+            coming = self._request(pages[at + 1]) if go_on else None
+            yield page, outcomes
             if coming is None:
                 return
-            found = coming.result()
+            outcomes = coming.result()
 
     def end(self) -> None:
-        """Nothing more is asked."""
-        self._parts.put(None)
+        """End the thread."""
+        self._requests.put(None)
 
     @override
     def run(self) -> None:
-        """Ask, to the end."""
-        while (asked := self._parts.get()) is not None:
-            part, answer = asked
+        """Read pages until the end."""
+        while (request := self._requests.get()) is not None:
+            page, result = request
             try:
-                answer.set_result(self._ask(part))
-            except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
-                answer.set_exception(error)
+                result.set_result(self._read(page))
+            except BaseException as error:  # noqa: BLE001 - raised again by `each`
+                result.set_exception(error)
 
-    def _begin(self, part: Sequence[PendingInput]) -> Future[Found]:
-        answer: Future[Found] = Future()
-        self._parts.put((part, answer))
-        return answer
+    def _request(self, page: Sequence[PendingInput]) -> Future[Outcomes]:
+        result: Future[Outcomes] = Future()
+        self._requests.put((page, result))
+        return result
 
 
-def _all_ended(found: Found) -> bool:
-    return all(outcome is not None and outcome.status in ENDED for outcome in found)
+def _all_ended(outcomes: Outcomes) -> bool:
+    return all(outcome is not None and outcome.status in ENDED for outcome in outcomes)

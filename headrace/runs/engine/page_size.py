@@ -1,6 +1,7 @@
-"""How much a run asks for at a time: the model's pace decides, as in headrace/client/window.py.
+"""The adaptive number of outcomes that a run reads in one round.
 
-A quick model is asked for a thousand ends at a time, a slow one for one.
+A round for a fast model reads a thousand outcomes, one for a slow model a single outcome. The
+client's `map` adapts in the same way (headrace/client).
 """
 
 from __future__ import annotations
@@ -10,19 +11,19 @@ from typing import Final
 
 from headrace.client.bulk import LOOKUP_JOBS
 
-#: A round that takes less asks for more at a time, one that takes more for fewer.
+#: A shorter wait makes the page larger, a longer one smaller.
 QUICK_S: Final = 0.1
 SLOW_S: Final = 0.5
-#: All that is under way is looked at so often.
+#: Seconds between two reads of everything in flight.
 SWEEP_S: Final = 1.0
 
 
 class AdaptivePageSize:
-    """Says for how many ends the next round waits.
+    """How many outcomes the next round waits for.
 
     Attributes:
-        goal: that many.
-        behind: all that was looked at last had ended, so that the next need not be waited for.
+        goal: that number.
+        behind: everything in the last round had ended, so the next one need not wait.
     """
 
     def __init__(self) -> None:
@@ -32,11 +33,11 @@ class AdaptivePageSize:
         self._waited_s = 0.0
 
     def begin(self) -> None:
-        """A round begins."""
+        """Begin a round."""
         self._began = time.monotonic()
 
     def waited(self) -> bool:
-        """The wait of the round is over; whether all is to be looked at this time."""
+        """End the wait of the round; return whether it reads everything in flight."""
         now = time.monotonic()
         self._waited_s = now - self._began
         if now - self._swept < SWEEP_S:
@@ -44,9 +45,9 @@ class AdaptivePageSize:
         self._swept = now
         return True
 
-    def read(self, ended: int, looked: int) -> None:
-        """So many had ended, of those that were looked at."""
-        self.behind = ended == looked
+    def read(self, ended: int, looked_up: int) -> None:
+        """Adapt: `ended` of the `looked_up` jobs had ended."""
+        self.behind = ended == looked_up
         if self._waited_s > SLOW_S:
             self.goal = max(1, self.goal // 2)
         elif ended >= self.goal and self._waited_s < QUICK_S:

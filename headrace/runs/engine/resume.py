@@ -1,4 +1,4 @@
-"""How a run begins, or goes on: what its checkpoint says, against what is asked."""
+"""Begin a run, or resume it: compare its checkpoint with the command."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from headrace.runs.checkpoint import Checkpoint
 from headrace.runs.engine.spec import RunSpec
 from headrace.runs.interfaces import Sink, Source
 
-#: What a job's id has behind that of its run: `.<n>.<try>`.
-_ROOM: Final = 24
+#: Characters that a job's id has behind the run's: `.<n>.<attempt>`.
+_SUFFIX_CHARS: Final = 24
 
 
-def begin(order: RunSpec, source: Source, sink: Sink) -> Checkpoint:
-    """Take the output, and find where the run stands; the sink is ready for rows.
+def begin(spec: RunSpec, source: Source, sink: Sink) -> Checkpoint:
+    """Lock the output and return the state of the run; the sink is then ready for rows.
 
     Raises:
-        Conflict: another process writes there, the output is another run's, or its source has
+        Conflict: another process writes the output, it belongs to another run, or the source has
             changed.
     """
     sink.checkpoints.acquire()
@@ -28,41 +28,41 @@ def begin(order: RunSpec, source: Source, sink: Sink) -> Checkpoint:
     data = sink.checkpoints.load()
     if data is not None:
         found = checkpoints.decode(data, output)
-        _compare(found, order, described, output)
-        return _go_on(found, order, sink)
-    if order.only_failed:
+        _compare(found, spec, described, output)
+        return _resume(found, spec, sink)
+    if spec.only_failed:
         raise Conflict(
-            f"{output}: there is no run of which anything could have failed",
+            f"{output}: no run exists whose failed inputs could run again",
             hint="Run it without --only-failed first.",
         )
-    options, now = order.identity(), time.time()
-    run = order.run_id or checkpoints.run_id(order.model, described, output, options, now)
-    check_id(run + "." * _ROOM)
-    fresh = Checkpoint(
-        run=run, name=order.name, model=order.model, source=described, output=output,
+    options, now = spec.identity(), time.time()
+    run = spec.run_id or checkpoints.run_id(spec.model, described, output, options, now)
+    check_id(run + "." * _SUFFIX_CHARS)
+    new = Checkpoint(
+        run=run, name=spec.name, model=spec.model, source=described, output=output,
         options=options, started_at=now,
     )  # fmt: skip
     sink.recover(None)
-    fresh.mark = sink.sync()
-    # Before the first row: rows without a checkpoint are nobody's.
-    sink.checkpoints.save(fresh.encode())
-    return fresh
+    new.mark = sink.sync()
+    # Before the first row: rows without a checkpoint could not be assigned to a run.
+    sink.checkpoints.save(new.encode())
+    return new
 
 
-def _go_on(found: Checkpoint, order: RunSpec, sink: Sink) -> Checkpoint:
-    if found.retracting or (order.only_failed and found.ended and found.failed):
-        return _again(found, sink)
-    if order.only_failed and not (found.ended or found.attempt):
+def _resume(found: Checkpoint, spec: RunSpec, sink: Sink) -> Checkpoint:
+    if found.retracting or (spec.only_failed and found.ended and found.failed):
+        return _retract(found, sink)
+    if spec.only_failed and not (found.ended or found.attempt):
         raise Conflict(
             f"the run {found.run} has not ended",
-            hint="Let the same command without --only-failed end it first.",
+            hint="Let it end first, with the same command without --only-failed.",
         )
-    done = found.numbers
+    done = found.done_set
     for n, succeeded in sink.recover(found.mark):
         if n < found.n or n in done:
             raise Conflict(
                 f"{found.output} has the row of input {n} twice",
-                hint="Was it changed? Bring it back, or name another output.",
+                hint="Restore it, or use another output.",
             )
         done.add(n)
         found.succeeded += succeeded
@@ -71,8 +71,8 @@ def _go_on(found: Checkpoint, order: RunSpec, sink: Sink) -> Checkpoint:
     return found
 
 
-def _again(found: Checkpoint, sink: Sink) -> Checkpoint:
-    """Take the rows of what failed out, so that it runs again under ids of its own."""
+def _retract(found: Checkpoint, sink: Sink) -> Checkpoint:
+    """Remove the rows of failed inputs, which then run again with new job ids."""
     if not found.retracting:
         found.retracting, found.ended = True, False
         found.attempt += 1
@@ -82,7 +82,7 @@ def _again(found: Checkpoint, sink: Sink) -> Checkpoint:
         raise Conflict(
             f"{found.output} has {len(kept)} rows that succeeded, and its run had "
             f"{found.succeeded}",
-            hint="Was it changed? Bring it back, or name another output.",
+            hint="Restore it, or use another output.",
         )
     found.mark = sink.sync()
     found.cursor, found.n, found.done = None, 0, kept.ranges()
@@ -92,34 +92,34 @@ def _again(found: Checkpoint, sink: Sink) -> Checkpoint:
     return found
 
 
-def _compare(found: Checkpoint, order: RunSpec, source: dict[str, Any], output: str) -> None:
-    """Refuse to go on with a run that is another one.
+def _compare(found: Checkpoint, spec: RunSpec, source: dict[str, Any], output: str) -> None:
+    """Compare a checkpoint with the command.
 
     Raises:
-        Conflict: it is.
+        Conflict: they belong to different runs.
     """
-    anew = f"Name another output, or remove {output} and its .run to begin anew."
+    new_run = f"Use another output, or remove {output} and its .run to start a new run."
     pairs: list[tuple[str, Any, Any]] = [
-        ("model", found.model, order.model),
+        ("model", found.model, spec.model),
         ("output", found.output, output),
-        ("run id", found.run, order.run_id or found.run),
-        *_differing("option", found.options, order.identity()),
+        ("run id", found.run, spec.run_id or found.run),
+        *_differences("option", found.options, spec.identity()),
     ]
     for what, was, now in pairs:
         if was != now:
             raise Conflict(
-                f"{output} is the output of a run whose {what} is {was}, not {now}", hint=anew
+                f"{output} is the output of a run whose {what} is {was}, not {now}", hint=new_run
             )
     changes = [
-        f"{what} {was} is now {now}" for what, was, now in _differing("", found.source, source)
+        f"{what} {was} is now {now}" for what, was, now in _differences("", found.source, source)
     ]
     if changes:
         raise Conflict(
             f"the source of the run {found.run} has changed since it began: {'; '.join(changes)}",
-            hint=f"Bring it back as it was. {anew}",
+            hint=f"Restore it. {new_run}",
         )
 
 
-def _differing(what: str, was: dict[str, Any], now: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+def _differences(what: str, was: dict[str, Any], now: dict[str, Any]) -> list[tuple[str, Any, Any]]:
     names = [name for name in {**was, **now} if was.get(name) != now.get(name)]
     return [(f"{what} {name}".strip(), was.get(name), now.get(name)) for name in names]

@@ -1,4 +1,4 @@
-"""What a run is asked to do, and what it tells of itself."""
+"""The specification of a run, and its progress."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ IN_FLIGHT: Final = 4000
 
 
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be run over a source.
+    """What a run does with its source.
 
     Attributes:
         model: the model's name.
-        version: only this version of it.
-        options: of every job.
-        content_type: what every input is, where neither its kind nor its entry says so.
-        run_id: in place of the id that follows from the command.
-        name: what the user calls the run.
-        in_flight: how many inputs are under way at the most.
-        only_failed: run again what has failed in a run that has ended.
-        forget: let the server forget jobs that succeeded, once their rows are safe.
-        by_ref: files are named to the server, which reads them by itself.
+        version: run only with this version of it.
+        options: the options of every job.
+        content_type: the media type of inputs that do not have one themselves.
+        run_id: the run's id; None for one that is made from the command.
+        name: the user's name for the run.
+        in_flight: the most inputs in flight.
+        only_failed: run the inputs again that failed in a run that has ended.
+        forget: delete the jobs that succeeded from the server once their rows are durable.
+        by_ref: send references to files, which the server reads.
     """
 
     model: str
@@ -39,25 +39,25 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     by_ref: bool = False
 
     def identity(self) -> dict[str, Any]:
-        """What the results depend on, beside model, source and output."""
-        said = {
+        """Return what the results depend on, besides model, source and output."""
+        values = {
             "version": self.version, "content_type": self.content_type,
-            # The jobs under way are known by what they say.
+            # A repeated submit must have the same content as the first.
             "by_ref": self.by_ref or None,
             **self.options,
         }  # fmt: skip
-        return {name: value for name, value in said.items() if value is not None}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 class RunProgress(msgspec.Struct, kw_only=True):
-    """How far a run is.
+    """The progress of a run.
 
     Attributes:
-        total: how many inputs there are; None where nobody knows.
-        before: how many had their row when this process began.
+        total: the number of inputs; None if it is unknown.
+        before: rows that existed when this process began.
         succeeded: rows with a result, in all.
         failed: rows without one, in all.
-        in_flight: inputs that are under way.
+        in_flight: inputs in flight.
     """
 
     total: int | None
@@ -68,5 +68,5 @@ class RunProgress(msgspec.Struct, kw_only=True):
 
     @property
     def ended(self) -> int:
-        """How many have their row."""
+        """The number of rows."""
         return self.succeeded + self.failed

@@ -1,4 +1,4 @@
-"""The threads that read the source and submit what it gives, as long as there is room."""
+"""The threads that read the source and submit its inputs while there is room."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from headrace.runs.engine.spec import RunSpec
 from headrace.runs.interfaces import Cursor, Entry, Row, Source
 from headrace.runs.range_set import RangeSet
 
-#: So many lines, and so many bytes of them, go in one request.
-PACK_LINES: Final = 1000
-PACK_BYTES: Final = 4 * 1024 * 1024
-#: A source that is slower than this is not waited for to fill a request.
+#: The most lines and bytes of one request.
+PAGE_LINES: Final = 1000
+PAGE_BYTES: Final = 4 * 1024 * 1024
+#: A page is sent after this time even if the source has not filled it.
 GATHER_S: Final = 0.05
-#: So many requests are under way at once.
+#: Requests at a time.
 THREADS: Final = 2
 
-#: What is wrong with one input; every other refusal would meet each of them.
+#: Errors of one input; any other error would concern every input.
 OF_ONE_INPUT: Final = (
     Conflict, InputForbidden, InvalidId, InvalidRequest, PayloadTooLarge, UnsupportedMedia,
 )  # fmt: skip
@@ -49,39 +49,39 @@ Refuse = Callable[[list[tuple[PendingInput, Row]]], None]
 
 
 class Lines:
-    """Makes the line that submits an entry.
+    """Makes the lines of a bulk submit.
 
     Args:
-        order: the run's.
+        spec: the run's.
 
     Attributes:
-        quiet: their jobs are forgotten anyway, and nobody is to hear of them.
-        by_ref: a file is named, and the server reads it.
+        quiet: the run deletes its jobs, so that the server need not publish their ends.
+        by_ref: a file is sent as a reference, which the server reads.
     """
 
-    def __init__(self, order: RunSpec) -> None:
-        self._order = order
-        self.quiet = order.forget
-        self.by_ref = order.by_ref
-        head = msgspec.json.encode({"model": order.model})[:-1]
+    def __init__(self, spec: RunSpec) -> None:
+        self._spec = spec
+        self.quiet = spec.forget
+        self.by_ref = spec.by_ref
+        head = msgspec.json.encode({"model": spec.model})[:-1]
         rest: dict[str, Any] = {}
-        if order.version is not None:
-            rest["version"] = order.version
-        if order.options:
-            rest["options"] = order.options
+        if spec.version is not None:
+            rest["version"] = spec.version
+        if spec.options:
+            rest["options"] = spec.options
         self._head = head + b',"id":"'
         self._middle = b'",' + msgspec.json.encode(rest)[1:-1] + (b"," if rest else b"")
 
     def __call__(self, entry: Entry, job_id: str) -> bytes:
-        """The line.
+        """Return the line of an entry.
 
         Raises:
-            RequestError: the input cannot be sent, or the entry says so.
+            RequestError: the input cannot be sent, or is an error itself.
         """
         value = entry.input
         if isinstance(value, msgspec.Raw):
             return b'%b%b%b"input":%b}' % (self._head, job_id.encode(), self._middle, value)
-        kind = entry.content_type or self._order.content_type
+        content_type = entry.content_type or self._spec.content_type
         if self.by_ref and isinstance(value, Path):
             value = _reference(value)
         if isinstance(value, HeadraceError):
@@ -90,48 +90,48 @@ class Lines:
             line: bytes = value(job_id)
             return line
         if isinstance(value, InputRef):
-            order = self._order
-            return job_line(order.model, value, kind, order.version, order.options, job_id)
-        text = encode_input(value, kind)
+            spec = self._spec
+            return job_line(spec.model, value, content_type, spec.version, spec.options, job_id)
+        text = encode_input(value, content_type)
         return b'%s%s%s"input":%s}' % (self._head, job_id.encode(), self._middle, text)
 
 
 class Submitter:
-    """Reads, and submits. Ends when the source does, the run stops, or something fails.
+    """Reads and submits until the source ends, the run stops, or something fails.
 
-    Its threads take turns to read a pack, so that inputs are under way in their order, and while
-    one waits for the answer of the server the next pack is made and sent.
+    Its threads take turns to read a page, so that inputs are in flight in their order. While one
+    waits for the server's response, the other reads and sends the next page.
 
     Args:
         source: the source.
-        flight: what is under way.
-        start: where the source goes on, and which numbers behind it have their row.
-        lines: makes a line.
-        name_of: makes a job's id from a number.
-        submit: submits lines, quietly or not, and says of each None, or why there is no job of it;
-            raises where the run stops.
-        refuse: takes rows of entries of which no job is made.
+        in_flight: the inputs in flight.
+        start: where the source continues, and which numbers behind it have their row.
+        lines: makes the lines.
+        job_id: returns the id of an input's job.
+        submit: submits lines, quietly or not; returns for each None or why it has no job. Raises
+            Stopping if the run stops.
+        refuse: receives the rows of entries that have no job.
 
     Attributes:
-        error: what it has ended by, where that is no normal end.
-        from_source: whether that is of the source, so that what is under way may end first.
+        error: what ended it early.
+        from_source: the error is the source's, so that what is in flight may end first.
     """
 
     def __init__(
         self,
         source: Source,
-        flight: InFlight,
+        in_flight: InFlight,
         start: tuple[Cursor | None, int, RangeSet],
         lines: Lines,
-        name_of: Callable[[int], str],
+        job_id: Callable[[int], str],
         submit: Submit,
         refuse: Refuse,
     ) -> None:
         self._source = source
-        self._flight = flight
+        self._in_flight = in_flight
         self._cursor, self._n, self._done = start
         self._lines = lines
-        self._name_of = name_of
+        self._job_id = job_id
         self._submit = submit
         self._refuse = refuse
         self.error: BaseException | None = None
@@ -142,48 +142,47 @@ class Submitter:
         self._ending = threading.Lock()
         self._unread: Generator[Entry] | None = None
         self._threads = [
-            threading.Thread(target=self._run, name="headrace-feeder", daemon=True)
+            threading.Thread(target=self._run, name="headrace-submitter", daemon=True)
             for _ in range(THREADS)
         ]
         self._left = len(self._threads)
 
     def start(self) -> None:
-        """Begin to feed."""
+        """Start the threads."""
         for thread in self._threads:
             thread.start()
 
     def join(self, timeout_s: float) -> None:
-        """Wait for its end, for so long at the most."""
+        """Wait for the end of the threads, at most `timeout_s` seconds."""
         until = time.monotonic() + timeout_s
         for thread in self._threads:
             if thread.ident is not None:  # it was started
                 thread.join(max(0.0, until - time.monotonic()))
 
     def _run(self) -> None:
-        """One thread: feed, to the end."""
         error: BaseException | None = None
         try:
-            while (pack := self._next()) is not None:
-                self._send(pack)
+            while (page := self._next()) is not None:
+                self._send(page)
         except Stopping:
             pass
         except BaseException as failed:  # noqa: BLE001 - raised again by the engine
             error = failed
         with self._ending:
             if error is not None and (self.error is None or self.from_source):
-                # Also where the source has ended by one before: what is under way was not all sent.
+                # Not the source's error any more: a page was not sent, so not all can end.
                 self.error, self.from_source = error, False
-                # The other thread is to read nothing more.
+                # The other thread must read nothing more.
                 self._failed = True
             self._left -= 1
             last = self._left == 0
         if last:
             if self._unread is not None:
-                self._unread.close()  # files are let go of
-            self._flight.end_taking()
+                self._unread.close()  # closes the source's files
+            self._in_flight.end_adding()
 
-    def _next(self) -> _Pack | None:
-        """The next pack, once there is room for it; None at the end.
+    def _next(self) -> _Page | None:
+        """Return the next page once there is room for it; None at the end.
 
         Raises:
             Stopping: the run stops.
@@ -191,152 +190,152 @@ class Submitter:
         with self._reading:
             if self._ended or self._failed:
                 return None
-            pack = self._read()
-            if not self._flight.take(pack.items, self._cursor, self._n):
+            page = self._read()
+            if not self._in_flight.add(page.inputs, self._cursor, self._n):
                 raise Stopping
-            return pack
+            return page
 
-    def _read(self) -> _Pack:
-        """Read as much as goes in one request, or up to the end."""
+    def _read(self) -> _Page:
+        """Read a page, or up to the end of the source."""
         if self._unread is None:
             self._unread = self._entries()
-        pack = _Pack(min(PACK_LINES, max(1, self._flight.most // 4)))
+        page = _Page(min(PAGE_LINES, max(1, self._in_flight.most // 4)))
         before, n = self._cursor, self._n
-        done, name_of, lines = self._done or (), self._name_of, self._lines
+        done, job_id, lines = self._done or (), self._job_id, self._lines
         self._ended = True
         for entry in self._unread:
             if entry.n not in done:
-                item = PendingInput(entry, name_of(entry.n), before)
+                pending = PendingInput(entry, job_id(entry.n), before)
                 try:
-                    line: bytes | HeadraceError = lines(entry, item.job_id)
+                    line: bytes | HeadraceError = lines(entry, pending.job_id)
                 except RequestError as error:
                     line = error
-                pack.add(item, line)
+                page.add(pending, line)
             before, n = entry.cursor, entry.n + 1
-            if pack.full():
+            if page.full():
                 self._ended = False
                 break
-        # Also where the last entries had their rows: the run stands behind them then.
+        # Also if the last entries already had their rows.
         self._cursor, self._n = before, n
-        return pack
+        return page
 
     def _entries(self) -> Generator[Entry]:
-        """What the source gives; its error is kept until all before it is sent."""
+        """Yield the source's entries; its error is stored until all before it were sent."""
         try:
             yield from self._source.entries(self._cursor, self._n)
         except OSError as error:
             why = error.strerror or str(error)
-            self._ended_by(ConfigError(f"the source cannot be read on: {why}"))
+            self._source_failed(ConfigError(f"the source cannot be read further: {why}"))
         except Exception as error:  # noqa: BLE001 - raised again by the engine
-            self._ended_by(error)
+            self._source_failed(error)
 
-    def _ended_by(self, error: Exception) -> None:
-        """The source gives no more, which is told unless the other thread could not send its pack.
+    def _source_failed(self, error: Exception) -> None:
+        """Store the source's error, unless the other thread could not send its page.
 
-        That pack is never sent, so that the engine is not to wait for the end of all.
+        That page is never sent, so that the engine must not wait until all inputs have ended.
         """
         with self._ending:
             if self.error is None:
                 self.from_source, self.error = True, error
 
-    def _send(self, pack: _Pack) -> None:
-        """Submit what is to be submitted.
+    def _send(self, page: _Page) -> None:
+        """Submit a page.
 
         Raises:
             Stopping: the run stops.
-            HeadraceError: what would meet every other input too.
+            HeadraceError: an error that would concern every other input too.
         """
-        items, lines = pack.items, pack.lines
-        good, said, bad = items, [line for line in lines if isinstance(line, bytes)], []
-        if len(said) < len(lines):
-            both = list(zip(items, lines, strict=True))
-            good = [item for item, line in both if isinstance(line, bytes)]
-            bad = [(item, line) for item, line in both if not isinstance(line, bytes)]
+        good, bad = page.inputs, []
+        lines = [line for line in page.lines if isinstance(line, bytes)]
+        if len(lines) < len(page.lines):
+            pairs = list(zip(page.inputs, page.lines, strict=True))
+            good = [pending for pending, line in pairs if isinstance(line, bytes)]
+            bad = [(pending, line) for pending, line in pairs if not isinstance(line, bytes)]
         if good:
-            errors = self._submit(said, self._lines.quiet)
+            errors = self._submit(lines, self._lines.quiet)
             if any(errors):
-                told = list(zip(good, errors, strict=True))
-                bad += [(item, error) for item, error in told if error is not None]
-                good = [item for item, error in told if error is None]
+                results = list(zip(good, errors, strict=True))
+                bad += [(pending, error) for pending, error in results if error is not None]
+                good = [pending for pending, error in results if error is None]
             _check(error for _, error in bad)
             if self._lines.by_ref and not (good or self._has_rows):
-                # Nothing may be named, as it seems; later a file that may not fails alone.
+                # No file of the first page is allowed: probably none is. Later ones fail alone.
                 forbidden = [error for error in errors if isinstance(error, InputForbidden)]
                 if forbidden:
                     raise forbidden[0]
             self._has_rows = self._has_rows or bool(good)
-            self._flight.sent(good)
+            self._in_flight.mark_sent(good)
         if bad:
-            self._refuse([(item, rejected(item.entry, error)) for item, error in bad])
+            self._refuse([(pending, rejected(pending.entry, error)) for pending, error in bad])
 
 
-class _Pack:
-    """Items that go in one request, with their lines; in place of one that cannot go, why."""
+class _Page:
+    """Inputs of one request with their lines; an input that cannot be sent has an error instead."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self.items: list[PendingInput] = []
+        self.inputs: list[PendingInput] = []
         self.lines: list[bytes | HeadraceError] = []
         self._size = 0
-        self._late = 0.0
+        self._due = 0.0
 
-    def add(self, item: PendingInput, line: bytes | HeadraceError) -> None:
-        """Take one in."""
+    def add(self, pending: PendingInput, line: bytes | HeadraceError) -> None:
+        """Add an input."""
         size = len(line) if isinstance(line, bytes) else 0
-        for raw in item.entry.carried.values():
+        for raw in pending.entry.carried.values():
             size += memoryview(raw).nbytes
-        item.size = size
+        pending.size = size
         self._size += size
-        if not self.items:
-            self._late = time.monotonic() + GATHER_S
-        self.items.append(item)
+        if not self.inputs:
+            self._due = time.monotonic() + GATHER_S
+        self.inputs.append(pending)
         self.lines.append(line)
 
     def full(self) -> bool:
-        """Whether it is to go."""
-        count = len(self.items)
-        if count >= self._most or self._size >= PACK_BYTES:
+        """Return whether the page is complete or due."""
+        count = len(self.inputs)
+        if count >= self._most or self._size >= PAGE_BYTES:
             return True
-        return count > 0 and time.monotonic() > self._late
+        return count > 0 and time.monotonic() > self._due
 
 
 class Stopping(Exception):
-    """The run stops: what was about to be asked is not asked."""
+    """The run stops: the next request is not sent."""
 
 
 def _reference(path: Path) -> InputRef:
-    """What names a file to the server.
+    """Return the reference to a file.
 
     Raises:
-        InvalidRequest: its name is no text.
+        InvalidRequest: its name is not UTF-8.
     """
     name = os.path.abspath(path)
     try:
         name.encode()
     except UnicodeEncodeError:
         raise InvalidRequest(
-            f"{name!a}: the name is not UTF-8, so that it cannot be named to the server",
-            hint="Rename the file, or leave --by-ref out.",
+            f"{name!a}: the name is not UTF-8, so it cannot be sent as a reference",
+            hint="Rename the file, or run without --by-ref.",
         ) from None
     return InputRef(f"file:{name}")
 
 
 def rejected(entry: Entry, error: HeadraceError) -> Row:
-    """The row of an entry that no job was made of."""
-    said = error.message
+    """Return the row of an entry that has no job."""
+    message = error.message
     if error.hint:
-        said = f"{said.removesuffix('.')}. {error.hint}"
-    failure = Failure(type=error.code, message=said, retryable=error.retryable)
+        message = f"{message.removesuffix('.')}. {error.hint}"
+    failure = Failure(type=error.code, message=message, retryable=error.retryable)
     return Row(entry.n, entry.key, "rejected", error=failure, carried=entry.carried)
 
 
 def _check(errors: Iterable[HeadraceError]) -> None:
-    """Raise what is not of one input alone."""
+    """Raise an error that does not concern one input alone."""
     for error in errors:
         if isinstance(error, JobNotFound):
             raise Conflict(
                 "the server has jobs of this run that another API key has submitted",
-                hint="Go on with that key, or remove the output and its .run to begin anew.",
+                hint="Resume with that key, or remove the output and its .run to start a new run.",
             )
         if not isinstance(error, OF_ONE_INPUT):
             raise error

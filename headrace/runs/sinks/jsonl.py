@@ -12,32 +12,32 @@ import msgspec
 
 from headrace.errors import ConfigError, Conflict
 from headrace.runs.checkpoint_file import LocalCheckpoints, path_text, same_file, sync_folder
-from headrace.runs.interfaces import STATUSES, Mark, Row
+from headrace.runs.interfaces import STATUSES, SUCCEEDED, Mark, Row
 from headrace.runs.range_set import RangeSet
 
 
-class _Known(msgspec.Struct):
-    """What a line must have to be a row."""
+class _RowFields(msgspec.Struct):
+    """The fields that a line must have to be a row."""
 
     n: int
     status: str
 
 
 _encode: Final = msgspec.json.Encoder().encode
-_KNOWN: Final = msgspec.json.Decoder(_Known)
+_ROW_FIELDS: Final = msgspec.json.Decoder(_RowFields)
 _NULL: Final = b"null"
 _STATUS: Final = {status: _encode(status) for status in STATUSES}
 
 
 def row_line(row: Row) -> bytes:
-    """A row as a JSON line, with its line feed."""
+    """Return a row as a JSON line, with its line feed."""
     if row.error is None:
-        name, came = b"result", row.result or _NULL
+        name, value = b"result", row.result or _NULL
     else:
-        name, came = b"error", _encode(row.error)
-    # Put together by hand, as results and timings are text already: it is done for every input.
+        name, value = b"error", _encode(row.error)
+    # Results and timings are JSON text already: formatting is faster than an encoder for each row.
     return b'{"n":%d,"key":%b,"status":%b,"%b":%b,"attempts":%d,"timings":%b%b\n' % (
-        row.n, _encode(row.key), _STATUS[row.status], name, came, row.attempts,
+        row.n, _encode(row.key), _STATUS[row.status], name, value, row.attempts,
         row.timings or _NULL, b",%b" % _encode(row.carried)[1:] if row.carried else b"}",
     )  # fmt: skip
 
@@ -50,20 +50,20 @@ class JsonlSink:
     """
 
     def __init__(self, path: Path) -> None:
-        # Through its folder's links, but not through its own: the file is replaced by name.
+        # Links of the folder are resolved, but not one of the file, which is replaced by name.
         self._path = path.parent.resolve() / path.name
         self.checkpoints = LocalCheckpoints(self._path)
         self._file: BinaryIO | None = None
 
     def describe(self) -> str:
-        """The absolute path."""
+        """Return the absolute path."""
         return path_text(self._path)
 
     def recover(self, mark: Mark | None) -> Iterable[tuple[int, bool]]:
-        """Go on at the end of the last whole line.
+        """Continue behind the last whole line.
 
         Raises:
-            Conflict: it has lines, and no checkpoint; or fewer bytes than its checkpoint covers.
+            Conflict: it has lines but no checkpoint, or fewer bytes than its checkpoint covers.
             ConfigError: it cannot be written.
         """
         covered = 0 if mark is None else _bytes_of(mark, self._path)
@@ -74,27 +74,27 @@ class JsonlSink:
         if mark is None:
             if size:
                 raise Conflict(
-                    f"{self._path} has lines already, and no run that could be gone on with",
-                    hint="Name another output, or remove the file.",
+                    f"{self._path} already has lines, but no checkpoint of a run that could resume",
+                    hint="Use another output, or remove the file.",
                 )
             return ()
         if size < covered:
             raise Conflict(
                 f"{self._path} has {size} bytes, and its run had written {covered}",
-                hint="Was it changed? Bring it back, or name another output.",
+                hint="Restore the file, or use another output.",
             )
         return self._rows_behind(file, covered)
 
     def append(self, rows: Sequence[Row]) -> None:
-        """Write their lines."""
+        """Write the lines of rows."""
         file = self._opened()
         file.write(b"".join(map(row_line, rows)))
 
     def sync(self) -> Mark:
-        """Have the lines on the disk; the mark says how many bytes.
+        """Write the lines to the disk; the mark is the number of bytes.
 
         Raises:
-            Conflict: the file is no longer there under its name, where nobody would find its rows.
+            Conflict: the file was removed or replaced, so that its rows would be lost.
         """
         file = self._opened()
         file.flush()
@@ -102,24 +102,24 @@ class JsonlSink:
         if not same_file(self._path, file.fileno()):
             raise Conflict(
                 f"{self._path} was removed or replaced while its run wrote to it",
-                hint="Bring it back, or remove its .run too and begin anew.",
+                hint="Restore it, or also remove its .run to start a new run.",
             )
         return {"bytes": file.tell()}
 
     def finish(self) -> Mark:
-        """The same as `sync`: the file is in its last form at any time."""
+        """Do the same as `sync`: the file is always in its last form."""
         return self.sync()
 
     def retract(self) -> RangeSet:
-        """Write the file anew without the rows that did not succeed, then rename it."""
+        """Write a new file without the rows that did not succeed, and rename it."""
         self._need_file()
         file, kept = self._opened(), RangeSet()
         part = self._path.with_name(f"{self._path.name}.new")
         file.seek(0)
         with part.open("wb") as other:
-            for _, line, known in _lines(file, self._path, 0):
-                if known.status == "succeeded":
-                    kept.add(known.n)
+            for _, line, row in _lines(file, self._path, 0):
+                if row.status == SUCCEEDED:
+                    kept.add(row.n)
                     other.write(line)
             other.flush()
             os.fsync(other.fileno())
@@ -133,66 +133,65 @@ class JsonlSink:
         """Close the file."""
         if self._file is not None:
             file, self._file = self._file, None
-            with suppress(OSError):  # of a full disk: what it still held was not safe anyway
+            with suppress(OSError):  # a full disk: what was not written yet was not durable
                 file.close()
 
     def _need_file(self) -> None:
-        """Leave no empty file behind where one is missing."""
-        if not self._path.exists():
+        if not self._path.exists():  # `_opened` would create an empty file
             raise Conflict(
-                f"{self._path} is gone, and its run had written rows there",
-                hint="Bring it back, or name another output.",
+                f"{self._path} is gone, and its run had written rows to it",
+                hint="Restore it, or use another output.",
             )
 
     def _opened(self) -> BinaryIO:
         if self._file is None:
             try:
-                # Not "ab": what is half-written is cut off, and the rest goes there.
+                # Not "ab": a half-written line at the end is cut off and overwritten.
                 descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             except OSError as error:
                 raise ConfigError(
                     f"{self._path}: cannot be written: {error.strerror}",
-                    hint="The folder must exist, and the file be yours to write to.",
+                    hint="The folder must exist, and you must be allowed to write the file.",
                 ) from None
             self._file = os.fdopen(descriptor, "r+b")
         return self._file
 
     def _rows_behind(self, file: BinaryIO, at: int) -> list[tuple[int, bool]]:
-        """The rows from a place on; the file is cut behind the last whole one."""
+        """Return the rows from a byte on; cut the file behind the last whole one."""
         file.seek(at)
         found = []
-        for end, _, known in _lines(file, self._path, at):
-            found.append((known.n, known.status == "succeeded"))
+        for end, _, row in _lines(file, self._path, at):
+            found.append((row.n, row.status == SUCCEEDED))
             at = end
         file.truncate(at)
         file.seek(at)
         return found
 
 
-def _lines(file: BinaryIO, path: Path, at: int) -> Iterator[tuple[int, bytes, _Known]]:
-    """The whole lines from where the file stands: where each ends, itself, and what it says.
+def _lines(file: BinaryIO, path: Path, at: int) -> Iterator[tuple[int, bytes, _RowFields]]:
+    """Yield the whole lines from byte `at` on: where each ends, its text, and its fields.
 
     Raises:
-        Conflict: one is no row.
+        Conflict: a line is not a row.
     """
     for line in file:
         if not line.endswith(b"\n"):
-            return  # the run was killed as it wrote this line; its input is not done
+            return  # the run was killed while it wrote this line
         at += len(line)
         try:
-            known = _KNOWN.decode(line)
+            row = _ROW_FIELDS.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise Conflict(
-                f"{path}: the line that ends at byte {at} is no row of a run: {error}",
-                hint="Was the file changed? Bring it back, or name another output.",
+                f"{path}: the line that ends at byte {at} is not a row of a run: {error}",
+                hint="Restore the file, or use another output.",
             ) from None
-        yield at, line, known
+        yield at, line, row
 
 
 def _bytes_of(mark: Any, path: Path) -> int:
     if not isinstance(mark, dict) or not isinstance(mark.get("bytes"), int):
         raise Conflict(
-            f"the checkpoint of {path} is not that of a file with JSON lines",
-            hint="Name another output.",
+            f"the checkpoint of {path} does not belong to a file of JSON lines",
+            hint="Use another output.",
         )
     return int(mark["bytes"])

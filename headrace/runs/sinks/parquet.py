@@ -14,11 +14,11 @@ from headrace.runs.checkpoint_file import path_text, sync_folder
 
 
 class LocalParquet:
-    """A Parquet file as what a spool is made into: see spooled.py.
+    """The Parquet file that a spool becomes: see spooled.py.
 
     Args:
         path: the file.
-        carried: the types of what rows carry, where the source knows them.
+        carried: the types of the carried columns that the source knows.
     """
 
     def __init__(self, path: Path, carried: pa.Schema | None = None) -> None:
@@ -26,32 +26,32 @@ class LocalParquet:
         self._carried = carried
 
     def describe(self) -> str:
-        """The absolute path."""
+        """Return the absolute path."""
         return path_text(self._path)
 
-    def look(self) -> Any:
-        """Its size; None where there is none."""
+    def state(self) -> Any:
+        """Return its size; None if it does not exist."""
         return {"bytes": self._path.stat().st_size} if self._path.exists() else None
 
     def check(self) -> None:
-        """See that it can be there.
+        """Check that it can be written.
 
         Raises:
-            ConfigError: its folder does not exist, or a folder has its name.
+            ConfigError: its folder does not exist, or it is a folder itself.
         """
         if not self._path.parent.is_dir() or self._path.is_dir():
             raise ConfigError(
                 f"{self._path}: cannot be written",
-                hint="The folder must exist, and no folder have the file's name.",
+                hint="Its folder must exist, and it must not be a folder itself.",
             )
 
     def publish(self, spool: Path) -> Any:
-        """Write it beside its place, then rename it."""
+        """Write a new file, and rename it."""
         part = self._path.with_name(f"{self._path.name}.new")
         write_parquet(spool, part, self._carried)
         os.replace(part, self._path)
         sync_folder(self._path.parent)
-        return self.look()
+        return self.state()
 
     def withdraw(self, out: BinaryIO) -> None:
         """Write its rows as lines.
@@ -66,21 +66,21 @@ class LocalParquet:
 
 
 class ParquetFormat:
-    """A Parquet file as what an object of S3 holds: see s3_sink.py.
+    """A Parquet file as an object of S3: see s3.py.
 
     Args:
-        carried: the types of what rows carry, where the source knows them.
+        carried: the types of the carried columns that the source knows.
     """
 
     def __init__(self, carried: pa.Schema | None = None) -> None:
         self._carried = carried
 
-    def make(self, spool: Path) -> Path:
-        """A file beside the spool."""
+    def encode(self, spool: Path) -> Path:
+        """Write the file next to the spool."""
         made = spool.with_name(f"{spool.name}.parquet")
         write_parquet(spool, made, self._carried)
         return made
 
-    def unmake(self, body: Path, out: BinaryIO) -> None:
+    def decode(self, body: Path, out: BinaryIO) -> None:
         """Write its rows as lines."""
         read_parquet(body, out)

@@ -1,10 +1,9 @@
-"""A sink whose output cannot be appended to: rows go to a spool, and at the end into their form.
+"""A sink whose output cannot be appended to: rows go to a spool, which becomes the output.
 
-The spool is a local file of JSON lines that jsonl_sink.py writes and repairs, so that a run is gone
-on with as exactly as one into a `.jsonl` file. When all rows are there the output is made from it,
-whole, and put into its place in one step (`Target.publish`). A kill before that step leaves the
-spool, and the output is made anew; behind it the checkpoint is still to be saved, and until it is
-the spool stays. Only then is it removed.
+The spool is a local file of JSON lines, written and repaired by jsonl.py, so that a run resumes as
+exactly as one with a `.jsonl` output. When it has all rows, the output is made from it and put into
+place in one step (`Target.publish`). After a kill before that step the output is made again. The
+spool is removed when the checkpoint that names the output is saved.
 """
 
 from __future__ import annotations
@@ -26,30 +25,30 @@ PUBLISHED: Final = "published"
 
 
 class Target(Protocol):
-    """Where the output goes in the end, and what it is made from."""
+    """The output that a spool becomes."""
 
     def describe(self) -> str:
-        """The output: an absolute path, a URL."""
+        """Return the output: an absolute path, a URL."""
 
-    def look(self) -> Any:
-        """JSON that changes when the output does; None where there is none.
+    def state(self) -> Any:
+        """Return JSON that changes when the output does; None if it does not exist.
 
         Raises:
-            HeadraceError: it cannot be seen.
+            HeadraceError: it cannot be examined.
         """
 
     def check(self) -> None:
-        """Find what would be in the way of writing it at the end.
+        """Check at the start that the output can be written at the end.
 
         Raises:
             HeadraceError: it cannot be written.
         """
 
     def publish(self, spool: Path) -> Any:
-        """Make the output from the rows of a spool, and put it into its place in one step.
+        """Make the output from the rows of a spool, and put it into place in one step.
 
         Returns:
-            What `look` says of it.
+            What `state` returns for it.
         """
 
     def withdraw(self, out: BinaryIO) -> None:
@@ -57,93 +56,93 @@ class Target(Protocol):
 
 
 class SpoolCheckpoints(LocalCheckpoints):
-    """Tells when a checkpoint is safe.
+    """Calls a function after each saved checkpoint.
 
     Args:
-        output: the path that it lies beside.
-        then: called after each save.
+        output: the path of the output.
+        saved: called after each save.
     """
 
-    def __init__(self, output: Path, then: Callable[[], None]) -> None:
+    def __init__(self, output: Path, saved: Callable[[], None]) -> None:
         super().__init__(output)
-        self._then = then
+        self._saved = saved
 
     @override
     def save(self, data: bytes) -> None:
         super().save(data)
-        self._then()
+        self._saved()
 
 
 class SpooledSink:
-    """Rows into a spool, and from there into a target.
+    """Writes rows to a spool, and makes the output from it.
 
     Args:
-        target: where they go in the end.
-        beside: the path that spool and checkpoint lie beside.
+        target: the output.
+        path: the spool and the checkpoint are next to this path.
     """
 
-    def __init__(self, target: Target, beside: Path) -> None:
-        beside = beside.parent.resolve() / beside.name
+    def __init__(self, target: Target, path: Path) -> None:
+        path = path.parent.resolve() / path.name
         self._target = target
-        self._spool_path = beside.with_name(f"{beside.name}.rows")
+        self._spool_path = path.with_name(f"{path.name}.rows")
         self._spool = JsonlSink(self._spool_path)
-        self._over = False
-        self.checkpoints = SpoolCheckpoints(beside, self._saved)
+        self._published = False
+        self.checkpoints = SpoolCheckpoints(path, self._remove_spool)
 
     def describe(self) -> str:
-        """The output."""
+        """Return the output."""
         return self._target.describe()
 
     def recover(self, mark: Mark | None) -> Iterable[tuple[int, bool]]:
-        """Go on with the spool; where the output was made from it already, there is nothing to do.
+        """Continue with the spool, unless the output was already made from it.
 
         Raises:
-            Conflict: there is an output that is not this run's, or this run's is gone.
+            Conflict: the output exists and belongs to another run, or this run's output is gone.
             ConfigError: it cannot be written.
         """
         published = mark.get(PUBLISHED) if isinstance(mark, dict) else None
         if published is not None:
-            if self._target.look() != published:
+            if self._target.state() != published:
                 raise Conflict(
                     f"{self.describe()} is not what its run has written",
-                    hint="Bring it back, or name another output.",
+                    hint="Restore it, or use another output.",
                 )
-            self._over = True
-            self._saved()
+            self._published = True
+            self._remove_spool()
             return ()
-        found = self._target.look()
+        found = self._target.state()
         if mark is None and found is not None:
             raise Conflict(
-                f"{self.describe()} exists already, and belongs to no run that is known here",
-                hint="Name another output, or remove it.",
+                f"{self.describe()} already exists, and belongs to no run that is known here",
+                hint="Use another output, or remove it.",
             )
         if mark is None:
             self._target.check()
         return self._spool.recover(mark)
 
     def append(self, rows: Sequence[Row]) -> None:
-        """Write them to the spool."""
+        """Write rows to the spool."""
         self._spool.append(rows)
 
     def sync(self) -> Mark:
-        """Have them on the disk."""
+        """Make the spool durable."""
         return self._spool.sync()
 
     def finish(self) -> Mark:
-        """Make the output, and put it into its place."""
+        """Make the output, and put it into place."""
         mark = self._spool.sync()
         published = self._target.publish(self._spool_path)
-        self._over = True
+        self._published = True
         return {**mark, PUBLISHED: published}
 
     def retract(self) -> RangeSet:
-        """Remove rows from the spool; where that is gone, make it again from the output first."""
-        self._over = False
+        """Remove rows from the spool; if it is gone, make it again from the output first."""
+        self._published = False
         if not self._spool_path.exists():
-            if self._target.look() is None:
+            if self._target.state() is None:
                 raise Conflict(
                     f"{self.describe()} is gone, and so are the rows of its run",
-                    hint="Bring it back, or name another output.",
+                    hint="Restore it, or use another output.",
                 )
             part = self._spool_path.with_name(f"{self._spool_path.name}.new")
             try:
@@ -161,8 +160,8 @@ class SpooledSink:
         """Close the spool."""
         self._spool.close()
 
-    def _saved(self) -> None:
-        """A checkpoint is safe: one that says that the output is made makes the spool useless."""
-        if self._over:
+    def _remove_spool(self) -> None:
+        """Remove the spool once a checkpoint names the output."""
+        if self._published:
             self._spool.close()
             self._spool_path.unlink(missing_ok=True)

@@ -1,16 +1,15 @@
-"""Rows of CSV files: one column is the input, the others are carried as the text that they are.
+"""Rows of CSV files: one column is the input, the others are carried as text.
 
-The first row names the columns. Cells in quotes may hold line feeds. The delimiter is `,`, or that
-of `; tab |` which tells apart the columns that are asked for. A row that is broken (too many or too
-few cells, a quote that is opened and never closed, bytes that are not UTF-8) becomes an item with
-an error, and those behind it are read as ever.
+The first row names the columns. A quoted cell may contain line feeds. A broken row (too many or too
+few cells, a quote that is never closed, bytes that are not UTF-8) becomes an item with an error,
+and the rows behind it are read as usual.
 """
 
 from __future__ import annotations
 
 import csv
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Any, BinaryIO, Final, NamedTuple
 
@@ -19,30 +18,48 @@ import msgspec
 from headrace.errors import ConfigError, InvalidRequest
 from headrace.jobs.media_types import is_json
 from headrace.runs.interfaces import Carried, carry
-from headrace.runs.sources.files import BROKEN, READ_BYTES, SourceFile, cut_off, packed, unpacked
+from headrace.runs.sources.files import (
+    BROKEN,
+    READ_BYTES,
+    SourceFile,
+    cut_off,
+    is_gzip,
+    open_unpacked,
+)
 from headrace.runs.sources.options import SourceOptions
-from headrace.runs.sources.table import END, Item, bad, chosen, key_column
+from headrace.runs.sources.table import END, Item, TableSource, check_column, input_column
 
-#: The longest row: a quote that is never closed would else take all the rest into memory.
+#: The longest row; a quote that is never closed would otherwise fill the memory.
 ROW_MAX_BYTES: Final = 64 << 20
-_DELIMITERS: Final = (",", ";", "\t", "|")
-_MARK: Final = b"\xef\xbb\xbf"
+#: The names of delimiters for `--delimiter`.
+DELIMITERS: Final = {"comma": ",", "tab": "\t", "semicolon": ";", "pipe": "|"}
+_BOM: Final = b"\xef\xbb\xbf"
 _UTF16: Final = (b"\xff\xfe", b"\xfe\xff")
 _ENCODE: Final = msgspec.json.Encoder().encode
 
 
+def csv_source(files: Sequence[SourceFile], options: SourceOptions) -> TableSource:
+    """Return the rows of CSV files. The delimiter is a comma, in a `.tsv` file a tab.
+
+    Raises:
+        ConfigError: the delimiter cannot be one.
+    """
+    is_tsv = files[0].name.lower().removesuffix(".gz").endswith(".tsv")
+    return TableSource(files, CsvReader(options, "\t" if is_tsv else ","), options)
+
+
 class _RowTooLong(Exception):
-    """More lines than a row may have."""
+    """A row is longer than ROW_MAX_BYTES."""
 
 
 class _Lines:
-    """A file's lines for csv.reader; knows which of them the row has taken that it reads.
+    """A file's lines for csv.reader; knows which lines belong to the row that is being read.
 
-    Bytes that are not UTF-8 do not end the row: where its cells end is known without them.
+    A line that is not UTF-8 does not end the row: its cells can still be counted.
     """
 
-    def __init__(self, file: BinaryIO, at: int, number: int) -> None:
-        self._file = file
+    def __init__(self, stream: BinaryIO, at: int, number: int) -> None:
+        self._stream = stream
         self._again: deque[bytes] = deque()
         self._taken: list[bytes] = []
         self._taken_bytes = 0
@@ -54,7 +71,7 @@ class _Lines:
         return self
 
     def __next__(self) -> str:
-        line = self._again.popleft() if self._again else self._file.readline(ROW_MAX_BYTES + 1)
+        line = self._again.popleft() if self._again else self._stream.readline(ROW_MAX_BYTES + 1)
         if not line:
             raise StopIteration
         self._taken.append(line)
@@ -68,22 +85,22 @@ class _Lines:
             self.undecodable = f"byte {error.start + 1} of line {place} is not UTF-8"
             return line.decode("utf-8", "replace")
 
-    def begin(self) -> None:
-        """The row is read; the next one begins."""
+    def next_row(self) -> None:
+        """Begin the next row behind the lines of this one."""
         self.at += self._taken_bytes
         self.number += len(self._taken)
         self._taken, self._taken_bytes, self.undecodable = [], 0, ""
 
-    def begin_behind_first(self) -> None:
-        """The row is broken: the next begins at its second line, if it has one."""
+    def retry_from_second_line(self) -> None:
+        """Begin the next row at the second line of this one, which is broken."""
         self._again.extendleft(reversed(self._taken[1:]))
         self._taken = self._taken[:1]
         self._taken_bytes = len(self._taken[0]) if self._taken else 0
-        self.begin()
+        self.next_row()
 
 
 class _Row(NamedTuple):
-    """A row: the line that it begins at, its cells, what is wrong with it, and where it ends."""
+    """A row: its first line, its cells, what is wrong with it, and where it ends."""
 
     line: int
     cells: list[str]
@@ -94,8 +111,8 @@ class _Row(NamedTuple):
 class _Rows:
     """The rows of a file from a place on."""
 
-    def __init__(self, file: BinaryIO, delimiter: str, at: int, number: int) -> None:
-        self.lines = _Lines(file, at, number)
+    def __init__(self, stream: BinaryIO, delimiter: str, at: int, number: int) -> None:
+        self.lines = _Lines(stream, at, number)
         self._rows = csv.reader(self.lines, delimiter=delimiter, strict=True)
 
     def __iter__(self) -> _Rows:
@@ -107,24 +124,23 @@ class _Rows:
         try:
             cells = next(self._rows)
         except csv.Error as error:
-            # The quote that is one too many may stand far above: only its own line is given up.
-            lines.begin_behind_first()
-            return _Row(first, [], _why(error), [lines.at, lines.number])
+            # The wrong quote may be far above the error, so only the row's first line is given up.
+            lines.retry_from_second_line()
+            return _Row(first, [], _reason(error), [lines.at, lines.number])
         except _RowTooLong:
-            lines.begin_behind_first()
+            lines.retry_from_second_line()
             return _Row(
                 first, [], f"it has more than {ROW_MAX_BYTES} bytes", [lines.at, lines.number]
             )
         wrong = lines.undecodable
-        lines.begin()
+        lines.next_row()
         return _Row(first, cells, wrong, [lines.at, lines.number])
 
 
-class _Head(NamedTuple):
-    """What the first row says, and where the second begins."""
+class _Header(NamedTuple):
+    """The first row, which columns of it are the input and the key, and where the second begins."""
 
     columns: list[str]
-    delimiter: str
     input: int
     key: int | None
     at: int
@@ -135,138 +151,144 @@ class CsvReader:
     """Reads CSV files.
 
     Args:
-        options: which column is the input, which the key, and what the input is.
-        delimiter: where it is known beforehand.
+        options: which column is the input and which the key, the delimiter, and the media type.
+        delimiter: what separates the columns, if the options have no delimiter.
+
+    Raises:
+        ConfigError: the delimiter of the options cannot be one.
     """
 
     kind: Final = "csv"
 
-    def __init__(self, options: SourceOptions, delimiter: str | None = None) -> None:
+    def __init__(self, options: SourceOptions, delimiter: str = ",") -> None:
         self._options = options
-        self._delimiters = (delimiter,) if delimiter else _DELIMITERS
+        self._delimiter = delimiter if options.delimiter is None else _delimiter(options.delimiter)
         self._json = is_json((options.content_type or "").partition(";")[0].strip().lower())
-        # For all of the process; a cell that is longer than a row may be is refused by its row.
+        # This limit is the process's; a cell that is longer than a row may be fails with its row.
         csv.field_size_limit(max(csv.field_size_limit(), ROW_MAX_BYTES))
 
-    def count(self, blob: SourceFile) -> int | None:
-        """The lines that end outside of quotes, but the first; empty ones are counted, too."""
-        if packed(blob) or not blob.local:
+    def count(self, file: SourceFile) -> int | None:
+        """Return the number of lines that end outside of quotes, without the first.
+
+        Empty lines, which are no rows, are counted too.
+        """
+        if is_gzip(file) or not file.local:
             return None
         lines, inside, last = 0, False, b"\n"
-        with closing(blob.open()) as file:
-            while block := file.read(READ_BYTES):
+        with closing(file.open()) as stream:
+            while block := stream.read(READ_BYTES):
                 last = block[-1:]
                 parts = block.split(b'"')
                 lines += sum(part.count(b"\n") for part in parts[inside::2])
                 inside ^= len(parts) % 2 == 0
         return max(0, lines + (last != b"\n") - 1)
 
-    def read(self, blob: SourceFile, at: Any) -> Iterator[Item]:
-        """The rows behind a place: `[byte, line]`, where a row ends.
+    def read(self, file: SourceFile, at: Any) -> Iterator[Item]:
+        """Yield the rows behind a place: `[byte, line]`, where a row ends.
 
         Raises:
-            ConfigError: the file is no such table, or lacks the column.
+            ConfigError: the file is not such a table, or lacks the column.
             Conflict: it has changed.
         """
-        head = self._head(blob)
-        start, number = (head.at, head.number) if at is None else (int(at[0]), int(at[1]))
+        header = self._header(file)
+        start, number = (header.at, header.number) if at is None else (int(at[0]), int(at[1]))
         last: Any = [start, number]
         try:
-            with closing(unpacked(blob, start)) as file:
-                for row in _Rows(file, head.delimiter, start, number):
+            with closing(open_unpacked(file, start)) as stream:
+                for row in _Rows(stream, self._delimiter, start, number):
                     last = row.at
                     if row.wrong or row.cells:
-                        yield self._item(blob, head, row)
+                        yield self._item(file, header, row)
         except BROKEN as error:
-            yield bad(cut_off(blob, error), str(last[1] + 1), END)
+            yield Item(str(last[1] + 1), cut_off(file, error), END)
 
-    def _item(self, blob: SourceFile, head: _Head, row: _Row) -> Item:
-        wrong, cells = row.wrong, row.cells
-        if not wrong and len(cells) != len(head.columns):
+    def _item(self, file: SourceFile, header: _Header, row: _Row) -> Item:
+        wrong, cells, columns = row.wrong, row.cells, header.columns
+        if not wrong and len(cells) != len(columns):
             wrong = (
-                f"the row has {len(cells)} cells, and the first row names {len(head.columns)} "
-                "columns"
+                f"the row has {len(cells)} cells, and the first row names {len(columns)} columns"
             )
         if wrong:
-            error = InvalidRequest(f"{blob.name}, line {row.line}: {wrong}")
-            return bad(error, str(row.line), row.at)
+            error = InvalidRequest(f"{file.name}, line {row.line}: {wrong}")
+            return Item(str(row.line), error, row.at)
         carried: Carried = {
-            name: msgspec.Raw(_ENCODE(cell)) for name, cell in zip(head.columns, cells, strict=True)
+            name: msgspec.Raw(_ENCODE(cell)) for name, cell in zip(columns, cells, strict=True)
         }
-        del carried[head.columns[head.input]]
-        key = "" if head.key is None else cells[head.key]
-        value: Any = cells[head.input]
+        del carried[columns[header.input]]
+        key = "" if header.key is None else cells[header.key]
+        value: Any = cells[header.input]
         if self._json:
             try:
                 value = msgspec.Raw(msgspec.json.format(value.encode(), indent=-1))
                 msgspec.json.decode(value)
             except (msgspec.DecodeError, UnicodeError) as error:
                 value = InvalidRequest(
-                    f"{blob.name}, line {row.line}, column {head.columns[head.input]!r}: "
+                    f"{file.name}, line {row.line}, column {columns[header.input]!r}: "
                     f"not JSON: {error}"
                 )
         return Item(str(row.line), value, row.at, carry(carried), key)
 
-    def _head(self, blob: SourceFile) -> _Head:
-        with closing(unpacked(blob)) as file:
+    def _header(self, file: SourceFile) -> _Header:
+        with closing(open_unpacked(file)) as stream:
             try:
-                start = file.read(len(_MARK))
+                start = stream.read(len(_BOM))
                 if start.startswith(_UTF16):
                     raise ConfigError(
-                        f"{blob.name} is UTF-16, not UTF-8",
+                        f"{file.name} is UTF-16, not UTF-8",
                         hint="Convert it: iconv -f UTF-16 -t UTF-8.",
                     )
-                file.seek(len(_MARK) if start == _MARK else 0)
-                return self._first_row(blob, file)
+                begin = len(_BOM) if start == _BOM else 0
+                stream.seek(begin)
+                row = next(_Rows(stream, self._delimiter, begin, 0), None)
             except BROKEN as error:
-                raise ConfigError(cut_off(blob, error).message) from None
+                raise ConfigError(cut_off(file, error).message) from None
+        if row is None or not (row.cells or row.wrong):
+            raise ConfigError(f"{file.name} is empty: its first row must name the columns")
+        if row.wrong:
+            raise ConfigError(
+                f"{file.name}, line 1: {row.wrong}",
+                hint="The first row must name the columns, in UTF-8.",
+            )
+        return self._named(file, row)
 
-    def _first_row(self, blob: SourceFile, file: BinaryIO) -> _Head:
-        """The columns by the first delimiter that has those which are asked for."""
-        begin = file.tell()
-        wrong: dict[int, ConfigError] = {}
-        for delimiter in self._delimiters:
-            file.seek(begin)
-            rows = _Rows(file, delimiter, begin, 0)
-            row = next(rows, None)
-            if row is None or not (row.cells or row.wrong):
-                raise ConfigError(f"{blob.name} is empty: its first row is to name the columns")
-            if row.wrong:
-                raise ConfigError(
-                    f"{blob.name}, line 1: {row.wrong}",
-                    hint="The first row is to name the columns, in UTF-8.",
-                )
-            try:
-                return self._named(blob, row, delimiter)
-            except ConfigError as error:
-                wrong.setdefault(len(row.cells), error)
-        raise wrong[max(wrong)]
-
-    def _named(self, blob: SourceFile, row: _Row, delimiter: str) -> _Head:
-        columns, wanted = row.cells, self._options.input
+    def _named(self, file: SourceFile, row: _Row) -> _Header:
+        columns, options = row.cells, self._options
         twice = next((name for name in columns if columns.count(name) > 1), None)
         if twice is not None:
-            raise ConfigError(f"{blob.name}, line 1: two columns are called {twice!r}")
-        if (
-            wanted is None
-            and len(columns) == 1
-            and any(mark in columns[0] for mark in self._delimiters)
-        ):
-            # It may be several columns by another delimiter, whose word then counts more.
-            raise ConfigError(
-                f"{blob.name}, line 1: the one column {columns[0]!r} may be several",
-                hint="Name the one that is the input by --input.",
-            )
-        column = chosen(columns, wanted, blob.name)
-        key = key_column(columns, self._options.key, blob.name)
-        at_key = None if key is None else columns.index(key)
-        return _Head(columns, delimiter, columns.index(column), at_key, *row.at)
+            raise ConfigError(f"{file.name}, line 1: two columns are called {twice!r}")
+        if len(columns) == 1 and columns[0] != options.input:
+            self._check_delimiter(file, columns[0])
+        column = input_column(columns, options.input, file.name)
+        key = None
+        if options.key is not None:
+            key = columns.index(check_column(columns, options.key, file.name))
+        return _Header(columns, columns.index(column), key, *row.at)
+
+    def _check_delimiter(self, file: SourceFile, column: str) -> None:
+        """Refuse a table of one column whose name contains another delimiter."""
+        for name, delimiter in DELIMITERS.items():
+            if delimiter in column and delimiter != self._delimiter:
+                raise ConfigError(
+                    f"{file.name}, line 1: the only column is {column!r}, which contains another "
+                    f"delimiter ({name})",
+                    hint=f"Add --delimiter {name}; if it is one column, name it with --input.",
+                )
 
 
-def _why(error: csv.Error) -> str:
+def _delimiter(text: str) -> str:
+    delimiter = DELIMITERS.get(text, text)
+    if len(delimiter) != 1 or delimiter in '"\r\n':
+        raise ConfigError(
+            f"--delimiter {text!r}: must be one character, or one of {', '.join(DELIMITERS)}",
+            hint="A quote or a line end cannot separate columns.",
+        )
+    return delimiter
+
+
+def _reason(error: csv.Error) -> str:
     text = str(error)
     if text.startswith("unexpected end"):
         text = "a quote is opened in it and never closed"
     elif text.startswith("new-line character"):
-        text = "a carriage return stands alone in it: lines end by LF or CRLF"
+        text = "it contains a carriage return alone; lines end with LF or CRLF"
     return f"the row cannot be read: {text}"

@@ -1,7 +1,7 @@
-"""Files that a source consists of, wherever they lie: each has a name, a size, a version and bytes.
+"""The files of a source, local or remote: each has a name, a size, a version and bytes.
 
-A local file here; an object of S3 in s3_blobs.py. What reads a kind of table (csv_table.py,
-parquet_table.py, tar_samples.py) knows blobs and not where they lie.
+A local file is here, an S3 object in s3.py. A reader of one kind of file (csv.py, parquet.py,
+webdataset.py) does not know where the files are stored.
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ from typing_extensions import override
 
 from headrace.errors import ConfigError, Conflict, HeadraceError, InvalidRequest
 from headrace.runs.checkpoint_file import is_of_output, path_text
-from headrace.runs.sources.brace_expansion import expand
+from headrace.runs.sources.patterns import expand_braces, is_pattern
 
 READ_BYTES: Final = 1 << 20
-#: What reading raises where compressed bytes are broken or end too early.
+#: What a read raises if gzip data is broken or ends too early.
 BROKEN: Final = (EOFError, zlib.error, gzip.BadGzipFile)
-_GLOB: Final = frozenset("*?[")
-_PACKED: Final = (".gz", ".tgz")
+_GZIP: Final = (".gz", ".tgz")
 
 
 class SourceFile(Protocol):
@@ -37,22 +36,22 @@ class SourceFile(Protocol):
 
     @property
     def name(self) -> str:
-        """As people know it: an absolute path, or a URL."""
+        """The absolute path or the URL."""
 
     @property
     def bytes(self) -> int:
-        """Its size."""
+        """The size."""
 
     @property
     def version(self) -> str:
-        """Another one when it has changed."""
+        """Text that changes when the file does."""
 
     @property
     def local(self) -> bool:
-        """Whether reading it needs no network."""
+        """Whether a read needs no network."""
 
     def open(self, at: int = 0) -> BinaryIO:
-        """Its bytes from a place on; who has opened it closes it.
+        """Open the file at a byte; the caller closes it.
 
         Raises:
             Conflict: it has changed since the run began.
@@ -64,10 +63,10 @@ class LocalFile:
     """A local file.
 
     Args:
-        path: where it lies.
+        path: its path.
 
     Raises:
-        ConfigError: there is no such file.
+        ConfigError: it does not exist.
     """
 
     local: Final = True
@@ -82,21 +81,21 @@ class LocalFile:
         self.version: Final = str(found.st_mtime_ns)
 
     def open(self, at: int = 0) -> BinaryIO:
-        """The file, from a place on."""
+        """Open the file at a byte."""
         try:
-            file = io.BufferedReader(_LocalFile(self, self._path), READ_BYTES)
+            stream = io.BufferedReader(_CheckedStream(self, self._path), READ_BYTES)
         except OSError as error:
             raise ConfigError(f"{self.name}: cannot be read: {error.strerror}") from None
         try:
-            self.check(file.fileno())
+            self.check(stream.fileno())
         except Conflict:
-            file.close()
+            stream.close()
             raise
-        file.seek(at)
-        return cast("BinaryIO", file)
+        stream.seek(at)
+        return cast("BinaryIO", stream)
 
     def check(self, descriptor: int) -> None:
-        """See that an open file is what was found.
+        """Compare an open file with the one that was found.
 
         Raises:
             Conflict: it has changed.
@@ -106,71 +105,71 @@ class LocalFile:
             raise changed(self)
 
 
-class _LocalFile(io.FileIO):
-    """Looks again with each block whether it has changed: half a line of a writer is no input."""
+class _CheckedStream(io.FileIO):
+    """Checks after each block that the file has not changed: half a written line is no input."""
 
-    def __init__(self, blob: LocalFile, path: Path) -> None:
+    def __init__(self, file: LocalFile, path: Path) -> None:
         super().__init__(path, "rb")
-        self._blob = blob
+        self._file = file
 
     @override
     def readinto(self, buffer: Any) -> int | None:
         count = super().readinto(buffer)
-        self._blob.check(self.fileno())
+        self._file.check(self.fileno())
         return count
 
 
-def packed(blob: SourceFile) -> bool:
-    """Whether it is compressed by gzip, by its name."""
-    return blob.name.lower().endswith(_PACKED)
+def is_gzip(file: SourceFile) -> bool:
+    """Return whether a file is compressed by gzip, according to its name."""
+    return file.name.lower().endswith(_GZIP)
 
 
-def unpacked(blob: SourceFile, at: int = 0) -> BinaryIO:
-    """What a blob holds, from a place on; one that is compressed is read from its beginning.
+def open_unpacked(file: SourceFile, at: int = 0) -> BinaryIO:
+    """Open a file at a byte of its content; a gzip file is read from its beginning.
 
     Raises:
-        Conflict, ConfigError: as `SourceFile.open`.
+        Conflict, ConfigError: as for `SourceFile.open`.
     """
-    if not packed(blob):
-        return blob.open(at)
-    inner = blob.open()
-    file = cast("BinaryIO", _Unpacked(inner))
-    # Who reads on finds it again, and says so.
+    if not is_gzip(file):
+        return file.open(at)
+    stream = cast("BinaryIO", _Unpacked(file.open()))
+    # The caller's next read finds the same error and reports it.
     with suppress(*BROKEN):
-        file.seek(at)
-    return file
+        stream.seek(at)
+    return stream
 
 
 class _Unpacked(gzip.GzipFile):
-    """Closes what it reads, too."""
+    """Also closes the compressed stream."""
 
-    def __init__(self, inner: BinaryIO) -> None:
-        super().__init__(fileobj=inner, mode="rb")
-        self._inner = inner
+    def __init__(self, packed: BinaryIO) -> None:
+        super().__init__(fileobj=packed, mode="rb")
+        self._packed = packed
 
     @override
     def close(self) -> None:
         super().close()
-        self._inner.close()
+        self._packed.close()
 
 
-def local_blobs(named: str, output: str = "") -> list[SourceFile]:
-    """The files that a path, a pattern or a range of names stands for, in order.
+def local_files(name: str, output: str = "") -> list[SourceFile]:
+    """Return the files of a path, a pattern, or a range of names, in order.
 
-    A path that exists is never read as a pattern.
+    An existing path is never a pattern.
 
     Args:
-        named: as the user wrote it.
-        output: the run's own, which no pattern stands for.
+        name: as the user wrote it.
+        output: the run's output, which no pattern matches.
 
     Raises:
-        ConfigError: there is none, or one of those that are named is missing.
+        ConfigError: no file matches, or a named one is missing.
     """
-    if Path(named).exists():
-        return [LocalFile(Path(named))]
-    found: list[SourceFile] = []
-    for one in expand(named):
-        if _GLOB & set(one) and not Path(one).exists():
+    if Path(name).exists():
+        return [LocalFile(Path(name))]
+    files: list[SourceFile] = []
+    for one in expand_braces(name):
+        of = "" if one == name else f" (of {name})"
+        if is_pattern(one) and not Path(one).exists():
             own = str(Path(output).resolve()) if output else ""
             paths = sorted(
                 path
@@ -178,47 +177,43 @@ def local_blobs(named: str, output: str = "") -> list[SourceFile]:
                 if path.is_file() and not is_of_output(str(path.resolve()), own)
             )
             if not paths:
-                raise ConfigError(f"{one}: no file matches{_of(one, named)}")
-            found.extend(map(LocalFile, paths))
+                raise ConfigError(f"{one}: no file matches{of}")
+            files.extend(map(LocalFile, paths))
         elif not Path(one).is_file():
-            raise ConfigError(f"{one}: no such file{_of(one, named)}")
+            raise ConfigError(f"{one}: no such file{of}")
         else:
-            found.append(LocalFile(Path(one)))
-    return found
+            files.append(LocalFile(Path(one)))
+    return files
 
 
-def short_names(blobs: Sequence[SourceFile]) -> list[str]:
-    """The blobs' names, as short as tells them apart: without the folder that all lie in."""
-    if len(blobs) == 1:
-        return [blobs[0].name.rpartition("/")[2]]
-    folders = [blob.name.split("/")[:-1] for blob in blobs]
+def short_names(files: Sequence[SourceFile]) -> list[str]:
+    """Return the files' names without the folder that all of them are in."""
+    if len(files) == 1:
+        return [files[0].name.rpartition("/")[2]]
+    folders = [file.name.split("/")[:-1] for file in files]
     first, last = min(folders), max(folders)
     same = takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))
     depth = sum(1 for _ in same)
-    return ["/".join(blob.name.split("/")[depth:]) for blob in blobs]
+    return ["/".join(file.name.split("/")[depth:]) for file in files]
 
 
-def changed(blob: SourceFile) -> Conflict:
-    """What it means that a blob is not what it was when it was found."""
+def changed(file: SourceFile) -> Conflict:
+    """Return the error for a file that is not what it was when it was found."""
     return Conflict(
-        f"{blob.name} has changed since the run began to read it",
-        hint="Bring it back as it was, or begin anew, into another output.",
+        f"{file.name} has changed since the run began to read it",
+        hint="Restore it, or start a new run with another output.",
     )
 
 
-def cut_off(blob: SourceFile, error: Exception) -> HeadraceError:
-    """What becomes of the rest of a compressed file that is broken."""
+def cut_off(file: SourceFile, error: Exception) -> HeadraceError:
+    """Return the error for the rest of a gzip file that is broken."""
     return InvalidRequest(
-        f"{blob.name}: the gzip data is cut off or broken, and what is behind it is lost: {error}",
-        hint="Write the file anew.",
+        f"{file.name}: the gzip data is cut off or broken, and what follows is lost: {error}",
+        hint="Create the file again.",
     )
 
 
-def versions(blobs: Sequence[SourceFile]) -> str:
-    """A digest of all names, sizes and versions: equal where no file has changed."""
-    said = msgspec.json.encode([(blob.name, blob.bytes, blob.version) for blob in blobs])
-    return hashlib.blake2b(said, digest_size=16).hexdigest()
-
-
-def _of(one: str, named: str) -> str:
-    return "" if one == named else f" (of {named})"
+def versions(files: Sequence[SourceFile]) -> str:
+    """Return a digest of all names, sizes and versions: equal if no file has changed."""
+    text = msgspec.json.encode([(file.name, file.bytes, file.version) for file in files])
+    return hashlib.blake2b(text, digest_size=16).hexdigest()

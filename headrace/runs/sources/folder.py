@@ -1,7 +1,7 @@
-"""Inputs that are files: all below a folder, in the order of their paths, however many there are.
+"""Inputs that are files: all files below a folder, in the order of their paths.
 
-The names of one folder are put in order by the hundred thousand; where there are more, sorted parts
-of them lie in a temporary file while they are read.
+Up to SORTED_NAMES names of one folder are sorted in memory. With more, sorted parts of them are
+written to temporary files and merged.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import heapq
 import os
-import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
@@ -21,64 +20,64 @@ from headrace.errors import ConfigError
 from headrace.runs.checkpoint_file import is_of_output, path_text
 from headrace.runs.interfaces import NOTHING_CARRIED, Cursor, Entry
 from headrace.runs.sources.options import SourceOptions
+from headrace.runs.sources.patterns import is_pattern, pattern_regex
 
-#: So many names are sorted in memory.
+#: The most names that are sorted in memory.
 SORTED_NAMES: Final = 100_000
 _BLOCK_BYTES: Final = 1 << 16
-_GLOB: Final = frozenset("*?[")
 _END: Final = b"\0"
-#: A name of a folder and whether that is a folder too.
+#: A name in a folder, and whether it is a folder itself.
 _Name: TypeAlias = tuple[bytes, bool]
 
 
 class FolderSource:
-    """Reads the files below a folder; hidden ones, and links to folders, are passed over.
+    """Reads the files below a folder; hidden files and links to folders are skipped.
 
     Args:
-        named: a folder, or a pattern such as `photos/**/*.jpg`.
-        options: `glob` picks files by their path below the folder, or by name where it has no `/`.
+        name: a folder, or a pattern such as `photos/**/*.jpg`.
+        options: `glob` picks files by their path below the folder, or by name if it has no `/`.
 
     Raises:
-        ConfigError: there is no such folder, or no file in it that is meant.
+        ConfigError: the folder does not exist, or no file matches.
     """
 
-    def __init__(self, named: str, options: SourceOptions) -> None:
-        parts = Path(named).parts
+    def __init__(self, name: str, options: SourceOptions) -> None:
+        parts = Path(name).parts
         plain = 0
-        while plain < len(parts) and not _GLOB & set(parts[plain]):
+        while plain < len(parts) and not is_pattern(parts[plain]):
             plain += 1
-        is_folder = Path(named).is_dir()
+        is_folder = Path(name).is_dir()
         below = "" if is_folder else "/".join(parts[plain:])
-        self._folder = Path(named if is_folder else Path(*parts[:plain])).resolve()
+        self._folder = Path(name if is_folder else Path(*parts[:plain])).resolve()
         self._globs = (*options.glob, *([f"/{below}"] if below else []))
         self._matches = _matcher(options.glob, below)
         self._own = str(Path(options.output).resolve()) if options.output else ""
         if not self._folder.is_dir():
-            raise ConfigError(f"{named}: there is no folder {self._folder}")
+            raise ConfigError(f"{name}: no such folder: {self._folder}")
         self._known: tuple[int, int] | None = None
         if not self._survey()[0]:
             raise ConfigError(
-                f"{named}: no file {'matches' if self._globs else 'is there'}",
-                hint="Hidden files are passed over.",
+                f"{name}: no file {'matches' if self._globs else 'is in it'}",
+                hint="Hidden files are skipped.",
             )
 
     def describe(self) -> dict[str, Any]:
-        """The folder, how many files are meant, and a digest of their names, in no order."""
+        """Return the folder, the number of its files, and a digest of their names."""
         count, names = self._survey()
-        said = {
+        described = {
             "kind": "folder",
             "path": path_text(self._folder),
             "files": count,
             "names": f"{names:x}",
         }
-        return {**said, "glob": list(self._globs)} if self._globs else said
+        return {**described, "glob": list(self._globs)} if self._globs else described
 
     def count(self) -> int | None:
-        """How many files there are."""
+        """Return the number of files."""
         return self._survey()[0]
 
     def entries(self, after: Cursor | None, n: int) -> Iterator[Entry]:
-        """The files behind a cursor, which is the path of one below the folder.
+        """Yield the files behind a cursor, which is the path of one below the folder.
 
         Raises:
             ConfigError: a folder cannot be read.
@@ -86,13 +85,13 @@ class FolderSource:
         behind = _path_of(after).split(b"/") if after is not None else []
         for path in self._walk(b"", behind):
             name = os.fsdecode(path)
-            if self._is_meant(name):
+            if self._is_input(name):
                 key = path.decode("utf-8", "backslashreplace")
                 yield Entry(n, key, self._folder / name, NOTHING_CARRIED, _cursor_of(path))
                 n += 1
 
-    def _is_meant(self, path: str) -> bool:
-        """Whether a file below the folder is an input; what the run itself writes is none."""
+    def _is_input(self, path: str) -> bool:
+        """Return whether a file below the folder is an input; the run's own files are not."""
         return self._matches(path) and not is_of_output(f"{self._folder}/{path}", self._own)
 
     def _walk(self, below: bytes, after: Sequence[bytes]) -> Iterator[bytes]:
@@ -112,7 +111,7 @@ class FolderSource:
         while head := sorted(islice(names, SORTED_NAMES)):
             if not runs and len(head) < SORTED_NAMES:
                 return iter(head)
-            runs.append(_spilled(head))
+            runs.append(_spill(head))
         return heapq.merge(*runs)
 
     def _names(self, below: bytes) -> Iterator[_Name]:
@@ -130,7 +129,7 @@ class FolderSource:
             raise ConfigError(f"{os.fsdecode(folder)}: cannot be read: {error.strerror}") from None
 
     def _survey(self) -> tuple[int, int]:
-        """How many files are meant, and a digest of their paths."""
+        """Return the number of files, and a digest of their paths that does not depend on order."""
         if self._known is None:
             count = names = 0
             folders = [b""]
@@ -140,7 +139,7 @@ class FolderSource:
                     path = below + name
                     if is_folder:
                         folders.append(path + b"/")
-                    elif self._is_meant(os.fsdecode(path)):
+                    elif self._is_input(os.fsdecode(path)):
                         count += 1
                         names += int.from_bytes(blake2b(path, digest_size=8).digest())
             self._known = count, names % (1 << 64)
@@ -148,7 +147,7 @@ class FolderSource:
 
 
 def _cursor_of(path: bytes) -> Cursor:
-    """A path as JSON says it: text, else (it is not UTF-8) a list of its bytes in hexadecimal."""
+    """Return a path as JSON: text, or if it is not UTF-8 a list of its bytes in hexadecimal."""
     try:
         return path.decode()
     except UnicodeDecodeError:
@@ -160,17 +159,17 @@ def _path_of(cursor: Cursor) -> bytes:
 
 
 def _is_file(one: os.DirEntry[bytes]) -> bool:
-    """Whether it is a file, or a link to one; no pipes, which would be waited for."""
+    """Return whether an entry is a file or a link to one; a pipe would block the run."""
     try:
         return one.is_file()
     except OSError as error:
-        # A link that leads to itself leads nowhere. Whatever else cannot be looked at is an input
-        # that cannot be read, and fails alone.
+        # A link to itself is skipped. Any other file that cannot be examined is an input that
+        # fails alone.
         return error.errno != errno.ELOOP
 
 
-def _spilled(names: Sequence[_Name]) -> Iterator[_Name]:
-    """These names, read again from a file."""
+def _spill(names: Sequence[_Name]) -> Iterator[_Name]:
+    """Write names to a temporary file, and yield them from there."""
     file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by its reader
     for name, is_folder in names:
         file.write(name + (b"/" if is_folder else b"") + _END)
@@ -188,12 +187,12 @@ def _read_names(file: IO[bytes]) -> Iterator[_Name]:
 
 
 def _matcher(globs: Sequence[str], below: str) -> Callable[[str], bool]:
-    """Whether a path below the folder is meant: by one of the globs, and by the pattern."""
-    names = [_compiled(glob) for glob in globs if "/" not in glob]
-    paths = [_compiled(glob.lstrip("/")) for glob in globs if "/" in glob]
-    pattern = _compiled(below) if below else None
+    """Return the test of a path below the folder: one of the globs and the pattern match."""
+    names = [pattern_regex(glob) for glob in globs if "/" not in glob]
+    paths = [pattern_regex(glob.lstrip("/")) for glob in globs if "/" in glob]
+    pattern = pattern_regex(below) if below else None
 
-    def meant(path: str) -> bool:
+    def matches(path: str) -> bool:
         if pattern is not None and not pattern.fullmatch(path):
             return False
         if not globs:
@@ -203,27 +202,4 @@ def _matcher(globs: Sequence[str], below: str) -> Callable[[str], bool]:
             regex.fullmatch(path) for regex in paths
         )
 
-    return meant
-
-
-def _compiled(glob: str) -> re.Pattern[str]:
-    try:
-        return re.compile(_regex(glob), re.DOTALL)
-    except re.error as error:
-        raise ConfigError(f"the pattern {glob!r} cannot be read: {error.msg}") from None
-
-
-def _regex(glob: str) -> str:
-    """A pattern as a regular expression: `**/` is any number of folders, `*` stays in one."""
-    pieces = re.split(r"(\*\*/?|\*|\?|\[!?[^\]]+\])", glob)
-    known = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-    regex = ""
-    for piece in pieces:
-        if piece.startswith("[") and piece.endswith("]") and len(piece) > 2:
-            inside = piece[1:-1]
-            no = inside.startswith("!")
-            letters = re.escape(inside[no:]).replace(r"\-", "-")
-            regex += f"[{'^' * no}{letters}]"
-        else:
-            regex += known.get(piece, re.escape(piece))
-    return regex
+    return matches

@@ -1,4 +1,4 @@
-"""Inputs from JSON lines: each line, or one column of it, the others being carried."""
+"""Inputs from JSON lines: each line, or one column of it with the others carried."""
 
 from __future__ import annotations
 
@@ -14,43 +14,48 @@ from typing_extensions import override
 from headrace.config.suggestions import did_you_mean, listing
 from headrace.errors import ConfigError, InvalidRequest
 from headrace.runs.interfaces import Carried, carry
-from headrace.runs.sources.files import BROKEN, READ_BYTES, SourceFile, cut_off, packed, unpacked
+from headrace.runs.sources.files import (
+    BROKEN,
+    READ_BYTES,
+    SourceFile,
+    cut_off,
+    is_gzip,
+    open_unpacked,
+)
 from headrace.runs.sources.options import SourceOptions
-from headrace.runs.sources.table import END, Item, TableSource, bad
+from headrace.runs.sources.table import END, Item, TableSource
 
-#: A longer line is read over: a file with no line feeds would else be taken into memory whole.
+#: A longer line is skipped; a file without line feeds would otherwise fill the memory.
 LINE_MAX_BYTES: Final = 256 << 20
-_MARK: Final = b"\xef\xbb\xbf"
+#: How many lines are searched for the named columns before anything is written.
+CHECKED_LINES: Final = 1000
+_BOM: Final = b"\xef\xbb\xbf"
 _OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _TEXT: Final = msgspec.json.Decoder(str)
 _VALUE: Final = msgspec.json.Decoder(msgspec.Raw)
-
-
-#: So many lines are looked at before anything is written: one of them is to have the column.
-LOOKED_AT: Final = 1000
 
 
 class JsonlSource(TableSource):
     """The lines of all files.
 
     Args:
-        blobs: the files, in order.
-        options: as the user gave them.
+        files: the files, in order.
+        options: the user's.
     """
 
-    def __init__(self, blobs: Sequence[SourceFile], options: SourceOptions) -> None:
+    def __init__(self, files: Sequence[SourceFile], options: SourceOptions) -> None:
         self._jsonl = JsonlReader(options)
-        self._first = blobs[0]
-        super().__init__(blobs, self._jsonl, options)
+        self._first = files[0]
+        super().__init__(files, self._jsonl, options)
 
     @override
     def describe(self) -> dict[str, Any]:
-        self._jsonl.look(self._first)
+        self._jsonl.check_columns(self._first)
         return super().describe()
 
 
 class JsonlReader:
-    """Reads files of JSON lines; lines of nothing but space are no inputs.
+    """Reads files of JSON lines; blank lines are no inputs.
 
     Args:
         options: the columns.
@@ -61,45 +66,45 @@ class JsonlReader:
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
 
-    def look(self, blob: SourceFile) -> None:
-        """See that there are the columns that are asked for: a misspelt one is told at once.
+    def check_columns(self, file: SourceFile) -> None:
+        """Check that the named columns exist.
 
         Raises:
             ConfigError: none of the first lines has one of them, or the file cannot be read.
         """
-        asked = {
-            name: how
-            for name, how in ((self._options.input, "--input"), (self._options.key, "--key"))
+        named = {
+            name: flag
+            for name, flag in ((self._options.input, "--input"), (self._options.key, "--key"))
             if name is not None
         }
-        if not asked:
+        if not named:
             return
         known: dict[str, None] = {}
-        for columns in islice(_objects(blob), LOOKED_AT):
+        for columns in islice(_objects(file), CHECKED_LINES):
             known.update(dict.fromkeys(columns))
-            if all(name in known for name in asked):
+            if all(name in known for name in named):
                 return
-        for name, how in asked.items():
+        for name, flag in named.items():
             if known and name not in known:
                 raise ConfigError(
-                    f"{blob.name}: none of its first lines has a column {name!r}, which {how} "
-                    f"names{did_you_mean(name, known)}",
+                    f"{file.name}: none of its first lines has the column {name!r} of {flag}"
+                    f"{did_you_mean(name, known)}",
                     hint=f"They have {listing(known)}.",
                 )
 
-    def count(self, blob: SourceFile) -> int | None:
-        """The file's lines; more than there are entries where some are empty."""
-        if packed(blob) or not blob.local:
+    def count(self, file: SourceFile) -> int | None:
+        """Return the number of lines; blank lines, which are no inputs, are counted too."""
+        if is_gzip(file) or not file.local:
             return None
         lines, last = 0, b"\n"
-        with closing(blob.open()) as file:
-            while block := file.read(READ_BYTES):
+        with closing(file.open()) as stream:
+            while block := stream.read(READ_BYTES):
                 lines += block.count(b"\n")
                 last = block[-1:]
         return lines + (last != b"\n")
 
-    def read(self, blob: SourceFile, at: Any) -> Iterator[Item]:
-        """The lines behind a place: `[byte, line]`, where a line ends.
+    def read(self, file: SourceFile, at: Any) -> Iterator[Item]:
+        """Yield the lines behind a place: `[byte, line]`, where a line ends.
 
         Raises:
             Conflict: the file has changed.
@@ -107,79 +112,78 @@ class JsonlReader:
         """
         place, number = (0, 0) if at is None else (int(at[0]), int(at[1]))
         try:
-            with closing(unpacked(blob, place)) as file:
-                for line in iter(partial(file.readline, LINE_MAX_BYTES), b""):
+            with closing(open_unpacked(file, place)) as stream:
+                for line in iter(partial(stream.readline, LINE_MAX_BYTES), b""):
                     place += len(line)
                     number += 1
                     if len(line) == LINE_MAX_BYTES and not line.endswith(b"\n"):
-                        place += _read_over(file)
-                        yield _too_long(blob, number, [place, number])
+                        place += _skip_line(stream)
+                        yield _too_long(file, number, [place, number])
                         continue
-                    text = line.removeprefix(_MARK) if number == 1 else line
+                    text = line.removeprefix(_BOM) if number == 1 else line
                     if text and not text.isspace():
-                        yield self._item(blob, text, number, [place, number])
+                        yield self._item(file, text, number, [place, number])
         except BROKEN as error:
-            yield bad(cut_off(blob, error), str(number + 1), END)
+            yield Item(str(number + 1), cut_off(file, error), END)
         except OSError as error:
-            raise ConfigError(f"{blob.name}: cannot be read: {error.strerror}") from None
+            raise ConfigError(f"{file.name}: cannot be read: {error.strerror}") from None
 
-    def _item(self, blob: SourceFile, line: bytes, number: int, at: Any) -> Item:
+    def _item(self, file: SourceFile, line: bytes, number: int, at: Any) -> Item:
         column, key_column = self._options.input, self._options.key
         where = str(number)
         try:
             if not line.isascii():
-                line.decode()  # what is passed on unread is not looked at by msgspec
+                line.decode()  # msgspec does not check the text of a Raw
             if column is None and key_column is None:
                 return Item(where, _VALUE.decode(line), at)
             columns = _OBJECT.decode(line)
             key = _key(columns, key_column)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            wrong = f"line {number}: is not the JSON that is expected: {error}"
-            return bad(InvalidRequest(f"{blob.name}, {wrong}"), where, at)
+            wrong = f"{file.name}, line {number}: not the expected JSON: {error}"
+            return Item(where, InvalidRequest(wrong), at)
         if column is None:
             return Item(where, _VALUE.decode(line), at, key=key)
-        given: Any = columns.pop(column, None)
-        carried = carry(columns)
-        if given is None:
+        value: Any = columns.pop(column, None)
+        if value is None:
             near = did_you_mean(column, columns)
-            given = InvalidRequest(f"{blob.name}, line {number}: has no column {column!r}{near}")
-        return Item(where, given, at, carried, key)
+            value = InvalidRequest(f"{file.name}, line {number}: has no column {column!r}{near}")
+        return Item(where, value, at, carry(columns), key)
 
 
-def _objects(blob: SourceFile) -> Iterator[Carried]:
-    """The lines of a file that are objects."""
+def _objects(file: SourceFile) -> Iterator[Carried]:
+    """Yield the lines of a file that are objects."""
     try:
-        with closing(unpacked(blob)) as file:
-            for line in iter(partial(file.readline, LINE_MAX_BYTES), b""):
+        with closing(open_unpacked(file)) as stream:
+            for line in iter(partial(stream.readline, LINE_MAX_BYTES), b""):
                 with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                    yield _OBJECT.decode(line.removeprefix(_MARK))
+                    yield _OBJECT.decode(line.removeprefix(_BOM))
     except BROKEN:
-        return  # what comes before is looked at; who reads it says so
+        return  # `read` reports it
     except OSError as error:
-        raise ConfigError(f"{blob.name}: cannot be read: {error.strerror}") from None
+        raise ConfigError(f"{file.name}: cannot be read: {error.strerror}") from None
 
 
 def _key(columns: Carried, column: str | None) -> str:
-    """The text of the key column; "" where there is none."""
+    """Return the text of the key column; "" without one."""
     if column is None or column not in columns:
         return ""
     text = bytes(columns[column])
     return _TEXT.decode(text) if text.startswith(b'"') else text.decode()
 
 
-def _read_over(file: BinaryIO) -> int:
-    """Read the rest of a line and keep nothing of it; its length."""
+def _skip_line(stream: BinaryIO) -> int:
+    """Skip the rest of a line; return its length."""
     length = 0
-    while rest := file.readline(READ_BYTES):
+    while rest := stream.readline(READ_BYTES):
         length += len(rest)
         if rest.endswith(b"\n"):
             break
     return length
 
 
-def _too_long(blob: SourceFile, number: int, at: Any) -> Item:
+def _too_long(file: SourceFile, number: int, at: Any) -> Item:
     wrong = InvalidRequest(
-        f"{blob.name}, line {number}: has more than {LINE_MAX_BYTES} bytes",
-        hint="Is it a file of JSON lines, each ending by a line feed?",
+        f"{file.name}, line {number}: has more than {LINE_MAX_BYTES} bytes",
+        hint="A file of JSON lines has a line feed behind each input.",
     )
-    return bad(wrong, str(number), at)
+    return Item(str(number), wrong, at)

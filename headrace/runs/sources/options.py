@@ -1,4 +1,4 @@
-"""What a user may say of how a source is to be read."""
+"""The user's options for reading a source."""
 
 from __future__ import annotations
 
@@ -8,43 +8,49 @@ import msgspec
 
 from headrace.errors import ConfigError
 
-_UNTOLD: Final = frozenset({"output", "by_ref"})
+#: Options that do not change which entries a source has. With another delimiter the first row lacks
+#: the columns, so a run that began before the option existed still resumes.
+_NOT_DESCRIBED: Final = frozenset({"output", "by_ref", "delimiter"})
 
 
 class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a source is read; each kind takes what concerns it and refuses the rest by `refuse`.
+    """How a source is read; each kind refuses the options that mean nothing for it.
 
     Attributes:
-        input: the column that is the input, in what has columns; the others are carried.
+        input: the column that is the input, if there are columns; the others are carried.
         key: the column that names the input.
-        glob: in a folder, only files whose path below it matches one of these.
-        content_type: what every input is, where it is a file or bytes.
-        output: where the rows go: what a folder or a pattern finds there is no input. How the
-            source is read does not depend on it, so that `told` leaves it out.
-        by_ref: inputs are to be named and not sent; the same holds.
+        glob: in a folder, read only files whose path below it matches one of these.
+        content_type: the media type of every input that is a file or bytes.
+        delimiter: what separates the columns of a CSV file: one character, or a name
+            (csv.py: DELIMITERS).
+        output: where the rows go; a folder or pattern that finds it there skips it.
+        by_ref: inputs are sent as references to files, which the server reads.
     """
 
     input: str | None = None
     key: str | None = None
     glob: tuple[str, ...] = ()
     content_type: str | None = None
+    delimiter: str | None = None
     output: str = ""
     by_ref: bool = False
 
-    def told(self) -> dict[str, Any]:
-        """Those that were given, for `Source.describe`."""
-        known = msgspec.to_builtins(self)
-        return {name: value for name, value in known.items() if value and name not in _UNTOLD}
+    def described(self) -> dict[str, Any]:
+        """Return the options that are set, for `Source.describe`."""
+        values = msgspec.to_builtins(self)
+        return {
+            name: value for name, value in values.items() if value and name not in _NOT_DESCRIBED
+        }
 
     def refuse(self, *names: str, of: str) -> None:
         """Refuse options that mean nothing for a source.
 
         Args:
             names: their names.
-            of: what the user has named as the source.
+            of: the source as the user named it.
 
         Raises:
-            ConfigError: one of them was given.
+            ConfigError: one of them is set.
         """
         for name in names:
             if getattr(self, name):

@@ -1,7 +1,7 @@
 """Rows of Parquet files: one column is the input, or a field of a struct (`image.bytes`).
 
-Needs pyarrow (the extra `tables`). A row group that is broken becomes one item with an error for
-each of its rows that cannot be read; those of the other groups are read as ever.
+Needs pyarrow (the extra `tables`). Each row of a broken row group that cannot be read becomes an
+item with an error; the rows of the other groups are read as usual.
 """
 
 from __future__ import annotations
@@ -21,9 +21,16 @@ from headrace.runs.arrow.json_values import to_json, to_values
 from headrace.runs.interfaces import Carried, carried_as, carry
 from headrace.runs.sources.files import SourceFile
 from headrace.runs.sources.options import SourceOptions
-from headrace.runs.sources.table import Item, TableSource, bad, chosen, key_column, key_text
+from headrace.runs.sources.table import (
+    Item,
+    TableSource,
+    check_column,
+    input_column,
+    key_text,
+)
 
-#: What is held of a file at a time, about: rows that are decoded together, and bytes of a column.
+#: About what memory holds of a file: bytes and rows that are decoded together, and the buffer of
+#: each column.
 BATCH_BYTES: Final = 8 << 20
 BATCH_ROWS_MAX: Final = 1024
 BUFFER_BYTES: Final = 1 << 20
@@ -31,7 +38,7 @@ REMOTE_BUFFER_BYTES: Final = 8 << 20
 
 
 class _Columns(NamedTuple):
-    """Which column is the input, by the names that lead to it, and which the key."""
+    """The path to the input column, the key column, and the other columns."""
 
     input: list[str]
     key: str | None
@@ -39,7 +46,7 @@ class _Columns(NamedTuple):
 
 
 class _At(NamedTuple):
-    """Where a batch begins: the rows of the groups before its own, its group, the row in that."""
+    """Where a batch begins: the rows before its row group, that group, and the row in it."""
 
     first: int
     group: int
@@ -58,20 +65,20 @@ class ParquetReader:
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
 
-    def count(self, blob: SourceFile) -> int | None:
-        """The rows, as the end of the file says."""
+    def count(self, file: SourceFile) -> int | None:
+        """Return the number of rows in the file's metadata."""
         with ExitStack() as stack:
-            return int(_opened(blob, stack).metadata.num_rows)
+            return int(_open(file, stack).metadata.num_rows)
 
-    def carried_schema(self, blob: SourceFile) -> pa.Schema:
-        """The types of the columns that a file's rows carry.
+    def carried_schema(self, file: SourceFile) -> pa.Schema:
+        """Return the types of the columns that a file's rows carry.
 
         Raises:
-            ConfigError: it is no such table, or lacks the input's column.
+            ConfigError: it is not a Parquet file, or lacks the input column.
         """
         with ExitStack() as stack:
-            schema = _opened(blob, stack).schema_arrow
-        columns = self._columns(schema, blob)
+            schema = _open(file, stack).schema_arrow
+        columns = self._columns(schema, file)
         fields = []
         for field in schema:
             is_input = field.name == columns.input[0]
@@ -80,65 +87,67 @@ class ParquetReader:
                 fields.append(pa.field(carried_as(field.name), kind))
         return pa.schema(fields)
 
-    def read(self, blob: SourceFile, at: Any) -> Iterator[Item]:
-        """The rows behind a place: `[row group, rows of it]`.
+    def read(self, file: SourceFile, at: Any) -> Iterator[Item]:
+        """Yield the rows behind a place: `[row group, rows of it]`.
 
         Raises:
-            ConfigError: the file is no such table, or lacks the column.
+            ConfigError: it is not a Parquet file, or lacks the column.
             Conflict: it has changed.
         """
         group, skipped = (0, 0) if at is None else (int(at[0]), int(at[1]))
         with ExitStack() as stack:
-            file = _opened(blob, stack)
-            columns = self._columns(file.schema_arrow, blob)
-            first = sum(file.metadata.row_group(before).num_rows for before in range(group))
-            for index in range(group, file.metadata.num_row_groups):
-                rows = file.metadata.row_group(index).num_rows
+            table = _open(file, stack)
+            columns = self._columns(table.schema_arrow, file)
+            first = sum(table.metadata.row_group(before).num_rows for before in range(group))
+            for index in range(group, table.metadata.num_row_groups):
+                rows = table.metadata.row_group(index).num_rows
                 at_row = skipped
                 try:
-                    for batch in _batches(file, index, skipped):
-                        yield from self._items(blob, batch, columns, _At(first, index, at_row))
+                    for batch in _batches(table, index, skipped):
+                        yield from self._items(file, batch, columns, _At(first, index, at_row))
                         at_row += batch.num_rows
                 except (pa.ArrowException, OSError) as error:
-                    _refuse_all(blob, error)
-                    yield from _lost(blob, index, range(at_row, rows), first, error)
+                    _raise_unless_data(file, error)
+                    yield from _lost(file, index, range(at_row, rows), first, error)
                 first += rows
                 skipped = 0
 
-    def _columns(self, schema: pa.Schema, blob: SourceFile) -> _Columns:
+    def _columns(self, schema: pa.Schema, file: SourceFile) -> _Columns:
         names = schema.names
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
-            raise ConfigError(f"{blob.name}: two columns are called {twice!r}")
+            raise ConfigError(f"{file.name}: two columns are called {twice!r}")
         wanted = self._options.input
         path = None if wanted is None or wanted in names else _path(schema, wanted)
         if path is None:
             known = names if wanted is None else [*names, *_inner_names(schema)]
-            path = [chosen(known, wanted, blob.name)]
-        key = key_column(names, self._options.key, blob.name)
+            path = [input_column(known, wanted, file.name)]
+        key = self._options.key
+        if key is not None:
+            check_column(names, key, file.name)
         return _Columns(path, key, [name for name in names if name != path[0]])
 
     def _items(
-        self, blob: SourceFile, batch: pa.RecordBatch, columns: _Columns, at: _At
+        self, file: SourceFile, batch: pa.RecordBatch, columns: _Columns, at: _At
     ) -> Iterator[Item]:
         try:
-            found = _spoken(batch, columns)
+            found = _values(batch, columns)
         except (pa.ArrowException, ValueError) as error:
             if batch.num_rows > 1:
-                # One value spoils it, such as text that is not UTF-8: the other rows are well.
+                # One bad value, such as text that is not UTF-8, must not fail the other rows.
                 for place in range(batch.num_rows):
                     row = at._replace(row=at.row + place)
-                    yield from self._items(blob, batch.slice(place, 1), columns, row)
+                    yield from self._items(file, batch.slice(place, 1), columns, row)
                 return
             where = at.first + at.row
-            wrong = InvalidRequest(f"{blob.name}, row {where}: cannot be read: {_said(error)}")
-            yield bad(wrong, str(where), [at.group, at.row + 1])
+            wrong = InvalidRequest(f"{file.name}, row {where}: cannot be read: {_text(error)}")
+            yield Item(str(where), wrong, [at.group, at.row + 1])
             return
         for place, (value, key, carried) in enumerate(found):
             where = at.first + at.row + place
             if value is None:
                 column = ".".join(columns.input)
-                value = InvalidRequest(f"{blob.name}, row {where}, column {column!r}: it is null")
+                value = InvalidRequest(f"{file.name}, row {where}, column {column!r}: it is null")
             yield Item(str(where), value, [at.group, at.row + place + 1], carried, key)
 
 
@@ -146,26 +155,29 @@ class ParquetSource(TableSource):
     """The rows of Parquet files.
 
     Args:
-        blobs: the files, in order.
-        options: as the user gave them.
+        files: the files, in order.
+        options: the user's.
     """
 
-    def __init__(self, blobs: Sequence[SourceFile], options: SourceOptions) -> None:
+    def __init__(self, files: Sequence[SourceFile], options: SourceOptions) -> None:
         self._parquet = ParquetReader(options)
-        self._first = blobs[0]
-        super().__init__(blobs, self._parquet, options)
+        self._first = files[0]
+        super().__init__(files, self._parquet, options)
 
     def carried_schema(self) -> pa.Schema:
-        """The types of what rows carry, by the first file.
+        """Return the types of the columns that rows carry, those of the first file.
 
         Raises:
-            ConfigError: it is no such table, or lacks the input's column.
+            ConfigError: it is not a Parquet file, or lacks the input column.
         """
         return self._parquet.carried_schema(self._first)
 
 
-def _spoken(batch: pa.RecordBatch, columns: _Columns) -> Iterator[tuple[Any, str, Carried]]:
-    """The input, the key and what is carried of each row; all is converted before the first."""
+def _values(batch: pa.RecordBatch, columns: _Columns) -> Iterator[tuple[Any, str, Carried]]:
+    """Return the input, the key and the carried columns of each row.
+
+    All values are converted before the first row is returned, so that errors are raised here.
+    """
     name, inner = columns.input[0], columns.input[1:]
     whole = batch.column(name)
     inputs = to_values(pc.struct_field(whole, inner) if inner else whole)
@@ -191,27 +203,27 @@ def _spoken(batch: pa.RecordBatch, columns: _Columns) -> Iterator[tuple[Any, str
     )
 
 
-def _opened(blob: SourceFile, stack: ExitStack) -> pq.ParquetFile:
-    """A Parquet file; closed by the stack."""
-    file = stack.enter_context(closing(blob.open()))
-    buffer = BUFFER_BYTES if blob.local else REMOTE_BUFFER_BYTES
+def _open(file: SourceFile, stack: ExitStack) -> pq.ParquetFile:
+    """Open a Parquet file; the stack closes it."""
+    stream = stack.enter_context(closing(file.open()))
+    buffer = BUFFER_BYTES if file.local else REMOTE_BUFFER_BYTES
     try:
-        # Without pre_buffer and with a buffer, a row group is read as its pages are needed.
-        found = pq.ParquetFile(file, buffer_size=buffer, pre_buffer=False)
+        # With a buffer and without pre_buffer, Arrow reads the pages of a row group as needed.
+        table = pq.ParquetFile(stream, buffer_size=buffer, pre_buffer=False)
     except (pa.ArrowException, OSError) as error:
         raise ConfigError(
-            f"{blob.name} is no Parquet file, or is cut off: {_said(error)}",
-            hint="A Parquet file is complete only when its writer was closed: write it anew.",
+            f"{file.name} is not a Parquet file, or is cut off: {_text(error)}",
+            hint="A Parquet file is complete only when its writer was closed: create it again.",
         ) from None
-    return stack.enter_context(closing(found))
+    return stack.enter_context(closing(table))
 
 
-def _batches(file: pq.ParquetFile, group: int, skipped: int) -> Iterator[pa.RecordBatch]:
-    """A row group's rows, as many at a time as memory is to have, without the first few."""
-    meta = file.metadata.row_group(group)
+def _batches(table: pq.ParquetFile, group: int, skipped: int) -> Iterator[pa.RecordBatch]:
+    """Yield a row group's rows in batches, without the first `skipped` rows."""
+    meta = table.metadata.row_group(group)
     each = max(1, meta.total_byte_size // max(1, meta.num_rows))
     size = max(1, min(BATCH_ROWS_MAX, BATCH_BYTES // each))
-    for batch in file.iter_batches(size, row_groups=[group]):
+    for batch in table.iter_batches(size, row_groups=[group]):
         if skipped >= batch.num_rows:
             skipped -= batch.num_rows
         else:
@@ -220,29 +232,29 @@ def _batches(file: pq.ParquetFile, group: int, skipped: int) -> Iterator[pa.Reco
 
 
 def _lost(
-    blob: SourceFile, group: int, rows: range, first: int, error: Exception
+    file: SourceFile, group: int, rows: range, first: int, error: Exception
 ) -> Iterator[Item]:
-    """The rows of a row group that cannot be read from some row on."""
+    """Yield an item with an error for each row of a row group that cannot be read."""
     for row in rows:
         where = first + row
         wrong = InvalidRequest(
-            f"{blob.name}, row {where}: row group {group} is broken: {_said(error)}",
-            hint="Write the file anew.",
+            f"{file.name}, row {where}: row group {group} is broken: {_text(error)}",
+            hint="Create the file again.",
         )
-        yield bad(wrong, str(where), [group, row + 1])
+        yield Item(str(where), wrong, [group, row + 1])
 
 
-def _refuse_all(blob: SourceFile, error: Exception) -> None:
-    """What is no fault of single rows."""
+def _raise_unless_data(file: SourceFile, error: Exception) -> None:
+    """Raise an error that concerns the whole file, and not the data of some rows."""
     if isinstance(error, pa.ArrowNotImplementedError):
-        raise ConfigError(f"{blob.name}: pyarrow cannot read this: {_said(error)}") from None
-    # Arrow's own errors have no number: those are broken data, and the system's are not.
+        raise ConfigError(f"{file.name}: pyarrow cannot read this: {_text(error)}") from None
+    # Arrow reports broken data as an OSError without a number.
     if isinstance(error, OSError) and error.errno is not None:
-        raise ConfigError(f"{blob.name}: cannot be read: {error.strerror}") from None
+        raise ConfigError(f"{file.name}: cannot be read: {error.strerror}") from None
 
 
 def _path(schema: pa.Schema, wanted: str) -> list[str] | None:
-    """The names that lead to a field of a struct; None where there is no such field."""
+    """Return the names that lead to a field of a struct; None if it does not exist."""
     for field in schema:
         if wanted.startswith(f"{field.name}.") and types.is_struct(field.type):
             rest = wanted[len(field.name) + 1 :]
@@ -262,7 +274,7 @@ def _inner_names(schema: pa.Schema) -> Iterator[str]:
 
 
 def _without(kind: pa.DataType, path: list[str]) -> pa.DataType | None:
-    """A type without the field that a path leads to; None where nothing is left."""
+    """Return a type without the field at a path; None if nothing is left."""
     if not path:
         return None
     fields = []
@@ -273,5 +285,5 @@ def _without(kind: pa.DataType, path: list[str]) -> pa.DataType | None:
     return pa.struct(fields) if fields else None
 
 
-def _said(error: Exception) -> str:
+def _text(error: Exception) -> str:
     return " ".join(str(error).split())[:300]

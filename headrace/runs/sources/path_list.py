@@ -1,4 +1,4 @@
-"""Inputs that are files, whose paths come on standard input, a line each."""
+"""Inputs that are files whose paths come on standard input, one per line."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ _DIGEST_BYTES: Final = 8
 
 
 class PathsSource:
-    """Reads paths; empty lines are none.
+    """Reads paths; blank lines are skipped.
 
-    It cannot seek, and cannot tell how many there are: whoever goes on with a run gives it the same
-    list again. Of what lies before, a digest shows that it is the same.
+    The list can neither be counted nor read twice: to resume a run, the user gives the same list
+    again. A digest of the lines before the cursor shows that it is the same.
 
     Args:
-        lines: where they come from.
+        lines: the list.
     """
 
     def __init__(self, lines: BinaryIO) -> None:
         self._lines = lines
 
     def describe(self) -> dict[str, Any]:
-        """The folder from which relative paths are found; the list itself is known when read."""
+        """Return the folder of relative paths; `entries` checks the list itself."""
         return {"kind": "paths", "path": path_text(Path.cwd())}
 
     def count(self) -> int | None:
-        """Nobody knows."""
+        """Return None: the length is unknown."""
         return None
 
     def entries(self, after: Cursor | None, n: int) -> Iterator[Entry]:
-        """The paths behind a cursor: how many lines lie before, and their digest.
+        """Yield the paths behind a cursor: the number of lines before it, and their digest.
 
         Raises:
             Conflict: the list does not begin as it did before.
@@ -52,19 +52,19 @@ class PathsSource:
                 break
             if number > skip and name.strip():
                 key = name.decode("utf-8", "backslashreplace")
-                given = _given(Path(os.fsdecode(name)), key)
-                yield Entry(n, key, given, NOTHING_CARRIED, [number, digest.hex()])
+                path = _checked(Path(os.fsdecode(name)), key)
+                yield Entry(n, key, path, NOTHING_CARRIED, [number, digest.hex()])
                 n += 1
         if number <= skip and (digest.hex() != expected if number == skip else skip):
             raise Conflict(
                 f"standard input is not the list that this run began with: its first {skip} lines"
                 " differ",
-                hint="Give the same list, or name another output.",
+                hint="Give the same list, or use another output.",
             )
 
 
-def _given(path: Path, key: str) -> Path | InvalidRequest:
-    """The input; why it is none, where it is a pipe or a device, which might never end."""
+def _checked(path: Path, key: str) -> Path | InvalidRequest:
+    """Return the path; an error for a pipe or a device, which might never end."""
     if path.exists() and not (path.is_file() or path.is_dir()):
-        return InvalidRequest(f"{key} is no file", hint="Pipes and devices are not read.")
+        return InvalidRequest(f"{key} is not a file", hint="Pipes and devices are not read.")
     return path

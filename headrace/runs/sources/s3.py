@@ -1,13 +1,12 @@
-"""S3 as a run uses it, with its user's own credentials: objects found, read and written.
+"""S3 as a run uses it, with the credentials of its user: find and read objects.
 
-Needs boto3 (the extra `s3`), which finds credentials, region and `AWS_ENDPOINT_URL` by itself. An
-outage is borne for about a minute by boto's own tries; then the run ends, and can be gone on with.
+Needs boto3 (the extra `s3`), which finds credentials, region and `AWS_ENDPOINT_URL` by itself.
+During an outage boto retries for about a minute; then the run ends, and can be resumed.
 """
 
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, cast
@@ -16,8 +15,13 @@ from typing_extensions import override
 
 from headrace.errors import ConfigError, Conflict, HeadraceError, InvalidRequest, StoreUnavailable
 from headrace.payloads.s3_store import error_code, s3_client
-from headrace.runs.sources.brace_expansion import expand
 from headrace.runs.sources.files import SourceFile, changed
+from headrace.runs.sources.patterns import (
+    expand_braces,
+    is_pattern,
+    pattern_regex,
+    plain_prefix,
+)
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -25,22 +29,21 @@ if TYPE_CHECKING:
 SCHEME: Final = "s3://"
 THREADS: Final = 16
 TRIES: Final = 10
-#: What is fetched at once behind a seek; in sequence it doubles, to the most.
+#: Bytes of one request behind a seek; each request that follows it doubles them, up to the most.
 FETCH_BYTES: Final = 256 << 10
 FETCH_MAX_BYTES: Final = 8 << 20
-_GLOB: Final = re.compile(r"[*?\[]")
 _GONE: Final = frozenset({"NoSuchKey", "404", "NotFound", "NoSuchUpload"})
 _DENIED: Final = frozenset({"AccessDenied", "403", "Forbidden", "AllAccessDisabled"})
 _BAD_CREDENTIALS: Final = frozenset(
     {"InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"}
 )
 _CHANGED: Final = frozenset({"PreconditionFailed", "412"})
-#: What S3 says of one object that will never be read, while others are.
+#: Errors of one object that can never be read, while others can.
 _UNREADABLE: Final = frozenset({"InvalidObjectState", "InvalidRange", "416"})
 
 
 class ObjectInfo(NamedTuple):
-    """An object as a listing shows it."""
+    """An object as listed."""
 
     key: str
     bytes: int
@@ -48,14 +51,14 @@ class ObjectInfo(NamedTuple):
 
 
 class Bucket:
-    """A bucket, with what S3 says turned into errors for who runs a run.
+    """A bucket, with S3's errors translated for the user of a run.
 
     Args:
         name: the bucket.
-        client: of boto3; by default one is made.
+        client: a boto3 client; by default a new one.
 
     Raises:
-        ConfigError: boto3 is not installed, or makes no client.
+        ConfigError: boto3 is not installed, or cannot make a client.
     """
 
     def __init__(self, name: str, client: Any = None) -> None:
@@ -63,11 +66,11 @@ class Bucket:
         self.client: Any = client or s3_client(None, THREADS, TRIES)
 
     def url(self, key: str) -> str:
-        """An object as people name it."""
+        """Return the URL of an object."""
         return f"{SCHEME}{self.name}/{key}"
 
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
-        """The objects whose keys begin so, in the order of their keys, behind one of them."""
+        """Yield the objects whose keys begin with `prefix`, in order, behind the key `after`."""
         options = {"StartAfter": after} if after else {}
         while True:
             with self.errors(prefix):
@@ -79,40 +82,41 @@ class Bucket:
             options = {"ContinuationToken": page["NextContinuationToken"]}
 
     def find(self, key: str) -> ObjectInfo | None:
-        """The object of this key; None where there is none.
+        """Return the object with this key; None if it does not exist.
 
         Raises:
-            ConfigError: there is no such bucket, or it may not be listed.
+            ConfigError: the bucket does not exist or may not be listed.
         """
         first = next(self.list(key), None)
         return first if first is not None and first.key == key else None
 
     def read(self, found: ObjectInfo, start: int = 0, length: int | None = None) -> bytes:
-        """Bytes of an object that is still as it was found.
+        """Read bytes of an object that must not have changed.
 
         Raises:
             Conflict: it has changed.
-            InvalidRequest: it is gone, or alone may not be read.
-            ConfigError: nothing may be read.
-            StoreUnavailable: no answer.
+            InvalidRequest: it is gone or may not be read.
+            ConfigError: no object may be read.
+            StoreUnavailable: S3 does not respond.
         """
         options = {}
         if length is not None:
             options["Range"] = f"bytes={start}-{start + length - 1}"
         with self.errors(found.key, alone=True):
-            answer = self.client.get_object(
+            response = self.client.get_object(
                 Bucket=self.name, Key=found.key, IfMatch=found.etag, **options
             )
-            return bytes(answer["Body"].read())
+            return bytes(response["Body"].read())
 
     @contextmanager
     def errors(self, key: str, *, alone: bool = False) -> Iterator[None]:
-        """What boto raises, as our own errors.
+        """Translate boto's errors.
 
         Args:
-            key: what is asked for.
-            alone: whether others may be well where this one is not.
+            key: the object.
+            alone: an error of this object does not concern others.
         """
+        from boto3.exceptions import S3UploadFailedError
         from botocore.exceptions import (
             BotoCoreError,
             ClientError,
@@ -124,42 +128,46 @@ class Bucket:
         try:
             yield
         except ClientError as error:
-            raise self._said(error_code(error), key, alone=alone) from None
+            raise self._error(error_code(error), key, alone=alone) from None
+        except S3UploadFailedError as error:
+            # boto wraps the ClientError of an upload.
+            code = error_code(cause) if isinstance(cause := error.__context__, ClientError) else ""
+            raise self._error(code or str(error), key, alone=alone) from None
         except (NoCredentialsError, PartialCredentialsError) as error:
             raise ConfigError(
-                f"{self.url(key)}: there are no credentials: {error}",
-                hint="Give boto some: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile "
-                "(AWS_PROFILE), or the machine's role.",
+                f"{self.url(key)}: no credentials: {error}",
+                hint="Set them for boto: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile "
+                "(AWS_PROFILE), or a role of the machine.",
             ) from None
         except (BotoCoreError, HTTPError, OSError) as error:
             raise StoreUnavailable(
-                f"{self.url(key)}: the S3 server does not answer: {error}",
-                hint="Start the same command again to go on.",
+                f"{self.url(key)}: the S3 server does not respond: {error}",
+                hint="Start the same command again to resume.",
             ) from None
 
-    def _said(self, code: str, key: str, *, alone: bool) -> HeadraceError:
+    def _error(self, code: str, key: str, *, alone: bool) -> HeadraceError:
         url = self.url(key)
         if code == "NoSuchBucket":
             return ConfigError(
-                f"{url}: there is no bucket {self.name}",
-                hint="Correct its name, or AWS_ENDPOINT_URL and the region.",
+                f"{url}: no such bucket: {self.name}",
+                hint="Correct its name, AWS_ENDPOINT_URL or the region.",
             )
         if code in _BAD_CREDENTIALS or (code in _DENIED and not alone):
             return ConfigError(
-                f"{url}: S3 refuses: {code}",
-                hint="Give boto credentials that may list, read and write there.",
+                f"{url}: S3 denies access: {code}",
+                hint="Use credentials that may list, read and write there.",
             )
         if code in _CHANGED:
             return Conflict(
                 f"{url} has changed since the run began to read it",
-                hint="Begin anew, into another output.",
+                hint="Start a new run with another output.",
             )
         if code in _GONE and not alone:
             return ConfigError(f"{url}: no such object")
         if alone and code in _GONE | _DENIED | _UNREADABLE:
             return InvalidRequest(f"{url}: cannot be read: {code}")
         return StoreUnavailable(
-            f"{url}: the S3 server says {code}", hint="Start the same command again to go on."
+            f"{url}: the S3 server reports {code}", hint="Start the same command again to resume."
         )
 
 
@@ -167,8 +175,8 @@ class S3File:
     """An object as a file of a source.
 
     Args:
-        bucket: where it lies.
-        found: as it was found.
+        bucket: its bucket.
+        found: the object as listed.
     """
 
     local: Final = False
@@ -181,14 +189,17 @@ class S3File:
         self.version: Final = found.etag
 
     def open(self, at: int = 0) -> BinaryIO:
-        """Its bytes, fetched by ranges, so that no connection waits while a run is held back."""
-        file = io.BufferedReader(_Ranges(self._bucket, self._found), FETCH_BYTES)
-        file.seek(at)
-        return cast("BinaryIO", file)
+        """Open the object at a byte.
+
+        It is read in ranges, so that no connection stays open while the run waits.
+        """
+        stream = io.BufferedReader(_Ranges(self._bucket, self._found), FETCH_BYTES)
+        stream.seek(at)
+        return cast("BinaryIO", stream)
 
 
 class _Ranges(io.RawIOBase):
-    """An object as a file that is read by ranges."""
+    """An object as a stream that is read in ranges."""
 
     def __init__(self, bucket: Bucket, found: ObjectInfo) -> None:
         super().__init__()
@@ -206,10 +217,6 @@ class _Ranges(io.RawIOBase):
     @override
     def seekable(self) -> bool:
         return True
-
-    @override
-    def tell(self) -> int:
-        return self._at
 
     @override
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
@@ -230,7 +237,7 @@ class _Ranges(io.RawIOBase):
             try:
                 self._block = self._bucket.read(self._found, self._at, length)
             except InvalidRequest:
-                # It was there when the run began.
+                # It existed when the run began.
                 raise changed(S3File(self._bucket, self._found)) from None
             self._block_at, inside = self._at, 0
         part = self._block[inside : inside + len(view)]
@@ -240,75 +247,46 @@ class _Ranges(io.RawIOBase):
 
 
 def split(url: str) -> tuple[str, str]:
-    """Bucket and key of a URL.
+    """Return bucket and key of a URL.
 
     Raises:
         ConfigError: it names no bucket.
     """
     bucket, _, key = url[len(SCHEME) :].partition("/")
-    if not bucket or _GLOB.search(bucket):
-        raise ConfigError(f"{url}: names no bucket", hint="Give s3://bucket/key.")
+    if not bucket or is_pattern(bucket):
+        raise ConfigError(f"{url}: names no bucket", hint="Use s3://bucket/key.")
     return bucket, key
 
 
-def s3_blobs(url: str, output: str = "") -> list[SourceFile]:
-    """The objects that a URL, a pattern or a range of names stands for, in order.
+def s3_files(url: str, output: str = "") -> list[SourceFile]:
+    """Return the objects of a URL, a pattern, or a range of names, in order.
 
     Args:
         url: as the user wrote it.
-        output: the URL of the run's own, which no pattern stands for.
+        output: the URL of the run's output, which no pattern matches.
 
     Raises:
-        ConfigError: there is none, or one of those that are named is missing.
-        StoreUnavailable: no answer.
+        ConfigError: no object matches, or a named one is missing.
+        StoreUnavailable: S3 does not respond.
     """
-    blobs: list[SourceFile] = []
+    files: list[SourceFile] = []
     bucket: Bucket | None = None
-    for one in expand(url):
+    for one in expand_braces(url):
         name, key = split(one)
         if bucket is None or bucket.name != name:
             bucket = Bucket(name)
-        if _GLOB.search(key):
-            found = matches(bucket, key)
-            matching = [one for one in found if bucket.url(one.key) != output]
+        if is_pattern(key):
+            regex = pattern_regex(key)
+            matching = [
+                found
+                for found in bucket.list(plain_prefix(key))
+                if regex.fullmatch(found.key) and bucket.url(found.key) != output
+            ]
         else:
             whole = bucket.find(key)
             matching = [] if whole is None else [whole]
         if not matching:
             of = "" if one == url else f" (of {url})"
             raise ConfigError(f"{one}: no such object{of}")
-        blobs.extend(S3File(bucket, found) for found in matching)
-    return blobs
-
-
-def matches(bucket: Bucket, pattern: str, after: str = "") -> Iterator[ObjectInfo]:
-    """The objects whose keys match a pattern, in the order of their keys."""
-    start = _GLOB.search(pattern)
-    prefix = pattern[: start.start()] if start else pattern
-    wanted = as_regex(pattern)
-    return (found for found in bucket.list(prefix, after) if wanted.fullmatch(found.key))
-
-
-def as_regex(pattern: str) -> re.Pattern[str]:
-    """A pattern of keys: `*` and `?` stay within a folder, `**` goes through folders."""
-    out = []
-    at = 0
-    while at < len(pattern):
-        rest = pattern[at:]
-        bracket = re.match(r"\[!?\]?[^\]]*\]", rest)
-        if rest.startswith("**/"):
-            out.append("(?:.*/)?")
-            at += 3
-        elif rest.startswith("**"):
-            out.append(".*")
-            at += 2
-        elif bracket is not None:
-            inside = bracket[0][1:-1]
-            no = inside.startswith("!")
-            body = inside[no:].replace("\\", r"\\").replace("[", r"\[").replace("]", r"\]")
-            out.append(f"[{'^' if no else ''}{body}]")
-            at += bracket.end()
-        else:
-            out.append({"*": "[^/]*", "?": "[^/]"}.get(rest[0], re.escape(rest[0])))
-            at += 1
-    return re.compile("".join(out), re.DOTALL)
+        files.extend(S3File(bucket, found) for found in matching)
+    return files

@@ -1,7 +1,7 @@
-"""The objects under a prefix of S3, each of them an input, in the order of their keys.
+"""The objects under a prefix of S3: each is an input, in the order of their keys.
 
-All are listed at the start, as a number must stay with its object: where one has come, gone or
-changed, the source is another one. They are fetched a few at a time ahead of the run, and in order.
+All are listed at the start, because an object must keep its number: if an object was added, removed
+or changed, it is another source. A few objects are fetched ahead of the run, in order.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from typing import Any, Final
 from headrace.errors import ConfigError, Conflict, InvalidRequest
 from headrace.runs.interfaces import NOTHING_CARRIED, Cursor, Entry
 from headrace.runs.sources.options import SourceOptions
-from headrace.runs.sources.s3 import THREADS, Bucket, ObjectInfo, as_regex
+from headrace.runs.sources.patterns import is_pattern, pattern_regex, plain_prefix
+from headrace.runs.sources.s3 import THREADS, Bucket, ObjectInfo
 
-#: Objects that are fetched ahead, and their bytes, about.
+#: About the most objects that are fetched ahead, and their bytes.
 AHEAD: Final = 2 * THREADS
 AHEAD_BYTES: Final = 64 << 20
 _TYPES: Final = mimetypes.MimeTypes()
@@ -28,46 +29,45 @@ class S3Objects:
     """Objects as inputs.
 
     Args:
-        bucket: where they lie.
-        named: what their keys begin with; one that holds `*`, `?` or `[` is a pattern.
-        options: `glob` is matched to what is behind the prefix.
+        bucket: their bucket.
+        name: the beginning of their keys; with `*`, `?` or `[` it is a pattern.
+        options: `glob` is matched to the key behind the prefix.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: no object matches.
     """
 
-    def __init__(self, bucket: Bucket, named: str, options: SourceOptions) -> None:
+    def __init__(self, bucket: Bucket, name: str, options: SourceOptions) -> None:
         self._bucket = bucket
         self._options = options
-        start = next((at for at, mark in enumerate(named) if mark in "*?["), None)
-        self._url = bucket.url(named)
-        # A name stands for what lies in it as in a folder, and not for its neighbours.
-        self._prefix = named[:start] if start is not None else _as_folder(named)
-        self._patterns = [as_regex(named)] if start is not None else []
+        self._url = bucket.url(name)
+        # `images` is the folder `images/`, without keys such as `images-old/1.png`.
+        self._prefix = plain_prefix(name) if is_pattern(name) else _as_folder(name)
+        self._patterns = [pattern_regex(name)] if is_pattern(name) else []
         if options.glob:
-            self._patterns = [as_regex(self._prefix + glob) for glob in options.glob]
+            self._patterns = [pattern_regex(self._prefix + glob) for glob in options.glob]
         self._known: tuple[int, str] | None = None
         if next(self._found(""), None) is None:
             raise ConfigError(
                 f"{self._url}: no object",
-                hint=f"For all keys that begin so, whatever follows: '{self._url}**'.",
+                hint=f"For all keys with this beginning, use '{self._url}**'.",
             )
 
     def describe(self) -> dict[str, Any]:
-        """Where they lie, how many there are, and a digest of their keys and versions."""
+        """Return the URL, the number of objects, and a digest of their keys and versions."""
         count, version = self._survey()
-        said = {"kind": "s3", "path": self._url, "objects": count, "version": version}
-        return {**said, **self._options.told()}
+        described = {"kind": "s3", "path": self._url, "objects": count, "version": version}
+        return {**described, **self._options.described()}
 
     def count(self) -> int | None:
-        """How many there are."""
+        """Return the number of objects."""
         return self._survey()[0]
 
     def entries(self, after: Cursor | None, n: int) -> Iterator[Entry]:
-        """The objects behind a cursor, which is a key.
+        """Yield the objects behind a cursor, which is a key.
 
         Raises:
-            ConfigError, StoreUnavailable: S3 cannot be read (on).
+            ConfigError, StoreUnavailable: S3 cannot be read (further).
         """
         waiting: deque[tuple[ObjectInfo, Future[bytes]]] = deque()
         held = 0
@@ -109,15 +109,15 @@ class S3Objects:
         return self._known
 
     def _found(self, after: str) -> Iterator[ObjectInfo]:
-        """The objects that are inputs; hidden ones and the marks of folders are passed over."""
+        """Yield the objects that are inputs; hidden ones and markers of folders are skipped."""
         for found in self._bucket.list(self._prefix, after):
             below = found.key[len(self._prefix) :]
             hidden = any(part.startswith(".") for part in below.split("/"))
-            fits = not self._patterns or any(one.fullmatch(found.key) for one in self._patterns)
+            matches = not self._patterns or any(one.fullmatch(found.key) for one in self._patterns)
             is_own = self._bucket.url(found.key) == self._options.output
-            if fits and not hidden and not is_own and not found.key.endswith("/"):
+            if matches and not hidden and not is_own and not found.key.endswith("/"):
                 yield found
 
 
-def _as_folder(named: str) -> str:
-    return named if not named or named.endswith("/") else f"{named}/"
+def _as_folder(name: str) -> str:
+    return name if not name or name.endswith("/") else f"{name}/"

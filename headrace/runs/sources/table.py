@@ -1,6 +1,6 @@
 """A source of files of one kind, each with many inputs: rows of tables, samples of tar shards.
 
-Which files, and where they lie, blobs.py knows; how one is read its `Reader`.
+files.py knows which files these are, and a `Reader` how one is read.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Any, Final, NamedTuple, Protocol
 import msgspec
 
 from headrace.config.suggestions import did_you_mean
-from headrace.errors import ConfigError, Conflict, HeadraceError
+from headrace.errors import ConfigError, Conflict
 from headrace.runs.interfaces import NOTHING_CARRIED, Carried, Cursor, Entry
 from headrace.runs.sources.files import SourceFile, short_names, versions
 from headrace.runs.sources.options import SourceOptions
 
-#: Files behind a network whose ends are looked at only to show progress.
+#: The most remote files that are counted, which reads their ends, only to show progress.
 COUNTED_REMOTE_MAX: Final = 32
-#: The column that is the input where none is named and there are several.
+#: The column that is the input if there are several and none is named.
 INPUT: Final = "input"
 #: The place behind all inputs of a file.
 END: Final = "end"
@@ -30,9 +30,9 @@ class Item(NamedTuple):
     Attributes:
         where: its place in the file, for people.
         input: as `Entry.input`.
-        at: JSON from which the reader goes on behind it.
+        at: JSON from which the reader continues behind it.
         carried: as `Entry.carried`.
-        key: what its own key column says; "" where there is none.
+        key: the value of its key column; "" if it has none.
         content_type: as `Entry.content_type`.
     """
 
@@ -49,77 +49,77 @@ class Reader(Protocol):
 
     @property
     def kind(self) -> str:
-        """What it reads."""
+        """The kind's name."""
 
-    def read(self, blob: SourceFile, at: Any) -> Iterator[Item]:
-        """The inputs of a file behind a place; None for all.
+    def read(self, file: SourceFile, at: Any) -> Iterator[Item]:
+        """Yield the inputs of a file behind a place; None for all.
 
         Raises:
-            HeadraceError: the file cannot be read, or not on. Of an input that alone is bad an item
-                tells.
+            HeadraceError: the file cannot be read (further). A single bad input is an item whose
+                `input` is the error.
         """
 
-    def count(self, blob: SourceFile) -> int | None:
-        """How many inputs it has; None where finding out costs reading it all over a network."""
+    def count(self, file: SourceFile) -> int | None:
+        """Return the number of inputs; None if that needs a download of the whole file."""
 
 
 class TableSource:
     """The inputs of all files, one file after the other.
 
     Args:
-        blobs: the files, in order.
+        files: the files, in order.
         reader: how they are read.
-        options: as the user gave them.
+        options: the user's.
     """
 
-    def __init__(self, blobs: Sequence[SourceFile], reader: Reader, options: SourceOptions) -> None:
-        self._blobs = blobs
+    def __init__(self, files: Sequence[SourceFile], reader: Reader, options: SourceOptions) -> None:
+        self._files = files
         self._reader = reader
         self._options = options
-        self._names = short_names(blobs)
+        self._names = short_names(files)
 
     def describe(self) -> dict[str, Any]:
-        """The files, each with size and version, and the options.
+        """Return the files, with sizes and versions, and the options.
 
-        Asked before anything is written, so it looks at the first file: a misspelt column leaves no
-        output that would have to be removed.
+        The engine calls this before it writes anything. So the first file is read here: a misspelt
+        column leaves no output that would have to be removed.
 
         Raises:
             HeadraceError: the first file cannot be read.
         """
-        next(self._reader.read(self._blobs[0], None), None)
+        next(self._reader.read(self._files[0], None), None)
         return {
             "kind": self._reader.kind,
-            "path": self._blobs[0].name,
-            "files": len(self._blobs),
-            "version": versions(self._blobs),
-            **self._options.told(),
+            "path": self._files[0].name,
+            "files": len(self._files),
+            "version": versions(self._files),
+            **self._options.described(),
         }
 
     def count(self) -> int | None:
-        """The sum over all files, where each can be counted cheaply."""
-        if sum(not blob.local for blob in self._blobs) > COUNTED_REMOTE_MAX:
+        """Return the sum over all files if each can be counted cheaply."""
+        if sum(not file.local for file in self._files) > COUNTED_REMOTE_MAX:
             return None
         total = 0
-        for blob in self._blobs:
-            found = self._reader.count(blob)
-            if found is None:
+        for file in self._files:
+            count = self._reader.count(file)
+            if count is None:
                 return None
-            total += found
+            total += count
         return total
 
     def entries(self, after: Cursor | None, n: int) -> Iterator[Entry]:
-        """The entries behind a cursor, which is a file and a place in it.
+        """Yield the entries behind a cursor: the index of a file, and a place in it.
 
         Raises:
-            HeadraceError: a file cannot be read, or is not what it was.
+            HeadraceError: a file cannot be read or has changed.
         """
         first, at = (0, None) if after is None else (int(after[0]), after[1])
-        if first > len(self._blobs):
-            raise Conflict(f"{self._blobs[0].name}: there are fewer files than there were")
-        several = len(self._blobs) > 1
-        for index in range(first, len(self._blobs)):
-            for item in self._reader.read(self._blobs[index], at):
+        if first > len(self._files):
+            raise Conflict(f"{self._files[0].name}: there are fewer files than before")
+        several = len(self._files) > 1
+        for index in range(first, len(self._files)):
+            for item in self._reader.read(self._files[index], at):
                 place = f"{self._names[index]}:{item.where}" if several else item.where
                 cursor = [index + 1, None] if item.at == END else [index, item.at]
                 yield Entry(
@@ -130,26 +130,35 @@ class TableSource:
             at = None
 
 
-def chosen(columns: Sequence[str], wanted: str | None, of: str) -> str:
-    """The column that is the input.
+def input_column(columns: Sequence[str], wanted: str | None, of: str) -> str:
+    """Return the column that is the input.
 
     Args:
-        columns: all there are.
-        wanted: what the user has named; None: the only one, else `input`.
+        columns: all columns.
+        wanted: the one that the user named; None for the only one, else the one called `input`.
         of: the file, for the message.
 
     Raises:
-        ConfigError: there is none of that name, or several and none is named.
+        ConfigError: the named column does not exist, or there are several and none is named.
     """
-    if wanted is None:
-        if len(columns) == 1:
-            return columns[0]
-        if INPUT in columns:
-            return INPUT
-        raise ConfigError(
-            f"{of} has the columns {_listed(columns)}, and none is named as the input",
-            hint="Name it by --input.",
-        )
+    if wanted is not None:
+        return check_column(columns, wanted, of)
+    if len(columns) == 1:
+        return columns[0]
+    if INPUT in columns:
+        return INPUT
+    raise ConfigError(
+        f"{of} has the columns {_listed(columns)}, and none is named as the input",
+        hint="Name it with --input.",
+    )
+
+
+def check_column(columns: Sequence[str], wanted: str, of: str) -> str:
+    """Return the column that the user named.
+
+    Raises:
+        ConfigError: it does not exist.
+    """
     if wanted not in columns:
         raise ConfigError(
             f"{of} has no column {wanted!r}{did_you_mean(wanted, columns)}",
@@ -158,25 +167,11 @@ def chosen(columns: Sequence[str], wanted: str | None, of: str) -> str:
     return wanted
 
 
-def key_column(columns: Sequence[str], wanted: str | None, of: str) -> str | None:
-    """The column that names the input.
-
-    Raises:
-        ConfigError: there is none of that name.
-    """
-    return None if wanted is None else chosen(columns, wanted, of)
-
-
 def key_text(value: Any) -> str:
-    """A value of the key column as a key; "" for none."""
+    """Return a value of the key column as a key; "" for none."""
     if value is None or isinstance(value, str):
         return value or ""
     return msgspec.json.encode(value).decode()
-
-
-def bad(error: HeadraceError, where: str, at: Any, carried: Carried = NOTHING_CARRIED) -> Item:
-    """An input that cannot be sent."""
-    return Item(where, error, at, carried)
 
 
 def _listed(columns: Sequence[str]) -> str:

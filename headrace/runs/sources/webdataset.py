@@ -1,16 +1,16 @@
-"""Samples of WebDataset tar shards: members that follow each other under one name are one input.
+"""Samples of WebDataset tar shards: consecutive members with the same name are one input.
 
-A member's name is its sample's up to the first dot of its last part, and the rest says what it is
-(`0001.seg.png`: sample `0001`, member `seg.png`). One member is the input; `.json`, `.cls` and
-`.txt` members are carried. A sample that is broken becomes an item with an error; so does all that
-a shard that is cut off has lost, as one.
+A member's name consists of its sample's, up to the first dot behind the last slash, and its kind:
+`0001.seg.png` is the member `seg.png` of the sample `0001`. One member is the input; `.json`,
+`.cls` and `.txt` members are carried. A broken sample becomes an item with an error. The rest of a
+shard that is cut off becomes one item with an error.
 """
 
 from __future__ import annotations
 
 import mimetypes
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Any, BinaryIO, Final, Self
 
@@ -20,11 +20,11 @@ from typing_extensions import override
 from headrace.config.suggestions import did_you_mean
 from headrace.errors import InvalidRequest
 from headrace.runs.interfaces import Carried, carry
-from headrace.runs.sources.files import BROKEN, SourceFile, cut_off, packed, unpacked
+from headrace.runs.sources.files import BROKEN, SourceFile, cut_off, is_gzip, open_unpacked
 from headrace.runs.sources.options import SourceOptions
-from headrace.runs.sources.table import END, Item, bad
+from headrace.runs.sources.table import END, Item, TableSource
 
-#: Members that a row carries, by the end of their name.
+#: The kinds of members that a row carries, by the end of their name.
 CARRIED: Final = ("json", "cls", "txt")
 _TYPES: Final = mimetypes.MimeTypes()
 
@@ -34,7 +34,7 @@ class _Broken(Exception):
 
 
 class _Member(tarfile.TarInfo):
-    """tarfile takes a broken header for the end of the archive; here it is an error."""
+    """Raises an error for a broken header, which tarfile takes for the end of the archive."""
 
     @classmethod
     @override
@@ -48,7 +48,7 @@ class _Member(tarfile.TarInfo):
 
 
 class _Sample:
-    """What is known so far of the sample that is being read."""
+    """The sample that is being read."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -56,16 +56,21 @@ class _Sample:
         self.kept: dict[str, bytes] = {}
         self.wrong = ""
 
-    def found(self, *, is_carried: bool) -> list[str]:
-        """Its members that would be carried, or the others."""
-        return [kind for kind in self.members if _is_carried(kind) == is_carried]
+    def kinds(self, *, carried: bool) -> list[str]:
+        """Return its members that can be carried, or the others."""
+        return [kind for kind in self.members if _is_carried(kind) == carried]
+
+
+def tar_source(files: Sequence[SourceFile], options: SourceOptions) -> TableSource:
+    """Return the samples of tar shards."""
+    return TableSource(files, TarReader(options), options)
 
 
 class TarReader:
     """Reads tar shards.
 
     Args:
-        options: which member is the input, as `jpg` or, the first that is there, `jpg;png`.
+        options: which member is the input: `jpg`, or the first that exists of `jpg;png`.
     """
 
     kind: Final = "tar"
@@ -78,12 +83,12 @@ class TarReader:
             if name.strip()
         ]
 
-    def count(self, blob: SourceFile) -> int | None:
-        """Not known: a tar has no table of what it holds."""
+    def count(self, file: SourceFile) -> int | None:
+        """Return None: a tar has no table of contents."""
         return None
 
-    def read(self, blob: SourceFile, at: Any) -> Iterator[Item]:
-        """The samples behind a place: the byte where the next one's first member begins.
+    def read(self, file: SourceFile, at: Any) -> Iterator[Item]:
+        """Yield the samples behind a place: the byte where the next one's first member begins.
 
         Raises:
             ConfigError: the file cannot be read.
@@ -91,42 +96,42 @@ class TarReader:
         """
         sample: _Sample | None = None
         begin = 0 if at is None else int(at)
-        with closing(unpacked(blob, begin)) as file:
+        with closing(open_unpacked(file, begin)) as stream:
             try:
                 for tar, member, place in _members(
-                    file, begin, seekable=blob.local and not packed(blob)
+                    stream, begin, seekable=file.local and not is_gzip(file)
                 ):
                     name, kind = _split(member.name)
                     if not name or not member.isreg():
                         continue
                     if sample is None or sample.name != name:
                         if sample is not None:
-                            yield self._item(blob, sample, place)
+                            yield self._item(file, sample, place)
                         sample = _Sample(name)
                     self._take(tar, member, kind, sample)
             except (_Broken, tarfile.TarError, *BROKEN) as error:
-                yield _rest(blob, sample, error)
+                yield _rest(file, sample, error)
                 return
         if sample is not None:
-            yield self._item(blob, sample, END)
+            yield self._item(file, sample, END)
 
     def _take(
         self, tar: tarfile.TarFile, member: tarfile.TarInfo, kind: str, sample: _Sample
     ) -> None:
         if kind in sample.members:
-            sample.wrong = f"there are two members {kind!r}"
+            sample.wrong = f"it has two members {kind!r}"
         sample.members.append(kind)
         is_input = kind in self._wanted if self._wanted else not _is_carried(kind)
-        if is_input and not self._wanted and len(sample.found(is_carried=False)) > 1:
-            return  # there are several, and none is named
+        if is_input and not self._wanted and len(sample.kinds(carried=False)) > 1:
+            return  # the sample fails: none of several is named
         if is_input or _is_carried(kind):
-            file = tar.extractfile(member)
-            sample.kept[kind] = b"" if file is None else file.read()
+            stream = tar.extractfile(member)
+            sample.kept[kind] = b"" if stream is None else stream.read()
 
-    def _item(self, blob: SourceFile, sample: _Sample, at: Any) -> Item:
+    def _item(self, file: SourceFile, sample: _Sample, at: Any) -> Item:
         wanted = next((kind for kind in self._wanted if kind in sample.kept), None)
         if not self._wanted:
-            found = sample.found(is_carried=False) or sample.members
+            found = sample.kinds(carried=False) or sample.members
             wanted = found[0] if len(found) == 1 else None
         try:
             carried: Carried = {
@@ -137,36 +142,36 @@ class TarReader:
             if sample.wrong:
                 raise ValueError(sample.wrong)  # noqa: TRY301
             if wanted is None:
-                raise ValueError(self._lacking(sample))  # noqa: TRY301
+                raise ValueError(self._missing(sample))  # noqa: TRY301
             value = _value(wanted, sample.kept[wanted])
         except (ValueError, msgspec.DecodeError) as error:
-            wrong = InvalidRequest(f"{blob.name}, sample {sample.name!r}: {error}")
-            return bad(wrong, sample.name, at)
+            wrong = InvalidRequest(f"{file.name}, sample {sample.name!r}: {error}")
+            return Item(sample.name, wrong, at)
         guessed, _ = _TYPES.guess_type(f"x.{wanted}") if isinstance(value, bytes) else (None, None)
         return Item(sample.name, value, at, carry(carried), "", guessed)
 
-    def _lacking(self, sample: _Sample) -> str:
+    def _missing(self, sample: _Sample) -> str:
         listed = ", ".join(map(repr, sample.members))
         if not self._wanted:
-            return f"it has {listed}: name the one that is the input by --input"
+            return f"it has {listed}: name the one that is the input with --input"
         name = ";".join(self._wanted)
         return f"it has no member {name!r}{did_you_mean(name, sample.members)}; it has {listed}"
 
 
 def _members(
-    file: BinaryIO, begin: int, *, seekable: bool
+    stream: BinaryIO, begin: int, *, seekable: bool
 ) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo, int]]:
-    """The members, each with the place of its header in the whole file."""
+    """Yield the members, each with the place of its header in the whole file."""
     mode: Any = "r:" if seekable else "r|"
-    with tarfile.open(fileobj=file, mode=mode, tarinfo=_Member, errorlevel=2) as tar:
+    with tarfile.open(fileobj=stream, mode=mode, tarinfo=_Member, errorlevel=2) as tar:
         while (member := tar.next()) is not None:
             yield tar, member, member.offset + (0 if seekable else begin)
-            # It remembers all members, which are millions.
+            # tarfile would keep all members, which can be millions.
             tar.members.clear()  # type: ignore[attr-defined]
 
 
 def _split(name: str) -> tuple[str, str]:
-    """The sample that a member belongs to and what it is of it; "" for what belongs to none."""
+    """Return the sample of a member and its kind; "" for a member that belongs to no sample."""
     folder, slash, last = name.removeprefix("./").rpartition("/")
     base, dot, kind = last.partition(".")
     if not base or not dot or base.startswith("__"):
@@ -179,7 +184,7 @@ def _is_carried(kind: str) -> bool:
 
 
 def _value(kind: str, body: bytes) -> Any:
-    """What a member holds, by its name."""
+    """Return the value of a member, which its name determines."""
     last = kind.rpartition(".")[2]
     if last not in CARRIED:
         return body
@@ -202,14 +207,14 @@ def _json(value: Any) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode(value))
 
 
-def _rest(blob: SourceFile, sample: _Sample | None, error: Exception) -> Item:
-    """All that a shard has lost, from the sample on that was being read."""
+def _rest(file: SourceFile, sample: _Sample | None, error: Exception) -> Item:
+    """Return the item for the rest of a broken shard, from the current sample on."""
     name = sample.name if sample is not None else "beginning"
     if isinstance(error, BROKEN):
-        return bad(cut_off(blob, error), name, END)
+        return Item(name, cut_off(file, error), END)
     wrong = InvalidRequest(
-        f"{blob.name}: the tar is cut off or broken from {name!r} on, and what is behind it is "
-        f"lost: {error}",
-        hint="Write the shard anew.",
+        f"{file.name}: the tar is cut off or broken from {name!r} on, and what follows is lost: "
+        f"{error}",
+        hint="Create the shard again.",
     )
-    return bad(wrong, name, END)
+    return Item(name, wrong, END)

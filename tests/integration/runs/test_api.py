@@ -72,18 +72,18 @@ def test_what_is_no_record_is_refused(api: ApiServer, told: dict[str, Any], word
 
 def test_a_run_exists_for_its_own_key(redis_db: RedisServer) -> None:
     one, other, all_ = Caller("a", False), Caller("b", False), Caller("c", True)
-    told = RunStatus(model="echo")
+    status = RunStatus(model="echo")
 
     async def check() -> None:
         async with connect_async(redis_db.url) as redis:
             records = RunRecords(redis, JobQueue(redis))
-            await records.tell("run-a", told, one, begun=True)
+            await records.save_status("run-a", status, one, begun=True)
             assert [record["id"] for record in await records.all(one)] == ["run-a"]
             assert [record["id"] for record in await records.all(all_)] == ["run-a"]
             assert await records.all(other) == []
             with pytest.raises(errors.RunNotFound):
                 await records.cancel("run-a", other)
-            with pytest.raises(errors.Conflict, match="not of this API key"):
-                await records.tell("run-a", told, other, begun=False)
+            with pytest.raises(errors.Conflict, match="belongs to another API key"):
+                await records.save_status("run-a", status, other, begun=False)
 
     asyncio.run(check())

@@ -80,7 +80,7 @@ def test_a_column_names_the_inputs(tmp_path: Path) -> None:
         ('"a,b', "line 2: the row cannot be read: a quote is opened in it and never closed"),
         ('"a"b,c', "line 2: the row cannot be read"),
         (b"a,\xff", "line 2: byte 3 of line 2 is not UTF-8"),
-        ("a\rb,c", "line 2: the row cannot be read: a carriage return stands alone"),
+        ("a\rb,c", "line 2: the row cannot be read: it contains a carriage return alone"),
     ],
 )
 def test_a_broken_row_fails_alone(tmp_path: Path, row: str | bytes, why: str) -> None:
@@ -115,25 +115,58 @@ def test_compressed_data_that_is_cut_off_fails_at_its_end(tmp_path: Path) -> Non
     assert list(source.entries(last["cursor"], len(given))) == []
 
 
-@pytest.mark.parametrize("mark", [",", ";", "\t", "|"])
-def test_the_delimiter_is_found_by_the_column(tmp_path: Path, mark: str) -> None:
-    path = _file(tmp_path, f"id{mark}text\n1{mark}x\n")
-    assert inputs(opened(path, input="text")) == ["x"]
+@pytest.mark.parametrize(
+    ("delimiter", "character"),
+    [
+        (None, ","), ("comma", ","), ("semicolon", ";"), (";", ";"), ("tab", "\t"),
+        ("\t", "\t"), ("pipe", "|"), ("·", "·"),
+    ],
+)  # fmt: skip
+def test_the_delimiter(tmp_path: Path, delimiter: str | None, character: str) -> None:
+    path = _file(tmp_path, f"id{character}text\n1{character}x\n")
+    assert inputs(opened(path, input="text", delimiter=delimiter)) == ["x"]
 
 
-def test_tabs_of_a_tsv(tmp_path: Path) -> None:
+@pytest.mark.parametrize("delimiter", ["", "tabs", ";;", '"', "\n"])
+def test_a_delimiter_that_cannot_be_one(tmp_path: Path, delimiter: str) -> None:
+    path = _file(tmp_path, "id,text\n")
+    with pytest.raises(ConfigError, match="must be one character, or one of comma, tab"):
+        opened(path, delimiter=delimiter)
+
+
+def test_the_delimiter_of_a_tsv_is_a_tab(tmp_path: Path) -> None:
     path = _file(tmp_path, "text,x\tb\n1,2\t3\n", "x.tsv")
     assert inputs(opened(path, input="text,x")) == ["1,2"]
+    assert inputs(opened(path, input="text", delimiter="comma")) == ["1"]
+
+
+@pytest.mark.parametrize("name", ["semicolon", "tab", "pipe"])
+def test_a_first_row_with_another_delimiter(tmp_path: Path, name: str) -> None:
+    path = _file(tmp_path, csv_table.DELIMITERS[name].join(["id", "text"]) + "\n")
+    with pytest.raises(ConfigError, match="which contains another delimiter") as raised:
+        read_all(opened(path, input="text"))
+    assert f"Add --delimiter {name};" in str(raised.value.hint)
+
+
+def test_a_column_whose_name_contains_a_delimiter(tmp_path: Path) -> None:
+    path = _file(tmp_path, '"text;b"\nx\n')
+    assert inputs(opened(path, input="text;b")) == ["x"]
+
+
+def test_the_delimiter_is_not_part_of_the_source(tmp_path: Path) -> None:
+    path = _file(tmp_path, "id;text\n1;x\n")
+    described = opened(path, input="text", delimiter=";").describe()
+    assert "delimiter" not in described
+    assert opened(path, input="text", delimiter="semicolon").describe() == described
 
 
 @pytest.mark.parametrize(
     ("body", "wanted", "why"),
     [
-        ("", "text", "is empty: its first row is to name the columns"),
+        ("", "text", "is empty: its first row must name the columns"),
         ("text,b\n", "txet", "no column 'txet'; did you mean text"),
         ("text,b\n", None, "has the columns 'text', 'b', and none is named"),
-        ("text;b\n", None, "has the columns 'text', 'b', and none is named"),
-        ('"text;b"\n', None, "line 1: the one column 'text;b' may be several"),
+        ('"text;b"\n', None, "line 1: the only column is 'text;b', which contains another"),
         ("a,a\n", "a", "two columns are called 'a'"),
         ("a,b\n".encode("utf-16"), "a", "is UTF-16, not UTF-8"),
         (b"a,\xe9\n", "a", "line 1: byte 3 of line 1 is not UTF-8"),

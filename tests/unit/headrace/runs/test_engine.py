@@ -21,8 +21,8 @@ from headrace.client.retries import MAX_PAUSE_S, Session
 from headrace.client.sansio import HttpResponse, Pause, Plan
 from headrace.runs.engine import api_calls
 from headrace.runs.engine import engine as engines
-from headrace.runs.engine import in_flight as flights
-from headrace.runs.engine import submitter as feeders
+from headrace.runs.engine import in_flight as in_flight_module
+from headrace.runs.engine import submitter as submitter_module
 from headrace.runs.engine.engine import Engine
 from headrace.runs.engine.spec import RunSpec
 from headrace.runs.interfaces import Entry, Row, Source
@@ -145,7 +145,7 @@ def test_only_what_failed_runs_again_under_ids_of_its_own(out: Path) -> None:
             return succeeded(job_id)
         return {"status": "expired", "attempts": 0}
 
-    with pytest.raises(errors.Conflict, match="no run of which anything could have failed"):
+    with pytest.raises(errors.Conflict, match="no run exists whose failed inputs could run again"):
         run(out, StandIn(outcome), Counted(100, raw), only_failed=True)
     assert run(out, StandIn(outcome), Counted(100, raw)).progress.failed == 15
     cured = True
@@ -303,7 +303,9 @@ def test_a_server_that_refuses_what_a_broken_source_gave_last_ends_the_run(out: 
     refused = StandIn(refuse=lambda _: problem("model-not-found", 404))
     with pytest.raises(errors.ModelNotFound):
         run(out, refused, Broken(9, raw))
-    with pytest.raises(errors.ConfigError, match="source cannot be read on: Input/output error"):
+    with pytest.raises(
+        errors.ConfigError, match="source cannot be read further: Input/output error"
+    ):
         run(out, StandIn(), Broken(9, raw))
     assert set(rows(out)) == set(range(9))
 
@@ -318,8 +320,8 @@ def test_what_rows_carry_counts_as_bytes_that_are_under_way(
                 carried = {"text": msgspec.Raw(b'"' + b"x" * 998 + b'"')}
                 yield msgspec.structs.replace(entry, carried=carried)
 
-    monkeypatch.setattr(flights, "MOST_BYTES", 20_000)
-    monkeypatch.setattr(feeders, "PACK_BYTES", 5_000)
+    monkeypatch.setattr(in_flight_module, "MOST_BYTES", 20_000)
+    monkeypatch.setattr(submitter_module, "PAGE_BYTES", 5_000)
     server, most = StandIn(), []
     engine = Engine(server, order(in_flight=1000), Carrying(300, raw), JsonlSink(out))
     monkeypatch.setattr(engines, "WATCH_S", 0.0)
@@ -462,14 +464,14 @@ def turn(plan: Plan[Any], accepted: int) -> float:
     return pause.seconds
 
 
-def test_a_pack_waits_for_room_as_long_as_another_pack_finds_some(
+def test_a_request_waits_for_room_as_long_as_another_one_finds_some(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Which of them gets what comes free is chance; none gives up for having had no luck."""
+    """Which of them gets a free place is chance; the other does not give up."""
     now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    session, room = Session("http://server", 10, met=True), api_calls.ServerLimits()
-    lucky, unlucky = (api_calls.submit(session, [b"{}"] * 100, True, room) for _ in range(2))
+    session, accepts = Session("http://server", 10, met=True), api_calls.AcceptCount()
+    lucky, unlucky = (api_calls.submit(session, [b"{}"] * 100, True, accepts) for _ in range(2))
     since = now
     while now < 1000 + 5 * session.retry_s:
         since = now
@@ -485,21 +487,21 @@ def test_a_pack_waits_for_room_as_long_as_another_pack_finds_some(
     assert session.retry_s - MAX_PAUSE_S <= now - since <= session.retry_s
 
 
-def test_all_packs_of_a_run_know_of_each_others_room(
+def test_all_requests_of_a_run_share_their_accept_count(
     out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rooms: list[Any] = []
+    counts: list[Any] = []
     submit = api_calls.submit
 
-    def seen(session: Session, lines: Sequence[bytes], quiet: bool, room: Any = None) -> Plan[Any]:
-        rooms.append(room)
-        return submit(session, lines, quiet, room)
+    def seen(session: Session, lines: Sequence[bytes], quiet: bool, accepts: Any) -> Plan[Any]:
+        counts.append(accepts)
+        return submit(session, lines, quiet, accepts)
 
     monkeypatch.setattr(api_calls, "submit", seen)
     run(out, StandIn(), Counted(100, raw))
-    assert len(rooms) > 1
-    assert isinstance(rooms[0], api_calls.ServerLimits)
-    assert all(room is rooms[0] for room in rooms)
+    assert len(counts) > 1
+    assert isinstance(counts[0], api_calls.AcceptCount)
+    assert all(count is counts[0] for count in counts)
 
 
 @pytest.mark.parametrize("unborn", [2, 3, 4])

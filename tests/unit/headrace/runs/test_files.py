@@ -67,7 +67,10 @@ def test_a_pattern_names_folder_and_files(photos: Path) -> None:
         "photos/a/1.jpg", "photos/a/2.jpg", "photos/a.jpg", "photos/link.jpg",
     ]  # fmt: skip
     assert keys(folder(f"{photos}/*.jpg", "a.*")) == ["a.jpg"]
-    for named, words in ((f"{photos}/*.gif", "no file matches"), (f"{photos}/no/*", "no folder")):
+    for named, words in (
+        (f"{photos}/*.gif", "no file matches"),
+        (f"{photos}/no/*", "no such folder"),
+    ):
         with pytest.raises(ConfigError, match=words):
             folder(named)
 
@@ -122,8 +125,8 @@ def test_what_leads_nowhere_or_waits_for_ever_is_no_input(photos: Path) -> None:
     assert keys(folder(photos)) == whole
     listed = PathsSource(io.BytesIO(os.fsencode(photos / "pipe") + b"\n/dev/zero\n/no/such\n"))
     first, second, third = [entry.input for entry in listed.entries(None, 0)]
-    assert "pipe is no file" in str(first)
-    assert "/dev/zero is no file" in str(second)
+    assert "pipe is not a file" in str(first)
+    assert "/dev/zero is not a file" in str(second)
     assert third == Path("/no/such")  # which fails as it is sent
 
 

@@ -53,7 +53,7 @@ def test_a_column_is_the_input_and_the_others_are_carried(lines: Path) -> None:
     assert isinstance(found[2][2], InvalidRequest)
     assert "line 5: has no column 'x'" in str(found[2][2])
     assert found[2][3] == {"id": "c", "label": None}
-    assert "line 6: is not the JSON" in str(found[3][2])
+    assert "line 6: not the expected JSON" in str(found[3][2])
     assert found[4] == (4, "e", 5, {"id": "e"})
     assert len(found) == 5
 
@@ -103,7 +103,7 @@ def test_what_cannot_be_a_source_is_said(lines: Path) -> None:
     for named, words in (
         (lines.parent / "none.jsonl", "no such file"),
         (lines.parent / "none", "no such file"),
-        ("ftp://host/x.jsonl", "Known are: "),
+        ("ftp://host/x.jsonl", "Known kinds: "),
     ):
         with pytest.raises(ConfigError) as raised:
             source_of(Path(named)) if isinstance(named, Path) else source_for(
@@ -112,7 +112,7 @@ def test_what_cannot_be_a_source_is_said(lines: Path) -> None:
         assert words in f"{raised.value.message} {raised.value.hint}"
     with pytest.raises(ConfigError, match="--glob means nothing"):
         source_of(lines, glob=("*.png",))
-    with pytest.raises(ConfigError, match="cannot be told how this is to be written"):
+    with pytest.raises(ConfigError, match="unknown kind of output"):
         sink_for("out.xml")
 
 
@@ -170,10 +170,10 @@ def test_a_file_that_is_not_the_runs_is_left_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     path.write_text("precious\n")
     for mark, words in (
-        (None, "has lines already"),
+        (None, "already has lines"),
         ({"bytes": 50}, "its run had written 50"),
-        ({"parts": 1}, "not that of a file"),
-        ({"bytes": 0}, "is no row"),
+        ({"parts": 1}, "does not belong to a file"),
+        ({"bytes": 0}, "is not a row"),
     ):
         sink = JsonlSink(path)
         with pytest.raises(Conflict, match=words):
@@ -228,7 +228,7 @@ def test_a_checkpoint_is_found_again_and_another_process_is_kept_away(tmp_path: 
     assert f"another run writes {output}: process {os.getpid()}" in other.stderr
     found = checkpoints.decode(store.load() or b"", "o")
     assert found == kept
-    assert list(found.numbers) == [3, 4, 6]
+    assert list(found.done_set) == [3, 4, 6]
     store.release()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.jsonl.run"]
     # A process that was killed leaves its lock file, and holds no lock.
@@ -270,7 +270,7 @@ def test_lines_that_are_no_json_that_others_can_read_fail_alone(tmp_path: Path) 
         "first", "2", "3", "4", "\u00e4", "123456789012345678901234567890",
     ]  # fmt: skip
     bad = [str(e.input) for e in found if isinstance(e.input, InvalidRequest)]
-    assert [text.partition(": is not the JSON")[0][-6:] for text in bad] == [
+    assert [text.partition(": not the expected JSON")[0][-6:] for text in bad] == [
         "line 2", "line 3", "line 4",
     ]  # fmt: skip
     whole = list(source_of(path).entries(None, 0))
@@ -280,9 +280,9 @@ def test_lines_that_are_no_json_that_others_can_read_fail_alone(tmp_path: Path) 
 
 
 def test_a_misspelt_column_is_told_before_anything_is_written(lines: Path) -> None:
-    with pytest.raises(ConfigError, match="column 'labell', which --input names; did you mean la"):
+    with pytest.raises(ConfigError, match="column 'labell' of --input; did you mean la"):
         source_of(lines, input="labell").describe()
-    with pytest.raises(ConfigError, match=r"no.* column 'idd', which --key names; did you mean id"):
+    with pytest.raises(ConfigError, match=r"no.* column 'idd' of --key; did you mean id"):
         source_of(lines, input="x", key="idd").describe()
     lines.write_text("no json\n[1]\n")
     source_of(lines, input="x").describe()  # its lines are what is wrong

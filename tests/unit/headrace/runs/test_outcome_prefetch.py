@@ -143,18 +143,18 @@ def test_a_source_that_fails_hides_nothing_that_could_not_be_sent() -> None:
         assert reading.wait(WAIT_S)
         raise errors.Forbidden("no more")
 
-    flight = InFlight(4, None, 0, RangeSet())
+    in_flight = InFlight(4, None, 0, RangeSet())
     order = RunSpec(model="m", run_id="r", in_flight=4)
     torn, start = Torn(1, lambda number: number), (None, 0, RangeSet())
     refused: list[tuple[PendingInput, Row]] = []
-    feeder = Submitter(torn, flight, start, Lines(order), str, submit, refused.extend)
-    feeder.start()
-    wait_until(lambda: feeder.error is not None, "what could not be sent is told")
+    submitter = Submitter(torn, in_flight, start, Lines(order), str, submit, refused.extend)
+    submitter.start()
+    wait_until(lambda: submitter.error is not None, "what could not be sent is told")
     told.set()
-    feeder.join(WAIT_S)
-    assert flight.all_taken
-    assert isinstance(feeder.error, errors.Forbidden)
-    assert not feeder.from_source
+    submitter.join(WAIT_S)
+    assert in_flight.all_added
+    assert isinstance(submitter.error, errors.Forbidden)
+    assert not submitter.from_source
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError, Conflict
-from headrace.runs import kinds
+from headrace.runs import registry
 from headrace.runs.arrow import rows
-from headrace.runs.arrow.rows import read_parquet, write_parquet
-from headrace.runs.arrow.types import is_json
+from headrace.runs.arrow.rows import is_json, read_parquet, write_parquet
 from headrace.runs.interfaces import Row, Sink
 from headrace.runs.registry import sink_for
 from headrace.runs.sinks import parquet
@@ -240,7 +239,7 @@ def test_only_what_failed_runs_again(tmp_path: Path) -> None:
 
 def test_an_output_that_is_another_ones_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "out.parquet").write_bytes(b"x")
-    with pytest.raises(Conflict, match="exists already"):
+    with pytest.raises(Conflict, match="already exists"):
         sink_of(tmp_path).recover(None)
     with pytest.raises(ConfigError, match="cannot be written"):
         sink_of(tmp_path / "none").recover(None)
@@ -315,7 +314,7 @@ def test_without_pyarrow_it_is_said_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "in.parquet").touch()
-    monkeypatch.setattr(kinds, "find_spec", lambda _: None)
+    monkeypatch.setattr(registry, "find_spec", lambda _: None)
     for open_it in (lambda: sink_of(tmp_path), lambda: opened(tmp_path / "in.parquet")):
         with pytest.raises(ConfigError, match="needs pyarrow, which is not installed") as raised:
             open_it()

@@ -131,7 +131,7 @@ def test_a_file_that_is_cut_off(tmp_path: Path, cut: int) -> None:
     path.write_bytes(path.read_bytes()[:cut])
     with pytest.raises(ConfigError) as raised:
         read_all(opened(path))
-    assert f"{path} is no Parquet file, or is cut off" in str(raised.value)
+    assert f"{path} is not a Parquet file, or is cut off" in str(raised.value)
 
 
 def test_a_broken_row_group_fails_alone(tmp_path: Path) -> None:

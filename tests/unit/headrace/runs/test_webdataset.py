@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.runs.sources.brace_expansion import expand
+from headrace.runs.sources.patterns import expand_braces
 from tests.harness.runs.sources import errors, inputs, opened, read_all, resumes_everywhere
 
 
@@ -121,7 +121,7 @@ def test_what_belongs_to_no_sample_is_passed_over(tmp_path: Path) -> None:
             "it has 'jpg', 'png': name the one that is the input",
         ),
         ([("1.jpeg", b"")], "jpg", "it has no member 'jpg'; did you mean jpeg?; it has 'jpeg'"),
-        ([("1.jpg", b""), ("1.jpg", b"")], "jpg", "there are two members 'jpg'"),
+        ([("1.jpg", b""), ("1.jpg", b"")], "jpg", "it has two members 'jpg'"),
         ([("1.jpg", b""), ("1.json", b"{")], "jpg", "member 'json' is not JSON"),
         ([("1.jpg", b""), ("1.txt", b"\xff")], "jpg", "member 'txt' is not UTF-8"),
     ],
@@ -172,10 +172,10 @@ def test_shards_by_a_range(tmp_path: Path) -> None:
     ],
 )
 def test_ranges_and_lists_of_names(named: str, names: list[str]) -> None:
-    assert expand(named) == names
+    assert expand_braces(named) == names
 
 
 @pytest.mark.parametrize("named", ["{0..1000000}", "{0..1000}{0..1000}"])
 def test_a_range_that_is_too_long(named: str) -> None:
     with pytest.raises(ConfigError, match="more than 1000000 names"):
-        expand(named)
+        expand_braces(named)

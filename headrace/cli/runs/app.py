@@ -85,8 +85,8 @@ def run(
         typer.Option(
             "--delimiter",
             metavar="CHAR",
-            help="What separates CSV columns: comma, tab, semicolon, pipe or another character "
-            "(default: comma; in .tsv files tab).",
+            help="Delimiter of CSV columns: comma, tab, semicolon, pipe, or any other character "
+            "(default: comma; for .tsv files tab).",
         ),
     ] = None,
     by_ref: Annotated[

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import workers.models.served_model
 from benchmarks.window import FixedWindow
-from workers.celery_app import deployed
+from workers.celery.app import deployed
 
 workers.models.served_model.Batcher = FixedWindow  # type: ignore[attr-defined] # the policy to compare with
 app = deployed()

@@ -1,10 +1,13 @@
-"""Answers of Redis that Celery and kombu are to take for a lost connection, and try again.
+"""Treats some error replies of Redis as lost connections, so that Celery and kombu retry.
 
-A server that becomes a replica ends kombu's BRPOP by UNBLOCKED and answers what comes next by
-READONLY; a full one refuses what kombu writes as it connects by OOM; one that cannot keep what it
-is told, or runs somebody's script for too long, answers MISCONF, NOREPLICAS or BUSY. Celery takes
-each for a mistake of its own and ends the worker, just when it is needed: to go on with the new
-primary, to run what fills the memory, and to finish and settle what it holds.
+A server that becomes a replica ends kombu's BRPOP with UNBLOCKED and answers the next command with
+READONLY. A full server refuses what kombu writes on connecting with OOM. A server that cannot
+persist, lacks replicas or runs a slow script answers MISCONF, NOREPLICAS or BUSY. Celery takes each
+of them for a bug and ends the worker. The worker must keep running, to continue with the new
+primary and to settle what it holds.
+
+`BaseParser.EXCEPTION_CLASSES` is private to redis-py; read from redis-py 8.1.0. A test fails when
+it goes (`tests/unit/workers/celery/test_celery_internals.py`).
 """
 
 from __future__ import annotations
@@ -14,22 +17,28 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import OutOfMemoryError, ReadOnlyError, ResponseError
 
 
-class Demoted(ReadOnlyError, RedisConnectionError):
-    """The server takes no writes, as it is a replica."""
+class ServerDemoted(ReadOnlyError, RedisConnectionError):
+    """The server is a replica and takes no writes."""
 
 
-class Full(OutOfMemoryError, RedisConnectionError):
+class ServerFull(OutOfMemoryError, RedisConnectionError):
     """The server is at its maxmemory."""
 
 
-class Refused(ResponseError, RedisConnectionError):
-    """The server takes no writes for now. The code, which redis-py takes off, is in the text."""
+class ServerUnavailable(ResponseError, RedisConnectionError):
+    """The server takes no writes for now. The text has the code, which redis-py removes."""
 
     def __init__(self, text: str = "", status_code: str | None = None) -> None:
         super().__init__(f"{status_code} {text}", status_code=status_code)
 
 
-def pass_by() -> None:
-    """From now on, in this process, redis-py raises connection errors for these answers."""
-    BaseParser.EXCEPTION_CLASSES.update(READONLY=Demoted, UNBLOCKED=Demoted, OOM=Full)
-    BaseParser.EXCEPTION_CLASSES.update(MISCONF=Refused, NOREPLICAS=Refused, BUSY=Refused)
+def treat_as_lost_connections() -> None:
+    """Have redis-py raise connection errors for these replies, in this process."""
+    BaseParser.EXCEPTION_CLASSES.update(
+        READONLY=ServerDemoted,
+        UNBLOCKED=ServerDemoted,
+        OOM=ServerFull,
+        MISCONF=ServerUnavailable,
+        NOREPLICAS=ServerUnavailable,
+        BUSY=ServerUnavailable,
+    )

@@ -1,44 +1,45 @@
-"""What the Celery apps of a deployment have in common."""
+"""Configuration that the Celery apps of a deployment share."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from functools import partialmethod
 from typing import Any, Final
 
+from celery.bootsteps import StartStopStep
 from celery.signals import setup_logging
-from celery.worker.control import Panel
 
 from headrace.config.settings import Settings
 from headrace.observability import logs
 from headrace.redis.celery_url import CeleryUrl
 from headrace.redis.connection import SOCKET_TIMEOUT_S
+from workers.celery.celery_internals import set_commands
 
-#: How often kombu looks whether its connections live.
+#: How often kombu checks its connections, in seconds.
 HEALTH_CHECK_S: Final = 5
 
 
 def common_conf(target: CeleryUrl, queue: str, transport: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration of a worker that lives as long as its deployment.
+    """Return the configuration of a worker that runs as long as its deployment.
 
     Args:
         target: the deployment's Redis.
-        queue: its own queue; kombu's records are named after it.
+        queue: the worker's own queue; kombu's keys are named after it.
         transport: more options of its transport.
     """
     return {
         "accept_content": ["json"],
-        # For ever: what is loaded stays loaded, and our own connections try on as well.
+        # Retry for ever, as our own connections do: the models stay loaded meanwhile.
         "broker_connection_max_retries": None,
         "broker_connection_retry_on_startup": True,
-        # kombu's own record of unacknowledged messages, apart from other applications': every
-        # client of a database applies its visibility timeout to all that stands under the common
-        # names.
+        # Own keys for kombu's unacknowledged messages: every client of a database applies its
+        # visibility timeout to all messages under the default names.
         "broker_transport_options": {
             "unacked_key": f"{queue}.unacked",
             "unacked_index_key": f"{queue}.unacked_index",
             "unacked_mutex_key": f"{queue}.unacked_mutex",
-            # On a connection that is dead without a word Celery would wait for ever.
+            # Without a timeout Celery would wait for ever on a half-open connection.
             "socket_timeout": SOCKET_TIMEOUT_S,
             "socket_connect_timeout": SOCKET_TIMEOUT_S,
             "health_check_interval": HEALTH_CHECK_S,
@@ -51,35 +52,48 @@ def common_conf(target: CeleryUrl, queue: str, transport: Mapping[str, Any]) -> 
         "worker_enable_prefetch_count_reduction": False,
         "worker_enable_remote_control": True,
         "worker_hijack_root_logger": True,
-        # `-E` asks for them, as does Flower by its enable_events.
+        # `-E` enables them, and so does Flower by its enable_events.
         "worker_send_task_events": False,
     }
 
 
+def deployed_step(step: type[StartStopStep], **deployment: Any) -> type[StartStopStep]:
+    """Return the bootstep's class with keyword arguments filled in, as Celery instantiates it."""
+    filled_in = partialmethod(step.__init__, **deployment)
+    members = {"name": step.name, "__module__": step.__module__, "__init__": filled_in}
+    metaclass: Any = type(step)
+    made: type[StartStopStep] = metaclass(step.__name__, (step,), members)
+    return made
+
+
 def refuse(commands: Mapping[str, str]) -> None:
-    """Let this process' worker answer commands of remote control by errors.
+    """Answer these remote-control commands with an error.
 
     Args:
-        commands: the commands that do not work here, with what to do instead.
+        commands: what to do instead, by the name of the command.
     """
-    Panel.data.update({name: _refusal(why) for name, why in commands.items()})
+    set_commands({name: _refusal(why) for name, why in commands.items()})
 
 
 def _refusal(why: str) -> Callable[..., dict[str, str]]:
     return lambda state, **_: {"error": why}
 
 
-def log_as(part: str, settings: Settings) -> None:
-    """Have this process log as all others do when Celery comes to set up its logs.
+def log_as(component: str, settings: Settings) -> None:
+    """Set up our logs when Celery sets up its own.
 
-    Celery's own level is followed where it is the lower one, as by `-l debug`.
+    The lower of our level and Celery's (`-l debug`) applies.
+
+    Args:
+        component: the `part` field of each line.
+        settings: the format and the level.
     """
 
     def set_up(loglevel: int | None = None, **_: Any) -> None:
         own = logs.level_number(settings.log_level)
         level = own if loglevel is None else min(own, loglevel)
         logs.configure(
-            settings.log_format, level, part, environ=os.environ, redis_url=settings.redis_url
+            settings.log_format, level, component, environ=os.environ, redis_url=settings.redis_url
         )
 
     setup_logging.connect(set_up, weak=False, dispatch_uid="headrace.observability.logs")

@@ -1,31 +1,26 @@
-"""What a worker says of itself: events of its jobs, model states for /ready, counters.
+"""Publishes task events about a worker's jobs, for Flower and other Celery monitors.
 
-Of a job's end it tells only what Redis has confirmed: a job that was cancelled while it ran is
-revoked, whatever its handler gave, and a job that another worker holds by now is for that to tell.
+An event about a job's end follows Redis' reply. A job that was cancelled while it ran is reported
+as revoked, whatever its handler returned. A job whose lease was lost is left to the worker that
+holds it now.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
-from celery.worker import state as celery_state
 
 from headrace.errors import BY_CODE, HeadraceError
 from headrace.jobs.job import State, iso
 from headrace.jobs.message import arguments_repr
-from headrace.observability.host_figures import FIELD as FIGURES
-from headrace.observability.versions import running
-from headrace.observability.worker_report import CLOCK
 from headrace.redis import keys
 from headrace.redis.clock import US_PER_S
-from headrace.redis.scripts import Arg, Command
-from headrace.redis.scripts import workers as worker_scripts
+from headrace.redis.scripts import Command
 from headrace.redis.scripts.jobs import CANCELLED, FENCED, POSTPONED
-from headrace.redis.traffic import TRAFFIC
+from workers.celery.celery_internals import count_started
 from workers.celery.task_events import (
     Failed,
     Received,
@@ -41,162 +36,150 @@ from workers.jobs.batch import Batch
 from workers.jobs.leased_job import NEVER, LeasedJob
 from workers.jobs.settlement import Settlement
 from workers.models.served_model import ServedModel
-from workers.observability.host_metrics import NOTHING
-from workers.protocol.phases import BEST_FIRST, Phase
 
 if TYPE_CHECKING:
     from workers.observability.job_spans import JobSpans
 
-#: Events leave at least this often, in seconds, ...
+#: Events wait for at most this many seconds, ...
 EVENTS_S: Final = 0.1
-#: ... or as soon as there are this many.
+#: ... or until there are this many.
 EVENTS_MAX: Final = 1000
 NOT_YET: Final = (None, None)
-_encode: Final = msgspec.json.encode
 
 
 class EventDispatcher(Protocol):
-    """Celery's event dispatcher, as far as it is used here; no groups means all of them."""
+    """The used part of Celery's event dispatcher; no groups means all of them."""
 
     enabled: bool
     groups: set[str]
 
 
 class EventPublisher:
-    """Speaks for one worker.
+    """Publishes the task events of one worker, and starts and ends the spans of its jobs.
 
     Args:
-        owner: this incarnation.
         hostname: Celery's node name, such as gpu0@host.
         channel: the pub/sub channel of lists of task events.
-        ticks: advances Celery's logical clock by so many and gives the first of them.
-        dispatcher: gives Celery's event dispatcher, or None while there is none.
-        figures: what was measured last of host, devices and model processes, as JSON.
+        ticks: advances Celery's logical clock by a count and returns the first of these ticks.
+        dispatcher: returns Celery's event dispatcher, or None while it has none.
 
     Attributes:
-        spans: hears the same, where spans are sent.
+        events_at: when the waiting events are due, on the monotonic clock.
+        spans: the spans of the worker's jobs; None where no spans are sent.
     """
 
     def __init__(
         self,
-        owner: str,
         hostname: str,
         channel: str,
         ticks: Callable[[int], int],
         dispatcher: Callable[[], EventDispatcher | None],
-        figures: Callable[[], bytes] = lambda: NOTHING,
     ) -> None:
-        self.owner = owner
-        self.hostname = hostname
         self._channel = channel
         self._dispatcher = dispatcher
-        self._figures = figures
-        self._own = _encode({"node": hostname, "pid": os.getpid(), "versions": running()})
         self._log = TaskEventLog(hostname, ticks)
-        self._asked_for = False
-        # Jobs whose start was told, by token, with when their batch ended and how long it ran. Only
-        # of these is the end told, so that a monitor sees no job without a name.
-        self._told: dict[str, tuple[float | None, float | None]] = {}
+        self._enabled = False
+        # Jobs whose start was published, by token, with the time at which their batch ended and how
+        # long it ran. Only their ends are published, so that a monitor sees no job without a name.
+        self._published: dict[str, tuple[float | None, float | None]] = {}
         self.events_at = NEVER
         self.spans: JobSpans | None = None
 
     def close(self) -> None:
-        """The worker ends: send what is left of spans."""
+        """Send the remaining spans, as the worker ends."""
         if self.spans is not None:
             self.spans.close()
 
     @property
     def _listening(self) -> bool:
-        """Whether task events are asked for: by `-E`, or by a monitor's `enable_events`."""
+        """Whether task events are enabled: by `-E`, or by a monitor's `enable_events`."""
         dispatcher = self._dispatcher()
-        # There is none while Celery's own connection is down, and once the worker drains.
+        # None while Celery's own connection is down, and when the worker drains.
         if dispatcher is not None:
             groups = dispatcher.groups
-            self._asked_for = dispatcher.enabled and (not groups or "task" in groups)
-        return self._asked_for
+            self._enabled = dispatcher.enabled and (not groups or "task" in groups)
+        return self._enabled
 
     def started(self, model: ServedModel, batch: Batch) -> None:
-        """A batch of the lane went to its model process."""
-        celery_state.all_total_count[0] += len(batch.jobs)
-        celery_state.total_count[keys.TASK_NAME] += len(batch.jobs)
+        """Publish that a batch was sent to its model process."""
+        count_started(keys.TASK_NAME, len(batch.jobs))
         if batch.traced and self.spans is not None:
             self.spans.started(batch)
         if not self._listening:
             return
         head, add = self._log.head, self._log.events.append
         for job in model.event_sampler.sample(batch.jobs, time.monotonic()):
-            if job.token in self._told:
-                continue  # its first batch gave way
+            if job.token in self._published:
+                continue  # its first batch was preempted
             started_s = job.dispatched_epoch_s
-            self._told[job.token] = NOT_YET
+            self._published[job.token] = NOT_YET
             self._received(job, started_s - (job.dispatched_at - job.claimed_at))
             add(Started(*head(job.id, started_s)))
         self._due()
 
     def finished(self, batch: Batch, settlements: Iterable[Settlement]) -> None:
-        """A batch left its model process; without settlements its jobs went back to the queue."""
+        """Note that a batch has ended; without settlements its jobs go back to the queue."""
         if batch.traced and self.spans is not None:
             self.spans.finished(batch)
         ended = (time.time(), time.monotonic() - batch.started_at)
-        for settlement in settlements if self._told else ():
-            if settlement.token in self._told:
-                self._told[settlement.token] = ended
+        for settlement in settlements if self._published else ():
+            if settlement.token in self._published:
+                self._published[settlement.token] = ended
 
     def preempted(self, batch: Batch) -> None:
-        """A batch came back as another model's was to run first; its jobs leave in others."""
+        """Note that a batch was preempted by another model's; its jobs run in later batches."""
         if batch.traced and self.spans is not None:
             self.spans.preempted(batch)
-        celery_state.all_total_count[0] -= len(batch.jobs)
-        celery_state.total_count[keys.TASK_NAME] -= len(batch.jobs)
+        count_started(keys.TASK_NAME, -len(batch.jobs))
         for job in batch.jobs:
             if job.dropped == "lost":
-                self._told.pop(job.token, None)
+                self._published.pop(job.token, None)
 
     def settled(
         self, model: ServedModel, settlements: Sequence[Settlement], codes: Sequence[Any]
     ) -> None:
-        """Redis has answered how these jobs of the lane, which still holds them, have ended."""
+        """Publish the ends that Redis has confirmed, of jobs that the model still holds."""
         if self.spans is not None:
             self.spans.settled(settlements)
         listening, now_s, left_out = self._listening, time.time(), 0
-        if not (listening or self._told):
+        if not (listening or self._published):
             return
         for settlement, code in zip(settlements, codes, strict=True):
-            told = self._told.pop(settlement.token, None)
-            if int(code) == FENCED or (told is None and not listening):
+            published = self._published.pop(settlement.token, None)
+            if int(code) == FENCED or (published is None and not listening):
                 continue
-            if told is None:
-                # Left out until now; or refused, expired or put off as soon as it was claimed.
+            if published is None:
+                # Not sampled until now; or refused, expired or postponed when it was claimed.
                 job = model.held.get(settlement.id)
-                if job is None or not self._worth_telling(model, job, settlement):
+                if job is None or not self._notable(model, job, settlement):
                     left_out += int(code) != POSTPONED
                     continue
                 self._received(job, now_s)
-                told = NOT_YET
-            self._ended(settlement, int(code), *told)
+                published = NOT_YET
+            self._ended(settlement, int(code), *published)
         model.event_sampler.count_omitted(left_out)
         self._due()
 
-    def _worth_telling(self, model: ServedModel, job: LeasedJob, settlement: Settlement) -> bool:
-        """Whether to tell of a job at its end of which nothing was told when it began."""
-        telling = model.event_sampler
-        if job.dispatched_at and (telling.mode is True or settlement.state == State.SUCCEEDED):
+    def _notable(self, model: ServedModel, job: LeasedJob, settlement: Settlement) -> bool:
+        """Return whether to publish the end of a job whose start was not published."""
+        sampler = model.event_sampler
+        if job.dispatched_at and (sampler.mode is True or settlement.state == State.SUCCEEDED):
             return False
-        return telling.take_notable(time.monotonic())
+        return sampler.take_notable(time.monotonic())
 
     def released(self, jobs: Sequence[LeasedJob], outcomes: Sequence[Any]) -> None:
-        """Redis has answered what became of jobs that were given back."""
+        """Publish what Redis did with released jobs."""
         if self.spans is not None:
             self.spans.released(jobs)
         for job, outcome in zip(jobs, outcomes, strict=True):
-            told = self._told.pop(job.token, None)
+            published = self._published.pop(job.token, None)
             head = self._log.head(job.id, time.time())
-            if told is not None and outcome == b"cancelled":
+            if published is not None and outcome == b"cancelled":
                 self._log.events.append(Revoked(*head, terminated=True))
-            elif told is not None and outcome == b"delayed":
+            elif published is not None and outcome == b"delayed":
                 lost = "ReplicaLost('its model process died while it ran alone')"
                 self._log.events.append(Retried(*head, lost, None))
-            elif told is not None and outcome == b"dead":
+            elif published is not None and outcome == b"dead":
                 lost = "ReplicaLost('its model process died each time that it ran alone')"
                 self._log.events.append(Failed(*head, lost, None))
         self._due()
@@ -220,10 +203,10 @@ class EventPublisher:
     ) -> None:
         head, add = self._log.head(settlement.id, ended_s or time.time()), self._log.events.append
         if code == CANCELLED or settlement.state == State.CANCELLED:
-            # A worker itself ends as cancelled only what has not run.
+            # A worker settles a job as cancelled only if it has not run.
             add(Revoked(*head, terminated=settlement.state != State.CANCELLED))
         elif code == POSTPONED:
-            # Without an error it only waits for its eta.
+            # Without an error the job only waits for its eta.
             if settlement.value:
                 add(Retried(*head, *_error(settlement)))
         elif settlement.state == State.SUCCEEDED:
@@ -237,35 +220,12 @@ class EventPublisher:
             self.events_at = time.monotonic() + EVENTS_S
 
     def events(self, now: float) -> list[Command]:
-        """The events that are to leave now, as one publication."""
+        """Return the events that are due, as one publication."""
         waiting = len(self._log.events)
         if not waiting or (now < self.events_at and waiting < EVENTS_MAX):
             return []
         self.events_at = NEVER
         return [("PUBLISH", self._channel, self._log.message())]
-
-    def states(self, models: list[ServedModel]) -> list[Command]:
-        """Model states, figures and counters, for /ready and /metrics."""
-        clock = f"{time.time():.3f}"
-        fields: list[Arg] = ["", self._own, FIGURES, self._figures(), CLOCK, clock]
-        for model in models:
-            fields += (model.config.name, _encode({"node": self.hostname, **model_report(model)}))
-        counted: list[Arg] = []
-        for model in models:
-            stats = keys.stats(model.config.name)
-            for name, by in model.stats.drain():
-                counted += (stats, name, by)
-        for name, count in TRAFFIC.take("worker").items():
-            counted += (keys.SHARED_STATS, name, repr(count))
-        return [worker_scripts.report(self.owner, fields, counted)]
-
-    def offline(self) -> list[Command]:
-        """The worker is about to end."""
-        return [
-            ("DEL", keys.worker(self.owner)),
-            ("ZREM", keys.WORKERS, self.owner),
-            *self.events(NEVER),
-        ]
 
 
 def _iso(epoch_s: float | None) -> str | None:
@@ -281,32 +241,8 @@ _ERROR: Final = msgspec.json.Decoder(_Error)
 
 
 def _error(settlement: Settlement) -> tuple[str, str | None]:
-    """The error as Celery shows exceptions, and its traceback."""
+    """Return the error as Celery shows exceptions, and its traceback."""
     value = settlement.value
     error = _ERROR.decode(value if isinstance(value, bytes) else str(value))
     name = BY_CODE.get(error.type, HeadraceError).__name__
     return f"{name}({error.message!r})", traceback_text(settlement.meta)
-
-
-def model_report(model: ServedModel) -> dict[str, Any]:
-    """What `/ready` and `inspect stats` show of the model."""
-    states = [replica.state for replica in model.replicas]
-    first_error = next((replica.error for replica in model.replicas if replica.error), "")
-    if any(replica.process is None for replica in model.replicas):
-        first_error = first_error or model.restart_limit.reason(time.monotonic())
-    return {
-        "state": min(states, key=BEST_FIRST.index),
-        "replicas": model.config.replicas,
-        "ready": sum(state is Phase.READY for state in states),
-        "device": model.replicas[0].init["device"],
-        "error": first_error,
-        "recycled": model.recycled,
-        "lost": model.restart_limit.lost,
-        "starved": round(model.starved, 3),
-        "fits": model.memory_limit.limit
-        if model.memory_limit.limit < model.memory_limit.max_size
-        else 0,
-        "pids": [r.process.pid for r in model.replicas if r.process is not None],
-        "backoff_us": model.retry_policy.backoff_us,
-        "since": max(replica.since for replica in model.replicas),
-    }

@@ -39,7 +39,7 @@ from typing_extensions import override
 from headrace.config.model_catalog import Catalog, load_catalog
 from headrace.config.settings import load_settings
 from headrace.redis import keys
-from workers.celery_app import CONTROL_QUEUE, create_app
+from workers.celery.app import CONTROL_QUEUE, create_app
 
 #: What a button says where Flower has no password.
 CLOSED: Final = (

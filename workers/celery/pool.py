@@ -1,7 +1,7 @@
-"""The pool of the Celery worker: one thread for ordinary tasks; models have their own processes.
+"""The pool of the Celery worker: one thread for ordinary tasks. Models have their own processes.
 
-The consumer's batches never pass through it, so that the worker's main loop stays free to send
-heartbeats and to answer remote control while a model computes.
+The consumer's batches never pass through it, so the worker's main loop stays free for heartbeats
+and remote control while a model computes.
 """
 
 from __future__ import annotations
@@ -10,4 +10,4 @@ from celery.concurrency.thread import TaskPool as ThreadPool
 
 
 class TaskPool(ThreadPool):
-    """Celery's thread pool under a name that says whose it is in `inspect stats`."""
+    """Celery's thread pool, under a name of ours in `inspect stats`."""

@@ -7,12 +7,10 @@ it sets attributes on each), and would find them changed under its feet by the c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from celery.worker import heartbeat
 from celery.worker import state as celery_state
-from celery.worker.control import Panel
 from kombu.utils.url import maybe_sanitize_url
 from redis.exceptions import RedisError
 
@@ -20,6 +18,8 @@ from headrace.redis import keys
 from headrace.redis.connection import connect
 from headrace.redis.script_client import call_script
 from headrace.redis.scripts import jobs as job_scripts
+from workers.celery import celery_internals
+from workers.celery.celery_internals import Command
 from workers.celery.config import refuse
 from workers.consumer.loop import Consumer
 from workers.jobs.leased_job import LeasedJob
@@ -45,8 +45,7 @@ REFUSED: Final = {
     "the models file (there is no soft one), or give a job its own",
 }
 
-_stock: Final = dict(Panel.data)
-Command = Callable[..., Any]
+_stock: Final = celery_internals.stock_commands()
 
 
 def install(redis_url: str, control_queue: str) -> None:
@@ -70,23 +69,21 @@ def install(redis_url: str, control_queue: str) -> None:
         "add_consumer": _own_queue_only("add_consumer", control_queue),
         "cancel_consumer": _own_queue_only("cancel_consumer", control_queue),
     }
-    Panel.data.update(commands)
+    celery_internals.set_commands(commands)
     refuse(REFUSED)
 
 
 def count_active(consumer: Consumer) -> None:
-    """Let Celery's heartbeats count the running jobs, which Flower shows per worker."""
-    # The heartbeat takes the length of its module's name and does nothing else with it.
-    vars(heartbeat)["active_requests"] = _Active(consumer)
+    """Count the running jobs in Celery's heartbeats, which Flower shows per worker."""
+    celery_internals.count_active(_RunningJobs(consumer))
 
 
-class _Active:
+class _RunningJobs:
     def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer
 
     def __len__(self) -> int:
-        ours = sum(1 for _ in _running(self._consumer))
-        return ours + len(celery_state.active_requests)
+        return sum(1 for _ in _running(self._consumer))
 
 
 def _consumer(state: Any) -> Consumer | None:

@@ -1,7 +1,7 @@
-"""Celery's loop hears a signal at once.
+"""Wakes Celery's loop as soon as a signal arrives.
 
-Python runs a signal's handler and then goes on with the poll that it interrupted, so that Celery
-would see that it is to stop only when its next timer is due: up to a second later.
+Python runs a signal's handler and then continues the poll that it interrupted. Without this, Celery
+would notice a request to stop only when its next timer is due, up to a second later.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ class SignalWakeup:
         self._writer.setblocking(False)
 
     def fileno(self) -> int:
-        """For a selector."""
+        """Return the descriptor, for selectors."""
         return self._reader.fileno()
 
     def listen(self) -> None:
-        """From now on signals make it readable, where this thread is the one that gets them."""
+        """Make it readable at each signal. Does nothing outside of the main thread."""
         if threading.current_thread() is threading.main_thread():
             signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
             self._listens = True
 
-    def wake(self, hub: Any) -> None:
-        """Let it end the polls of Celery's loop, which forgets it whenever it begins anew."""
+    def register(self, hub: Any) -> None:
+        """Add it to the polls of Celery's loop."""
         hub.add_reader(self.fileno(), self._clear)
 
     def close(self) -> None:
-        """Listen no more, when the loop is over."""
+        """Stop listening, after the loop has ended."""
         if self._listens:
             signal.set_wakeup_fd(-1)
         self._reader.close()

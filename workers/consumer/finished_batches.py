@@ -7,14 +7,16 @@ turned into settlements.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from workers.celery.event_publisher import EventPublisher
 from workers.consumer.payload_transfer import PayloadTransfer
 from workers.jobs.batch import Batch
 from workers.leases.manager import LeaseManager
 from workers.models.served_model import ServedModel
 from workers.observability.batch_log import log_ended
+
+if TYPE_CHECKING:
+    from workers.celery.event_publisher import EventPublisher
 
 
 class FinishedBatch(NamedTuple):

@@ -13,7 +13,7 @@ import selectors
 import threading
 import time
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from redis.exceptions import RedisError
 
@@ -21,7 +21,6 @@ from headrace.observability.logs import batch_name, batch_tag
 from headrace.redis.keys import STEPS
 from headrace.redis.outages import DISCONNECTED
 from workers.canvas.notifier import CanvasNotifier
-from workers.celery.event_publisher import EventPublisher
 from workers.consumer.cancellation import Cancellation
 from workers.consumer.claiming import Claimer
 from workers.consumer.finished_batches import FinishedBatches
@@ -30,6 +29,7 @@ from workers.consumer.progress import ProgressWriter
 from workers.consumer.replica_failures import ReplicaFailures
 from workers.consumer.timers import model_due_times, wants_notification
 from workers.jobs.batch import Batch
+from workers.jobs.leased_job import NEVER
 from workers.leases.dialing import BackgroundConnect, watch_sockets
 from workers.leases.manager import LeaseManager
 from workers.leases.notifications import POLL_S, QueueNotifications
@@ -41,6 +41,10 @@ from workers.replicas.replica import Replica
 from workers.scheduling.dispatcher import Dispatcher
 from workers.scheduling.staging import replica_for_second, requeue
 
+if TYPE_CHECKING:
+    from workers.celery.event_publisher import EventPublisher
+    from workers.observability.worker_report import WorkerReport
+
 SWEEP_S: Final = 1.0
 
 
@@ -51,7 +55,8 @@ class Consumer:
         models: the models.
         leases: the account with Redis.
         notifications: the tracking connection.
-        observer: publishes events, model states and counters.
+        observer: publishes task events.
+        report: reports model states and counters.
         orphan_guard: ends what model processes have started when this worker is gone.
         transfer: moves payloads to and from their store.
         dispatcher: says which batch is to run next.
@@ -64,6 +69,7 @@ class Consumer:
         leases: LeaseManager,
         notifications: QueueNotifications,
         observer: EventPublisher,
+        report: WorkerReport,
         orphan_guard: OrphanGuard,
         transfer: PayloadTransfer,
         dispatcher: Dispatcher,
@@ -74,6 +80,7 @@ class Consumer:
         self._leases = leases
         self._notifications = notifications
         self._observer = observer
+        self._report = report
         self._transfer = transfer
         self._dispatcher = dispatcher
         self._cancellation = Cancellation(models, leases)
@@ -196,7 +203,7 @@ class Consumer:
             for model in self.models:
                 self._leases.sweep(model, now)
             self._leases.expire_waiting()
-            for command in self._observer.states(self.models):
+            for command in self._report.commands(self.models):
                 self._leases.send(command)
         for command in self._observer.events(now):
             self._leases.send(command)
@@ -387,7 +394,8 @@ class Consumer:
         self._claimer.read_replies(time.monotonic())
         self._finished.settle()
         self._failures.release_all(self.models, time.monotonic())
-        for command in (*self._observer.states(self.models), *self._observer.offline()):
+        last_report = [*self._report.commands(self.models), *self._report.removal()]
+        for command in (*last_report, *self._observer.events(NEVER)):
             self._leases.send(command)
         while self._leases.busy and self._leases.connected:
             self._leases.flush(time.monotonic())

@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 import selectors
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from workers.celery.event_publisher import EventPublisher
 from workers.consumer.replica_manager import ReplicaManager
 from workers.jobs.batch import Batch
 from workers.leases.manager import LeaseManager
@@ -19,6 +19,9 @@ from workers.models.served_model import ServedModel
 from workers.observability.batch_log import about_batches
 from workers.replicas.orphan_guard import OrphanGuard
 from workers.replicas.replica import Replica
+
+if TYPE_CHECKING:
+    from workers.celery.event_publisher import EventPublisher
 
 logger = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.harness.fakes.nvml import TWO, install
-from workers.celery_app import deployed
+from workers.celery.app import deployed
 
 install(*TWO)
 app = deployed()

@@ -8,7 +8,7 @@ from typing import Any
 
 from headrace.payloads.store import PayloadEntry
 from headrace.payloads.stores import PayloadStores
-from workers.celery_app import deployed
+from workers.celery.app import deployed
 
 _put = PayloadStores.put
 

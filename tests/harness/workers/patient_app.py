@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import workers.batching.latency_model
-from workers.celery_app import deployed
+from workers.celery.app import deployed
 
 workers.batching.latency_model.KNOWN_SHARE = 1e9  # type: ignore[misc] # no wait ends by time
 app = deployed()

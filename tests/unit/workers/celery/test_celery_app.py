@@ -20,7 +20,7 @@ from headrace.config.settings import Settings
 from headrace.errors import ConfigError
 from tests.harness.servers.up import clean_environment
 from tests.harness.workers.worker import write_models
-from workers.celery_app import CONTROL_QUEUE, create_app
+from workers.celery.app import CONTROL_QUEUE, create_app
 
 SECRET = "correct-horse"
 
@@ -47,7 +47,7 @@ def step(app: Celery) -> Any:
 
 
 def test_it_wants_a_redis(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no Redis is named"), deployed(tmp_path, None):
+    with pytest.raises(ConfigError, match="no Redis URL is set"), deployed(tmp_path, None):
         pass
 
 

@@ -23,7 +23,7 @@ from headrace.jobs.message_writer import envelope
 from headrace.redis.keys import TASK_NAME
 from headrace.redis.scripts.jobs import CANCELLED, FENCED, POSTPONED
 from tests.harness.workers.worker import write_models
-from workers.celery.bootstep import event_channel, take_ticks
+from workers.celery.celery_internals import event_channel, take_ticks
 from workers.celery.event_publisher import EVENTS_MAX, EVENTS_S, EventPublisher
 from workers.celery.task_events import RESULT_MAX_CHARS, result_text
 from workers.jobs.batch import Batch
@@ -53,7 +53,7 @@ class Desk:
 
     def __post_init__(self) -> None:
         self.publisher = EventPublisher(
-            "owner", "cpu0@test", event_channel(0), lambda n: take_ticks(self.clock, n),
+            "cpu0@test", event_channel(0), lambda n: take_ticks(self.clock, n),
             lambda: self.dispatcher,
         )  # fmt: skip
 
@@ -285,7 +285,7 @@ def test_events_wait_for_company(desk: Desk) -> None:
 
 def test_a_stop_sends_what_is_left(desk: Desk) -> None:
     desk.start(desk.claim("a"))
-    assert [command[0] for command in desk.publisher.offline()] == ["DEL", "ZREM", "PUBLISH"]
+    assert [command[0] for command in desk.publisher.events(float("inf"))] == ["PUBLISH"]
 
 
 def test_celerys_totals_count_each_hand_over(desk: Desk) -> None:

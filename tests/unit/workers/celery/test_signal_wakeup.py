@@ -24,39 +24,39 @@ def _signals() -> Iterator[None]:
 
 
 @pytest.fixture
-def prompt() -> Iterator[SignalWakeup]:
+def wakeup() -> Iterator[SignalWakeup]:
     made = SignalWakeup()
     yield made
     made.close()
 
 
 def test_each_poll_ends_at_a_signal_also_after_the_loop_has_begun_anew(
-    prompt: SignalWakeup,
+    wakeup: SignalWakeup,
 ) -> None:
     hub = Hub()
-    prompt.listen()
+    wakeup.listen()
     for _ in range(2):
-        prompt.wake(hub)
+        wakeup.register(hub)
         loop = hub.create_loop()
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGUSR1)
-            assert readable(prompt)
+            assert readable(wakeup)
             next(loop)
             # The hub has come by, and found nothing else to do.
-            assert not readable(prompt)
+            assert not readable(wakeup)
         hub.reset()
     hub.close()
-    prompt.close()
+    wakeup.close()
     assert signal.set_wakeup_fd(-1) == -1
 
 
-def test_where_no_signals_come_it_leaves_them_alone(prompt: SignalWakeup) -> None:
+def test_where_no_signals_come_it_leaves_them_alone(wakeup: SignalWakeup) -> None:
     """Such as in a worker that a test runs in a thread."""
-    thread = threading.Thread(target=prompt.listen)
+    thread = threading.Thread(target=wakeup.listen)
     thread.start()
     thread.join()
     assert signal.set_wakeup_fd(-1) == -1
 
 
-def readable(prompt: SignalWakeup) -> bool:
-    return bool(select.select([prompt], [], [], 0)[0])
+def readable(wakeup: SignalWakeup) -> bool:
+    return bool(select.select([wakeup], [], [], 0)[0])

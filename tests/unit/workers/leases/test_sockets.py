@@ -23,7 +23,7 @@ def consumer() -> Iterator[Consumer]:
     """Without models, and with a ledger that has just lost its connection."""
     away: Any = SimpleNamespace(connected=False, owner="w", socket=lambda: None)
     nobody: Any = SimpleNamespace()
-    made = Consumer([], away, away, nobody, nobody, nobody, nobody, nobody)
+    made = Consumer([], away, away, nobody, nobody, nobody, nobody, nobody, nobody)
     yield made
     made._selector.close()
     os.close(made._signal_in)

@@ -1,7 +1,7 @@
-"""`python -m workers APP [OPTIONS]`: a Celery worker on one of the apps here.
+"""`python -m workers APP [OPTIONS]`: starts a Celery worker on an app of this package.
 
-It is `celery --quiet -A APP worker [OPTIONS]`, by the same command of Celery's own. That program
-first imports all of Celery's other commands, Flower's and a prompt: a fifth of the CPU of a start.
+It runs the same command as `celery --quiet -A APP worker [OPTIONS]`. Celery's own program first
+imports all of its other commands, Flower's and a prompt, which takes a fifth of the CPU of a start.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from headrace.errors import HeadraceError
 
 
 def main() -> None:
-    """Run the worker, whose options are those of Celery's `worker`, and exit as that does."""
+    """Run the worker with the options of Celery's `worker`, and exit as that does."""
     if len(sys.argv) < 2:
         print("usage: python -m workers APP [OPTIONS]", file=sys.stderr)  # noqa: T201 - for people
         sys.exit(2)
-    # What is imported stays: to look through it for garbage is in vain.
+    # Imported modules stay, so collecting garbage among them is wasted time.
     gc.disable()
     from celery.app.utils import find_app
     from celery.bin.base import CLIContext
@@ -34,7 +34,7 @@ def main() -> None:
     gc.enable()
     no_color = bool(os.environ.get("NO_COLOR"))
     context = CLIContext(app=app, no_color=no_color, workdir=None, quiet=True)
-    # Environment variables give options under the names that Celery's program has for them.
+    # Options may come from environment variables, under the same names as for Celery's program.
     worker.main(
         sys.argv[2:], prog_name="celery worker", obj=context, auto_envvar_prefix="CELERY_WORKER"
     )

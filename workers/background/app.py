@@ -1,9 +1,8 @@
 """The background worker: `celery -A workers.background.app worker`, with a pool of threads.
 
-It does what is neither a model's work nor a request's; beside its tasks it runs the pipelines,
-in a thread (`workers/background/pipelines/orchestrator.py`), where the models file has any. Each
-task may be done twice: a message is acknowledged when its task has ended, and goes back when its
-worker is gone before (`workers/background/transport.py`).
+It delivers webhooks as Celery tasks and runs the pipelines of the models file in a thread
+(`workers/background/pipelines/orchestrator.py`). A task may run twice: its message is acknowledged
+when the task has ended, and requeued if its worker dies before (`workers/background/transport.py`).
 """
 
 from __future__ import annotations
@@ -11,17 +10,14 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import threading
-from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from typing import Any, Final
 
 import msgspec
-from celery import Celery, bootsteps, states
+from celery import Celery, states
 from celery.backends.base import DisabledBackend
 from celery.exceptions import Reject
 from kombu import Queue
-from redis.exceptions import RedisError
 from typing_extensions import override
 
 from headrace.config.model_catalog import Catalog, load_catalog
@@ -29,49 +25,42 @@ from headrace.config.settings import Settings, load_settings
 from headrace.errors import BrokerError, ConfigError
 from headrace.redis import keys
 from headrace.redis.celery_url import celery_url
-from headrace.redis.connection import SOCKET_TIMEOUT_S, connect
-from headrace.server import background_workers
-from headrace.webhooks import task_message as hook_errand
+from headrace.webhooks.task_message import TASK, WebhookTask
 from workers.background import transport
-from workers.background.pipelines.orchestrator import PipelineOrchestrator
+from workers.background.bootsteps import LivenessStep, PipelinesStep, WebhooksStep
 from workers.background.webhooks.delivery import WebhookDelivery
-from workers.celery.config import common_conf, log_as, refuse
-from workers.threads import run_critical
+from workers.celery.config import common_conf, deployed_step, log_as, refuse
 
 logger = logging.getLogger(__name__)
 
-#: How many errands are done at a time; most of them wait for others.
+#: The number of tasks that run at once. Most of them wait for receivers of webhooks.
 THREADS: Final = 16
-_THREADS: Final = f"a background worker has {THREADS} threads, for good: run another one beside it"
-#: What its pool cannot do, with what to do instead.
+_FIXED: Final = f"a background worker always has {THREADS} threads: run another background worker"
+#: Remote-control commands that do not work here, with what to do instead.
 REFUSED: Final = {
-    "pool_grow": _THREADS,
-    "pool_shrink": _THREADS,
-    "autoscale": _THREADS,
+    "pool_grow": _FIXED,
+    "pool_shrink": _FIXED,
+    "autoscale": _FIXED,
     "pool_restart": "the pool of a background worker cannot restart: restart the worker, which "
     "runs its unfinished tasks again",
 }
-#: How often it says that it lives, in seconds.
-ALIVE_S: Final = 3.0
-#: How long a stop waits until what is under way was given back.
-STOP_MAX_S: Final = 10.0
 
 
 def create_app(settings: Settings, catalog: Catalog, owner: str) -> Celery:
-    """The Celery app of a deployment's errands.
+    """Return the Celery app of a deployment's background workers.
 
     Args:
-        settings: for the Redis.
-        catalog: the models and pipelines.
-        owner: this worker's name in its account, another at each start.
+        settings: the deployment's settings.
+        catalog: its models and pipelines.
+        owner: this incarnation of the worker; a new name at each start.
 
     Raises:
-        ConfigError: no Redis is named.
+        ConfigError: `redis_url` is not set, or `webhook_ca_file` cannot be read.
     """
     url = settings.redis_url
     if not url:
         raise ConfigError(
-            "no Redis is named for the background worker",
+            "no Redis URL is set for the background worker",
             hint="Set HEADRACE_REDIS_URL, or start everything with `headrace up`.",
         )
     target = celery_url(url)
@@ -83,188 +72,56 @@ def create_app(settings: Settings, catalog: Catalog, owner: str) -> Celery:
         task_ignore_result=True,
         task_queues=[Queue(keys.ERRANDS)],
         task_reject_on_worker_lost=True,
-        # Threads cannot be cancelled; what they acknowledge in vain is done again.
+        # Threads cannot be cancelled. A task whose acknowledgement fails runs again.
         worker_cancel_long_running_tasks_on_connection_loss=False,
         worker_concurrency=THREADS,
         worker_pool="threads",
         worker_prefetch_multiplier=1,
     )
-    app.steps["consumer"].add(account_step(url, owner))
-    app.steps["worker"].add(courier_step(app, WebhookDelivery(settings, url)))
+    delivery = WebhookDelivery(settings, url)
+    add_webhook_task(app, delivery)
+    app.steps["consumer"].add(deployed_step(LivenessStep, redis_url=url, owner=owner))
+    app.steps["worker"].add(deployed_step(WebhooksStep, delivery=delivery))
     if catalog.pipelines:
-        app.steps["worker"].add(conductor_step(settings, catalog, url, owner))
+        step = deployed_step(
+            PipelinesStep, settings=settings, catalog=catalog, redis_url=url, owner=owner
+        )
+        app.steps["worker"].add(step)
     return app
 
 
-class NoResults(DisabledBackend):
-    """Keeps no results, and says so of each, where Celery's own of this kind raises.
+def add_webhook_task(app: Celery, delivery: WebhookDelivery) -> None:
+    """Register the task that delivers a webhook."""
 
-    Who revokes a model's job is heard by this worker, too, and Celery asks for its result then.
+    @app.task(name=TASK, shared=False)
+    def deliver(**arguments: Any) -> None:
+        try:
+            delivery.deliver(msgspec.convert(arguments["errand"], WebhookTask))
+        except BrokerError as error:
+            logger.warning("webhook waits for Redis", extra={"reason": error.message})
+            # Requeued, so that it runs again once Redis accepts writes.
+            raise Reject(str(error), requeue=True) from error
+
+
+class NoResults(DisabledBackend):
+    """A result backend that stores nothing, and reports every task as pending.
+
+    This worker receives a revoke of a model's job too, and Celery then reads the job's result.
+    Celery's own disabled backend raises there.
     """
 
     @override
     def get_state(self, task_id: str) -> str:
-        """Of no task anything is known."""
+        """Return PENDING for every task."""
         return states.PENDING
-
-
-class OrchestratorStep(bootsteps.StartStopStep):
-    """Runs the pipelines beside Celery's main loop, whatever becomes of Celery's own connection.
-
-    Args:
-        worker: Celery's worker.
-        build: makes the conductor, for a node.
-    """
-
-    requires = ("celery.worker.components:Pool",)
-    name = "headrace-pipelines"
-
-    def __init__(
-        self, worker: Any, build: Callable[[str], PipelineOrchestrator], **kwargs: Any
-    ) -> None:
-        super().__init__(worker, **kwargs)
-        self._build = build
-        self._conductor: PipelineOrchestrator | None = None
-        self._thread: threading.Thread | None = None
-
-    @override
-    def start(self, parent: Any) -> None:
-        conductor = self._conductor = self._build(parent.hostname)
-        self._thread = threading.Thread(
-            target=run_critical,
-            args=(conductor.run, "the pipelines'"),
-            name="headrace-pipelines",
-            daemon=True,
-        )
-        self._thread.start()
-
-    @override
-    def stop(self, parent: Any) -> None:
-        if self._conductor is not None and self._thread is not None:
-            self._conductor.stop()
-            # Redis may keep it waiting; what it holds goes back once this process is gone.
-            self._thread.join(STOP_MAX_S)
-
-    @override
-    def terminate(self, parent: Any) -> None:
-        self.stop(parent)
-
-
-def conductor_step(
-    settings: Settings, catalog: Catalog, url: str, owner: str
-) -> type[OrchestratorStep]:
-    """The step's class for this deployment; Celery wants a class and makes the instance itself."""
-
-    class DeployedStep(OrchestratorStep):
-        """The step with its deployment filled in."""
-
-        name = "headrace-pipelines"
-
-        def __init__(self, worker: Any, **kwargs: Any) -> None:
-            build = partial(PipelineOrchestrator, settings, catalog, url, owner)
-            super().__init__(worker, build, **kwargs)
-
-    return DeployedStep
-
-
-def courier_step(app: Celery, courier: WebhookDelivery) -> type[bootsteps.StartStopStep]:
-    """The task that delivers webhooks, and the step that lets it begin.
-
-    It ends with the process: what is under way when that is asked to stop may still end.
-    """
-
-    @app.task(name=hook_errand.TASK, shared=False)
-    def deliver(errand: dict[str, Any]) -> None:
-        try:
-            courier.deliver(msgspec.convert(errand, hook_errand.WebhookTask))
-        except BrokerError as error:
-            logger.warning("a webhook waits for Redis", extra={"reason": error.message})
-            # It is put back, and so done again once Redis takes it.
-            raise Reject(str(error), requeue=True) from error
-
-    class CourierStep(bootsteps.StartStopStep):
-        """Starts the thread that sends, and that looks for what is due."""
-
-        name = "headrace-webhooks"
-
-        @override
-        def start(self, parent: Any) -> None:
-            courier.start()
-
-    return CourierStep
-
-
-class LivenessStep(bootsteps.StartStopStep):
-    """Says that this worker lives, and gives back what the dead have held.
-
-    It is of Celery's consumer, which begins anew whenever its connection was lost: then nothing
-    that was taken over the old one can be acknowledged any more, and all of that goes back too.
-
-    Args:
-        consumer: Celery's consumer.
-        url: the deployment's Redis.
-        owner: this worker.
-    """
-
-    requires = ("celery.worker.consumer.connection:Connection",)
-    name = "headrace-account"
-
-    def __init__(self, consumer: Any, url: str, owner: str, **kwargs: Any) -> None:
-        super().__init__(consumer, **kwargs)
-        self._owner = owner
-        self._alive = background_workers.WorkerLiveness(node=consumer.hostname, pid=os.getpid())
-        self._client = connect(
-            url, socket_timeout=SOCKET_TIMEOUT_S, socket_connect_timeout=SOCKET_TIMEOUT_S
-        )
-        self._timer: Any = None
-
-    @override
-    def start(self, parent: Any) -> None:
-        self._tell(self._owner)
-        self._timer = parent.timer.call_repeatedly(ALIVE_S, self._tell)
-
-    @override
-    def stop(self, parent: Any) -> None:
-        timer, self._timer = self._timer, None
-        if timer is not None:
-            timer.cancel()
-        self._client.close()
-
-    def shutdown(self, parent: Any) -> None:
-        """Celery's word for the end of its consumer for good."""
-        self.stop(parent)
-
-    def _tell(self, *gone: str) -> None:
-        try:
-            back = background_workers.tell(self._client, self._owner, self._alive, *gone)
-        except (RedisError, OSError) as error:
-            # Celery notices by itself, and begins anew.
-            logger.warning("Redis does not hear that this worker lives: %s", error)
-            return
-        if back:
-            logger.warning("%d errands of workers or connections that are gone go back", back)
-
-
-def account_step(url: str, owner: str) -> type[LivenessStep]:
-    """The step's class for this deployment; Celery wants a class and makes the instance itself."""
-
-    class DeployedStep(LivenessStep):
-        """The step with its deployment filled in."""
-
-        name = "headrace-account"
-
-        def __init__(self, consumer: Any, **kwargs: Any) -> None:
-            super().__init__(consumer, url, owner, **kwargs)
-
-    return DeployedStep
 
 
 @cache
 def deployed() -> Celery:
-    """The app of the deployment that the environment describes.
+    """Return the app of the deployment that the environment describes.
 
     Raises:
-        ConfigError: a setting or the models file is wrong.
+        ConfigError: a setting or the models file is invalid.
     """
     settings = load_settings(None, os.environ, {})
     owner = os.environ.get("HEADRACE_INCARNATION") or f"errands-{secrets.token_hex(6)}"
@@ -276,7 +133,7 @@ def deployed() -> Celery:
 
 
 def __getattr__(name: str) -> Celery:
-    """`celery -A workers.background.app` looks for `app`; until then this module does nothing."""
+    """Build the app when Celery looks for `app`, and not at the import."""
     if name == "app":
         return deployed()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

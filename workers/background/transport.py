@@ -1,9 +1,12 @@
-"""kombu's Redis transport for the background worker, where nothing taken is in nobody's hands.
+"""kombu's Redis transport as a reliable queue: a popped message always has an owner.
 
-kombu pops a message and then notes it as unacknowledged: who is killed in between loses it. What is
-noted comes back after a fixed time, whether or not its worker lives. Here a message is moved into a
-list of its worker, then noted as that worker's; it goes back when the worker is gone, and only
-then. `headrace/redis/scripts/background/requeue_dead.lua` gives back.
+kombu pops a message and then records it as unacknowledged. A worker that is killed in between loses
+the message. A recorded message is redelivered after a fixed time, even if its worker lives. Here a
+message is moved into a list of its worker and then recorded as held by it. It is requeued only when
+that worker is dead (`headrace/redis/scripts/background/requeue_dead.lua`).
+
+This is the one file that depends on kombu's private names; read from kombu 5.7.0.
+`tests/unit/workers/celery/test_celery_internals.py` fails when one of them goes.
 """
 
 from __future__ import annotations
@@ -26,18 +29,18 @@ from headrace.redis import keys
 
 logger = logging.getLogger(__name__)
 
-#: After Redis has refused to move a message (at its maxmemory, say) it is asked again so late.
+#: Seconds to wait after Redis refused to move a message, for example at its maxmemory.
 REFUSED_S: Final = 1.0
 
-#: What the transport option `owner` becomes on a channel; "" for one that only sends.
+#: The transport option with the worker's name; "" on a channel that only sends.
 _OPTION: Final = "owner"
 
 
 class QoS(kombu_redis.QoS):
-    """Notes what is not acknowledged under the name of its worker."""
+    """Records unacknowledged messages under the name of their worker."""
 
     channel: Any
-    #: What is left of a lost connection cannot be said over it; the account gives it back.
+    #: A lost connection cannot restore its messages; the liveness step requeues them.
     restore_at_shutdown = False
 
     @override
@@ -52,8 +55,8 @@ class QoS(kombu_redis.QoS):
     @override
     def ack(self, delivery_tag: str) -> None:
         if self.channel.closed:
-            # kombu would look for the server's address and find none, which Celery dies of.
-            raise RedisConnectionError("the connection that brought this errand was lost")
+            # kombu would look up the address of a closed connection, which ends Celery.
+            raise RedisConnectionError("the connection that delivered this task was lost")
         with self.channel.conn_or_acquire() as client:
             client.hdel(keys.errands_held(self.channel.owner), delivery_tag)
         virtual.QoS.ack(self, delivery_tag)
@@ -82,11 +85,11 @@ class QoS(kombu_redis.QoS):
 
     @override
     def restore_visible(self, start: int = 0, num: int = 10, interval: int = 10) -> None:
-        """Nothing comes back by time alone."""
+        """Do nothing, as no message is requeued by time alone."""
 
 
 class _Moving:
-    """What a channel of either kind does otherwise."""
+    """What both kinds of channel do differently from kombu's."""
 
     QoS: Any = QoS
     from_transport_options: tuple[str, ...]
@@ -119,10 +122,10 @@ class _Moving:
                 self.client.connection.disconnect()
                 raise
             except ResponseError as error:
-                # In its main thread, which has nothing else to do until Redis takes writes again.
+                # In Celery's main thread, which is idle until Redis accepts writes again.
                 time.sleep(REFUSED_S)
                 self.client.connection.disconnect()
-                raise RedisConnectionError(f"Redis refuses: {error}") from error
+                raise RedisConnectionError(f"Redis refused to move a message: {error}") from error
             if raw is None:
                 raise Empty
             self._deliver(raw)
@@ -136,10 +139,10 @@ class _Moving:
             message = loads(raw.decode())
             message["properties"]["delivery_tag"]
         except (ValueError, TypeError, LookupError):
-            logger.exception("dropped: what stood in %s is no message of Celery", keys.ERRANDS)
+            logger.exception("message in %s dropped: not a Celery message", keys.ERRANDS)
             self.client.delete(keys.errands_taken(self.owner))
             return
-        # Scripts may push the same message twice, and both may be held at a time.
+        # Scripts may push the same message twice, and a worker may hold both copies.
         message["properties"]["delivery_tag"] = uuid4().hex
         self.connection._deliver(message, keys.ERRANDS)
 
@@ -157,21 +160,21 @@ class SentinelChannel(_Moving, kombu_redis.SentinelChannel):
 
 
 class Transport(kombu_redis.Transport):
-    """In the place of kombu's for one Redis."""
+    """Replaces kombu's transport for one Redis."""
 
     Channel = Channel
 
 
 class SentinelTransport(kombu_redis.SentinelTransport):
-    """In the place of kombu's for Sentinel."""
+    """Replaces kombu's transport for Sentinel."""
 
     Channel = SentinelChannel
 
 
 def install() -> None:
-    """Let every connection of this process to Redis be of this transport.
+    """Use this transport for every connection of this process to Redis.
 
-    By the URL's scheme, as a socket's URL says nothing else of its transport.
+    It is installed by the URL's scheme, as a socket's URL does not name its transport.
     """
     ours = {
         "redis": f"{__name__}:Transport",

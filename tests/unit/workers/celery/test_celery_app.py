@@ -101,7 +101,7 @@ def test_neither_conf_nor_stats_hold_a_password(tmp_path: Path, url: str) -> Non
         (
             "workers.background.app",
             {},
-            "headrace: no Redis is named for the background worker (Set",
+            "headrace: no Redis URL is set for the background worker (Set",
         ),
         (
             "workers.celery_app",

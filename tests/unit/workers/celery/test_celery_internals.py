@@ -23,7 +23,8 @@ from workers.celery.broker_errors import treat_as_lost_connections
 from workers.celery.remote_control import REFUSED
 
 REPLACED = ("active", "dump_active", "reserved", "dump_reserved", "query_task", "active_queues",
-            "stats", "revoke", "terminate", "add_consumer", "cancel_consumer", *REFUSED)  # fmt: skip
+            "stats", "revoke", "terminate", "add_consumer", "cancel_consumer",
+            *REFUSED)  # fmt: skip
 COMMON = ("_brpop_start", "_brpop_read", "conn_or_acquire", "from_transport_options")
 
 

@@ -174,7 +174,7 @@ def test_up_starts_one_and_gives_back_what_it_held(server: RedisServer, tmp_path
         # As if it were in the middle of a task, which nobody here has.
         client.hset(keys.errands_held(owner.decode()), "tag", b"some errand")
         os.kill(pid, signal.SIGKILL)
-        up.wait_for("1 errands of errands@")
+        up.wait_for("requeued 1 background tasks of errands@")
         wait_until(lambda: up.record()["pids"].get("errands", pid) != pid, "it is back", 60)
         up.wait_for("not a Celery message")
         assert up.stop() == 0

@@ -12,10 +12,9 @@ import asyncio
 import logging
 import math
 import time
-from typing import Any, Final
+from typing import Final
 
 import redis.asyncio
-from redis.exceptions import RedisError
 
 from api.auth.scopes import Needs, Open
 from api.http.messages import Request
@@ -23,8 +22,7 @@ from headrace.access.api_key import NOBODY, ApiKey, Caller, caller_of, read_key
 from headrace.config.settings import Settings
 from headrace.errors import BrokerError, Forbidden, RateLimited, Unauthorized
 from headrace.queue.job_queue import JobQueue
-from headrace.queue.tasks import end
-from headrace.queue.waiters import Subscription, as_it_is, messages
+from headrace.queue.subscription import Subscription
 from headrace.redis import keys
 
 logger = logging.getLogger(__name__)
@@ -37,8 +35,6 @@ UNKNOWN_S: Final = 1.0
 KEPT_MAX: Final = 10_000
 #: A process takes so many seconds' worth of a key's rate at once.
 SHARE_S: Final = 0.05
-RECONNECT_S: Final = 0.5
-SILENCE_S: Final = 5.0
 #: A part of the deployment says for whom it acts.
 ACTS_FOR: Final = b"headrace-acts-for"
 
@@ -86,20 +82,25 @@ class Authenticator:
         if not settings.auth_docs:
             self._open.add(Open.DOCS)
         self._queue = queue
-        self._client: Any = client
         self._kept: dict[str, _CachedKey] = {}
         self._reading: dict[str, asyncio.Task[_CachedKey]] = {}
         self._buckets: dict[str, _Bucket] = {}
-        self._task: asyncio.Task[None] | None = None
+        self._subscription = Subscription(
+            client,
+            "API key",
+            [keys.API_KEY_NEWS],
+            self._forget,
+            on_reconnect=self._forget_all,
+            on_lost=self._expire_all,
+        )
 
     async def start(self) -> None:
         """Begin to listen for keys that are made or revoked, in the background."""
-        self._task = asyncio.create_task(self._listen())
+        self._subscription.start()
 
     async def stop(self) -> None:
         """Listen no more."""
-        if self._task is not None:
-            await end(self._task)
+        await self._subscription.stop()
 
     async def admit(self, request: Request, needs: Needs | None, *, listed: bool = True) -> None:
         """Say on whose behalf a request is, in its `caller`, or refuse it.
@@ -248,37 +249,16 @@ class Authenticator:
         kept = _CachedKey(await self._queue.api_key(key_id), asked_at)
         if len(self._kept) >= KEPT_MAX:
             self._kept.clear()
-        # What is heard of it meanwhile is newer; see _hear.
+        # What is heard of it meanwhile is newer; see _forget.
         if asyncio.current_task() is self._reading.get(key_id):
             self._kept[key_id] = kept
         return kept
 
-    async def _listen(self) -> None:
-        while True:
-            try:
-                pool = self._client.connection_pool
-                async with Subscription(pool, push_handler_func=as_it_is) as pubsub:
-                    await pubsub.subscribe(keys.API_KEY_NEWS)
-                    await self._hear(pubsub)
-            except (RedisError, OSError, AttributeError) as error:
-                logger.warning("connection for API keys lost: %s", error)
-                self._expire_all()
-            except Exception:
-                # Were this task to end, no revocation would be seen at once again.
-                logger.exception("connection for API keys failed")
-                self._expire_all()
-            await asyncio.sleep(RECONNECT_S)
-
-    async def _hear(self, pubsub: Any) -> None:
-        async for message in messages(pubsub, SILENCE_S):
-            if message["type"] == "subscribe":
-                # What was published until here was not heard.
-                self._forget_all()
-            elif message["type"] == "message":
-                key_id = message["data"].decode("utf-8", "replace")
-                self._kept.pop(key_id, None)
-                # What is on its way may have been read before.
-                self._reading.pop(key_id, None)
+    def _forget(self, _: str, data: bytes) -> None:
+        key_id = data.decode("utf-8", "replace")
+        self._kept.pop(key_id, None)
+        # What is on its way may have been read before.
+        self._reading.pop(key_id, None)
 
     def _forget_all(self) -> None:
         self._kept.clear()

@@ -8,7 +8,7 @@ from typing import Final
 
 from headrace.errors import BrokerError
 from headrace.queue.job_queue import JobQueue
-from headrace.queue.tasks import end
+from headrace.queue.tasks import cancel_and_wait
 from headrace.redis.scripts.jobs import EXPIRE_MAX_JOBS
 
 #: Seconds between two looks.
@@ -35,7 +35,7 @@ class ExpiryTask:
     async def stop(self) -> None:
         """Look no more."""
         if self._task is not None:
-            await end(self._task)
+            await cancel_and_wait(self._task)
 
     async def _repeat(self) -> None:
         while True:

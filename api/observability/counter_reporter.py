@@ -18,10 +18,10 @@ from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from api.observability.counters import Counters, Counts
-from headrace.queue.tasks import end
+from headrace.queue.tasks import cancel_and_wait
 from headrace.queue.waiters import Waiters
 from headrace.redis import keys
-from headrace.redis.exchange import exchange, packed
+from headrace.redis.fast_connection import exchange, pack_all
 from headrace.redis.scripts import Command
 
 logger = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class CounterReporter:
             # Not in the midst of telling, or it would be told twice.
             async with self._lock:
                 self._task.cancel()
-            await end(self._task)
+            await cancel_and_wait(self._task)
         with contextlib.suppress(RedisError, OSError):
             async with asyncio.timeout(STOP_MAX_S):
                 await self._tell()
@@ -114,7 +114,7 @@ class CounterReporter:
                 return []
             try:
                 told = len(commands)
-                answers = await exchange(self._client, packed(commands) + behind, told + count)
+                answers = await exchange(self._client, pack_all(commands) + behind, told + count)
             except BaseException as error:
                 # If only the answer was lost, these are told twice: better than never.
                 self._counters.give_back(counts)

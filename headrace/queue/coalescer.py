@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
 from headrace.errors import BrokerUnavailable, HeadraceError
-from headrace.queue.tasks import end
+from headrace.queue.tasks import cancel_and_wait
 
 Question = TypeVar("Question")
 Answer = TypeVar("Answer")
@@ -63,7 +63,7 @@ class Coalescer(Generic[Question, Answer]):
         """End the call under way; whoever still waits is told that the broker is unavailable."""
         flusher = self._flusher
         if flusher is not None:
-            await end(flusher)
+            await cancel_and_wait(flusher)
 
     async def _flush(self) -> None:
         taken: list[tuple[Question, asyncio.Future[Answer]]] = []

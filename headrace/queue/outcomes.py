@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 
 from headrace.jobs.job import FINAL_STATES
 from headrace.redis import keys
-from headrace.redis.exchange import exchange
+from headrace.redis.fast_connection import exchange
 from headrace.redis.keys import F
 from headrace.redis.scripts import Command
 from headrace.redis.scripts import jobs as job_scripts

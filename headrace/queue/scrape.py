@@ -27,7 +27,7 @@ from headrace.observability.worker_report import (
 )
 from headrace.queue.depth import Depths, read_columns
 from headrace.redis import keys
-from headrace.redis.exchange import packed
+from headrace.redis.fast_connection import pack_all
 from headrace.redis.outages import translate
 from headrace.redis.scripts import Command, load_command
 from headrace.redis.scripts import queues as queue_scripts
@@ -99,7 +99,7 @@ class Scraper:
             ("ZCARD", keys.HOOKS),
             ("INFO", "memory"),
         ]
-        self._first = (packed(commands), len(commands))
+        self._first = (pack_all(commands), len(commands))
         self._counters = _Counters(self._names, _ALWAYS)
         # Those that lived at the last scrape; nearly always they still do.
         self._living = _Living([], [])
@@ -164,7 +164,7 @@ class Scraper:
                 more.append(model)
         totals = Totals(counters.fields, rows)
         if more:
-            asked = packed([("HGETALL", keys.stats(self._names[model])) for model in more])
+            asked = pack_all([("HGETALL", keys.stats(self._names[model])) for model in more])
             for model, reply in zip(more, await self._asked(asked, len(more)), strict=True):
                 totals.add(model, _fields(reply))
             learned = totals.fields[: len(_ALWAYS) + LEARNED_MAX]
@@ -207,7 +207,7 @@ class _Living:
         commands: list[Command] = [("HGETALL", keys.worker(owner)) for owner in owners]
         if api_ids:
             commands.append(("MGET", *(keys.api(api_id) for api_id in api_ids)))
-        self.commands = packed(commands)
+        self.commands = pack_all(commands)
         self.count = len(commands)
 
 
@@ -225,7 +225,7 @@ class _Counters:
         commands: list[Command] = []
         for model in models:
             commands += ("HMGET", keys.stats(model), *fields), ("HLEN", keys.stats(model))
-        self.commands = packed(commands)
+        self.commands = pack_all(commands)
         self.count = len(commands)
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 AGAIN_S: Final = 1.0
 
 
-async def end(*tasks: asyncio.Task[Any]) -> None:
+async def cancel_and_wait(*tasks: asyncio.Task[Any]) -> None:
     """Cancel tasks and wait until they have ended, whatever they end with.
 
     Before Python 3.12 `asyncio.wait_for` loses a cancel that comes in the moment in which what it

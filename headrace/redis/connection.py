@@ -1,43 +1,35 @@
-"""Connections to Redis, the same for every part: one URL in, a client out.
+"""Clients of Redis from a URL, with the same options in every process.
 
-Retries are off. redis-py repeats a command that timed out up to ten times by default, and a repeat
-that nobody knows of is how a job is claimed twice; who can say a command twice does so himself.
+Retries are off. By default redis-py repeats a command that timed out up to ten times, and a hidden
+repeat could claim a job twice. Callers repeat a command themselves where that is safe.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
 import redis
 import redis.asyncio
-from hiredis import PushNotification
-from redis._parsers.hiredis import NOT_ENOUGH_DATA
-from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.asyncio.sentinel import Sentinel as AsyncSentinel
 from redis.asyncio.sentinel import SentinelConnectionPool as AsyncSentinelPool
 from redis.backoff import NoBackoff
 from redis.driver_info import DriverInfo
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import RedisError
 from redis.maint_notifications import MaintNotificationsConfig
 from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 from typing_extensions import override
 
 from headrace.errors import ConfigError
-from headrace.redis.traffic import TRAFFIC
+from headrace.redis.fast_connection import use_fast_connections
 
 SOCKET_TIMEOUT_S: Final = 5.0
-#: Up to so many unsent bytes a connection is sent more without a wait: asyncio bears 64 KiB.
-AT_ONCE_MAX_BYTES: Final = 32 * 1024
 SCHEMES: Final = ("redis", "rediss", "unix", "sentinel")
 SENTINEL_PORT: Final = 26379
 
@@ -50,7 +42,7 @@ _FORMS = (
 
 @dataclass(frozen=True, slots=True)
 class SentinelAddress:
-    """What a sentinel:// URL says.
+    """The parts of a sentinel:// URL.
 
     Attributes:
         hosts: host and port of each Sentinel.
@@ -70,14 +62,14 @@ class SentinelAddress:
 
 
 def redact_url(url: str) -> str:
-    """The URL with `***` for its password, for messages and logs.
+    """Return the URL with `***` for its password, for messages and logs.
 
-    A password that was not percent-encoded may hold `/` or `@`, so that all up to the last `@`
+    A password that was not percent-encoded may hold `/` or `@`, so everything up to the last `@`
     counts as user and password.
     """
     scheme, separator, rest = url.partition("://")
     if not separator:
-        # Not a URL; it may be a bare password or host, and there is no telling which.
+        # Not a URL: it may be a bare password or a host.
         return "***" if "@" in url else url
     address, mark, query = rest.partition("?")
     userinfo, at, host = address.rpartition("@")
@@ -91,11 +83,13 @@ def redact_url(url: str) -> str:
 
 
 def connect(url: str, **options: Any) -> redis.Redis:
-    """A client for a redis://, rediss://, unix:// or sentinel:// URL. It connects when first used.
+    """Return a client for a redis://, rediss://, unix:// or sentinel:// URL.
+
+    It connects at its first use.
 
     Args:
         url: where Redis is.
-        options: redis-py's own connection options; they win over the defaults here.
+        options: connection options of redis-py; they override the defaults here.
 
     Raises:
         ConfigError: the URL cannot be read.
@@ -119,11 +113,11 @@ def connect(url: str, **options: Any) -> redis.Redis:
 
 
 def connect_async(url: str, **options: Any) -> redis.asyncio.Redis:
-    """The asyncio client for a URL that `connect` takes.
+    """Return an asyncio client for a URL that `connect` takes.
 
     Args:
         url: where Redis is.
-        options: redis-py's own connection options; they win over the defaults here.
+        options: connection options of redis-py; they override the defaults here.
 
     Raises:
         ConfigError: the URL cannot be read.
@@ -143,36 +137,17 @@ def connect_async(url: str, **options: Any) -> redis.asyncio.Redis:
         except ValueError:
             raise _unreadable(url) from None
         _check_options(client.connection_pool, url)
-    pool = client.connection_pool
-    pool.connection_class = type("Connection", (_Sends, pool.connection_class), {})
+    use_fast_connections(client)
     return client
 
 
-async def connection_of(client: redis.asyncio.Redis) -> Any:
-    """A connection of a client's pool, to be released to it.
-
-    One that is idle and in order is taken without redis-py's ten coroutines for that.
-
-    Raises:
-        RedisError: there is none, and Redis does not take one.
-    """
-    # redis-py has no type for what is in a pool.
-    pool: Any = client.connection_pool
-    idle = pool._available_connections
-    if idle and isinstance(idle[-1], _Sends) and idle[-1].in_order:
-        connection = idle.pop()
-        pool._in_use_connections.add(connection)
-        return connection
-    return await pool.get_connection()
-
-
 async def drop_connections(client: redis.asyncio.Redis, *, idle: bool) -> None:
-    """Close the connections of a pool, so that whoever asks next connects anew.
+    """Close the connections of a pool, so that the next command makes a new one.
 
     Args:
-        client: whose pool it is.
-        idle: only those that nobody uses now. After a connection that went silent these may be as
-            dead, and each would cost somebody the time limit of an answer.
+        client: the owner of the pool.
+        idle: close only those that are not in use. After a connection went silent, idle ones may
+            be as dead, and each would cost one caller the time limit of a reply.
     """
     with contextlib.suppress(RedisError, OSError):
         await client.connection_pool.disconnect(inuse_connections=not idle)
@@ -210,80 +185,8 @@ def parse_sentinel(url: str) -> SentinelAddress:
         raise _unreadable(url) from None
 
 
-class _Sends(AbstractConnection):
-    """Counts what it sends, and says that it is lost where uvloop has closed its socket.
-
-    What is short is sent at once: redis-py makes a task of each send, for its time limit, and two
-    turns of the event loop go by before it leaves.
-    """
-
-    @override
-    async def send_packed_command(
-        self, command: bytes | str | Iterable[bytes], check_health: bool = True
-    ) -> None:
-        TRAFFIC.round_trips += 1
-        try:
-            if not self._sent_at_once(command):
-                await super().send_packed_command(command, check_health)
-        except RuntimeError as error:
-            raise RedisConnectionError(f"the connection was lost: {error}") from error
-
-    def _sent_at_once(self, command: bytes | str | Iterable[bytes]) -> bool:
-        """Whether the command was short enough to leave, or be buffered, without a wait."""
-        # redis-py types neither, and has none of them while it is not connected.
-        reader: Any = self._reader
-        writer: Any = self._writer
-        if writer is None or reader is None or self.health_check_interval:
-            return False
-        if not isinstance(command, bytes) or reader.exception() or writer.is_closing():
-            return False
-        unsent = writer.transport.get_write_buffer_size()
-        if unsent + len(command) > AT_ONCE_MAX_BYTES:
-            return False
-        writer.write(command)
-        return True
-
-    @property
-    def in_order(self) -> bool:
-        """Whether it is connected and nothing has come that nobody has read, not even its end."""
-        # As redis-py's `can_read` of the parser has it.
-        parser: Any = self._parser
-        stream: Any = self._reader
-        if not self.is_connected or not parser._connected or stream.at_eof():
-            return False
-        return not (parser._reader.has_data() or stream._buffer)
-
-    async def read_replies(self, count: int) -> list[Any]:
-        """So many replies, with an error at the place of its command. Whoever calls has a limit.
-
-        `read_response` for each would be three coroutines where the parser has it lying there.
-
-        Raises:
-            redis.exceptions.RedisError: the connection was lost, or Redis is not ready.
-        """
-        replies: list[Any] = []
-        while len(replies) < count:
-            # Waits for what has not come yet; the parser then has many.
-            try:
-                replies.append(await self.read_response(timeout=math.inf))
-            except ResponseError as error:
-                replies.append(error)
-            parser: Any = self._parser
-            while len(replies) < count:
-                reply = parser._reader.gets()
-                if reply is NOT_ENOUGH_DATA:
-                    break
-                if isinstance(reply, PushNotification):
-                    await parser.handle_push_response(reply)
-                elif isinstance(reply, Exception) and not isinstance(reply, ResponseError):
-                    raise reply
-                else:
-                    replies.append(reply)
-        return replies
-
-
 class _Pool(SentinelConnectionPool):
-    """Closes the connections to the Sentinels with its own; redis-py leaves them open."""
+    """Also closes the connections to the Sentinels, which redis-py leaves open."""
 
     @override
     def disconnect(self, inuse_connections: bool = True) -> None:
@@ -293,7 +196,7 @@ class _Pool(SentinelConnectionPool):
 
 
 class _AsyncPool(AsyncSentinelPool):
-    """As `_Pool`, for asyncio."""
+    """The same as `_Pool`, for asyncio."""
 
     @override
     async def disconnect(self, inuse_connections: bool = True) -> None:
@@ -303,10 +206,10 @@ class _AsyncPool(AsyncSentinelPool):
 
 
 def _check_options(pool: Any, url: str) -> None:
-    """Make a connection that nobody uses: an option that there is none of fails at the first one.
+    """Make a connection object and drop it: redis-py rejects unknown options only then.
 
     Raises:
-        ConfigError: the URL has such an option, or one that is for TLS alone without TLS.
+        ConfigError: the URL has an unknown option, or an option for TLS without TLS.
     """
     try:
         pool.connection_class(**pool.connection_kwargs)
@@ -315,8 +218,8 @@ def _check_options(pool: Any, url: str) -> None:
         if found is None:
             raise
         raise ConfigError(
-            f"Redis URL {redact_url(url)!r}: there is no option {found[1]!r}",
-            hint="Correct it; those that begin with ssl_ are for rediss://.",
+            f"Redis URL {redact_url(url)!r}: unknown option {found[1]!r}",
+            hint="correct it; options that begin with ssl_ are for rediss://",
         ) from None
 
 
@@ -339,7 +242,7 @@ def _host_port(item: str) -> tuple[str, int]:
 
 @functools.cache
 def _driver() -> DriverInfo:
-    """What Redis is told of redis-py, which else reads its own metadata for each connection."""
+    """Return redis-py's own version data, which it would otherwise read for each connection."""
     return DriverInfo()
 
 
@@ -348,14 +251,14 @@ def _defaults() -> dict[str, Any]:
         "protocol": 3,
         "socket_timeout": SOCKET_TIMEOUT_S,
         "socket_connect_timeout": SOCKET_TIMEOUT_S,
-        # Asked for by redis-py on every RESP3 connection: a round trip for a service of one vendor.
+        # redis-py requests these on every RESP3 connection: a round trip for one vendor's service.
         "maint_notifications_config": MaintNotificationsConfig(enabled=False),
         "driver_info": _driver(),
     }
 
 
 def _sentinel_kwargs(address: SentinelAddress, kwargs: dict[str, Any]) -> dict[str, Any]:
-    # A Sentinel that is down must cost little: the next one is asked.
+    # A Sentinel that is down must cost little time: the next one is tried.
     return {
         "protocol": 3,
         "socket_timeout": kwargs["socket_timeout"] and min(kwargs["socket_timeout"], 1.0),

@@ -6,22 +6,19 @@ then load the script and call it again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any
 
 import redis
 import redis.asyncio
-from hiredis import pack_command
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from headrace.redis.connection import connection_of, drop_connections
+from headrace.redis.connection import drop_connections
+from headrace.redis.fast_connection import ConnectTimeout, exchange, pack
 from headrace.redis.outages import NO_PRIMARY, outage_code, translate
 from headrace.redis.scripts import Arg, Command, load_command
-
-# The type stub of hiredis requires a tuple of one element.
-_pack: Final[Callable[[Command], bytes]] = pack_command  # type: ignore[assignment]
 
 
 def call_script(client: redis.Redis, call: Command) -> Any:
@@ -133,7 +130,7 @@ class AsyncScriptClient:
             BrokerError: Redis does not answer, and the outcome may be unknown; or it refuses.
         """
         try:
-            return await self._call(call, _pack(call))
+            return await self._call(call, pack(call))
         except RedisError as error:
             raise translate(error) from error
 
@@ -143,14 +140,14 @@ class AsyncScriptClient:
         Raises:
             BrokerError: Redis does not answer, or refuses.
         """
-        packed = _pack(call)
+        packed = pack(call)
         try:
             try:
                 return await self._call(call, packed)
             except (RedisConnectionError, RedisTimeoutError, ResponseError) as error:
                 if isinstance(error, ResponseError) and outage_code(error) not in NO_PRIMARY:
                     raise
-                if isinstance(error, _ConnectFailed):
+                if isinstance(error, ConnectTimeout):
                     raise
                 return await self._call(call, packed)
         except RedisError as error:
@@ -160,34 +157,20 @@ class AsyncScriptClient:
         try:
             return await self._exchange(packed)
         except NoScriptError:
-            await self._exchange(_pack(load_command(call)))
+            await self._exchange(pack(load_command(call)))
             return await self._exchange(packed)
 
     async def _exchange(self, packed: bytes) -> Any:
-        """Send one command on a connection of the pool, without the layers of `execute_command`."""
-        pool = self._client.connection_pool
         try:
-            connection = await connection_of(self._client)
-        except RedisTimeoutError as error:
-            raise _ConnectFailed(str(error)) from error
-        try:
-            await connection.send_packed_command(packed)
-            reply = await connection.read_response()
-        except ResponseError as error:
-            if outage_code(error) in NO_PRIMARY:
+            (reply,) = await exchange(self._client, packed, 1)
+        except ConnectTimeout:
+            raise
+        except RedisTimeoutError:
+            await drop_connections(self._client, idle=True)
+            raise
+        if isinstance(reply, ResponseError):
+            if outage_code(reply) in NO_PRIMARY:
                 # The same name now stands for another server.
                 await drop_connections(self._client, idle=False)
-            raise
-        except BaseException as error:
-            # The next user of this connection would read the reply to this command.
-            await connection.disconnect(nowait=True)
-            if isinstance(error, RedisTimeoutError):
-                await drop_connections(self._client, idle=True)
-            raise
-        finally:
-            await pool.release(connection)
+            raise reply
         return reply
-
-
-class _ConnectFailed(RedisTimeoutError):
-    """No connection could be made in time; a second try would only take as long again."""

@@ -9,7 +9,7 @@ import pytest
 from headrace.jobs.job import State
 from headrace.jobs.progress import Progress
 from headrace.queue.job_queue import _job
-from headrace.queue.watcher import JobStatus, read_status, standing_of
+from headrace.queue.watcher import JobStatus, read_status, status_of
 from headrace.redis import keys
 from headrace.redis.scripts.jobs import read_watch
 from tests.harness.clients.script_calls import Job, Leased, Queue
@@ -18,13 +18,13 @@ from tests.harness.wait import wait_until
 HALF = '{"fraction":0.5}'
 
 
-def standing(queue: Queue, job_id: str) -> JobStatus:
+def status(queue: Queue, job_id: str) -> JobStatus:
     """How a job stands, which a look at it alone and its whole record tell alike."""
     (row,), (whole,) = queue.watch(job_id), queue.view(job_id)
     found, job = read_status(read_watch(row)), _job(job_id, whole)
     assert found is not None
     assert job is not None
-    assert found == standing_of(job)
+    assert found == status_of(job)
     return found
 
 
@@ -32,12 +32,12 @@ def test_it_stands_in_the_record_while_the_job_runs(queue: Queue) -> None:
     job_id = queue.submit_one()
     leased = queue.claim_one()
     assert queue.progress(leased, f"1 {HALF}") == 1
-    assert standing(queue, job_id).progress == Progress(0.5)
+    assert status(queue, job_id).progress == Progress(0.5)
     assert queue.progress(leased, '2 {"fraction":null,"message":"nearly"}') == 1
-    found = standing(queue, job_id)
+    found = status(queue, job_id)
     assert (found.progress, found.mark) == (Progress(None, message="nearly"), "2")
     assert queue.settle(leased) == [1]
-    assert standing(queue, job_id).progress is None
+    assert status(queue, job_id).progress is None
     assert queue.progress(leased, f"3 {HALF}") == 0
 
 
@@ -59,7 +59,7 @@ def test_who_has_lost_the_job_says_nothing(queue: Queue, lost: str) -> None:
     other: Leased | None = queue.claim_one() if lost == "claimed by another" else None
     assert queue.progress(leased, f"2 {HALF}") == 0
     if lost != "gone":
-        assert standing(queue, job_id).progress is None
+        assert status(queue, job_id).progress is None
     if other is not None:
         assert queue.progress(other, f"1 {HALF}") == 1
         queue.settle(other)
@@ -90,7 +90,7 @@ def test_a_look_tells_places_and_times_as_the_record_does(queue: Queue) -> None:
     assert {row.state for row in known} == {State.QUEUED, State.SCHEDULED}
     assert sorted(row.place for row in known) == [0, 1, 2, 3]
     for job_id in _ids(queue):
-        standing(queue, job_id)
+        status(queue, job_id)
     queue.purge()
 
 

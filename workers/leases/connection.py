@@ -8,11 +8,10 @@ it is told: both count as a broken connection, after which the caller decides wh
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any
 
 import redis
-from hiredis import pack_command
 from redis.exceptions import (
     ConnectionError as RedisConnectionError,
 )
@@ -21,13 +20,11 @@ from redis.exceptions import (
     ResponseError,
 )
 
+from headrace.redis.fast_connection import pack_all, socket_of
 from headrace.redis.outages import DISCONNECTED, outage_code
 from headrace.redis.scripts import NAMES, Command, script
 
 logger = logging.getLogger(__name__)
-
-# hiredis' own stub asks for a tuple of one.
-_pack: Final[Callable[[Command], bytes]] = pack_command  # type: ignore[assignment]
 
 Reply = Any
 
@@ -72,7 +69,7 @@ class PipelinedConnection:
 
     def socket(self) -> Any:
         """For selectors: readable when a reply is there or the connection is gone."""
-        return self._connection._sock
+        return socket_of(self._connection)
 
     def more(self) -> bool:
         """Whether more can be read now; what was read ahead is in no socket any more.
@@ -103,7 +100,7 @@ class PipelinedConnection:
             raise RedisConnectionError("not connected")
         try:
             # One write: redis-py would send each long command by itself, and look at each argument.
-            connection.send_packed_command([b"".join(map(_pack, commands))])
+            connection.send_packed_command([pack_all(commands)])
         except DISCONNECTED:
             self.close()
             raise

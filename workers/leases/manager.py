@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 
 from redis.exceptions import ResponseError
 
+from headrace.redis.backoff import MAX_S, Backoff
 from headrace.redis.clock import US_PER_S
 from headrace.redis.outages import DISCONNECTED
 from headrace.redis.scripts import Command
@@ -40,8 +41,6 @@ logger = logging.getLogger(__name__)
 IN_FLIGHT_MAX: Final = 2
 #: An answer that takes longer than this, in seconds, is an outage.
 ANSWER_MAX_S: Final = 5.0
-RECONNECT_MIN_S: Final = 0.05
-RECONNECT_MAX_S: Final = 2.0
 
 Handle = Callable[[Any, float], None]
 
@@ -119,7 +118,8 @@ class LeaseManager:
         self._in_flight: deque[tuple[float, list[_Call]]] = deque()
         self.reply_due_at = float("inf")
         self._claim_lost = False
-        self._delay_s = RECONNECT_MIN_S
+        # Fast enough to renew its leases before workers that are back already reap them.
+        self._backoff = Backoff(min(MAX_S, limits.lease_ttl_s / 3))
         self.reconnect_at = 0.0
         self._reap_after = float("inf")
         self._joined = False
@@ -165,7 +165,8 @@ class LeaseManager:
     def connection_lost(self, now: float, error: Exception) -> None:
         """The connection broke: keep what must be said, and try again later."""
         TRAFFIC.errors += 1
-        logger.warning("Redis is away, next try in %.2f s: %s", self._delay_s, error)
+        delay_s = self._backoff.next_s()
+        logger.warning("Redis is away, next try in %.2f s: %s", delay_s, error)
         self._claim_lost = True
         unanswered = [call for _, sent in self._in_flight for call in sent]
         self._outbox = [call for call in (*unanswered, *self._outbox) if call.resend]
@@ -173,10 +174,7 @@ class LeaseManager:
         self.reply_due_at = float("inf")
         self._joined = False
         self._connection.close()
-        self.reconnect_at = now + self._delay_s
-        # Soon enough to renew its leases before others, who are back already, may reap them.
-        most_s = min(RECONNECT_MAX_S, self.limits.lease_ttl_s / 3)
-        self._delay_s = min(self._delay_s * 2, most_s)
+        self.reconnect_at = now + delay_s
 
     def close(self) -> None:
         """Drop the connection."""
@@ -359,7 +357,7 @@ class LeaseManager:
                 sent_at, answered = self._in_flight[0]
                 replies = self._connection.receive([call.command for call in answered])
                 self._in_flight.popleft()
-                self._delay_s = RECONNECT_MIN_S
+                self._backoff.reset()
                 if now - sent_at > self.limits.lease_ttl_s / 3:
                     # So slow a server has kept the others from renewing too.
                     self._reap_after = now + self.limits.lease_ttl_s

@@ -21,6 +21,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from headrace.redis.fast_connection import set_push_handlers, socket_of
 from headrace.redis.outages import DISCONNECTED, outage_code
 from headrace.redis.traffic import TRAFFIC
 
@@ -76,8 +77,7 @@ class QueueNotifications:
         """
         connection: Any = self._client.connection_pool.get_connection()
         try:
-            connection._parser.set_invalidation_push_handler(self._invalidated)
-            connection._parser.set_pubsub_push_handler(self._published)
+            set_push_handlers(connection, self._invalidated, self._published)
             self.polls = not self._track(connection)
             if self._channel:
                 self._listen(connection)
@@ -126,7 +126,7 @@ class QueueNotifications:
 
     def socket(self) -> Any:
         """The socket, for a selector; readable when a push is there or the connection is gone."""
-        return None if self._connection is None else self._connection._sock
+        return None if self._connection is None else socket_of(self._connection)
 
     def watch(self, queues: Iterable[int]) -> set[int]:
         """Read the lengths of these queues; from here on their next change is pushed.

@@ -22,7 +22,7 @@ from api.submission.job_events import HEAD, HEARTBEAT, EventSequence, StreamEven
 from headrace.errors import BrokerError
 from headrace.jobs.job import Job, State
 from headrace.jobs.serialization import REPLICA, job_object
-from headrace.queue.watcher import JobStatus, WatchSubscription, standing_of
+from headrace.queue.watcher import JobStatus, JobWatch, status_of
 
 #: Seconds of silence before a comment: proxies close connections that are silent for long.
 HEARTBEAT_S: Final = 15.0
@@ -86,14 +86,14 @@ class _EventStream:
         finally:
             self._services.stream_limit.leave(self._request.caller.key_id)
 
-    async def _send_events(self, write: Write, watch: WatchSubscription, until: float) -> None:
+    async def _send_events(self, write: Write, watch: JobWatch, until: float) -> None:
         loop = asyncio.get_running_loop()
-        standing: JobStatus | None = standing_of(self._job)
+        status: JobStatus | None = status_of(self._job)
         beat_at = loop.time() + HEARTBEAT_S
         # Checked before each event: a job with many events has no heartbeats.
-        while standing is not None and not watch.unknown and await self._still_admitted():
+        while status is not None and not watch.unknown and await self._still_admitted():
             ended, soon_s = False, HEARTBEAT_S
-            events = self._sequence.due(standing, loop.time(), await self._waits_for(standing))
+            events = self._sequence.due(status, loop.time(), await self._waits_for(status))
             for event in events:
                 ended = event.data is None
                 if ended and not await self._end(write, watch, event):
@@ -111,12 +111,12 @@ class _EventStream:
             if loop.time() >= beat_at:
                 await self._put(write, HEARTBEAT)
                 beat_at = loop.time() + HEARTBEAT_S
-            standing = watch.standing or standing
+            status = watch.status or status
 
     def _over(self, until: float) -> bool:
         return self._services.watcher.dismissed or asyncio.get_running_loop().time() >= until
 
-    async def _end(self, write: Write, watch: WatchSubscription, event: StreamEvent) -> bool:
+    async def _end(self, write: Write, watch: JobWatch, event: StreamEvent) -> bool:
         """Send the ended job as `GET` shows it; False where the stream must end without it."""
         while not self._services.watcher.dismissed:
             try:
@@ -133,8 +133,8 @@ class _EventStream:
             return True
         return False
 
-    async def _waits_for(self, standing: JobStatus) -> str | None:
-        if standing.state is not State.QUEUED:
+    async def _waits_for(self, status: JobStatus) -> str | None:
+        if status.state is not State.QUEUED:
             return None
         ready = await self._services.model_statuses.has_ready(self._job.model)
         return None if ready else REPLICA
@@ -143,7 +143,7 @@ class _EventStream:
         authenticator = self._services.authenticator
         return authenticator is None or await authenticator.still_admits(self._request.caller)
 
-    async def _until_gone(self, watch: WatchSubscription) -> None:
+    async def _until_gone(self, watch: JobWatch) -> None:
         await hung_up(self._request.receive)
         self._gone = True
         watch.wake()

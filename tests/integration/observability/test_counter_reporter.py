@@ -14,7 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from api.observability import counter_reporter
-from headrace.redis import exchange, keys
+from headrace.redis import connection, fast_connection, keys
 from tests.harness.servers.api_server import ApiServer, api_server, catalog
 from tests.harness.servers.redis_servers import RedisServer, redis_server
 from tests.harness.wait import wait_until
@@ -88,8 +88,9 @@ def test_scrapes_that_stand_behind_one_another_fail_together(
             ):
                 break
             await asyncio.sleep(0.01)
-        return await exchange.exchange(client, commands, count)
+        return await fast_connection.exchange(client, commands, count)
 
+    monkeypatch.setattr(connection, "SOCKET_TIMEOUT_S", 1.0)
     with (
         redis_server() as server,
         api_server(server.url, catalog(echo={})) as api,
@@ -100,7 +101,6 @@ def test_scrapes_that_stand_behind_one_another_fail_together(
             pid = int(client.info("server")["process_id"])
         os.kill(pid, signal.SIGSTOP)
         try:
-            monkeypatch.setattr(exchange, "SOCKET_TIMEOUT_S", 1.0)
             monkeypatch.setattr(counter_reporter, "exchange", late)
             asked = [pool.submit(names, api) for _ in range(scrapes)]
             wait_until(lambda: sent, "the first asks Redis")

@@ -11,7 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from api.observability.metric_families import FAMILIES
 from headrace.observability.host_figures import DeviceFigures, Figures, HostFigures
 from headrace.observability.worker_report import ModelStats
-from headrace.redis import connection, keys
+from headrace.redis import keys
+from headrace.redis.fast_connection import FastConnection
 from headrace.redis.traffic import TRAFFIC
 from tests.harness.fakes.worker import publish_state, publish_stats
 from tests.harness.servers.api_server import ApiServer, api_server, catalog
@@ -42,14 +43,14 @@ def samples(api: ApiServer, name: str) -> dict[Labels, float]:
 def round_trips(api: ApiServer, monkeypatch: pytest.MonkeyPatch) -> int:
     """Writes to Redis of one scrape: the fewest of several, as a second's own may fall into one."""
     sent = 0
-    send = connection._Sends.send_packed_command
+    send = FastConnection.send_packed_command
 
     async def counted(self: Any, *arguments: Any, **options: Any) -> None:
         nonlocal sent
         sent += 1
         await send(self, *arguments, **options)
 
-    monkeypatch.setattr(connection._Sends, "send_packed_command", counted)
+    monkeypatch.setattr(FastConnection, "send_packed_command", counted)
     found = []
     for _ in range(8):
         before = sent

@@ -12,8 +12,8 @@ import redis.asyncio
 from redis.exceptions import AuthenticationError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from headrace.redis.connection import connect_async, connection_of
-from headrace.redis.exchange import exchange, packed
+from headrace.redis.connection import connect_async
+from headrace.redis.fast_connection import exchange, pack_all, take_connection
 from headrace.redis.scripts import Command
 from tests.harness.servers.redis_servers import RedisServer, redis_server
 
@@ -27,7 +27,7 @@ async def asking(url: str) -> AsyncIterator[Ask]:
     client: redis.asyncio.Redis = connect_async(url)
 
     async def ask(*commands: Command) -> list[Any]:
-        return await exchange(client, packed(commands), len(commands))
+        return await exchange(client, pack_all(commands), len(commands))
 
     try:
         yield ask
@@ -67,11 +67,11 @@ def test_an_idle_connection_is_taken_again_unless_something_came_or_it_is_gone(
 ) -> None:
     async def go() -> None:
         client: redis.asyncio.Redis = connect_async(redis_db.url)
-        ping = packed([("PING",)])
+        ping = pack_all([("PING",)])
 
         async def known() -> Any:
-            connection = await connection_of(client)
-            await connection.send_packed_command(packed([("CLIENT", "ID")]))
+            connection = await take_connection(client)
+            await connection.send_packed_command(pack_all([("CLIENT", "ID")]))
             number = await connection.read_response()
             await client.connection_pool.release(connection)
             return number
@@ -80,7 +80,7 @@ def test_an_idle_connection_is_taken_again_unless_something_came_or_it_is_gone(
             first = await known()
             assert await known() == first
             # An answer that nobody has read is another command's.
-            connection = await connection_of(client)
+            connection = await take_connection(client)
             await connection.send_packed_command(ping)
             while connection.in_order:  # noqa: ASYNC110 - redis-py has no event for it
                 await asyncio.sleep(0)

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
+from headrace.redis.backoff import MAX_S
 from workers.background.pipelines.execution import PipelineExecution, about
-from workers.background.pipelines.stage_jobs import AGAIN_MAX_S, StageJobs
+from workers.background.pipelines.stage_jobs import StageJobs
 from workers.canvas.notifier import tell_end, tell_left
 from workers.canvas.sender import TRY_AGAIN, CanvasSender, ChordBusy, Malformed, SendProgress
 from workers.jobs.settlement import Settlement
@@ -47,7 +48,7 @@ class PipelineCanvas:
                     "what follows the job cannot be told yet: %s", error, extra=about(course)
                 )
                 progress.tries += 1
-            await asyncio.sleep(AGAIN_MAX_S / 4)
+            await asyncio.sleep(MAX_S / 4)
 
     async def left(self, queue: str, pairs: Sequence[bytes]) -> None:
         """Tell of ends that scripts have left: names, each with its entry.

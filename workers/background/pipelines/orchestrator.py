@@ -25,9 +25,10 @@ from headrace.errors import HeadraceError
 from headrace.observability.worker_report import CLOCK, ModelState
 from headrace.payloads.stores import build_stores
 from headrace.queue.job_queue import JobQueue
-from headrace.queue.tasks import end
+from headrace.queue.tasks import cancel_and_wait
 from headrace.queue.waiters import Waiters
 from headrace.redis import keys
+from headrace.redis.backoff import MAX_S
 from headrace.redis.clock import US_PER_S
 from headrace.redis.connection import SOCKET_TIMEOUT_S, connect, connect_async
 from headrace.redis.scripts import Arg
@@ -39,7 +40,7 @@ from workers.background.pipelines.canvas import PipelineCanvas
 from workers.background.pipelines.claiming import read_course
 from workers.background.pipelines.execution import PipelineExecution, StageFailed, about
 from workers.background.pipelines.settling import failure, success
-from workers.background.pipelines.stage_jobs import AGAIN_MAX_S, StageJobLost, StageJobs
+from workers.background.pipelines.stage_jobs import StageJobLost, StageJobs
 from workers.jobs.claim_reply import read_jobs
 from workers.jobs.leased_job import NEVER, LeasedJob
 from workers.jobs.settlement import Settlement, cancelled
@@ -186,7 +187,7 @@ class PipelineOrchestrator:
             self._notifications.close()
             self._doubtful = True
             self._reap_after = NEVER
-            await asyncio.sleep(AGAIN_MAX_S / 4)
+            await asyncio.sleep(MAX_S / 4)
 
     async def _sleep(self) -> None:
         """Until something is pushed, a course is over, or the next upkeep is due."""
@@ -407,7 +408,7 @@ class PipelineOrchestrator:
         """Give back what is under way; whoever takes it goes on with it."""
         for line in self._lines:
             held = list(line.courses.values())
-            await end(*(task for _, task in held))
+            await cancel_and_wait(*(task for _, task in held))
             jobs = [course.item for course, _ in held]
             if jobs:
                 release = job_scripts.release(line.model.queue, "free", LOSSES, jobs)

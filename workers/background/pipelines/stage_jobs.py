@@ -30,6 +30,7 @@ from headrace.queue.job_queue import OUTCOMES_MAX_JOBS, VIEW_MAX_JOBS, JobQueue
 from headrace.queue.submission import submission
 from headrace.queue.waiters import JobWaiter, Waiters
 from headrace.redis import keys
+from headrace.redis.backoff import Backoff
 from headrace.redis.keys import F
 from headrace.redis.outages import translate
 from headrace.redis.scripts import pipelines as pipeline_scripts
@@ -43,9 +44,6 @@ T = TypeVar("T")
 
 #: A stage's job is looked at so often though nobody has told of its end: Redis may have lost it.
 LOOK_S: Final = 10.0
-#: What has no room, or cannot be said, is said again after so long, at first and at the most.
-AGAIN_MIN_S: Final = 0.05
-AGAIN_MAX_S: Final = 2.0
 #: How far the stages have come is written down at most so often, in seconds.
 TOLD_S: Final = 0.3
 #: The results of so many jobs are freed in one call: bounds how long it holds Redis.
@@ -218,16 +216,16 @@ class StageJobs:
 
     async def patiently(self, call: Callable[[], Awaitable[T]]) -> T:
         """What `call` gives, called until there is room and everybody answers."""
-        pause_s = AGAIN_MIN_S
+        backoff = Backoff()
         while True:
             try:
                 return await call()
             except _PASSES as error:
                 if not error.retryable:
                     raise
-                logger.info("%s; tried again in %.2f s", error.message, pause_s)
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, AGAIN_MAX_S)
+                delay_s = backoff.next_s()
+                logger.info("%s; tried again in %.2f s", error.message, delay_s)
+            await asyncio.sleep(delay_s)
 
     async def cancel(self, course: PipelineExecution) -> dict[str, str]:
         """Cancel a course's jobs that are under way; how those ended that have, by id.

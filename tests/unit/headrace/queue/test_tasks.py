@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from headrace.queue.tasks import end
+from headrace.queue.tasks import cancel_and_wait
 
 
 def test_a_cancel_that_was_lost_is_said_again() -> None:
@@ -23,7 +23,7 @@ def test_a_cancel_that_was_lost_is_said_again() -> None:
 
         task = asyncio.create_task(repeats())
         await asyncio.sleep(0)
-        await end(task)
+        await cancel_and_wait(task)
         return heard, task.cancelled()
 
     assert asyncio.run(ended()) == (2, True)
@@ -40,7 +40,7 @@ def test_one_that_comes_as_a_wait_is_over_ends_it_too() -> None:
         task = asyncio.create_task(repeats())
         await asyncio.sleep(0)
         answer.set_result(None)
-        await end(task)
+        await cancel_and_wait(task)
         return task.cancelled()
 
     assert asyncio.run(ended())
@@ -56,7 +56,7 @@ def test_what_a_task_raises_as_it_ends_is_its_own() -> None:
         done = asyncio.create_task(asyncio.sleep(0))
         task = asyncio.create_task(fails())
         await asyncio.sleep(0)
-        await end(task, done)
+        await cancel_and_wait(task, done)
         return str(task.exception())
 
     assert asyncio.run(ended()) == "at its end"

@@ -1,0 +1,202 @@
+"""What Headrace does with redis-py beyond its API, for speed. The only file that knows its insides.
+
+Written against redis-py 8.0 and 8.1 (`redis>=8,<9`). `tests/unit/headrace/redis/
+test_fast_connection.py` names each private part that is used here and fails if one goes.
+
+redis-py makes a task for every send, runs about ten coroutines to take a connection from its pool,
+and three to read a reply. A connection of `use_fast_connections` writes a short command at once, is
+taken from the pool directly if it is idle, and reads all replies that have arrived in one loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, Final, cast
+
+import redis.asyncio
+from hiredis import PushNotification, pack_command
+from redis._parsers.hiredis import NOT_ENOUGH_DATA
+from redis.asyncio.client import PubSub
+from redis.asyncio.connection import AbstractConnection
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+from typing_extensions import override
+
+from headrace.redis.scripts import Command
+from headrace.redis.traffic import TRAFFIC
+
+#: A connection with at most this many unsent bytes is written to without waiting; asyncio buffers
+#: 64 KiB before it pauses a writer.
+AT_ONCE_MAX_BYTES: Final = 32 * 1024
+
+#: Return a command as it is sent. The type stub of hiredis requires a tuple of one element.
+pack: Final[Callable[[Command], bytes]] = pack_command  # type: ignore[assignment]
+
+
+def pack_all(commands: Iterable[Command]) -> bytes:
+    """Return commands as they are sent, one after another."""
+    return b"".join(map(pack, commands))
+
+
+class ConnectTimeout(RedisTimeoutError):
+    """No connection could be made in time; a second attempt would only take as long again."""
+
+
+class FastConnection(AbstractConnection):
+    """A connection that counts its writes and sends short commands at once.
+
+    If uvloop has closed its socket, it raises a ConnectionError instead of a RuntimeError.
+    """
+
+    @override
+    async def send_packed_command(
+        self, command: bytes | str | Iterable[bytes], check_health: bool = True
+    ) -> None:
+        TRAFFIC.round_trips += 1
+        try:
+            if not self._sent_at_once(command):
+                await super().send_packed_command(command, check_health)
+        except RuntimeError as error:
+            raise RedisConnectionError(f"the connection was lost: {error}") from error
+
+    def _sent_at_once(self, command: bytes | str | Iterable[bytes]) -> bool:
+        """Send a short command without waiting; return whether that was possible."""
+        # redis-py types neither, and has neither while it is not connected.
+        reader: Any = self._reader
+        writer: Any = self._writer
+        if writer is None or reader is None or self.health_check_interval:
+            return False
+        if not isinstance(command, bytes) or reader.exception() or writer.is_closing():
+            return False
+        unsent = writer.transport.get_write_buffer_size()
+        if unsent + len(command) > AT_ONCE_MAX_BYTES:
+            return False
+        writer.write(command)
+        return True
+
+    @property
+    def in_order(self) -> bool:
+        """Whether it is connected and has received nothing that is unread, not even its end."""
+        # As `can_read` of redis-py's parser.
+        parser: Any = self._parser
+        stream: Any = self._reader
+        if not self.is_connected or not parser._connected or stream.at_eof():
+            return False
+        return not (parser._reader.has_data() or stream._buffer)
+
+    async def read_replies(self, count: int) -> list[Any]:
+        """Read `count` replies; an error takes the place of its reply. The caller limits the time.
+
+        Raises:
+            redis.exceptions.RedisError: the connection was lost, or Redis is not ready.
+        """
+        replies: list[Any] = []
+        while len(replies) < count:
+            # Waits for data; the parser may then hold many replies.
+            try:
+                replies.append(await self.read_response(timeout=math.inf))
+            except ResponseError as error:
+                replies.append(error)
+            parser: Any = self._parser
+            while len(replies) < count:
+                reply = parser._reader.gets()
+                if reply is NOT_ENOUGH_DATA:
+                    break
+                if isinstance(reply, PushNotification):
+                    await parser.handle_push_response(reply)
+                elif isinstance(reply, Exception) and not isinstance(reply, ResponseError):
+                    raise reply
+                else:
+                    replies.append(reply)
+        return replies
+
+
+def use_fast_connections(client: redis.asyncio.Redis) -> None:
+    """Let a new client make only connections that are fast."""
+    pool = client.connection_pool
+    pool.connection_class = type("Connection", (FastConnection, pool.connection_class), {})
+
+
+async def take_connection(client: redis.asyncio.Redis) -> Any:
+    """Take a connection of a client's pool, which the caller releases to the pool.
+
+    Raises:
+        ConnectTimeout: Redis did not answer in time.
+        RedisError: no connection could be made.
+    """
+    # redis-py does not type what is in a pool.
+    pool: Any = client.connection_pool
+    idle = pool._available_connections
+    if idle and isinstance(idle[-1], FastConnection) and idle[-1].in_order:
+        connection = idle.pop()
+        pool._in_use_connections.add(connection)
+        return connection
+    try:
+        return await pool.get_connection()
+    except RedisTimeoutError as error:
+        raise ConnectTimeout(str(error)) from error
+
+
+async def exchange(client: redis.asyncio.Redis, commands: bytes, count: int) -> list[Any]:
+    """Send `count` packed commands in one write; return their replies.
+
+    An error takes the place of its reply.
+
+    Raises:
+        redis.exceptions.RedisError: Redis does not answer. Any of the commands may have run.
+    """
+    pool: Any = client.connection_pool
+    connection = await take_connection(client)
+    try:
+        await connection.send_packed_command(commands)
+        async with asyncio.timeout(connection.socket_timeout):
+            return cast("list[Any]", await connection.read_replies(count))
+    except TimeoutError as error:
+        await connection.disconnect(nowait=True)
+        raise RedisTimeoutError(f"no answer in {connection.socket_timeout:g} s") from error
+    except BaseException:
+        # The next user of this connection would read these replies.
+        await connection.disconnect(nowait=True)
+        raise
+    finally:
+        await pool.release(connection)
+
+
+class NoReconnectPubSub(PubSub):
+    """A pub/sub client that connects once; if its connection breaks, that is an error.
+
+    redis-py would connect again in passing. A task that reads and a task that subscribes at that
+    moment would do so at the same time on one connection, and break each other's handshake.
+    """
+
+    @override
+    async def connect(self) -> None:
+        connection: Any = self.connection
+        if connection is not None and not connection.is_connected:
+            raise RedisConnectionError("the connection was lost")
+        await super().connect()  # type: ignore[no-untyped-call]
+
+    @override
+    async def _reconnect(self, conn: Any, *_: Any, **__: Any) -> None:
+        await conn.disconnect(nowait=True)
+
+
+async def keep_push(push: Any) -> Any:
+    """Return a push as it is; redis-py's own handler formats each for a log that is off."""
+    return push
+
+
+def socket_of(connection: Any) -> Any:
+    """Return the socket of a blocking connection, for a selector."""
+    return connection._sock
+
+
+def set_push_handlers(
+    connection: Any, invalidated: Callable[[Any], Any], published: Callable[[Any], Any]
+) -> None:
+    """Let a blocking connection hand invalidations and publications to these functions."""
+    connection._parser.set_invalidation_push_handler(invalidated)
+    connection._parser.set_pubsub_push_handler(published)

@@ -26,7 +26,7 @@ from headrace.errors import (
     PayloadTooLarge,
     StoreUnavailable,
 )
-from headrace.payloads.s3_store import Bucket, s3_client
+from headrace.payloads.s3_client import Bucket, s3_client
 from headrace.payloads.store import PayloadMissing
 
 #: The longest `input_ref`.
@@ -81,7 +81,7 @@ class InputRefs:
         self._buckets: dict[str, Bucket] = {}
         if settings.input_buckets:
             client: Any = s3_client(settings.payload_endpoint_url, threads)
-            self._buckets = {name: Bucket(client, name) for name in settings.input_buckets}
+            self._buckets = {name: Bucket(name, client) for name in settings.input_buckets}
 
     def look(self, reference: str) -> int:
         """The size in bytes of what a client names; -1 where this host does not have its root.

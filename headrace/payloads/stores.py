@@ -17,7 +17,8 @@ from headrace.errors import ConfigError, HeadraceError, InputUnavailable
 from headrace.payloads.file_store import FilePayloadStore
 from headrace.payloads.index import PayloadIndex
 from headrace.payloads.redis_store import RedisPayloadStore
-from headrace.payloads.s3_store import Bucket, S3PayloadStore, s3_client
+from headrace.payloads.s3_client import Bucket, s3_client
+from headrace.payloads.s3_store import S3PayloadStore
 from headrace.payloads.store import PayloadEntry, PayloadStore, new_entry
 from headrace.redis.connection import connect
 
@@ -136,7 +137,7 @@ def build_stores(settings: Settings, redis_url: str) -> PayloadStores:
         stores.append(FilePayloadStore(index, settings.payload_dir))
     if settings.payload_bucket is not None:
         s3 = s3_client(settings.payload_endpoint_url, THREADS)
-        bucket = Bucket(s3, settings.payload_bucket)
+        bucket = Bucket(settings.payload_bucket, s3)
         stores.append(S3PayloadStore(index, bucket, settings.payload_prefix))
     wanted = {"file": "payload_dir", "s3": "payload_bucket"}
     if settings.payload_store not in {store.name for store in stores}:

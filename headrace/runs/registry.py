@@ -24,7 +24,7 @@ from headrace.runs.sources.jsonl import JsonlSource
 from headrace.runs.sources.options import SourceOptions
 from headrace.runs.sources.path_list import PathsSource
 from headrace.runs.sources.patterns import is_pattern
-from headrace.runs.sources.s3 import SCHEME, Bucket, s3_files, split
+from headrace.runs.sources.s3 import SCHEME, RunBucket, s3_files, split
 from headrace.runs.sources.s3_objects import S3Objects
 from headrace.runs.sources.webdataset import tar_source
 
@@ -89,7 +89,7 @@ def source_for(name: str, options: SourceOptions) -> Source:
             return kind.open(s3_files(name, options.output), options)
         options.refuse("input", "key", "by_ref", "delimiter", of=name)
         bucket, key = split(name)
-        return S3Objects(Bucket(bucket), key, options)
+        return S3Objects(RunBucket(bucket), key, options)
     if kind is not None and "://" not in name and not Path(name).is_dir():
         options.refuse(*kind.unused, of=name)
         return kind.open(local_files(name, options.output), options)
@@ -132,7 +132,7 @@ def _s3_sink(url: str, suffix: str, source: Source | None) -> Sink:
         from headrace.runs.sinks.parquet import ParquetFormat
 
         output_format = ParquetFormat(_carried_schema(source))
-    bucket = Bucket(bucket_name)
+    bucket = RunBucket(bucket_name)
     return SpooledSink(S3Target(bucket, key, output_format), spool_path(bucket, key))
 
 

@@ -25,7 +25,7 @@ from headrace.config.paths import server_root
 from headrace.config.settings import ENV_CONFIG
 from headrace.errors import ConfigError, HeadraceError
 from headrace.payloads.index import PayloadIndex
-from headrace.payloads.s3_store import Bucket, s3_client
+from headrace.payloads.s3_client import Bucket, s3_client
 from headrace.redis import keys
 
 _SAFETENSORS_HEAD: Final = 8
@@ -191,7 +191,7 @@ def _s3_store(site: Deployment) -> CheckResult:
         return fail("payload_store is s3, and payload_bucket is not set", "set payload_bucket")
     client = s3_client(settings.payload_endpoint_url, 1, tries=1)
     name = f"{settings.payload_prefix}doctor-{secrets.token_hex(6)}"
-    bucket = Bucket(client, settings.payload_bucket)
+    bucket = Bucket(settings.payload_bucket, client)
     try:
         bucket.write(name, b"x")
         bucket.delete(name)

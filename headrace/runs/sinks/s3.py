@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Final, Protocol
 import msgspec
 
 from headrace.errors import ConfigError
-from headrace.runs.sources.s3 import Bucket, S3File
+from headrace.runs.sources.s3 import RunBucket, S3File
 
 ENV_SPOOL_DIR: Final = "HEADRACE_SPOOL_DIR"
 _NAME_CHARS: Final = 80
@@ -62,7 +62,7 @@ class S3Target:
         output_format: what it contains.
     """
 
-    def __init__(self, bucket: Bucket, key: str, output_format: OutputFormat) -> None:
+    def __init__(self, bucket: RunBucket, key: str, output_format: OutputFormat) -> None:
         self._bucket = bucket
         self._key = key
         self._format = output_format
@@ -123,7 +123,7 @@ class S3Target:
             yield {"Bucket": self._bucket.name, "Key": self._key}
 
 
-def spool_path(bucket: Bucket, key: str) -> Path:
+def spool_path(bucket: RunBucket, key: str) -> Path:
     """Return the path of an output's spool and checkpoint: in a folder of this machine.
 
     Raises:

@@ -7,14 +7,19 @@ During an outage boto retries for about a minute; then the run ends, and can be 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
 
 from typing_extensions import override
 
 from headrace.errors import ConfigError, Conflict, HeadraceError, InvalidRequest, StoreUnavailable
-from headrace.payloads.s3_store import error_code, s3_client
+from headrace.payloads.s3_client import (
+    NO_ANSWER,
+    NO_CREDENTIALS,
+    Bucket,
+    ObjectInfo,
+    S3Failure,
+    s3_client,
+)
 from headrace.runs.sources.files import SourceFile, changed
 from headrace.runs.sources.patterns import (
     expand_braces,
@@ -42,16 +47,8 @@ _CHANGED: Final = frozenset({"PreconditionFailed", "412"})
 _UNREADABLE: Final = frozenset({"InvalidObjectState", "InvalidRange", "416"})
 
 
-class ObjectInfo(NamedTuple):
-    """An object as listed."""
-
-    key: str
-    bytes: int
-    etag: str
-
-
-class Bucket:
-    """A bucket, with S3's errors translated for the user of a run.
+class RunBucket(Bucket):
+    """A bucket whose errors are for the user of a run. They name the object and its bucket.
 
     Args:
         name: the bucket.
@@ -62,24 +59,11 @@ class Bucket:
     """
 
     def __init__(self, name: str, client: Any = None) -> None:
-        self.name = name
-        self.client: Any = client or s3_client(None, THREADS, TRIES)
+        super().__init__(name, client or s3_client(None, THREADS, TRIES))
 
     def url(self, key: str) -> str:
         """Return the URL of an object."""
         return f"{SCHEME}{self.name}/{key}"
-
-    def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
-        """Yield the objects whose keys begin with `prefix`, in order, behind the key `after`."""
-        options = {"StartAfter": after} if after else {}
-        while True:
-            with self.errors(prefix):
-                page = self.client.list_objects_v2(Bucket=self.name, Prefix=prefix, **options)
-            for item in page.get("Contents", ()):
-                yield ObjectInfo(item["Key"], item["Size"], item["ETag"].strip('"'))
-            if not page.get("IsTruncated"):
-                return
-            options = {"ContinuationToken": page["NextContinuationToken"]}
 
     def find(self, key: str) -> ObjectInfo | None:
         """Return the object with this key; None if it does not exist.
@@ -90,7 +74,7 @@ class Bucket:
         first = next(self.list(key), None)
         return first if first is not None and first.key == key else None
 
-    def read(self, found: ObjectInfo, start: int = 0, length: int | None = None) -> bytes:
+    def read_object(self, found: ObjectInfo, start: int = 0, length: int | None = None) -> bytes:
         """Read bytes of an object that must not have changed.
 
         Raises:
@@ -99,60 +83,28 @@ class Bucket:
             ConfigError: no object may be read.
             StoreUnavailable: S3 does not respond.
         """
-        options = {}
-        if length is not None:
-            options["Range"] = f"bytes={start}-{start + length - 1}"
-        with self.errors(found.key, alone=True):
-            response = self.client.get_object(
-                Bucket=self.name, Key=found.key, IfMatch=found.etag, **options
-            )
-            return bytes(response["Body"].read())
+        return self.read(found.key, start, length, etag=found.etag)
 
-    @contextmanager
-    def errors(self, key: str, *, alone: bool = False) -> Iterator[None]:
-        """Translate boto's errors.
-
-        Args:
-            key: the object.
-            alone: an error of this object does not concern others.
-        """
-        from boto3.exceptions import S3UploadFailedError
-        from botocore.exceptions import (
-            BotoCoreError,
-            ClientError,
-            NoCredentialsError,
-            PartialCredentialsError,
-        )
-        from urllib3.exceptions import HTTPError
-
-        try:
-            yield
-        except ClientError as error:
-            raise self._error(error_code(error), key, alone=alone) from None
-        except S3UploadFailedError as error:
-            # boto wraps the ClientError of an upload.
-            code = error_code(cause) if isinstance(cause := error.__context__, ClientError) else ""
-            raise self._error(code or str(error), key, alone=alone) from None
-        except (NoCredentialsError, PartialCredentialsError) as error:
-            raise ConfigError(
-                f"{self.url(key)}: no credentials: {error}",
+    @override
+    def error_for(self, failure: S3Failure) -> HeadraceError:
+        url, code = self.url(failure.key), failure.code
+        if code == NO_CREDENTIALS:
+            return ConfigError(
+                f"{url}: no credentials: {failure.text}",
                 hint="Set them for boto: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile "
                 "(AWS_PROFILE), or a role of the machine.",
-            ) from None
-        except (BotoCoreError, HTTPError, OSError) as error:
-            raise StoreUnavailable(
-                f"{self.url(key)}: the S3 server does not respond: {error}",
+            )
+        if code == NO_ANSWER:
+            return StoreUnavailable(
+                f"{url}: the S3 server does not respond: {failure.text}",
                 hint="Start the same command again to resume.",
-            ) from None
-
-    def _error(self, code: str, key: str, *, alone: bool) -> HeadraceError:
-        url = self.url(key)
+            )
         if code == "NoSuchBucket":
             return ConfigError(
                 f"{url}: no such bucket: {self.name}",
                 hint="Correct its name, AWS_ENDPOINT_URL or the region.",
             )
-        if code in _BAD_CREDENTIALS or (code in _DENIED and not alone):
+        if code in _BAD_CREDENTIALS or (code in _DENIED and not failure.reading):
             return ConfigError(
                 f"{url}: S3 denies access: {code}",
                 hint="Use credentials that may list, read and write there.",
@@ -162,10 +114,10 @@ class Bucket:
                 f"{url} has changed since the run began to read it",
                 hint="Start a new run with another output.",
             )
-        if code in _GONE and not alone:
-            return ConfigError(f"{url}: no such object")
-        if alone and code in _GONE | _DENIED | _UNREADABLE:
+        if failure.reading and code in _GONE | _DENIED | _UNREADABLE:
             return InvalidRequest(f"{url}: cannot be read: {code}")
+        if code in _GONE:
+            return ConfigError(f"{url}: no such object")
         return StoreUnavailable(
             f"{url}: the S3 server reports {code}", hint="Start the same command again to resume."
         )
@@ -181,7 +133,7 @@ class S3File:
 
     local: Final = False
 
-    def __init__(self, bucket: Bucket, found: ObjectInfo) -> None:
+    def __init__(self, bucket: RunBucket, found: ObjectInfo) -> None:
         self._bucket = bucket
         self._found = found
         self.name: Final = bucket.url(found.key)
@@ -201,7 +153,7 @@ class S3File:
 class _Ranges(io.RawIOBase):
     """An object as a stream that is read in ranges."""
 
-    def __init__(self, bucket: Bucket, found: ObjectInfo) -> None:
+    def __init__(self, bucket: RunBucket, found: ObjectInfo) -> None:
         super().__init__()
         self._bucket = bucket
         self._found = found
@@ -235,7 +187,7 @@ class _Ranges(io.RawIOBase):
             self._fetch = min(2 * self._fetch, FETCH_MAX_BYTES) if in_sequence else FETCH_BYTES
             length = min(max(self._fetch, len(view)), self._found.bytes - self._at)
             try:
-                self._block = self._bucket.read(self._found, self._at, length)
+                self._block = self._bucket.read_object(self._found, self._at, length)
             except InvalidRequest:
                 # It existed when the run began.
                 raise changed(S3File(self._bucket, self._found)) from None
@@ -270,11 +222,11 @@ def s3_files(url: str, output: str = "") -> list[SourceFile]:
         StoreUnavailable: S3 does not respond.
     """
     files: list[SourceFile] = []
-    bucket: Bucket | None = None
+    bucket: RunBucket | None = None
     for one in expand_braces(url):
         name, key = split(one)
         if bucket is None or bucket.name != name:
-            bucket = Bucket(name)
+            bucket = RunBucket(name)
         if is_pattern(key):
             regex = pattern_regex(key)
             matching = [

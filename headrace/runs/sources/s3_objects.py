@@ -14,10 +14,11 @@ from hashlib import blake2b
 from typing import Any, Final
 
 from headrace.errors import ConfigError, Conflict, InvalidRequest
+from headrace.payloads.s3_client import ObjectInfo
 from headrace.runs.interfaces import NOTHING_CARRIED, Cursor, Entry
 from headrace.runs.sources.options import SourceOptions
 from headrace.runs.sources.patterns import is_pattern, pattern_regex, plain_prefix
-from headrace.runs.sources.s3 import THREADS, Bucket, ObjectInfo
+from headrace.runs.sources.s3 import THREADS, RunBucket
 
 #: About the most objects that are fetched ahead, and their bytes.
 AHEAD: Final = 2 * THREADS
@@ -37,7 +38,7 @@ class S3Objects:
         ConfigError: no object matches.
     """
 
-    def __init__(self, bucket: Bucket, name: str, options: SourceOptions) -> None:
+    def __init__(self, bucket: RunBucket, name: str, options: SourceOptions) -> None:
         self._bucket = bucket
         self._options = options
         self._url = bucket.url(name)
@@ -79,7 +80,7 @@ class S3Objects:
                 while coming is not None and (
                     not waiting or (len(waiting) < AHEAD and held + coming.bytes <= AHEAD_BYTES)
                 ):
-                    waiting.append((coming, pool.submit(self._bucket.read, coming)))
+                    waiting.append((coming, pool.submit(self._bucket.read_object, coming)))
                     held += coming.bytes
                     coming = next(found, None)
                 first, body = waiting.popleft()

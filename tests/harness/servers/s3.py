@@ -11,7 +11,7 @@ from typing import Any
 
 from moto.server import ThreadedMotoServer
 
-from headrace.payloads.s3_store import s3_client
+from headrace.payloads.s3_client import s3_client
 
 #: What boto's own chain finds.
 CREDENTIALS = {

@@ -328,7 +328,7 @@ def test_an_object_that_is_exchanged_for_a_larger_one_is_not_read_whole(
     def exchange(**_: Any) -> None:
         s3.client.put_object(Bucket=bucket, Key="exchanged", Body=bytes(1_000_000))
 
-    events = own._buckets[bucket]._client.meta.events
+    events = own._buckets[bucket].client.meta.events
     events.register("before-call.s3.GetObject", exchange)
     events.register(
         "after-call.s3.GetObject", lambda parsed, **_: sent.append(parsed["ContentLength"])

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from headrace.errors import ConfigError, Conflict, StoreUnavailable
-from headrace.payloads.s3_store import s3_client
+from headrace.payloads.s3_client import s3_client
 from headrace.runs.registry import sink_for
 from headrace.runs.sinks import s3 as s3_sink
 from headrace.runs.sources import s3 as runs_s3
@@ -108,7 +108,7 @@ def test_an_object_that_goes_meanwhile_fails_alone(s3: S3Server, bucket: str) ->
     source = opened(f"s3://{bucket}/in/")
     listed = s3.client
     entries = source.entries(None, 0)
-    real = runs_s3.Bucket.read
+    real = runs_s3.RunBucket.read_object
 
     def gone_first(self: Any, found: Any, *rest: Any) -> bytes:
         if found.key == "in/1":
@@ -116,7 +116,7 @@ def test_an_object_that_goes_meanwhile_fails_alone(s3: S3Server, bucket: str) ->
         return real(self, found, *rest)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(runs_s3.Bucket, "read", gone_first)
+        patched.setattr(runs_s3.RunBucket, "read_object", gone_first)
         found = list(entries)
     assert [entry.input for entry in (found[0], found[2])] == [b"in/0", b"in/2"]
     assert "in/1: cannot be read: NoSuchKey" in str(found[1].input)
@@ -305,7 +305,7 @@ def test_an_upload_that_an_earlier_version_began_is_aborted(
     sink.close()
     upload = client.create_multipart_upload(Bucket=bucket, Key=key)["UploadId"]
     client.upload_part(Bucket=bucket, Key=key, UploadId=upload, PartNumber=1, Body=b"x")
-    note = Path(f"{s3_sink.spool_path(runs_s3.Bucket(bucket), key)}.rows.upload")
+    note = Path(f"{s3_sink.spool_path(runs_s3.RunBucket(bucket), key)}.rows.upload")
     note.write_text(json.dumps({"digest": "d", "part_bytes": 16 << 20, "upload_id": upload}))
     finish_with(client, url, mark, monkeypatch)
     assert [one["n"] for one in rows_of(s3, bucket, key)] == [0]

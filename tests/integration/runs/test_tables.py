@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from headrace.runs.sinks.s3 import spool_path
-from headrace.runs.sources.s3 import Bucket
+from headrace.runs.sources.s3 import RunBucket
 from tests.harness.clients.commands import Commands
 from tests.harness.servers.api_process import api_process
 from tests.harness.servers.redis_servers import redis_server
@@ -153,7 +153,7 @@ def test_csv_to_s3(site: Site, cli: Commands, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.delenv("HEADRACE_SPOOL_DIR", raising=False)
         bucket = s3.bucket("out")
         url = f"s3://{bucket}/night/out.jsonl"
-        spool = Path(f"{spool_path(Bucket(bucket), 'night/out.jsonl')}.rows")
+        spool = Path(f"{spool_path(RunBucket(bucket), 'night/out.jsonl')}.rows")
         command = ("in.csv", "-o", url, "--input", "x", "--content-type", "application/json")
         killed_in_the_middle(site, cli, "csv", spool, *command)
         assert s3.keys(bucket) == ["night/out.jsonl"]

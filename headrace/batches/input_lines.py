@@ -1,4 +1,4 @@
-"""The lines of a batch's input: cut out of a file in pieces, and read as requests."""
+"""The lines of a batch's input: split from the chunks of a file, and read as requests."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from headrace.batches.record import LineError, endpoint_model
 from headrace.jobs.job import DEFAULT_OPTIONS, METADATA_MAX_BYTES, JobOptions
 from headrace.redis.keys import STEPS
 
-#: Offline, unless the line says otherwise.
+#: The batch priority, for lines without a priority.
 PRIORITY: Final = STEPS[-1]
-#: Job and result are kept so long at least, in seconds: what is gone before its row is written
-#: would have to run again.
+#: The shortest result_ttl, in seconds. A job that expires before its row is written would have to
+#: run again.
 RESULT_TTL_MIN_S: Final = 86_400
 CUSTOM_ID_MAX_CHARS: Final = 512
 BOM: Final = b"\xef\xbb\xbf"
@@ -24,12 +24,12 @@ _UTF16: Final = (b"\xff\xfe", b"\xfe\xff")
 
 
 class BatchLine(NamedTuple):
-    """One line of a file; lines of nothing but space are none, but count.
+    """One line of a file. Blank lines are skipped, but counted.
 
     Attributes:
-        number: counted from 1.
-        end: the place in the file behind it.
-        text: without its line feed; None where it is longer than a line may be.
+        number: its number, from 1.
+        end: the byte of the file behind it.
+        text: its text without the line feed; None if it is too long.
     """
 
     number: int
@@ -40,17 +40,17 @@ class BatchLine(NamedTuple):
 def read_lines(
     reader: FileReader, limit_bytes: int, at: int = 0, number: int = 0
 ) -> Iterator[BatchLine]:
-    """The lines from a place on; no more of one that is too long is kept than the limit.
+    """Yield the lines from a byte on; memory holds at most `limit_bytes` of a line.
 
     Args:
         reader: the file.
         limit_bytes: the most bytes of a line.
-        at: where the first of them begins.
-        number: of the line before it.
+        at: where the first line begins.
+        number: the number of the line before it.
 
     Raises:
         FileMissing: the file is gone.
-        StoreError, BrokerError: the store does not answer.
+        StoreError, BrokerError: the store is unavailable.
     """
     begun: list[bytes] = []
     size, first = 0, at == 0
@@ -84,11 +84,11 @@ def read_lines(
 
 
 class LineRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a line asks for.
+    """The request of a line.
 
     Attributes:
-        input: JSON text; None where `input_ref` stands in its place.
-        options: of the job, by name.
+        input: JSON text; None if the line has an `input_ref`.
+        options: the job's options, by name.
     """
 
     custom_id: str
@@ -100,7 +100,7 @@ class LineRequest(msgspec.Struct, frozen=True, kw_only=True):
     content_type: str | None = None
 
     def job_line(self, job_id: str) -> bytes:
-        """The line of a bulk request that submits it."""
+        """Return the line of a bulk submit."""
         line = {
             "model": self.model, "id": job_id, "input": self.input, "options": self.options,
             "version": self.version, "input_ref": self.input_ref,
@@ -112,10 +112,10 @@ class LineRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BadLine(Exception):
-    """A line is no request.
+    """A line is not a valid request.
 
     Attributes:
-        error: why.
+        error: the reason.
     """
 
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
@@ -123,11 +123,11 @@ class BadLine(Exception):
         self.error = LineError(code, message, None, param)
 
     def at(self, number: int) -> LineError:
-        """The error, with the line's number."""
+        """Return the error with the line's number."""
         return msgspec.structs.replace(self.error, line=number)
 
 
-#: msgspec gives each member its own Raw; an absent one is this.
+#: The value of an absent member.
 _NONE: Final = msgspec.Raw(b"")
 
 
@@ -139,7 +139,7 @@ class _LineFields(msgspec.Struct):
 
 
 class _Job(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of a line for JOBS_ENDPOINT: as for a submit, without an id."""
+    """The body of a line for JOBS_ENDPOINT: that of a submit, without an id."""
 
     model: str
     input: msgspec.Raw = _NONE
@@ -153,7 +153,7 @@ class _GivenOptions(msgspec.Struct):
     options: dict[str, Any] = {}
 
 
-_SAID: Final = msgspec.json.Decoder(_LineFields)
+_LINE: Final = msgspec.json.Decoder(_LineFields)
 _JOB: Final = msgspec.json.Decoder(_Job)
 _GIVEN: Final = msgspec.json.Decoder(_GivenOptions)
 
@@ -162,8 +162,8 @@ class Requests:
     """Reads lines as requests of one batch.
 
     Args:
-        endpoint: the batch's.
-        models: the models that there are, with their versions.
+        endpoint: the endpoint of the batch.
+        models: the versions of all models, by name.
     """
 
     def __init__(self, endpoint: str, models: Mapping[str, str]) -> None:
@@ -175,40 +175,43 @@ class Requests:
         """Read a line.
 
         Raises:
-            BadLine: it is no request of this batch.
+            BadLine: it is not a valid request of this batch.
         """
-        said = _decoded(text)
-        custom_id = _text(said.custom_id, "custom_id")
+        line = _decoded(text)
+        custom_id = _text(line.custom_id, "custom_id")
         if not custom_id or len(custom_id) > CUSTOM_ID_MAX_CHARS:
             raise BadLine(
                 "invalid_custom_id",
-                f"custom_id is to have 1 to {CUSTOM_ID_MAX_CHARS} characters",
+                f"custom_id must have 1 to {CUSTOM_ID_MAX_CHARS} characters",
                 "custom_id",
             )
-        method = _text(said.method, "method")
+        method = _text(line.method, "method")
         if method != "POST":
-            raise BadLine("invalid_method", f"method is {method[:32]!r}, not 'POST'", "method")
-        path, _, query = _text(said.url, "url").partition("?")
+            raise BadLine("invalid_method", f"method must be 'POST', not {method[:32]!r}", "method")
+        path, _, query = _text(line.url, "url").partition("?")
         if path != self._endpoint:
             raise BadLine(
                 "mismatched_url",
-                f"url is {path[:200]!r}, and the batch's endpoint {self._endpoint!r}",
+                f"url must be the batch's endpoint {self._endpoint!r}, not {path[:200]!r}",
                 "url",
             )
-        if not said.body:
+        if not line.body:
             raise BadLine("missing_required_parameter", "the line has no body", "body")
         if self._model is None:
-            return self._job(custom_id, query, said.body)
+            return self._job(custom_id, query, line.body)
         options = _options_of(query)
         self._check_model(self._model, None)
         return LineRequest(
-            custom_id=custom_id, model=self._model, input=said.body, options=_completed(options),
+            custom_id=custom_id, model=self._model, input=line.body,
+            options=_with_defaults(options),
         )  # fmt: skip
 
     def _job(self, custom_id: str, query: str, body: msgspec.Raw) -> LineRequest:
         if query:
             raise BadLine(
-                "invalid_url", "url has a query; put options into the body's `options`", "url"
+                "invalid_url",
+                "url must have no query; put options into `options` of the body",
+                "url",
             )
         try:
             job = _JOB.decode(body)
@@ -217,11 +220,11 @@ class Requests:
             raise BadLine("invalid_body", f"body: {_plain(error)}", "body") from None
         self._check_model(job.model, job.version)
         if bool(job.input) == (job.input_ref is not None):
-            raise BadLine("invalid_body", "body is to have either input or input_ref", "body")
+            raise BadLine("invalid_body", "body must have either input or input_ref", "body")
         _check_metadata(job.options)
         return LineRequest(
             custom_id=custom_id, model=job.model, input=job.input or None, version=job.version,
-            input_ref=job.input_ref, content_type=job.content_type, options=_completed(given),
+            input_ref=job.input_ref, content_type=job.content_type, options=_with_defaults(given),
         )  # fmt: skip
 
     def _check_model(self, model: str, version: str | None) -> None:
@@ -229,7 +232,9 @@ class Requests:
         if known is None:
             there = ", ".join(self._models) or "none"
             raise BadLine(
-                "model_not_found", f"there is no model {model[:64]!r}; there are {there}", "body"
+                "model_not_found",
+                f"there is no model {model[:64]!r}; the models are: {there}",
+                "body",
             )
         if version is not None and version != known:
             raise BadLine(
@@ -241,15 +246,15 @@ class Requests:
 
 def _decoded(text: bytes) -> _LineFields:
     if text.startswith(_UTF16):
-        raise BadLine("invalid_json_line", "the file is UTF-16; send it in UTF-8")
+        raise BadLine("invalid_json_line", "the file is UTF-16; convert it to UTF-8")
     try:
         if not text.isascii():
             text.decode()
-        return _SAID.decode(text)
+        return _LINE.decode(text)
     except msgspec.ValidationError:
-        raise BadLine("invalid_json_line", "the line is no JSON object") from None
+        raise BadLine("invalid_json_line", "the line is not a JSON object") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadLine("invalid_json_line", f"the line is no JSON: {error}") from None
+        raise BadLine("invalid_json_line", f"the line is not JSON: {error}") from None
 
 
 def _text(raw: msgspec.Raw, name: str) -> str:
@@ -258,11 +263,11 @@ def _text(raw: msgspec.Raw, name: str) -> str:
     try:
         return msgspec.json.decode(raw, type=str)
     except msgspec.DecodeError:
-        raise BadLine("invalid_type", f"{name} is no text", name) from None
+        raise BadLine("invalid_type", f"{name} must be a string", name) from None
 
 
 def _options_of(query: str) -> dict[str, Any]:
-    """The options of a url's query, as a submit has them."""
+    """Return the options in the query of a url, which are those of a submit."""
     if not query:
         return {}
     try:
@@ -276,8 +281,8 @@ def _options_of(query: str) -> dict[str, Any]:
     return {name: getattr(options, name) for name in given}
 
 
-def _completed(given: dict[str, Any]) -> dict[str, Any]:
-    """The options of a line's job."""
+def _with_defaults(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a line with the defaults of a batch."""
     options = {"priority": PRIORITY, **given}
     if options.get("result_ttl") is not None:
         options["result_ttl"] = max(options["result_ttl"], RESULT_TTL_MIN_S)

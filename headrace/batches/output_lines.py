@@ -1,4 +1,4 @@
-"""What stands in a batch's output: a line for each request, as OpenAI's batches have it."""
+"""The lines of a batch's output files, one for each request, in the format of OpenAI."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace.runs.interfaces import Row
 
 EXPIRED: Final = Failure(
     type="batch_expired",
-    message="the completion window was over before this request had run",
+    message="the completion window ended before this request had run",
     retryable=True,
 )
 CANCELLED: Final = Failure(
@@ -22,11 +22,10 @@ CANCELLED: Final = Failure(
 )
 REFUSED: Final = Failure(
     type="batch_unauthorized",
-    message="the API key of the batch was revoked or has expired before this request's result was"
-    " read",
+    message="the API key of the batch was revoked or expired before this request's result was read",
     retryable=False,
 )
-#: No job, or none that has run as far as the batch knows.
+#: The errors of requests without a job that has run.
 NOT_RUN: Final = frozenset({EXPIRED.type, CANCELLED.type, REFUSED.type})
 
 _OK: Final = 200

@@ -1,4 +1,4 @@
-"""What a batch is, as its record in Redis tells it."""
+"""The record of a batch in Redis."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STATUSES: Final = (
     VALIDATING, FAILED, IN_PROGRESS, FINALIZING, COMPLETED, EXPIRED, CANCELLING, CANCELLED,
 )  # fmt: skip
 ENDED: Final = frozenset({COMPLETED, EXPIRED, CANCELLED, FAILED})
-#: When a batch came to a status, by the name of the field.
+#: The fields with the times at which a batch came to a status.
 MOMENTS: Final = (
     "in_progress_at", "expires_at", "finalizing_at", "completed_at", "failed_at", "expired_at",
     "cancelling_at", "cancelled_at",
@@ -37,16 +37,16 @@ _MODEL_ENDPOINT: Final = re.compile(r"/api/v1/models/([A-Za-z0-9_][A-Za-z0-9_.-]
 
 
 class BatchSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What was asked for.
+    """What the client requested.
 
     Attributes:
         endpoint: JOBS_ENDPOINT, or MODEL_ENDPOINT of a model; the `url` of every line.
-        window: within which it is to be done, as the client wrote it.
+        window: the completion window, as the client wrote it.
         window_s: the same in seconds.
         output_ttl_s: how long its output is kept; None for as long as files are.
-        rerun_of: the batch whose lines that did not succeed this one runs again.
-        failed_file_id: which names those lines.
-        owner: the id of the API key whose it is, and its jobs and files; "" for nobody's.
+        rerun_of: the batch whose failed lines this one runs again.
+        failed_file_id: the error file with those lines.
+        owner: the id of the API key that owns the batch, its jobs and its files; "" without keys.
     """
 
     endpoint: str
@@ -61,16 +61,18 @@ class BatchSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def model(self) -> str | None:
-        """The model of every line; None where each names its own."""
+        """The model of every line; None if each line names its own."""
         return endpoint_model(self.endpoint)
 
 
 class LineError(msgspec.Struct, frozen=True):
-    """What is wrong with an input file.
+    """An error in an input file.
 
     Attributes:
-        line: where, counted from 1; None where it is no line's.
-        param: which member.
+        code: a constant for programs.
+        message: the reason, for people.
+        line: the line, from 1; None if the error is not one line's.
+        param: the member of the line.
     """
 
     code: str
@@ -83,8 +85,8 @@ class Batch(msgspec.Struct, kw_only=True):
     """A batch.
 
     Attributes:
-        moments: when it came where, in seconds since 1970, by the names of MOMENTS.
-        checkpoint: how far its runner is; b"" before it has begun, and after its end.
+        moments: when it came to its statuses, in seconds since 1970, by the names of MOMENTS.
+        checkpoint: its runner's; b"" before the first and after its end.
     """
 
     id: str
@@ -102,25 +104,25 @@ class Batch(msgspec.Struct, kw_only=True):
 
     @property
     def expires_at(self) -> int:
-        """Until when it is to be done."""
+        """When the completion window ends, in seconds since 1970."""
         return self.moments["expires_at"]
 
 
 def new_batch_id() -> str:
-    """An id that sorts behind those made before."""
+    """Return an id that sorts behind those created before."""
     return "batch_" + new_id().replace("-", "")
 
 
 def is_batch_id(text: str) -> bool:
-    """Whether a batch can have this id."""
+    """Return whether a batch can have this id."""
     return _ID.fullmatch(text) is not None
 
 
 def endpoint_model(endpoint: str) -> str | None:
-    """The model of an endpoint; None where each line names its own.
+    """Return the model of an endpoint; None if each line names its own.
 
     Raises:
-        ValueError: batches know no such endpoint.
+        ValueError: batches do not have this endpoint.
     """
     if endpoint == JOBS_ENDPOINT:
         return None
@@ -131,7 +133,7 @@ def endpoint_model(endpoint: str) -> str | None:
 
 
 def read_batch(batch_id: str, record: Mapping[bytes, bytes]) -> Batch | None:
-    """Read a record (HGETALL's fields); None where there is no batch."""
+    """Read a record (the fields of HGETALL); None if there is no batch."""
     values: dict[str, Any] = {name.decode(): value for name, value in record.items()}
     if BatchField.STATUS not in values:
         return None

@@ -1,4 +1,4 @@
-"""`headrace runner`: leases batches and drives them, several at a time, until it is to stop."""
+"""`headrace runner`: leases batches and executes them, several at a time, until it stops."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from headrace.signals import StopSignals
 
 logger = logging.getLogger("runner")
 
-#: Leases are renewed, cancels heard and new batches looked for so often.
+#: Seconds between two renewals of leases, which also find cancellations and new batches.
 BEAT_S: Final = 1.0
-#: Says for whom the jobs of a batch are submitted.
+#: The header with the API key for which the runner acts.
 ACTS_FOR: Final = "Headrace-Acts-For"
-#: How long a stop waits for what is being asked.
+#: The longest wait for running requests at a stop.
 STOP_MAX_S: Final = 20.0
 
 
 class ApiClient(Client):
     """A client of the deployment's own API.
 
-    Where that speaks HTTPS, its certificate is the one to trust, and no other: it is for the name
-    by which clients know the API, which need not be that by which a runner reaches it.
+    With HTTPS it trusts only the API's own certificate. It does not check the host name: the
+    certificate is for the name that clients use, which can differ from the runner's address.
     """
 
     def __init__(self, url: str, settings: Settings, **options: Any) -> None:
@@ -64,8 +64,8 @@ class BatchRunner:
     Args:
         settings: the deployment's.
         redis_url: its Redis.
-        api_url: its API, over which the lines of batches become jobs.
-        owner: what it is called; "" for a name of its own.
+        api_url: its API, to which the lines of batches are submitted.
+        owner: the runner's name; "" for a new one.
     """
 
     def __init__(self, settings: Settings, redis_url: str, api_url: str, owner: str = "") -> None:
@@ -77,14 +77,14 @@ class BatchRunner:
         self._owner = owner or secrets.token_hex(4)
         self._name = f"{self._owner} {socket.gethostname()} {os.getpid()}"
         self._stores: PayloadStores = build_stores(settings, redis_url)
-        self._caller = ScriptClient(self._stores.client)
-        self._files = FileStore(self._stores, self._caller, settings.file_ttl_s)
-        self._batches = BatchStore(self._caller, settings.file_ttl_s, settings.lease_ttl_s)
+        self._client = ScriptClient(self._stores.client)
+        self._files = FileStore(self._stores, self._client, settings.file_ttl_s)
+        self._batches = BatchStore(self._client, settings.file_ttl_s, settings.lease_ttl_s)
         self._threads: dict[BatchExecution, threading.Thread] = {}
         self._away = False
 
     def run(self) -> None:
-        """Run until SIGINT, SIGTERM or SIGHUP; batches under way are given back.
+        """Run until SIGINT, SIGTERM or SIGHUP; then release the batches.
 
         Raises:
             ConfigError: the payload store cannot be used.
@@ -92,7 +92,7 @@ class BatchRunner:
         self._stores.check()
         beat_s = min(BEAT_S, self._settings.lease_ttl_s / 4)
         with StopSignals() as stop:
-            logger.info("driving up to %d batches at a time", self._settings.runner_batches)
+            logger.info("executing up to %d batches at a time", self._settings.runner_batches)
             while not stop.requests:
                 self._beat()
                 if select.select([stop], [], [], beat_s)[0]:
@@ -100,63 +100,66 @@ class BatchRunner:
             self._stop()
 
     def _beat(self) -> None:
-        for driving in [one for one in self._threads if one.done]:
-            self._threads.pop(driving).join()
-        for driving in self._threads:
-            driving.renew()
+        for execution in [one for one in self._threads if one.done]:
+            self._threads.pop(execution).join()
+        for execution in self._threads:
+            execution.renew()
         try:
-            self._tell()
+            self._report()
             while len(self._threads) < self._settings.runner_batches and self._claim():
                 pass
         except HeadraceError as error:
             if not self._away:
-                logger.warning("batches wait: %s", error.message)
+                logger.warning("Redis unavailable, batches wait: %s", error.message)
             self._away = True
         else:
             self._away = False
 
     def _key(self) -> str:
-        """A key to act for others with, which is good for longer than it is used for a claim."""
+        """Return a key to act for others; it is renewed before it expires."""
         if time.monotonic() >= self._key_until:
             self._api_key = internal_key(self._redis_url, "runner")
             self._key_until = time.monotonic() + INTERNAL_TTL_S / 2
         return self._api_key
 
-    def _tell(self) -> None:
-        """Say that this runner lives, and forget those that have not said it."""
+    def _report(self) -> None:
+        """Report that this runner is alive, and remove runners that no longer report."""
         now_s = int(time.time())
-        self._caller.execute("ZADD", keys.RUNNERS, now_s, self._name)
-        self._caller.execute("ZREMRANGEBYSCORE", keys.RUNNERS, "-inf", now_s - keys.WORKER_TTL_S)
-        self._caller.execute("EXPIRE", keys.RUNNERS, keys.WORKER_TTL_S)
+        self._client.execute("ZADD", keys.RUNNERS, now_s, self._name)
+        self._client.execute("ZREMRANGEBYSCORE", keys.RUNNERS, "-inf", now_s - keys.WORKER_TTL_S)
+        self._client.execute("EXPIRE", keys.RUNNERS, keys.WORKER_TTL_S)
 
     def _claim(self) -> bool:
-        """Begin with a batch; whether there was one."""
+        """Start with the next batch; return whether there was one."""
         lease = self._batches.claim(self._owner)
         if lease is None:
             return False
-        logger.info("the batch is %s", lease.batch.status, extra={"api_batch": lease.batch.id})
+        logger.info(
+            "batch leased, status %s", lease.batch.status, extra={"api_batch": lease.batch.id}
+        )
         owner = lease.batch.spec.owner or NOBODY
         client = ApiClient(
             self._api_url, self._settings, api_key=self._key(), headers={ACTS_FOR: owner}
         )
-        driving = BatchExecution(lease, self._files, self._batches, client, self._settings)
-        thread = threading.Thread(target=driving.run, name=lease.batch.id, daemon=True)
-        self._threads[driving] = thread
+        execution = BatchExecution(lease, self._files, self._batches, client, self._settings)
+        thread = threading.Thread(target=execution.run, name=lease.batch.id, daemon=True)
+        self._threads[execution] = thread
         thread.start()
         return True
 
     def _stop(self) -> None:
-        for driving in self._threads:
-            driving.stop()
+        for execution in self._threads:
+            execution.stop()
         until = time.monotonic() + STOP_MAX_S
-        for driving, thread in self._threads.items():
+        for execution, thread in self._threads.items():
             thread.join(max(0.0, until - time.monotonic()))
             if thread.is_alive():
                 logger.warning(
-                    "the batch is left until its lease ends", extra={"api_batch": driving.batch.id}
+                    "batch not released, its lease will expire",
+                    extra={"api_batch": execution.batch.id},
                 )
         try:
-            self._caller.execute("ZREM", keys.RUNNERS, self._name)
+            self._client.execute("ZREM", keys.RUNNERS, self._name)
         except HeadraceError:
-            logger.debug("the runner's own entry runs out by itself")
+            logger.debug("runner entry not removed, it will expire")
         self._stores.close()

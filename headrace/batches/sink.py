@@ -1,8 +1,8 @@
-"""A batch's two files as the sink of a run; its checkpoint lies in the batch's record.
+"""The output and the error file of a batch as the sink of a run.
 
-Rows, counts and checkpoint are saved in one script, which asks whether the batch is still this
-runner's. So the files hold exactly what the checkpoint covers: there is nothing behind it to find
-or to repair, and a runner that has lost its batch writes nothing.
+The checkpoint is in the batch's record. One script saves rows, counts and checkpoint, and checks
+that this runner still has the batch. So the files contain exactly the rows that the checkpoint
+covers, and a runner that has lost its batch writes nothing.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from headrace.runs.range_set import RangeSet
 
 
 class LeaseLost(Exception):
-    """The batch is another runner's by now, or is gone: this one has nothing more to say of it."""
+    """Another runner has the batch, or it is gone: this runner must not write any more."""
 
 
 class BatchSink:
-    """Rows into the output and the error file. The store of its checkpoint is itself.
+    """Writes rows to the output and the error file; it is also the store of the checkpoint.
 
     Args:
-        files: where the files are written.
-        batches: where the record is.
+        files: writes the files.
+        batches: has the record.
         lease: the batch.
         keep_s: how long the files are kept once the batch has ended.
-        job_id: names the job of an entry's number.
+        job_id: returns the id of an entry's job.
 
     Attributes:
         completed: rows with a result.
@@ -59,15 +59,15 @@ class BatchSink:
 
     @property
     def checkpoints(self) -> BatchSink:
-        """Itself."""
+        """The sink itself."""
         return self
 
     def describe(self) -> str:
-        """The batch."""
+        """Return the batch's id."""
         return self._lease.batch.id
 
     def recover(self, mark: Mark | None) -> Iterable[tuple[int, bool]]:
-        """Go on behind a mark. There are no rows behind it.
+        """Continue behind a mark. There are no rows behind it.
 
         Raises:
             StoreError, BrokerError: the end of a file cannot be read.
@@ -78,7 +78,7 @@ class BatchSink:
         return ()
 
     def append(self, rows: Sequence[Row]) -> None:
-        """Take rows."""
+        """Append rows."""
         batch_id = self._lease.batch.id
         for row in rows:
             line = answer_line(batch_id, self._job_id(row.n), row)
@@ -87,47 +87,47 @@ class BatchSink:
             self.failed += not row.succeeded
 
     def sync(self) -> Mark:
-        """Write the rows; `save` makes them part of the files."""
+        """Write the rows; `save` adds them to the files."""
         self._output.flush()
         self._errors.flush()
         return [self._output.mark, self._errors.mark]
 
     def finish(self) -> Mark:
-        """As `sync`."""
+        """Do the same as `sync`."""
         return self.sync()
 
     def retract(self) -> RangeSet:
-        """A batch never runs again; a new one does."""
-        raise ConfigError("a batch's lines run again in a new batch: rerun_of")
+        """Raise ConfigError: a batch never runs again."""
+        raise ConfigError("the failed lines of a batch run again in a new batch: set rerun_of")
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: no file is open."""
 
     def acquire(self) -> None:
-        """The lease is what keeps others away."""
+        """Do nothing: the lease is the lock."""
 
     def release(self) -> None:
-        """The lease is given back by whoever has claimed it."""
+        """Do nothing: the runner releases the lease."""
 
     def load(self) -> bytes | None:
-        """What was saved last."""
+        """Return the checkpoint that was saved last."""
         return self._lease.batch.checkpoint or None
 
     def save(self, data: bytes) -> None:
-        """Keep a checkpoint, with the rows that it covers.
+        """Save a checkpoint with the rows that it covers.
 
         Raises:
-            LeaseLost: the batch is another's; nothing was saved.
-            BrokerError: Redis does not answer.
+            LeaseLost: another runner has the batch; nothing was saved.
+            BrokerError: Redis is unavailable.
         """
-        self._say("", {BatchField.CHECKPOINT: data})
+        self._save("", {BatchField.CHECKPOINT: data})
 
     def end(self, status: str, more: dict[str, Any]) -> None:
-        """End the batch: its files are there from now on.
+        """End the batch and publish its files.
 
         Args:
-            status: one of `records.ENDED`.
-            more: fields of the record.
+            status: one of `record.ENDED`.
+            more: further fields of the record.
 
         Raises:
             LeaseLost, BrokerError: as for `save`.
@@ -137,9 +137,9 @@ class BatchSink:
         for name, file in ((BatchField.OUTPUT, self._output), (BatchField.ERROR, self._errors)):
             if file.size:
                 fields[name] = file.id
-        self._say(status, fields)
+        self._save(status, fields)
 
-    def _say(self, status: str, fields: dict[str, Any]) -> None:
+    def _save(self, status: str, fields: dict[str, Any]) -> None:
         written = [file for file in (self._output.written(), self._errors.written()) if file]
         counts = {BatchField.COMPLETED: self.completed, BatchField.FAILED: self.failed}
         if self._batches.save(self._lease, status, {**fields, **counts}, written) is None:
@@ -147,7 +147,7 @@ class BatchSink:
         self._output.saved()
         self._errors.saved()
 
-    def _file(self, what: str, mark: Any) -> OutputFile:
-        name = f"{self._lease.batch.id}_{what}.jsonl"
+    def _file(self, kind: str, mark: Any) -> OutputFile:
+        name = f"{self._lease.batch.id}_{kind}.jsonl"
         owner = self._lease.batch.spec.owner
         return OutputFile(self._files, name, owner, self._keep_s, mark)

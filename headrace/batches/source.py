@@ -1,4 +1,4 @@
-"""A batch's input as the source of a run."""
+"""The input file of a batch as the source of a run."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class BatchSource:
     """The requests of a batch, in the order of their lines.
 
     Args:
-        files: where the input is.
+        files: has the input file.
         batch: the batch.
-        requests: how its lines are read.
+        requests: reads its lines.
         limit_bytes: the most bytes of a line.
-        only: the custom_ids of those that are to run; None for all.
+        only: the custom_ids of the requests to run; None for all.
     """
 
     def __init__(
@@ -40,20 +40,20 @@ class BatchSource:
         self._only = only
 
     def describe(self) -> dict[str, Any]:
-        """The files, which never change."""
+        """Return the files, which never change."""
         spec = self._batch.spec
         return {"kind": "batch", "file": spec.input_file_id, "failed_in": spec.failed_file_id}
 
     def count(self) -> int | None:
-        """How many requests there are, as validation has found."""
+        """Return the number of requests that the validation counted."""
         return self._batch.total
 
     def entries(self, after: Cursor | None, n: int) -> Iterator[Entry]:
-        """The requests behind a cursor, which is the place where a line ends, and its number.
+        """Yield the requests behind a cursor: the byte where a line ends, and the line's number.
 
         Raises:
             FileMissing: the file is gone.
-            StoreError, BrokerError: the store does not answer.
+            StoreError, BrokerError: the store is unavailable.
         """
         at, number = (0, 0) if after is None else (int(after[0]), int(after[1]))
         reader = self._files.open(self._batch.spec.input_file_id)
@@ -68,7 +68,7 @@ class BatchSource:
         try:
             request = self._requests.read(line.text or b"")
         except BadLine as error:
-            # It was right when the batch began, so that its model is gone.
+            # The line was valid when the batch began, so its model has been removed.
             return Entry(n, _id_of(line), InvalidRequest(error.error.message), {}, cursor)
         model = msgspec.Raw(msgspec.json.encode(request.model))
         return Entry(n, request.custom_id, request.job_line, {"model": model}, cursor)
@@ -83,11 +83,11 @@ def _id_of(line: BatchLine) -> str:
 
 
 def failed_ids(files: FileStore, file_id: str, limit_bytes: int) -> set[str]:
-    """The custom_ids in a file of errors.
+    """Return the custom_ids in an error file.
 
     Raises:
         FileMissing: the file is gone.
-        StoreError, BrokerError: the store does not answer.
+        StoreError, BrokerError: the store is unavailable.
     """
     lines = read_lines(files.open(file_id), limit_bytes)
     return {_id_of(line) for line in lines if line.text is not None}

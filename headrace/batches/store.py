@@ -1,4 +1,4 @@
-"""Batches in Redis: made, read, listed and cancelled by the API, leased and driven by runners."""
+"""Batches in Redis: the API creates, lists and cancels them; runners lease and execute them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.access.api_key import EVERYBODY, NOBODY
-from headrace.access.api_key import Caller as Asker
+from headrace.access.api_key import EVERYBODY, NOBODY, Caller
 from headrace.batches.files.pages import FilePage, page_of
 from headrace.batches.record import Batch, BatchSpec, is_batch_id, new_batch_id, read_batch
 from headrace.errors import BatchNotFound
@@ -23,12 +22,12 @@ from headrace.redis.scripts import jobs as job_scripts
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A batch that one runner has.
+    """A batch that is leased to one runner.
 
     Attributes:
-        batch: as it was then.
-        token: the fence.
-        now_s: when that was, by Redis' clock, in seconds since 1970.
+        batch: as it was when it was leased.
+        token: the fencing token.
+        now_s: when that was, by the clock of Redis, in seconds since 1970.
     """
 
     batch: Batch
@@ -38,16 +37,16 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class SavedProgress:
-    """What of a file has been written since the last time.
+    """What was written to a file since it was last saved.
 
     Attributes:
         id: the file.
-        name: what clients are to see as its name.
-        owner: the id of the API key whose it is; "" for nobody's.
-        bytes: its length by now.
+        name: its name for clients.
+        owner: the id of the API key that owns it; "" without keys.
+        bytes: its current size.
         keep_s: how long it is kept once the batch has ended.
-        replaced: the part that the first of the new ones replaces; "" for none.
-        parts: reference and offset of each new one.
+        replaced: the part that the first new part replaces; "" for none.
+        parts: reference and offset of each new part.
     """
 
     id: str
@@ -59,12 +58,12 @@ class SavedProgress:
     parts: Sequence[tuple[str, int]]
 
     @property
-    def words(self) -> list[Arg]:
-        """As batches/save.lua reads it."""
-        placed = [word for part in self.parts for word in part]
+    def arguments(self) -> list[Arg]:
+        """The arguments of batches/save.lua."""
+        parts = [value for part in self.parts for value in part]
         return [
             self.id, self.name, self.owner, self.bytes, self.keep_s, self.replaced,
-            len(self.parts), *placed,
+            len(self.parts), *parts,
         ]  # fmt: skip
 
 
@@ -72,86 +71,86 @@ class BatchStore:
     """Batches. Its methods block and may be called from any thread.
 
     Args:
-        caller: Redis.
+        client: Redis.
         keep_s: how long a batch is kept after its end.
-        lease_s: a runner that says nothing for so long is taken to be gone.
+        lease_s: how long a lease lasts without renewal.
     """
 
-    def __init__(self, caller: ScriptClient, keep_s: int, lease_s: float) -> None:
-        self._caller = caller
+    def __init__(self, client: ScriptClient, keep_s: int, lease_s: float) -> None:
+        self._client = client
         self._keep_s = keep_s
         self._lease_s = lease_s
 
     def create(self, spec: BatchSpec) -> Batch:
-        """Make a batch, for the next runner that is free.
+        """Create a batch, which waits for a runner.
 
         Raises:
-            BrokerError: Redis does not answer, or takes no more.
+            BrokerError: Redis is unavailable or full.
         """
         batch_id = new_batch_id()
-        said = msgspec.json.encode(spec)
-        create = batch_scripts.create(batch_id, said, window_s=spec.window_s, keep_s=self._keep_s)
-        return _batch(batch_id, self._caller.call(create))
+        text = msgspec.json.encode(spec)
+        create = batch_scripts.create(batch_id, text, window_s=spec.window_s, keep_s=self._keep_s)
+        return _batch(batch_id, self._client.call(create))
 
-    def get(self, batch_id: str, asker: Asker = EVERYBODY) -> Batch:
-        """A batch.
+    def get(self, batch_id: str, caller: Caller = EVERYBODY) -> Batch:
+        """Return a batch.
 
         Args:
-            batch_id: which.
-            asker: who asks; batches of others do not exist for it.
+            batch_id: its id.
+            caller: the API key of the request; it sees only its own batches.
 
         Raises:
-            BatchNotFound: there is none of that id.
-            BrokerError: Redis does not answer.
+            BatchNotFound: no such batch.
+            BrokerError: Redis is unavailable.
         """
         found = self._read([batch_id])[0] if is_batch_id(batch_id) else None
-        if found is None or not asker.may_see(found.spec.owner):
+        if found is None or not caller.may_see(found.spec.owner):
             raise missing_batch(batch_id)
         return found
 
-    def page(self, asker: Asker, *, after: str, limit: int) -> FilePage[Batch]:
-        """A page of batches, the newest first; `after` is the id of the last one before.
+    def page(self, caller: Caller, *, after: str, limit: int) -> FilePage[Batch]:
+        """Return a page of batches, the newest first; `after` is the id of the last one before it.
 
         Raises:
-            BrokerError: Redis does not answer.
+            BrokerError: Redis is unavailable.
         """
-        return page_of(self._caller, keys.BATCHES, self._read, after=after, limit=limit,
-            keep=lambda batch: asker.may_see(batch.spec.owner),
+        return page_of(self._client, keys.BATCHES, self._read, after=after, limit=limit,
+            keep=lambda batch: caller.may_see(batch.spec.owner),
         )  # fmt: skip
 
-    def cancel(self, batch_id: str, asker: Asker = EVERYBODY) -> tuple[Batch, bool]:
-        """Ask for a batch to be cancelled; the batch, and whether it will be.
+    def cancel(self, batch_id: str, caller: Caller = EVERYBODY) -> tuple[Batch, bool]:
+        """Request the cancellation of a batch; return it, and whether it will be cancelled.
 
         Raises:
-            BatchNotFound: there is none of that id.
-            BrokerError: Redis does not answer.
+            BatchNotFound: no such batch.
+            BrokerError: Redis is unavailable.
         """
-        self.get(batch_id, asker)
-        asked, *record = self._caller.call(batch_scripts.cancel(batch_id))
-        return _batch(batch_id, record), bool(asked)
+        self.get(batch_id, caller)
+        cancelling, *record = self._client.call(batch_scripts.cancel(batch_id))
+        return _batch(batch_id, record), bool(cancelling)
 
     def claim(self, runner: str = "") -> Lease | None:
-        """Lease the batch that has waited longest; None where none does.
+        """Lease the batch that has waited longest; return None if no batch waits.
 
         Args:
-            runner: who asks, for `release`.
+            runner: the runner's name, for `release`.
 
         Raises:
-            BrokerError: Redis does not answer.
+            BrokerError: Redis is unavailable.
         """
-        answer = self._caller.call(batch_scripts.claim(round(self._lease_s * US_PER_S), runner))
-        if not answer:
+        reply = self._client.call(batch_scripts.claim(round(self._lease_s * US_PER_S), runner))
+        if not reply:
             return None
-        raw_id, token, now_s, *record = answer
+        raw_id, token, now_s, *record = reply
         return Lease(_batch(raw_id.decode(), record), int(token), int(now_s))
 
     def release(self, runner: str) -> int:
-        """Let others have at once what a runner had that is gone; how many batches it was.
+        """Release the batches of a runner that is gone; return how many these were.
 
         Raises:
-            BrokerError: Redis does not answer; the leases run out by themselves.
+            BrokerError: Redis is unavailable; the leases expire by themselves.
         """
-        return int(self._caller.call(batch_scripts.release(runner))[0])
+        return int(self._client.call(batch_scripts.release(runner))[0])
 
     def save(
         self,
@@ -161,50 +160,50 @@ class BatchStore:
         written: Sequence[SavedProgress] = (),
         lease_s: float | None = None,
     ) -> tuple[int, str] | None:
-        """Say how far a batch is, all at once; with nothing to say this renews the lease.
+        """Save the progress of a batch in one step, and renew the lease.
 
         Args:
             lease: the runner's.
-            status: the new one; "" for as it is.
-            fields: what changes in the record.
-            written: what was written of its files.
-            lease_s: after how long another may have it; None for as long as leases are.
+            status: the new status; "" for no change.
+            fields: the fields of the record that change.
+            written: what was written to its files.
+            lease_s: how long the lease lasts from now; None for the default.
 
         Returns:
-            The time by Redis' clock in seconds since 1970, and the status by now; None where the
-            batch is another's, and nothing was changed.
+            The time by the clock of Redis in seconds since 1970, and the current status; None if
+            another runner has the batch, and nothing was changed.
 
         Raises:
-            BrokerError: Redis does not answer; whether it was said is not known, and it can be
-                said again.
+            BrokerError: Redis is unavailable; whether it was saved is unknown, and it can be saved
+                again.
         """
-        words: list[Arg] = [word for pair in (fields or {}).items() for word in pair]
+        changes: list[Arg] = [value for pair in (fields or {}).items() for value in pair]
         lease_us = round((self._lease_s if lease_s is None else lease_s) * US_PER_S)
         save = batch_scripts.save(
             lease.batch.id, lease.token, lease_us=lease_us, status=status, keep_s=self._keep_s,
-            fields=words, files=[word for file in written for word in file.words],
+            fields=changes, files=[value for file in written for value in file.arguments],
         )  # fmt: skip
-        saved, *rest = self._caller.call(save)
+        saved, *rest = self._client.call(save)
         return (int(rest[0]), rest[1].decode()) if saved else None
 
     def cancel_jobs(self, batch: Batch, ids: Sequence[str]) -> None:
-        """Cancel jobs of a batch for which the API lets nobody in any more; its own alone.
+        """Cancel jobs that belong to the owner of a batch whose API key is no longer valid.
 
         Raises:
-            BrokerError: Redis does not answer.
+            BrokerError: Redis is unavailable.
         """
         owner = batch.spec.owner or NOBODY
-        self._caller.call(job_scripts.cancel([f"{one} {owner}" for one in ids]))
+        self._client.call(job_scripts.cancel([f"{one} {owner}" for one in ids]))
 
     def _read(self, ids: list[str]) -> list[Batch | None]:
-        found = self._caller.read_all([("HGETALL", keys.batch(one)) for one in ids])
+        found = self._client.read_all([("HGETALL", keys.batch(one)) for one in ids])
         return [read_batch(one, record) for one, record in zip(ids, found, strict=True)]
 
 
 def missing_batch(batch_id: str) -> BatchNotFound:
-    """The error for an id under which there is no batch."""
+    """Return the error for an unknown batch id."""
     return BatchNotFound(
-        f"there is no batch {batch_id[:64]!r}", hint="GET /v1/batches lists those that there are."
+        f"there is no batch {batch_id[:64]!r}", hint="GET /v1/batches lists the batches."
     )
 
 

@@ -1,4 +1,4 @@
-"""A batch's input, looked at line by line before anything of it runs."""
+"""Check every line of a batch's input before any of it runs."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Final
 from headrace.batches.input_lines import BadLine, BatchLine, Requests
 from headrace.batches.record import LineError
 
-#: So many errors are told.
+#: The most errors that are reported.
 ERRORS_MAX: Final = 100
-#: Whoever drives the batch is heard from so often, in lines.
-_BEAT_LINES: Final = 1000
+#: `check_stop` is called after this many lines.
+_CHECK_LINES: Final = 1000
 _DIGEST_BYTES: Final = 16
 
 
 @dataclass(slots=True)
 class ValidationResult:
-    """What validation has found.
+    """The result of a validation.
 
     Attributes:
-        total: how many requests there are.
-        errors: the first ERRORS_MAX.
-        bad: how many there are in all.
+        total: the number of requests.
+        errors: the first ERRORS_MAX errors.
+        bad: the number of all errors.
     """
 
     total: int = 0
@@ -32,7 +32,7 @@ class ValidationResult:
     bad: int = 0
 
     def add(self, error: LineError) -> None:
-        """Count an error, and tell it where there is room."""
+        """Count an error, and report it if it is among the first."""
         self.bad += 1
         if len(self.errors) < ERRORS_MAX:
             self.errors.append(error)
@@ -44,25 +44,25 @@ def validate(
     *,
     max_lines: int,
     limit_bytes: int,
-    beat: Callable[[], None] = lambda: None,
+    check_stop: Callable[[], None] = lambda: None,
 ) -> ValidationResult:
-    """Look at every line.
+    """Check every line.
 
-    Memory grows by some 100 bytes with each, to know the ids that were there before.
+    Memory grows by about 100 bytes with each line, to find duplicate ids.
 
     Args:
-        lines: the file's.
-        requests: how they are read.
-        max_lines: more are too many.
-        limit_bytes: of a line, for the message.
-        beat: called every now and then; what it raises ends this.
+        lines: the lines of the file.
+        requests: reads them.
+        max_lines: the most requests.
+        limit_bytes: the most bytes of a line, for the message.
+        check_stop: called after every _CHECK_LINES lines; an exception ends the validation.
     """
     found = ValidationResult()
     seen: set[bytes] = set()
     for line in lines:
         found.total += 1
-        if found.total % _BEAT_LINES == 0:
-            beat()
+        if found.total % _CHECK_LINES == 0:
+            check_stop()
         if found.total > max_lines:
             found.add(
                 LineError(
@@ -74,7 +74,7 @@ def validate(
             )
             break
         try:
-            _look(line, requests, seen, limit_bytes)
+            _check(line, requests, seen, limit_bytes)
         except BadLine as error:
             found.add(error.at(line.number))
     if not found.total:
@@ -82,7 +82,7 @@ def validate(
     return found
 
 
-def _look(line: BatchLine, requests: Requests, seen: set[bytes], limit_bytes: int) -> None:
+def _check(line: BatchLine, requests: Requests, seen: set[bytes], limit_bytes: int) -> None:
     if line.text is None:
         raise BadLine(
             "line_too_long",
@@ -93,7 +93,7 @@ def _look(line: BatchLine, requests: Requests, seen: set[bytes], limit_bytes: in
     if digest in seen:
         raise BadLine(
             "duplicate_custom_id",
-            f"custom_id {custom_id[:128]!r} stands on a line before this one, too",
+            f"custom_id {custom_id[:128]!r} is also on an earlier line",
             "custom_id",
         )
     seen.add(digest)

@@ -1,4 +1,4 @@
-"""Pages of ids that sort by when they were made. Knows no files and no batches."""
+"""Pages of a list of ids that sort by the time of creation. Knows no files and no batches."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ Item = TypeVar("Item")
 
 
 class FilePage(NamedTuple, Generic[Item]):
-    """Some of a list.
+    """A page of a list.
 
     Attributes:
-        has_more: there are some behind them.
+        items: the page.
+        has_more: more items follow.
     """
 
     items: list[Item]
@@ -22,7 +23,7 @@ class FilePage(NamedTuple, Generic[Item]):
 
 
 def page_of(
-    caller: ScriptClient,
+    client: ScriptClient,
     key: str,
     read: Callable[[list[str]], list[Item | None]],
     *,
@@ -31,39 +32,39 @@ def page_of(
     newest_first: bool = True,
     keep: Callable[[Item], bool] = lambda _: True,
 ) -> FilePage[Item]:
-    """A page of what a zset of ids lists; ids of which nothing is left are taken out of it.
+    """Return a page of the items of a zset of ids; ids of items that are gone are removed from it.
 
     Args:
-        caller: Redis.
+        client: Redis.
         key: the zset, whose scores are all the same.
-        read: the items of ids; None for what is gone.
-        after: an id, which need not be there any more; "" for the beginning.
-        limit: items at the most.
+        read: returns the items of ids; None for an item that is gone.
+        after: the last id before the page, which need not exist; "" for the beginning.
+        limit: the most items.
         newest_first: the order.
-        keep: whether an item is wanted.
+        keep: whether an item belongs to the list.
 
     Raises:
-        BrokerError: Redis does not answer.
+        BrokerError: Redis is unavailable.
     """
     found: list[Item] = []
     while len(found) <= limit:
-        # One more than is asked for says whether there are more.
+        # One item more than the limit shows whether more follow.
         count = min(500, max(20, limit + 1 - len(found)))
-        ids = _ids(caller, key, after, count, newest_first)
+        ids = _ids(client, key, after, count, newest_first)
         if not ids:
             break
         items = read(ids)
         gone = [one for one, item in zip(ids, items, strict=True) if item is None]
         if gone:
-            caller.execute("ZREM", key, *gone)
+            client.execute("ZREM", key, *gone)
         found += [item for item in items if item is not None and keep(item)]
         after = ids[-1]
     return FilePage(found[:limit], len(found) > limit)
 
 
-def _ids(caller: ScriptClient, key: str, after: str, count: int, newest_first: bool) -> list[str]:
+def _ids(client: ScriptClient, key: str, after: str, count: int, newest_first: bool) -> list[str]:
     if newest_first:
         command = ("ZREVRANGEBYLEX", key, f"({after}" if after else "+", "-")
     else:
         command = ("ZRANGEBYLEX", key, f"({after}" if after else "-", "+")
-    return [raw.decode() for raw in caller.execute(*command, "LIMIT", 0, count)]
+    return [raw.decode() for raw in client.execute(*command, "LIMIT", 0, count)]

@@ -1,4 +1,4 @@
-"""What a file is, as its record in Redis tells it."""
+"""The record of a file in Redis."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import msgspec
 from headrace.jobs.job import new_id
 from headrace.redis.keys import FileField
 
-#: How a client's own file is used, and what a batch has written.
+#: The purpose of a file that a client uploads, and of one that a batch writes.
 BATCH: Final = "batch"
 BATCH_OUTPUT: Final = "batch_output"
 PURPOSES: Final = (BATCH, BATCH_OUTPUT)
-#: A file lives no longer, in seconds.
+#: The longest time that a file is kept, in seconds.
 KEEP_MAX_S: Final = 30 * 86_400
 NAME_MAX_CHARS: Final = 255
 
@@ -23,16 +23,16 @@ _ID: Final = re.compile(r"file-[0-9a-f]{32}")
 
 
 class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that is whole.
+    """A complete file.
 
     Attributes:
-        id: its name here; sorts by when it was made.
-        bytes: its length.
+        id: sorts by the time of creation.
+        bytes: its size.
         created_at: seconds since 1970.
-        expires_at: when it will be gone, in seconds since 1970.
-        filename: as the client called it.
+        expires_at: when it expires, in seconds since 1970.
+        filename: the name that the client gave.
         purpose: one of PURPOSES.
-        owner: the id of the API key whose it is; "" for nobody's.
+        owner: the id of the API key that owns it; "" without keys.
     """
 
     id: str
@@ -45,17 +45,17 @@ class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def new_file_id() -> str:
-    """An id that sorts behind those made before."""
+    """Return an id that sorts behind those created before."""
     return "file-" + new_id().replace("-", "")
 
 
 def is_file_id(text: str) -> bool:
-    """Whether a file can have this id."""
+    """Return whether a file can have this id."""
     return _ID.fullmatch(text) is not None
 
 
 def read_file(file_id: str, record: Mapping[bytes, bytes]) -> StoredFile | None:
-    """Read a record (HGETALL's fields); None where there is no file, or none that is whole."""
+    """Read a record (the fields of HGETALL); None unless it is that of a complete file."""
     text = {name.decode(): value.decode("utf-8", "replace") for name, value in record.items()}
     if text.get(FileField.STATE) != "p":
         return None

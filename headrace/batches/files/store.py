@@ -1,8 +1,8 @@
-"""Files over Redis and the payload store: written part by part, read, listed, deleted.
+"""Files in Redis and the payload store: written in parts, read, listed, deleted.
 
-The order of a write is that of every payload: an entry in the account, the part in its store, then
-the part in the file's record. A file that is not whole is nobody's: it cannot be read or listed,
-and where no part comes for a while its record runs out, and the sweep deletes its parts.
+A part is written in the order of every payload: an entry in the account, the part in its store,
+then its reference in the file's record. An incomplete file can be neither read nor listed. If no
+part arrives for ABANDONED_S seconds its record expires, and the sweep deletes its parts.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from typing import Final
 
-from headrace.access.api_key import EVERYBODY
-from headrace.access.api_key import Caller as Asker
+from headrace.access.api_key import EVERYBODY, Caller
 from headrace.batches.files.pages import FilePage, page_of
 from headrace.batches.files.record import (
     KEEP_MAX_S,
@@ -34,12 +33,12 @@ from headrace.redis.scripts import batches as batch_scripts
 
 logger = logging.getLogger(__name__)
 
-#: A part is so long at the most: what a writer and a reader hold in memory.
+#: The largest part; a writer and a reader hold one in memory.
 PART_BYTES: Final = 4 * 1024 * 1024
-#: A file that is being written is given up where no part has come for so long. Shorter than the
-#: account leaves a part alone that no record names yet.
+#: An upload is abandoned if no part arrives for this long. It is shorter than the time for which
+#: the account protects a part that no record names yet.
 ABANDONED_S: Final = GRACE_S - 60
-#: How long a part in Redis is kept at the most, should no sweep ever come.
+#: The longest time that a part stays in Redis if it is never swept.
 _PART_TTL_S: Final = KEEP_MAX_S + 86_400
 _MODEL: Final = "-"
 _PAGE_IDS: Final = 500
@@ -49,136 +48,136 @@ class FileStore:
     """Files. Its methods block and may be called from any thread.
 
     Args:
-        stores: where their parts lie.
-        caller: where their records lie.
-        ttl_s: how long a file is kept that does not say.
+        stores: store their parts.
+        client: stores their records.
+        ttl_s: how long a file is kept by default.
     """
 
-    def __init__(self, stores: PayloadStores, caller: ScriptClient, ttl_s: int) -> None:
+    def __init__(self, stores: PayloadStores, client: ScriptClient, ttl_s: int) -> None:
         self.stores = stores
-        self.caller = caller
+        self.client = client
         self.ttl_s = ttl_s
 
     def begin(self, name: str, owner: str) -> FileWriter:
         """Begin to write a file.
 
         Args:
-            name: as its owner calls it.
-            owner: the id of the API key whose it is; "" for nobody's.
+            name: the name that the client gave.
+            owner: the id of the API key that owns it; "" without keys.
 
         Raises:
-            BrokerError: Redis does not answer, or takes no more.
+            BrokerError: Redis is unavailable or full.
         """
         file_id = new_file_id()
         fields = (FileField.NAME, name, FileField.OWNER, owner)
-        self.caller.call(batch_scripts.begin_file(file_id, ABANDONED_S * 1000, fields))
+        self.client.call(batch_scripts.begin_file(file_id, ABANDONED_S * 1000, fields))
         return FileWriter(self, file_id)
 
-    def get(self, file_id: str, asker: Asker = EVERYBODY) -> StoredFile:
-        """A file that is whole.
+    def get(self, file_id: str, caller: Caller = EVERYBODY) -> StoredFile:
+        """Return a complete file.
 
         Args:
-            file_id: which.
-            asker: who asks; files of others do not exist for it.
+            file_id: its id.
+            caller: the API key of the request; it sees only its own files.
 
         Raises:
-            FileMissing: there is none of that id.
-            BrokerError: Redis does not answer.
+            FileMissing: no such file.
+            BrokerError: Redis is unavailable.
         """
         found = self._read([file_id])[0] if is_file_id(file_id) else None
-        if found is None or not asker.may_see(found.owner):
+        if found is None or not caller.may_see(found.owner):
             raise missing_file(file_id)
         return found
 
     def page(
-        self, asker: Asker, *, after: str, limit: int, newest_first: bool, purpose: str
+        self, caller: Caller, *, after: str, limit: int, newest_first: bool, purpose: str
     ) -> FilePage[StoredFile]:
-        """A page of files.
+        """Return a page of files.
 
         Args:
-            asker: who asks; files of others do not exist for it.
-            after: the id of a file, which may be gone; "" for the beginning.
-            limit: files at the most.
+            caller: the API key of the request; it sees only its own files.
+            after: the id of the last file before the page, which may be gone; "" for the beginning.
+            limit: the most files.
             newest_first: the order.
-            purpose: only of this purpose; "" for any.
+            purpose: return only files with this purpose; "" for any.
 
         Raises:
-            BrokerError: Redis does not answer.
+            BrokerError: Redis is unavailable.
         """
         return page_of(
-            self.caller,
+            self.client,
             keys.FILES,
             self._read,
             after=after,
             limit=limit,
             newest_first=newest_first,
             keep=lambda file: (
-                file.purpose in ([purpose] if purpose else PURPOSES) and asker.may_see(file.owner)
+                file.purpose in ([purpose] if purpose else PURPOSES) and caller.may_see(file.owner)
             ),
         )
 
-    def delete(self, file_id: str, asker: Asker = EVERYBODY) -> None:
-        """Delete a file. What of its parts cannot be deleted now is left to the sweep.
+    def delete(self, file_id: str, caller: Caller = EVERYBODY) -> None:
+        """Delete a file. The sweep deletes parts that cannot be deleted now.
 
         Raises:
-            FileMissing: there is none of that id.
-            BrokerError: Redis does not answer.
+            FileMissing: no such file.
+            BrokerError: Redis is unavailable.
         """
-        self.get(file_id, asker)
+        self.get(file_id, caller)
         self.forget(file_id)
 
     def forget(self, file_id: str) -> None:
-        """Delete whatever there is of a file, be it whole or not.
+        """Delete a file, complete or not.
 
         Raises:
-            BrokerError: Redis does not answer.
+            BrokerError: Redis is unavailable.
         """
         refs = self._refs(file_id)
-        self.caller.execute("UNLINK", keys.file(file_id), keys.file_parts(file_id))
-        self.caller.execute("ZREM", keys.FILES, file_id)
+        self.client.execute("UNLINK", keys.file(file_id), keys.file_parts(file_id))
+        self.client.execute("ZREM", keys.FILES, file_id)
         self.drop(file_id, refs)
 
     def drop(self, file_id: str, refs: list[str]) -> None:
-        """Delete those of these parts that the file's record does not name (any more)."""
+        """Delete parts that the file's record does not name (any more)."""
         entries = [PayloadEntry(ref, file_id, _MODEL, "f") for ref in refs]
         for at in range(0, len(entries), _PAGE_IDS):
             try:
                 self.stores.drop(*entries[at : at + _PAGE_IDS])
             except HeadraceError as error:
                 logger.warning(
-                    "parts of the file are left to the sweep: %s",
+                    "file parts not deleted, left to the sweep: %s",
                     error.message,
                     extra={"file": file_id},
                 )
 
     def put(self, file_id: str, body: bytes, *, bounded: bool = True) -> str:
-        """Write a part, which no record names yet; its reference.
+        """Write a part that no record names yet; return its reference.
 
         Raises:
-            StoreError, BrokerError: it is not there, or only until the sweep.
+            StoreError, BrokerError: it was not written, or the sweep will delete it.
         """
         entry = self.stores.new_entry(file_id, _MODEL, "f")
         self.stores.put(entry, body, bounded=bounded)
         return entry.ref
 
-    def open(self, file_id: str, asker: Asker = EVERYBODY) -> FileReader:
-        """Read a file that is whole.
+    def open(self, file_id: str, caller: Caller = EVERYBODY) -> FileReader:
+        """Return a reader of a complete file.
 
         Raises:
-            FileMissing: there is none of that id.
-            BrokerError: Redis does not answer.
+            FileMissing: no such file.
+            BrokerError: Redis is unavailable.
         """
-        found = self.get(file_id, asker)
+        found = self.get(file_id, caller)
         command = ("ZRANGE", keys.file_parts(file_id), 0, -1, "WITHSCORES")
-        placed = self.caller.execute(*command, withscores=True)
+        placed = self.client.execute(*command, withscores=True)
         return FileReader(self.stores, found, [(int(at), ref.decode()) for ref, at in placed])
 
     def _refs(self, file_id: str) -> list[str]:
-        placed = self.caller.execute("ZRANGE", keys.file_parts(file_id), 0, -1)
+        placed = self.client.execute("ZRANGE", keys.file_parts(file_id), 0, -1)
         return [raw.decode() for raw in placed]
 
     def _read(self, ids: list[str]) -> list[StoredFile | None]:
-        found = self.caller.read_all([("HGETALL", keys.file(one)) for one in ids])
+        found = self.client.read_all([("HGETALL", keys.file(one)) for one in ids])
         return [read_file(one, record) for one, record in zip(ids, found, strict=True)]
 
 
@@ -186,8 +185,8 @@ class FileWriter:
     """A file that is being written, by one writer.
 
     Attributes:
-        id: what it will be called.
-        bytes: how much has been written.
+        id: its id.
+        bytes: the bytes written so far.
     """
 
     def __init__(self, files: FileStore, file_id: str) -> None:
@@ -196,11 +195,11 @@ class FileWriter:
         self._files = files
 
     def add(self, body: bytes) -> None:
-        """Write a part, PART_BYTES at the most.
+        """Write a part of at most PART_BYTES.
 
         Raises:
-            FileMissing: no part came for too long, and the file was given up.
-            StoreError, BrokerError: it was not written; the file can only be dropped.
+            FileMissing: the last part is too long ago, and the file was abandoned.
+            StoreError, BrokerError: it was not written; the file can only be abandoned.
         """
         ref = self._files.put(self.id, body)
         size = self.bytes + len(body)
@@ -208,46 +207,48 @@ class FileWriter:
             self.id, ref, offset=self.bytes, size=size, abandoned_ms=ABANDONED_S * 1000,
             part_ttl_ms=_PART_TTL_S * 1000,
         )  # fmt: skip
-        (joined,) = self._files.caller.call(part)
-        if not joined:
+        (added,) = self._files.client.call(part)
+        if not added:
             self._files.drop(self.id, [ref])
-            raise _given_up(self.id)
+            raise _abandoned(self.id)
         self.bytes = size
 
     def finish(self, purpose: str, ttl_s: int | None = None) -> StoredFile:
-        """The file is whole, and there from now on.
+        """Complete the file, and return it.
 
         Args:
             purpose: one of PURPOSES.
-            ttl_s: how long it is kept; None for as long as files are.
+            ttl_s: how long it is kept; None for the default.
 
         Raises:
-            FileMissing: no part came for too long, and the file was given up.
-            BrokerError: Redis does not answer.
+            FileMissing: the last part is too long ago, and the file was abandoned.
+            BrokerError: Redis is unavailable.
         """
         kept_s = self._files.ttl_s if ttl_s is None else ttl_s
         finish = batch_scripts.finish_file(self.id, purpose, kept_s)
-        answer = self._files.caller.call(finish)
-        found = read_file(self.id, dict(zip(answer[::2], answer[1::2], strict=True)))
+        record = self._files.client.call(finish)
+        found = read_file(self.id, dict(zip(record[::2], record[1::2], strict=True)))
         if found is None:
-            raise _given_up(self.id)
+            raise _abandoned(self.id)
         return found
 
     def abandon(self) -> None:
-        """Delete what was written; where Redis does not answer, it runs out by itself."""
+        """Delete what was written; without Redis it expires by itself."""
         try:
             self._files.forget(self.id)
         except HeadraceError as error:
             logger.warning(
-                "the unfinished file is left to run out: %s", error.message, extra={"file": self.id}
+                "unfinished file not deleted, it will expire: %s",
+                error.message,
+                extra={"file": self.id},
             )
 
 
 class FileReader:
-    """A whole file's bytes. Its methods block and may be called from any thread.
+    """The bytes of a complete file. Its methods block and may be called from any thread.
 
     Attributes:
-        file: what it reads.
+        file: the file.
     """
 
     def __init__(
@@ -259,17 +260,17 @@ class FileReader:
         self._refs = [ref for _, ref in parts]
 
     def read(self, at: int) -> bytes:
-        """Some bytes from `at` on, at least one before the end, and none behind it.
+        """Read some bytes from `at` on: at least one before the end, and b"" at the end.
 
         Raises:
-            FileMissing: the file was deleted meanwhile, or has expired.
-            StoreError, BrokerError: the store does not answer.
+            FileMissing: the file was deleted or has expired.
+            StoreError, BrokerError: the store is unavailable.
         """
         if at >= self.file.bytes:
             return b""
         place = bisect_right(self._offsets, at) - 1
         if place < 0:
-            raise StoreUnavailable(f"the beginning of the file {self.file.id} is not to be found")
+            raise StoreUnavailable(f"the beginning of the file {self.file.id} is missing")
         ref = self._refs[place]
         store = self._stores.of(ref)
         try:
@@ -277,26 +278,28 @@ class FileReader:
         except PayloadMissing:
             raise missing_file(self.file.id) from None
         if not body:
-            raise StoreUnavailable(f"a part of the file {self.file.id} is shorter than it was")
+            raise StoreUnavailable(
+                f"a part of the file {self.file.id} is shorter than when it was written"
+            )
         return body
 
     def chunks(self, at: int = 0) -> Iterator[bytes]:
-        """All bytes from `at` on; errors as for `read`."""
+        """Yield all bytes from `at` on; errors as for `read`."""
         while chunk := self.read(at):
             yield chunk
             at += len(chunk)
 
 
 def missing_file(file_id: str) -> FileMissing:
-    """The error for an id under which there is no file."""
+    """Return the error for an unknown file id."""
     return FileMissing(
         f"there is no file {file_id[:64]!r}",
-        hint="It was deleted, or has expired, or its upload was never completed.",
+        hint="It was deleted, it has expired, or its upload was not completed.",
     )
 
 
-def _given_up(file_id: str) -> FileMissing:
+def _abandoned(file_id: str) -> FileMissing:
     return FileMissing(
-        f"the upload of {file_id} was given up: nothing came for {ABANDONED_S} s",
+        f"the upload of {file_id} was abandoned: no data for {ABANDONED_S} s",
         hint="Upload it again.",
     )

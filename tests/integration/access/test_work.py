@@ -85,16 +85,16 @@ def test_a_batch_whose_key_is_revoked_has_a_row_for_every_line(redis_db: RedisSe
         made = Batches(mine).create(lines, ECHO)
         files = api.services.files
 
-        def drive() -> threading.Thread:
+        def execute() -> threading.Thread:
             lease = files.batches.claim()
             assert lease is not None
             client = Client(api.url, api_key=acting, headers={ACTS_FOR: key_id}, retry_s=1)
-            driving = BatchExecution(lease, files.store, files.batches, client, Settings())
-            thread = threading.Thread(target=driving.run, daemon=True)
+            execution = BatchExecution(lease, files.store, files.batches, client, Settings())
+            thread = threading.Thread(target=execution.run, daemon=True)
             thread.start()
             return thread
 
-        first = drive()
+        first = execute()
         wait_until(lambda: redis.llen(offline) == 7, "all are queued")
         claimed = claim(redis, "echo", 3)
         settle(redis, "echo", claimed[:2], [Answer(result=b'"done"')] * 2)
@@ -103,7 +103,7 @@ def test_a_batch_whose_key_is_revoked_has_a_row_for_every_line(redis_db: RedisSe
         first.join(60)
         assert not first.is_alive(), "it hears that the key is none"
         redis.zadd("hr:batches:open", {made.id: 0})
-        drive().join(60)
+        execute().join(60)
 
         batch = files.batches.get(made.id)
         assert (batch.status, batch.errors[0].code) == ("failed", "unauthorized")

@@ -54,18 +54,18 @@ def batches(api: ApiServer) -> Iterator[Batches]:
         yield found
 
 
-def drive(api: ApiServer, redis_url: str, **headers: str) -> BatchExecution:
+def execute(api: ApiServer, redis_url: str, **headers: str) -> BatchExecution:
     """Drive the batch that waits longest as far as it goes."""
     files = api.services.files
     lease = files.batches.claim()
     assert lease is not None
     client = Client(api.url, headers=headers, retry_s=1)
-    driving = BatchExecution(
+    execution = BatchExecution(
         lease, files.store, files.batches, client, Settings(redis_url=redis_url)
     )
-    driving.run()
-    assert driving.done
-    return driving
+    execution.run()
+    assert execution.done
+    return execution
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_a_batch_over_a_file_that_is_gone_fails(
 ) -> None:
     made = batches.create([line("a", "echo", 1)], ECHO)
     batches.client.files.delete(made.input_file_id)
-    drive(api, redis_db.url)
+    execute(api, redis_db.url)
     batch = batches.client.batches.retrieve(made.id)
     assert batch.status == "failed"
     assert [(error.code, error.param) for error in batch.errors.data] == [
@@ -152,7 +152,7 @@ def test_a_rerun_whose_error_file_is_gone_keeps_the_rows_that_it_has(
     put_off = line("late", "echo", 0, "?countdown=3600")
     first = batches.create([line("a", "echo", 1), line("b", "echo", 2), put_off], ECHO)
     batches.client.batches.cancel(first.id)
-    drive(api, redis_db.url)
+    execute(api, redis_db.url)
     first = batches.client.batches.retrieve(first.id)
     again = batches.client.batches.create(
         input_file_id=first.input_file_id, endpoint=ECHO, completion_window="24h",
@@ -173,7 +173,7 @@ def test_a_rerun_whose_error_file_is_gone_keeps_the_rows_that_it_has(
         runner.stop()
         thread.join()
     batches.client.files.delete(first.error_file_id)
-    drive(api, redis_db.url)
+    execute(api, redis_db.url)
     batch = batches.client.batches.retrieve(again.id)
     assert batch.status == "failed"
     assert [(error.code, error.param) for error in batch.errors.data] == [
@@ -191,10 +191,10 @@ def test_a_batch_whose_time_was_over_before_it_began(
     lease = files.batches.claim()
     assert lease is not None
     client = Client(api.url, retry_s=1)
-    driving = BatchExecution(lease, files.store, files.batches, client, Settings())
-    driving._late_at = 0
-    driving.renew()
-    driving.run()
+    execution = BatchExecution(lease, files.store, files.batches, client, Settings())
+    execution._expires_at = 0
+    execution.renew()
+    execution.run()
     batch = batches.client.batches.retrieve(made.id)
     assert batch.status == "expired"
     good, bad = batches.both(batch)
@@ -209,7 +209,7 @@ def test_a_batch_that_is_cancelled_before_it_began(
 ) -> None:
     made = batches.create([line(str(n), "echo", n) for n in range(3)], ECHO)
     assert batches.client.batches.cancel(made.id).status == "cancelling"
-    drive(api, redis_db.url)
+    execute(api, redis_db.url)
     batch = batches.client.batches.retrieve(made.id)
     assert (batch.status, batch.in_progress_at) == ("cancelled", None)
     assert batch.cancelled_at >= batch.cancelling_at
@@ -232,7 +232,7 @@ def test_without_an_api_a_batch_waits_and_goes_on(
     with redis_db.client() as client:
         client.zadd("hr:batches:open", {made.id: 0})
     with FakeWorker(redis_db.url, "echo"):
-        drive(api, redis_db.url)
+        execute(api, redis_db.url)
     assert batches.client.batches.retrieve(made.id).status == "completed"
 
 
@@ -295,7 +295,7 @@ def test_batches_and_files_are_their_keys_alone(redis_db: RedisServer, tmp_path:
         drive_for(submits.split("_")[1])
         found = inside.services.files.batches.get(unread.id)
         assert (found.status, found.errors[0].code) == ("failed", "forbidden")
-        assert found.errors[0].message.startswith("a batch wants an API key with the scopes submit")
+        assert found.errors[0].message.startswith("a batch needs an API key with the scopes submit")
 
         # Whose key is revoked has nothing run any more.
         last = mine.create([line("b", "echo", 2)], ECHO)

@@ -293,7 +293,7 @@ def test_who_hangs_up_in_the_midst_leaves_nothing(site: Site) -> None:
         assert not client.exists(key)
 
 
-def test_an_upload_that_stalls_for_too_long_is_given_up(site: Site) -> None:
+def test_an_upload_that_stalls_for_too_long_is_abandoned(site: Site) -> None:
     with begun(site.api.url, BODY[: len(BODY) // 2]) as connection:
         wait_until(lambda: site.lying() == 1, "a part of it lies there", 30)
         with site.redis.client() as client:
@@ -303,7 +303,7 @@ def test_an_upload_that_stalls_for_too_long_is_given_up(site: Site) -> None:
         connection.sendall(BODY[len(BODY) // 2 :])
         answer = connection.recv(65_536)
     assert answer.startswith(b"HTTP/1.1 404"), answer
-    assert b"was given up" in answer
+    assert b"was abandoned" in answer
     site.sweep()
     assert site.lying() == 0
 

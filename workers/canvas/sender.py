@@ -8,22 +8,15 @@ lives in one thread, as Celery's apps and results like it.
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import itertools
 import logging
-import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from celery import Celery
-from celery import canvas as celery_canvas
 from celery import group as celery_group
 from celery.app.task import Context
-from celery.canvas import Signature as CelerySignature
-from kombu import pools as kombu_pools
 from kombu.exceptions import OperationalError
 from kombu.utils import json as kombu_json
 from redis.exceptions import RedisError, ResponseError
@@ -31,11 +24,11 @@ from redis.exceptions import RedisError, ResponseError
 from headrace.jobs.encoding import strict_json
 from headrace.jobs.ids import id_of_sequel
 from headrace.redis import keys
-from headrace.redis.celery_url import celery_url
-from headrace.redis.connection import SOCKET_TIMEOUT_S, connect
+from headrace.redis.connection import connect
 from headrace.redis.script_client import call_script
 from headrace.redis.scripts import jobs as job_scripts
-from workers.jobs.canvas import Canvas, Signature
+from workers.canvas.celery_client import canvas_app, close_app, signature_of
+from workers.jobs.canvas import Canvas, Signature, chord_body
 
 logger = logging.getLogger(__name__)
 
@@ -68,29 +61,6 @@ class SendVerdict:
 
 class ChordBusy(Exception):
     """Another process has begun to send a chord's body; it may have died over it."""
-
-
-_ids: Final = threading.local()
-_random_id: Final[Callable[[], str]] = vars(celery_canvas)["uuid"]
-
-
-def _next_id() -> str:
-    ids: Iterator[str] | None = getattr(_ids, "next", None)
-    return next(ids) if ids is not None else _random_id()
-
-
-# For the groups that Celery makes while it sends; no signature can bring their ids along.
-vars(celery_canvas)["uuid"] = _next_id
-
-
-@contextlib.contextmanager
-def fixed_ids(job_id: str, place: str) -> Iterator[None]:
-    """While it lasts, the ids that Celery's canvas takes in this thread are the same each time."""
-    _ids.next = (id_of_sequel(job_id, f"{place}/id/{n}") for n in itertools.count())
-    try:
-        yield
-    finally:
-        _ids.next = None
 
 
 class CanvasOutcome(NamedTuple):
@@ -139,27 +109,12 @@ class CanvasSender:
     def __init__(self, redis_url: str, result_ttl_s: int) -> None:
         self._ttl_s = result_ttl_s
         self._redis: Any = connect(redis_url)
-        self._app: Any = _app(redis_url, result_ttl_s)
-        # Signatures that know no app take the thread's.
-        self._app.set_current()
+        self._app: Any = canvas_app(redis_url, result_ttl_s)
         self._backend: Any = self._app.backend
-        # Nobody waits here for what is sent, so nothing is subscribed to.
-        vars(self._backend)["on_task_call"] = lambda *_: None
 
     def close(self) -> None:
         """Drop the connections."""
-        self._backend.result_consumer.stop()
-        # Results unsubscribe when they are collected, and would connect again for it.
-        self._backend.result_consumer._pubsub = None
-        self._backend.client.close()
-        # kombu keeps its pools by address, and would give the next sender those that are closed.
-        used = (self._app.producer_pool, self._app.pool)
-        self._app.pool.force_close_all()
-        for pools in (kombu_pools.producers, kombu_pools.connections):
-            for address, pool in list(pools.items()):
-                if pool in used:
-                    pools.pop(address, None)
-        self._app.close()
+        close_app(self._app)
         self._redis.close()
 
     def verdict(self, job_id: str, token: str) -> int:
@@ -184,16 +139,15 @@ class CanvasSender:
             return
         family = {"parent_id": canvas.id, "root_id": canvas.root_id}
         try:
-            with fixed_ids(canvas.id, "sent"):
-                sent = [
-                    what.apply_async((outcome.value,), **family)
-                    for what in self._together(canvas.callbacks)
-                ]
-                if canvas.chain:
-                    *rest, following = canvas.chain
-                    signature = self._signature(following)
-                    rest = copy.deepcopy(rest)
-                    sent.append(signature.apply_async((outcome.value,), chain=rest, **family))
+            sent = [
+                callback.apply_async((outcome.value,), **family)
+                for callback in self._callbacks(canvas)
+            ]
+            if canvas.chain:
+                *rest, following = canvas.chain
+                signature = self._signature(following)
+                rest = copy.deepcopy(rest)
+                sent.append(signature.apply_async((outcome.value,), chain=rest, **family))
             progress.children = [result.as_tuple() for result in sent if result is not None]
         except Exception as error:
             if isinstance(error, TRY_AGAIN) and not never_passes(error):
@@ -230,17 +184,20 @@ class CanvasSender:
             progress.told.add(name)
 
     def _signature(self, written: Signature) -> Any:
-        # Celery changes nested signatures in place.
-        return CelerySignature.from_dict(copy.deepcopy(written), app=self._app)
+        return signature_of(written, self._app)
 
-    def _together(self, callbacks: list[Signature]) -> list[Any]:
-        """The callbacks as Celery sends them: several in a group, but groups by themselves."""
-        signatures = [self._signature(callback) for callback in callbacks]
+    def _group(self, signatures: list[Any], group_id: str) -> Any:
+        return celery_group(signatures, app=self._app, task_id=group_id)
+
+    def _callbacks(self, canvas: Canvas) -> list[Any]:
+        """Return the callbacks as Celery sends them: groups, and a group of all others."""
+        signatures = [self._signature(callback) for callback in canvas.callbacks]
         if len(signatures) < 2:
             return signatures
         groups = [one for one in signatures if isinstance(one, celery_group)]
         others = [one for one in signatures if not isinstance(one, celery_group)]
-        return [*groups, *([celery_group(others, app=self._app)] if others else [])]
+        together = [self._group(others, id_of_sequel(canvas.id, "links"))] if others else []
+        return [*groups, *together]
 
     def _tell_chord(self, canvas: Canvas, outcome: CanvasOutcome) -> None:
         if canvas.chord is None:
@@ -249,13 +206,12 @@ class CanvasSender:
             id=canvas.id,
             group=canvas.group,
             group_index=canvas.group_index,
-            chord=copy.deepcopy(canvas.chord),
+            chord=self._signature(canvas.chord),
         )
         self._part_return(request, outcome)
 
     def _part_return(self, request: Any, outcome: CanvasOutcome) -> None:
-        with fixed_ids(str(request.group), "body"):
-            self._backend.on_chord_part_return(request, outcome.state, outcome.value)
+        self._backend.on_chord_part_return(request, outcome.state, outcome.value)
         if not request.group:
             return
         key = self._backend.get_key_for_group
@@ -281,6 +237,7 @@ class CanvasSender:
                     request=request,
                 )
             if request.chord:
+                request.chord = self._signature(chord_body(request.chord, request.group))
                 self._part_return(request, outcome)
             body = (request.kwargs or {}).get("body")
             # A step that is a chord is over when its body is.
@@ -290,9 +247,8 @@ class CanvasSender:
     def _call_errbacks(self, canvas: Canvas, _: CanvasOutcome) -> None:
         if canvas.errbacks:
             signatures = [self._signature(errback) for errback in canvas.errbacks]
-            together = celery_group(signatures, app=self._app)
-            with fixed_ids(canvas.id, "error"):
-                together.apply_async((canvas.id,), parent_id=canvas.id, root_id=canvas.root_id)
+            together = self._group(signatures, id_of_sequel(canvas.id, "errors"))
+            together.apply_async((canvas.id,), parent_id=canvas.id, root_id=canvas.root_id)
 
 
 def value_of(result: bytes) -> Any:
@@ -315,35 +271,3 @@ def as_json(value: Any) -> bytes:
     """
     text: str = kombu_json.dumps(value, ensure_ascii=False)
     return strict_json(text.encode("utf-8", "replace"))
-
-
-def _app(redis_url: str, result_ttl_s: int) -> Celery:
-    """An app of a stock client, apart from the worker's: it has no tasks and default routes."""
-    target = celery_url(redis_url)
-    app = Celery("headrace-canvas", broker=target.url, backend=target.url, set_as_current=False)
-    timeouts = {
-        "socket_timeout": SOCKET_TIMEOUT_S,
-        "socket_connect_timeout": SOCKET_TIMEOUT_S,
-    }
-    names = ("unacked_key", "unacked_index_key", "unacked_mutex_key")
-    app.conf.update(
-        accept_content=["json"],
-        broker_connection_timeout=SOCKET_TIMEOUT_S,
-        broker_transport_options={
-            **{name: f"headrace:canvas.{name}" for name in names},
-            **timeouts,
-            **target.transport_options,
-        },
-        enable_utc=True,
-        redis_socket_timeout=SOCKET_TIMEOUT_S,
-        redis_socket_connect_timeout=SOCKET_TIMEOUT_S,
-        # Whoever calls tries again, and holds nobody up meanwhile.
-        result_backend_transport_options={
-            "retry_policy": {"max_retries": 0},
-            **target.transport_options,
-        },
-        result_expires=result_ttl_s,
-        result_serializer="json",
-        task_serializer="json",
-    )
-    return app

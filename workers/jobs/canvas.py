@@ -87,7 +87,7 @@ def read_canvas(raw: bytes) -> Canvas | None:
             callbacks=_named(embed.callbacks, headers.id, "link"),
             errbacks=_named(embed.errbacks, headers.id, "error"),
             chain=_named(embed.chain, headers.id, "chain"),
-            chord=_body(embed.chord, headers.group),
+            chord=chord_body(embed.chord, headers.group) if embed.chord else None,
             group=headers.group if isinstance(headers.group, str) else None,
             group_index=headers.group_index if isinstance(headers.group_index, int) else None,
         )
@@ -102,14 +102,20 @@ def _named(signatures: Any, job_id: str, place: str) -> list[Signature]:
     return list(listed)
 
 
-def _body(chord: Any, group: Any) -> Signature | None:
-    if not chord:
-        return None
-    # Every member of the chord comes to the same ids.
-    name(chord, id_of_sequel(str(group), "chord"))
-    for n, errback in enumerate(_listed(chord["options"].get("link_error"))):
+def chord_body(body: Any, group: Any) -> Signature:
+    """Give ids to the body of a chord: the same at every member of its group.
+
+    Args:
+        body: the body as Celery writes it; changed in place.
+        group: the id of the chord's header.
+
+    Raises:
+        TypeError, LookupError, AttributeError, ValueError: as `name` does.
+    """
+    name(body, id_of_sequel(str(group), "chord"))
+    for n, errback in enumerate(_listed(body["options"].get("link_error"))):
         name(errback, id_of_sequel(str(group), f"error/{n}"))
-    signature: Signature = chord
+    signature: Signature = body
     return signature
 
 
@@ -138,7 +144,7 @@ def name(signature: Signature, own: str, place: str = "", depth: int = 0) -> Non
     options, kind = signature.setdefault("options", {}), signature.get("subtask_type")
     if options.get("task_id"):
         own, place = options["task_id"], ""
-    for label, part in _parts(signature):
+    for label, part in parts(signature):
         below = f"{place}{label}"
         if label in _TAKEN_OVER:
             name(part, own, f"{below}/", depth + 1)
@@ -154,7 +160,8 @@ def name(signature: Signature, own: str, place: str = "", depth: int = 0) -> Non
 _TAKEN_OVER: Final = ("last", "body")
 
 
-def _parts(signature: Signature) -> Iterator[tuple[str, Signature]]:
+def parts(signature: Signature) -> Iterator[tuple[str, Signature]]:
+    """Yield the signatures inside a signature, each with a label of its place."""
     kind, kwargs = signature.get("subtask_type"), signature.get("kwargs") or {}
     if kind == "chain":
         last = len(kwargs["tasks"]) - 1

@@ -1,4 +1,4 @@
-"""The application: FastAPI, with the hot routes in front of it."""
+"""The application: FastAPI as the shell, with the router of all operations before it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from typing import Any, Final
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from typing_extensions import override
 
-from api import router
 from api.build import build
-from api.fastapi_bridge import ANSWERED, answer_errors
 from api.observability.access_log import (
     AccessLog,
     RequestTrace,
@@ -21,15 +19,15 @@ from api.observability.access_log import (
     observe_request,
 )
 from api.openapi import document
-from api.routes.admin import dead_letters, models, queues, runs
-from api.routes.jobs import webhooks
-from api.routes.service import documentation, health
+from api.router import Router
+from api.routes.service import documentation
+from api.routes.table import TABLE
 from api.services import Services
 from headrace import __version__
 from headrace.config.model_catalog import Catalog
 from headrace.config.settings import Settings
 
-#: What pages of other origins may send, and read of an answer.
+#: The headers that pages of other origins may send, and those of an answer that they may read.
 _CORS_REQUEST: Final = (
     "Authorization", "X-API-Key", "Content-Type", "Idempotency-Key", "Prefer", "Range", "If-Range",
     "Last-Event-ID", "traceparent", "tracestate", "X-Request-ID",
@@ -41,20 +39,20 @@ _CORS_ANSWER: Final = (
 
 
 class Application(FastAPI):
-    """FastAPI behind the hot routes.
+    """FastAPI behind the router.
 
     Attributes:
-        services: what the routes share, while the application runs.
-        settings: what it was made with.
+        settings: the settings.
+        operations: answers every HTTP request; FastAPI serves the mounted files.
+        services: the services of this process, while the application runs.
+        cors: handles requests of pages of other origins; None where none may call.
+        access_log: writes a line for each request; None writes none.
     """
 
     settings: Settings
-
+    operations: Router
     services: Services | None = None
-    #: In front of everything, where pages of other origins may call.
     cors: ASGIApp | None = None
-
-    #: Has a line written for each request.
     access_log: AccessLog | None = None
 
     @override
@@ -69,72 +67,38 @@ class Application(FastAPI):
         await self.answer(scope, receive, send)
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, of whatever origin."""
+        """Answer a request of any origin."""
         if self.cors is not None and scope["type"] == "http":
             await self.cors(scope, receive, send)
         else:
             await self.serve(scope, receive, send)
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request by the hot routes, or by FastAPI's."""
+        """Answer a request by the router; all else is FastAPI's."""
         if scope["type"] == "http" and self.services is not None:
-            found = router.find(scope["path"])
-            if found is not None:
-                await router.serve(self.services, found, scope, receive, send)
-                return
-            method = scope["method"]
-            if method == "HEAD":
-                # Whatever can be got has a head. uvicorn sends no body, by its own scope.
-                scope = {**scope, "method": "GET"}
-            send = _counting(send, self.services, scope, method)
-            if not await router.admit(self.services, self.routes, scope, receive, send):
-                return
-        try:
+            await self.operations.serve(self.services, scope, receive, send)
+        else:
             await super().__call__(scope, receive, send)
-        except Exception:
-            # Starlette raises what it has answered again, and uvicorn would reset the connection.
-            if not scope.get(ANSWERED):
-                raise
 
     @override
     def openapi(self) -> dict[str, Any]:
-        """The description of every route."""
+        """Return the description of every operation."""
         if self.openapi_schema is None:
             self.openapi_schema = document(self.version)
         return self.openapi_schema
 
 
-def _counting(send: Send, services: Services, scope: Scope, method: str) -> Send:
-    """`send`, which counts the request once its answer begins: by then its route is known."""
-
-    async def counted(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            services.counters.answered(_template(scope), method, message["status"])
-        await send(message)
-
-    return counted
-
-
-def _template(scope: Scope) -> str:
-    """The path of the route that answers, with the names of what stands in it."""
-    path = getattr(scope.get("route"), "path", None)
-    if isinstance(path, str):
-        return path
-    is_file = str(scope["path"]).startswith(f"{documentation.STATIC_PATH}/")
-    return documentation.STATIC_PATH if is_file else router.NO_ROUTE
-
-
 def create_app(settings: Settings, catalog: Catalog) -> Application:
-    """The API over one Redis and one models file. It connects when it starts.
+    """Build the application for one Redis and one models file. It connects when it starts.
 
     Raises:
-        ConfigError: the settings name no Redis, or one whose URL cannot be read.
+        ConfigError: at start: redis_url is not set or not valid.
     """
 
     @asynccontextmanager
     async def lifespan(app: Application) -> AsyncIterator[None]:
-        services = build(settings, catalog)
-        app.services = app.state.services = services
+        services = build(settings, catalog, app.openapi)
+        app.services = services
         await services.start()
         try:
             yield
@@ -147,10 +111,12 @@ def create_app(settings: Settings, catalog: Catalog) -> Application:
         version=__version__,
         lifespan=lifespan,
         redirect_slashes=False,
+        openapi_url=None,
         docs_url=None,
         redoc_url=None,
     )
     app.settings = settings
+    app.operations = Router(TABLE, super(Application, app).__call__)
     if settings.cors_origins:
         app.cors = CORSMiddleware(
             app.serve,
@@ -159,8 +125,5 @@ def create_app(settings: Settings, catalog: Catalog) -> Application:
             allow_headers=_CORS_REQUEST,
             expose_headers=_CORS_ANSWER,
         )
-    answer_errors(app)
-    for module in (models, queues, dead_letters, runs, webhooks, health, documentation):
-        app.include_router(module.router)
     app.mount(documentation.STATIC_PATH, documentation.static_files)
     return app

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from typing import Any
 
 from api.auth.authenticator import Authenticator
 from api.components.expiry_task import ExpiryTask
@@ -30,11 +32,16 @@ from headrace.runs.records import RunRecords
 from headrace.webhooks.endpoint import WebhookPolicy
 
 
-def build(settings: Settings, catalog: Catalog) -> Services:
+def build(settings: Settings, catalog: Catalog, describe: Callable[[], dict[str, Any]]) -> Services:
     """Build the services; they connect when first used.
 
+    Args:
+        settings: the settings.
+        catalog: the registered models.
+        describe: returns the OpenAPI description.
+
     Raises:
-        ConfigError: the settings name no Redis, or no payload store that can be used.
+        ConfigError: redis_url is not set, or the payload store cannot be used.
     """
     if settings.redis_url is None:
         raise ConfigError(
@@ -44,13 +51,14 @@ def build(settings: Settings, catalog: Catalog) -> Services:
     client = connect_async(settings.redis_url)
     queue = JobQueue(client, job_index_max=settings.job_index_max)
     counters = Counters()
-    # A name that no other process has or had: a restart must not hear its predecessor's jobs.
+    # A new id for each start: a restarted process must not receive its predecessor's completions.
     api_id = os.urandom(6).hex()
     waiters = Waiters(client, api_id)
     counter_reporter = CounterReporter(client, counters, waiters)
     return Services(
         settings=settings,
         catalog=catalog,
+        describe=describe,
         queue=queue,
         dead_letters=DeadLetters(client, queue),
         runs=RunRecords(client, queue),

@@ -1,266 +1,240 @@
-"""The door: serves the hot routes itself and hands everything else to FastAPI.
+"""The router: finds the operation of a request, admits the request, and sends the answer.
 
-FastAPI's middleware and router cost more time per request than all the rest of a submit; the routes
-below are found by their path alone.
+It stands before FastAPI, whose middleware and router would take longer than the rest of a submit.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from functools import lru_cache
+import re
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
-from starlette.routing import BaseRoute, Match
-
-from api.auth.scopes import ROUTES
 from api.http.messages import (
-    CALLER,
     SEEN,
+    Answer,
     ChunkedReply,
     ClientGone,
+    Delegated,
+    Message,
     Receive,
     Reply,
     Request,
     ResponseCutShort,
     Scope,
     Send,
-    StreamingReply,
     send_parts,
     send_reply,
     send_stream,
 )
 from api.http.openai_errors import envelope, unexpected_envelope
 from api.http.problems import problem, unexpected
-from api.routes.jobs.bulk_status import cancel_many, forget_many, read_many, read_outcomes
-from api.routes.jobs.bulk_submit import submit_bulk
-from api.routes.jobs.events import get_events
-from api.routes.jobs.job import cancel_job, get_job, get_result
-from api.routes.jobs.listing import list_jobs
-from api.routes.jobs.submit import put_job, submit_input, submit_job
-from api.routes.openai.batches import cancel_batch, create_batch, get_batch, list_batches
-from api.routes.openai.files import create_file, delete_file, get_content, get_file, list_files
-from api.routes.service.metrics import get_metrics
+from api.routes.table import Operation
 from api.services import Services
 from headrace.errors import Forbidden, HeadraceError, MethodNotAllowed, PathNotFound
 
-Endpoint = Callable[[Services, Request, str], Awaitable[Reply | ChunkedReply | StreamingReply]]
-Methods = dict[str, Endpoint]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+#: Below it errors are written as OpenAI's API writes them.
+OPENAI_PREFIX: Final = "/v1/"
+#: The label of requests for unknown paths in metrics.
+NO_ROUTE: Final = "none"
 #: Methods that change nothing.
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
-PREFIX: Final = "/api/v1/"
-_MODELS: Final = "/api/v1/models/"
-MODEL_JOBS: Final = "/api/v1/models/{model}/jobs"
-JOBS: Final = "/api/v1/jobs"
-JOB: Final = "/api/v1/jobs/{job_id}"
-RESULT: Final = "/api/v1/jobs/{job_id}/result"
-EVENTS: Final = "/api/v1/jobs/{job_id}/events"
-BULK: Final = "/api/v1/jobs/bulk"
-STATUS: Final = "/api/v1/jobs/status"
-CANCEL: Final = "/api/v1/jobs/cancel"
-OUTCOMES: Final = "/api/v1/jobs/outcomes"
-FORGET: Final = "/api/v1/jobs/forget"
-#: By OpenAI's conventions, for its SDK; nothing else stands below.
-OPENAI_PREFIX: Final = "/v1/"
-FILES: Final = "/v1/files"
-FILE: Final = "/v1/files/{file_id}"
-CONTENT: Final = "/v1/files/{file_id}/content"
-BATCHES: Final = "/v1/batches"
-BATCH: Final = "/v1/batches/{batch_id}"
-BATCH_CANCEL: Final = "/v1/batches/{batch_id}/cancel"
-METRICS: Final = "/metrics"
-
-#: What counters call the route of a path at which there is nothing.
-NO_ROUTE: Final = "none"
-HOT_ROUTES: Final[dict[str, Methods]] = {
-    MODEL_JOBS: {"POST": submit_input, "PUT": submit_input},
-    JOBS: {"GET": list_jobs, "HEAD": list_jobs, "POST": submit_job},
-    JOB: {"GET": get_job, "HEAD": get_job, "PUT": put_job, "DELETE": cancel_job},
-    RESULT: {"GET": get_result, "HEAD": get_result},
-    EVENTS: {"GET": get_events, "HEAD": get_events},
-    BULK: {"POST": submit_bulk},
-    STATUS: {"POST": read_many},
-    CANCEL: {"POST": cancel_many},
-    OUTCOMES: {"POST": read_outcomes},
-    FORGET: {"POST": forget_many},
-    FILES: {"GET": list_files, "HEAD": list_files, "POST": create_file},
-    FILE: {"GET": get_file, "HEAD": get_file, "DELETE": delete_file},
-    CONTENT: {"GET": get_content, "HEAD": get_content},
-    BATCHES: {"GET": list_batches, "HEAD": list_batches, "POST": create_batch},
-    BATCH: {"GET": get_batch, "HEAD": get_batch},
-    BATCH_CANCEL: {"POST": cancel_batch},
-    METRICS: {"GET": get_metrics, "HEAD": get_metrics},
-}
-#: What each of them wants of whoever asks; see api/auth/scopes.py.
-HOT_NEEDS: Final = {
-    endpoint: ROUTES.get(("GET" if method == "HEAD" else method, path))
-    for path, methods in HOT_ROUTES.items()
-    for method, endpoint in methods.items()
-}
-#: These paths are also those of jobs that clients have named so: no id is reserved.
-_ALSO_JOBS: Final = {
-    path.rpartition("/")[2]: (path, {**HOT_ROUTES[JOB], **HOT_ROUTES[path]})
-    for path in (BULK, STATUS, CANCEL, OUTCOMES, FORGET)
-}
-_ONE_JOB: Final = (JOB, HOT_ROUTES[JOB])
+#: TorchServe's clients send their inputs to these paths.
+_TORCHSERVE: Final = ("/predictions/", "/explanations/", "/invocations", "/wfpredict/")
+_PARAMETER: Final = re.compile(r"\{(\w+)(:path)?\}")
+#: Parameters whose endpoints answer for an empty text too.
+_MAY_BE_EMPTY: Final = frozenset({"job_id", "file_id", "batch_id"})
 
 
 class Route(NamedTuple):
-    """A hot route that was asked for.
+    """One operation as the router serves it.
 
     Attributes:
-        template: its path, with the names of what stands in it.
-        methods: what answers, by method.
-        name: the model, the job or the file in the path; empty where there is none.
+        label: the template of its path, for metrics and logs.
+        positions: which segments of the path are its parameters.
+        rest: the first segment of a `:path` parameter; 0 for none.
     """
 
-    template: str
-    methods: Methods
-    name: str
+    operation: Operation
+    label: str
+    positions: tuple[int, ...]
+    rest: int
+
+    def parameters(self, segments: Sequence[str]) -> Sequence[str]:
+        """Return the values of the path's parameters."""
+        values = [segments[position] for position in self.positions]
+        if self.rest:
+            values.append("/".join(segments[self.rest :]))
+        return values
 
 
-def find(path: str) -> Route | None:
-    """The hot route of a path; None where it is none."""
-    if path.startswith(OPENAI_PREFIX):
-        return _find_openai(path)
-    if not path.startswith(PREFIX):
-        return Route(METRICS, HOT_ROUTES[METRICS], "") if path == METRICS else None
-    if path.startswith(_MODELS):
-        return _find_model(path)
-    match path[len(PREFIX) :].split("/"):
-        case ["jobs", job_id]:
-            return Route(*_ALSO_JOBS.get(job_id, _ONE_JOB), job_id)
-        case ["jobs"]:
-            return Route(JOBS, HOT_ROUTES[JOBS], "")
-        case ["jobs", job_id, "result"]:
-            return Route(RESULT, HOT_ROUTES[RESULT], job_id)
-        case ["jobs", job_id, "events"]:
-            return Route(EVENTS, HOT_ROUTES[EVENTS], job_id)
-        case _:
-            return None
+class Routes(NamedTuple):
+    """All operations on one path, by method."""
+
+    label: str
+    by_method: dict[str, Route]
 
 
-@lru_cache(maxsize=256)
-def _find_model(path: str) -> Route | None:
-    match path[len(_MODELS) :].split("/"):
-        case [model, "jobs"]:
-            return Route(MODEL_JOBS, HOT_ROUTES[MODEL_JOBS], model)
-        case _:
-            return None
+_UNKNOWN_PATH: Final = Routes(NO_ROUTE, {})
 
 
-def _find_openai(path: str) -> Route:
-    match path[len(OPENAI_PREFIX) :].split("/"):
-        case ["files"]:
-            return Route(FILES, HOT_ROUTES[FILES], "")
-        case ["files", file_id]:
-            return Route(FILE, HOT_ROUTES[FILE], file_id)
-        case ["files", file_id, "content"]:
-            return Route(CONTENT, HOT_ROUTES[CONTENT], file_id)
-        case ["batches"]:
-            return Route(BATCHES, HOT_ROUTES[BATCHES], "")
-        case ["batches", batch_id]:
-            return Route(BATCH, HOT_ROUTES[BATCH], batch_id)
-        case ["batches", batch_id, "cancel"]:
-            return Route(BATCH_CANCEL, HOT_ROUTES[BATCH_CANCEL], batch_id)
-        case _:
-            return Route(NO_ROUTE, {}, "")
+class _Node:
+    """One segment in the tree of all paths.
 
-
-async def serve(
-    services: Services, found: Route, scope: Scope, receive: Receive, send: Send
-) -> None:
-    """Answer a request for a hot route; whatever goes wrong is a problem, or OpenAI's error."""
-    template, methods, name = found
-    request = Request(scope, receive)
-    seen = scope.get(SEEN)
-    if seen is not None:
-        seen.found(template, name, request)
-    openai = request.path.startswith(OPENAI_PREFIX)
-    try:
-        endpoint = methods.get(request.method)
-        if services.authenticator is not None:
-            needs = HOT_NEEDS[endpoint] if endpoint is not None else None
-            await services.authenticator.admit(
-                request, needs, listed=needs is not None or endpoint is None
-            )
-        elif request.has(b"origin"):
-            refuse_foreign_page(request, services.settings.cors_origins)
-        if endpoint is None:
-            reply: Reply | ChunkedReply | StreamingReply = _refuse_method(request, methods)
-        else:
-            reply = await endpoint(services, request, name)
-    except HeadraceError as error:
-        reply = envelope(error) if openai else problem(error, request.path)
-    except ClientGone:
-        return
-    except Exception as error:  # noqa: BLE001 - logged; the client is told its id
-        answer = unexpected_envelope if openai else unexpected
-        reply = answer(error, request.path)
-    services.counters.answered(template, request.method, reply.status)
-    if isinstance(reply, Reply):
-        await send_reply(send, reply, request)
-        return
-    if isinstance(reply, ChunkedReply):
-        await send_parts(send, reply)
-        return
-    # uvicorn cuts the connection of an answer that is not complete.
-    with contextlib.suppress(ClientGone, ResponseCutShort):
-        await send_stream(send, reply)
-
-
-def each_route(routes: Iterable[BaseRoute]) -> Iterator[BaseRoute]:
-    """Routes, and those of the routers among them, in the order in which they are tried."""
-    for route in routes:
-        router = getattr(route, "original_router", None)
-        if router is None:
-            yield route
-        else:
-            yield from each_route(router.routes)
-
-
-async def admit(
-    services: Services, routes: Sequence[BaseRoute], scope: Scope, receive: Receive, send: Send
-) -> bool:
-    """Let a request for any other route in, or answer why not.
-
-    On whose behalf it is, routes find in its scope, under CALLER.
+    Attributes:
+        literals: the next segments by their text.
+        parameter: the next segment where it may be any text.
+        may_be_empty: this text may be empty.
+        routes: what ends here.
     """
-    request = Request(scope, receive)
-    if services.authenticator is None and not request.has(b"origin"):
-        return True
-    matching = (route for route in each_route(routes) if route.matches(scope)[0] is Match.FULL)
-    route = next(matching, None)
-    # For whoever counts it, where it goes no further.
-    scope["route"] = route
-    needs = ROUTES.get((request.method, getattr(route, "path", "")))
-    try:
-        if services.authenticator is not None:
-            await services.authenticator.admit(
-                request, needs, listed=needs is not None or route is None
-            )
-        else:
-            refuse_foreign_page(request, services.settings.cors_origins)
-    except HeadraceError as error:
-        reply = problem(error, request.path)
-    except Exception as error:  # noqa: BLE001 - logged; the client is told its id
-        reply = unexpected(error, request.path)
-    else:
-        scope[CALLER] = request.caller
-        return True
-    await send_reply(send, reply, request)
-    return False
+
+    __slots__ = ("literals", "may_be_empty", "parameter", "routes")
+
+    def __init__(self) -> None:
+        self.literals: dict[str, _Node] = {}
+        self.parameter: _Node | None = None
+        self.may_be_empty = False
+        self.routes: Routes | None = None
+
+    def inherit(self) -> None:
+        """Let every literal segment also be a value of the parameter beside it."""
+        for child in self.literals.values():
+            if self.parameter is not None:
+                child.add(self.parameter)
+            child.inherit()
+        if self.parameter is not None and self.parameter is not self:
+            self.parameter.inherit()
+
+    def add(self, other: _Node) -> None:
+        """Add what is below another node; what is here already takes precedence."""
+        if other.routes is not None:
+            own = self.routes or other.routes
+            self.routes = Routes(own.label, {**other.routes.by_method, **own.by_method})
+        for text, child in other.literals.items():
+            if text in self.literals:
+                self.literals[text].add(child)
+            else:
+                self.literals[text] = child
+        if self.parameter is None:
+            self.parameter, self.may_be_empty = other.parameter, other.may_be_empty
+
+
+class Router:
+    """Serves every HTTP request.
+
+    Args:
+        table: the operations.
+        app: answers what an operation delegates to it.
+    """
+
+    def __init__(self, table: Iterable[Operation], app: App) -> None:
+        self._app = app
+        self._root = _Node()
+        for operation in table:
+            self._insert(operation)
+        self._root.inherit()
+
+    def find(self, segments: Sequence[str]) -> Routes:
+        """Return the operations on a path, given its segments; none for an unknown path."""
+        node = self._root
+        for segment in segments:
+            following = node.literals.get(segment)
+            if following is None and (segment or node.may_be_empty):
+                following = node.parameter
+            if following is None:
+                return _UNKNOWN_PATH
+            node = following
+        return node.routes or _UNKNOWN_PATH
+
+    async def serve(self, services: Services, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request; an error is answered as a problem, or as OpenAI writes it."""
+        request = Request(scope, receive)
+        segments = request.path.split("/")
+        label, by_method = self.find(segments)
+        route = by_method.get(request.method)
+        parameters: Sequence[str] = ()
+        if route is not None:
+            label, parameters = route.label, route.parameters(segments)
+        seen = scope.get(SEEN)
+        if seen is not None:
+            seen.found(label if by_method else "", parameters[0] if parameters else "", request)
+        openai = request.path.startswith(OPENAI_PREFIX)
+        try:
+            await _admit(services, request, route)
+            if route is None:
+                reply: Answer = _refuse(request, by_method, openai=openai)
+            else:
+                reply = await route.operation.endpoint(services, request, *parameters)
+        except HeadraceError as error:
+            reply = envelope(error) if openai else problem(error, request.path)
+        except ClientGone:
+            return
+        except Exception as error:  # noqa: BLE001 - logged; the client receives its id
+            answer = unexpected_envelope if openai else unexpected
+            reply = answer(error, request.path)
+        if isinstance(reply, Delegated):
+            await self._app(scope, receive, _counting(send, services, label, request.method))
+            return
+        services.counters.answered(label, request.method, reply.status)
+        if isinstance(reply, Reply):
+            await send_reply(send, reply, request)
+            return
+        if isinstance(reply, ChunkedReply):
+            await send_parts(send, reply)
+            return
+        # uvicorn closes the connection of an incomplete answer.
+        with contextlib.suppress(ClientGone, ResponseCutShort):
+            await send_stream(send, reply)
+
+    def _insert(self, operation: Operation) -> None:
+        node, positions, rest = self._root, [], 0
+        for position, segment in enumerate(operation.path.split("/")):
+            parameter = _PARAMETER.fullmatch(segment)
+            if parameter is None:
+                node = node.literals.setdefault(segment, _Node())
+                continue
+            following = node.parameter or _Node()
+            node.parameter = following
+            node.may_be_empty = parameter[1] in _MAY_BE_EMPTY or bool(parameter[2])
+            node = following
+            if parameter[2]:
+                # The rest of the path: any number of segments.
+                node.parameter, node.may_be_empty, rest = node, True, position
+            else:
+                positions.append(position)
+        # The static files have one label.
+        label = operation.path.removesuffix("/{file:path}")
+        route = Route(operation, label, tuple(positions), rest)
+        if node.routes is None:
+            node.routes = Routes(label, {})
+        node.routes.by_method[operation.method] = route
+        if operation.method == "GET":
+            node.routes.by_method["HEAD"] = route
+
+
+async def _admit(services: Services, request: Request, route: Route | None) -> None:
+    """Authenticate the request, or, without API keys, refuse pages of other origins.
+
+    Raises:
+        HeadraceError: the request is refused.
+    """
+    if services.authenticator is not None:
+        needs = None if route is None else route.operation.needs
+        await services.authenticator.admit(request, needs)
+    elif request.has(b"origin"):
+        refuse_foreign_page(request, services.settings.cors_origins)
 
 
 def refuse_foreign_page(request: Request, allowed: Sequence[str]) -> None:
-    """Where no keys are asked for, a page of another origin changes nothing.
+    """Refuse a change by a web page of another origin.
 
-    Any page that somebody opens can send a POST to his own machine, and needs no answer to purge a
-    queue; but its browser says where it comes from.
+    Any page can send a POST to the machine of its reader, and needs no answer to purge a queue. The
+    browser sends the page's origin.
 
     Raises:
-        Forbidden: it is such a page.
+        Forbidden: the page's origin is neither this server's nor in `allowed`.
     """
     origin = request.header(b"origin").decode("latin-1")
     if request.method in _SAFE or origin in allowed:
@@ -268,18 +242,32 @@ def refuse_foreign_page(request: Request, allowed: Sequence[str]) -> None:
     if origin.partition("://")[2] != request.header(b"host").decode("latin-1"):
         raise Forbidden(
             f"a web page of {origin[:128]} may change nothing here",
-            hint="Name its origin in cors_origins, or ask for API keys (auth: on).",
+            hint="Add its origin to cors_origins, or require API keys (auth: on).",
         )
 
 
-def _refuse_method(request: Request, methods: Methods) -> Reply:
-    if not methods:
-        raise PathNotFound(f"there is nothing at {request.path[:256]}", hint="See docs/api.md.")
-    allowed = ", ".join(methods)
+def _refuse(request: Request, by_method: dict[str, Route], *, openai: bool) -> Reply:
+    """Return a 405 with the methods of the path; for an unknown path raise PathNotFound."""
+    path = request.path
+    if not by_method:
+        hint = "See /docs, or docs/api.md, for the routes."
+        if path.startswith(_TORCHSERVE):
+            hint = "Use POST /api/v1/models/{model}/jobs?wait=30; see docs/torchserve.md."
+        raise PathNotFound(f"there is nothing at {path[:256]}", hint=hint)
+    allowed = ", ".join(by_method)
     error = MethodNotAllowed(
-        f"{request.method[:32]} is not allowed on {request.path[:256]}",
-        hint=f"Allowed here: {allowed}.",
+        f"{request.method[:32]} is not allowed on {path[:256]}", hint=f"Allowed here: {allowed}."
     )
-    openai = request.path.startswith(OPENAI_PREFIX)
-    reply = envelope(error) if openai else problem(error, request.path)
+    reply = envelope(error) if openai else problem(error, path)
     return reply._replace(headers=(*reply.headers, (b"allow", allowed.encode())))
+
+
+def _counting(send: Send, services: Services, label: str, method: str) -> Send:
+    """Return a `send` that counts the request when its answer begins."""
+
+    async def counted(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            services.counters.answered(label, method, message["status"])
+        await send(message)
+
+    return counted

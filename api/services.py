@@ -1,12 +1,14 @@
-"""The services that the routes of one API process share; `api.build` builds them."""
+"""The services that the endpoints of one API process share; `api.build` builds them."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import redis.asyncio
 
     from api.auth.authenticator import Authenticator
@@ -34,17 +36,18 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Services:
-    """What the routes share.
+    """The parts that the endpoints share.
 
     Attributes:
-        authenticator: asks for API keys; None where nobody is asked.
-        clients: the connections, to be closed at the end.
-        pending_waits: over the requests that wait.
+        describe: returns the OpenAPI description.
+        authenticator: authenticates requests; None where no API keys are required.
+        clients: the connections, which are closed at the end.
         spans: of requests and submits; None where none are sent.
     """
 
     settings: Settings
     catalog: Catalog
+    describe: Callable[[], dict[str, Any]]
     queue: JobQueue
     dead_letters: DeadLetters
     runs: RunRecords
@@ -67,12 +70,12 @@ class Services:
     spans: ApiSpans | None = None
 
     def dismiss(self) -> None:
-        """Have everybody who waits or watches answered, now and from here on."""
+        """Answer every waiting request and event stream, now and from now on."""
         self.waiters.dismiss()
         self.watcher.dismiss()
 
     async def start(self) -> None:
-        """Begin to listen for ended jobs, to tell what is counted and to look for what is over."""
+        """Start to listen for ended jobs, to report counters and to expire jobs."""
         await self.waiters.start()
         await self.counter_reporter.start()
         await self.expiry_task.start()

@@ -1,9 +1,9 @@
-"""Asks who is there, where API keys are asked for: once a request, before anything else reads it.
+"""Authenticate each request by its API key, before its body is read. Disabled unless `auth` is on.
 
-What Redis says of a key is kept for some seconds, so that a request costs a hash and a comparison.
-A revocation is published and forgets the key at once; where it was not heard, as the connection was
-lost, those seconds bound it. While Redis is away, keys that were known go on for STALE_S: the
-request finds out by itself, and can be told more than "who are you?".
+Keys are cached for FRESH_S seconds, so that a request takes a hash and a comparison. A revocation
+is published and removes the key from the cache at once; after a lost connection FRESH_S bounds the
+delay. While Redis does not answer, cached keys stay valid for STALE_S seconds: the operation itself
+then answers with a problem that says so.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import asyncio
 import logging
 import math
 import time
+from enum import Enum
 from typing import Final
 
 import redis.asyncio
 
-from api.auth.scopes import Needs, Open
 from api.http.messages import Request
-from headrace.access.api_key import NOBODY, ApiKey, Caller, caller_of, read_key
+from headrace.access.api_key import NOBODY, ApiKey, Caller, Scope, caller_of, read_key
 from headrace.config.settings import Settings
 from headrace.errors import BrokerError, Forbidden, RateLimited, Unauthorized
 from headrace.queue.job_queue import JobQueue
@@ -29,13 +29,13 @@ logger = logging.getLogger(__name__)
 
 FRESH_S: Final = 5.0
 STALE_S: Final = 300.0
-#: A key that there is none of is asked for again after so long.
+#: Seconds for which an unknown key is cached.
 UNKNOWN_S: Final = 1.0
-#: So many keys are kept; then all are asked for again.
-KEPT_MAX: Final = 10_000
-#: A process takes so many seconds' worth of a key's rate at once.
+#: The most cached keys; beyond it the cache is cleared.
+CACHED_MAX: Final = 10_000
+#: Seconds of a key's rate that a process takes from Redis at once.
 SHARE_S: Final = 0.05
-#: A part of the deployment says for whom it acts.
+#: The header in which a component of the deployment names the key for which it acts.
 ACTS_FOR: Final = b"headrace-acts-for"
 
 _HOW: Final = (
@@ -44,8 +44,20 @@ _HOW: Final = (
 )
 
 
+class Open(Enum):
+    """Operations that need no API key, or need one only by a setting."""
+
+    ALWAYS = "open"
+    METRICS = "open unless auth_metrics"
+    DOCS = "open unless auth_docs"
+
+
+#: What an operation requires of its caller.
+Needs = Scope | Open
+
+
 class _CachedKey:
-    """What is known of one id."""
+    """A key as it was read from Redis; `key` is None where it does not exist."""
 
     __slots__ = ("caller", "key", "read_at")
 
@@ -56,7 +68,7 @@ class _CachedKey:
 
 
 class _Bucket:
-    """What this process holds of one key's rate."""
+    """The part of one key's rate that this process holds."""
 
     __slots__ = ("empty_until", "lock", "tokens")
 
@@ -67,12 +79,12 @@ class _Bucket:
 
 
 class Authenticator:
-    """The door of one API process.
+    """Authenticates the requests of one API process.
 
     Args:
-        settings: which routes are open.
-        queue: asks Redis.
-        client: its pubsub connection is taken from this client's pool.
+        settings: which operations are open.
+        queue: reads keys and rates from Redis.
+        client: the subscription connection is taken from its pool.
     """
 
     def __init__(self, settings: Settings, queue: JobQueue, client: redis.asyncio.Redis) -> None:
@@ -82,7 +94,7 @@ class Authenticator:
         if not settings.auth_docs:
             self._open.add(Open.DOCS)
         self._queue = queue
-        self._kept: dict[str, _CachedKey] = {}
+        self._cache: dict[str, _CachedKey] = {}
         self._reading: dict[str, asyncio.Task[_CachedKey]] = {}
         self._buckets: dict[str, _Bucket] = {}
         self._subscription = Subscription(
@@ -90,56 +102,50 @@ class Authenticator:
             "API key",
             [keys.API_KEY_NEWS],
             self._forget,
-            on_reconnect=self._forget_all,
+            on_reconnect=self._clear,
             on_lost=self._expire_all,
         )
 
     async def start(self) -> None:
-        """Begin to listen for keys that are made or revoked, in the background."""
+        """Start to listen for created and revoked keys, in the background."""
         self._subscription.start()
 
     async def stop(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         await self._subscription.stop()
 
-    async def admit(self, request: Request, needs: Needs | None, *, listed: bool = True) -> None:
-        """Say on whose behalf a request is, in its `caller`, or refuse it.
+    async def admit(self, request: Request, needs: Needs | None) -> None:
+        """Set the `caller` of a request, or refuse it.
 
         Args:
-            request: its headers are read, and nothing else.
-            needs: what its route wants; None for any key, as where there is no such route.
-            listed: whether its route stands in the table; what does not is nobody's.
+            request: the request; only its headers are read.
+            needs: what its operation requires; None for any key, as for an unknown path.
 
         Raises:
-            Unauthorized: it has no key, or one that is none.
-            Forbidden: the key is not for that.
-            RateLimited: it makes more requests than it may.
-            BrokerError: Redis does not answer, and the key is not known here.
+            Unauthorized: the request has no valid key.
+            Forbidden: the key lacks the required scope.
+            RateLimited: the key makes more requests than its rate.
+            BrokerError: Redis does not answer, and the key is not cached.
         """
         if needs in self._open:
             return
-        kept = await self._known(request)
-        key, caller = kept.key, kept.caller
-        assert key is not None  # noqa: S101 - _known gives no other
+        cached = await self._authenticate(request)
+        key, caller = cached.key, cached.caller
+        assert key is not None  # noqa: S101 - _authenticate returns no other
         assert caller is not None  # noqa: S101
         if request.has(ACTS_FOR) and key.acts:
             key, caller = await self._owner(request)
         elif key.rate:
             await self._spend_one(caller)
-        if not listed:
-            raise Forbidden(
-                "no key is for this route: it does not say which scope it wants",
-                hint="A route must stand in api/auth/scopes.py.",
-            )
         if needs is not None and needs not in key.scopes and not isinstance(needs, Open):
             raise Forbidden(
-                f"the API key {key.id} has not the scope {needs.value!r} that this route wants",
+                f"API key {key.id} lacks the required scope {needs.value!r}",
                 hint="An operator makes keys with it: `headrace keys create --scope …`.",
             )
         request.caller = caller
 
     async def still_admits(self, caller: Caller) -> bool:
-        """Whether what began on somebody's behalf may go on; yes, while Redis does not say."""
+        """Return whether the caller's key is still valid; True while Redis does not answer."""
         if not caller.key_id:
             return True
         try:
@@ -149,7 +155,10 @@ class Authenticator:
         return key is not None and not key.expired(time.time())
 
     async def spend(self, caller: Caller, count: int) -> tuple[int, float]:
-        """Take of a key's rate; how many of `count` there were, and seconds until there is more.
+        """Take `count` requests of a key's rate.
+
+        Returns:
+            How many of them the rate allows now, and the seconds until it allows more.
 
         Raises:
             BrokerError: Redis does not answer.
@@ -158,10 +167,10 @@ class Authenticator:
             return count, 0.0
         bucket = self._buckets.get(caller.key_id)
         if bucket is None:
-            if len(self._buckets) >= KEPT_MAX:
+            if len(self._buckets) >= CACHED_MAX:
                 self._buckets.clear()
             bucket = self._buckets[caller.key_id] = _Bucket()
-        # Who is late finds what the first of them has fetched.
+        # Concurrent requests share what the first of them fetches.
         async with bucket.lock:
             if bucket.tokens < count:
                 await self._fetch(bucket, caller, count)
@@ -184,51 +193,53 @@ class Authenticator:
         if not taken:
             raise rate_limited(caller, wait_s)
 
-    async def _known(self, request: Request) -> _CachedKey:
+    async def _authenticate(self, request: Request) -> _CachedKey:
         text = _presented(request)
         if not text:
-            raise Unauthorized("the request has no API key, and this route wants one", hint=_HOW)
+            raise Unauthorized(
+                "the request has no API key, and this operation requires one", hint=_HOW
+            )
         presented = read_key(text)
         if presented is None:
-            raise Unauthorized("what was sent as API key is none", hint=_HOW)
-        kept = await self._look_up(presented.id)
-        key = kept.key
+            raise Unauthorized("the API key is not valid: the form is hr_<id>_<secret>", hint=_HOW)
+        cached = await self._look_up(presented.id)
+        key = cached.key
         now_s = time.time()
         if key is None or not key.is_secret(presented.secret, now_s):
-            raise Unauthorized("there is no such API key", hint=_HOW)
+            raise Unauthorized("the API key is unknown", hint=_HOW)
         if key.expired(now_s):
             raise Unauthorized(f"the API key {key.id} has expired", hint=_HOW)
-        return kept
+        return cached
 
     async def _owner(self, request: Request) -> tuple[ApiKey, Caller]:
-        """The key that a part of the deployment acts for, with its scopes and limits."""
+        """Return the key for which a component acts, with its scopes and limits."""
         owner = request.header(ACTS_FOR).decode("latin-1")
-        kept = await self._look_up(owner) if owner != NOBODY else None
-        if kept is None:
-            # What was submitted while no keys were asked for is nobody's, and goes on as such.
-            own = await self._known(request)
-            assert own.key is not None  # noqa: S101 - _known gives no other
+        cached = await self._look_up(owner) if owner != NOBODY else None
+        if cached is None:
+            # Work that was submitted without API keys continues without an owner.
+            own = await self._authenticate(request)
+            assert own.key is not None  # noqa: S101 - _authenticate returns no other
             return own.key, Caller(key_id="", sees_all=False)
-        if kept.key is None or kept.caller is None or kept.key.expired(time.time()):
+        if cached.key is None or cached.caller is None or cached.key.expired(time.time()):
             raise Unauthorized(
-                f"the API key {owner[:64]!r}, on whose behalf this is, is none any more",
-                hint="It was revoked, or has expired: what it has begun ends here.",
+                f"the API key {owner[:64]!r}, which owns this work, is no longer valid",
+                hint="It was revoked or has expired: its work ends here.",
             )
-        return kept.key, kept.caller
+        return cached.key, cached.caller
 
     async def _look_up(self, key_id: str) -> _CachedKey:
-        kept, now = self._kept.get(key_id), time.monotonic()
-        if kept is not None:
-            limit_s = FRESH_S if kept.key is not None else UNKNOWN_S
-            if now - kept.read_at <= limit_s:
-                return kept
+        cached, now = self._cache.get(key_id), time.monotonic()
+        if cached is not None:
+            limit_s = FRESH_S if cached.key is not None else UNKNOWN_S
+            if now - cached.read_at <= limit_s:
+                return cached
         reading = self._reading.get(key_id) or self._begin_reading(key_id)
         try:
             return await asyncio.shield(reading)
         except BrokerError:
-            if kept is None or kept.key is None or now - kept.read_at > STALE_S:
+            if cached is None or cached.key is None or now - cached.read_at > STALE_S:
                 raise
-            return kept
+            return cached
 
     def _begin_reading(self, key_id: str) -> asyncio.Task[_CachedKey]:
         reading = asyncio.create_task(self._read(key_id))
@@ -238,50 +249,50 @@ class Authenticator:
             if self._reading.get(key_id) is task:
                 del self._reading[key_id]
             if not task.cancelled():
-                # Whoever asked may have hung up, and nobody else is to wonder about its error.
+                # Retrieve the error: every request that waited for it may have been cancelled.
                 task.exception()
 
         reading.add_done_callback(over)
         return reading
 
     async def _read(self, key_id: str) -> _CachedKey:
-        asked_at = time.monotonic()
-        kept = _CachedKey(await self._queue.api_key(key_id), asked_at)
-        if len(self._kept) >= KEPT_MAX:
-            self._kept.clear()
-        # What is heard of it meanwhile is newer; see _forget.
+        read_at = time.monotonic()
+        cached = _CachedKey(await self._queue.api_key(key_id), read_at)
+        if len(self._cache) >= CACHED_MAX:
+            self._cache.clear()
+        # A notification in the meantime has removed this task; see _forget.
         if asyncio.current_task() is self._reading.get(key_id):
-            self._kept[key_id] = kept
-        return kept
+            self._cache[key_id] = cached
+        return cached
 
     def _forget(self, _: str, data: bytes) -> None:
         key_id = data.decode("utf-8", "replace")
-        self._kept.pop(key_id, None)
-        # What is on its way may have been read before.
+        self._cache.pop(key_id, None)
+        # A read that is under way may be older than the notification.
         self._reading.pop(key_id, None)
 
-    def _forget_all(self) -> None:
-        self._kept.clear()
+    def _clear(self) -> None:
+        self._cache.clear()
         self._reading.clear()
 
     def _expire_all(self) -> None:
-        """Every key is to be asked for again; where Redis is away it may stand on for STALE_S."""
+        """Let every key be read again; without Redis it stays valid for STALE_S seconds."""
         long_ago = time.monotonic() - FRESH_S - UNKNOWN_S
-        for kept in self._kept.values():
-            kept.read_at = min(kept.read_at, long_ago)
+        for cached in self._cache.values():
+            cached.read_at = min(cached.read_at, long_ago)
 
 
 def rate_limited(caller: Caller, wait_s: float) -> RateLimited:
-    """The error where a key makes more requests than it may."""
+    """Return the error for a key that makes more requests than its rate."""
     return RateLimited(
-        f"the API key {caller.key_id} may make {caller.rate:g} requests a second",
-        hint="Send more slowly, or several jobs a request; an operator may raise the rate.",
+        f"API key {caller.key_id} exceeds its rate of {caller.rate:g} requests a second",
+        hint="Send more slowly, or several jobs per request; an operator can raise the rate.",
         retry_after_s=max(1, math.ceil(wait_s)),
     )
 
 
 def _presented(request: Request) -> str:
-    """The key of a request; "" where it has none."""
+    """Return the API key of a request as text; "" where it has none."""
     authorization = request.header(b"authorization")
     if authorization[:7].lower() == b"bearer ":
         return authorization[7:].strip().decode("latin-1")

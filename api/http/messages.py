@@ -1,4 +1,4 @@
-"""Requests and replies on bare ASGI, for the routes that must be fast. Knows no job, no Redis."""
+"""Requests and answers on plain ASGI, which is faster than a framework's. Knows no job."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl
+
+import msgspec
 
 from api.http.fast_response import write_whole
 from headrace.access.api_key import EVERYBODY, Caller
@@ -21,26 +23,24 @@ Header = tuple[bytes, bytes]
 JSON: Final = b"application/json"
 NO_CONTENT: Final = 204
 NO_STORE: Final = (b"cache-control", b"no-store")
-#: Where a scope keeps what is seen of its request, where somebody wants to see it.
+#: The key in a scope of the request's trace, where the request is logged or traced.
 SEEN: Final = "headrace.seen"
-#: Where a scope says on whose behalf its request is.
-CALLER: Final = "headrace.caller"
-#: After a refused body so much more is read and dropped, in bytes and seconds, so that the client
-#: comes to read the answer instead of a reset connection.
+#: Bytes and seconds of a refused body that are read and dropped, so that the client can read the
+#: answer instead of a reset connection.
 DRAIN_MAX_BYTES: Final = 4 * 1024 * 1024
 DRAIN_MAX_S: Final = 2.0
 
 
 class ClientGone(Exception):
-    """The client hung up; there is nobody to answer."""
+    """The client hung up; no answer can be sent."""
 
 
 class ResponseCutShort(Exception):
-    """An answer that has begun ends here, in its midst: the connection is cut, which says so."""
+    """An answer that has begun cannot be completed: the connection is closed."""
 
 
 class Reply(NamedTuple):
-    """What is answered."""
+    """An answer with its whole body."""
 
     status: int
     body: bytes
@@ -49,9 +49,9 @@ class Reply(NamedTuple):
 
 
 class ChunkedReply(NamedTuple):
-    """What is answered, where it is long: to put it together would cost more than to send it.
+    """A long answer, in parts: joining them would take longer than sending them.
 
-    Memory of half a megabyte comes from the kernel anew each time.
+    The kernel maps memory of half a megabyte again each time.
     """
 
     status: int
@@ -60,20 +60,32 @@ class ChunkedReply(NamedTuple):
     headers: tuple[Header, ...] = ()
 
 
+def json_reply(document: Any, status: int = 200) -> Reply:
+    """Return a JSON answer that must not be cached."""
+    return Reply(status, msgspec.json.encode(document), headers=(NO_STORE,))
+
+
 Write = Callable[[bytes], Awaitable[None]]
 
 
 class StreamingReply(NamedTuple):
-    """An answer whose body is made while it is sent.
+    """An answer whose body is produced while it is sent.
 
     Attributes:
-        run: writes the body. Once it has begun, an error can only cut the connection.
+        run: writes the body. After it has begun, an error can only close the connection.
     """
 
     status: int
     run: Callable[[Write], Awaitable[None]]
     content_type: bytes
     headers: tuple[Header, ...] = ()
+
+
+class Delegated(NamedTuple):
+    """The answer is left to the FastAPI application, which has the mounted files."""
+
+
+Answer = Reply | ChunkedReply | StreamingReply | Delegated
 
 
 class Request:
@@ -83,8 +95,8 @@ class Request:
         method: in capitals.
         path: decoded.
         receive: ASGI's.
-        caller: on whose behalf it is; the door says otherwise where keys are asked for.
-        drain: the body was refused before it had all come.
+        caller: the API key that makes it; everybody where no keys are required.
+        drain: the body was refused before all of it was received.
     """
 
     __slots__ = ("_headers", "caller", "drain", "method", "path", "query_string", "receive")
@@ -102,18 +114,18 @@ class Request:
             self._headers = _joined(headers)
 
     def header(self, name: bytes) -> bytes:
-        """A header's value by its lower-case name; several are joined with commas."""
+        """Return a header's value by its lower-case name; several values are joined with commas."""
         return self._headers.get(name, b"")
 
     def has(self, name: bytes) -> bool:
-        """Whether a header is there at all, be it empty."""
+        """Return whether a header is present, even if it is empty."""
         return name in self._headers
 
-    def query(self, known: frozenset[str]) -> dict[str, str]:
-        """The query's parameters.
+    def query(self, known: frozenset[str], *, ignore_unknown: bool = False) -> dict[str, str]:
+        """Return the query's parameters.
 
         Raises:
-            InvalidRequest: a name is not among the known ones, or stands twice.
+            InvalidRequest: a name is not among the known ones, or is given twice.
         """
         if not self.query_string:
             return {}
@@ -129,6 +141,8 @@ class Request:
         found: dict[str, str] = {}
         for name, value in pairs:
             if name not in known:
+                if ignore_unknown:
+                    continue
                 raise unknown_name("query parameter", name, known)
             if name in found:
                 raise InvalidRequest(f"the query parameter {name} is given twice")
@@ -144,16 +158,16 @@ def _joined(headers: list[Header]) -> dict[bytes, bytes]:
 
 
 def unknown_name(what: str, name: str, known: frozenset[str]) -> InvalidRequest:
-    """The error for a name that nobody knows, with the nearest right one."""
+    """Return the error for an unknown name, with the nearest known one."""
     shown = name[:64]
     takes = f"known here: {', '.join(sorted(known))}" if known else "this route takes none"
     return InvalidRequest(f"unknown {what} {shown!r}{did_you_mean(shown, known)}", hint=takes)
 
 
 async def send_reply(send: Send, reply: Reply, request: Request) -> None:
-    """Answer; where the body was refused, close the connection once the client can have read it."""
+    """Send an answer; after a refused body drain the rest and close the connection."""
     body = reply.body
-    if reply.status == NO_CONTENT:  # where a length and a type are not allowed
+    if reply.status == NO_CONTENT:  # a 204 may have neither length nor type
         headers = [*reply.headers]
     else:
         headers = [
@@ -175,7 +189,7 @@ async def send_reply(send: Send, reply: Reply, request: Request) -> None:
 
 
 async def send_parts(send: Send, reply: ChunkedReply) -> None:
-    """Answer with a body that is there in parts."""
+    """Send an answer whose body is in parts."""
     first, *rest = reply.parts
     headers = [
         (b"content-type", reply.content_type),
@@ -191,7 +205,7 @@ async def send_parts(send: Send, reply: ChunkedReply) -> None:
 
 
 async def send_stream(send: Send, stream: StreamingReply) -> None:
-    """Answer with a body of unknown length."""
+    """Send an answer whose body is produced while it is sent."""
     headers = [(b"content-type", stream.content_type), *stream.headers]
     await send({"type": "http.response.start", "status": stream.status, "headers": headers})
 
@@ -203,7 +217,7 @@ async def send_stream(send: Send, stream: StreamingReply) -> None:
 
 
 async def hung_up(receive: Receive) -> None:
-    """Wait until the client is gone; whatever else comes of its request is passed over."""
+    """Wait until the client hangs up; the rest of its request is ignored."""
     while (await receive())["type"] != "http.disconnect":
         pass
 

@@ -20,9 +20,8 @@ from typing import Any, BinaryIO, Final
 
 import msgspec
 
-from api.http.messages import CALLER, SEEN, Message, Receive, Request, Scope, Send
+from api.http.messages import SEEN, Message, Receive, Request, Scope, Send
 from api.observability.spans import ApiSpans
-from headrace.access.api_key import EVERYBODY
 from headrace.config.settings import Settings
 from headrace.jobs.serialization import JOBS_PATH
 from headrace.jobs.trace_context import Trace, trace_in
@@ -53,7 +52,7 @@ class RequestTrace:
     Attributes:
         scope: ASGI's.
         id: the request's id; empty where it has none.
-        template: the template of its path, once it is known.
+        template: the template of its path; empty for an unknown path.
         name: the model, the job or the file in the path.
         request: as its route sees it, which knows on whose behalf it is.
         job: the job that it made, or asked for.
@@ -101,20 +100,9 @@ class RequestTrace:
         return (time.perf_counter() - self._began) * 1000
 
     @property
-    def route(self) -> str:
-        """The template of its path; empty where there is nothing at it."""
-        if self.template:
-            return self.template
-        path = getattr(self.scope.get("route"), "path", None)
-        return path if isinstance(path, str) else ""
-
-    @property
     def key(self) -> str:
         """The id of its API key."""
-        if self.request is not None:
-            return self.request.caller.key_id
-        caller = self.scope.get(CALLER, EVERYBODY)
-        return str(caller.key_id)
+        return "" if self.request is None else self.request.caller.key_id
 
     @property
     def job_id(self) -> str:
@@ -166,7 +154,7 @@ class AccessLog:
         raw = scope.get("raw_path") or scope["path"].encode()
         told: dict[str, Any] = {
             "method": scope["method"],
-            "route": seen.route,
+            "route": seen.template,
             "path": raw[:PATH_MAX_CHARS].decode("ascii", "backslashreplace"),
             "status": seen.status,
             "duration_ms": round(seen.duration_ms, 3),

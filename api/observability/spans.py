@@ -56,7 +56,7 @@ class ApiSpans:
                 yield
         finally:
             logs.TRACE.reset(token)
-            if route := seen.route:
+            if route := seen.template:
                 span.update_name(f"{method} {route}")
                 span.set_attribute("http.route", route)
             span.set_attribute("http.response.status_code", seen.status)

@@ -10,7 +10,7 @@ import hashlib
 import json
 from typing import Any, Final
 
-from api.auth.scopes import ROUTES, Open
+from api.auth.authenticator import Open
 from api.openapi.batches import BATCH_SCHEMAS, batch_paths
 from api.openapi.bulk import MANY_SCHEMAS, many_paths
 from api.openapi.dead_letters import LETTER_SCHEMAS, letter_paths
@@ -22,6 +22,7 @@ from api.openapi.runs import RUN_SCHEMAS, run_paths
 from api.openapi.view_schemas import VIEW_SCHEMAS
 from api.openapi.views import view_paths
 from api.openapi.webhooks import WEBHOOK_SCHEMAS, webhook_paths, webhooks
+from api.routes.table import TABLE
 from headrace.access.api_key import Scope
 
 __all__ = ["SCHEMAS", "digest", "document", "written"]
@@ -67,7 +68,7 @@ _SCHEMES: Final[dict[str, Any]] = {
 
 def _guarded(paths: dict[str, Any]) -> dict[str, Any]:
     """Say of each operation which scope it wants, where keys are asked for at all."""
-    wanted = {(method, path.replace(":path", "")): need for (method, path), need in ROUTES.items()}
+    wanted = {(one.method, one.path.replace(":path", "")): one.needs for one in TABLE}
     for path, operations in paths.items():
         for method, found in operations.items():
             need = wanted.get((method.upper(), path))

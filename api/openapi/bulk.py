@@ -9,12 +9,16 @@ from api.openapi.job_schemas import JOB, QUEUED_JOB, SUCCEEDED_JOB
 from api.openapi.operations import JSON, KEY, answer, operation
 from api.openapi.problems import BROKER_PROBLEMS
 from api.openapi.shapes import COUNT, MODEL, STRING, TIME, Schema, array, nullable, object_of, ref
-from api.router import BULK, CANCEL, FORGET, OUTCOMES, STATUS
 from api.routes.jobs.bulk_status import IDS_MAX
 from api.routes.jobs.listing import CURSOR, PAGE_DEFAULT, PAGE_MAX, SINCE_MAX_S
 from headrace.jobs.job import State
 
 _TAG: Final = "jobs"
+BULK: Final = "/api/v1/jobs/bulk"
+STATUS: Final = "/api/v1/jobs/status"
+CANCEL: Final = "/api/v1/jobs/cancel"
+OUTCOMES: Final = "/api/v1/jobs/outcomes"
+FORGET: Final = "/api/v1/jobs/forget"
 NDJSON: Final = "application/x-ndjson"
 _MANY: Final = ("invalid-request", "payload-too-large", "unsupported-media", *BROKER_PROBLEMS)
 _CANCELLED: Final = {"id": QUEUED_JOB["id"], "outcome": "removed", "status": "cancelled"}

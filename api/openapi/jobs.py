@@ -18,9 +18,13 @@ from api.openapi.operations import (
 )
 from api.openapi.problems import BROKER_PROBLEMS, JOB_PROBLEMS, PATH_PROBLEMS
 from api.openapi.shapes import object_of, ref
-from api.router import EVENTS, HOT_ROUTES, JOB, JOBS, MODEL_JOBS, RESULT
 
 _TAG: Final = "jobs"
+MODEL_JOBS: Final = "/api/v1/models/{model}/jobs"
+JOBS: Final = "/api/v1/jobs"
+JOB: Final = "/api/v1/jobs/{job_id}"
+RESULT: Final = "/api/v1/jobs/{job_id}/result"
+EVENTS: Final = "/api/v1/jobs/{job_id}/events"
 _SUBMIT: Final = (
     "invalid-request", "invalid-id", "model-not-found", "conflict", "payload-too-large",
     "unsupported-media", "queue-full", "too-many-in-flight", "broker-full", "store-unavailable",
@@ -49,7 +53,7 @@ def job_paths() -> dict[str, Any]:
     return {
         MODEL_JOBS: {
             "parameters": [path_parameter("model")],
-            **{method.lower(): _submit_input(method.lower()) for method in HOT_ROUTES[MODEL_JOBS]},
+            **{method.lower(): _submit_input(method.lower()) for method in ("POST", "PUT")},
         },
         JOBS: {
             "get": list_operation(),

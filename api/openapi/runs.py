@@ -12,16 +12,17 @@ _TAG: Final = "runs"
 _PATH: Final = "/api/v1/runs"
 _PROBLEMS: Final = (*PATH_PROBLEMS, *BROKER_PROBLEMS)
 _TOLD: Final = ("running", "ended", "stopped", "cancelled", "failed")
+_COUNT: Final = {**COUNT, "maximum": 2**53 - 1}
 _SAID: Final[dict[str, Schema]] = {
     "model": STRING,
     "name": {**STRING, "description": "What its user calls it."},
     "source": {**STRING, "description": "Where its inputs come from."},
     "output": {**STRING, "description": "Where its rows go."},
     "state": STRING,
-    "total": nullable({**COUNT, "description": "How many inputs there are, where that is known."}),
-    "succeeded": {**COUNT, "description": "Rows with a result."},
-    "failed": {**COUNT, "description": "Rows without one."},
-    "in_flight": COUNT,
+    "total": nullable({**_COUNT, "description": "How many inputs there are, where that is known."}),
+    "succeeded": {**_COUNT, "description": "Rows with a result."},
+    "failed": {**_COUNT, "description": "Rows without one."},
+    "in_flight": _COUNT,
     "per_second": {"type": "number", "minimum": 0},
     "command": {**array(STRING), "description": "What goes on with it."},
     "host": STRING,

@@ -3,130 +3,119 @@
 from __future__ import annotations
 
 import base64
-from typing import Any, Final
+from typing import Final
 
 import msgspec
-from fastapi import APIRouter, Request, Response
 
-from api.fastapi_bridge import json_response, services_of
-from api.http import messages
 from api.http.bodies import read_body
+from api.http.messages import Reply, Request, json_reply
 from api.services import Services
 from headrace.errors import InvalidRequest, LetterNotFound
 from headrace.jobs.job import iso
 from headrace.queue.dead_letters import PAGE_MAX, DeadLetter
 
-router = APIRouter(tags=["dead letters"])
-
 PATH: Final = "/api/v1/models/{model}/dead-letters"
 PAGE_DEFAULT: Final = 100
 NAMES_MAX: Final = 10_000
 BODY_LIMIT_BYTES: Final = 4 * 1024 * 1024
+_LIST: Final = frozenset({"limit", "cursor"})
 
 
-class _Selection(msgspec.Struct, forbid_unknown_fields=True):
-    """Which letters: these, or all that there are now."""
+class Selection(msgspec.Struct, forbid_unknown_fields=True):
+    """Which dead letters: those of these ids, or all present ones."""
 
     ids: list[str] | None = None
     all: bool = False
 
 
-_SELECTION: Final = msgspec.json.Decoder(_Selection)
+_SELECTION: Final = msgspec.json.Decoder(Selection)
 
 
-@router.get(PATH, summary="The dead letters of a model's queue, the newest first")
-async def list_letters(
-    request: Request, model: str, limit: int = PAGE_DEFAULT, cursor: str = ""
-) -> Response:
-    """A page, and the `cursor` of the next one (null at the end)."""
-    services = services_of(request)
+async def list_dead_letters(services: Services, request: Request, model: str) -> Reply:
+    """Return a page, and the `cursor` of the next one (null at the end)."""
     queue = services.catalog.get(model).queue
-    if not 1 <= limit <= PAGE_MAX:
-        raise InvalidRequest(f"query parameter limit: {limit} is not in 1 to {PAGE_MAX}")
-    letters = await services.dead_letters.page(queue, limit=limit, before=_place(cursor))
+    query = request.query(_LIST, ignore_unknown=True)
+    limit, before = _limit(query.get("limit")), _position(query.get("cursor", ""))
+    letters = await services.dead_letters.page(queue, limit=limit, before=before)
     last = letters[-1] if len(letters) == limit else None
-    return json_response(
-        {
-            "dead_letters": [_summary(letter) for letter in letters],
-            "cursor": None if last is None else f"{last.died_us}-{last.name}",
-        }
-    )
+    cursor = None if last is None else f"{last.died_us}-{last.name}"
+    return json_reply({"dead_letters": [_summary(letter) for letter in letters], "cursor": cursor})
 
 
-@router.get(PATH + "/{name:path}", summary="One dead letter, whole")
-async def show_letter(request: Request, model: str, name: str) -> Response:
-    """With the handler's traceback, and the task message byte for byte."""
-    services = services_of(request)
+async def get_dead_letter(services: Services, _: Request, model: str, name: str) -> Reply:
+    """Return a dead letter with the handler's traceback and the task message byte for byte."""
     letter = await services.dead_letters.show(services.catalog.get(model).queue, name)
     if letter is None:
         raise _unknown(model, name)
-    return json_response(
-        {**_summary(letter), "traceback": letter.traceback or None, "message": _raw(letter.raw)}
+    return json_reply(
+        {**_summary(letter), "traceback": letter.traceback or None, "message": _message(letter.raw)}
     )
 
 
-@router.post(PATH + "/requeue", summary="Put dead letters back into the queue")
-async def requeue_letters(request: Request, model: str) -> Response:
-    """Each job keeps its id and its payload, and counts its attempts anew."""
-    services = services_of(request)
+async def requeue(services: Services, request: Request, model: str) -> Reply:
+    """Requeue dead letters; each job keeps its id and input, and its attempts restart at 0."""
     queue = services.catalog.get(model).queue
     names = await _selected(services, request, queue)
     outcomes = await services.dead_letters.requeue(queue, names)
-    left = {name: what for name, what in zip(names, outcomes, strict=True) if what != "queued"}
-    return json_response({"requeued": len(names) - len(left), "left": left})
+    left = {name: why for name, why in zip(names, outcomes, strict=True) if why != "queued"}
+    return json_reply({"requeued": len(names) - len(left), "left": left})
 
 
-@router.post(PATH + "/purge", summary="Remove dead letters for good")
-async def purge_letters(request: Request, model: str) -> Response:
-    """Their jobs stay failed."""
-    services = services_of(request)
+async def purge(services: Services, request: Request, model: str) -> Reply:
+    """Remove dead letters; their jobs stay failed."""
     queue = services.catalog.get(model).queue
     names = await _selected(services, request, queue)
-    return json_response({"purged": await services.dead_letters.purge(queue, names)})
+    return json_reply({"purged": await services.dead_letters.purge(queue, names)})
 
 
-@router.delete(PATH + "/{name:path}", summary="Remove one dead letter for good")
-async def purge_letter(request: Request, model: str, name: str) -> Response:
-    """Its job stays failed."""
-    services = services_of(request)
+async def purge_one(services: Services, _: Request, model: str, name: str) -> Reply:
+    """Remove one dead letter; its job stays failed."""
     if not await services.dead_letters.purge(services.catalog.get(model).queue, [name]):
         raise _unknown(model, name)
-    return json_response({"purged": 1})
+    return json_reply({"purged": 1})
 
 
 async def _selected(services: Services, request: Request, queue: str) -> list[str]:
-    body = await read_body(messages.Request(request.scope, request.receive), BODY_LIMIT_BYTES)
+    body = await read_body(request, BODY_LIMIT_BYTES)
     try:
-        asked = _SELECTION.decode(body)
+        selection = _SELECTION.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(
             f"the body cannot be read: {error}", hint='Send {"ids": ["…"]} or {"all": true}.'
         ) from None
-    if asked.all == (asked.ids is not None):
-        raise InvalidRequest('the body is to hold either "ids" or "all": true')
-    if asked.ids is None:
+    if selection.all == (selection.ids is not None):
+        raise InvalidRequest('the body must have either "ids" or "all": true')
+    if selection.ids is None:
         return await services.dead_letters.all_names(queue)
-    if len(asked.ids) > NAMES_MAX:
+    if len(selection.ids) > NAMES_MAX:
         raise InvalidRequest(
-            f"{len(asked.ids)} ids are more than one request takes",
+            f"{len(selection.ids)} ids are more than one request takes",
             hint=f"Send {NAMES_MAX} at a time, or all.",
         )
-    return asked.ids
+    return selection.ids
 
 
-def _place(cursor: str) -> tuple[int, str] | None:
+def _limit(text: str | None) -> int:
+    if text is None:
+        return PAGE_DEFAULT
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and 1 <= int(text) <= PAGE_MAX):
+        raise InvalidRequest(f"query parameter limit: {text[:32]!r} is not in 1 to {PAGE_MAX}")
+    return int(text)
+
+
+def _position(cursor: str) -> tuple[int, str] | None:
     if not cursor:
         return None
     died, _, name = cursor.partition("-")
     if not (died.isascii() and died.isdigit() and name):
         raise InvalidRequest(
-            f"query parameter cursor: {cursor[:64]!r} is none of ours",
-            hint="Send the cursor of the page before, as it is.",
+            f"query parameter cursor: {cursor[:64]!r} is not a cursor of this API",
+            hint="Send the cursor of the previous page unchanged.",
         )
     return int(died), name
 
 
-def _summary(letter: DeadLetter) -> dict[str, Any]:
+def _summary(letter: DeadLetter) -> dict[str, object]:
     return {
         "id": letter.name,
         "job_id": letter.job_id or None,
@@ -139,8 +128,8 @@ def _summary(letter: DeadLetter) -> dict[str, Any]:
     }
 
 
-def _raw(raw: bytes) -> dict[str, str]:
-    """The message as text where it is text, else as base64."""
+def _message(raw: bytes) -> dict[str, str]:
+    """Return the message as text if it is UTF-8, else as base64."""
     try:
         return {"text": raw.decode()}
     except UnicodeDecodeError:

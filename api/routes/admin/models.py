@@ -4,34 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
-
 from api.components.model_status import ModelStatus
-from api.fastapi_bridge import json_response, services_of
+from api.http.messages import Reply, Request, json_reply
+from api.services import Services
 from headrace.config.model_catalog import ModelConfig
 from headrace.config.pipelines import PipelineConfig
 
-router = APIRouter(tags=["models"])
 
-
-@router.get("/api/v1/models", summary="List the registered models and their states")
-async def list_models(request: Request) -> Response:
-    """Every registered model; one without a worker takes jobs too."""
-    services = services_of(request)
+async def list_models(services: Services, _: Request) -> Reply:
+    """List every registered model; a model without a worker accepts jobs too."""
     statuses = await services.model_statuses.statuses()
     models = services.catalog.served
-    return json_response({"models": [_summary(model, statuses[model.name]) for model in models]})
+    return json_reply({"models": [_summary(model, statuses[model.name]) for model in models]})
 
 
-@router.get("/api/v1/models/{model}", summary="One model, with its workers")
-async def get_model(request: Request, model: str) -> Response:
-    """The public part of the model's configuration, and each worker that serves it."""
-    services = services_of(request)
+async def get_model(services: Services, _: Request, model: str) -> Reply:
+    """Return the public part of a model's configuration, and each worker that serves it."""
     config = services.catalog.get(model)
     status = (await services.model_statuses.statuses())[config.name]
     pipeline = services.catalog.pipelines.get(config.name)
     own = _configuration(config) if pipeline is None else _pipeline(config, pipeline)
-    return json_response({**_summary(config, status), **own, **_workers(status)})
+    return json_reply({**_summary(config, status), **own, **_workers(status)})
 
 
 def _summary(model: ModelConfig, status: ModelStatus) -> dict[str, Any]:
@@ -45,7 +38,7 @@ def _summary(model: ModelConfig, status: ModelStatus) -> dict[str, Any]:
 
 
 def _configuration(model: ModelConfig) -> dict[str, Any]:
-    # Not weights and options: paths of the server, and whatever an operator put there.
+    # Without weights and options, which may hold paths of the server and secrets.
     return {
         "handler": model.handler,
         "device": model.device,

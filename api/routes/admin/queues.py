@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request, Response
-
-from api.fastapi_bridge import json_response, services_of
+from api.http.messages import Reply, Request, json_reply
 from api.services import Services
 from headrace.config.suggestions import did_you_mean
 from headrace.errors import QueueNotFound
 
-router = APIRouter(tags=["queues"])
 
-
-@router.get("/api/v1/queues", summary="Depth, age and jobs in flight of every queue")
-async def list_queues(request: Request) -> Response:
-    """One queue a model; `name` is what a Celery client gives as `queue=`."""
-    services = services_of(request)
+async def list_queues(services: Services, _: Request) -> Reply:
+    """List one queue per model; a Celery client gives its `name` as `queue=`."""
     models = services.catalog.served
     depths = await services.queue.depths([model.queue for model in models])
     paused = await services.queue.paused()
-    return json_response(
+    return json_reply(
         {
             "queues": [
                 {
@@ -40,37 +34,32 @@ async def list_queues(request: Request) -> Response:
     )
 
 
-@router.post("/api/v1/queues/{name}/pause", summary="Let no worker claim from a queue")
-async def pause_queue(request: Request, name: str) -> Response:
-    """Jobs that run go on; submits are taken as long as there is room."""
-    return await _pause(services_of(request), name, paused=True)
+async def pause_queue(services: Services, _: Request, name: str) -> Reply:
+    """Stop claims from a queue; running jobs continue and submits are accepted."""
+    return await _pause(services, name, paused=True)
 
 
-@router.post("/api/v1/queues/{name}/resume", summary="Let workers claim from a queue again")
-async def resume_queue(request: Request, name: str) -> Response:
-    """Workers see it within a second."""
-    return await _pause(services_of(request), name, paused=False)
+async def resume_queue(services: Services, _: Request, name: str) -> Reply:
+    """Allow claims from a queue again; workers notice it within a second."""
+    return await _pause(services, name, paused=False)
 
 
-@router.post("/api/v1/queues/{name}/purge", summary="Cancel all that waits in a queue")
-async def purge_queue(request: Request, name: str) -> Response:
-    """Also what is scheduled; jobs that run go on."""
-    services = services_of(request)
-    return json_response(
-        {"name": name, "cancelled": await services.queue.purge(_known(services, name))}
-    )
+async def purge_queue(services: Services, _: Request, name: str) -> Reply:
+    """Cancel all waiting and scheduled jobs of a queue; running jobs continue."""
+    cancelled = await services.queue.purge(_known(services, name))
+    return json_reply({"name": name, "cancelled": cancelled})
 
 
-async def _pause(services: Services, name: str, *, paused: bool) -> Response:
+async def _pause(services: Services, name: str, *, paused: bool) -> Reply:
     await services.queue.pause(_known(services, name), paused)
-    return json_response({"name": name, "paused": paused})
+    return json_reply({"name": name, "paused": paused})
 
 
 def _known(services: Services, name: str) -> str:
-    """The queue's name, where a registered model is served from it.
+    """Return the name of a queue of a registered model.
 
     Raises:
-        QueueNotFound: there is none.
+        QueueNotFound: no registered model has this queue.
     """
     queues = [model.queue for model in services.catalog.served]
     if name not in queues:

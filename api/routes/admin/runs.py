@@ -1,57 +1,50 @@
-"""Offline runs, as they tell of themselves: `/api/v1/runs`."""
+"""Offline runs: `/api/v1/runs`."""
 
 from __future__ import annotations
 
 from typing import Final
 
 import msgspec
-from fastapi import APIRouter, Request, Response
 
-from api.fastapi_bridge import caller_of, json_response, services_of
-from headrace.errors import InvalidRequest, PayloadTooLarge
+from api.http.bodies import read_body
+from api.http.messages import Reply, Request, json_reply
+from api.services import Services
+from headrace.errors import InvalidRequest
 from headrace.jobs.ids import check_id
 from headrace.runs.records import RunStatus
 
-router = APIRouter(tags=["runs"])
-
 BODY_MAX_BYTES: Final = 64 * 1024
-_TOLD: Final = msgspec.json.Decoder(RunStatus)
+_QUERY: Final = frozenset({"begun"})
+_STATUS: Final = msgspec.json.Decoder(RunStatus)
 
 
-@router.get("/api/v1/runs", summary="Offline runs, that told last first")
-async def list_runs(request: Request) -> Response:
-    """The newest 1,000; each as it told last."""
-    return json_response({"runs": await services_of(request).runs.all(caller_of(request))})
+async def list_runs(services: Services, request: Request) -> Reply:
+    """List the 1,000 runs that reported last, each as it reported."""
+    return json_reply({"runs": await services.runs.all(request.caller)})
 
 
-@router.get("/api/v1/runs/{run_id}", summary="One offline run")
-async def get_run(request: Request, run_id: str) -> Response:
-    """As it told last."""
-    return json_response(await services_of(request).runs.one(run_id, caller_of(request)))
+async def get_run(services: Services, request: Request, run_id: str) -> Reply:
+    """Return a run as it last reported."""
+    return json_reply(await services.runs.one(run_id, request.caller))
 
 
-@router.put("/api/v1/runs/{run_id}", summary="Tell how far a run is")
-async def tell_run(request: Request, run_id: str) -> Response:
-    """For the process that runs it; the answer says whether its end was asked for."""
+async def put_run(services: Services, request: Request, run_id: str) -> Reply:
+    """Record a run's report; the answer says whether its cancellation is requested."""
     check_id(run_id)
-    asked = request.query_params.get("begun", "0")
-    if asked not in ("0", "1"):
+    begun = request.query(_QUERY, ignore_unknown=True).get("begun", "0")
+    if begun not in ("0", "1"):
         raise InvalidRequest("query parameter begun is neither 0 nor 1")
-    body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > BODY_MAX_BYTES:
-            raise PayloadTooLarge(f"the record of a run has more than {BODY_MAX_BYTES} bytes")
+    body = await read_body(request, BODY_MAX_BYTES)
     try:
-        told = _TOLD.decode(body)
+        status = _STATUS.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"the record of a run cannot be read: {error}") from None
-    records, caller = services_of(request).runs, caller_of(request)
-    cancelled = await records.save_status(run_id, told, caller, begun=asked == "1")
-    return json_response({"id": run_id, "cancel_requested": cancelled})
+    cancelled = await services.runs.save_status(
+        run_id, status, request.caller, begun=begun == "1"
+    )
+    return json_reply({"id": run_id, "cancel_requested": cancelled})
 
 
-@router.post("/api/v1/runs/{run_id}/cancel", summary="End a run")
-async def cancel_run(request: Request, run_id: str) -> Response:
-    """Its process hears of it within seconds, and cancels what is under way."""
-    return json_response(await services_of(request).runs.cancel(run_id, caller_of(request)))
+async def cancel_run(services: Services, request: Request, run_id: str) -> Reply:
+    """Request the end of a run; its process stops within seconds and cancels its jobs."""
+    return json_reply(await services.runs.cancel(run_id, request.caller))

@@ -51,7 +51,7 @@ class Cancellation(msgspec.Struct):
     status: str
 
 
-async def read_many(services: Services, request: Request, _: str) -> Reply:
+async def read_many(services: Services, request: Request) -> Reply:
     """Return the job objects in the order of the ids; null for an unknown job."""
     with_results = flag_parameter(request.query(_RESULTS).get("results"), "results", default=True)
     ids = await read_ids(services, request)
@@ -65,7 +65,7 @@ async def read_many(services: Services, request: Request, _: str) -> Reply:
     return _jobs_reply(objects)
 
 
-async def cancel_many(services: Services, request: Request, _: str) -> Reply:
+async def cancel_many(services: Services, request: Request) -> Reply:
     """Cancel jobs and return what became of each, in the order of the ids; null if unknown."""
     request.query(_NONE)
     ids = await read_ids(services, request)
@@ -76,7 +76,7 @@ async def cancel_many(services: Services, request: Request, _: str) -> Reply:
     return _jobs_reply([msgspec.json.encode(cancelled[i]) if i in cancelled else NULL for i in ids])
 
 
-async def read_outcomes(services: Services, request: Request, _: str) -> Reply:
+async def read_outcomes(services: Services, request: Request) -> Reply:
     """Return the outcomes in the order of the ids; null for an unknown job."""
     request.query(_NONE)
     ids = await read_ids(services, request)
@@ -96,7 +96,7 @@ async def read_outcomes(services: Services, request: Request, _: str) -> Reply:
     return Reply(200, b'{"outcomes":[%s]}' % b",".join(outcomes), headers=(NO_STORE,))
 
 
-async def forget_many(services: Services, request: Request, _: str) -> Reply:
+async def forget_many(services: Services, request: Request) -> Reply:
     """Forget those of these jobs that have ended, and return their number."""
     request.query(_NONE)
     ids = await read_ids(services, request)

@@ -47,7 +47,7 @@ _UNBUFFERED: Final = (b"x-accel-buffering", b"no")
 Rows = list[BulkLine]
 
 
-async def submit_bulk(services: Services, request: Request, _: str) -> Reply | StreamingReply:
+async def submit_bulk(services: Services, request: Request) -> Reply | StreamingReply:
     """Submit each line of the body as `POST /api/v1/jobs` does."""
     most_s = services.settings.bulk_hold_s
     query = request.query(_QUERY)

@@ -32,7 +32,7 @@ _CURSOR = re.compile(CURSOR)
 _STATES: Final = {state.status: state for state in State}
 
 
-async def list_jobs(services: Services, request: Request, _: str) -> Reply:
+async def list_jobs(services: Services, request: Request) -> Reply:
     """Return a page of jobs and the cursor of the next one, null at the end."""
     query = request.query(_QUERY)
     if not services.settings.job_index_max:

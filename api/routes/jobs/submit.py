@@ -64,7 +64,7 @@ async def submit_input(services: Services, request: Request, name: str) -> Reply
     return await _submit(services, request, validated, wait_s)
 
 
-async def submit_job(services: Services, request: Request, _: str) -> Reply:
+async def submit_job(services: Services, request: Request) -> Reply:
     """Submit a job from JSON that names model, input and options."""
     return await _submit_json(services, request, None)
 

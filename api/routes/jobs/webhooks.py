@@ -6,12 +6,12 @@ import time
 from typing import Any, Final
 
 import msgspec
-from fastapi import APIRouter, Request, Response
 
-from api.fastapi_bridge import caller_of, json_response, services_of
-from api.http import messages
 from api.http.bodies import read_body
+from api.http.messages import Reply, Request, json_reply
 from api.routes.jobs.job import visible_job
+from api.services import Services
+from headrace.access.api_key import Caller
 from headrace.errors import Conflict, InvalidRequest, WebhookNotFound
 from headrace.jobs.ids import is_id
 from headrace.jobs.job import iso
@@ -19,42 +19,43 @@ from headrace.queue.webhook_deliveries import Attempt, Change, Delivery, Pending
 from headrace.redis.clock import US_PER_S
 from headrace.webhooks.endpoint import shown
 
-router = APIRouter(tags=["jobs"])
-
 PATH: Final = "/api/v1/jobs/{job_id}/webhooks"
 BODY_LIMIT_BYTES: Final = 4096
-#: A delivery that is tried at that moment changes; it is looked at again.
+#: A delivery may change at the same time; it is then read again, at most this often.
 TRIES: Final = 5
 
 
-class _Named(msgspec.Struct, forbid_unknown_fields=True):
+class RedeliveryRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a redeliver.
+
+    Attributes:
+        id: the delivery; None for the newest.
+    """
+
     id: str | None = None
 
 
-_NAMED: Final = msgspec.json.Decoder(_Named)
+_REDELIVERY: Final = msgspec.json.Decoder(RedeliveryRequest)
 
 
-@router.get(PATH, summary="What webhooks were told of a job")
-async def list_deliveries(request: Request, job_id: str) -> Response:
-    """Each delivery with its tries, the oldest first."""
-    found = await _visible(request, job_id)
-    said = sorted((one.delivery for one in found.values()), key=lambda one: one.created_us)
-    return json_response({"job": job_id, "deliveries": [_said(delivery) for delivery in said]})
+async def list_deliveries(services: Services, request: Request, job_id: str) -> Reply:
+    """List the job's deliveries with their attempts, the oldest first."""
+    found = await _visible(services, request.caller, job_id)
+    deliveries = sorted((one.delivery for one in found.values()), key=lambda one: one.created_us)
+    return json_reply({"job": job_id, "deliveries": [_fields(one) for one in deliveries]})
 
 
-@router.post(PATH + "/redeliver", summary="Tell a webhook again")
-async def redeliver(request: Request, job_id: str) -> Response:
-    """The one that is named, or the newest: with the same id, and time for retries anew."""
-    wanted = await _wanted(request)
-    services = services_of(request)
+async def redeliver(services: Services, request: Request, job_id: str) -> Reply:
+    """Send a delivery again, under the same id and with the full time for retries."""
+    wanted = await _requested_id(request)
     for _ in range(TRIES):
-        found = await _visible(request, job_id)
+        found = await _visible(services, request.caller, job_id)
         name = wanted or max(found, key=lambda name: found[name].delivery.created_us, default="")
         if name not in found:
             raise WebhookNotFound(
                 f"job {job_id[:128]} has no webhook delivery {name[:64]!r}"
                 if name
-                else f"no webhook was told of job {job_id[:128]} yet",
+                else f"job {job_id[:128]} has no webhook delivery yet",
                 hint=f"GET {PATH.replace('{job_id}', job_id[:128])} lists them.",
             )
         now_us = time.time_ns() // 1000
@@ -69,42 +70,41 @@ async def redeliver(request: Request, job_id: str) -> Response:
             )
             is None
         ):
-            return json_response(_said(again), 202)
-    raise Conflict("the webhook is being told at the moment", hint="Look what came of it.")
+            return json_reply(_fields(again), 202)
+    raise Conflict("the webhook is being sent at the moment", hint="Read its outcome.")
 
 
-async def _wanted(request: Request) -> str:
-    """The delivery that the body names; "" for none."""
-    body = await read_body(messages.Request(request.scope, request.receive), BODY_LIMIT_BYTES)
+async def _requested_id(request: Request) -> str:
+    """Return the delivery that the body names; "" for none."""
+    body = await read_body(request, BODY_LIMIT_BYTES)
     if not body.strip():
         return ""
     try:
-        return _NAMED.decode(body).id or ""
+        return _REDELIVERY.decode(body).id or ""
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(
             f"the body cannot be read: {error}", hint='Send {"id": "msg_…"}, or nothing.'
         ) from None
 
 
-async def _visible(request: Request, job_id: str) -> dict[str, PendingDelivery]:
-    """The job's deliveries that exist for whoever asks; they outlive its record.
+async def _visible(services: Services, caller: Caller, job_id: str) -> dict[str, PendingDelivery]:
+    """Return the job's deliveries that the caller may see; they outlive its record.
 
     Raises:
-        JobNotFound: there are none, and no such job.
+        JobNotFound: neither a delivery nor the job exists.
     """
-    services, caller = services_of(request), caller_of(request)
     log = await services.webhook_deliveries.read(job_id) if is_id(job_id) else None
     found = {
-        name: kept
-        for name, kept in (log.deliveries if log is not None else {}).items()
-        if caller.may_see(kept.delivery.owner)
+        name: pending
+        for name, pending in (log.deliveries if log is not None else {}).items()
+        if caller.may_see(pending.delivery.owner)
     }
     if not found:
         await visible_job(services, caller, job_id)
     return found
 
 
-def _said(delivery: Delivery) -> dict[str, Any]:
+def _fields(delivery: Delivery) -> dict[str, Any]:
     return {
         "id": delivery.id,
         "type": delivery.type,

@@ -69,7 +69,7 @@ class BatchRequest(msgspec.Struct, forbid_unknown_fields=True):
 _REQUEST: Final = msgspec.json.Decoder(BatchRequest)
 
 
-async def create_batch(services: Services, request: Request, _: str) -> Reply:
+async def create_batch(services: Services, request: Request) -> Reply:
     """Make a batch; a runner takes it from there."""
     request.query(_NONE)
     require_json(request)
@@ -79,7 +79,7 @@ async def create_batch(services: Services, request: Request, _: str) -> Reply:
     return _reply(batch_object(await services.files.run(services.files.batches.create, spec)))
 
 
-async def list_batches(services: Services, request: Request, _: str) -> Reply:
+async def list_batches(services: Services, request: Request) -> Reply:
     """A page of batches, the newest first."""
     query = request.query(_LIST)
     files = services.files

@@ -41,7 +41,7 @@ _LIST: Final = frozenset({"after", "limit", "order", "purpose"})
 _NONE: Final = frozenset[str]()
 
 
-async def create_file(services: Services, request: Request, _: str) -> Reply:
+async def create_file(services: Services, request: Request) -> Reply:
     """Take a file in, part by part; it is there once all of it has come."""
     request.query(_NONE)
     require_type(request, lambda kind: kind == MULTIPART_TYPE, "Send multipart/form-data.")
@@ -113,7 +113,7 @@ async def _take_in(files: FileService, request: Request, upload: Upload) -> Stor
         raise
 
 
-async def list_files(services: Services, request: Request, _: str) -> Reply:
+async def list_files(services: Services, request: Request) -> Reply:
     """A page of files."""
     query = request.query(_LIST)
     order = query.get("order", "desc")

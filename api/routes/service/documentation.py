@@ -1,7 +1,7 @@
-"""`GET /docs`: the routes, to be read and tried out, from this process alone; `/` leads there.
+"""`GET /docs`: Swagger UI, served by this process alone; `/` redirects to it.
 
-Swagger UI and its style lie in `api/static`; until its script has run (or where scripts are off) a
-list of the routes stands in its place.
+Its files are in `api/static`. Until its script has run, or without scripts, the page lists the
+operations.
 """
 
 from __future__ import annotations
@@ -10,33 +10,46 @@ from html import escape
 from pathlib import Path
 from typing import Any, Final
 
-from fastapi import APIRouter, Request, Response
-from fastapi.responses import HTMLResponse, RedirectResponse
+import msgspec
+from fastapi import Response
 from fastapi.staticfiles import StaticFiles
+from starlette.exceptions import HTTPException
 from starlette.types import Scope
 from typing_extensions import override
 
-router = APIRouter(include_in_schema=False)
+from api.http.messages import Delegated, Reply, Request
+from api.http.problems import problem
+from api.services import Services
+from headrace.errors import PathNotFound
 
-#: In the addresses of its files, so that no browser keeps those of an older one.
+#: In the addresses of its files, so that no browser uses the cached files of an older version.
 SWAGGER_UI_VERSION: Final = "5.35.0"
 STATIC_PATH: Final = "/docs/static"
 
 
 class _Files(StaticFiles):
-    """Files that no browser takes for anything but what they say they are."""
+    """The files of the page; browsers must not guess their types."""
 
     @override
     async def get_response(self, path: str, scope: Scope) -> Response:
-        response = await super().get_response(path, scope)
+        try:
+            response = await super().get_response(path, scope)
+        except HTTPException:
+            return _not_found(scope["path"])
         response.headers["x-content-type-options"] = "nosniff"
         return response
 
 
+def _not_found(path: str) -> Response:
+    error = PathNotFound(f"there is nothing at {path[:256]}", hint="See /docs for the routes.")
+    reply = problem(error, path)
+    return Response(reply.body, reply.status, media_type=reply.content_type.decode())
+
+
 static_files: Final = _Files(directory=Path(__file__).parents[2] / "static")
 
-#: Nothing from elsewhere, no script but ours and Swagger UI's, and no page around this one. Swagger
-#: UI draws its icons from data: and shows a result that is an image from blob:.
+#: Nothing of another origin, no inline script, and no page around this one. Swagger UI draws its
+#: icons from data: and shows results that are images from blob:.
 POLICY: Final = "; ".join(
     (
         "default-src 'none'", "script-src 'self'", "style-src 'self'", "connect-src 'self'",
@@ -44,28 +57,38 @@ POLICY: Final = "; ".join(
         "frame-ancestors 'none'",
     )
 )  # fmt: skip
-_HEADERS: Final = {
-    "content-security-policy": POLICY,
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-}
+_HEADERS: Final = (
+    (b"content-security-policy", POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+)
 _INTRODUCTION: Final = (
     '<p>The forms to try these routes out need JavaScript; <a href="openapi.json">openapi.json</a> '
     "has the details.</p>"
 )
 
 
-@router.get("/")
-async def root() -> RedirectResponse:
-    """To the documentation: whoever opens the server's address in a browser asks for this."""
-    return RedirectResponse("docs")
+async def root(_services: Services, _: Request) -> Reply:
+    """Redirect to the documentation."""
+    return Reply(307, b"", b"text/plain", headers=((b"location", b"docs"),))
 
 
-@router.get("/docs")
-async def documentation(request: Request) -> HTMLResponse:
-    """Swagger UI, and behind it the list."""
-    app = request.app
-    return HTMLResponse(_page(app.title, app.openapi()), headers=_HEADERS)
+async def page(services: Services, _: Request) -> Reply:
+    """Return the page of Swagger UI, with the list of operations."""
+    schema = services.describe()
+    return Reply(
+        200, _page(schema["info"]["title"], schema).encode(), b"text/html; charset=utf-8", _HEADERS
+    )
+
+
+async def openapi(services: Services, _: Request) -> Reply:
+    """Return the OpenAPI description."""
+    return Reply(200, msgspec.json.encode(services.describe()))
+
+
+async def static(_services: Services, _: Request, _file: str) -> Delegated:
+    """Leave a static file to the application."""
+    return Delegated()
 
 
 def _page(title: str, schema: dict[str, Any]) -> str:
@@ -90,7 +113,7 @@ def _page(title: str, schema: dict[str, Any]) -> str:
 
 
 def plain_list(title: str, schema: dict[str, Any]) -> str:
-    """Every route of an OpenAPI description in a table."""
+    """Return the operations of an OpenAPI description as a table."""
     rows = [
         f"<tr><td>{method.upper()}</td><td><code>{escape(path)}</code></td>"
         f"<td>{escape(operation.get('summary', ''))}</td></tr>"

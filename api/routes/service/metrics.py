@@ -13,10 +13,10 @@ from api.services import Services
 _TYPE: Final = CONTENT_TYPE_LATEST.encode()
 
 
-async def get_metrics(services: Services, _request: Request, _name: str) -> ChunkedReply:
-    """Queues, workers and the API's processes as Redis has them now.
+async def get_metrics(services: Services, _: Request) -> ChunkedReply:
+    """Return the metrics of queues, workers and API processes as Redis has them now.
 
-    Nothing is compressed, though Prometheus would take it: at zlib's fastest that takes two thirds
-    of what all the rest does.
+    The answer is not compressed: even at zlib's fastest level that would take two thirds of the
+    time of all the rest.
     """
     return ChunkedReply(200, services.exposition.text(await metrics_of(services)), _TYPE)

@@ -160,9 +160,9 @@ def test_all_of_them(api: ApiServer, server: RedisServer) -> None:
 @pytest.mark.parametrize(
     ("verb", "path", "body", "detail"),
     [
-        ("GET", "?limit=0", None, "limit: 0 is not in 1 to 1000"),
+        ("GET", "?limit=0", None, "limit: '0' is not in 1 to 1000"),
         ("GET", "?limit=x", None, "limit"),
-        ("GET", "?cursor=zz", None, "'zz' is none of ours"),
+        ("GET", "?cursor=zz", None, "'zz' is not a cursor of this API"),
         ("POST", "/requeue", b"{}", 'either "ids" or "all"'),
         ("POST", "/requeue", b'{"ids": [], "all": true}', 'either "ids" or "all"'),
         ("POST", "/purge", b'{"ids": "all"}', "the body cannot be read"),

@@ -1,4 +1,4 @@
-"""Keys as text, and the table of routes held to the routes."""
+"""API keys as text, and the table of operations compared with the documentation."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.routing import Mount
 
-from api.app import create_app
-from api.auth.scopes import ROUTES, Open
-from api.router import HOT_NEEDS, HOT_ROUTES, each_route
+from api.auth.authenticator import Open
+from api.routes.table import TABLE
 from headrace.access.api_key import ApiKey as Key
 from headrace.access.api_key import (
     Caller,
@@ -25,33 +23,6 @@ from headrace.access.api_key import (
 )
 from headrace.config.settings import Settings, is_loopback, load_settings
 from headrace.errors import ConfigError
-from tests.harness.servers.api_server import catalog
-
-
-def served() -> set[tuple[str, str]]:
-    """Method and path of every route of the API."""
-    app = create_app(Settings(redis_url="redis://127.0.0.1:1/0"), catalog(echo={}))
-    found = {
-        ("GET" if method == "HEAD" else method, path)
-        for path, methods in HOT_ROUTES.items()
-        for method in methods
-    }
-    for route in each_route(app.routes):
-        any_route: Any = route
-        methods = {"GET"} if isinstance(route, Mount) else any_route.methods - {"HEAD"}
-        found |= {(method, any_route.path) for method in methods}
-    return found
-
-
-def test_every_route_says_what_it_wants_and_no_other_stands_in_the_table() -> None:
-    assert set(ROUTES) == served()
-
-
-def test_a_hot_route_wants_the_same_by_whichever_method_it_is_found() -> None:
-    for path, methods in HOT_ROUTES.items():
-        for method, endpoint in methods.items():
-            name = "GET" if method == "HEAD" else method
-            assert HOT_NEEDS[endpoint] is ROUTES[name, path], (method, path)
 
 
 def test_a_key_is_read_as_it_is_written_and_nothing_else_is_one() -> None:
@@ -121,10 +92,14 @@ def test_on_and_off_of_yaml_are_words(tmp_path: Any) -> None:
 def test_the_documents_table_is_the_one_that_is_used() -> None:
     text = (Path(__file__).parents[4] / "docs/security.md").read_text("utf-8")
     rows = re.findall(r"^\| `([A-Z]+)` `([^`]+)` \| `?(\w+)", text, re.MULTILINE)
-    said = {Open.ALWAYS: "open", Open.METRICS: "any", Open.DOCS: "open"}
+    shown = {Open.ALWAYS: "open", Open.METRICS: "any", Open.DOCS: "open"}
     wanted = [
-        (method, path.replace(":path", ""), said[needs] if isinstance(needs, Open) else str(needs))
-        for (method, path), needs in ROUTES.items()
+        (
+            one.method,
+            one.path.removesuffix("/{file:path}").replace(":path", ""),
+            shown[one.needs] if isinstance(one.needs, Open) else str(one.needs),
+        )
+        for one in TABLE
     ]
     assert sorted(rows) == sorted(wanted)
 

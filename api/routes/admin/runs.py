@@ -39,9 +39,7 @@ async def put_run(services: Services, request: Request, run_id: str) -> Reply:
         status = _STATUS.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"the record of a run cannot be read: {error}") from None
-    cancelled = await services.runs.save_status(
-        run_id, status, request.caller, begun=begun == "1"
-    )
+    cancelled = await services.runs.save_status(run_id, status, request.caller, begun=begun == "1")
     return json_reply({"id": run_id, "cancel_requested": cancelled})
 
 

@@ -1,12 +1,13 @@
-"""The client: submits jobs over HTTP, waits for them and reads their results. Knows no Redis.
+"""The Python client: submits jobs over HTTP, waits for them and reads their results.
 
     from headrace import Client
 
     with Client() as client:
         print(client.result(client.submit("digits", Path("three.png"))))
 
-One core without I/O (calls.py, exchange.py and what they use) is driven by two thin shells:
-`Client` (sync.py) blocks, `AsyncClient` (aio.py) awaits.
+Start with calls.py: every call is a plan without I/O (sansio.py). Two thin classes run the plans:
+`Client` (sync_client.py) blocks, `AsyncClient` (async_client.py) awaits. Knows no connection to
+Redis.
 """
 
 from headrace.client.async_client import AsyncClient

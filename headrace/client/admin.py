@@ -1,7 +1,8 @@
-"""An operator's calls: hold queues, look after dead letters. Each is a plan; see steps.py."""
+"""Plans for operators: queues, dead letters, webhook deliveries and offline runs."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, TypeAlias
 from urllib.parse import quote
@@ -9,24 +10,25 @@ from urllib.parse import quote
 import msgspec
 from msgspec.structs import replace
 
+from headrace.client.calls import Page, list_pages
 from headrace.client.errors import decoded
-from headrace.client.models import DeadLetter, Queue, Requeued
-from headrace.client.pages import Page, listed
-from headrace.client.requests import JSON_HEADERS
+from headrace.client.models import DeadLetter, Job, Queue, Requeued, Run, WebhookDelivery
+from headrace.client.requests import JSON_HEADERS, job_request
 from headrace.client.retries import Session, exchange
 from headrace.client.sansio import HttpRequest, HttpResponse, Plan, Stream
 from headrace.errors import InvalidRequest
 from headrace.redis import keys
 
-#: Letters that one request names at the most.
-LETTERS_AT_ONCE: Final = 10_000
-#: How long a request on a long queue may take, before its timeout counts.
-MANY_S: Final = 120.0
+RUNS: Final = "/api/v1/runs"
+#: Maximum number of dead letters in one request.
+DEAD_LETTERS_AT_ONCE: Final = 10_000
+#: Seconds that a request for a long queue may take before its timeout counts.
+LONG_REQUEST_S: Final = 120.0
 
-Letters: TypeAlias = str | DeadLetter | Iterable[str | DeadLetter] | None
+DeadLetters: TypeAlias = str | DeadLetter | Iterable[str | DeadLetter] | None
 
 
-class _Letters(msgspec.Struct):
+class _DeadLetterPage(msgspec.Struct):
     dead_letters: list[DeadLetter]
     cursor: str | None = None
 
@@ -39,158 +41,238 @@ class _Cancelled(msgspec.Struct):
     cancelled: int
 
 
-def pause_queue(session: Session, queue: str | Queue) -> Plan[None]:
-    """Let no worker claim from a model's queue until it is resumed, also over restarts.
+class _Deliveries(msgspec.Struct):
+    deliveries: list[WebhookDelivery]
 
-    Submits are taken as ever, and jobs that run go on.
+
+class _Runs(msgspec.Struct):
+    runs: list[Run]
+
+
+class _RunRecord(msgspec.Struct):
+    cancel_requested: bool = False
+
+
+def pause_queue(session: Session, queue: str | Queue) -> Plan[None]:
+    """Stop workers from claiming jobs of a model's queue until it is resumed, also after restarts.
+
+    Submits are still accepted, and running jobs continue.
 
     Args:
         session: the server.
-        queue: the model's name, or one of `queues()`.
+        queue: the model's name, or an item of `queues()`.
 
     Raises:
-        QueueNotFound: there is no such model.
+        QueueNotFound: the model does not exist.
     """
-    yield from _order(session, queue, "pause")
+    yield from _change_queue(session, queue, "pause")
 
 
 def resume_queue(session: Session, queue: str | Queue) -> Plan[None]:
-    """Let workers claim from a model's queue again; they see it within a second.
+    """Let workers claim jobs of a model's queue again; it takes effect within a second.
 
     Raises:
-        QueueNotFound: there is no such model.
+        QueueNotFound: the model does not exist.
     """
-    yield from _order(session, queue, "resume")
+    yield from _change_queue(session, queue, "resume")
 
 
 def purge_queue(session: Session, queue: str | Queue) -> Plan[int]:
-    """Cancel all that waits in a model's queue, also what is scheduled; jobs that run go on.
+    """Cancel all waiting and scheduled jobs of a model's queue; running jobs continue.
 
     Returns:
-        How many jobs that ended. Where an answer was lost and the request was said again, those
-        of the first time are not counted.
+        The number of cancelled jobs. If an answer was lost and the request was repeated, jobs that
+        the first request cancelled are not counted.
 
     Raises:
-        QueueNotFound: there is no such model.
+        QueueNotFound: the model does not exist.
     """
-    return decoded((yield from _order(session, queue, "purge")), _Cancelled).cancelled
+    return decoded((yield from _change_queue(session, queue, "purge")), _Cancelled).cancelled
 
 
 def dead_letters(session: Session, model: str, *, limit: int | None = None) -> Stream[DeadLetter]:
-    """The dead letters of a model, the newest first, page by page.
+    """List the dead letters of a model, newest first, page by page.
 
     Args:
         session: the server.
         model: the model's name.
-        limit: so many at the most; None for all.
+        limit: maximum number; None for all.
 
     Yields:
-        Letters without their traceback and message, which `dead_letter` gives.
+        Dead letters without traceback and message; `dead_letter` returns those.
 
     Raises:
-        ModelNotFound: there is no such model.
+        ModelNotFound: the model does not exist.
     """
 
     def read(answer: HttpResponse) -> Page[DeadLetter]:
-        page = decoded(answer, _Letters)
-        return [replace(letter, model=model) for letter in page.dead_letters], page.cursor
+        page = decoded(answer, _DeadLetterPage)
+        return [replace(dead, model=model) for dead in page.dead_letters], page.cursor
 
-    return listed(session, _path(model), read, limit=limit)
+    return list_pages(session, _dead_letters_path(model), read, limit=limit)
 
 
 def dead_letter(session: Session, model: str, id: str) -> Plan[DeadLetter]:
-    """One dead letter, whole: with the handler's traceback and the task message.
+    """Return one dead letter with the handler's traceback and the task message.
 
     Raises:
-        ModelNotFound: there is no such model.
-        LetterNotFound: it has no such letter.
+        ModelNotFound: the model does not exist.
+        LetterNotFound: the model has no dead letter with this id.
     """
-    path = f"{_path(model)}/{quote(id, safe='')}"
+    path = f"{_dead_letters_path(model)}/{quote(id, safe='')}"
     return replace(
         decoded((yield from exchange(session, HttpRequest("GET", path))), DeadLetter), model=model
     )
 
 
 def requeue_dead_letters(
-    session: Session, model: str, letters: Letters = None, *, all: bool = False
+    session: Session, model: str, letters: DeadLetters = None, *, all: bool = False
 ) -> Plan[Requeued]:
-    """Put dead letters back at the end of their queue, as the jobs that they were.
+    """Put dead letters back at the end of their queue as the same jobs.
 
-    A job keeps its id, its input and its metadata, and counts its attempts anew.
+    A job keeps its id, its input and its metadata; its attempts start at 0.
 
     Args:
         session: the server.
         model: the model's name.
-        letters: one, or several, or their ids.
-        all: all that there are now, in place of `letters`.
+        letters: one or several dead letters, or their ids.
+        all: all dead letters that exist now, instead of `letters`.
 
     Returns:
-        How many were put back, and which were left, with the reason. Where an answer was lost and
-        the request was said again, those of the first time are `unknown`.
+        How many were requeued, and which were not and why. If an answer was lost and the request
+        was repeated, those of the first request are `unknown`.
 
     Raises:
-        ModelNotFound: there is no such model.
-        InvalidRequest: neither letters are given nor `all`, or both.
+        ModelNotFound: the model does not exist.
+        InvalidRequest: neither `letters` nor `all` is given, or both are.
     """
     count, left = 0, {}
     for body in _selections(letters, all=all):
-        done = decoded((yield from _many(session, model, "requeue", body)), Requeued)
+        path = f"{_dead_letters_path(model)}/requeue"
+        done = decoded((yield from _post(session, path, body)), Requeued)
         count += done.requeued
         left.update(done.left)
     return Requeued(requeued=count, left=left)
 
 
 def purge_dead_letters(
-    session: Session, model: str, letters: Letters = None, *, all: bool = False
+    session: Session, model: str, letters: DeadLetters = None, *, all: bool = False
 ) -> Plan[int]:
-    """Remove dead letters for good; their jobs stay failed.
+    """Delete dead letters permanently; their jobs stay failed.
 
     Args:
         session: the server.
         model: the model's name.
-        letters: one, or several, or their ids.
-        all: all that there are now, in place of `letters`.
+        letters: one or several dead letters, or their ids.
+        all: all dead letters that exist now, instead of `letters`.
 
     Returns:
-        How many were removed; what is not there is not counted.
+        How many were deleted; ids that do not exist are not counted.
 
     Raises:
-        ModelNotFound: there is no such model.
-        InvalidRequest: neither letters are given nor `all`, or both.
+        ModelNotFound: the model does not exist.
+        InvalidRequest: neither `letters` nor `all` is given, or both are.
     """
     count = 0
     for body in _selections(letters, all=all):
-        count += decoded((yield from _many(session, model, "purge", body)), _Purged).purged
+        path = f"{_dead_letters_path(model)}/purge"
+        count += decoded((yield from _post(session, path, body)), _Purged).purged
     return count
 
 
-def _order(session: Session, queue: str | Queue, verb: str) -> Plan[HttpResponse]:
+def _change_queue(session: Session, queue: str | Queue, verb: str) -> Plan[HttpResponse]:
     name = queue.name if isinstance(queue, Queue) else keys.queue_name(queue)
     path = f"/api/v1/queues/{quote(name, safe='')}/{verb}"
-    return (yield from exchange(session, HttpRequest("POST", path, wait_s=MANY_S)))
+    return (yield from exchange(session, HttpRequest("POST", path, wait_s=LONG_REQUEST_S)))
 
 
-def _many(session: Session, model: str, verb: str, body: bytes) -> Plan[HttpResponse]:
-    path = f"{_path(model)}/{verb}"
-    request = HttpRequest("POST", path, body=body, headers=JSON_HEADERS, wait_s=MANY_S)
+def _post(session: Session, path: str, body: bytes) -> Plan[HttpResponse]:
+    request = HttpRequest("POST", path, body=body, headers=JSON_HEADERS, wait_s=LONG_REQUEST_S)
     return (yield from exchange(session, request))
 
 
-def _path(model: str) -> str:
+def _dead_letters_path(model: str) -> str:
     return f"/api/v1/models/{quote(model, safe='')}/dead-letters"
 
 
-def _selections(letters: Letters, *, all: bool) -> Iterator[bytes]:
-    """The bodies that choose these letters, each named once."""
+def _selections(letters: DeadLetters, *, all: bool) -> Iterator[bytes]:
+    """Yield the bodies that select these dead letters, each id once."""
     if all == (letters is not None):
         raise InvalidRequest(
-            "both letters and all of them are given" if all else "no letters are given",
-            hint="Give letters or their ids, or all=True for all that there are.",
+            "letters and all are both given" if all else "no dead letters are given",
+            hint="Give dead letters or their ids, or all=True for all of them.",
         )
     if letters is None:
         yield msgspec.json.encode({"all": True})
         return
     some: Iterable[Any] = [letters] if isinstance(letters, (str, DeadLetter)) else letters
     ids = list(dict.fromkeys(one if isinstance(one, str) else one.id for one in some))
-    for at in range(0, len(ids), LETTERS_AT_ONCE):
-        yield msgspec.json.encode({"ids": ids[at : at + LETTERS_AT_ONCE]})
+    for at in range(0, len(ids), DEAD_LETTERS_AT_ONCE):
+        yield msgspec.json.encode({"ids": ids[at : at + DEAD_LETTERS_AT_ONCE]})
+
+
+def webhooks(session: Session, job: str | Job) -> Plan[list[WebhookDelivery]]:
+    """Return a job's webhook deliveries, oldest first; they outlive the job's record for a while.
+
+    Raises:
+        JobNotFound: no job has this id.
+    """
+    answer = yield from exchange(session, job_request("GET", job, below="/webhooks"))
+    return decoded(answer, _Deliveries).deliveries
+
+
+def redeliver_webhook(
+    session: Session, job: str | Job, delivery: str | WebhookDelivery | None = None
+) -> Plan[WebhookDelivery]:
+    """Send a webhook again with the same id.
+
+    Args:
+        session: the server.
+        job: the job, or its id.
+        delivery: the delivery, or its id; None for the newest.
+
+    Raises:
+        JobNotFound: no job has this id.
+        WebhookNotFound: the job has no such delivery.
+    """
+    delivery_id = delivery.id if isinstance(delivery, WebhookDelivery) else delivery
+    body = msgspec.json.encode({} if delivery_id is None else {"id": delivery_id})
+    request = job_request("POST", job, below="/webhooks/redeliver")
+    request = dataclasses.replace(request, body=body, headers=JSON_HEADERS)
+    return decoded((yield from exchange(session, request)), WebhookDelivery)
+
+
+def runs(session: Session) -> Plan[list[Run]]:
+    """Return the offline runs that this server knows, latest report first."""
+    return decoded((yield from exchange(session, HttpRequest("GET", RUNS))), _Runs).runs
+
+
+def run_record(session: Session, run_id: str) -> Plan[Run]:
+    """Return the last report of one offline run.
+
+    Raises:
+        RunNotFound: no run has this id.
+    """
+    return decoded((yield from exchange(session, HttpRequest("GET", _run_path(run_id)))), Run)
+
+
+def cancel_run(session: Session, run_id: str) -> Plan[Run]:
+    """Request the cancellation of an offline run; its process stops within seconds.
+
+    Raises:
+        RunNotFound: no run has this id.
+    """
+    request = HttpRequest("POST", f"{_run_path(run_id)}/cancel")
+    return decoded((yield from exchange(session, request)), Run)
+
+
+def report_run(session: Session, run_id: str, record: Any, *, begun: bool) -> Plan[bool]:
+    """Write a run's record; return whether its cancellation was requested."""
+    query = {"begun": "1"} if begun else {}
+    body = msgspec.json.encode(record)
+    request = HttpRequest("PUT", _run_path(run_id), query, body, JSON_HEADERS)
+    return decoded((yield from exchange(session, request)), _RunRecord).cancel_requested
+
+
+def _run_path(run_id: str) -> str:
+    return f"{RUNS}/{quote(run_id, safe='')}"

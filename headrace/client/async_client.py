@@ -1,4 +1,4 @@
-"""The asyncio shell: runs plans on httpx2.AsyncClient."""
+"""The asyncio client: runs plans on httpx2.AsyncClient."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, overload
 import httpx2
 from typing_extensions import override
 
-from headrace.client import admin, bulk, calls, events, hooks, offline
+from headrace.client import admin, bulk, calls, events
 from headrace.client import map as mapping
 from headrace.client.models import Cancelled, Job
 from headrace.client.retries import Session
 from headrace.client.sansio import (
+    Action,
     CloseStream,
     ConnectionFailed,
     HttpRequest,
@@ -25,14 +26,13 @@ from headrace.client.sansio import (
     Pause,
     Plan,
     ReadStream,
-    Step,
     Stream,
     StreamOpened,
     TakenInput,
     Yield,
-    taken_from,
+    take_inputs,
 )
-from headrace.client.transport import Transport, answer_of, broken_by, is_stream
+from headrace.client.transport import Transport, connection_failed, is_stream, response_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -41,7 +41,7 @@ T = TypeVar("T")
 def _awaiting(
     plan: Callable[Concatenate[Session, P], Plan[T]],
 ) -> Callable[Concatenate[AsyncClient, P], Awaitable[T]]:
-    """A plan as a method."""
+    """Return a plan as a method."""
 
     @wraps(plan)
     async def call(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -53,7 +53,7 @@ def _awaiting(
 def _iterating(
     stream: Callable[Concatenate[Session, P], Stream[T]],
 ) -> Callable[Concatenate[AsyncClient, P], AsyncIterator[T]]:
-    """A stream as a method."""
+    """Return a stream as a method."""
 
     @wraps(stream)
     def call(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
@@ -63,13 +63,13 @@ def _iterating(
 
 
 class _EventReader:
-    """An answer whose body is read as it comes."""
+    """Reads the body of an answer as it arrives."""
 
     def __init__(self, response: httpx2.Response) -> None:
         self._response = response
         self._chunks = response.aiter_bytes()
 
-    async def hear(self) -> bytes | ConnectionFailed:
+    async def read(self) -> bytes | ConnectionFailed:
         try:
             return await anext(self._chunks, b"")
         except (httpx2.TransportError, httpx2.StreamError) as error:
@@ -80,7 +80,7 @@ class _EventReader:
 
 
 class AsyncClient(Transport):
-    """What `Client` is, for asyncio: every method is awaited, every iterator is an async one."""
+    """`Client` for asyncio: methods are awaited, and iterators are asynchronous."""
 
     @override
     def _open(self, options: dict[str, Any]) -> None:
@@ -93,7 +93,7 @@ class AsyncClient(Transport):
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections. Jobs are not touched."""
+        """Close the connections. Jobs continue."""
         await self._http.aclose()
 
     submit = _awaiting(calls.submit)
@@ -114,21 +114,21 @@ class AsyncClient(Transport):
     requeue_dead_letters = _awaiting(admin.requeue_dead_letters)
     purge_dead_letters = _awaiting(admin.purge_dead_letters)
     ready = _awaiting(calls.ready)
-    runs = _awaiting(offline.runs)
-    run_record = _awaiting(offline.run_record)
-    cancel_run = _awaiting(offline.cancel_run)
-    webhooks = _awaiting(hooks.webhooks)
-    redeliver_webhook = _awaiting(hooks.redeliver_webhook)
+    runs = _awaiting(admin.runs)
+    run_record = _awaiting(admin.run_record)
+    cancel_run = _awaiting(admin.cancel_run)
+    webhooks = _awaiting(admin.webhooks)
+    redeliver_webhook = _awaiting(admin.redeliver_webhook)
 
     @overload
     async def status(self, job: str | Job) -> Job: ...  # type: ignore[overload-overlap]
     @overload
     async def status(self, job: Iterable[str | Job]) -> list[Job | None]: ...
     async def status(self, job: str | Job | Iterable[str | Job]) -> Job | list[Job | None]:
-        """A job as it is now; of several, None stands for what is unknown.
+        """Return a job's present status; for several jobs a list with None for unknown ids.
 
         Raises:
-            JobNotFound: there is none of that id. Not of several.
+            JobNotFound: no job has this id. Not raised for several jobs.
         """
         if isinstance(job, (str, Job)):
             return await self.run(calls.status(self.session, job))
@@ -139,68 +139,68 @@ class AsyncClient(Transport):
     @overload
     async def cancel(self, job: Iterable[str | Job]) -> list[Cancelled]: ...
     async def cancel(self, job: str | Job | Iterable[str | Job]) -> Cancelled | list[Cancelled]:
-        """Cancel a job, or several; what that did.
+        """Cancel a job, or several, and return the outcome.
 
         Raises:
-            JobNotFound: there is none of that id. Not of several.
+            JobNotFound: no job has this id. Not raised for several jobs.
         """
         if isinstance(job, (str, Job)):
             return await self.run(calls.cancel(self.session, job))
         return await self.run(bulk.cancel_many(self.session, job))
 
     async def run(self, plan: Plan[T]) -> T:
-        """Run a plan to its end."""
-        came: object = None
+        """Run a plan to its end and return its result."""
+        reply: object = None
         while True:
             try:
-                step = plan.send(came)
+                action = plan.send(reply)
             except StopIteration as ended:
                 value: T = ended.value
                 return value
-            came = await self._perform(step)
+            reply = await self._perform(action)
 
     async def iterate(self, stream: Stream[T]) -> AsyncIterator[T]:
-        """Run a stream, and give what it emits."""
-        came: object = None
+        """Run a stream and yield its items."""
+        reply: object = None
         opened: list[_EventReader] = []
         try:
             while True:
                 try:
-                    step = stream.send(came)
+                    action = stream.send(reply)
                 except StopIteration:
                     return
-                if isinstance(step, Yield):
-                    for item in step.items:
+                if isinstance(action, Yield):
+                    for item in action.items:
                         yield item
-                    came = None
+                    reply = None
                     continue
-                came = await self._perform(step)
-                if isinstance(came, StreamOpened) and came.ear is not None:
-                    opened = [came.ear]
+                reply = await self._perform(action)
+                if isinstance(reply, StreamOpened) and reply.reader is not None:
+                    opened = [reply.reader]
         finally:
-            # Also where the caller has had enough of it.
-            for ear in opened:
-                await ear.close()
+            # Also if the caller stops early.
+            for reader in opened:
+                await reader.close()
 
     async def _perform(
-        self, step: Step
+        self, action: Action
     ) -> HttpResponse | ConnectionFailed | TakenInput | StreamOpened | bytes | None:
-        if isinstance(step, HttpRequest):
-            return await self._send(step)
-        if isinstance(step, Pause):
-            await asyncio.sleep(step.seconds)
+        if isinstance(action, HttpRequest):
+            return await self._send(action)
+        if isinstance(action, Pause):
+            await asyncio.sleep(action.seconds)
             return None
-        if isinstance(step, OpenStream):
-            return await self._listen(step.request)
-        if isinstance(step, ReadStream):
-            heard: bytes | ConnectionFailed = await step.ear.hear()
-            return heard
-        if isinstance(step, CloseStream):
-            await step.ear.close()
+        if isinstance(action, OpenStream):
+            return await self._open_stream(action.request)
+        if isinstance(action, ReadStream):
+            chunk: bytes | ConnectionFailed = await action.reader.read()
+            return chunk
+        if isinstance(action, CloseStream):
+            await action.reader.close()
             return None
-        return await self._take(step)
+        return await self._take_inputs(action)
 
-    async def _listen(self, request: HttpRequest) -> StreamOpened:
+    async def _open_stream(self, request: HttpRequest) -> StreamOpened:
         try:
             built = self._http.build_request(**self._arguments(request))
             response = await self._http.send(built, stream=True)
@@ -213,20 +213,20 @@ class AsyncClient(Transport):
             finally:
                 await response.aclose()
         except httpx2.TransportError as error:
-            return StreamOpened(broken_by(error))
-        return StreamOpened(answer_of(response))
+            return StreamOpened(connection_failed(error))
+        return StreamOpened(response_of(response))
 
-    async def _take(self, step: NextInput) -> TakenInput:
-        if isinstance(step.source, Iterator):
-            return taken_from(step.source, step)
+    async def _take_inputs(self, action: NextInput) -> TakenInput:
+        if isinstance(action.source, Iterator):
+            return take_inputs(action.source, action)
         inputs: list[Any] = []
-        late = time.monotonic() + step.within_s
+        deadline = time.monotonic() + action.within_s
         try:
-            async for value in step.source:
+            async for value in action.source:
                 inputs.append(value)
-                if len(inputs) == step.count or time.monotonic() > late:
+                if len(inputs) == action.count or time.monotonic() > deadline:
                     return TakenInput(inputs, ended=False)
-        except Exception as error:  # noqa: BLE001 - raised again once its elders' results are out
+        except Exception as error:  # noqa: BLE001 - raised again after the results of earlier inputs
             return TakenInput(inputs, ended=True, error=error)
         return TakenInput(inputs, ended=True)
 
@@ -234,5 +234,5 @@ class AsyncClient(Transport):
         try:
             answer = await self._http.request(**self._arguments(request))
         except httpx2.TransportError as error:
-            return broken_by(error)
-        return answer_of(answer)
+            return connection_failed(error)
+        return response_of(answer)

@@ -1,4 +1,4 @@
-"""Many jobs in one request: submitted, looked up and cancelled by the hundred."""
+"""Submits, looks up and cancels many jobs in one request, as plans (sansio.py)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from headrace.client.requests import (
     job_line,
     trace_headers,
 )
-from headrace.client.retries import PASSING, RetryDeadline, Session, exchange
+from headrace.client.retries import TRANSIENT, RetryDeadline, Session, exchange
 from headrace.client.sansio import (
     HttpRequest,
     HttpResponse,
@@ -29,19 +29,19 @@ from headrace.client.sansio import (
     Stream,
     TakenInput,
     Yield,
-    source_of,
+    input_iterator,
 )
 from headrace.errors import HeadraceError, InvalidRequest, RequestError, UnexpectedAnswer
 from headrace.jobs.job import new_id
 
-#: So many jobs go in one request at the most, and so many bytes, unless one is larger by itself.
+#: Maximum number of jobs and bytes in one request; a larger single job is sent alone.
 CHUNK_JOBS: Final = 250
 CHUNK_BYTES: Final = 4 * 1024 * 1024
-#: A source that is slower than this is not waited for to fill a request.
+#: Seconds to wait for a slow source before a partly filled request is sent.
 GATHER_S: Final = 0.05
-#: The server holds lines back for so long while a queue is full (its bulk_hold_s), and some more.
+#: Seconds that the server may hold lines while a queue is full: its bulk_hold_s and a margin.
 HOLD_S: Final = 60.0
-#: Ids in one lookup, or in one cancellation.
+#: Number of ids in one lookup or cancellation.
 LOOKUP_JOBS: Final = 1000
 
 In = TypeVar("In")
@@ -66,15 +66,15 @@ class _Refused(msgspec.Struct):
 
 @dataclass(slots=True)
 class BulkEntry:
-    """One input on its way.
+    """One input of a bulk submit.
 
     Attributes:
-        index: its place among the inputs.
-        input: as the caller gave it.
-        job_id: the id that its job has, however often it is said.
-        line: its line, until the server has it.
+        index: its index among the inputs.
+        input: the input as the caller gave it.
+        job_id: the id of its job, the same for every attempt.
+        line: its request line, until the server has accepted it.
         error: why it cannot be sent.
-        lost: how often the server did not know the job that it had accepted.
+        lost: how often the server did not know the job after accepting it.
     """
 
     index: int
@@ -95,66 +95,66 @@ def submit_many(
     version: str | None = None,
     **options: Unpack[Options],
 ) -> Stream[Outcome]:
-    """Submit a job for each input, in order, by the hundred.
+    """Submit a job for each input, in order, many per request.
 
     Args:
         session: the server.
         model: the model's name.
-        inputs: any number of them; they are taken as they are sent.
-        ids: the id of each job, in step with the inputs, or what makes it from an input, so that
-            the caller knows it before it is sent; by default new ones.
-        content_type: what every input is, where its kind does not say so.
-        version: only for this version of the model.
-        options: as for `submit`, for every job.
+        inputs: any number of inputs; they are taken as they are sent.
+        ids: the id of each job, in the order of the inputs, or a function that makes it from an
+            input, so that the caller knows it before it is sent; default new ids.
+        content_type: media type of every input, if its Python type does not imply it.
+        version: required version of the model.
+        options: options of every job, as for `submit`.
 
     Yields:
-        For each input its job, or the error why it was refused.
+        For each input its job, or the error if it was refused.
 
     Raises:
-        ServerUnreachable: the server was away for longer than `retry_s`.
+        ServerUnreachable: the server was unreachable for longer than `retry_s`.
     """
 
     def line(entry: BulkEntry) -> bytes:
         return job_line(model, entry.input, content_type, version, options, entry.job_id)
 
-    source, name = source_of(inputs), namer(ids)
+    source, next_id = input_iterator(inputs), id_source(ids)
     while True:
         taken: TakenInput = yield NextInput(source, CHUNK_JOBS, GATHER_S)
-        waiting = deque(BulkEntry(0, value, name(value)) for value in taken.inputs)
+        waiting = deque(BulkEntry(0, value, next_id(value)) for value in taken.inputs)
         while waiting:
-            yield Yield((yield from send(session, next_pack(waiting, line))))
+            yield Yield((yield from send(session, next_chunk(waiting, line))))
         if taken.error is not None:
             raise taken.error
         if taken.ended:
             return
 
 
-def namer(ids: Ids[In]) -> Callable[[In], str]:
-    """What gives each input the id of its job."""
+def id_source(ids: Ids[In]) -> Callable[[In], str]:
+    """Return a function that returns the job id for each input."""
     if ids is None:
         return lambda _: new_id()
     if callable(ids):
         return ids
-    given = iter(ids)
+    iterator = iter(ids)
 
-    def following(_: In) -> str:
+    def next_id(_: In) -> str:
         try:
-            return next(given)
+            return next(iterator)
         except StopIteration:
             raise InvalidRequest(
-                "there are more inputs than ids", hint="Give an id for every input, or none."
+                "there are more inputs than ids", hint="Give an id for every input, or no ids."
             ) from None
 
-    return following
+    return next_id
 
 
-def next_pack(
+def next_chunk(
     waiting: deque[BulkEntry], line: Callable[[BulkEntry], bytes], most: int = CHUNK_JOBS
 ) -> list[BulkEntry]:
-    """Take as many from the left as go in one request, with their lines."""
-    pack: list[BulkEntry] = []
+    """Take as many entries from the left as fit in one request, with their lines."""
+    chunk: list[BulkEntry] = []
     size = 0
-    while waiting and len(pack) < most:
+    while waiting and len(chunk) < most:
         entry = waiting[0]
         if not entry.line:
             try:
@@ -162,47 +162,47 @@ def next_pack(
             except RequestError as error:
                 entry.error = error
         size += len(entry.line)
-        if pack and size > CHUNK_BYTES:
+        if chunk and size > CHUNK_BYTES:
             break
-        pack.append(waiting.popleft())
-    return pack
+        chunk.append(waiting.popleft())
+    return chunk
 
 
 def send(
     session: Session,
-    pack: list[BulkEntry],
+    chunk: list[BulkEntry],
     *,
     hold_s: float | None = None,
-    passing: tuple[type[HeadraceError], ...] = PASSING,
+    transient: tuple[type[HeadraceError], ...] = TRANSIENT,
 ) -> Plan[list[Outcome]]:
-    """Submit a pack; what fails for a reason that passes is said again, under the same ids.
+    """Submit a chunk; entries that fail with a transient error are sent again with the same ids.
 
     Args:
         session: the server.
-        pack: entries with their lines.
-        hold_s: how long a full queue may hold the pack back; None for as long as the server likes.
-        passing: what is said again, until nothing has moved for `retry_s`; every other problem is
-            an outcome.
+        chunk: entries with their lines.
+        hold_s: how long the server may hold the chunk while the queue is full; None for its limit.
+        transient: errors that are retried until there is no progress for `retry_s`; every other
+            error is an outcome.
 
     Raises:
-        ServerUnreachable: the server was away for longer than `retry_s`.
+        ServerUnreachable: the server was unreachable for longer than `retry_s`.
     """
-    outcomes: list[Outcome | None] = [entry.error for entry in pack]
-    open_ = [at for at, outcome in enumerate(outcomes) if outcome is None]
-    patience = RetryDeadline(session)
-    while open_:
-        answer = yield from exchange(session, _bulk([pack[at].line for at in open_], hold_s))
-        for at, outcome in zip(open_, _outcomes(answer), strict=False):
+    outcomes: list[Outcome | None] = [entry.error for entry in chunk]
+    pending = [at for at, outcome in enumerate(outcomes) if outcome is None]
+    deadline = RetryDeadline(session)
+    while pending:
+        answer = yield from exchange(session, _bulk([chunk[at].line for at in pending], hold_s))
+        for at, outcome in zip(pending, _outcomes(answer), strict=False):
             outcomes[at] = outcome
-        left = [at for at in open_ if outcomes[at] is None or isinstance(outcomes[at], passing)]
-        if len(left) < len(open_):
-            patience = RetryDeadline(session)
-        open_ = left
-        pause = patience.pause() if open_ else None
+        left = [at for at in pending if outcomes[at] is None or isinstance(outcomes[at], transient)]
+        if len(left) < len(pending):
+            deadline = RetryDeadline(session)
+        pending = left
+        pause = deadline.pause() if pending else None
         if pause is None:
             break
         yield pause
-    return [outcome or _unanswered() for outcome in outcomes]
+    return [outcome or _unexpected_count() for outcome in outcomes]
 
 
 def _bulk(lines: list[bytes], hold_s: float | None) -> HttpRequest:
@@ -225,43 +225,43 @@ def _outcomes(answer: HttpResponse) -> Iterator[Outcome]:
             yield problem_error(refused.error)
 
 
-def _unanswered() -> UnexpectedAnswer:
+def _unexpected_count() -> UnexpectedAnswer:
     return UnexpectedAnswer(
-        "the server has answered for another number of jobs than it was asked",
-        hint="Is the address that of Headrace's API, and does a proxy stand before it?",
+        "the server answered for a different number of jobs than were sent",
+        hint="Check that the address is Headrace's API, and check any proxy in front of it.",
     )
 
 
 def statuses(session: Session, jobs: Iterable[str | Job]) -> Plan[list[Job | None]]:
-    """Many jobs as they are now, in order; None where there is none."""
+    """Return the present status of many jobs, in order; None for an unknown id."""
     found: list[Job | None] = []
-    for ids in _lookups(jobs):
-        found += (yield from _ask(session, "status", ids, _Jobs)).jobs
+    for ids in _id_chunks(jobs):
+        found += (yield from _post_ids(session, "status", ids, _Jobs)).jobs
     return found
 
 
 def cancel_many(session: Session, jobs: Iterable[str | Job]) -> Plan[list[Cancelled]]:
-    """Cancel many jobs, in order; the outcome is `unknown` where there is none."""
+    """Cancel many jobs, in order; the outcome for an unknown id is `unknown`."""
     outcomes: list[Cancelled] = []
-    for ids in _lookups(jobs):
-        answered = (yield from _ask(session, "cancel", ids, _Cancellations)).jobs
+    for ids in _id_chunks(jobs):
+        results = (yield from _post_ids(session, "cancel", ids, _Cancellations)).jobs
         outcomes += [
             one or Cancelled(id=job_id, outcome="unknown")
-            for job_id, one in zip(ids, answered, strict=True)
+            for job_id, one in zip(ids, results, strict=True)
         ]
     return outcomes
 
 
-def _lookups(jobs: Iterable[str | Job]) -> Iterator[list[str]]:
+def _id_chunks(jobs: Iterable[str | Job]) -> Iterator[list[str]]:
     ids = [job if isinstance(job, str) else job.id for job in jobs]
     for at in range(0, len(ids), LOOKUP_JOBS):
         yield ids[at : at + LOOKUP_JOBS]
 
 
-def _ask(session: Session, verb: str, ids: Sequence[str], shape: type[Shape]) -> Plan[Shape]:
+def _post_ids(session: Session, verb: str, ids: Sequence[str], shape: type[Shape]) -> Plan[Shape]:
     body = msgspec.json.encode({"ids": ids})
     request = HttpRequest("POST", f"{JOBS}/{verb}", body=body, headers=JSON_HEADERS)
     found = decoded((yield from exchange(session, request)), shape)
     if len(found.jobs) != len(ids):
-        raise _unanswered()
+        raise _unexpected_count()
     return found

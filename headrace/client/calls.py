@@ -1,11 +1,11 @@
-"""The calls of the client, each a plan that both shells run. See steps.py for what a plan is."""
+"""The client's calls for jobs, models and queues, as plans that both clients run (sansio.py)."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, TypeAlias, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -14,7 +14,6 @@ from typing_extensions import Unpack
 from headrace.client.errors import decoded, job_error
 from headrace.client.inputs import InputRef
 from headrace.client.models import Cancelled, Job, Model, Queue, decode_output
-from headrace.client.pages import Page, listed
 from headrace.client.requests import (
     JOBS,
     JSON_HEADERS,
@@ -24,19 +23,25 @@ from headrace.client.requests import (
     trace_headers,
 )
 from headrace.client.retries import Session, exchange
-from headrace.client.sansio import HttpRequest, HttpResponse, Pause, Plan, Stream
+from headrace.client.sansio import HttpRequest, HttpResponse, Pause, Plan, Stream, Yield
 from headrace.errors import InvalidRequest, WaitTimeout
 from headrace.jobs.ids import check_key
 from headrace.jobs.job import new_id
 
 MODELS: Final = "/api/v1/models"
-#: One long poll. The server caps it at its max_wait_s.
+#: Seconds of one long poll. The server limits it to its max_wait_s.
 POLL_S: Final = 30.0
-#: A "not yet" that came sooner than this was no wait: the server is stopping, say.
+#: A poll that returns sooner without an end did not wait: the server is stopping, for example.
 TOO_SOON_S: Final = 0.5
+#: Number of items in one page of a list.
+PAGE: Final = 1000
+
+T = TypeVar("T")
+#: The items of a page, and the cursor of the next one.
+Page: TypeAlias = tuple[list[T], str | None]
 
 
-class _Page(msgspec.Struct):
+class _JobPage(msgspec.Struct):
     jobs: list[Job]
     cursor: str | None = None
 
@@ -61,37 +66,37 @@ def submit(
     version: str | None = None,
     **options: Unpack[Options],
 ) -> Plan[Job]:
-    """Submit one job; it is said again, under the same id, until the server has answered.
+    """Submit one job; repeat the request with the same id until the server answers.
 
     Args:
         session: the server.
         model: the model's name.
         input: JSON, str, bytes, a pathlib.Path, a Pillow image, a numpy array, or an `InputRef`.
-        input_ref: in its place a file or object that the server is to read: `file:/folder/name` or
-            `s3://bucket/key`. The operator says which folders and buckets clients may name.
-        id: the job's id; by default a new one.
-        idempotency_key: the same key gives the same job, instead of an id.
-        content_type: what the input is, where its kind or its name does not say so.
-        version: only for this version of the model.
+        input_ref: instead of `input`, a file or object that the server reads:
+            `file:/folder/name` or `s3://bucket/key`. The operator allows folders and buckets.
+        id: the job's id; default a new one.
+        idempotency_key: instead of `id`: the same key returns the same job.
+        content_type: media type of the input, if its Python type or its name does not imply it.
+        version: required version of the model.
         options: priority, expires, countdown, timeout, result_ttl, max_retries,
             retry_backoff, retry_backoff_max, metadata.
 
     Returns:
-        The job as it was enqueued; where its id or key was known, as it is now.
+        The job as it was enqueued; as it is now if its id or key was already used.
 
     Raises:
-        RequestError: it was refused, or cannot be sent, and no job was made.
-        BrokerError: Redis cannot take it.
-        ServerUnreachable: nothing answers.
+        RequestError: the input was refused or cannot be sent, and there is no job.
+        BrokerError: Redis cannot accept the job.
+        ServerUnreachable: the server does not answer.
     """
     headers = {**JSON_HEADERS, **trace_headers()}
     if idempotency_key is not None:
         headers["idempotency-key"] = check_key(idempotency_key)
     elif id is None:
-        # The server may have taken the job when its answer is lost: the repeat names the same one.
+        # If the answer is lost, the repeated request must name the same job.
         id = new_id()
     if (input is msgspec.UNSET) == (input_ref is None):
-        raise InvalidRequest("give an input or an input_ref, and not both")
+        raise InvalidRequest("give either input or input_ref")
     value = input if input_ref is None else InputRef(input_ref)
     body = job_line(model, value, content_type, version, options, id)
     answer = yield from exchange(session, HttpRequest("POST", JOBS, body=body, headers=headers))
@@ -99,27 +104,27 @@ def submit(
 
 
 def status(session: Session, job: str | Job) -> Plan[Job]:
-    """A job as it is now.
+    """Return a job's present status.
 
     Raises:
-        JobNotFound: there is none of that id, or its result_ttl has passed.
+        JobNotFound: no job has this id, or its result_ttl has passed.
     """
     answer = yield from exchange(session, job_request("GET", job))
     return decoded(answer, Job)
 
 
 def wait(session: Session, job: str | Job, timeout_s: float | None = None) -> Plan[Job]:
-    """Wait for a job's end, well or not, also while the server is restarted.
+    """Wait until a job has succeeded or failed, also while the server restarts.
 
     Args:
         session: the server.
         job: the job, or its id.
-        timeout_s: how long; None for as long as it takes.
+        timeout_s: maximum wait; None for no limit.
 
     Raises:
-        WaitTimeout: it has not ended by then. It goes on, and can be waited for again.
-        JobNotFound: there is none of that id.
-        ServerUnreachable: the server was away for longer than `retry_s`, or at the end.
+        WaitTimeout: the job has not ended in time. It continues, and can be waited for again.
+        JobNotFound: no job has this id.
+        ServerUnreachable: the server was unreachable for longer than `retry_s`, or at the end.
     """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     while True:
@@ -134,7 +139,7 @@ def wait(session: Session, job: str | Job, timeout_s: float | None = None) -> Pl
         if deadline is not None and now >= deadline:
             error = WaitTimeout(
                 f"job {found.id} is {found.status} and has not ended within {timeout_s:g} s",
-                hint="It goes on; wait for it again, or ask for its result later.",
+                hint="The job continues; wait for it again, or get its result later.",
             )
             error.job_id = found.id
             raise error
@@ -143,17 +148,17 @@ def wait(session: Session, job: str | Job, timeout_s: float | None = None) -> Pl
 
 
 def result(session: Session, job: str | Job, timeout_s: float | None = None) -> Plan[Any]:
-    """Wait for a job's end and give its result: a JSON value, str for text/*, else bytes.
+    """Wait for a job and return its result: a JSON value, str for text/*, else bytes.
 
     Args:
         session: the server.
         job: the job, or its id.
-        timeout_s: how long to wait; None for as long as it takes.
+        timeout_s: maximum wait; None for no limit.
 
     Raises:
-        JobError: the job did not succeed; the class says how.
-        WaitTimeout: it has not ended by then.
-        JobNotFound: there is none of that id.
+        JobError: the job failed; the class shows how.
+        WaitTimeout: the job has not ended in time.
+        JobNotFound: no job has this id.
     """
     ended = yield from wait(session, job, timeout_s)
     if not ended.succeeded:
@@ -162,7 +167,7 @@ def result(session: Session, job: str | Job, timeout_s: float | None = None) -> 
 
 
 def output(session: Session, job: Job) -> Plan[Any]:
-    """The result of a job that has succeeded, as the handler gave it."""
+    """Return the decoded result of a job that succeeded."""
     answer = yield from exchange(session, job_request("GET", job, below="/result"))
     if answer.status == 204:
         return None
@@ -173,7 +178,7 @@ def cancel(session: Session, job: str | Job) -> Plan[Cancelled]:
     """Cancel a job.
 
     Raises:
-        JobNotFound: there is none of that id.
+        JobNotFound: no job has this id.
     """
     answer = yield from exchange(session, job_request("DELETE", job))
     return decoded(answer, Cancelled)
@@ -191,11 +196,10 @@ def jobs(
 
     Args:
         session: the server.
-        model: only this model's.
-        status: only those of this status, or of these.
-        since: only those that were created then or later: a datetime, RFC 3339, or seconds since
-            1970.
-        limit: so many at the most; None for all that are listed.
+        model: only jobs of this model.
+        status: only jobs with this status, or with one of these.
+        since: only jobs created at this time or later: a datetime, RFC 3339, or seconds since 1970.
+        limit: maximum number; None for all.
     """
     query: dict[str, str] = {}
     if model is not None:
@@ -208,45 +212,76 @@ def jobs(
         )
 
     def read(answer: HttpResponse) -> Page[Job]:
-        page = decoded(answer, _Page)
+        page = decoded(answer, _JobPage)
         return page.jobs, page.cursor
 
-    return listed(session, JOBS, read, limit=limit, query=query)
+    return list_pages(session, JOBS, read, limit=limit, query=query)
 
 
 def models(session: Session) -> Plan[list[Model]]:
-    """The registered models and their states."""
+    """Return the registered models and their states."""
     return decoded((yield from exchange(session, HttpRequest("GET", MODELS))), _Models).models
 
 
 def model(session: Session, name: str) -> Plan[Model]:
-    """One model, with its configuration and its workers.
+    """Return one model with its configuration and its workers.
 
     Raises:
-        ModelNotFound: there is none of that name.
+        ModelNotFound: no model has this name.
     """
     path = f"{MODELS}/{quote(name, safe='')}"
     return decoded((yield from exchange(session, HttpRequest("GET", path))), Model)
 
 
 def queues(session: Session) -> Plan[list[Queue]]:
-    """Depth, age and jobs in flight of every queue."""
+    """Return every queue with its depth, its age and its jobs in flight."""
     answer = yield from exchange(session, HttpRequest("GET", "/api/v1/queues"))
     return decoded(answer, _Queues).queues
 
 
 def ready(session: Session, *, all_models: bool = False) -> Plan[dict[str, Any]]:
-    """Whether jobs can be taken: `/ready`'s body, with the models' states.
+    """Return the body of `/ready`, with the models' states, if the server accepts jobs.
 
     Args:
         session: the server.
-        all_models: ask for a loaded replica of each model too.
+        all_models: require a loaded replica of every model.
 
     Raises:
-        ModelsNotReady: with `all_models`, some model has none.
+        ModelsNotReady: with `all_models`, a model has no loaded replica.
         BrokerUnavailable: Redis does not answer.
     """
     query = {"models": "all"} if all_models else {}
     return decoded(
         (yield from exchange(session, HttpRequest("GET", "/ready", query))), dict[str, Any]
     )
+
+
+def list_pages(
+    session: Session,
+    path: str,
+    read: Callable[[HttpResponse], Page[T]],
+    *,
+    limit: int | None,
+    query: Mapping[str, str] | None = None,
+) -> Stream[T]:
+    """Yield all items of a list, in its order, page by page.
+
+    Args:
+        session: the server.
+        path: the path of the list.
+        read: decodes a page.
+        limit: maximum number of items; None for all.
+        query: query parameters that select the items.
+    """
+    parameters = {"limit": str(PAGE if limit is None else min(PAGE, limit)), **(query or {})}
+    left = limit
+    while left is None or left > 0:
+        items, cursor = read(
+            (yield from exchange(session, HttpRequest("GET", path, dict(parameters))))
+        )
+        yield Yield(items if left is None else items[:left])
+        if left is not None:
+            left -= len(items)
+        if not cursor:
+            return
+        parameters["cursor"] = cursor

@@ -1,4 +1,4 @@
-"""Answers that are no success, and jobs that did not succeed, as errors of the one tree."""
+"""Turns error answers and failed jobs into exceptions of headrace.errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ E = TypeVar("E", bound=HeadraceError)
 
 
 class Problem(msgspec.Struct):
-    """RFC 9457, as far as the client acts on it."""
+    """The fields of RFC 9457 that the client uses."""
 
     type: str = ""
     title: str = ""
@@ -42,12 +42,12 @@ class Problem(msgspec.Struct):
 
     @property
     def code(self) -> str:
-        """The last part of its type."""
+        """Return the last part of the type."""
         return self.type.rpartition("/")[2]
 
 
 def problem_of(answer: HttpResponse) -> Problem | None:
-    """The problem that an answer is; None where it is none."""
+    """Return the problem in an answer; None if it has no problem body."""
     if answer.headers.get("content-type", "").partition(";")[0].strip() != PROBLEM_TYPE:
         return None
     try:
@@ -57,12 +57,12 @@ def problem_of(answer: HttpResponse) -> Problem | None:
 
 
 def error_of(answer: HttpResponse, problem: Problem | None) -> HeadraceError:
-    """The error that an answer is."""
+    """Return the error for an answer."""
     if problem is None:
         shown = answer.body[:SHOWN_MAX_CHARS].decode("utf-8", "replace").strip()
         return UnexpectedAnswer(
-            f"the server answered {answer.status} with what Headrace never says: {shown!r}",
-            hint="Is the address that of Headrace's API, and does a proxy stand before it?",
+            f"the server answered {answer.status} with an unknown body: {shown!r}",
+            hint="Check that the address is Headrace's API, and check any proxy in front of it.",
         )
     error = problem_error(problem)
     if isinstance(error, Throttled):
@@ -71,7 +71,7 @@ def error_of(answer: HttpResponse, problem: Problem | None) -> HeadraceError:
 
 
 def problem_error(problem: Problem) -> HeadraceError:
-    """The error that a problem tells."""
+    """Return the error for a problem."""
     message = problem.detail or problem.title or problem.type
     error = _typed(problem.code, RequestError, message, problem.remedy, problem.status)
     if isinstance(error, JobError):
@@ -82,25 +82,25 @@ def problem_error(problem: Problem) -> HeadraceError:
 
 
 def job_error(job: Job) -> JobError:
-    """How a job ended that did not succeed."""
+    """Return the error for a job that failed."""
     failure = job.error or _WITHOUT_SUCCESS.get(job.status) or Failure(message="the job failed")
     error = failure_error(failure)
     if not isinstance(error, JobError):
-        # Such as a stock client's message for a model that is not registered.
+        # For example a stock client's job for a model that is not registered.
         error = _relabelled(error, JobError)
     error.job_id = job.id
     return error
 
 
 def failure_error(failure: Failure) -> HeadraceError:
-    """The error that `error` of a job, or of a line of a bulk answer, tells."""
+    """Return the error for the `error` of a job or of a line of a bulk answer."""
     error = _typed(failure.type, JobError, failure.message, "", 0)
     error.retryable = failure.retryable
     return error
 
 
 def retry_after_s(answer: HttpResponse) -> float | None:
-    """The seconds of Retry-After; None where there is none that can be read."""
+    """Return the seconds of Retry-After; None without a valid value."""
     try:
         seconds = float(answer.headers.get("retry-after", ""))
     except ValueError:
@@ -109,17 +109,17 @@ def retry_after_s(answer: HttpResponse) -> float | None:
 
 
 def decoded(answer: HttpResponse, shape: type[T]) -> T:
-    """The JSON of an answer.
+    """Decode the JSON of an answer.
 
     Raises:
-        UnexpectedAnswer: it does not have that shape.
+        UnexpectedAnswer: the JSON does not have this shape.
     """
     try:
         return msgspec.json.decode(answer.body, type=shape)
     except msgspec.DecodeError as error:
         raise UnexpectedAnswer(
             f"the server's answer cannot be read: {error}",
-            hint="Is the address that of Headrace's API, and is the client not older than it?",
+            hint="Check that the address is Headrace's API, and that the client is not older.",
         ) from None
 
 

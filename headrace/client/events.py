@@ -1,4 +1,4 @@
-"""A job's events as they come: reading the stream, and going on where it broke. See steps.py."""
+"""A job's events: reads the event stream and resumes it after a failure (see sansio.py)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 from headrace.client.models import Failure, Job
 from headrace.client.requests import job_request
-from headrace.client.retries import RetryDeadline, Session, borne
+from headrace.client.retries import RetryDeadline, Session, succeeded
 from headrace.client.sansio import (
     CloseStream,
     ConnectionFailed,
@@ -23,30 +23,30 @@ from headrace.client.sansio import (
 from headrace.errors import UnexpectedAnswer
 from headrace.jobs.progress import Progress
 
-#: The server says something each 15 s at the least, be it a comment.
+#: Seconds without data after which a stream is broken; the server sends a comment every 15 s.
 SILENCE_S: Final = 45.0
-#: A stream that has ended in order is asked for again after so long, unless it says otherwise.
+#: Seconds before an ended stream is opened again, unless the server sends another value.
 AGAIN_S: Final = 1.0
-#: The longest line of a stream: a job with its result fits, by the server's own bounds.
+#: Maximum length of a line; a job with the largest result of the server fits.
 LINE_MAX_BYTES: Final = 256 * 1024 * 1024
 
 
 class JobEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """What has become of a job.
+    """An event of a job.
 
     Attributes:
         name: `queued`, `scheduled`, `running`, `progress` or `ended`; a newer server may have more.
-        event_id: with it as `last_event_id` the events behind this one can be asked for.
-        id: the job's.
-        status: the job's by then.
-        attempts: how often it had been handed to a worker.
-        queue_position: its place, while it is queued; 1 is next.
+        event_id: as `last_event_id` it resumes the events after this one.
+        id: the job's id.
+        status: the job's status at the event.
+        attempts: how often the job was given to a worker.
+        queue_position: its place in the queue, while it is queued; 1 is next.
         waiting_for: `replica` while it is queued and no worker has the model loaded.
         due_at: when it joins its queue, while it is scheduled.
-        started_at: once it runs.
-        progress: how far it has come, as its handler says.
-        error: while it waits for another try, how the last one ended.
-        job: all of it, once it has ended.
+        started_at: when it started, once it runs.
+        progress: the progress that its handler reports.
+        error: how the last attempt failed, while the job waits for a retry.
+        job: the whole job, once it has ended.
     """
 
     name: str
@@ -64,10 +64,10 @@ class JobEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Parser:
-    """The lines of a stream, put together to events.
+    """Parses the lines of a stream to events.
 
     Attributes:
-        retry_s: how long the server wants its clients to wait before they come back.
+        retry_s: seconds that the server asks its clients to wait before they reconnect.
     """
 
     def __init__(self) -> None:
@@ -76,10 +76,10 @@ class Parser:
         self._fields: dict[str, str] = {}
 
     def feed(self, chunk: bytes) -> list[JobEvent]:
-        """The events that are complete with these bytes.
+        """Add bytes and return the events that are complete.
 
         Raises:
-            UnexpectedAnswer: it is no stream of a job's events.
+            UnexpectedAnswer: it is not a stream of a job's events.
         """
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         if len(self._rest) > LINE_MAX_BYTES:
@@ -111,8 +111,8 @@ class Parser:
         try:
             data: dict[str, Any] = msgspec.json.decode(fields["data"], type=dict[str, Any])
             ended = fields.get("event") == "ended"
-            said = {"id": data["id"], "status": data["status"]} if ended else data
-            event = {**said, "name": fields.get("event", ""), "event_id": fields.get("id", "")}
+            common = {"id": data["id"], "status": data["status"]} if ended else data
+            event = {**common, "name": fields.get("event", ""), "event_id": fields.get("id", "")}
             if ended:
                 event["job"] = data
                 event["attempts"] = data.get("attempts", 0)
@@ -120,46 +120,46 @@ class Parser:
         except (msgspec.MsgspecError, KeyError) as error:
             raise UnexpectedAnswer(
                 f"the event stream cannot be read: {error}",
-                hint="Is the client not older than the server?",
+                hint="Check that the client is not older than the server.",
             ) from None
 
 
 def events(
     session: Session, job: str | Job, *, last_event_id: str | None = None
 ) -> Stream[JobEvent]:
-    """What becomes of a job, until it has ended; also while the server is restarted.
+    """Yield a job's events until it has ended, also while the server restarts.
 
     Args:
         session: the server.
         job: the job, or its id.
-        last_event_id: `event_id` of the last event that is known; only what came after it is told.
+        last_event_id: `event_id` of the last known event; only later events are yielded.
 
     Raises:
-        JobNotFound: there is none of that id.
-        ServerUnreachable: the server was away for longer than `retry_s`.
+        JobNotFound: no job has this id.
+        ServerUnreachable: the server was unreachable for longer than `retry_s`.
     """
-    last, patience = last_event_id or "", RetryDeadline(session)
+    last, deadline = last_event_id or "", RetryDeadline(session)
     while True:
-        asked = job_request("GET", job, wait_s=SILENCE_S, below="/events")
+        request = job_request("GET", job, wait_s=SILENCE_S, below="/events")
         headers = {"accept": "text/event-stream", **({"last-event-id": last} if last else {})}
         opened = yield OpenStream(
-            HttpRequest(asked.method, asked.path, headers=headers, wait_s=SILENCE_S)
+            HttpRequest(request.method, request.path, headers=headers, wait_s=SILENCE_S)
         )
-        if not (yield from borne(session, patience, opened.outcome)):
+        if not (yield from succeeded(session, deadline, opened.outcome)):
             continue
-        if opened.ear is None:
-            return  # 204: all is told
+        if opened.reader is None:
+            return  # 204: there are no more events
         parser = Parser()
         while True:
-            heard: bytes | ConnectionFailed = yield ReadStream(opened.ear)
-            if not heard or isinstance(heard, ConnectionFailed):
+            chunk: bytes | ConnectionFailed = yield ReadStream(opened.reader)
+            if not chunk or isinstance(chunk, ConnectionFailed):
                 break
-            patience = RetryDeadline(session)
-            for event in parser.feed(heard):
+            deadline = RetryDeadline(session)
+            for event in parser.feed(chunk):
                 last = event.event_id or last
                 yield Yield([event])
                 if event.job is not None:
-                    yield CloseStream(opened.ear)
+                    yield CloseStream(opened.reader)
                     return
-        yield CloseStream(opened.ear)
+        yield CloseStream(opened.reader)
         yield Pause(parser.retry_s)

@@ -1,16 +1,16 @@
-"""Inputs of every kind as the JSON that `POST /api/v1/jobs` takes.
+"""Encodes inputs as the JSON of `POST /api/v1/jobs`.
 
-| given | sent |
+| input | sent as |
 |---|---|
-| `pathlib.Path` | the file's content, by its name's type, else by its first bytes |
-| `bytes`, `bytearray`, `memoryview` | bytes, by their first bytes, else octet-stream |
-| a Pillow image | a PNG, or what `content_type` says |
-| a numpy array | nested lists; the `.npy` form under `application/x-npy` |
-| `str` | a JSON string; text of that type under `text/...` |
-| everything else that JSON can say | JSON |
-| an `InputRef` | not the input, but where it is: requests.py |
+| `pathlib.Path` | the file's content; its type is from its name, else from its first bytes |
+| `bytes`, `bytearray`, `memoryview` | bytes; the type is from the first bytes, else octet-stream |
+| a Pillow image | PNG, or the type in `content_type` |
+| a numpy array | nested lists; `.npy` with `application/x-npy` |
+| `str` | a JSON string; text with `text/...` |
+| any other JSON value | JSON |
+| an `InputRef` | the reference, not the input: requests.py |
 
-Pillow and numpy are known by the modules that the caller has imported; nothing here imports them.
+Pillow and numpy are recognised if the caller has imported them; this module never imports them.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from headrace.jobs.media_types import BINARY_TYPE, image_type, is_json
 
 NPY_TYPE: Final = "application/x-npy"
 PNG_TYPE: Final = "image/png"
-#: Modes that a PNG can hold as they are; any other becomes RGB, or RGBA.
+#: Modes that PNG supports; other modes are converted to RGB or RGBA.
 PNG_MODES: Final = frozenset({"1", "L", "LA", "I", "I;16", "P", "RGB", "RGBA"})
 _WHAT_CAN_BE_SENT: Final = (
     "Send JSON, str, bytes, a pathlib.Path, a Pillow image or a numpy array; "
-    "of an open file send what read() gives."
+    "for an open file send the result of its read()."
 )
 
 
 class InputRef:
-    """Where an input is that the server is to read by itself: it goes through no request.
+    """A reference to an input that the server reads itself.
 
-    Stands wherever an input may: `submit("digits", InputRef("s3://scans/1.png"))`. Not a
-    dataclass, which would be sent as JSON from within another input.
+    Can be used instead of any input: `submit("digits", InputRef("s3://scans/1.png"))`. Not a
+    dataclass, because a dataclass inside another input would be sent as JSON.
 
     Args:
         ref: `file:/folder/name` on the server's machines, or `s3://bucket/key`.
-        content_type: what it is; by default its name says.
+        content_type: its media type; default from its name.
 
     Raises:
-        InvalidRequest: the reference is no text.
+        InvalidRequest: the reference is not a str.
     """
 
     __slots__ = ("content_type", "ref")
@@ -57,7 +57,7 @@ class InputRef:
     def __init__(self, ref: str, content_type: str | None = None) -> None:
         if not isinstance(ref, str):
             raise InvalidRequest(
-                f"a reference is text, not {_named(ref)}",
+                f"a reference must be a str, not {_named(ref)}",
                 hint="Give one such as file:/folder/name or s3://bucket/key.",
             )
         self.ref = ref
@@ -95,7 +95,7 @@ def encode_input(value: Any, content_type: str | None = None) -> bytes:
     if kind and not is_json(kind):
         raise InvalidRequest(
             f"{_named(value)} cannot be sent as {content_type}",
-            hint="Leave content_type out, or give the bytes themselves.",
+            hint="Omit content_type, or send bytes.",
         )
     return _json(value)
 
@@ -106,10 +106,10 @@ def _file(path: Path, content_type: str | None) -> bytes:
     except OSError as error:
         raise InvalidRequest(
             f"the file {path} cannot be read: {error.strerror or error}",
-            hint="A folder is sent file by file.",
+            hint="Send the files of a folder one by one.",
         ) from error
     guessed, packed = mimetypes.guess_type(path.name)
-    # The type of x.json.gz is that of what is packed in it.
+    # For x.json.gz, guess_type returns the type of the compressed content.
     by_name = None if packed else guessed
     return _body(body, content_type or by_name or image_type(body) or BINARY_TYPE, str(path))
 
@@ -123,10 +123,10 @@ def _body(body: bytes, content_type: str, where: str = "the input") -> bytes:
         text = bytes(msgspec.json.decode(body, type=msgspec.Raw))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(
-            f"{where} is to be {kind}, and is not JSON: {error}",
-            hint="Correct it, or give its own content_type.",
+            f"{where} is sent as {kind}, but is not JSON: {error}",
+            hint="Correct it, or set another content_type.",
         ) from None
-    # A line of a bulk request holds no line feed.
+    # A line of a bulk request must not contain a line feed.
     return msgspec.json.format(text, indent=-1) if b"\n" in text or b"\r" in text else text
 
 
@@ -137,7 +137,7 @@ def _image(image: Any, content_type: str) -> bytes:
     name = next((name for name, mime in pillow.MIME.items() if mime == kind), None)
     if name is None:
         raise InvalidRequest(
-            f"a Pillow image cannot be sent as {content_type}", hint="Give one such as image/jpeg."
+            f"a Pillow image cannot be sent as {content_type}", hint="Use one such as image/jpeg."
         )
     if kind == PNG_TYPE and image.mode not in PNG_MODES:
         image = image.convert("RGBA" if image.has_transparency_data else "RGB")
@@ -159,7 +159,7 @@ def _npy(array: Any) -> bytes:
     except ValueError as error:
         raise InvalidRequest(
             f"an array of {array.dtype} cannot be written as {NPY_TYPE}: {error}",
-            hint="Nothing is pickled: send numbers or fixed-length text.",
+            hint="Objects are not pickled: send numbers or fixed-length text.",
         ) from None
     return out.getvalue()
 
@@ -174,11 +174,11 @@ def _json(value: Any) -> bytes:
 
 
 def _unpacked(value: Any) -> Any:
-    # Arrays and numbers of numpy, and torch's tensors, within JSON.
+    # numpy arrays and numbers, and torch tensors, inside JSON.
     tolist = getattr(value, "tolist", None)
     if callable(tolist):
         return tolist()
-    raise TypeError(f"{_named(value)} is nothing that JSON can say")
+    raise TypeError(f"{_named(value)} is not a JSON value")
 
 
 def _is(value: Any, module: str, name: str) -> bool:

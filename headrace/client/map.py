@@ -1,24 +1,63 @@
-"""`map`: any number of inputs through a model, a bounded number of them at a time.
+"""`map`: runs any number of inputs through a model, a bounded number of them at a time.
 
-How they are submitted and looked up is in window.py.
+Nothing is requested once per job. Inputs are submitted in chunks. One long poll then waits for the
+end of one job, and one lookup reads all jobs that have ended (page_size.py). A job that younger
+jobs overtake is set aside, so that one slow job delays nothing; every second all jobs in flight are
+looked up.
+
+A full queue refuses part of a chunk. The refused entries wait here: the server holds them for a
+moment only, and between two attempts the client looks up ended jobs, so results arrive meanwhile.
+The next attempt is as large as the part that the last one found room for.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Iterable
-from typing import TypeVar
+import time
+from collections import deque
+from collections.abc import AsyncIterable, Callable, Iterable
+from contextlib import suppress
+from itertools import islice
+from typing import Any, Final, Generic, TypeVar
 
 from typing_extensions import Unpack
 
-from headrace.client.bulk import CHUNK_JOBS, GATHER_S, BulkEntry, Ids, namer
-from headrace.client.models import Result
-from headrace.client.requests import Options, job_line
-from headrace.client.retries import Session
-from headrace.client.sansio import NextInput, Stream, TakenInput, Yield, source_of
-from headrace.client.window import Window
-from headrace.errors import InvalidRequest
+from headrace.client.bulk import (
+    CHUNK_JOBS,
+    GATHER_S,
+    BulkEntry,
+    Ids,
+    id_source,
+    next_chunk,
+    send,
+    statuses,
+)
+from headrace.client.calls import POLL_S, output
+from headrace.client.errors import job_error
+from headrace.client.models import Job, Result
+from headrace.client.page_size import QUICK_S, SWEEP_S, AdaptivePageSize
+from headrace.client.requests import Options, job_line, job_request
+from headrace.client.retries import TRANSIENT, Session, exchange
+from headrace.client.sansio import NextInput, Plan, Stream, TakenInput, Yield, input_iterator
+from headrace.errors import (
+    BrokerError,
+    HeadraceError,
+    InvalidRequest,
+    JobNotFound,
+    ServerUnreachable,
+    StoreUnavailable,
+    Throttled,
+)
 
 In = TypeVar("In")
+
+#: Seconds for which a full queue may hold a chunk while results are expected.
+HOLD_S: Final = 0.5
+#: How often a job is submitted again after Redis lost it.
+RESUBMITS: Final = 1
+#: The window retries after Throttled itself, between two lookups.
+_TRANSIENT: Final = tuple(kind for kind in TRANSIENT if kind is not Throttled)
+#: Errors that are not about one job, and would meet every other job too.
+_OUTAGES: Final = (BrokerError, ServerUnreachable, StoreUnavailable)
 
 
 def map_inputs(
@@ -34,34 +73,34 @@ def map_inputs(
     version: str | None = None,
     **options: Unpack[Options],
 ) -> Stream[Result[In]]:
-    """Run every input through a model, also while servers are restarted.
+    """Run every input through a model, also while servers restart.
 
-    Each input becomes one job under one id, however often it has to be said, and gives one result.
-    Memory does not grow with the number of inputs: so many as `in_flight` are held.
+    Each input becomes one job with one id, however often it is sent, and gives one result. At most
+    `in_flight` inputs are held, so memory does not grow with the number of inputs.
 
     Args:
         session: the server.
         model: the model's name.
-        inputs: any number of them, also without end; they are taken as there is room. What they
-            raise is raised again once the results of those before are out.
-        in_flight: how many are taken and not given back at the most.
-        ordered: give the results in the order of the inputs, and not as the jobs end.
-        return_errors: give a result with its `error` where an input fails, and do not raise it.
-        ids: the id of each job, in step with the inputs, or what makes it from an input. A second
-            run with the same ids finds the results of the first while they are kept.
-        content_type: what every input is, where its kind does not say so.
-        version: only for this version of the model.
-        options: as for `submit`, for every job.
+        inputs: any number of inputs, also an endless iterator; taken as there is room. An exception
+            that it raises is raised again after the results of the earlier inputs.
+        in_flight: maximum number of inputs that are taken and not yielded.
+        ordered: yield results in the order of the inputs, not as the jobs end.
+        return_errors: yield a result with its `error` if an input fails, instead of raising it.
+        ids: the id of each job, in the order of the inputs, or a function that makes it from an
+            input. A second run with the same ids gets the first run's results while they are kept.
+        content_type: media type of every input, if its Python type does not imply it.
+        version: required version of the model.
+        options: options of every job, as for `submit`.
 
     Yields:
         A result for every input.
 
     Raises:
-        JobError: without `return_errors`, a job did not succeed.
-        RequestError: without `return_errors`, an input was refused.
-        ServerUnreachable: the server was away for longer than `retry_s`. Its jobs go on.
-        BrokerError: its Redis was away, or full, for longer than `retry_s`. Its jobs go on.
-        StoreUnavailable: its payload store was away for longer than `retry_s`. Its jobs go on.
+        JobError: a job failed, without `return_errors`.
+        RequestError: an input was refused, without `return_errors`.
+        ServerUnreachable: the server was unreachable for longer than `retry_s`; jobs continue.
+        BrokerError: its Redis was unreachable or full for longer than `retry_s`; jobs continue.
+        StoreUnavailable: its payload store failed for longer than `retry_s`; jobs continue.
     """
     if in_flight < 1:
         raise InvalidRequest(f"in_flight is {in_flight}", hint="Give 1 or more.")
@@ -69,7 +108,7 @@ def map_inputs(
     def line(entry: BulkEntry) -> bytes:
         return job_line(model, entry.input, content_type, version, options, entry.job_id)
 
-    source, name = source_of(inputs), namer(ids)
+    source, next_id = input_iterator(inputs), id_source(ids)
     window: Window[In] = Window(session, line, ordered=ordered)
     chunk = min(CHUNK_JOBS, max(1, in_flight // 4))
     taken, short = TakenInput([], ended=False), False
@@ -81,26 +120,200 @@ def map_inputs(
         elif not taken.ended and (room >= chunk or not window.open):
             count = min(chunk, room)
             taken = yield NextInput(source, count, GATHER_S)
-            # A slow source is not to hold back what has ended.
+            # A slow source must not delay the results of ended jobs.
             short = len(taken.inputs) < count
             for value in taken.inputs:
-                window.add(BulkEntry(index, value, name(value)))
+                window.add(BulkEntry(index, value, next_id(value)))
                 index += 1
         else:
-            yield from window.look()
-        results = window.released()
+            yield from window.look_up()
+        results = window.pop_results()
         if not return_errors:
-            yield from _raising(results)
+            yield from _raise_errors(results)
         elif results:
             yield Yield(results)
     if taken.error is not None:
         raise taken.error
 
 
-def _raising(results: list[Result[In]]) -> Stream[Result[In]]:
+def _raise_errors(results: list[Result[In]]) -> Stream[Result[In]]:
     for at, result in enumerate(results):
         if result.error is not None:
             yield Yield(results[:at])
             raise result.error
     if results:
         yield Yield(results)
+
+
+class Window(Generic[In]):
+    """The inputs that are taken and not yielded: waiting for room, in flight, or ended.
+
+    Args:
+        session: the server.
+        line: makes the request line of an entry.
+        ordered: yield results in the order of their entries.
+    """
+
+    def __init__(
+        self, session: Session, line: Callable[[BulkEntry], bytes], *, ordered: bool
+    ) -> None:
+        self._waiting: deque[BulkEntry] = deque()
+        # By index, in the order of submission, which is roughly the order of their ends.
+        self._fresh: dict[int, BulkEntry] = {}
+        self._overtaken: dict[int, BulkEntry] = {}
+        self._session = session
+        self._line = line
+        self._ordered = ordered
+        self._done: dict[int, Result[In]] = {}
+        self._next = 0
+        self._page = AdaptivePageSize(growth=2, most=CHUNK_JOBS)
+        # The size of the next submit, and whether the last one found the queue full.
+        self._chunk_size = CHUNK_JOBS
+        self._full = False
+
+    @property
+    def open(self) -> int:
+        """Return the number of jobs that are enqueued and not known to have ended."""
+        return len(self._fresh) + len(self._overtaken)
+
+    @property
+    def waiting(self) -> int:
+        """Return the number of entries that are not enqueued yet."""
+        return len(self._waiting)
+
+    @property
+    def held(self) -> int:
+        """Return the number of inputs that are taken and not yielded."""
+        return self.waiting + self.open + len(self._done)
+
+    def add(self, entry: BulkEntry) -> None:
+        """Add an entry; `submit` sends it."""
+        self._waiting.append(entry)
+
+    def submit(self, *, glance: bool = False) -> Plan[None]:
+        """Submit a chunk of the waiting entries; entries that a full queue refuses stay waiting.
+
+        Args:
+            glance: look up ended jobs afterwards, as after a slow submit or with a full queue.
+        """
+        chunk = next_chunk(self._waiting, self._line, self._chunk_size)
+        # Without jobs to look up meanwhile, the server may hold the chunk as long as it likes.
+        hold_s = None if self._full and not self.open else HOLD_S
+        started = time.monotonic()
+        outcomes = yield from send(self._session, chunk, hold_s=hold_s, transient=_TRANSIENT)
+        slow = time.monotonic() - started > QUICK_S
+        refused = []
+        for entry, outcome in zip(chunk, outcomes, strict=True):
+            if isinstance(outcome, _OUTAGES):
+                raise outcome  # whether a job exists is unknown
+            if isinstance(outcome, Throttled):
+                refused.append(entry)
+            elif isinstance(outcome, HeadraceError):
+                self._end(entry, None, error=outcome)
+            else:
+                entry.line = b""
+                self._fresh[entry.index] = entry
+        self._waiting.extendleft(reversed(refused))
+        self._full = bool(refused)
+        room = len(chunk) - len(refused) if refused else 2 * self._chunk_size
+        self._chunk_size = min(CHUNK_JOBS, max(1, room))
+        if self.open and (self._waiting or slow or glance):
+            yield from self.look_up(wait=False)
+
+    def look_up(self, *, wait: bool = True) -> Plan[None]:
+        """Read the jobs that have ended; with `wait`, first wait for the end of one."""
+        page = self._page
+        page.begin()
+        jobs = (self._fresh or self._overtaken).values()
+        if wait:
+            last = next(islice(jobs, min(page.goal, len(jobs)) - 1, None))
+            poll_s = POLL_S if self.open == 1 else SWEEP_S
+            # The lookup reports a lost job too.
+            with suppress(JobNotFound):
+                yield from exchange(self._session, job_request("GET", last.job_id, wait_s=poll_s))
+        if page.waited():
+            entries = [*self._fresh.values(), *self._overtaken.values()]
+        else:
+            entries = list(islice(jobs, 2 * page.goal))
+        ended = yield from self._read(entries)
+        page.read(ended, len(entries), waited=wait)
+
+    def pop_results(self) -> list[Result[In]]:
+        """Remove and return the results that can be yielded now."""
+        if not self._ordered:
+            results = list(self._done.values())
+            self._done.clear()
+            return results
+        results = []
+        while self._next in self._done:
+            results.append(self._done.pop(self._next))
+            self._next += 1
+        return results
+
+    def _read(self, entries: list[BulkEntry]) -> Plan[int]:
+        """Look up these jobs and return how many have ended."""
+        jobs = yield from statuses(self._session, [entry.job_id for entry in entries])
+        lost: list[BulkEntry] = []
+        slow: list[BulkEntry] = []
+        overtaken = ended = 0
+        for entry, job in zip(entries, jobs, strict=True):
+            if job is None:
+                lost.append(entry)
+            elif job.ended:
+                overtaken = len(slow)
+                ended += 1
+                yield from self._finish(entry, job)
+            else:
+                slow.append(entry)
+        for entry in slow[:overtaken]:
+            if self._fresh.pop(entry.index, None) is not None:
+                self._overtaken[entry.index] = entry
+        self._resubmit(lost)
+        return ended
+
+    def _finish(self, entry: BulkEntry, job: Job) -> Plan[None]:
+        if not job.succeeded:
+            self._end(entry, job, error=job_error(job))
+            return
+        try:
+            long = job.result is None and job.result_size is not None
+            value = (yield from output(self._session, job)) if long else job.value
+        except _OUTAGES:
+            raise  # the result exists, and a later run finds it
+        except HeadraceError as error:
+            self._end(entry, job, error=error)
+        else:
+            self._end(entry, job, value=value)
+
+    def _resubmit(self, lost: list[BulkEntry]) -> None:
+        """Submit jobs again that the server accepted and no longer knows: Redis lost data."""
+        again = []
+        for entry in lost:
+            self._forget(entry)
+            entry.lost += 1
+            if entry.lost > RESUBMITS:
+                error = JobNotFound(
+                    f"the record of job {entry.job_id} is gone, again",
+                    hint="Is its result_ttl long enough, and does Redis keep its data?",
+                )
+                self._end(entry, None, error=error)
+            else:
+                again.append(entry)
+        self._waiting.extendleft(reversed(again))
+
+    def _end(
+        self,
+        entry: BulkEntry,
+        job: Job | None,
+        *,
+        value: Any = None,
+        error: HeadraceError | None = None,
+    ) -> None:
+        self._forget(entry)
+        self._done[entry.index] = Result(
+            index=entry.index, input=entry.input, job=job, value=value, error=error
+        )
+
+    def _forget(self, entry: BulkEntry) -> None:
+        self._fresh.pop(entry.index, None)
+        self._overtaken.pop(entry.index, None)

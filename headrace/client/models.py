@@ -1,6 +1,6 @@
-"""What the API tells of jobs, models, queues and dead letters, typed.
+"""The API's jobs, models, queues and dead letters as typed objects.
 
-A newer server's fields pass by.
+Unknown fields of a newer server are ignored.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ ENDED: Final = frozenset({"succeeded", "failed", "expired", "cancelled"})
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """How a job ended that did not succeed.
+    """Why a job failed.
 
     Attributes:
         type: a code of `headrace.errors`.
-        message: what was wrong.
-        retryable: whether the same job can succeed another time.
+        message: the reason.
+        retryable: whether the same job can succeed in another attempt.
     """
 
     type: str = "error"
@@ -37,17 +37,17 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as the API shows it; docs/api.md says what each field means.
+    """A job as the API returns it; docs/api.md documents the fields.
 
     Attributes:
-        timings: milliseconds, by stage.
-        result: the result as the API shows it: JSON, or `{"content_type", "base64"}`; None before
-            the end, and where it is too long to be shown. `value` has it decoded.
-        result_size: its bytes, where it is too long to be shown; `client.result` fetches it.
-        due_at: when it joins its queue, while it is scheduled: at first, or for another try.
-        progress: how far it has come, while it runs and its handler says so.
-        stages: of a pipeline's job that has begun: how far its stages have come.
-        error: how it ended, where it did not succeed; before the end, how its last try did.
+        timings: milliseconds per stage.
+        result: the result as the API returns it: JSON, or `{"content_type", "base64"}`; None
+            before the end, and if it is too large. `value` is the decoded result.
+        result_size: the size in bytes of a result that is too large; `client.result` fetches it.
+        due_at: when it joins its queue, while it is scheduled: at first, or for a retry.
+        progress: the progress that its handler reports, while it runs.
+        stages: the progress of the stages, for a pipeline's job that has started.
+        error: why it failed; before the end, why its last attempt failed.
     """
 
     id: str
@@ -76,32 +76,32 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ended(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Return whether the job has ended, with or without success."""
         return self.status in ENDED
 
     @property
     def succeeded(self) -> bool:
-        """Whether it has ended well."""
+        """Return whether the job has succeeded."""
         return self.status == "succeeded"
 
     @property
     def value(self) -> Any:
-        """The result decoded: a JSON value, str for text/*, bytes for everything else.
+        """Return the decoded result: a JSON value, str for text/*, else bytes.
 
         Raises:
-            UnexpectedAnswer: it says that it is base64, and is not.
+            UnexpectedAnswer: the base64 is invalid.
         """
         return decode_result(self.result)
 
 
 class Cancelled(msgspec.Struct, frozen=True, kw_only=True):
-    """What a cancellation did.
+    """The outcome of a cancellation.
 
     Attributes:
-        id: the job.
+        id: the job's id.
         outcome: `removed` (it will not run), `asked` (it runs; its result will be discarded),
-            `ended` (it had ended before) or `unknown`.
-        status: the job's status now; None where it is unknown.
+            `ended` (it had already ended) or `unknown`.
+        status: the job's present status; None if it is unknown.
     """
 
     id: str
@@ -110,14 +110,14 @@ class Cancelled(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Result(msgspec.Struct, Generic[In], frozen=True, kw_only=True):
-    """What came of one input of a `map`.
+    """The outcome of one input of a `map`.
 
     Attributes:
-        index: the input's place, from 0.
-        input: the input, as it was given.
-        job: the job that it became; None where it was refused.
-        value: the decoded result; None where there is an error.
-        error: why there is none.
+        index: the input's index, from 0.
+        input: the input as the caller gave it.
+        job: its job; None if the input was refused.
+        value: the decoded result; None if there is an error.
+        error: why there is no result.
     """
 
     index: int
@@ -128,7 +128,7 @@ class Result(msgspec.Struct, Generic[In], frozen=True, kw_only=True):
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """A registered model. `client.model(name)` fills what the list of all leaves None."""
+    """A registered model. `client.model(name)` sets fields that are None in the list of all."""
 
     name: str
     version: str
@@ -152,8 +152,8 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         depth: waiting jobs, by priority step.
-        paused: no worker claims from it until it is resumed.
-        oldest_age_s: how long the oldest waiting job has waited; None where none waits.
+        paused: workers claim no jobs from it until it is resumed.
+        oldest_age_s: waiting time of the oldest waiting job; None without waiting jobs.
     """
 
     name: str
@@ -169,20 +169,20 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
-    """What could not run, kept until it is put back or removed, for 14 days at the most.
+    """A message that could not be processed, kept until it is requeued or deleted, at most 14 days.
 
     Attributes:
-        id: its name: the job's id; of what is no job, a name of its own.
-        model: whose queue it is from.
-        job_id: the job that it was; None where the message could not be read.
-        reason: the code of an error, or why the message is no job.
-        error: the same in a sentence.
-        attempts: how often it was handed out.
+        id: the job's id; a new name if the message is not a job.
+        model: the model of its queue.
+        job_id: its job's id; None if the message could not be read.
+        reason: the code of an error, or why the message is not a job.
+        error: the reason in a sentence.
+        attempts: how often a worker received it.
         created_at: when it was submitted.
-        died_at: when it came here.
-        requeueable: whether it can be put back.
-        traceback: the handler's, where it raised. None in a list.
-        message: the task message, as `text` or `base64`. None in a list; `raw` has it decoded.
+        died_at: when it became a dead letter.
+        requeueable: whether it can be requeued.
+        traceback: the handler's traceback, if it raised. None in a list.
+        message: the task message, as `text` or `base64`. None in a list; `raw` is decoded.
     """
 
     id: str
@@ -199,22 +199,22 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def raw(self) -> bytes:
-        """The task message, byte for byte.
+        """Return the task message, byte for byte.
 
         Raises:
-            UnexpectedAnswer: it says that it is base64, and is not.
+            UnexpectedAnswer: the base64 is invalid.
         """
         message = self.message or {}
         return message["text"].encode() if "text" in message else _unpack(message.get("base64", ""))
 
 
 class Requeued(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of dead letters that were to be put back.
+    """The outcome of a requeue of dead letters.
 
     Attributes:
-        requeued: how many were.
-        left: which were not, and why: `unknown`, `unreadable` (no job that could run) or `alive`
-            (a job of its id waits or runs, or is a later one).
+        requeued: how many were requeued.
+        left: which were not, and why: `unknown`, `unreadable` (not a valid job) or `alive` (a job
+            with its id waits or runs, or is newer).
     """
 
     requeued: int
@@ -222,11 +222,11 @@ class Requeued(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WebhookAttempt(msgspec.Struct, frozen=True, kw_only=True):
-    """One try to deliver a webhook.
+    """One attempt to deliver a webhook.
 
     Attributes:
-        status: what the receiver answered; None where it did not.
-        error: what was wrong; None where nothing was.
+        status: the HTTP status of the answer; None without an answer.
+        error: why the attempt failed; None if it succeeded.
     """
 
     at: datetime
@@ -236,16 +236,16 @@ class WebhookAttempt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WebhookDelivery(msgspec.Struct, frozen=True, kw_only=True):
-    """What a webhook was told of a job, or is to be told.
+    """A delivery of a job's event to a webhook.
 
     Attributes:
-        id: the header `webhook-id` of each try.
-        type: such as `job.succeeded`.
-        url: where to, without its query.
+        id: the header `webhook-id` of each attempt.
+        type: the event, such as `job.succeeded`.
+        url: the receiver's URL without its query.
         state: `pending`, `delivered` or `failed`.
-        next_attempt_at: when it is tried again, while it is pending.
-        tries: how many there were.
-        attempts: the newest of them.
+        next_attempt_at: the time of the next attempt, while it is pending.
+        tries: the number of attempts.
+        attempts: the newest attempts.
     """
 
     id: str
@@ -259,18 +259,18 @@ class WebhookDelivery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """An offline run, as it told of itself last.
+    """The last report of an offline run.
 
     Attributes:
-        state: `running`, `ended`, `stopped`, `cancelled`, `failed`, or `lost`: it has told nothing
-            for half a minute.
-        source: where its inputs come from.
-        output: where its rows go.
-        total: how many inputs there are; None where that is not known.
-        succeeded: rows with a result.
-        failed: rows without one.
-        per_second: how many have ended a second.
-        command: what goes on with it, on that host and in that folder.
+        state: `running`, `ended`, `stopped`, `cancelled`, `failed`, or `lost` (no report for
+            half a minute).
+        source: the source of its inputs.
+        output: the output of its rows.
+        total: the number of inputs; None if it is unknown.
+        succeeded: the number of rows with a result.
+        failed: the number of rows without a result.
+        per_second: ended inputs per second.
+        command: the command that resumes it, on that host and in that folder.
         error: why it failed.
     """
 
@@ -295,15 +295,15 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ended(self) -> int:
-        """How many inputs have their row."""
+        """Return the number of inputs that have a row."""
         return self.succeeded + self.failed
 
 
 def decode_result(result: Any) -> Any:
-    """A result as the API shows it in a job, decoded.
+    """Decode a result as the API returns it in a job.
 
     Raises:
-        UnexpectedAnswer: it says that it is base64, and is not.
+        UnexpectedAnswer: the base64 is invalid.
     """
     if not isinstance(result, dict) or result.keys() != {"content_type", "base64"}:
         return result
@@ -314,10 +314,10 @@ def decode_result(result: Any) -> Any:
 
 
 def decode_output(body: bytes, content_type: str) -> Any:
-    """An output by its content type: a JSON value, str for text/*, bytes for everything else.
+    """Decode an output by its content type: a JSON value, str for text/*, else bytes.
 
     Raises:
-        UnexpectedAnswer: it says that it is JSON, or text, and is not.
+        UnexpectedAnswer: it is not valid JSON or text.
     """
     kind = content_type.partition(";")[0].strip().lower()
     try:
@@ -325,7 +325,7 @@ def decode_output(body: bytes, content_type: str) -> Any:
             return msgspec.json.decode(body)
         return body.decode() if kind.startswith("text/") else body
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UnexpectedAnswer(f"a result says that it is {kind}, and is not: {error}") from None
+        raise UnexpectedAnswer(f"a result with type {kind} cannot be decoded: {error}") from None
 
 
 def _unpack(text: str) -> bytes:

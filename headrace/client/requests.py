@@ -1,4 +1,4 @@
-"""The requests for one job: what a submit says, and how its options are spelt."""
+"""Builds the requests for one job."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NDJSON_HEADERS: Final = {"content-type": "application/x-ndjson"}
 
 
 def trace_headers() -> dict[str, str]:
-    """The headers that say of which trace a submit is part, where the caller uses OpenTelemetry."""
+    """Return the trace context headers for a submit, if the caller uses OpenTelemetry."""
     if "opentelemetry.trace" not in sys.modules:
         return {}
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -31,7 +31,7 @@ def trace_headers() -> dict[str, str]:
 
 
 class Options(TypedDict, total=False):
-    """A job's options; docs/api.md says what each means. None takes the server's default."""
+    """A job's options, documented in docs/api.md. None means the server's default."""
 
     priority: int | None
     expires: float | None
@@ -64,19 +64,19 @@ def job_line(
     options: Options,
     job_id: str | None = None,
 ) -> bytes:
-    """One job as JSON: the body of a submit, or a line of a bulk request.
+    """Return one job as JSON: the body of a submit, or a line of a bulk request.
 
     Raises:
-        InvalidRequest: the input, or an option, cannot be sent.
+        InvalidRequest: the input or an option cannot be sent.
     """
-    said = {name: option for name, option in options.items() if option is not None}
-    unknown = said.keys() - Options.__annotations__.keys()
+    set_options = {name: option for name, option in options.items() if option is not None}
+    unknown = set_options.keys() - Options.__annotations__.keys()
     if unknown:
         names = ", ".join(sorted(unknown))
         raise InvalidRequest(
-            f"unknown option: {names}", hint=f"Options: {', '.join(Options.__annotations__)}."
+            f"unknown option: {names}", hint=f"Valid options: {', '.join(Options.__annotations__)}."
         )
-    line = _Line(model=model, id=job_id, version=version, options=said or None)
+    line = _Line(model=model, id=job_id, version=version, options=set_options or None)
     if isinstance(value, InputRef):
         line.input_ref, line.content_type = value.ref, value.content_type or content_type
     else:
@@ -88,7 +88,7 @@ def job_line(
 
 
 def job_request(method: str, job: str | Job, *, wait_s: float = 0, below: str = "") -> HttpRequest:
-    """A request for one job, or for what lies below it."""
+    """Return a request for one job, or for the path `below` it."""
     job_id = job if isinstance(job, str) else job.id
     query = {"wait": f"{wait_s:g}"} if wait_s else {}
     return HttpRequest(method, f"{JOBS}/{quote(job_id, safe='')}{below}", query, wait_s=wait_s)

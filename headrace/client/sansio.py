@@ -1,7 +1,7 @@
-"""What a plan asks of its shell, and what it is told.
+"""The actions of a plan and their results.
 
-Every call of the client is a plan: a generator that yields steps and is sent what came of them. It
-does no I/O, so that one plan serves both shells (sync.py, aio.py). Knows no httpx2.
+Every call of the client is a plan: a generator that yields actions and is sent their results. It
+does no I/O, so one plan serves both clients (sync_client.py, async_client.py). Knows no httpx2.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """Send this, and give the `HttpResponse`, or `ConnectionFailed`.
+    """Send this request and return `HttpResponse` or `ConnectionFailed`.
 
     Attributes:
-        method: in capitals.
-        path: below the server's address, percent-encoded.
-        query: the query's parameters.
-        body: the body; None for none.
-        headers: beside those that every request has.
-        wait_s: seconds that the server may take on purpose (`?wait=`), before its timeout counts.
-        within_s: seconds that the answer may take, in place of the client's timeout; None for that.
+        method: the HTTP method in capitals.
+        path: the path below the server's address, percent-encoded.
+        query: the query parameters.
+        body: the body; None for no body.
+        headers: headers in addition to those of every request.
+        wait_s: seconds that the server may wait on purpose (`?wait=`) before its timeout counts.
+        within_s: maximum seconds for the answer; None for the client's timeout.
     """
 
     method: str
@@ -42,7 +42,7 @@ class HttpRequest:
 
 @dataclass(frozen=True, slots=True)
 class HttpResponse:
-    """What the server answered; header names are in small letters."""
+    """The server's answer; header names are in lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -54,8 +54,8 @@ class ConnectionFailed:
     """The connection was refused, or broke before the answer was complete.
 
     Attributes:
-        why: for the error message.
-        refused: no connection came about, so that the server has seen nothing of the request.
+        why: the reason, for the error message.
+        refused: there was no connection, so the server has not seen the request.
     """
 
     why: str
@@ -64,53 +64,53 @@ class ConnectionFailed:
 
 @dataclass(frozen=True, slots=True)
 class OpenStream:
-    """Send this and return `StreamOpened`; `ReadStream` reads an answer that is a stream."""
+    """Send this request and return `StreamOpened`; `ReadStream` reads a streamed answer."""
 
     request: HttpRequest
 
 
 @dataclass(frozen=True, slots=True)
 class StreamOpened:
-    """What came of a `OpenStream`.
+    """The result of `OpenStream`.
 
     Attributes:
-        outcome: the answer, without its body where that is a stream.
-        ear: the shell's own, for `ReadStream` and `CloseStream`; None where it is no stream.
+        outcome: the answer; without its body if the body is a stream.
+        reader: the client's own object for `ReadStream` and `CloseStream`; None without a stream.
     """
 
     outcome: HttpResponse | ConnectionFailed
-    ear: Any = None
+    reader: Any = None
 
 
 @dataclass(frozen=True, slots=True)
 class ReadStream:
-    """Return the next bytes of a stream: none at its end, `ConnectionFailed` where it broke."""
+    """Return the next bytes of a stream: b"" at its end, `ConnectionFailed` if it broke."""
 
-    ear: Any
+    reader: Any
 
 
 @dataclass(frozen=True, slots=True)
 class CloseStream:
     """Close a stream."""
 
-    ear: Any
+    reader: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Let so many seconds pass."""
+    """Sleep for `seconds`."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class NextInput:
-    """Take inputs from the caller's source, and give them as `TakenInput`.
+    """Take inputs from the caller's iterator and return `TakenInput`.
 
     Attributes:
         source: the caller's iterator.
-        count: at the most.
-        within_s: once this has passed, give those that there are, and at least one.
+        count: maximum number of inputs.
+        within_s: return the inputs so far, at least one, after this many seconds.
     """
 
     source: Iterator[Any] | AsyncIterator[Any]
@@ -120,12 +120,12 @@ class NextInput:
 
 @dataclass(frozen=True, slots=True)
 class TakenInput:
-    """What the source gave.
+    """The inputs that the iterator gave.
 
     Attributes:
-        inputs: in order.
-        ended: there are no more.
-        error: what the source raised, in place of more.
+        inputs: the inputs in order.
+        ended: there are no more inputs.
+        error: the exception that the iterator raised.
     """
 
     inputs: list[Any]
@@ -133,45 +133,45 @@ class TakenInput:
     error: Exception | None = None
 
 
-def taken_from(source: Iterator[Any], step: NextInput) -> TakenInput:
-    """Take from a source that blocks."""
+def take_inputs(source: Iterator[Any], action: NextInput) -> TakenInput:
+    """Take inputs from a blocking iterator."""
     inputs: list[Any] = []
-    late = time.monotonic() + step.within_s
+    deadline = time.monotonic() + action.within_s
     try:
-        for value in islice(source, step.count):
+        for value in islice(source, action.count):
             inputs.append(value)
-            if time.monotonic() > late:
+            if time.monotonic() > deadline:
                 return TakenInput(inputs, ended=False)
-    except Exception as error:  # noqa: BLE001 - raised again once its elders' results are out
+    except Exception as error:  # noqa: BLE001 - raised again after the results of earlier inputs
         return TakenInput(inputs, ended=True, error=error)
-    return TakenInput(inputs, ended=len(inputs) < step.count)
+    return TakenInput(inputs, ended=len(inputs) < action.count)
 
 
-def source_of(
+def input_iterator(
     inputs: Iterable[T] | AsyncIterable[T],
 ) -> Iterator[T] | AsyncIterator[T]:
-    """The iterator over the caller's inputs.
+    """Return an iterator over the caller's inputs.
 
     Raises:
-        InvalidRequest: they cannot be iterated over.
+        InvalidRequest: `inputs` is not iterable.
     """
     if isinstance(inputs, Iterable):
         return iter(inputs)
     if isinstance(inputs, AsyncIterable):
         return aiter(inputs)
     raise InvalidRequest(
-        f"inputs are to be an iterable, not a {type(inputs).__name__}",
-        hint="Give a list, a generator, or the like; of one input, give [input].",
+        f"inputs must be an iterable, not {type(inputs).__name__}",
+        hint="Give a list or a generator; for one input give [input].",
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Yield(Generic[T]):
-    """Hand these to the caller, one after the other."""
+    """Give these items to the caller, one by one."""
 
     items: list[T]
 
 
-Step: TypeAlias = HttpRequest | Pause | NextInput | OpenStream | ReadStream | CloseStream
-Plan: TypeAlias = Generator[Step, Any, T]
-Stream: TypeAlias = Generator[Step | Yield[T], Any, None]
+Action: TypeAlias = HttpRequest | Pause | NextInput | OpenStream | ReadStream | CloseStream
+Plan: TypeAlias = Generator[Action, Any, T]
+Stream: TypeAlias = Generator[Action | Yield[T], Any, None]

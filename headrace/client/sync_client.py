@@ -1,4 +1,4 @@
-"""The blocking shell: runs plans on httpx2.Client."""
+"""The blocking client: runs plans on httpx2.Client."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, overload
 import httpx2
 from typing_extensions import override
 
-from headrace.client import admin, bulk, calls, events, hooks, offline
+from headrace.client import admin, bulk, calls, events
 from headrace.client import map as mapping
 from headrace.client.models import Cancelled, Job
 from headrace.client.retries import Session
 from headrace.client.sansio import (
+    Action,
     CloseStream,
     ConnectionFailed,
     HttpRequest,
@@ -24,14 +25,13 @@ from headrace.client.sansio import (
     Pause,
     Plan,
     ReadStream,
-    Step,
     Stream,
     StreamOpened,
     TakenInput,
     Yield,
-    taken_from,
+    take_inputs,
 )
-from headrace.client.transport import Transport, answer_of, broken_by, is_stream
+from headrace.client.transport import Transport, connection_failed, is_stream, response_of
 from headrace.errors import InvalidRequest
 
 P = ParamSpec("P")
@@ -41,7 +41,7 @@ T = TypeVar("T")
 def _blocking(
     plan: Callable[Concatenate[Session, P], Plan[T]],
 ) -> Callable[Concatenate[Client, P], T]:
-    """A plan as a method."""
+    """Return a plan as a method."""
 
     @wraps(plan)
     def call(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -53,7 +53,7 @@ def _blocking(
 def _iterating(
     stream: Callable[Concatenate[Session, P], Stream[T]],
 ) -> Callable[Concatenate[Client, P], Iterator[T]]:
-    """A stream as a method."""
+    """Return a stream as a method."""
 
     @wraps(stream)
     def call(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
@@ -63,13 +63,13 @@ def _iterating(
 
 
 class _EventReader:
-    """An answer whose body is read as it comes."""
+    """Reads the body of an answer as it arrives."""
 
     def __init__(self, response: httpx2.Response) -> None:
         self._response = response
         self._chunks = response.iter_bytes()
 
-    def hear(self) -> bytes | ConnectionFailed:
+    def read(self) -> bytes | ConnectionFailed:
         try:
             return next(self._chunks, b"")
         except (httpx2.TransportError, httpx2.StreamError) as error:
@@ -80,7 +80,7 @@ class _EventReader:
 
 
 class Client(Transport):
-    """Submits jobs, waits for them and reads their results. May be shared by threads."""
+    """Submits jobs, waits for them and reads their results. Threads may share a client."""
 
     @override
     def _open(self, options: dict[str, Any]) -> None:
@@ -93,7 +93,7 @@ class Client(Transport):
         self.close()
 
     def close(self) -> None:
-        """Close the connections. Jobs are not touched."""
+        """Close the connections. Jobs continue."""
         self._http.close()
 
     submit = _blocking(calls.submit)
@@ -114,21 +114,21 @@ class Client(Transport):
     requeue_dead_letters = _blocking(admin.requeue_dead_letters)
     purge_dead_letters = _blocking(admin.purge_dead_letters)
     ready = _blocking(calls.ready)
-    runs = _blocking(offline.runs)
-    run_record = _blocking(offline.run_record)
-    cancel_run = _blocking(offline.cancel_run)
-    webhooks = _blocking(hooks.webhooks)
-    redeliver_webhook = _blocking(hooks.redeliver_webhook)
+    runs = _blocking(admin.runs)
+    run_record = _blocking(admin.run_record)
+    cancel_run = _blocking(admin.cancel_run)
+    webhooks = _blocking(admin.webhooks)
+    redeliver_webhook = _blocking(admin.redeliver_webhook)
 
     @overload
     def status(self, job: str | Job) -> Job: ...  # type: ignore[overload-overlap]
     @overload
     def status(self, job: Iterable[str | Job]) -> list[Job | None]: ...
     def status(self, job: str | Job | Iterable[str | Job]) -> Job | list[Job | None]:
-        """A job as it is now; of several, None stands for what is unknown.
+        """Return a job's present status; for several jobs a list with None for unknown ids.
 
         Raises:
-            JobNotFound: there is none of that id. Not of several.
+            JobNotFound: no job has this id. Not raised for several jobs.
         """
         if isinstance(job, (str, Job)):
             return self.run(calls.status(self.session, job))
@@ -139,67 +139,67 @@ class Client(Transport):
     @overload
     def cancel(self, job: Iterable[str | Job]) -> list[Cancelled]: ...
     def cancel(self, job: str | Job | Iterable[str | Job]) -> Cancelled | list[Cancelled]:
-        """Cancel a job, or several; what that did.
+        """Cancel a job, or several, and return the outcome.
 
         Raises:
-            JobNotFound: there is none of that id. Not of several.
+            JobNotFound: no job has this id. Not raised for several jobs.
         """
         if isinstance(job, (str, Job)):
             return self.run(calls.cancel(self.session, job))
         return self.run(bulk.cancel_many(self.session, job))
 
     def run(self, plan: Plan[T]) -> T:
-        """Run a plan to its end."""
-        came: object = None
+        """Run a plan to its end and return its result."""
+        reply: object = None
         while True:
             try:
-                step = plan.send(came)
+                action = plan.send(reply)
             except StopIteration as ended:
                 value: T = ended.value
                 return value
-            came = self._perform(step)
+            reply = self._perform(action)
 
     def iterate(self, stream: Stream[T]) -> Iterator[T]:
-        """Run a stream, and give what it emits."""
-        came: object = None
+        """Run a stream and yield its items."""
+        reply: object = None
         opened: list[_EventReader] = []
         try:
             while True:
                 try:
-                    step = stream.send(came)
+                    action = stream.send(reply)
                 except StopIteration:
                     return
-                if isinstance(step, Yield):
-                    yield from step.items
-                    came = None
+                if isinstance(action, Yield):
+                    yield from action.items
+                    reply = None
                     continue
-                came = self._perform(step)
-                if isinstance(came, StreamOpened) and came.ear is not None:
-                    opened = [came.ear]
+                reply = self._perform(action)
+                if isinstance(reply, StreamOpened) and reply.reader is not None:
+                    opened = [reply.reader]
         finally:
-            # Also where the caller has had enough of it.
-            for ear in opened:
-                ear.close()
+            # Also if the caller stops early.
+            for reader in opened:
+                reader.close()
 
     def _perform(
-        self, step: Step
+        self, action: Action
     ) -> HttpResponse | ConnectionFailed | TakenInput | StreamOpened | bytes | None:
-        if isinstance(step, HttpRequest):
-            return self._send(step)
-        if isinstance(step, Pause):
-            time.sleep(step.seconds)
+        if isinstance(action, HttpRequest):
+            return self._send(action)
+        if isinstance(action, Pause):
+            time.sleep(action.seconds)
             return None
-        if isinstance(step, OpenStream):
-            return self._listen(step.request)
-        if isinstance(step, ReadStream):
-            heard: bytes | ConnectionFailed = step.ear.hear()
-            return heard
-        if isinstance(step, CloseStream):
-            step.ear.close()
+        if isinstance(action, OpenStream):
+            return self._open_stream(action.request)
+        if isinstance(action, ReadStream):
+            chunk: bytes | ConnectionFailed = action.reader.read()
+            return chunk
+        if isinstance(action, CloseStream):
+            action.reader.close()
             return None
-        return self._take(step)
+        return self._take_inputs(action)
 
-    def _listen(self, request: HttpRequest) -> StreamOpened:
+    def _open_stream(self, request: HttpRequest) -> StreamOpened:
         try:
             built = self._http.build_request(**self._arguments(request))
             response = self._http.send(built, stream=True)
@@ -212,25 +212,25 @@ class Client(Transport):
             finally:
                 response.close()
         except httpx2.TransportError as error:
-            return StreamOpened(broken_by(error))
-        return StreamOpened(answer_of(response))
+            return StreamOpened(connection_failed(error))
+        return StreamOpened(response_of(response))
 
-    def _take(self, step: NextInput) -> TakenInput:
-        if not isinstance(step.source, Iterator):
+    def _take_inputs(self, action: NextInput) -> TakenInput:
+        if not isinstance(action.source, Iterator):
             raise InvalidRequest(
-                "inputs that are iterated over asynchronously cannot be read here",
+                "Client cannot read an asynchronous iterator",
                 hint="Use AsyncClient, or give a list or a generator.",
             )
-        return taken_from(step.source, step)
+        return take_inputs(action.source, action)
 
     def _send(self, request: HttpRequest) -> HttpResponse | ConnectionFailed:
         try:
             answer = self._http.request(**self._arguments(request))
         except httpx2.TransportError as error:
-            return broken_by(error)
-        return answer_of(answer)
+            return connection_failed(error)
+        return response_of(answer)
 
 
 def send_once(client: Client, request: HttpRequest) -> HttpResponse | ConnectionFailed:
-    """Send one request as it is, for who runs a plan's steps by himself."""
+    """Send one request without retries, for callers that run a plan's actions themselves."""
     return client._send(request)

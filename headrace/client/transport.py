@@ -1,4 +1,4 @@
-"""What both shells share: addresses, timeouts, and httpx2's answers and errors in our words."""
+"""What both clients share: addresses, headers, timeouts, and the conversion of httpx2's results."""
 
 from __future__ import annotations
 
@@ -14,34 +14,33 @@ from headrace.client.sansio import ConnectionFailed, HttpRequest, HttpResponse
 from headrace.config.paths import ENV_URL
 from headrace.errors import InvalidRequest
 
-#: The API key, where the server wants one. A variable, as arguments can be read by other users.
+#: The API key. A variable, because other users can read the arguments of a process.
 ENV_API_KEY: Final = "HEADRACE_API_KEY"
-#: A file with the certificates of who may sign the server's, in place of the system's.
+#: A file with trusted CA certificates; it replaces the system's.
 ENV_CA_FILE: Final = "HEADRACE_CA_FILE"
 DEFAULT_URL: Final = "http://127.0.0.1:8080"
 CONNECT_TIMEOUT_S: Final = 5.0
 EVENT_STREAM: Final = "text/event-stream"
-#: uvicorn closes what was idle for 5 s; a connection that is about to be closed is not to be used.
+#: uvicorn closes connections after 5 idle seconds; the client must drop them earlier.
 KEEPALIVE_S: Final = 4.0
 
 
 class Transport:
-    """What every client has.
+    """Base class of both clients.
 
     Args:
-        url: the API's address; by default HEADRACE_URL, else http://127.0.0.1:8080.
-        timeout_s: how long the server may take to answer one request, not counting what it is
-            asked to wait.
-        retry_s: how long a request is repeated while the server is away or full, counted from its
-            first failure.
-        headers: sent with every request.
-        api_key: sent with every request to this server, and to no other; by default
+        url: the API's address; default HEADRACE_URL, else http://127.0.0.1:8080.
+        timeout_s: maximum seconds for the answer to one request, in addition to the time that the
+            request asks the server to wait.
+        retry_s: how long a request is repeated while the server is unreachable or full, counted
+            from its first failure.
+        headers: headers for every request.
+        api_key: API key for every request to this server, never sent to another one; default
             HEADRACE_API_KEY.
-        ca_file: certificates (PEM) of who may sign the server's, in place of the system's; by
-            default HEADRACE_CA_FILE.
+        ca_file: trusted CA certificates (PEM) that replace the system's; default HEADRACE_CA_FILE.
 
     Raises:
-        InvalidRequest: the address is none, or the key or the file cannot be used.
+        InvalidRequest: the address, the key or the file is invalid.
     """
 
     def __init__(
@@ -64,20 +63,20 @@ class Transport:
                 **(headers or {}),
             },
             "limits": httpx2.Limits(max_keepalive_connections=100, keepalive_expiry=KEEPALIVE_S),
-        }  # fmt: skip
+        }
         trusted = ca_file or os.environ.get(ENV_CA_FILE)
         if not self.session.url.startswith("https:"):
-            # Trusts nobody: the system's certificates, a tenth of a second to load, are not needed.
+            # An empty context: loading the system's certificates takes a tenth of a second.
             options["verify"] = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         elif trusted:
-            options["verify"] = _trusting(trusted)
+            options["verify"] = _trust(trusted)
         self._open(options)
 
     def _open(self, options: dict[str, Any]) -> None:
         raise NotImplementedError
 
     def _arguments(self, request: HttpRequest) -> dict[str, Any]:
-        """What httpx2's `request` is called with."""
+        """Return the arguments for httpx2's `request`."""
         return {
             "method": request.method,
             "url": request.path,
@@ -89,56 +88,57 @@ class Transport:
 
 
 def _authorization(api_key: str | None) -> dict[str, str]:
-    """The header for a key; none where there is no key.
+    """Return the authorization header for a key; no header without a key.
 
     Raises:
-        InvalidRequest: it cannot stand in a header. The message does not repeat it.
+        InvalidRequest: the key is not valid in a header. The message does not repeat it.
     """
     key = (os.environ.get(ENV_API_KEY) or "") if api_key is None else api_key
     if not key:
         return {}
     if not (key.isascii() and key.isprintable()) or " " in key:
         raise InvalidRequest(
-            "the API key has characters that none has (a line break, perhaps)",
-            hint=f"Give it as `headrace keys create` has printed it: api_key=, or {ENV_API_KEY}.",
+            "the API key has invalid characters, perhaps a line break",
+            hint=f"Set api_key= or {ENV_API_KEY} to the output of `headrace keys create`.",
         )
     return {"authorization": f"Bearer {key}"}
 
 
-def _trusting(ca_file: str | os.PathLike[str]) -> ssl.SSLContext:
+def _trust(ca_file: str | os.PathLike[str]) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=ca_file)
     except (OSError, ssl.SSLError) as error:
         raise InvalidRequest(
             f"the CA file {os.fspath(ca_file)!r} cannot be used: {error}",
-            hint=f"Name a file of certificates in PEM: ca_file=, or {ENV_CA_FILE}.",
+            hint=f"Set ca_file= or {ENV_CA_FILE} to a file of PEM certificates.",
         ) from None
 
 
 def session_for(url: str | None, retry_s: float) -> Session:
-    """The server that a client is for.
+    """Return the session for an address.
 
     Raises:
-        InvalidRequest: the address is none.
+        InvalidRequest: the address is invalid.
     """
-    given = url or os.environ.get(ENV_URL) or DEFAULT_URL
+    address = url or os.environ.get(ENV_URL) or DEFAULT_URL
     try:
-        parsed = httpx2.URL(given)
+        parsed = httpx2.URL(address)
     except httpx2.InvalidURL as error:
-        raise _no_address(given, str(error)) from None
+        raise _invalid_address(address, str(error)) from None
     if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise _no_address(given, "it begins with neither http:// nor https://")
-    return Session(given.rstrip("/"), retry_s)
+        raise _invalid_address(address, "it must begin with http:// or https://")
+    return Session(address.rstrip("/"), retry_s)
 
 
-def _no_address(given: str, why: str) -> InvalidRequest:
+def _invalid_address(address: str, why: str) -> InvalidRequest:
     return InvalidRequest(
-        f"{given!r} is no address of a server: {why}", hint=f"Give one such as {DEFAULT_URL}."
+        f"{address!r} is not the address of a server: {why}",
+        hint=f"Use one such as {DEFAULT_URL}.",
     )
 
 
 def timeout_of(timeout_s: float, request: HttpRequest) -> httpx2.Timeout:
-    """A request's timeouts: what the server waits on purpose is not counted."""
+    """Return a request's timeouts; the time that the server waits on purpose is added."""
     if request.within_s is not None:
         return httpx2.Timeout(request.within_s)
     return httpx2.Timeout(
@@ -146,19 +146,19 @@ def timeout_of(timeout_s: float, request: HttpRequest) -> httpx2.Timeout:
     )
 
 
-def answer_of(response: httpx2.Response) -> HttpResponse:
-    """An answer whose body has been read."""
+def response_of(response: httpx2.Response) -> HttpResponse:
+    """Convert an httpx2 response whose body has been read."""
     return HttpResponse(response.status_code, response.headers, response.content)
 
 
 def is_stream(response: httpx2.Response) -> bool:
-    """Whether its body is a stream of events."""
+    """Return whether the body is an event stream."""
     kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
     return response.status_code == 200 and kind == EVENT_STREAM
 
 
-def broken_by(error: httpx2.TransportError) -> ConnectionFailed:
-    """Why no answer came."""
+def connection_failed(error: httpx2.TransportError) -> ConnectionFailed:
+    """Convert an httpx2 error."""
     refused = isinstance(error, (httpx2.ConnectError, httpx2.ConnectTimeout))
     why = str(error) or type(error).__name__
     if isinstance(error, httpx2.TimeoutException):

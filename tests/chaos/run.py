@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from headrace.client import window
+from headrace.client import map as mapping
 from tests.chaos import verdict
 from tests.chaos.load import Load
 from tests.chaos.plan import draw_jobs, draw_kills
@@ -71,13 +71,13 @@ def _wait(load: Load, share: float) -> None:
 @contextmanager
 def _no_second_submit(fsync: str) -> Iterator[None]:
     """`map` submits once more what Redis has lost, which `appendfsync always` does not allow."""
-    before = window.RESUBMITS
+    before = mapping.RESUBMITS
     if fsync == "always":
-        window.RESUBMITS = 0  # type: ignore[misc] # put back below
+        mapping.RESUBMITS = 0  # type: ignore[misc] # put back below
     try:
         yield
     finally:
-        window.RESUBMITS = before  # type: ignore[misc]
+        mapping.RESUBMITS = before  # type: ignore[misc]
 
 
 def _say(text: str) -> None:

@@ -180,7 +180,7 @@ class _Run:
         self._bar.advance(failed=outcome.failed)
 
     def _anything_sent(self, error: errors.HeadraceError) -> bool:
-        return self._client.session.met and not isinstance(error, errors.ModelNotFound)
+        return self._client.session.reached and not isinstance(error, errors.ModelNotFound)
 
     def _stopped(self, error: BaseException) -> ExitCode:
         """Print reason the command ended, and which jobs are still in flight."""

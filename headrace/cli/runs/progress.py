@@ -111,7 +111,7 @@ class RunProgressDisplay:
     def report(self, state: str, error: str = "") -> None:
         """Write the run's record, if the server answers; stop the run if it was cancelled."""
         from headrace import Client
-        from headrace.client.offline import report_run
+        from headrace.client.admin import report_run
 
         checkpoint, progress = self._engine.checkpoint, self._engine.progress
         record = {

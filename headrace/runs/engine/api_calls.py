@@ -10,7 +10,7 @@ import msgspec
 from headrace.client.errors import Problem, decoded, problem_error
 from headrace.client.models import Failure
 from headrace.client.requests import JOBS, JSON_HEADERS, NDJSON_HEADERS, job_request
-from headrace.client.retries import PASSING, RetryDeadline, Session, exchange
+from headrace.client.retries import TRANSIENT, RetryDeadline, Session, exchange
 from headrace.client.sansio import HttpRequest, HttpResponse, Plan
 from headrace.errors import HeadraceError, UnexpectedAnswer
 from headrace.jobs.encoding import binary_input, strict_json
@@ -90,7 +90,7 @@ def submit(
         left = unsent[len(results) :]
         for at, error in zip(unsent, results, strict=False):
             found[at] = error
-            if isinstance(error, PASSING):
+            if isinstance(error, TRANSIENT):
                 left.append(at)
         if not left:
             return found

@@ -24,6 +24,7 @@ from typing import Any, Final, Literal, TypeVar
 
 from headrace.client.bulk import LOOKUP_JOBS, cancel_many
 from headrace.client.models import ENDED, Failure
+from headrace.client.page_size import AdaptivePageSize
 from headrace.client.requests import job_request
 from headrace.client.retries import exchange
 from headrace.client.sansio import HttpRequest, Pause, Plan
@@ -42,7 +43,6 @@ from headrace.runs.engine import api_calls
 from headrace.runs.engine.cleanup import JobCleanup
 from headrace.runs.engine.in_flight import InFlight, PendingInput
 from headrace.runs.engine.outcome_prefetch import OutcomePrefetch, Outcomes
-from headrace.runs.engine.page_size import AdaptivePageSize
 from headrace.runs.engine.resume import begin
 from headrace.runs.engine.spec import RunProgress, RunSpec
 from headrace.runs.engine.submitter import Lines, Stopping, Submitter
@@ -89,7 +89,7 @@ class Engine:
         self._cancel = False
         self._refused: deque[tuple[PendingInput, Row]] = deque()
         self._undeleted: list[str] = []
-        self._page_size = AdaptivePageSize()
+        self._page_size = AdaptivePageSize(growth=4, most=LOOKUP_JOBS)
         self._accepts = api_calls.AcceptCount()
         self.progress = RunProgress(total=None)
 

@@ -44,7 +44,7 @@ class StandIn(Client):
         refuse: Callable[[str], Outcome | None] = lambda _: None,
     ) -> None:
         super().__init__("http://stand.in", retry_s=60)
-        self.session.met = True
+        self.session.reached = True
         self._outcome = outcome
         self._refuse = refuse
         self._inputs: dict[str, Any] = {}

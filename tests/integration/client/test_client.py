@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from headrace import Client, errors
-from headrace.client import Job, pages
+from headrace.client import Job, calls
 from headrace.jobs.encoding import decode_input
 from headrace.jobs.job import State, new_id
 from headrace.jobs.message import Message
@@ -175,7 +175,7 @@ def test_what_the_source_raises_comes_after_what_it_gave(client: Any) -> None:
 def test_jobs_are_listed_newest_first_over_pages(
     client: Any, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pages, "PAGE", 10)
+    monkeypatch.setattr(calls, "PAGE", 10)
     done = [job.id for job in client.submit_many("echo", range(25))]
     waiting = [client.submit("tiny", n, countdown=60).id for n in range(2)]
     assert all(client.wait(job_id).succeeded for job_id in done)
@@ -236,7 +236,7 @@ def test_the_address_is_that_of_the_environment(
 @pytest.mark.parametrize("url", ["localhost:8080", "redis://127.0.0.1", "http://", "http://[::1"])
 def test_an_address_that_is_none_is_refused(url: str) -> None:
     with (
-        pytest.raises(errors.InvalidRequest, match="no address of a server"),
+        pytest.raises(errors.InvalidRequest, match="not the address of a server"),
         client_of("sync", url),
     ):
         pass

@@ -156,7 +156,7 @@ def test_an_asynchronous_source(api: ApiServer, worker: FakeWorker) -> None:
             next(mapped)
     with (
         client_of("sync", api.url) as client,
-        pytest.raises(errors.InvalidRequest, match="asynchronously"),
+        pytest.raises(errors.InvalidRequest, match="asynchronous iterator"),
     ):
         next(client.map("echo", source()))
 

@@ -198,7 +198,7 @@ def dead(client: Any, count: int, **fields: Any) -> list[str]:
 def test_the_client_lists_them_over_pages_and_shows_one(
     api: ApiServer, server: RedisServer, shell: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.client.pages.PAGE", 2)
+    monkeypatch.setattr("headrace.client.calls.PAGE", 2)
     with client_of(shell, api.url) as client:
         ids = dead(client, 5)[::-1]
         assert [letter.id for letter in client.dead_letters("tricky")] == ids
@@ -228,7 +228,7 @@ def test_the_client_lists_them_over_pages_and_shows_one(
 def test_the_client_puts_back_and_removes_one_some_or_all(
     api: ApiServer, shell: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.client.admin.LETTERS_AT_ONCE", 2)
+    monkeypatch.setattr("headrace.client.admin.DEAD_LETTERS_AT_ONCE", 2)
     with client_of(shell, api.url) as client:
         ids = dead(client, 4)
         before = {letter.id: letter.died_at for letter in client.dead_letters("tricky")}
@@ -277,9 +277,9 @@ def test_of_an_answer_that_was_lost_the_repeat_finds_nothing_left_to_do(api: Api
 def test_what_the_client_cannot_do_with_them(api: ApiServer) -> None:
     with Client(api.url) as client:
         for call in (client.requeue_dead_letters, client.purge_dead_letters):
-            with pytest.raises(errors.InvalidRequest, match="no letters are given"):
+            with pytest.raises(errors.InvalidRequest, match="no dead letters are given"):
                 call("tricky")
-            with pytest.raises(errors.InvalidRequest, match="both letters and all"):
+            with pytest.raises(errors.InvalidRequest, match="letters and all are both given"):
                 call("tricky", ["a"], all=True)
             with pytest.raises(errors.ModelNotFound):
                 call("trickx", "x")

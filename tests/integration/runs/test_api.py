@@ -10,7 +10,7 @@ import pytest
 from headrace import errors
 from headrace.access.api_key import Caller
 from headrace.client import Client
-from headrace.client.offline import report_run
+from headrace.client.admin import report_run
 from headrace.queue.job_queue import JobQueue
 from headrace.redis import keys
 from headrace.redis.connection import connect_async

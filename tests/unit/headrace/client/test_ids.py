@@ -10,7 +10,7 @@ import msgspec
 
 from headrace.client import Job, bulk
 from headrace.client.retries import Session
-from headrace.client.sansio import HttpRequest, HttpResponse, NextInput, taken_from
+from headrace.client.sansio import HttpRequest, HttpResponse, NextInput, take_inputs
 
 
 def ids_sent(stream: Any) -> list[str]:
@@ -25,7 +25,7 @@ def ids_sent(stream: Any) -> list[str]:
         came = None
         if isinstance(step, NextInput):
             assert isinstance(step.source, Iterator)
-            came = taken_from(step.source, step)
+            came = take_inputs(step.source, step)
         elif isinstance(step, HttpRequest):
             lines = [msgspec.json.decode(line) for line in (step.body or b"").splitlines()]
             sent += [line["id"] for line in lines]

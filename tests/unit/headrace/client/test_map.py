@@ -87,8 +87,8 @@ class PlayedClient(Client):
         return self._server.answer(request)
 
     @override
-    def _take(self, step: NextInput) -> TakenInput:
-        return super()._take(replace(step, count=min(step.count, self._at_a_time)))
+    def _take_inputs(self, step: NextInput) -> TakenInput:
+        return super()._take_inputs(replace(step, count=min(step.count, self._at_a_time)))
 
 
 def mapped(

@@ -31,8 +31,8 @@ def answer(status: int, code: str = "", **members: Any) -> HttpResponse:
     return HttpResponse(status, {"content-type": PROBLEM_TYPE}, msgspec.json.encode(body))
 
 
-def session(*, met: bool = True, retry_s: float = 60) -> Session:
-    return Session("http://server", retry_s, met=met)
+def session(*, reached: bool = True, retry_s: float = 60) -> Session:
+    return Session("http://server", retry_s, reached=reached)
 
 
 def result(plan: Plan[Any], *outcomes: HttpResponse | ConnectionFailed) -> tuple[Any, list[float]]:
@@ -109,7 +109,7 @@ def test_a_server_that_never_answered_is_given_up_soon() -> None:
     paused: list[float] = []
 
     def keep_on() -> None:
-        plan = exchange(session(met=False, retry_s=3600), REQUEST)
+        plan = exchange(session(reached=False, retry_s=3600), REQUEST)
         step: object = next(plan)
         while True:
             step = plan.send(GONE if isinstance(step, HttpRequest) else None)
@@ -206,19 +206,19 @@ def test_a_server_that_lives_is_given_the_whole_time_again(clock: Clock) -> None
 
 
 def test_who_was_connected_has_met_a_server() -> None:
-    new = session(met=False)
+    new = session(reached=False)
     found, pauses = result(exchange(new, REQUEST), RESET, GONE, ALIVE, OK)
-    assert (found, len(pauses), new.met) == (OK, 2, True)
+    assert (found, len(pauses), new.reached) == (OK, 2, True)
 
 
 def test_what_takes_connections_and_is_silent_is_no_server_that_was_met() -> None:
-    new = session(met=False, retry_s=3600)
+    new = session(reached=False, retry_s=3600)
     plan = exchange(new, REQUEST)
     next(plan)
     assert isinstance(plan.send(GONE), Pause)
     assert isinstance(plan.send(None), HttpRequest)
     assert isinstance(plan.send(SILENT), Pause)
-    assert not new.met
+    assert not new.reached
 
 
 @pytest.mark.parametrize("code", ["payload-storage-full", "store-unavailable"])

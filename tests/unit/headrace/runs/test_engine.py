@@ -470,7 +470,7 @@ def test_a_request_waits_for_room_as_long_as_another_one_finds_some(
     """Which of them gets a free place is chance; the other does not give up."""
     now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    session, accepts = Session("http://server", 10, met=True), api_calls.AcceptCount()
+    session, accepts = Session("http://server", 10, reached=True), api_calls.AcceptCount()
     lucky, unlucky = (api_calls.submit(session, [b"{}"] * 100, True, accepts) for _ in range(2))
     since = now
     while now < 1000 + 5 * session.retry_s:

@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 from celery import Celery
 
-from headrace.jobs.job import new_id
+from headrace.jobs.ids import new_id
 from headrace.redis import keys
 from tests.harness.servers.redis_servers import RedisServer, redis_server
 from tests.harness.workers.worker import Client, Worker, celery_worker, write_models

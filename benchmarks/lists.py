@@ -17,7 +17,7 @@ import httpx2
 
 from benchmarks.scripts_bench import INPUT
 from headrace.config.model_catalog import ModelConfig
-from headrace.jobs.job import new_id
+from headrace.jobs.ids import new_id
 from headrace.queue.submission import submission, submit_arguments
 from headrace.redis import keys
 from headrace.redis.scripts import jobs as job_scripts

@@ -27,7 +27,7 @@ from benchmarks.scripts_bench import INPUT
 from benchmarks.stack import answers, bare_fastapi, process
 from benchmarks.tables import Table, write_tables
 from headrace.config.model_catalog import ModelConfig
-from headrace.jobs.job import new_id
+from headrace.jobs.ids import new_id
 from headrace.observability import worker_report
 from headrace.observability.host_figures import Figures, HostFigures
 from headrace.queue.submission import submission, submit_arguments

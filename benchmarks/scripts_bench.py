@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from benchmarks.tables import Table, write_tables
 from headrace.config.model_catalog import ModelConfig
-from headrace.jobs.job import new_id
+from headrace.jobs.ids import new_id
 from headrace.queue.submission import submission, submit_arguments
 from headrace.redis import keys
 from headrace.redis.scripts import Command, script

@@ -6,7 +6,8 @@ from typing import Any, Final
 
 from api.http.bodies import CONTENT_TYPE_MAX_CHARS
 from api.openapi.shapes import COUNT, MODEL, STRING, TIME, Schema, array, nullable, object_of
-from headrace.jobs.job import MAX_WAIT_FOR_START_S, State
+from headrace.jobs.job import State
+from headrace.jobs.options import MAX_WAIT_FOR_START_S
 from headrace.payloads.input_ref import REFERENCE_MAX_CHARS
 from headrace.webhooks.endpoint import URL_MAX_CHARS
 from headrace.webhooks.task_message import EVENTS
@@ -159,7 +160,7 @@ JOB: Final = object_of(
 WEBHOOK_URL: Final = r"^https?://[A-Za-z0-9._~:/?\[\]!$&'()*+,;=%-]+$"
 _SECONDS: Final = {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_WAIT_FOR_START_S}
 _BACKOFF: Final = {"type": "number", "minimum": 0, "maximum": 86_400}
-#: A job's options, as `headrace.jobs.job.JobOptions` has them.
+#: A job's options, as `headrace.jobs.options.JobOptions` has them.
 OPTIONS: Final[dict[str, Schema]] = {
     "priority": {
         "type": "integer", "minimum": 0, "maximum": 9, "default": 0,

@@ -30,7 +30,8 @@ from api.submission.job_request import (
 from api.submission.submit import fresh_job, fresh_state, submission_of
 from headrace.access.api_key import EVERYBODY, Caller
 from headrace.errors import BrokerUnavailable, HeadraceError, PayloadTooLarge, StoreUnavailable
-from headrace.jobs.job import Job, new_ids
+from headrace.jobs.ids import new_ids
+from headrace.jobs.job import Job
 from headrace.jobs.serialization import fresh_line, job_object
 from headrace.jobs.trace_context import Trace, read_trace
 from headrace.payloads.stores import THREADS

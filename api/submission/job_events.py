@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from headrace.jobs.failure import read_error
 from headrace.jobs.job import State, iso
 from headrace.queue.watcher import JobStatus
 
@@ -34,15 +35,6 @@ ID: Final = re.compile(r"[qdrpe]-[0-9a-z-]{1,64}")
 
 _LINES: Final = re.compile(rb"\r\n|\r|\n")
 _ENCODE: Final = msgspec.json.encode
-
-
-class _Error(msgspec.Struct):
-    type: str = "error"
-    message: str = ""
-    retryable: bool = False
-
-
-_ERROR: Final = msgspec.json.Decoder(_Error)
 
 
 class StreamEvent(NamedTuple):
@@ -165,7 +157,7 @@ def _schedule(status: JobStatus) -> dict[str, Any]:
         members["due_at"] = iso(status.due_us)
     if status.error_json:
         with contextlib.suppress(msgspec.MsgspecError):
-            members["error"] = _ERROR.decode(status.error_json)
+            members["error"] = read_error(status.error_json)
     return members
 
 

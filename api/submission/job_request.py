@@ -14,9 +14,9 @@ from api.submission.options import check_options, validation_error
 from headrace.access.api_key import EVERYBODY, Caller
 from headrace.config.model_catalog import Catalog, ModelConfig
 from headrace.errors import InvalidRequest, ModelNotFound
-from headrace.jobs.ids import check_id, check_key, id_of_key
-from headrace.jobs.job import DEFAULT_OPTIONS, JobOptions, new_id
+from headrace.jobs.ids import check_id, check_key, id_of_key, new_id
 from headrace.jobs.message import InputSource
+from headrace.jobs.options import DEFAULT_OPTIONS, JobOptions
 from headrace.jobs.trace_context import Trace, read_trace
 from headrace.payloads.input_ref import type_of
 from headrace.queue.submission import hash_request

@@ -10,7 +10,7 @@ import msgspec
 
 from api.http.messages import unknown_name
 from headrace.errors import InvalidRequest
-from headrace.jobs.job import DEFAULT_OPTIONS, METADATA_MAX_BYTES, JobOptions
+from headrace.jobs.options import DEFAULT_OPTIONS, METADATA_MAX_BYTES, JobOptions
 
 OPTION_NAMES: Final = frozenset(JobOptions.__struct_fields__)
 

@@ -15,8 +15,9 @@ from api.services import Services
 from api.submission.job_request import ValidatedRequest, with_trace
 from api.submission.waiting import until_ended
 from headrace.errors import BrokerError, BrokerUnavailable, HeadraceError
-from headrace.jobs.job import Job, JobOptions, State
+from headrace.jobs.job import Job, State
 from headrace.jobs.message import InputSource
+from headrace.jobs.options import JobOptions
 from headrace.queue.ended_job import EndedJob
 from headrace.queue.submission import JobSubmission, of_another, repeat_of, submission
 

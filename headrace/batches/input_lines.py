@@ -10,7 +10,7 @@ import msgspec
 
 from headrace.batches.files.store import FileReader
 from headrace.batches.record import LineError, endpoint_model
-from headrace.jobs.job import DEFAULT_OPTIONS, METADATA_MAX_BYTES, JobOptions
+from headrace.jobs.options import DEFAULT_OPTIONS, METADATA_MAX_BYTES, JobOptions
 from headrace.redis.keys import STEPS
 
 #: The batch priority, for lines without a priority.

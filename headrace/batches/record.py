@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from headrace.jobs.job import new_id
+from headrace.jobs.ids import new_id
 from headrace.redis.keys import BatchField
 
 VALIDATING: Final = "validating"

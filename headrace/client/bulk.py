@@ -32,7 +32,7 @@ from headrace.client.sansio import (
     input_iterator,
 )
 from headrace.errors import HeadraceError, InvalidRequest, RequestError, UnexpectedAnswer
-from headrace.jobs.job import new_id
+from headrace.jobs.ids import new_id
 
 #: Maximum number of jobs and bytes in one request; a larger single job is sent alone.
 CHUNK_JOBS: Final = 250

@@ -25,8 +25,7 @@ from headrace.client.requests import (
 from headrace.client.retries import Session, exchange
 from headrace.client.sansio import HttpRequest, HttpResponse, Pause, Plan, Stream, Yield
 from headrace.errors import InvalidRequest, WaitTimeout
-from headrace.jobs.ids import check_key
-from headrace.jobs.job import new_id
+from headrace.jobs.ids import check_key, new_id
 
 MODELS: Final = "/api/v1/models"
 #: Seconds of one long poll. The server limits it to its max_wait_s.

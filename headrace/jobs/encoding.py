@@ -29,12 +29,49 @@ _BINARY_HEAD: Final = re.compile(
 _ONE_PASS_BYTES: Final = 1000
 
 
-class _KombuValue(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+class _Binary(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     content_type: str
     base64: bytes
 
 
-_CARRIED: Final = msgspec.json.Decoder(_KombuValue)
+_CARRIED: Final = msgspec.json.Decoder(_Binary)
+
+
+class _KombuBytes(msgspec.Struct):
+    value: str = msgspec.field(name="__value__")
+
+
+_KOMBU_HEAD: Final = b'{"__type__": "base64", "__value__": "'
+_KOMBU_TAIL: Final = b'"}'
+_KOMBU_BYTES: Final = msgspec.json.Decoder(_KombuBytes)
+
+
+def kombu_bytes(body: bytes | str) -> bytes:
+    """Return bytes, or their base64 text, in kombu's form, which Celery results use."""
+    # msgspec writes bytes as a base64 string.
+    return b'{"__type__": "base64", "__value__": %s}' % _encode(body)
+
+
+def kombu_base64(text: bytes) -> str:
+    """Return the base64 of bytes in kombu's form.
+
+    Raises:
+        msgspec.MsgspecError: the text is not in that form.
+    """
+    return _KOMBU_BYTES.decode(text).value
+
+
+def kombu_size(text: bytes | memoryview) -> int:
+    """Return how many bytes a text of `kombu_bytes` stands for, without decoding it."""
+    base64_chars = len(text) - len(_KOMBU_HEAD) - len(_KOMBU_TAIL)
+    return base64_chars * 3 // 4 - bytes(text[-4:]).count(b"=")
+
+
+def from_kombu(text: bytes) -> bytes | None:
+    """Return the bytes of a text of `kombu_bytes`; None if it is another JSON text."""
+    if not text.startswith(_KOMBU_HEAD):
+        return None
+    return base64.b64decode(memoryview(text)[len(_KOMBU_HEAD) : -len(_KOMBU_TAIL)])
 
 
 def binary_input(body: bytes, content_type: str) -> bytes:

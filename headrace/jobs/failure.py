@@ -1,9 +1,9 @@
-"""How a job ended that did not succeed, out of its record. Knows no HTTP beyond its statuses."""
+"""The error of a job that did not succeed."""
 
 from __future__ import annotations
 
 import logging
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -13,42 +13,50 @@ from headrace.jobs.job import Job, State
 logger = logging.getLogger(__name__)
 
 
-class JobFailure(NamedTuple):
-    """How a job ended that did not succeed."""
+class JobError(msgspec.Struct, frozen=True):
+    """The error of a job, as its record holds it and the API shows it.
 
-    type: str
-    message: str
-    retryable: bool
+    Attributes:
+        type: a code of `headrace.errors`.
+        message: what went wrong, in a sentence.
+        retryable: whether another try could succeed.
+    """
 
-    @property
-    def status(self) -> int:
-        """Its HTTP status; 500 for what this version does not know."""
-        return BY_CODE.get(self.type, HeadraceError).status
-
-
-class _Error(msgspec.Struct):
     type: str = "error"
     message: str = ""
     retryable: bool = False
 
+    @property
+    def status(self) -> int:
+        """The HTTP status; 500 for a type that this version does not know."""
+        return BY_CODE.get(self.type, HeadraceError).status
 
-_ENDINGS: Final = {
-    State.CANCELLED: JobFailure("cancelled", "the job was cancelled", retryable=False),
-    State.EXPIRED: JobFailure("expired", "the job was not started in time", retryable=False),
+
+_DECODER: Final = msgspec.json.Decoder(JobError)
+_WITHOUT_ERROR: Final = {
+    State.CANCELLED: JobError("cancelled", "the job was cancelled"),
+    State.EXPIRED: JobError("expired", "the job was not started in time"),
 }
 
 
-def failure_of(job: Job) -> JobFailure | None:
-    """The error of a job that ended without success, or of its last try; None where none is."""
+def read_error(error_json: str | bytes) -> JobError:
+    """Read the error in a record.
+
+    Raises:
+        msgspec.MsgspecError: it cannot be read.
+    """
+    return _DECODER.decode(error_json)
+
+
+def error_of(job: Job) -> JobError | None:
+    """Return the error of a job that ended without success, or of its last try; else None."""
     if job.state is State.SUCCEEDED:
         return None
     if job.error_json:
         try:
-            error = msgspec.json.decode(job.error_json, type=_Error)
+            return read_error(job.error_json)
         except msgspec.MsgspecError:
-            logger.warning("the error in the record cannot be read", extra={"job": job.id})
-        else:
-            return JobFailure(error.type, error.message, error.retryable)
+            logger.warning("error in the record cannot be read", extra={"job": job.id})
     if not job.state.final:
         return None
-    return _ENDINGS.get(job.state, JobFailure("error", "the job failed", retryable=False))
+    return _WITHOUT_ERROR.get(job.state, JobError("error", "the job failed"))

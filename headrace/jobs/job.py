@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import time
 import zlib
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 from typing_extensions import override
@@ -16,9 +14,6 @@ from headrace.jobs.encoding import strict_json
 from headrace.jobs.progress import Progress, stages_progress
 from headrace.redis.clock import US_PER_S
 from headrace.redis.keys import NOBODY, F
-
-MAX_WAIT_FOR_START_S: Final = 30 * 86400
-METADATA_MAX_BYTES: Final = 4096
 
 
 class State(StrEnum):
@@ -58,94 +53,6 @@ CELERY_STATES: Final = {
     State.EXPIRED: "FAILURE",
     State.CANCELLED: "REVOKED",
 }
-
-WebhookEvent = Literal["started", "succeeded", "failed", "cancelled", "expired"]
-#: The events that are a job's end.
-ENDS: Final = {
-    state.status: state for state in (State.SUCCEEDED, State.FAILED, State.CANCELLED, State.EXPIRED)
-}
-#: Not given at all, where None would change the digests of requests that older versions took.
-_NotGiven = msgspec.UnsetType
-
-#: Seconds between tries.
-Backoff = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
-_Seconds = Annotated[float, msgspec.Meta(gt=0, le=MAX_WAIT_FOR_START_S)]
-
-
-class JobOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a client may ask of one job; None takes the model's or the server's default.
-
-    Attributes:
-        priority: 0 (first) to 9 (offline), as Celery has it on Redis.
-        expires: seconds from submit in which it must have started; else it ends as expired.
-        countdown: seconds before it joins the queue.
-        timeout: seconds that it may run, from its hand-over to the model process.
-        result_ttl: seconds that record and result are kept after the end.
-        max_retries: how often a retryable error is tried again.
-        retry_backoff: the longest wait before the first retry, in seconds; each more doubles it.
-        retry_backoff_max: the longest wait before any.
-        metadata: the client's own, given back with the job; at most 4 KiB as JSON.
-        webhook: the URL that is told of the job.
-        webhook_events: of what it is told; left out, of the end, whichever it is.
-    """
-
-    priority: Annotated[int, msgspec.Meta(ge=0, le=9)] = 0
-    expires: _Seconds | None = None
-    countdown: Annotated[float, msgspec.Meta(ge=0, le=MAX_WAIT_FOR_START_S)] | None = None
-    timeout: _Seconds | None = None
-    result_ttl: Annotated[int, msgspec.Meta(ge=1, le=MAX_WAIT_FOR_START_S)] | None = None
-    max_retries: Annotated[int, msgspec.Meta(ge=0, le=100)] | None = None
-    retry_backoff: Backoff | None = None
-    retry_backoff_max: Backoff | None = None
-    metadata: dict[str, Any] | None = None
-    webhook: str | _NotGiven | None = msgspec.UNSET
-    webhook_events: (
-        Annotated[tuple[WebhookEvent, ...], msgspec.Meta(min_length=1)] | _NotGiven | None
-    ) = msgspec.UNSET
-
-
-DEFAULT_OPTIONS: Final = JobOptions()
-#: The variant of RFC 9562 and two random bits, by a random hexadecimal digit.
-_VARIANT: Final = dict(zip("0123456789abcdef", "89ab" * 4, strict=True))
-
-
-#: The random parts of ids to come: each draw is a system call, so that many are drawn at once.
-_drawn: Final[list[str]] = []
-_DRAWN_MAX: Final = 64
-# Or parent and child would make the same ids.
-os.register_at_fork(after_in_child=_drawn.clear)
-
-
-def new_id() -> str:
-    """A uuid7 (RFC 9562, section 5.7): sorts by the millisecond in which it was made."""
-    try:
-        random = _drawn.pop()
-    except IndexError:
-        random, *rest = _random_parts(_DRAWN_MAX)
-        _drawn.extend(rest)
-    return _begin() + random
-
-
-def new_ids(count: int) -> list[str]:
-    """So many new ids at once, which is cheaper."""
-    begin = _begin()
-    return [begin + random for random in _random_parts(count)]
-
-
-def _begin() -> str:
-    """The part of an id that says when it was made."""
-    time_ms = f"{time.time_ns() // 1_000_000:012x}"
-    return f"{time_ms[:8]}-{time_ms[8:]}-7"
-
-
-def _random_parts(count: int) -> list[str]:
-    # Of 20 digits an id takes 19: two bits of the fourth are the variant, and one is left over.
-    digits = os.urandom(10 * count).hex()
-    return [
-        f"{digits[at : at + 3]}-{_VARIANT[digits[at + 3]]}{digits[at + 4 : at + 7]}"
-        f"-{digits[at + 7 : at + 19]}"
-        for at in range(0, 20 * count, 20)
-    ]
 
 
 def iso(us: int) -> str:

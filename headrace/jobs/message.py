@@ -17,7 +17,7 @@ from headrace.errors import InvalidRequest
 from headrace.jobs import compression
 from headrace.jobs.encoding import describe_input, loads
 from headrace.jobs.ids import PAYLOAD_REFERENCE
-from headrace.jobs.job import Backoff
+from headrace.jobs.options import Backoff
 from headrace.jobs.trace_context import Trace, read_trace
 from headrace.redis.keys import TASK_NAME
 

@@ -9,8 +9,8 @@ import msgspec
 
 from headrace.errors import InvalidRequest
 from headrace.jobs.encoding import described_in_json
-from headrace.jobs.job import DEFAULT_OPTIONS, JobOptions
 from headrace.jobs.message import InputSource, shown_arguments
+from headrace.jobs.options import DEFAULT_OPTIONS, JobOptions
 from headrace.jobs.trace_context import TRACEPARENT, TRACESTATE, Trace
 from headrace.redis.keys import TASK_NAME
 

@@ -9,7 +9,8 @@ from typing import Any, Final
 
 import msgspec
 
-from headrace.jobs.failure import failure_of
+from headrace.jobs.encoding import kombu_base64
+from headrace.jobs.failure import JobError, error_of
 from headrace.jobs.job import Job, State, iso, result_in
 from headrace.jobs.media_types import JSON_TYPE
 from headrace.jobs.progress import Progress
@@ -17,12 +18,6 @@ from headrace.redis.clock import US_PER_S
 
 JOBS_PATH: Final = "/api/v1/jobs/"
 REPLICA: Final = "replica"
-
-
-class _Error(msgspec.Struct):
-    type: str
-    message: str
-    retryable: bool
 
 
 class _JobObject(msgspec.Struct):
@@ -50,13 +45,7 @@ class _JobObject(msgspec.Struct):
     result: Any = msgspec.UNSET
     result_size: int | msgspec.UnsetType = msgspec.UNSET
     due_at: str | msgspec.UnsetType = msgspec.UNSET
-    error: _Error | msgspec.UnsetType = msgspec.UNSET
-
-
-class _Binary(msgspec.Struct):
-    """kombu's form of bytes, in which a result that is not JSON is stored."""
-
-    value: str = msgspec.field(name="__value__")
+    error: JobError | msgspec.UnsetType = msgspec.UNSET
 
 
 _STATUS: Final = {state: state.status for state in State}
@@ -68,7 +57,6 @@ _ENCODER: Final = msgspec.json.Encoder()
 _TIMINGS: Final = (
     b'{"queued":%b,"hold":%b,"preprocess":%b,"inference":%b,"postprocess":%b,"total":%a}'
 )
-_BINARY: Final = msgspec.json.Decoder(_Binary)
 
 
 def job_object(job: Job, *, has_replica: bool = True, with_result: bool = True) -> bytes:
@@ -113,9 +101,9 @@ def job_object(job: Job, *, has_replica: bool = True, with_result: bool = True) 
         if job.stored is not None:
             view.result_size = job.stored.size
     else:
-        failure = failure_of(job)
-        if failure is not None:
-            view.error = _Error(failure.type, failure.message, failure.retryable)
+        error = error_of(job)
+        if error is not None:
+            view.error = error
     return _ENCODER.encode(view)
 
 
@@ -240,7 +228,7 @@ def _shown(stored: bytes, result_type: str) -> bytes:
     if not result_type:
         return stored
     try:
-        value = _BINARY.decode(stored).value
+        value = kombu_base64(stored)
     except msgspec.MsgspecError:
         return stored
     return _ENCODER.encode({"content_type": result_type, "base64": value})
@@ -258,6 +246,6 @@ def raw_result(job: Job) -> tuple[bytes, str] | None:
     if not job.result_type:
         return stored, JSON_TYPE
     try:
-        return base64.b64decode(_BINARY.decode(stored).value, validate=True), job.result_type
+        return base64.b64decode(kombu_base64(stored), validate=True), job.result_type
     except (msgspec.MsgspecError, binascii.Error) as error:
         raise ValueError(f"the stored result of job {job.id} cannot be read: {error}") from error

@@ -21,9 +21,10 @@ from headrace.errors import (
     QueueFull,
     TooManyInFlight,
 )
-from headrace.jobs.job import DEFAULT_OPTIONS, Job, JobOptions, iso
+from headrace.jobs.job import Job, iso
 from headrace.jobs.message import InputSource
 from headrace.jobs.message_writer import envelope, quiet_message, quiet_pieces
+from headrace.jobs.options import DEFAULT_OPTIONS, JobOptions
 from headrace.jobs.trace_context import Trace
 from headrace.redis import keys
 from headrace.redis.clock import US_PER_S

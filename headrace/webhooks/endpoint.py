@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from headrace.errors import InvalidRequest
-from headrace.jobs.job import DEFAULT_OPTIONS, JobOptions
+from headrace.jobs.options import DEFAULT_OPTIONS, JobOptions
 from headrace.webhooks.allowed_addresses import Address, Network, may_reach, plain, read_networks
 
 if TYPE_CHECKING:

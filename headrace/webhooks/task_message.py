@@ -7,7 +7,9 @@ from typing import Any, Final, get_args
 
 import msgspec
 
-from headrace.jobs.job import ENDS, JobOptions, State, WebhookEvent, new_ids
+from headrace.jobs.ids import new_ids
+from headrace.jobs.job import State
+from headrace.jobs.options import ENDS, JobOptions, WebhookEvent
 from headrace.redis import keys
 from headrace.redis.keys import F
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis.exceptions import ResponseError
 
-from headrace.jobs.job import new_id
+from headrace.jobs.ids import new_id
 from headrace.jobs.message_writer import envelope
 from headrace.redis import keys
 from tests.harness.clients.script_calls import Claimed, Job, Queue, foreign

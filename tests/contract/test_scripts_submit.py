@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from headrace.jobs.job import new_id
+from headrace.jobs.ids import new_id
 from headrace.redis import keys
 from tests.harness.clients.script_calls import Job, Queue, foreign
 from tests.harness.servers.redis_servers import RedisServer

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from headrace.jobs.job import new_id
+from headrace.jobs.ids import new_id
 from headrace.redis import keys
 from tests.harness.clients.celery_client import caught
 from tests.harness.clients.script_calls import Queue, foreign

@@ -12,7 +12,8 @@ from api.components.model_status import BEST_FIRST, NO_WORKER
 from api.http.problems import PROBLEMS
 from api.openapi import SCHEMAS
 from headrace.config.settings import Settings
-from headrace.jobs.job import DEFAULT_OPTIONS, JobOptions, State
+from headrace.jobs.job import State
+from headrace.jobs.options import DEFAULT_OPTIONS, JobOptions
 from tests.harness.servers.api_server import catalog
 
 TEXT = (Path(__file__).parents[2] / "docs" / "api.md").read_text("utf-8")

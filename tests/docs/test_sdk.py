@@ -9,7 +9,7 @@ from pathlib import Path
 from headrace import AsyncClient, Client, errors
 from headrace.client import Options
 from headrace.client.map import map_inputs
-from headrace.jobs.job import JobOptions
+from headrace.jobs.options import JobOptions
 
 TEXT = (Path(__file__).parents[2] / "docs" / "sdk.md").read_text("utf-8")
 

@@ -24,6 +24,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from headrace.errors import BY_CODE, HeadraceError
+from headrace.jobs.failure import read_error
 from headrace.jobs.job import State
 from workers.canvas.sender import (
     FAILURE,
@@ -272,11 +273,6 @@ class _Meta(msgspec.Struct):
     traceback: str | None = None
 
 
-class _Error(msgspec.Struct):
-    type: str
-    message: str
-
-
 def _outcome(job: LeasedJob, settlement: Settlement) -> CanvasOutcome:
     """How the settlement ends the job, in Celery's words."""
     if settlement.state == State.SUCCEEDED:
@@ -284,7 +280,7 @@ def _outcome(job: LeasedJob, settlement: Settlement) -> CanvasOutcome:
     if settlement.state == State.CANCELLED:
         return CanvasOutcome(REVOKED, msgspec.json.decode(REVOKED_JSON), None, settlement.meta)
     told = settlement.value
-    error = msgspec.json.decode(told if isinstance(told, bytes) else str(told), type=_Error)
+    error = read_error(told if isinstance(told, bytes) else str(told))
     cls = BY_CODE.get(error.type, HeadraceError)
     value = {
         "exc_type": cls.__name__,

@@ -11,9 +11,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-import msgspec
-
 from headrace.errors import BY_CODE, HeadraceError
+from headrace.jobs.failure import read_error
 from headrace.jobs.job import State, iso
 from headrace.jobs.message import arguments_repr
 from headrace.redis import keys
@@ -232,17 +231,9 @@ def _iso(epoch_s: float | None) -> str | None:
     return None if epoch_s is None else iso(int(epoch_s * US_PER_S))
 
 
-class _Error(msgspec.Struct):
-    type: str
-    message: str
-
-
-_ERROR: Final = msgspec.json.Decoder(_Error)
-
-
 def _error(settlement: Settlement) -> tuple[str, str | None]:
     """Return the error as Celery shows exceptions, and its traceback."""
     value = settlement.value
-    error = _ERROR.decode(value if isinstance(value, bytes) else str(value))
+    error = read_error(value if isinstance(value, bytes) else str(value))
     name = BY_CODE.get(error.type, HeadraceError).__name__
     return f"{name}({error.message!r})", traceback_text(settlement.meta)

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 from celery.utils.time import utcoffset
 
-from workers.jobs.settlement import binary_size
+from headrace.jobs.encoding import kombu_size
 
 RESULT_MAX_CHARS: Final = 128
 _encode: Final = msgspec.json.encode
@@ -154,7 +154,7 @@ def result_text(meta: bytes, content_type: str) -> str:
         return ""
     raw = memoryview(_META.decode(meta).result)
     if content_type:
-        return f"<{content_type}, {binary_size(raw)} bytes>"
+        return f"<{content_type}, {kombu_size(raw)} bytes>"
     # A character has at most four bytes, so that no more than these are ever shown.
     text = str(raw[: RESULT_MAX_CHARS * 4], "utf-8", "replace")
     return text if len(text) <= RESULT_MAX_CHARS else text[: RESULT_MAX_CHARS - 1] + "…"

@@ -7,7 +7,6 @@ after its retries; its batch-mates hear nothing of it.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import logging
 import os
@@ -26,6 +25,7 @@ from headrace.errors import (
     ResultNotStored,
     StoreError,
 )
+from headrace.jobs.encoding import from_kombu
 from headrace.jobs.message import InputSource
 from headrace.payloads.input_ref import InputRefs
 from headrace.payloads.ranges import read_parts
@@ -47,7 +47,6 @@ AWAY_S: Final = 1.0
 #: How long a stop waits for what was begun.
 CLOSE_MAX_S: Final = 2.0
 #: How the text of a result that is bytes begins, as the model process writes it.
-_BINARY: Final = b'{"__type__": "base64", "__value__": "'
 
 
 class Transferred(NamedTuple):
@@ -273,6 +272,5 @@ class PayloadTransfer:
 
 def plain_result(result: bytes, kind: str) -> bytes:
     """The bytes of a result as `GET …/result` gives them, from the model process' JSON."""
-    if kind and result.startswith(_BINARY):
-        return base64.b64decode(memoryview(result)[len(_BINARY) : -len(b'"}')])
-    return result
+    body = from_kombu(result) if kind else None
+    return result if body is None else body

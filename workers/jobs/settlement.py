@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from headrace.errors import BY_CODE, HeadraceError, InvalidRequest
-from headrace.jobs.encoding import parses
+from headrace.jobs.encoding import kombu_size, parses
 from headrace.jobs.job import State
 from headrace.jobs.media_types import JSON_TYPE
 from headrace.redis.clock import US_PER_S
@@ -22,8 +22,6 @@ from workers.jobs.leased_job import NEVER, LeasedJob
 from workers.jobs.retries import RetryPolicy
 
 NO_RETRIES: Final = RetryPolicy()
-#: What surrounds the base64 of a result that is not JSON (workers/model_process/executor.py).
-BINARY_RESULT: Final = b'{"__type__": "base64", "__value__": ""}'
 _NO_CHILDREN: Final = b', "children": [], '
 _META: Final = (
     b'{"status": "%s", "result": %s, "traceback": %s%s"date_done": "%s", "task_id": "%s"%s}'
@@ -89,7 +87,7 @@ def stored(
     The Celery result then holds the size and the URL of the result.
     """
     if content_type:
-        return stored_as(job, ref, binary_size(result), content_type, batch, timings, done)
+        return stored_as(job, ref, kombu_size(result), content_type, batch, timings, done)
     return stored_as(job, ref, len(result), JSON_TYPE, batch, timings, done)
 
 
@@ -103,12 +101,6 @@ def stored_as(
     return Settlement(
         job.id, job.token, State.SUCCEEDED, meta, batch, timings, F.RESULT_REF, value, "", ""
     )
-
-
-def binary_size(result: bytes | memoryview) -> int:
-    """Return how many bytes a result that is not JSON has, from the model process' JSON."""
-    base64_chars = len(result) - len(BINARY_RESULT)
-    return base64_chars * 3 // 4 - bytes(result[-4:]).count(b"=")
 
 
 def failed(

@@ -10,7 +10,7 @@ import msgspec
 
 from headrace.errors import HandlerError, HeadraceError, JobError, OutOfMemory
 from headrace.handler import Response
-from headrace.jobs.encoding import strict_json
+from headrace.jobs.encoding import kombu_bytes, strict_json
 from workers.model_process.batch_state import Outcome, RaisedError
 from workers.model_process.device_errors import out_of_memory
 
@@ -66,10 +66,10 @@ def encode_result(result: Any) -> Outcome:
         # msgspec would write text as a string, and readers would decode it as base64.
         if not isinstance(result.body, _BYTES):
             raise TypeError(f"a Response's body must be bytes, not {type(result.body).__name__}")
-        return [True, _binary(bytes(result.body)), result.content_type or BINARY_TYPE]
+        return [True, kombu_bytes(bytes(result.body)), result.content_type or BINARY_TYPE]
     if isinstance(result, msgspec.Raw):
         return [True, _checked(bytes(result)), ""]
-    return [True, _binary(bytes(result)), BINARY_TYPE]
+    return [True, kombu_bytes(bytes(result)), BINARY_TYPE]
 
 
 def _checked(text: bytes) -> bytes:
@@ -79,11 +79,6 @@ def _checked(text: bytes) -> bytes:
         return strict_json(text)
     except ValueError as error:
         raise ValueError(f"its msgspec.Raw is not JSON: {error}") from None
-
-
-def _binary(body: bytes) -> bytes:
-    # msgspec writes bytes as a base64 string.
-    return b'{"__type__": "base64", "__value__": %s}' % msgspec.json.encode(body)
 
 
 def _plain(value: Any) -> Any:

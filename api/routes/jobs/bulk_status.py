@@ -19,7 +19,7 @@ from api.services import Services
 from api.submission.options import validation_error
 from headrace.access.api_key import Caller
 from headrace.errors import InvalidRequest
-from headrace.jobs.failure import failure_of
+from headrace.jobs.failure import error_of
 from headrace.jobs.ids import are_ids, is_id
 from headrace.jobs.job import Job, State, stored_result
 from headrace.jobs.serialization import job_object, result_member, timings_member
@@ -205,6 +205,5 @@ def _outcome(job_id: str, row: Any) -> bytes:
 def _error_member(job_id: str, state: bytes, error: bytes) -> bytes:
     """Return the end of the outcome of a job that did not succeed."""
     job = Job(job_id, "", "", State(state.decode()), 0, error_json=error.decode("utf-8", "replace"))
-    failure = failure_of(job)
-    fields = {} if failure is None else failure._asdict()
-    return b'"error":%s}' % msgspec.json.encode(fields)
+    shown = error_of(job)
+    return b'"error":%s}' % msgspec.json.encode({} if shown is None else shown)

@@ -15,7 +15,7 @@ from api.submission.submit import wait_for_end
 from api.submission.waiting import preferred_wait_s, query_wait_s
 from headrace.access.api_key import Caller
 from headrace.errors import JobNotFound
-from headrace.jobs.failure import failure_of
+from headrace.jobs.failure import error_of
 from headrace.jobs.ids import is_id
 from headrace.jobs.job import Job, State
 from headrace.jobs.serialization import job_object
@@ -37,7 +37,7 @@ async def get_result(services: Services, request: Request, job_id: str) -> Reply
     job, applied = await _read(services, request, job_id)
     if not job.state.final:
         return await _not_yet(services, job, applied)
-    failure = failure_of(job)
+    failure = error_of(job)
     if failure is not None:
         return job_problem(job, failure, request.path)
     return await result_reply(services, request, job, applied)

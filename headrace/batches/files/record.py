@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from headrace.jobs.job import new_id
+from headrace.jobs.ids import new_id
 from headrace.redis.keys import FileField
 
 #: The purpose of a file that a client uploads, and of one that a batch writes.

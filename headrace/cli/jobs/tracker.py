@@ -10,7 +10,7 @@ from typing import Any
 from headrace.cli.jobs.resume_file import PreviousRows
 from headrace.cli.shared.inputs import Input
 from headrace.errors import HeadraceError
-from headrace.jobs.job import new_id
+from headrace.jobs.ids import new_id
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import typer
 from headrace.cli.shared.completion import complete_model
 from headrace.errors import InvalidId
 from headrace.jobs.ids import check_id
-from headrace.jobs.job import METADATA_MAX_BYTES, JobOptions
+from headrace.jobs.options import METADATA_MAX_BYTES, JobOptions
 
 LIMIT: Final = 20
 #: What `--retry` of a command that submits covers.

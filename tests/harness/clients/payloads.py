@@ -7,8 +7,9 @@ from typing import Any
 
 import redis
 
-from headrace.jobs.job import JobOptions, new_id
+from headrace.jobs.ids import new_id
 from headrace.jobs.message import InputSource
+from headrace.jobs.options import JobOptions
 from headrace.payloads.stores import PayloadStores
 from headrace.queue.submission import submission
 from headrace.redis import keys

@@ -10,7 +10,7 @@ from typing import Any
 
 import redis
 
-from headrace.jobs.job import new_id
+from headrace.jobs.ids import new_id
 from headrace.jobs.message import InputSource
 from headrace.jobs.message_writer import envelope
 from headrace.redis import keys

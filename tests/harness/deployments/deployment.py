@@ -11,7 +11,7 @@ from typing import Any
 from celery import Celery
 from celery.result import AsyncResult
 
-from headrace.jobs.job import new_id
+from headrace.jobs.ids import new_id
 from headrace.redis import keys
 from tests.harness.clients.celery_client import send, stock_client
 from tests.harness.servers.redis_servers import nothing_leaks, redis_server

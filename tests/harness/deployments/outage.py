@@ -17,7 +17,7 @@ from typing import Any
 import httpx2
 
 from headrace.config.model_catalog import load_catalog
-from headrace.jobs.job import new_id
+from headrace.jobs.ids import new_id
 from headrace.redis import keys
 from headrace.redis.clock import US_PER_S
 from tests.harness.clients.plain_http import PLAIN

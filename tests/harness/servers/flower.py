@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.jobs.job import new_id
+from headrace.jobs.ids import new_id
 from headrace.server.ports import free_port
 from tests.harness.processes.children import end_child
 from tests.harness.wait import wait_until

@@ -19,7 +19,9 @@ import redis
 import yaml
 
 from headrace.config.model_catalog import Catalog, load_catalog
-from headrace.jobs.job import Job, JobOptions, job_from_record, new_id
+from headrace.jobs.ids import new_id
+from headrace.jobs.job import Job, job_from_record
+from headrace.jobs.options import JobOptions
 from headrace.queue.submission import JobSubmission, submission, submit_arguments
 from headrace.redis import keys
 from headrace.redis.scripts import script

@@ -10,8 +10,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from headrace.jobs.ids import id_of_key, is_id
-from headrace.jobs.job import new_id
+from headrace.jobs.ids import id_of_key, is_id, new_id
 from tests.harness.clients.script_calls import Queue, foreign
 from tests.harness.fakes.proxy import proxy
 from tests.harness.fakes.worker import Answer, FakeWorker, claim, settle

@@ -17,7 +17,7 @@ import pytest
 import redis
 from celery.result import AsyncResult
 
-from headrace.jobs.job import new_id
+from headrace.jobs.ids import new_id
 from headrace.jobs.message import Message
 from headrace.redis import keys
 from tests.harness.clients.celery_client import send, stock_client

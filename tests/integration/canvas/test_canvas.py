@@ -11,7 +11,8 @@ from celery import Celery, chain, chord, group
 from celery.exceptions import ChordError, TaskRevokedError
 
 from headrace import errors
-from headrace.jobs.job import State, new_id
+from headrace.jobs.ids import new_id
+from headrace.jobs.job import State
 from headrace.redis import keys
 from tests.harness.clients.celery_client import GET_TIMEOUT_S, state_of
 from tests.harness.deployments.deployment import Deployment

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from headrace.jobs.job import State, new_id
+from headrace.jobs.ids import new_id
+from headrace.jobs.job import State
 from headrace.jobs.message import read_envelope
 from headrace.redis import keys
 from tests.harness.clients.celery_client import GET_TIMEOUT_S, Events, send, stock_client

@@ -17,7 +17,8 @@ from celery.exceptions import TaskRevokedError
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 
 from headrace import errors
-from headrace.jobs.job import State, new_id
+from headrace.jobs.ids import new_id
+from headrace.jobs.job import State
 from headrace.redis import keys
 from tests.harness.clients.celery_client import GET_TIMEOUT_S, raw_message, send, state_of
 from tests.harness.deployments.deployment import Deployment

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.jobs.job import new_id
+from headrace.jobs.ids import new_id
 from headrace.server.ports import free_port
 from tests.harness.clients.commands import (
     Commands,

@@ -15,7 +15,8 @@ import pytest
 from headrace import Client, errors
 from headrace.client import Job, calls
 from headrace.jobs.encoding import decode_input
-from headrace.jobs.job import State, new_id
+from headrace.jobs.ids import new_id
+from headrace.jobs.job import State
 from headrace.jobs.message import Message
 from headrace.redis.keys import F
 from headrace.server.ports import free_port

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headrace.jobs.job import new_id
+from headrace.jobs.ids import new_id
 from tests.harness.fakes.worker import Answer, claim, settle
 from tests.harness.servers.api_server import ApiServer
 from tests.harness.servers.redis_servers import RedisServer

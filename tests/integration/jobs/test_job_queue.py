@@ -21,7 +21,9 @@ from headrace.errors import (
     HeadraceError,
     QueueFull,
 )
-from headrace.jobs.job import JobOptions, State, new_id
+from headrace.jobs.ids import new_id
+from headrace.jobs.job import State
+from headrace.jobs.options import JobOptions
 from headrace.queue.job_queue import JobQueue, JobSubmission, Receipt, hash_request, submission
 from headrace.queue.waiters import Waiters
 from headrace.redis import keys

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.client import Client
-from headrace.jobs.job import new_id
+from headrace.jobs.ids import new_id
 from tests.harness.fakes.worker import Answer, claim, failure, settle
 from tests.harness.servers.api_server import ApiServer
 from tests.harness.servers.redis_servers import RedisServer

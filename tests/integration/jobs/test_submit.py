@@ -12,8 +12,8 @@ from urllib.parse import quote
 import pytest
 
 from headrace.jobs.encoding import decode_input
-from headrace.jobs.job import JobOptions
 from headrace.jobs.message import Message
+from headrace.jobs.options import JobOptions
 from headrace.redis import keys
 from tests.harness.fakes.worker import FakeWorker, claim, settle
 from tests.harness.fakes.worker import echo as echoed

@@ -17,7 +17,7 @@ from typing_extensions import override
 from headrace.config.model_catalog import Catalog, load_catalog
 from headrace.config.settings import Settings
 from headrace.errors import BrokerUnavailable
-from headrace.jobs.job import new_id
+from headrace.jobs.ids import new_id
 from headrace.queue.job_queue import JobQueue
 from headrace.redis import keys
 from headrace.redis.scripts import Command, script

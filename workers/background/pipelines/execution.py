@@ -18,9 +18,11 @@ import msgspec
 
 from headrace.config.pipelines import INPUT, PipelineConfig, Stage
 from headrace.errors import HeadraceError, InvalidRequest, PayloadTooLarge
-from headrace.jobs.job import MAX_WAIT_FOR_START_S, Job, JobOptions, State
+from headrace.jobs.failure import read_error
+from headrace.jobs.job import Job, State
 from headrace.jobs.media_types import is_json
 from headrace.jobs.message import Message, PayloadRange
+from headrace.jobs.options import MAX_WAIT_FOR_START_S, JobOptions
 from workers.background.pipelines.resume import PreviousAttempt, read_past, stage_job_id
 from workers.background.pipelines.stage_state import StageState
 from workers.background.pipelines.values import (
@@ -311,15 +313,10 @@ def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
     return error
 
 
-class _Error(msgspec.Struct):
-    type: str = "handler-error"
-    message: str = ""
-
-
 def _failure(shown: str, job: Job) -> StageFailed:
     if job.state is State.CANCELLED:
         return StageFailed("handler-error", f"{shown}: its job {job.id} was cancelled")
-    error = msgspec.json.decode(job.error_json or "{}", type=_Error)
+    error = read_error(job.error_json or '{"type": "handler-error"}')
     return StageFailed(
         error.type,
         f"{shown}: {error.message}",

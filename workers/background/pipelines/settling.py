@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 
-import msgspec
-
+from headrace.jobs.encoding import kombu_bytes
 from headrace.jobs.media_types import JSON_TYPE
 from headrace.payloads.ranges import read_bytes, read_parts
 from headrace.payloads.store import PayloadEntry
@@ -34,7 +33,7 @@ async def success(jobs: StageJobs, course: PipelineExecution, value: Value) -> S
     item, message = course.item, course.message
     took, done = _took(course), date_done()
     if isinstance(value, BinaryValue):
-        item.result = msgspec.json.encode({"__type__": "base64", "__value__": value.base64})
+        item.result = kombu_bytes(value.base64)
         return succeeded(item, item.result, value.type, 1, took, done)
     limit = jobs.inline_limit_bytes if message.ours else STOCK_RESULT_MAX_BYTES
     if isinstance(value, StoredValue) and value.whole and value.at.length > limit:
@@ -45,7 +44,7 @@ async def success(jobs: StageJobs, course: PipelineExecution, value: Value) -> S
         return stored_as(item, at.ref, at.length, at.type or JSON_TYPE, 1, took, done)
     if isinstance(value, StoredValue) and value.at.type:
         body = await jobs.in_thread(read_bytes, jobs.stores, value.at)
-        item.result = msgspec.json.encode({"__type__": "base64", "__value__": body})
+        item.result = kombu_bytes(body)
         return succeeded(item, item.result, value.at.type, 1, took, done)
     item.result = await jobs.in_thread(read_parts, jobs.stores, parts_of(value))
     if len(item.result) <= limit or message.ignore_result:

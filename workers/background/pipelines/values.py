@@ -13,6 +13,7 @@ import msgspec
 
 from headrace.config.json_path import Step, find, path_text
 from headrace.errors import InvalidRequest
+from headrace.jobs.encoding import kombu_base64
 from headrace.jobs.job import Job
 from headrace.jobs.media_types import JSON_TYPE
 from headrace.jobs.message import InputSource, PayloadRange
@@ -62,10 +63,6 @@ class ObjectValue(NamedTuple):
 Value = TextValue | BinaryValue | StoredValue | ExternalValue | ListValue | ObjectValue
 
 
-class _Kombu(msgspec.Struct):
-    value: str = msgspec.field(name="__value__")
-
-
 def value_of(job: Job) -> Value:
     """The result of a job that has succeeded.
 
@@ -81,7 +78,7 @@ def value_of(job: Job) -> Value:
     if result is None:
         raise ValueError(f"the result of the job {job.id} is not there")
     if job.result_type:
-        return BinaryValue(job.result_type, msgspec.json.decode(result, type=_Kombu).value)
+        return BinaryValue(job.result_type, kombu_base64(result))
     return TextValue(result)
 
 

@@ -6,7 +6,8 @@ from typing import Final
 
 import msgspec
 
-from headrace.jobs.job import ENDS, Job, State, iso
+from headrace.jobs.job import Job, State, iso
+from headrace.jobs.options import ENDS
 from headrace.jobs.serialization import job_object
 from headrace.queue.webhook_deliveries import Delivery, DeliveryLog
 from headrace.webhooks.task_message import STARTED, WebhookTask, event_type

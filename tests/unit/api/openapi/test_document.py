@@ -23,7 +23,7 @@ from api.routes.table import TABLE
 from api.submission.job_request import JobRequest
 from headrace.errors import InvalidId
 from headrace.jobs.ids import check_key, is_id
-from headrace.jobs.job import JobOptions
+from headrace.jobs.options import JobOptions
 
 DOCUMENT = document("1.2.3")
 REGISTRY: Registry[Any] = Registry().with_resource(

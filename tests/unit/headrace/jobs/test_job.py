@@ -13,13 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.jobs.job import JobOptions, State, batch_text, iso, job_from_record, new_id, new_ids
+from headrace.jobs.ids import new_id, new_ids
+from headrace.jobs.job import State, batch_text, iso, job_from_record
+from headrace.jobs.options import JobOptions
 from headrace.redis.keys import F
 
 
 def test_an_id_is_a_uuid7_of_this_millisecond(monkeypatch: pytest.MonkeyPatch) -> None:
     now_ms = 1_763_700_000_123
-    monkeypatch.setattr("headrace.jobs.job.time.time_ns", lambda: now_ms * 1_000_000 + 999_999)
+    monkeypatch.setattr("headrace.jobs.ids.time.time_ns", lambda: now_ms * 1_000_000 + 999_999)
     ids = {*(new_id() for _ in range(1000)), *new_ids(1000)}
     assert len(ids) == 2000
     for text in ids:
@@ -49,7 +51,7 @@ def test_a_forked_process_has_ids_of_its_own() -> None:
 
 def test_ids_sort_by_their_millisecond(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter(n * 1_000_000 for n in (1, 2, 1 << 40, (1 << 40) + 1))
-    monkeypatch.setattr("headrace.jobs.job.time.time_ns", lambda: next(times))
+    monkeypatch.setattr("headrace.jobs.ids.time.time_ns", lambda: next(times))
     ids = [new_id() for _ in range(4)]
     assert all(earlier < later for earlier, later in pairwise(ids))
 

@@ -15,9 +15,10 @@ from kombu.transport.virtual import Message as KombuMessage
 
 from headrace.errors import InvalidRequest
 from headrace.jobs.encoding import binary_input, decode_input, describe_input, loads
-from headrace.jobs.job import JobOptions, new_id
+from headrace.jobs.ids import new_id
 from headrace.jobs.message import InputSource, arguments_repr, read_envelope
 from headrace.jobs.message_writer import envelope
+from headrace.jobs.options import JobOptions
 from headrace.redis.keys import TASK_NAME, queue_name
 
 SAFE = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-"

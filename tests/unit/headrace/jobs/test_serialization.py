@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from headrace.jobs.job import Job, State, StoredResult, job_from_record, new_ids
+from headrace.jobs.ids import new_ids
+from headrace.jobs.job import Job, State, StoredResult, job_from_record
 from headrace.jobs.serialization import fresh_line, job_object
 from headrace.redis.keys import F
 

@@ -9,9 +9,10 @@ import pytest
 from headrace.access.api_key import EVERYBODY, Caller
 from headrace.config.model_catalog import ModelConfig
 from headrace.errors import BrokerUnavailable, Conflict, InvalidRequest, QueueFull
-from headrace.jobs.job import JobOptions, new_ids
+from headrace.jobs.ids import new_ids
 from headrace.jobs.message import InputSource, read_envelope
 from headrace.jobs.message_writer import envelope
+from headrace.jobs.options import JobOptions
 from headrace.queue.submission import (
     JobSubmission,
     Receipt,

@@ -11,8 +11,8 @@ from standardwebhooks import Webhook
 
 from headrace.config.settings import Settings, load_settings
 from headrace.errors import ConfigError, InvalidRequest
-from headrace.jobs.job import DEFAULT_OPTIONS, JobOptions
 from headrace.jobs.message import read_envelope
+from headrace.jobs.options import DEFAULT_OPTIONS, JobOptions
 from headrace.queue.submission import hash_request
 from headrace.webhooks.allowed_addresses import may_reach, read_address, read_networks
 from headrace.webhooks.endpoint import WebhookPolicy, read_target, shown

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headrace.jobs.job import MAX_WAIT_FOR_START_S
+from headrace.jobs.options import MAX_WAIT_FOR_START_S
 from workers.background.pipelines.execution import KEPT_S, LATER_S, PipelineExecution
 
 

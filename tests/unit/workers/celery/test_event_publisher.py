@@ -17,9 +17,9 @@ from kombu.clocks import LamportClock
 from headrace.config.model_catalog import load_catalog
 from headrace.errors import InputError, TransientError
 from headrace.jobs.encoding import binary_input
-from headrace.jobs.job import JobOptions
 from headrace.jobs.message import read_envelope
 from headrace.jobs.message_writer import envelope
+from headrace.jobs.options import JobOptions
 from headrace.redis.keys import TASK_NAME
 from headrace.redis.scripts.jobs import CANCELLED, FENCED, POSTPONED
 from tests.harness.workers.worker import write_models

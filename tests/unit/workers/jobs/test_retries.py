@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 
-from headrace.jobs.job import JobOptions, State
+from headrace.jobs.job import State
 from headrace.jobs.message import read_envelope
 from headrace.jobs.message_writer import envelope
+from headrace.jobs.options import JobOptions
 from headrace.redis.scripts.jobs import DEAD
 from workers.jobs.leased_job import LeasedJob
 from workers.jobs.retries import RetryPolicy

@@ -1,0 +1,59 @@
+"""The options that a client may set for one job."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+
+from headrace.jobs.job import State
+
+MAX_WAIT_FOR_START_S: Final = 30 * 86400
+METADATA_MAX_BYTES: Final = 4096
+
+WebhookEvent = Literal["started", "succeeded", "failed", "cancelled", "expired"]
+#: The events that are a job's end.
+ENDS: Final = {
+    state.status: state for state in (State.SUCCEEDED, State.FAILED, State.CANCELLED, State.EXPIRED)
+}
+#: Not given at all, where None would change the digests of requests that older versions took.
+_NotGiven = msgspec.UnsetType
+
+#: Seconds between tries.
+Backoff = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
+_Seconds = Annotated[float, msgspec.Meta(gt=0, le=MAX_WAIT_FOR_START_S)]
+
+
+class JobOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a client may ask of one job; None takes the model's or the server's default.
+
+    Attributes:
+        priority: 0 (first) to 9 (offline), as Celery has it on Redis.
+        expires: seconds from submit in which it must have started; else it ends as expired.
+        countdown: seconds before it joins the queue.
+        timeout: seconds that it may run, from its hand-over to the model process.
+        result_ttl: seconds that record and result are kept after the end.
+        max_retries: how often a retryable error is tried again.
+        retry_backoff: the longest wait before the first retry, in seconds; each more doubles it.
+        retry_backoff_max: the longest wait before any.
+        metadata: the client's own, given back with the job; at most 4 KiB as JSON.
+        webhook: the URL that is told of the job.
+        webhook_events: of what it is told; left out, of the end, whichever it is.
+    """
+
+    priority: Annotated[int, msgspec.Meta(ge=0, le=9)] = 0
+    expires: _Seconds | None = None
+    countdown: Annotated[float, msgspec.Meta(ge=0, le=MAX_WAIT_FOR_START_S)] | None = None
+    timeout: _Seconds | None = None
+    result_ttl: Annotated[int, msgspec.Meta(ge=1, le=MAX_WAIT_FOR_START_S)] | None = None
+    max_retries: Annotated[int, msgspec.Meta(ge=0, le=100)] | None = None
+    retry_backoff: Backoff | None = None
+    retry_backoff_max: Backoff | None = None
+    metadata: dict[str, Any] | None = None
+    webhook: str | _NotGiven | None = msgspec.UNSET
+    webhook_events: (
+        Annotated[tuple[WebhookEvent, ...], msgspec.Meta(min_length=1)] | _NotGiven | None
+    ) = msgspec.UNSET
+
+
+DEFAULT_OPTIONS: Final = JobOptions()

@@ -314,7 +314,7 @@ def test_what_cannot_be_run_leaves_nothing_behind(site: Site, cli: Commands) -> 
     for words, *arguments in (
         ("no model 'stepz' is registered", "run", "stepz", "in.jsonl", "-o", "out.jsonl"),
         ("no such file or folder", "run", "steps", "none", "-o", "out.jsonl"),
-        ("how this is to be written", "run", "steps", "in.jsonl", "-o", "out.txt"),
+        ("unknown kind of output", "run", "steps", "in.jsonl", "-o", "out.txt"),
         ("--glob means nothing", "run", "steps", "in.jsonl", "-o", "o.jsonl", "--glob", "*"),
         ("--by-ref means nothing", "run", "steps", "in.jsonl", "-o", "o.jsonl", "--by-ref"),
     ):

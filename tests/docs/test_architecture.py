@@ -23,7 +23,11 @@ ELSEWHERE = frozenset(
     [
         "headrace.digits",  # a queue
         "headrace.predict",  # a task
-        "headrace.model",  # an attribute of spans
+        # Attributes of spans.
+        "headrace.attempt",
+        "headrace.batch.id",
+        "headrace.batch.reason",
+        "headrace.model",
         "headrace.tests.yml",  # in deploy/prometheus
         "headrace/_server",  # in a wheel
         "deploy/prometheus/headrace.key",  # the operator's

@@ -69,8 +69,6 @@ def job_object(job: Job, *, has_replica: bool = True, with_result: bool = True) 
     """
     state = job.state
     ended = job.ended_us
-    if state is State.SUCCEEDED and with_result and ended and job.timings and not _is_rare(job):
-        return _succeeded(job)
     view = _JobObject(
         id=job.id,
         model=job.model,
@@ -105,44 +103,6 @@ def job_object(job: Job, *, has_replica: bool = True, with_result: bool = True) 
         if error is not None:
             view.error = error
     return _ENCODER.encode(view)
-
-
-def _is_rare(job: Job) -> bool:
-    """Whether a job that has succeeded has members that most do not have."""
-    return bool(
-        job.stages_json
-        or job.batch_padding
-        or job.dead_lettered
-        or job.stored
-        or not job.started_us
-    )
-
-
-def _succeeded(job: Job) -> bytes:
-    """The job object of most jobs that have succeeded, made faster."""
-    queued, hold, preprocess, inference, postprocess = job.timings.split(",")
-    url = JOBS_PATH + job.id
-    created_us, ended_us = job.created_us, job.ended_us
-    head = (
-        f'{{"id":"{job.id}",{_kind(job.model, job.version)},"status":"succeeded",'
-        f'"created_at":"{_time(created_us)}","started_at":"{_time(job.started_us)}",'
-        f'"finished_at":"{_time(ended_us)}","attempts":{job.attempts},'
-        f'"queue_position":{job.place or "null"},"batch_size":{job.batch_size or "null"},'
-        f'"timings":{{"queued":{queued},"hold":{hold},"preprocess":{preprocess},'
-        f'"inference":{inference},"postprocess":{postprocess},'
-        f'"total":{(ended_us - created_us) / 1000}}},'
-        f'"metadata":{job.metadata_json or "null"},"waiting_for":null,'
-        f'"urls":{{"self":"{url}","result":"{url}/result"}},"result":'
-    )
-    stored = job.result_json
-    result = b"null" if stored is None else _shown(stored, job.result_type)
-    return b"%b%b}" % (head.encode(), result)
-
-
-@lru_cache(maxsize=256)
-def _kind(model: str, version: str) -> str:
-    """The members that all jobs of a model have alike."""
-    return _ENCODER.encode({"model": model, "version": version}).decode()[1:-1]
 
 
 def _add_on_its_way(view: _JobObject, job: Job) -> None:

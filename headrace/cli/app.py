@@ -15,7 +15,7 @@ from typing import Annotated, Final
 import typer
 
 from headrace.cli.admin.keys_app import keys_group
-from headrace.cli.admin.webhook_group import webhooks_group
+from headrace.cli.admin.webhooks import webhooks_group
 from headrace.cli.jobs.jobs import Status, since
 from headrace.cli.queues.app import dead_group, queues_group
 from headrace.cli.runs.app import run, runs_group

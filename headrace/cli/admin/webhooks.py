@@ -4,44 +4,54 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
 
 from headrace.cli.shared import output
-from headrace.config.settings import load_settings
+from headrace.cli.shared.options import JsonOption, UrlOption
 from headrace.errors import ConfigError
-from headrace.webhooks.signing import new_secret, secrets_of, written
 
 if TYPE_CHECKING:
     from headrace.client.models import WebhookDelivery
 
+webhooks_group: Final = typer.Typer(
+    help="Show and redeliver webhooks; print their signing secrets.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
 
-def show(url: str | None, job: str, *, as_json: bool) -> None:
-    """Print a job's webhook deliveries.
+JobArgument = Annotated[str, typer.Argument(metavar="ID", help="Job id.")]
 
-    Raises:
-        JobNotFound: no job has this id.
-    """
+
+@webhooks_group.command()
+def show(job: JobArgument, as_json: JsonOption = False, url: UrlOption = None) -> None:
+    """Show the webhook deliveries of a job and the result of their attempts."""
     from headrace import Client
 
     with Client(url) as client:
-        found = client.webhooks(job)
+        deliveries = client.webhooks(job)
     if as_json:
-        for delivery in found:
+        for delivery in deliveries:
             output.json_line(delivery)
-    elif not found:
+    elif not deliveries:
         output.message(f"{job}: no webhook deliveries")
     else:
         heads = ("ID", "TYPE", "STATE", ">ATTEMPTS", "LAST", "NEXT", "URL")
-        output.table(heads, [_row(delivery) for delivery in found])
+        output.table(heads, [_row(delivery) for delivery in deliveries])
 
 
-def redeliver(url: str | None, job: str, delivery: str | None, *, as_json: bool) -> None:
-    """Send a webhook again.
-
-    Raises:
-        JobNotFound: no job has this id.
-        WebhookNotFound: the job has no such delivery.
-    """
+@webhooks_group.command()
+def redeliver(
+    job: JobArgument,
+    delivery: Annotated[
+        str | None,
+        typer.Argument(metavar="DELIVERY", help="Delivery id from `show` (default: the newest)."),
+    ] = None,
+    as_json: JsonOption = False,
+    url: UrlOption = None,
+) -> None:
+    """Send a webhook again with the same id."""
     from headrace import Client
 
     with Client(url) as client:
@@ -52,12 +62,27 @@ def redeliver(url: str | None, job: str, delivery: str | None, *, as_json: bool)
         output.line(f"{again.id}  redelivered")
 
 
-def secret(key: str | None, *, new: bool) -> None:
-    """Print the signing secrets, newest first.
+@webhooks_group.command()
+def secret(
+    key: Annotated[
+        str | None,
+        typer.Argument(metavar="KEY", help="Id of an API key (default: the server's own secret)."),
+    ] = None,
+    new: Annotated[
+        bool,
+        typer.Option("--new", help="Print a new secret to put first in webhook_secrets."),
+    ] = False,
+) -> None:
+    """Print the secrets that verify the webhooks of an API key, newest first."""
+    # Imported here because they import the Redis client.
+    from headrace.config.settings import load_settings
+    from headrace.webhooks.signing import new_secret, secrets_of, written
 
-    Raises:
-        ConfigError: webhook_secrets is not set, or the key's id is invalid.
-    """
+    if new and key:
+        raise typer.BadParameter(
+            "--new cannot be combined with KEY: a key's secret is derived from the server's",
+            param_hint="--new",
+        )
     if new:
         output.line(new_secret())
         return
@@ -65,26 +90,26 @@ def secret(key: str | None, *, new: bool) -> None:
         from headrace.access.key_store import no_key
 
         raise no_key(key)
-    found = secrets_of(load_settings(None, os.environ, {}).webhook_secrets, key or "")
-    if not found:
+    secrets = secrets_of(load_settings(None, os.environ, {}).webhook_secrets, key or "")
+    if not secrets:
         raise ConfigError(
             "webhook_secrets is not set here",
             hint="run this command with the server's settings; --new prints a first secret",
         )
-    for one in found:
+    for one in secrets:
         output.line(written(one))
 
 
 def _row(delivery: WebhookDelivery) -> tuple[str, ...]:
     last = delivery.attempts[-1] if delivery.attempts else None
     result = "" if last is None else last.error or str(last.status or "")
-    following = delivery.next_attempt_at
+    next_at = delivery.next_attempt_at
     return (
         delivery.id,
         delivery.type,
         delivery.state,
         str(delivery.tries),
         output.short_line(result),
-        following.isoformat(timespec="seconds") if following else "",
+        next_at.isoformat(timespec="seconds") if next_at else "",
         delivery.url,
     )

@@ -14,7 +14,7 @@ import typer
 from headrace.cli.jobs.watch import progress_text
 from headrace.cli.shared import output
 from headrace.cli.shared.exit_codes import ExitCode
-from headrace.cli.shared.ids import given_ids
+from headrace.cli.shared.inputs import given_ids
 
 if TYPE_CHECKING:
     from headrace.client.models import Job

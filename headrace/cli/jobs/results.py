@@ -15,7 +15,7 @@ import typer
 from headrace import errors
 from headrace.cli.shared import output
 from headrace.cli.shared.exit_codes import ExitCode, exit_code
-from headrace.cli.shared.ids import given_ids
+from headrace.cli.shared.inputs import given_ids
 from headrace.jobs.media_types import BINARY_TYPE, image_type
 
 if TYPE_CHECKING:

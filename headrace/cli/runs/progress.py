@@ -77,7 +77,7 @@ class RunProgressDisplay:
         self._stack = ExitStack()
         progress = engine.progress
         self._bar = Bar(engine.checkpoint.model, lambda: progress.total, quiet=quiet)
-        self._bar.ended, self._bar.failed = progress.ended, progress.failed
+        self._bar.update(progress.ended, progress.failed)
         self._lines = not quiet and not sys.stderr.isatty()
         now = time.monotonic()
         self._meter = RateMeter(progress.ended, now)
@@ -92,13 +92,13 @@ class RunProgressDisplay:
 
     def __exit__(self, *_: object) -> None:
         progress = self._engine.progress
-        self._bar.ended, self._bar.failed = progress.ended, progress.failed
+        self._bar.update(progress.ended, progress.failed)
         self._stack.close()
 
     def update(self, progress: RunProgress) -> None:
         """Update the bar; print a line and write the record if they are due."""
         now = time.monotonic()
-        self._bar.ended, self._bar.failed = progress.ended, progress.failed
+        self._bar.update(progress.ended, progress.failed)
         self._meter.add(progress.ended, now)
         if self._lines and now >= self._next_line:
             output.message(line_of(self._engine.checkpoint.model, progress, self._meter))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import glob
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -144,6 +145,18 @@ class Sources:
         read = _READERS[kind]
         for number, line in chain([first], filled):
             yield read(number, line)
+
+
+def given_ids(arguments: Sequence[str]) -> Iterator[str]:
+    """Yield job ids; `-` means the first word of each line of standard input."""
+    for argument in arguments:
+        if argument != STDIN:
+            yield argument
+            continue
+        for line in sys.stdin.buffer:
+            words = line.split(maxsplit=1)
+            if words:
+                yield words[0].decode("utf-8", "backslashreplace")
 
 
 def shown(path: Path) -> str:

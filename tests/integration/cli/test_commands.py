@@ -174,7 +174,7 @@ def test_what_cannot_be_understood_is_2(
     assert "--id" in cli.complaint("submit", "echo", files[0], "--id", "a b", rc=2)
     assert "ids cannot be combined" in cli.complaint("jobs", "a", "--model", "echo", rc=2)
     assert "did you mean echo?" in cli.complaint("models", "ecko", rc=2)
-    assert "no address" in cli.complaint("models", "--url", "ftp://x", rc=2)
+    assert "not the address" in cli.complaint("models", "--url", "ftp://x", rc=2)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import typer
 from headrace import errors
 from headrace.cli.jobs.jobs import since
 from headrace.cli.jobs.resume_file import PreviousRows
-from headrace.cli.jobs.tracker import Tracker
+from headrace.cli.jobs.submit import Tracker
 from headrace.cli.shared.exit_codes import ExitCode, exit_code
 from headrace.cli.shared.inputs import Input
 from headrace.cli.shared.output import duration, error_text, printable, short_line

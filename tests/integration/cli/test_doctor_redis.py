@@ -85,7 +85,7 @@ def test_each_way_of_not_reaching_it_has_its_own_advice(
         url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
         verdict(found("redis", url), "fail", "no answer within")
     verdict(found("redis"), "warn", "no Redis is named", "--redis-url")
-    verdict(found("redis", "redis://127.0.0.1:1/0?nonsense=1"), "fail", "no option")
+    verdict(found("redis", "redis://127.0.0.1:1/0?nonsense=1"), "fail", "unknown option")
 
 
 @breaks("redis")

@@ -1,7 +1,7 @@
-"""The account of the background workers: who lives, and whose errands are to be done again.
+"""The liveness of background workers, and the requeue of a dead one's tasks.
 
-An errand is a Celery message in `headrace:errands`. Knows no Celery; workers/background/app.py does
-them.
+A background task is a Celery message in `headrace:errands`; workers/background runs it. Knows no
+Celery.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from headrace.redis.script_client import call_script
 from headrace.redis.scripts import background as background_scripts
 from headrace.server.supervisor.proc import start_time_ticks
 
-#: How a background worker's node begins.
+#: How the Celery node name of a background worker begins.
 NODE: Final = "errands"
 
 
 class WorkerLiveness(msgspec.Struct, frozen=True):
-    """What a background worker says of itself.
+    """The process of a live background worker.
 
     Attributes:
         node: its Celery node name.
@@ -35,47 +35,50 @@ class WorkerLiveness(msgspec.Struct, frozen=True):
 
 
 def node_name() -> str:
-    """The Celery node name of this host's background worker."""
+    """Return the Celery node name of this host's background worker."""
     return f"{NODE}@{socket.gethostname()}"
 
 
-def tell(client: redis.Redis, owner: str, alive: WorkerLiveness, *gone: str) -> int:
-    """Say that a background worker lives, and give back what those held that do not.
+def report_alive(client: redis.Redis, owner: str, alive: WorkerLiveness, *dead: str) -> int:
+    """Report that a background worker is alive, and requeue the tasks of dead ones.
 
     Args:
         client: a connection.
-        owner: the worker that lives.
-        alive: what it says of itself.
-        gone: who is known to be gone besides; `owner` itself, where its connection was lost.
+        owner: the incarnation of the live worker.
+        alive: its process.
+        dead: other incarnations that are known to be dead; `owner` itself after it has lost its
+            connection.
 
     Returns:
-        How many errands will be done again.
+        How many tasks were requeued.
 
     Raises:
         redis.RedisError: Redis does not answer.
     """
-    requeue = background_scripts.requeue_dead(owner, msgspec.json.encode(alive), gone)
+    requeue = background_scripts.requeue_dead(owner, msgspec.json.encode(alive), dead)
     return int(call_script(client, requeue))
 
 
-def give_back(redis_url: str, owner: str) -> int:
-    """Let others do at once what a background worker held that is gone; how many errands it was.
+def requeue_tasks(redis_url: str, owner: str) -> int:
+    """Requeue the tasks of a dead background worker at once; return how many.
 
     Raises:
-        redis.RedisError: Redis does not answer; the others see it in ERRANDS_TTL_S.
+        redis.RedisError: Redis does not answer; a live worker requeues them after ERRANDS_TTL_S.
     """
     with connect(redis_url) as client:
         return int(call_script(client, background_scripts.requeue_dead("", b"", [owner])))
 
 
-def living(client: redis.Redis) -> list[WorkerLiveness]:
+def live_workers(client: redis.Redis) -> list[WorkerLiveness]:
     """List the live background workers; one of this host must also have a process."""
     owners: Any = client.smembers(keys.ERRAND_OWNERS)
     if not owners:
         return []
     found: Any = client.mget([keys.errands_alive(owner.decode()) for owner in owners])
-    said = [msgspec.json.decode(raw, type=WorkerLiveness) for raw in found if raw is not None]
+    workers = [msgspec.json.decode(raw, type=WorkerLiveness) for raw in found if raw is not None]
     here = f"@{socket.gethostname()}"
     return [
-        one for one in said if not one.node.endswith(here) or start_time_ticks(one.pid) is not None
+        worker
+        for worker in workers
+        if not worker.node.endswith(here) or start_time_ticks(worker.pid) is not None
     ]

@@ -1,4 +1,7 @@
-"""The parts of a deployment as children of a supervisor: Redis, API, workers and the rest."""
+"""The components of a deployment as child processes of a supervisor.
+
+Redis, the API, workers, the background worker, the batch runner and Flower.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,34 +30,36 @@ from headrace.redis.script_client import ScriptClient
 from headrace.server import background_workers
 from headrace.server.embedded_redis import EmbeddedServer
 from headrace.server.gpus import Device
-from headrace.server.ports import http_connection, http_url, reachable
+from headrace.server.ports import http_connection, http_url, listen, reachable
 from headrace.server.supervisor.child_process import ChildSpec, Exit
 
 INCARNATION: Final = "HEADRACE_INCARNATION"
 RUNNER: Final = "runner"
 PYTHON: Final = (sys.executable, "-m")
 
-#: What the embedded server says at its loudest level at every start and stop. The first is for a
-#: server of its own (docs/durability.md), and can only be mended by root.
+#: Lines that the embedded server writes at each start and stop, which are not shown. The first is
+#: for dedicated servers (docs/durability.md), and only root can act on it.
 HIDDEN_LINES: Final = {
     "redis": (b"Memory overcommit must be enabled", b"signal-handler (", b"is now ready to exit")
 }
-#: Celery warns root, and whose group has no name, because it may unpickle messages; we accept none
-#: that are pickled.
+#: Celery warns about root and about a group without a name because of pickled messages, which
+#: Headrace refuses.
 _QUIET: Final = (
     "ignore:You're running the worker with superuser privileges",
     "ignore:An entry for the specified gid or egid was not found",
 )
 
-#: A runner that is to stop gives back what it drives, once what it asks is answered.
+#: A runner that stops waits for answers to its requests, then releases its batches.
 RUNNER_STOP_S: Final = 25.0
+API_STOP_S: Final = 15.0
 _PROBE_TIMEOUT_S: Final = 0.5
 _LOAD_TIMEOUT_S: Final = 3600.0
 _SAVE_TIMEOUT_S: Final = 60.0
-#: A worker that has drained still closes its model processes and its connections.
+_READ_BYTES: Final = 64
+#: A drained worker closes its model processes and connections.
 _WORKER_CLOSE_S: Final = 15.0
-#: It stands still while it writes its history: 4 s of CPU for as many tasks as it keeps by itself.
-#: All of our tasks have one name, so that the list shows their arguments, which name the model.
+#: Flower stops serving while it writes its history: 4 s of CPU with its own default of max_tasks.
+#: All tasks have one name, so the list shows their arguments, which include the model.
 _FLOWER_DEFAULTS: Final = {
     "FLOWER_MAX_TASKS": "20000",
     "FLOWER_STATE_SAVE_INTERVAL": "60000",
@@ -65,14 +70,14 @@ _LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 
 
 def environment(settings: Settings, redis_url: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment of the parts: ours, with every setting that the command line may have given.
+    """Return the environment of the components: `environ` with the settings of the command line.
 
-    The Redis URL travels here and not in an argument, because it may hold a password.
+    The Redis URL is a variable and not an argument, because it may hold a password.
     """
     cwd = os.getcwd()
     given = [entry for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    # A folder `api` or `workers` in the user's own working directory must not be taken for ours.
-    # Celery puts that directory first on the path unless it is on it already, so it goes last.
+    # A folder `api` or `workers` in the user's working directory must not hide ours. Celery puts
+    # that directory first on the path unless the path has it already, so it goes last.
     path = dict.fromkeys([str(server_root()), *given, cwd])
     result = {
         **environ,
@@ -84,7 +89,7 @@ def environment(settings: Settings, redis_url: str, environ: Mapping[str, str]) 
         "HEADRACE_STATE_DIR": str(settings.state_dir.absolute()),
         "HEADRACE_HOST": settings.host,
         "HEADRACE_PORT": str(settings.port),
-        # Whether there is a terminal is for us to say: they write into our pipe.
+        # Components write to a pipe; only this process knows whether there is a terminal.
         "HEADRACE_LOG_FORMAT": log_format(settings),
     }
     if environ.get(ENV_CONFIG):
@@ -93,17 +98,17 @@ def environment(settings: Settings, redis_url: str, environ: Mapping[str, str]) 
 
 
 def log_format(settings: Settings) -> str:
-    """How the lines of all parts look, which are seen on our standard output."""
+    """Return the log format of all components, whose lines go to our standard output."""
     return logs.format_of(settings.log_format, sys.stdout)
 
 
 def redis_child(server: EmbeddedServer, lock: int, on_ready: Callable[[], None]) -> ChildSpec:
-    """The embedded server; it holds the state directory's lock with us.
+    """Return the embedded server, which inherits the lock of the state directory.
 
     Args:
-        server: what to start.
+        server: the server.
         lock: the lock's file descriptor.
-        on_ready: called each time that it has come up, before anything else may use it.
+        on_ready: called after each start, before anything else uses the server.
     """
 
     def ready(_: Mapping[str, str]) -> bool:
@@ -126,26 +131,87 @@ def redis_child(server: EmbeddedServer, lock: int, on_ready: Callable[[], None])
     )
 
 
+def listen_for_api(settings: Settings) -> list[socket.socket]:
+    """Listen on the API's port.
+
+    The supervisor listens, and the API processes inherit the sockets. So a process can die and
+    restart while the others answer; while none runs, connections wait.
+
+    Raises:
+        ConfigError: the port is taken, or the address cannot be listened on.
+    """
+    change = "choose another with --port or HEADRACE_PORT"
+    return listen("API", settings.host, settings.port, change=change)
+
+
+def api_command(listeners: Sequence[socket.socket]) -> list[str]:
+    """Return the command of one API process that serves on inherited sockets."""
+    command = [*PYTHON, "api"]
+    for listener in listeners:
+        command += ["--socket", str(listener.fileno())]
+    return command
+
+
+def api_children(
+    settings: Settings, environ: Mapping[str, str], listeners: Sequence[socket.socket]
+) -> list[ChildSpec]:
+    """Return the processes of the API."""
+    count = settings.api_processes
+    names = ["api"] if count == 1 else [f"api{number}" for number in range(count)]
+    return [_api_child(name, environ, listeners) for name in names]
+
+
+def _api_child(
+    name: str, environ: Mapping[str, str], listeners: Sequence[socket.socket]
+) -> ChildSpec:
+    # A request to a shared port reaches any process, so each reports through a pipe that it is
+    # ready. Both ends stay open here: the pipe must survive the death of a process.
+    ready_fd, report_fd = os.pipe()
+    os.set_blocking(ready_fd, False)
+
+    def is_ready() -> bool:
+        try:
+            return bool(os.read(ready_fd, _READ_BYTES))
+        except BlockingIOError:
+            return False
+
+    def new_environment() -> Mapping[str, str]:
+        # Discard what the last process reported.
+        is_ready()
+        return environ
+
+    return ChildSpec(
+        name=name,
+        command=[*api_command(listeners), "--ready", str(report_fd)],
+        environment=new_environment,
+        stage=1,
+        stop_rank=0,
+        ready=lambda _: is_ready(),
+        stop_timeout_s=API_STOP_S,
+        pass_fds=(*(listener.fileno() for listener in listeners), report_fd),
+    )
+
+
 def node_name(device: Device) -> str:
-    """The Celery node name of the worker that this host has for a device."""
+    """Return the Celery node name of this host's worker for a device."""
     return f"{device.name}@{socket.gethostname()}"
 
 
 def worker_child(
-    device: Device, settings: Settings, environ: Mapping[str, str], say: Callable[[str], None]
+    device: Device, settings: Settings, environ: Mapping[str, str], report: Callable[[str], None]
 ) -> ChildSpec:
-    """A Celery worker for one device; each start is an incarnation of its own.
+    """Return the Celery worker of one device. Each start has an incarnation of its own.
 
     Args:
-        device: what it runs on.
-        settings: for the time that it may drain.
-        environ: the parts' environment.
-        say: where to report what became of its leases.
+        device: its device.
+        settings: its drain timeout and log level.
+        environ: the environment of the components.
+        report: called with a line when its leases are released.
     """
     node = node_name(device)
     url = environ["HEADRACE_REDIS_URL"]
 
-    def fresh() -> dict[str, str]:
+    def new_environment() -> dict[str, str]:
         return {
             **_celery_environ(environ),
             "CUDA_VISIBLE_DEVICES": device.cuda_visible_devices,
@@ -154,38 +220,38 @@ def worker_child(
         }
 
     def release(end: Exit) -> None:
-        release_leases(url, end.environment[INCARNATION], settings.max_deliveries, say)
+        release_leases(url, end.environment[INCARNATION], settings.max_deliveries, report)
 
     return _celery_worker(
-        device.name, [*_worker("workers.celery_app"), "-n", node, "-E"], settings, fresh, release,
-        lambda env: _is_there(url, keys.worker(env[INCARNATION])),
+        device.name, [*_worker("workers.celery_app"), "-n", node, "-E"], settings,
+        new_environment, release, lambda env: _key_exists(url, keys.worker(env[INCARNATION])),
     )  # fmt: skip
 
 
 def background_child(
-    settings: Settings, environ: Mapping[str, str], say: Callable[[str], None]
+    settings: Settings, environ: Mapping[str, str], report: Callable[[str], None]
 ) -> ChildSpec:
-    """The background worker; each start is an owner of its own in the background worker's account.
+    """Return the background worker. Each start has an incarnation of its own.
 
     Args:
-        settings: its log level.
-        environ: the parts' environment.
-        say: where to report what became of what it held.
+        settings: its drain timeout and log level.
+        environ: the environment of the components.
+        report: called with a line when its tasks are requeued.
     """
     node = background_workers.node_name()
     url = environ["HEADRACE_REDIS_URL"]
 
-    def fresh() -> dict[str, str]:
+    def new_environment() -> dict[str, str]:
         incarnation = f"{node}-{secrets.token_hex(4)}"
         return {**_celery_environ(environ), INCARNATION: incarnation}
 
     def release(end: Exit) -> None:
-        release_background_tasks(url, end.environment[INCARNATION], say)
+        release_background_tasks(url, end.environment[INCARNATION], report)
 
     return _celery_worker(
-        background_workers.NODE, [*_worker("workers.background.app"), "-n", node], settings, fresh,
-        release,
-        lambda env: _is_there(url, keys.errands_alive(env[INCARNATION])),
+        background_workers.NODE, [*_worker("workers.background.app"), "-n", node], settings,
+        new_environment, release,
+        lambda env: _key_exists(url, keys.errands_alive(env[INCARNATION])),
     )  # fmt: skip
 
 
@@ -193,7 +259,7 @@ def _celery_worker(
     name: str,
     command: list[str],
     settings: Settings,
-    fresh: Callable[[], dict[str, str]],
+    new_environment: Callable[[], dict[str, str]],
     release: Callable[[Exit], None],
     ready: Callable[[Mapping[str, str]], bool],
 ) -> ChildSpec:
@@ -201,7 +267,7 @@ def _celery_worker(
     return ChildSpec(
         name=name,
         command=[*command, *options],
-        environment=fresh,
+        environment=new_environment,
         stage=1,
         stop_rank=1,
         ready=ready,
@@ -211,18 +277,18 @@ def _celery_worker(
 
 
 def runner_child(
-    settings: Settings, environ: Mapping[str, str], say: Callable[[str], None]
+    settings: Settings, environ: Mapping[str, str], report: Callable[[str], None]
 ) -> ChildSpec:
-    """A runner beside the API of these settings. Without it batches wait; the rest serves.
+    """Return the batch runner. Without it batches wait, and everything else serves.
 
     Args:
-        settings: where the API listens.
-        environ: the parts' environment.
-        say: where to report what became of its batches.
+        settings: the address of the API.
+        environ: the environment of the components.
+        report: called with a line when its batches are released.
     """
     url = environ["HEADRACE_REDIS_URL"]
 
-    def fresh() -> dict[str, str]:
+    def new_environment() -> dict[str, str]:
         return {
             **environ,
             ENV_URL: http_url(settings.host, settings.port, tls=settings.tls),
@@ -230,15 +296,15 @@ def runner_child(
         }
 
     def release(end: Exit) -> None:
-        release_batches(url, end.environment[INCARNATION], say)
+        release_batches(url, end.environment[INCARNATION], report)
 
     return ChildSpec(
         name=RUNNER,
         command=[*PYTHON, "headrace", "runner"],
-        environment=fresh,
+        environment=new_environment,
         stage=2,
         stop_rank=0,
-        ready=lambda env: _runner_is_seen(url, env[INCARNATION]),
+        ready=lambda env: _runner_is_live(url, env[INCARNATION]),
         stop_timeout_s=RUNNER_STOP_S,
         essential=False,
         on_exit=release,
@@ -246,26 +312,26 @@ def runner_child(
 
 
 def check_flower(address: str, environ: Mapping[str, str], *, change: str) -> None:
-    """Refuse a Flower that strangers can reach and that asks for no password.
+    """Refuse a Flower without a password that other machines can reach.
 
     Args:
-        address: where it is reached: an address that it listens on, or one published for it.
+        address: the address that it listens on, or at which a container publishes it.
         environ: Flower's environment.
-        change: what to do instead of setting a password.
+        change: the alternative to a password, for the hint.
 
     Raises:
-        ConfigError: the address is none of loopback, and no password is set.
+        ConfigError: the address is not a loopback address, and no password is set.
     """
     if address in _LOOPBACK or any(environ.get(name) for name in _FLOWER_AUTH):
         return
     raise ConfigError(
-        f"Flower can stop workers, and would listen on {address} without a password",
+        f"Flower must have a password to listen on {address}, because it can stop workers",
         hint=f"set FLOWER_BASIC_AUTH=user:password, or {change}",
     )
 
 
 def flower_child(settings: Settings, environ: Mapping[str, str]) -> ChildSpec:
-    """Flower. It is a view: the rest serves without it."""
+    """Return Flower. It only shows things: everything else serves without it."""
     options = {
         "address": settings.flower_host,
         "port": settings.flower_port,
@@ -273,7 +339,7 @@ def flower_child(settings: Settings, environ: Mapping[str, str]) -> ChildSpec:
         "db": settings.state_dir.absolute() / "flower",
     }
     arguments = [f"--{name}={value}" for name, value in options.items()]
-    # To Flower, an empty FLOWER_BASIC_AUTH is a password that nobody can give.
+    # Flower takes an empty FLOWER_BASIC_AUTH as a password that no user can enter.
     given = {k: v for k, v in environ.items() if v or not k.startswith("FLOWER_")}
     given = {**_FLOWER_DEFAULTS, **given}
     return ChildSpec(
@@ -288,45 +354,45 @@ def flower_child(settings: Settings, environ: Mapping[str, str]) -> ChildSpec:
 
 
 def release_leases(
-    redis_url: str, incarnation: str, max_deliveries: int | None, say: Callable[[str], None]
+    redis_url: str, incarnation: str, max_deliveries: int | None, report: Callable[[str], None]
 ) -> None:
-    """Hand out again what a worker that is gone still held. On an error its leases run out."""
+    """Release the leases of a dead worker. After an error they expire by themselves."""
     try:
         released = release_incarnation(redis_url, incarnation, max_deliveries)
     except (HeadraceError, redis.exceptions.RedisError, OSError) as error:
-        say(f"leases of {incarnation} not released, they run out by themselves: {error}")
+        report(f"leases of {incarnation} not released, they expire by themselves: {error}")
         return
     if released:
-        say(f"released {released} jobs of {incarnation}")
+        report(f"released {released} jobs of {incarnation}")
 
 
-def release_background_tasks(redis_url: str, owner: str, say: Callable[[str], None]) -> None:
+def release_background_tasks(redis_url: str, owner: str, report: Callable[[str], None]) -> None:
     """Requeue the tasks of a dead background worker, and release its pipelines."""
-    # These run nobody's code, so that their jobs are charged nothing.
-    release_leases(redis_url, owner, None, say)
+    # Pipelines run no user code, so a crash is not charged to their jobs.
+    release_leases(redis_url, owner, None, report)
     try:
-        back = background_workers.give_back(redis_url, owner)
+        back = background_workers.requeue_tasks(redis_url, owner)
     except (HeadraceError, redis.exceptions.RedisError, OSError) as error:
-        say(f"tasks of {owner} not requeued, the next background worker does it: {error}")
+        report(f"tasks of {owner} not requeued, the next background worker does it: {error}")
         return
     if back:
-        say(f"requeued {back} background tasks of {owner}")
+        report(f"requeued {back} background tasks of {owner}")
 
 
-def release_batches(redis_url: str, runner: str, say: Callable[[str], None]) -> None:
-    """Let another runner go on at once with the batches of one that is gone."""
+def release_batches(redis_url: str, runner: str, report: Callable[[str], None]) -> None:
+    """Release the batches of a dead runner, so that another continues them at once."""
     try:
         with connect(redis_url) as client:
             released = BatchStore(ScriptClient(client), 0, 0).release(runner)
     except (HeadraceError, redis.exceptions.RedisError, OSError) as error:
-        say(f"batches of {runner} not released, their leases run out by themselves: {error}")
+        report(f"batches of {runner} not released, their leases expire by themselves: {error}")
         return
     if released:
-        say(f"released {released} batches of {runner}")
+        report(f"released {released} batches of {runner}")
 
 
 def get_json(host: str, port: int, path: str, *, tls: bool = False) -> Any:
-    """What the API answers to a GET, as JSON; None when it does not answer 2xx or at all."""
+    """Return the JSON of the API's answer to a GET; None without a 2xx answer."""
     connection = http_connection(host, port, timeout_s=_PROBE_TIMEOUT_S, tls=tls)
     try:
         connection.request("GET", path)
@@ -348,23 +414,23 @@ def _celery_environ(environ: Mapping[str, str]) -> dict[str, str]:
     return {**environ, "PYTHONWARNINGS": warnings}
 
 
-def _is_there(redis_url: str, key: str) -> bool:
-    return _asked(redis_url, lambda client: bool(client.exists(key)))
+def _key_exists(redis_url: str, key: str) -> bool:
+    return _is_true(redis_url, lambda client: bool(client.exists(key)))
 
 
-def _runner_is_seen(redis_url: str, incarnation: str) -> bool:
-    return _asked(redis_url, lambda client: incarnation in living_runners(client))
+def _runner_is_live(redis_url: str, incarnation: str) -> bool:
+    return _is_true(redis_url, lambda client: incarnation in live_runners(client))
 
 
-def living_runners(client: redis.Redis) -> dict[str, tuple[str, int]]:
-    """Host and process of each runner that was seen lately, by its name."""
+def live_runners(client: redis.Redis) -> dict[str, tuple[str, int]]:
+    """Return host and pid of each live runner, by its name."""
     members: Any = client.zrange(keys.RUNNERS, 0, -1)
     named = (member.decode().split(" ") for member in members)
     return {owner: (host, int(pid)) for owner, host, pid in named}
 
 
-def _asked(redis_url: str, question: Callable[[redis.Redis], bool]) -> bool:
-    """The answer to a question; no where there is none."""
+def _is_true(redis_url: str, question: Callable[[redis.Redis], bool]) -> bool:
+    """Return the answer of a question to Redis; False if Redis does not answer."""
     timeouts = {"socket_timeout": _PROBE_TIMEOUT_S, "socket_connect_timeout": _PROBE_TIMEOUT_S}
     client = connect(redis_url, **timeouts)
     try:

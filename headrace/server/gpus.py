@@ -1,4 +1,4 @@
-"""Which GPUs this machine lets us use, asked without torch: importing it takes seconds."""
+"""The GPUs that this machine offers, found without torch, which takes seconds to import."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _UUID = re.compile(r"\(UUID: ((?:GPU|MIG)-[^)]+)\)")
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What one worker gets.
+    """The device of one worker.
 
     Attributes:
         name: the first part of its Celery node name, such as "gpu0".
-        cuda_visible_devices: what it sees of CUDA; empty for nothing.
+        cuda_visible_devices: its CUDA_VISIBLE_DEVICES; empty for no GPU.
     """
 
     name: str
@@ -26,11 +26,11 @@ class Device:
 
 
 def worker_devices(environ: Mapping[str, str], workers: int | None) -> list[Device]:
-    """One device for each worker: each GPU, or the CPU where there is none.
+    """Return the device of each worker: a GPU, or the CPU on a machine without GPUs.
 
     Args:
-        environ: CUDA_VISIBLE_DEVICES and NVIDIA_VISIBLE_DEVICES are obeyed.
-        workers: how many workers; None for one per GPU, or one on a machine without.
+        environ: the environment, with CUDA_VISIBLE_DEVICES and NVIDIA_VISIBLE_DEVICES.
+        workers: how many workers; None for one per GPU, or one on a machine without GPUs.
     """
     gpus = visible_gpus(environ, list_gpus() if _may_have_gpus(environ) else [])
     if not gpus:
@@ -45,11 +45,11 @@ def worker_devices(environ: Mapping[str, str], workers: int | None) -> list[Devi
 
 
 def visible_gpus(environ: Mapping[str, str], present: list[str]) -> list[str]:
-    """The GPUs that CUDA would show, as values for CUDA_VISIBLE_DEVICES.
+    """Return the GPUs that CUDA shows, as values for CUDA_VISIBLE_DEVICES.
 
     Args:
         environ: the environment.
-        present: the UUIDs of the GPUs, or MIG parts of them, on this machine, in order.
+        present: the UUIDs of this machine's GPUs or MIG devices, in order.
     """
     wanted = environ.get("CUDA_VISIBLE_DEVICES")
     if wanted is None:
@@ -58,14 +58,14 @@ def visible_gpus(environ: Mapping[str, str], present: list[str]) -> list[str]:
     for item in (part.strip() for part in wanted.split(",")):
         known = item.startswith(("GPU-", "MIG-")) and any(uuid.startswith(item) for uuid in present)
         if not known and not (item.isdecimal() and int(item) < len(present)):
-            # CUDA itself ignores all that stands behind the first entry that it does not know.
+            # CUDA ignores all entries after the first unknown one.
             break
         shown.append(item)
     return shown
 
 
 def list_gpus() -> list[str]:
-    """The UUIDs of the GPUs that the driver shows; of the MIG parts where a GPU is split."""
+    """Return the UUIDs of the driver's GPUs; for a split GPU those of its MIG devices."""
     try:
         listed = subprocess.run(
             ["nvidia-smi", "-L"],
@@ -80,7 +80,7 @@ def list_gpus() -> list[str]:
 
 
 def parse_listing(text: str) -> list[str]:
-    """Read the output of `nvidia-smi -L`: a MIG part stands below the GPU that it is part of."""
+    """Parse the output of `nvidia-smi -L`, in which MIG devices follow their GPU."""
     found: list[str] = []
     for line in text.splitlines():
         match = _UUID.search(line)

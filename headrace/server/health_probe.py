@@ -1,7 +1,7 @@
-"""`headrace health`: does the part that runs beside us serve?
+"""`headrace health`: whether a component on this host serves.
 
-For the health checks of containers, whose images hold no curl. Each check looks at the part itself
-and at no other, except that workers of all kinds are seen through Redis.
+For the health checks of containers, whose images have no curl. A check asks the component itself;
+workers and runners are looked up in Redis.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from headrace.server.gpus import worker_devices
 from headrace.server.ports import http_connection, http_url
 from headrace.server.supervisor.proc import start_time_ticks
 
-#: A loaded machine answers late; the container's own limit must be longer than this.
+#: A loaded machine answers late. The timeout of the container's check must be longer.
 TIMEOUT_S: Final = 4.0
 
 
 class Component(StrEnum):
-    """What can be asked for."""
+    """A component that can be checked."""
 
     API = "api"
     WORKER = "worker"
@@ -47,19 +47,19 @@ class Component(StrEnum):
         return cls.BACKGROUND if value == "errands" else None
 
 
-def run_check(part: str, workers: int | None, environ: Mapping[str, str]) -> str:
-    """`headrace health PART`.
+def run_check(name: str, workers: int | None, environ: Mapping[str, str]) -> str:
+    """Run `headrace health COMPONENT`; return a line about what was found.
 
     Raises:
-        HeadraceError: it does not serve, or the settings do not say where it is: Docker knows
-            only status 0 and 1.
-        ConfigError: there is no such part.
+        HeadraceError: the component does not serve, or the settings are wrong. Docker allows only
+            status 0 and 1.
+        ConfigError: the component is unknown.
     """
     try:
-        component = Component(part)
+        component = Component(name)
     except ValueError:
         raise ConfigError(
-            f"unknown component {part!r}", hint=f"use one of {', '.join(Component)}"
+            f"unknown component {name!r}", hint=f"use one of {', '.join(Component)}"
         ) from None
     try:
         return check(component, load_settings(None, environ, {}), workers, environ)
@@ -68,41 +68,41 @@ def run_check(part: str, workers: int | None, environ: Mapping[str, str]) -> str
 
 
 def check(
-    part: Component, settings: Settings, workers: int | None, environ: Mapping[str, str]
+    component: Component, settings: Settings, workers: int | None, environ: Mapping[str, str]
 ) -> str:
-    """Look at one part, from the environment that it was started with.
+    """Check one component, in the environment it was started in.
 
     Args:
-        part: which.
-        settings: where it is.
-        workers: as `headrace worker` was given it.
-        environ: as `headrace worker` has it, for the GPUs that it may use.
+        component: the component.
+        settings: its address.
+        workers: the `--workers` of `headrace worker`.
+        environ: the environment of `headrace worker`, for the GPUs that it may use.
 
     Returns:
-        What was seen, in a line.
+        A line about what was found.
 
     Raises:
         HeadraceError: it does not serve.
-        ConfigError: no Redis is named, and the part is seen through it.
+        ConfigError: the check needs Redis, and HEADRACE_REDIS_URL is not set.
     """
-    if part is Component.WORKER:
+    if component is Component.WORKER:
         return check_workers(_redis_url(settings), workers, environ)
-    if part is Component.BACKGROUND:
+    if component is Component.BACKGROUND:
         return check_background(_redis_url(settings))
-    if part is Component.RUNNER:
+    if component is Component.RUNNER:
         return check_runner(_redis_url(settings))
-    if part is Component.REDIS:
+    if component is Component.REDIS:
         return check_redis(_redis_url(settings))
-    if part is Component.FLOWER:
+    if component is Component.FLOWER:
         return check_http("Flower", settings.flower_host, settings.flower_port, "/healthcheck")
     return check_http("API", settings.host, settings.port, "/ready", tls=settings.tls)
 
 
 def check_http(what: str, host: str, port: int, path: str, *, tls: bool = False) -> str:
-    """A server answers a GET with 2xx.
+    """Check that a server answers a GET with 2xx in time.
 
     Raises:
-        HeadraceError: it does not, or not in time.
+        HeadraceError: it does not.
     """
     where = f"{what}: GET {http_url(host, port, tls=tls)}{path}"
     connection = http_connection(host, port, timeout_s=TIMEOUT_S, tls=tls)
@@ -119,7 +119,7 @@ def check_http(what: str, host: str, port: int, path: str, *, tls: bool = False)
 
 
 def check_redis(url: str) -> str:
-    """Redis answers PING, which it does not while it loads its data.
+    """Check that Redis answers PING. It does not while it loads its data.
 
     Raises:
         HeadraceError: it does not.
@@ -129,60 +129,60 @@ def check_redis(url: str) -> str:
 
 
 def check_background(url: str) -> str:
-    """The background worker of this host has lately said that it lives.
+    """Check that the background worker of this host is alive.
 
     Raises:
-        HeadraceError: it has not.
+        HeadraceError: it has not reported in time, or its process is gone.
     """
     node = background_workers.node_name()
-    if node not in {alive.node for alive in _ask(url, background_workers.living)}:
+    if node not in {alive.node for alive in _ask(url, background_workers.live_workers)}:
         raise HeadraceError(f"not seen in the last {keys.ERRANDS_TTL_S} s: {node}")
     return f"serving: {node}"
 
 
 def check_workers(url: str, workers: int | None, environ: Mapping[str, str]) -> str:
-    """Each worker that `headrace worker` runs on this host has lately said that it serves.
+    """Check that each worker of `headrace worker` on this host is alive.
 
-    Whether its models could be loaded is another question: `GET /ready?models=all` answers it.
+    `GET /ready?models=all` checks whether its models are loaded.
 
     Raises:
-        HeadraceError: one of them has not.
+        HeadraceError: one of them has not reported in time.
     """
     wanted = [components.node_name(device) for device in worker_devices(environ, workers)]
-    seen = _ask(url, _living_nodes)
+    seen = _ask(url, _live_nodes)
     missing = [node for node in wanted if node not in seen]
     if missing:
         raise HeadraceError(f"not seen in the last {keys.WORKER_TTL_S} s: {', '.join(missing)}")
-    return f"serving: {', '.join(wanted) or 'no worker was asked for'}"
+    return f"serving: {', '.join(wanted) or 'no worker'}"
 
 
 def check_runner(url: str) -> str:
-    """A runner of this host has lately said that it lives, and has a process.
+    """Check that a runner of this host is alive.
 
     Raises:
-        HeadraceError: none has.
+        HeadraceError: none is.
     """
     host = socket.gethostname()
-    found = _ask(url, components.living_runners).values()
+    found = _ask(url, components.live_runners).values()
     pids = [pid for at, pid in found if at == host and start_time_ticks(pid) is not None]
     if not pids:
         raise HeadraceError(f"no runner of this host was seen in the last {keys.WORKER_TTL_S} s")
     return f"running: {', '.join(map(str, pids))}"
 
 
-def _living_nodes(client: redis.Redis) -> set[str]:
-    """The nodes that have an entry in Redis and, where they are of this host, a process."""
+def _live_nodes(client: redis.Redis) -> set[str]:
+    """Return the nodes of this host that have an entry in Redis and a process."""
     suffix = f"@{socket.gethostname()}"
     found = set()
     owners: Any = client.zrange(keys.WORKERS, 0, -1)
     for owner in owners:
         raw: Any = client.hget(keys.worker(owner.decode()), "")
         if raw is None:
-            continue  # it has run out
-        said = msgspec.json.decode(raw)
-        # The entry of a worker that was killed stands for some seconds more.
-        if said["node"].endswith(suffix) and start_time_ticks(said["pid"]) is not None:
-            found.add(said["node"])
+            continue  # expired
+        worker = msgspec.json.decode(raw)
+        # The entry of a killed worker remains for some seconds.
+        if worker["node"].endswith(suffix) and start_time_ticks(worker["pid"]) is not None:
+            found.add(worker["node"])
     return found
 
 
@@ -199,13 +199,13 @@ def _ask(url: str, question: Callable[[redis.Redis], Any]) -> Any:
 def _redis_url(settings: Settings) -> str:
     if settings.redis_url is not None:
         return settings.redis_url
-    # Late: a container, which is asked every few seconds, has it named.
+    # Imported here: a container is checked every few seconds and never gets here.
     from headrace.server.embedded_redis import prepared_url
 
     url = prepared_url(settings.state_dir)
     if url is None:
         raise ConfigError(
-            f"no Redis is named, and `headrace up` has none in {settings.state_dir}",
-            hint="set HEADRACE_REDIS_URL, or go to where `headrace up` runs",
+            f"HEADRACE_REDIS_URL is not set, and {settings.state_dir} has no embedded Redis",
+            hint="set HEADRACE_REDIS_URL, or change to the folder in which `headrace up` runs",
         )
     return url

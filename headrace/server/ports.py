@@ -1,4 +1,4 @@
-"""TCP ports before anything is started on them: is one free, who has it, and listening on one."""
+"""TCP ports: find a free one, listen on one, and name the process that uses one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WILDCARDS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # no
 _LISTEN: Final = "0A"
 #: Connections that may wait to be accepted; the kernel's own limit may be lower.
 BACKLOG: Final = 4096
-#: How long to wait for a connection to oneself.
+#: How long to wait for a connection to this process itself.
 _SELF_S: Final = 30.0
 #: An address of the host that this machine does not have, such as ::1 in a container without IPv6.
 _NOT_HERE: Final = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
@@ -25,12 +25,12 @@ _TCP_TABLES: Final = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 
 
 def reachable(host: str) -> str:
-    """Where this machine reaches a server that listens on `host`."""
+    """Return the address at which this machine reaches a server that listens on `host`."""
     return _WILDCARDS.get(host, host)
 
 
 def http_url(host: str, port: int, *, tls: bool = False) -> str:
-    """The URL under which this machine reaches a server that listens on host and port."""
+    """Return the URL at which this machine reaches a server that listens on host and port."""
     name, scheme = reachable(host), "https" if tls else "http"
     return f"{scheme}://[{name}]:{port}" if ":" in name else f"{scheme}://{name}:{port}"
 
@@ -38,10 +38,9 @@ def http_url(host: str, port: int, *, tls: bool = False) -> str:
 def http_connection(
     host: str, port: int, *, timeout_s: float, tls: bool = False
 ) -> http.client.HTTPConnection:
-    """A connection to a server of this deployment on this machine, to ask whether it serves.
+    """Return a connection to a local server of this deployment, to probe it.
 
-    Its certificate is for its clients' name of it, and not for this machine's: it is not checked,
-    and nothing is told to it.
+    Its certificate is for the name that clients use, so it is not verified. No secret is sent.
     """
     name = reachable(host)
     if not tls:
@@ -53,31 +52,30 @@ def http_connection(
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that is free, and that the kernel gives to nobody else for a minute.
+    """Return a free port that the kernel assigns to no other process for a minute.
 
-    Where several look for one at the same time, as at the start of some deployments, each would
-    else be told a port that another is about to listen on. A connection is left fading away on
-    it, which keeps it from whoever wants any port, but not from a server that asks for this one.
+    Without that, deployments that start at the same time could get the same port. A connection in
+    TIME_WAIT keeps the port from processes that want any port; a server can still listen on it.
     """
     with socket.socket() as listener:
-        # What is left of the connection inherits it.
+        # The connection in TIME_WAIT inherits this option.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, 0))
         listener.listen(1)
         address = listener.getsockname()
         with socket.create_connection(address, _SELF_S) as client:
             ours, _ = listener.accept()
-            # Whoever closes first keeps the end that fades away.
+            # The side that closes first enters TIME_WAIT.
             ours.close()
             client.recv(1)
         return int(address[1])
 
 
 def is_free(host: str, port: int) -> bool:
-    """Whether a server could listen on the port now.
+    """Return whether a server can listen on the port now.
 
     Raises:
-        OSError: it could not, for another reason than that somebody does.
+        OSError: it cannot, and the port is not in use.
     """
     family, address = _addresses(host, port)[0]
     try:
@@ -90,18 +88,18 @@ def is_free(host: str, port: int) -> bool:
 
 
 def require_free(what: str, host: str, port: int, *, change: str) -> None:
-    """Refuse to start on a port that cannot be had; arguments and errors are those of `listen`."""
+    """Check that a port can be used; arguments and errors are those of `listen`."""
     close_all(listen(what, host, port, change=change))
 
 
 def listen(what: str, host: str, port: int, *, change: str) -> list[socket.socket]:
-    """Listen on a port, on each address that the host's name has here.
+    """Listen on a port, on each local address of a host name.
 
     Args:
-        what: the part that wants the port.
+        what: the component, for the error.
         host: the address or name to listen on.
         port: the port.
-        change: what to change to use another.
+        change: how to choose another port, for the hint.
 
     Raises:
         ConfigError: the port is taken, or the address cannot be listened on.
@@ -138,10 +136,10 @@ def _addresses(host: str, port: int) -> list[tuple[socket.AddressFamily, Any]]:
 def _listener(family: socket.AddressFamily, address: Any) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        # As servers do, so that a port whose last connections are still fading away can be had.
+        # As servers do: a port whose connections are in TIME_WAIT can be used.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
-            # As asyncio does: `::` is every address of IPv6, and leaves IPv4 to who asks for it.
+            # As asyncio does: `::` is every IPv6 address, and no IPv4 address.
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         listener.bind(address)
         listener.listen(BACKLOG)
@@ -161,7 +159,7 @@ def _cannot_listen(what: str, host: str, port: int, error: OSError, change: str)
 
 
 def holder(port: int) -> str:
-    """Who listens on a port, as "pid 12 (nginx)"; empty where we may not see it."""
+    """Return the process that listens on a port, such as "pid 12 (nginx)"; "" if unknown."""
     inodes = _listening_inodes(port)
     if not inodes:
         return ""

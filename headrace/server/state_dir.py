@@ -1,7 +1,7 @@
-"""The state directory of `headrace up`: one instance at a time, and what it says of itself.
+"""The state directory of `headrace up`: its lock, and the record of the running instance.
 
-The lock is a `flock` that the embedded server inherits, so that it stays held until that server
-has ended too: two servers must never write one append-only file.
+The lock is a `flock` that the embedded server inherits, so it is held until that server has ended
+too: two servers must never write one append-only file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headrace.server.supervisor.proc import start_time_ticks
 
 LOCK_NAME: Final = "lock"
 RECORD_NAME: Final = "headrace.json"
-#: How long the server of an instance that was killed may take to save and end.
+#: How long the server of a killed instance may take to save and end.
 LEFTOVER_TIMEOUT_S: Final = 20.0
 _POLL_S: Final = 0.05
 _PRIVATE_MODE: Final = 0o600
@@ -29,17 +29,17 @@ _PRIVATE_MODE: Final = 0o600
 
 @contextmanager
 def locked(path: Path, *, leftover_timeout_s: float = LEFTOVER_TIMEOUT_S) -> Iterator[int]:
-    """Make the directory if need be, and hold its lock.
+    """Create the directory if needed, and hold its lock.
 
     Args:
         path: the state directory.
-        leftover_timeout_s: how long to wait for what an instance that was killed left.
+        leftover_timeout_s: how long to wait for the server of a killed instance.
 
     Yields:
-        The lock's file descriptor, for whoever must hold it too.
+        The lock's file descriptor, for child processes that must hold it too.
 
     Raises:
-        ConfigError: another instance runs on it, or it cannot be written.
+        ConfigError: another instance uses the directory, or it cannot be written.
     """
     with _usable(path, "choose another with --state-dir"):
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -50,19 +50,19 @@ def locked(path: Path, *, leftover_timeout_s: float = LEFTOVER_TIMEOUT_S) -> Ite
         os.pwrite(lock, f"{os.getpid()} {start_time_ticks(os.getpid())}\n".encode(), 0)
         yield lock
     finally:
-        # Not unlocked: the lock ends with the last process that holds the descriptor.
+        # Not unlocked: the last process that holds the descriptor releases the lock.
         os.close(lock)
 
 
 def make(path: Path, change: str) -> None:
-    """Make the directory if need be, for a part that shares it with others.
+    """Create the directory if needed, for a component that shares it.
 
     Args:
         path: the state directory.
-        change: how another one is chosen.
+        change: how to choose another one, for the hint.
 
     Raises:
-        ConfigError: it cannot be made.
+        ConfigError: it cannot be created.
     """
     with _usable(path, change):
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -77,7 +77,7 @@ def _usable(path: Path, change: str) -> Iterator[None]:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file that only its owner may read, all of it or nothing."""
+    """Write a file that only its owner may read. It appears when it is complete."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -87,12 +87,12 @@ def write_private(path: Path, text: str) -> None:
 
 
 def write_record(path: Path, record: Mapping[str, Any]) -> None:
-    """Say where the parts are, in `headrace.json`. It holds no password."""
+    """Write `headrace.json`: where the components are. It holds no password."""
     write_private(path / RECORD_NAME, json.dumps(record, indent=2) + "\n")
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """What an instance wrote; empty when there is none or it cannot be read."""
+    """Return what an instance wrote; empty if it cannot be read."""
     try:
         record = json.loads((path / RECORD_NAME).read_text())
     except (OSError, ValueError):
@@ -101,7 +101,7 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def remove_record(path: Path) -> None:
-    """Remove `headrace.json`: nothing runs any more."""
+    """Remove `headrace.json`: no instance runs."""
     (path / RECORD_NAME).unlink(missing_ok=True)
 
 
@@ -126,7 +126,7 @@ def _acquire(lock: int, path: Path, leftover_timeout_s: float) -> None:
             )
         if time.monotonic() > deadline_s:
             raise ConfigError(
-                f"state directory {path.absolute()} is still held by the server of a headrace up "
+                f"state directory {path.absolute()} is still used by the server of a headrace up "
                 "that was killed",
                 hint="end that server, or choose another directory with --state-dir",
             )

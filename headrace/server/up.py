@@ -1,4 +1,4 @@
-"""`headrace up`: the whole system on one machine."""
+"""`headrace up`: all components on one machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from headrace.observability import logs
 from headrace.redis.compatibility import check_broker
 from headrace.redis.connection import redact_url
 from headrace.server import background_workers, components, embedded_redis, state_dir
-from headrace.server.api_processes import api_children, listen_for_api
 from headrace.server.gpus import worker_devices
 from headrace.server.ports import close_all, http_url, require_free
 from headrace.server.supervisor.child_process import ChildProcess, ChildSpec
@@ -25,13 +24,13 @@ from headrace.server.supervisor.supervisor import OWN_NAME, Supervisor
 
 @dataclass(frozen=True, slots=True)
 class UpOptions:
-    """What `headrace up` is told beyond the settings.
+    """Options of `headrace up` that are not settings.
 
     Attributes:
-        workers: how many Celery workers; None for one per GPU, or one without.
+        workers: how many Celery workers; None for one per GPU, or one on a machine without GPUs.
         flower: whether to run Flower.
         background: whether to run the background worker.
-        runner: whether to run the runner of batches.
+        runner: whether to run the batch runner.
     """
 
     workers: int | None = None
@@ -46,7 +45,7 @@ class Up:
     Args:
         settings: the deployment's settings.
         options: what to run.
-        environ: the environment that the parts inherit.
+        environ: the environment that the components inherit.
     """
 
     def __init__(self, settings: Settings, options: UpOptions, environ: Mapping[str, str]) -> None:
@@ -60,12 +59,12 @@ class Up:
         self._console = Console(sys.stdout, [OWN_NAME], colour=False, as_json=self._as_json)
 
     def run(self) -> None:
-        """Start everything, and return when it was asked to stop and has stopped.
+        """Start everything; return when a signal has stopped it.
 
         Raises:
             ConfigError: a setting, the models file, a port or the state directory is wrong.
-            BrokerError: the Redis that was named cannot be used.
-            HeadraceError: a part cannot be started.
+            BrokerError: the Redis of HEADRACE_REDIS_URL cannot be used.
+            HeadraceError: a component cannot be started.
         """
         settings, options = self._settings, self._options
         load_catalog(settings.models_file, timeout_s=settings.timeout_s)
@@ -92,7 +91,7 @@ class Up:
         supervisor = Supervisor(
             children,
             self._console,
-            on_change=self._record,
+            on_change=self._write_record,
             on_ready=self._announce,
             on_stop=self._close_port,
         )
@@ -102,12 +101,12 @@ class Up:
             state_dir.remove_record(self._settings.state_dir)
 
     def _close_port(self) -> None:
-        """Ours; a connection that came while the workers drain would wait in vain."""
+        """Stop listening: a connection that waits while the workers drain gets no answer."""
         close_all(self._listeners)
 
     def _take_ports(self) -> None:
         settings = self._settings
-        self._listeners = listen_for_api(settings)
+        self._listeners = components.listen_for_api(settings)
         if self._options.flower:
             require_free(
                 "Flower",
@@ -126,32 +125,32 @@ class Up:
         else:
             self._broker_url = settings.redis_url
             for warning in check_broker(self._broker_url).warnings():
-                self._say(warning)
+                self._report(warning)
             self._release_stale()
         environ = components.environment(settings, self._broker_url, self._environ)
-        children += api_children(settings, environ, self._listeners)
+        children += components.api_children(settings, environ, self._listeners)
         devices = worker_devices(self._environ, options.workers)
-        children += [components.worker_child(d, settings, environ, self._say) for d in devices]
+        children += [components.worker_child(d, settings, environ, self._report) for d in devices]
         if options.background:
-            children.append(components.background_child(settings, environ, self._say))
+            children.append(components.background_child(settings, environ, self._report))
         if options.runner:
-            children.append(components.runner_child(settings, environ, self._say))
+            children.append(components.runner_child(settings, environ, self._report))
         if options.flower:
             children.append(components.flower_child(settings, environ))
         return children
 
     def _release_stale(self) -> None:
-        """What a killed `up` left leased is handed out at once; its workers died with it."""
+        """Release what a killed `headrace up` held; its workers died with it."""
         stale, self._stale = self._stale, []
         for incarnation in stale:
             if incarnation.startswith(f"{background_workers.NODE}@"):
-                components.release_background_tasks(self._broker_url, incarnation, self._say)
+                components.release_background_tasks(self._broker_url, incarnation, self._report)
                 continue
             if incarnation.startswith(f"{components.RUNNER}-"):
-                components.release_batches(self._broker_url, incarnation, self._say)
+                components.release_batches(self._broker_url, incarnation, self._report)
                 continue
             components.release_leases(
-                self._broker_url, incarnation, self._settings.max_deliveries, self._say
+                self._broker_url, incarnation, self._settings.max_deliveries, self._report
             )
 
     def _urls(self) -> dict[str, str]:
@@ -164,7 +163,7 @@ class Up:
             urls["flower"] = http_url(settings.flower_host, settings.flower_port)
         return urls
 
-    def _record(self, children: Sequence[ChildProcess]) -> None:
+    def _write_record(self, children: Sequence[ChildProcess]) -> None:
         living = [child for child in children if child.process is not None]
         found = (child.environment.get(components.INCARNATION) for child in living)
         record = {
@@ -173,31 +172,31 @@ class Up:
                 OWN_NAME: os.getpid(),
                 **{c.spec.name: c.process.pid for c in living if c.process is not None},
             },
-            # For the next start, should this one be killed: their leases are released then.
+            # If this process is killed, the next start releases their leases.
             "incarnations": [*self._stale, *filter(None, found)],
         }
         try:
             state_dir.write_record(self._settings.state_dir, record)
         except OSError as error:
-            # A full disk is no reason to stop serving.
-            self._say(f"{state_dir.RECORD_NAME} not written: {error.strerror}")
+            # A full disk must not stop the service.
+            self._report(f"{state_dir.RECORD_NAME} not written: {error.strerror}")
 
     def _announce(self) -> None:
         settings = self._settings
         urls = self._urls()
         state = components.get_json(settings.host, settings.port, "/ready", tls=settings.tls)
-        lines = ["up" if state else "up, but not ready: GET /ready says why"]
+        lines = ["up" if state else "up, but not ready: GET /ready shows why"]
         lines.append(f"  API     {urls['api']}  (documentation: /docs, state: /ready)")
         lines.append(f"  broker  {urls['broker']}")
         if "flower" in urls:
             lines.append(f"  Flower  {urls['flower']}")
         lines.append(f"  models  {_models(state)}")
         lines.append(f"  state   {settings.state_dir.absolute()}")
-        lines.append("Ctrl-C stops everything; what is queued is kept")
-        self._say("\n".join(lines))
+        lines.append("Ctrl-C stops everything; queued jobs are kept")
+        self._report("\n".join(lines))
 
-    def _say(self, text: str) -> None:
-        self._console.say(OWN_NAME, text)
+    def _report(self, text: str) -> None:
+        self._console.print(OWN_NAME, text)
 
 
 def _incarnations_of(record: Mapping[str, Any]) -> list[str]:
@@ -206,7 +205,7 @@ def _incarnations_of(record: Mapping[str, Any]) -> list[str]:
 
 
 def _models(state: Any) -> str:
-    """The models' states as `/ready` has them, in a few words."""
+    """Return the state of each model, from the JSON of `/ready`."""
     models = state.get("models") if isinstance(state, dict) else None
     if not isinstance(models, dict):
         return "unknown"

@@ -69,7 +69,9 @@ class LivenessStep(bootsteps.StartStopStep):
 
     def _beat(self, *dead: str) -> None:
         try:
-            requeued = background_workers.tell(self._client, self._owner, self._liveness, *dead)
+            requeued = background_workers.report_alive(
+                self._client, self._owner, self._liveness, *dead
+            )
         except (RedisError, OSError) as error:
             # Celery notices the outage by itself, and restarts its consumer.
             logger.warning("heartbeat failed: %s", error)

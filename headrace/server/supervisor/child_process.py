@@ -1,4 +1,4 @@
-"""One supervised child: what it is, and its process while it runs."""
+"""One supervised child: its specification, and its process while it runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from headrace.server.supervisor import proc
-from headrace.server.supervisor.console import said_in_json
+from headrace.server.supervisor.console import json_event
 
 _CHILD_PROGRAM: Final = Path(__file__).with_name("exec_child.py")
 _READ_BYTES: Final = 64 * 1024
@@ -27,7 +27,7 @@ class Exit:
         name: the child's name.
         pid: the process that ended.
         status: its exit status, or minus the signal that ended it.
-        environment: what it was started with.
+        environment: the environment it was started with.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Exit:
 
     @property
     def how(self) -> str:
-        """The status or signal, as part of a sentence."""
+        """Return the status or signal as part of a sentence."""
         if self.status >= 0:
             return f"with status {self.status}"
         return f"by {_signal_name(-self.status)}"
@@ -45,22 +45,22 @@ class Exit:
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """What to start, and how to know and stop it.
+    """What to start, how to see that it is ready, and how to stop it.
 
     Attributes:
         name: the prefix of its lines.
-        command: the program and its arguments; nothing secret, as every user can read them.
-        environment: called for each start, so that a start can have values of its own.
-        stage: children of a stage start when all of the lower stages have been ready.
-        stop_rank: children of a rank are stopped when all of the lower ranks have ended.
-        ready: called with what the process was started with; whether it serves by now. Called
-            often, so it must answer within a second. None: ready at once.
-        ready_timeout_s: after how long the next stage starts all the same.
-        essential: whether all is stopped when it cannot be started in the first place.
-        stop_timeout_s: how long it may take to stop before it is killed.
-        death_signal: what it gets when the supervisor itself is killed. TERM is for a server
-            that must save, and that `hurry` must not kill at once either.
-        on_exit: called whenever its process has ended, before the next is started.
+        command: the program and its arguments; no secrets, because all users can read them.
+        environment: called for each start, so that each start can have values of its own.
+        stage: children of a stage start when all children of lower stages have been ready.
+        stop_rank: children of a rank are stopped when all children of lower ranks have ended.
+        ready: called with the environment of the process; returns whether it serves. Called often,
+            so it must return within a second. None: ready at once.
+        ready_timeout_s: the next stage starts after this time even if this child is not ready.
+        essential: whether everything stops if this child cannot be started at first.
+        stop_timeout_s: how long the process may take to stop before it is killed.
+        death_signal: the signal it gets when the supervisor is killed. A server that must save gets
+            TERM; a second request to stop does not kill it at once either.
+        on_exit: called when its process has ended, before the next one starts.
         pass_fds: file descriptors that it inherits.
     """
 
@@ -84,16 +84,16 @@ class ChildProcess:
 
     Attributes:
         spec: the child.
-        process: its process; None before the first start and between two.
-        environment: what that process was started with.
-        started_s: when, on the monotonic clock.
+        process: its process; None before the first start and between two processes.
+        environment: the environment of that process.
+        started_s: when it started, on the monotonic clock.
         is_ready: whether this process has been ready.
-        was_ready: whether any process of this child has been.
-        failures: ends since it last ran stably.
-        start_at_s: when to start it (again), on the monotonic clock.
-        stop_sent_s: when its process was asked to stop; None when it was not.
+        was_ready: whether any process of this child has been ready.
+        failures: how often it ended since it last ran stably.
+        start_at_s: when to start it next, on the monotonic clock.
+        stop_sent_s: when its process got SIGTERM; None if it did not.
         is_killed: whether it was killed because it did not stop.
-        last_line: the last that it wrote, for the message when it cannot be started.
+        last_line: the last line it wrote, for the error if it cannot be started.
     """
 
     spec: ChildSpec
@@ -109,7 +109,7 @@ class ChildProcess:
     last_line: str = ""
 
     def start(self) -> None:
-        """Start the process in a session of its own, tied to this thread's life."""
+        """Start the process in its own session. It ends when this thread ends."""
         self.environment = dict(self.spec.environment())
         wrapped = [
             sys.executable, "-I", "-S", str(_CHILD_PROGRAM),
@@ -133,16 +133,16 @@ class ChildProcess:
 
     @property
     def output_fd(self) -> int:
-        """The pipe with what the process writes; -1 when there is none."""
+        """Return the pipe with the output of the process; -1 without a process."""
         if self.process is None or self.process.stdout is None:
             return -1
         return self.process.stdout.fileno()
 
     def read_output(self) -> bytes | None:
-        """What it wrote and nobody has read yet, up to a bound.
+        """Read up to 64 KiB of the output.
 
         Returns:
-            None when there is nothing now, and nothing (`b""`) when there never will be more.
+            None if there is no output now; `b""` if there will be no more.
         """
         try:
             data = os.read(self.output_fd, _READ_BYTES)
@@ -150,18 +150,18 @@ class ChildProcess:
             return None
         lines = data.decode(errors="replace").strip().splitlines()
         if lines:
-            self.last_line = (said_in_json(lines[-1]) or lines[-1])[:300]
+            self.last_line = (json_event(lines[-1]) or lines[-1])[:300]
         return data
 
     def has_ended(self) -> bool:
-        """Whether the process has ended; it is not reaped yet."""
+        """Return whether the process has ended. It is not reaped yet."""
         if self.process is None:
             return False
         flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
         return os.waitid(os.P_PID, self.process.pid, flags) is not None
 
     def signal(self, signum: signal.Signals) -> None:
-        """Send a signal to the process alone: it knows best how to stop its own children."""
+        """Send a signal to the process only: it stops its own children itself."""
         if self.process is not None:
             proc.kill(self.process.pid, signum)
 
@@ -171,9 +171,9 @@ class ChildProcess:
             proc.kill_group(self.process.pid, signal.SIGKILL)
 
     def reap(self) -> Exit:
-        """Collect the process that has ended, and kill what it left of its group.
+        """Reap the process that has ended, and kill the rest of its group.
 
-        The group is killed before the process is reaped: until then nobody else can have its id.
+        The group is killed first: until the process is reaped, no other group can have its id.
         """
         process = self.process
         if process is None:

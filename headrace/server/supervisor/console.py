@@ -1,7 +1,7 @@
-"""One console for many processes: each line behind the aligned, coloured name of who wrote it.
+"""One console for many processes: each line follows the aligned, coloured name of its process.
 
-Where lines are to be JSON, what a process wrote as JSON passes as it is, and everything else (a
-server's own log, the last words of an interpreter) becomes the `event` of a line of its own.
+In JSON mode, a line that is a JSON object passes unchanged. Any other line (a server's own log, a
+traceback) becomes the `event` of a new JSON object.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import Final, TextIO
 
 _COLOURS: Final = (36, 32, 35, 33, 34, 96, 92, 95, 93, 94)
 _RESET: Final = "\x1b[0m"
-#: A line that never ends is cut here, so that no child can fill the supervisor's memory.
+#: Longer lines are cut, so that no child can fill the supervisor's memory.
 MAX_LINE_BYTES: Final = 64 * 1024
 
 
 class Console:
-    """Writes whole lines with their prefix; never raises because nobody reads any more.
+    """Writes complete lines with their prefix. A closed reader raises no error.
 
     Args:
         stream: where to write.
-        names: every name that will write, so that the prefixes align.
+        names: all names that will write, so that the prefixes align.
         colour: whether to colour the prefixes.
-        hidden: by name, parts of lines that are not worth showing.
-        as_json: each line is to be a JSON object.
+        hidden: by name, texts whose lines are not shown.
+        as_json: whether each line is a JSON object.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Console:
         self._as_json = as_json
 
     def feed(self, name: str, data: bytes) -> None:
-        """Take bytes that a process wrote; complete lines come out, the rest waits."""
+        """Write the complete lines of a process' output; keep the rest for the next call."""
         *lines, rest = (self._partial.get(name, b"") + data).split(b"\n")
         if len(rest) > MAX_LINE_BYTES:
             lines, rest = [*lines, rest], b""
@@ -57,13 +57,13 @@ class Console:
         self._write("".join(self._line(name, line) for line in lines if self._shows(name, line)))
 
     def flush(self, name: str) -> None:
-        """Write what a process left without a newline when it ended."""
+        """Write the last line of a process that has ended, which has no newline."""
         rest = self._partial.pop(name, b"")
         if rest:
             self._write(self._line(name, rest))
 
-    def say(self, name: str, text: str) -> None:
-        """Write a message of our own under a name, line by line."""
+    def print(self, name: str, text: str) -> None:
+        """Write a message of the supervisor itself under a name, line by line."""
         lines = [text] if self._as_json else text.split("\n")
         self._write("".join(self._line(name, line.encode()) for line in lines))
 
@@ -79,16 +79,16 @@ class Console:
 
     def _json_line(self, name: str, line: bytes) -> str:
         text = line.decode(errors="replace").strip()
-        if not text or said_in_json(text) is not None:
+        if not text or json_event(text) is not None:
             return f"{text}\n" if text else ""
-        told = {
+        fields = {
             "timestamp": datetime.now(UTC).isoformat().replace("+00:00", "Z"),
             "level": "info",
             "logger": name,
             "event": text[:MAX_LINE_BYTES],
             "part": name,
         }
-        return json.dumps(told) + "\n"
+        return json.dumps(fields) + "\n"
 
     def _write(self, text: str) -> None:
         if not text:
@@ -97,23 +97,23 @@ class Console:
             self._stream.write(text)
             self._stream.flush()
         except (OSError, ValueError):
-            # The reader has gone (`headrace up | head`). The queue is worth more than its log.
+            # The reader has ended (`headrace up | head`). The service goes on without its log.
             self._stream = open(os.devnull, "w")  # noqa: SIM115
 
 
-def said_in_json(line: str) -> str | None:
-    """What a line of a log says that is JSON; None where it is none."""
+def json_event(line: str) -> str | None:
+    """Return the `event` of a log line that is a JSON object; None for any other line."""
     if not (line.startswith('{"') and line.endswith("}")):
         return None
     try:
-        told = json.loads(line)
+        fields = json.loads(line)
     except ValueError:
         return None
-    return str(told.get("event", line))
+    return str(fields.get("event", line))
 
 
 def wants_colour(stream: TextIO, environ: Mapping[str, str]) -> bool:
-    """Whether a stream shows colours: a terminal, and NO_COLOR (no-color.org) is not set."""
+    """Return whether a stream is a terminal and NO_COLOR (no-color.org) is not set."""
     return stream.isatty() and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
 
 
@@ -123,6 +123,6 @@ def console_for(
     *,
     as_json: bool = False,
 ) -> Console:
-    """The console on standard output."""
+    """Return a console on standard output."""
     colour = not as_json and wants_colour(sys.stdout, os.environ)
     return Console(sys.stdout, names, colour=colour, hidden=hidden, as_json=as_json)

@@ -1,8 +1,8 @@
 """Start a command that does not outlive its parent: `exec_child.py --signal TERM|KILL -- command`.
 
-Sets PR_SET_PDEATHSIG and becomes the command. It is a program of its own, run before the command,
-because Python code between fork and exec is unsafe once there are threads. It needs the standard
-library alone, so that the supervisor can run it with `-I -S` in a few milliseconds.
+Sets PR_SET_PDEATHSIG and becomes the command. This is a separate program because Python code
+between fork and exec is unsafe once there are threads. It uses only the standard library, so that
+the supervisor can run it with `-I -S` in a few milliseconds.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _NOT_STARTED_STATUS = 127
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Tie this process to its parent and exec the command; returns only when that failed."""
+    """Tie this process to its parent and exec the command. Returns only on failure."""
     parser = argparse.ArgumentParser(
         prog="headrace.server.supervisor.exec_child", description=__doc__
     )
     parser.add_argument("--signal", choices=("TERM", "KILL"), default="KILL")
-    parser.add_argument("--parent", type=int, default=0, help="pid of who started this")
+    parser.add_argument("--parent", type=int, default=0, help="pid of the parent")
     parser.add_argument("command", nargs="+", help="the command, after --")
     options = parser.parse_args(arguments)
     parent = options.parent or os.getppid()
@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
         error = os.strerror(ctypes.get_errno())
         print(f"headrace: prctl(PR_SET_PDEATHSIG): {error}", file=sys.stderr)  # noqa: T201
         return _NOT_STARTED_STATUS
-    # The parent may have died before the prctl; then no signal will ever come.
+    # If the parent died before the prctl, no signal will come.
     if os.getppid() != parent:
         return _NOT_STARTED_STATUS
     try:

@@ -1,4 +1,4 @@
-"""What /proc and prctl say and do about processes. Linux only."""
+"""Processes by /proc and prctl. Linux only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _START_TIME: Final = 19
 
 
 def become_subreaper() -> None:
-    """Make orphans among this process' descendants its own children, so that it can end them."""
+    """Make orphaned descendants of this process its children, so that it can end them."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         error = ctypes.get_errno()
@@ -25,9 +25,9 @@ def become_subreaper() -> None:
 
 
 def start_time_ticks(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None when there is none (or a zombie).
+    """Return when a process started, in clock ticks since boot; None if it is gone or a zombie.
 
-    Pid and start time together name a process for good; a pid alone is used again.
+    Pid and start time together identify a process; the kernel reuses a pid alone.
     """
     fields = _stat(pid)
     if fields is None or fields[_STATE] in ("Z", "X"):
@@ -36,7 +36,7 @@ def start_time_ticks(pid: int) -> int | None:
 
 
 def children_of(parent: int) -> list[int]:
-    """The direct children of a process, zombies included."""
+    """Return the direct children of a process, zombies included."""
     found = []
     for entry in _PROC.iterdir():
         if not entry.name.isdecimal():
@@ -48,7 +48,7 @@ def children_of(parent: int) -> list[int]:
 
 
 def kill_group(group: int, signum: signal.Signals) -> None:
-    """Send a signal to a process group; one that is gone is none."""
+    """Send a signal to a process group, if it still exists."""
     try:
         os.killpg(group, signum)
     except (ProcessLookupError, PermissionError):
@@ -56,7 +56,7 @@ def kill_group(group: int, signum: signal.Signals) -> None:
 
 
 def kill(pid: int, signum: signal.Signals) -> None:
-    """Send a signal to a process; one that is gone is none."""
+    """Send a signal to a process, if it still exists."""
     try:
         os.kill(pid, signum)
     except (ProcessLookupError, PermissionError):
@@ -64,10 +64,10 @@ def kill(pid: int, signum: signal.Signals) -> None:
 
 
 def kill_orphans(known: set[int]) -> bool:
-    """Kill and reap this process' children that are not `known`: what dead ones left behind.
+    """Kill and reap the children of this process that are not `known`.
 
     Returns:
-        Whether any is left, dying or to be reaped.
+        Whether any of them still exists.
     """
     left = False
     for pid in children_of(os.getpid()):
@@ -87,5 +87,5 @@ def _stat(pid: int) -> list[str] | None:
         text = (_PROC / str(pid) / "stat").read_text(errors="replace")
     except OSError:
         return None
-    # The command stands in brackets and may itself hold brackets and blanks.
+    # The command is in brackets and may itself contain brackets and blanks.
     return text.rpartition(")")[2].split()

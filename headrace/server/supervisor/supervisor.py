@@ -1,8 +1,8 @@
-"""Starts children in order, keeps them running, stops them in order, and leaves none behind.
+"""Starts children in order, restarts them, stops them in order, and leaves none behind.
 
-One thread and one loop: the kernel's parent-death signal follows the *thread* that started a child,
-so that thread must live as long as the supervisor. The process must have no other children: at the
-end, and whenever a child has died, every descendant that is left is killed.
+One thread runs one loop: the kernel sends the parent-death signal when the *thread* that started a
+child ends, so that thread must live as long as the supervisor. The process must have no other
+children: when a child has ended, and at the end, all remaining descendants are killed.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _LAST_READS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """How long to wait before a child is started again.
+    """The delay before a child is restarted.
 
     Attributes:
-        first_s: after the first end.
+        first_s: the delay after the first end.
         most_s: the delay doubles up to this.
-        stable_s: a process that ran this long starts the count afresh.
-        start_attempts: a child that ended so often without ever being ready stops everything.
+        stable_s: the count of ends restarts at 1 after a process that ran this long.
+        start_attempts: everything stops if a child ended this often and was never ready.
     """
 
     first_s: float = 0.5
@@ -43,20 +43,20 @@ class Backoff:
     start_attempts: int = 3
 
     def delay_s(self, failures: int) -> float:
-        """The delay after so many ends in a row."""
+        """Return the delay after `failures` ends in a row."""
         return float(min(self.most_s, self.first_s * 2 ** (min(failures, 32) - 1)))
 
 
 class Supervisor:
-    """Runs children until it is told to stop.
+    """Runs children until a signal stops it.
 
     Args:
         children: what to run.
-        console: where their lines and ours go.
-        backoff: how fast a child that died comes back.
-        on_change: called after a process has started or ended, with all children.
-        on_ready: called once, when every child has been ready or has been given up waiting for.
-        on_stop: called once, when it is first asked to stop, before any child is.
+        console: shows their lines, and the supervisor's.
+        backoff: the delay before a restart.
+        on_change: called with all children after a process has started or ended.
+        on_ready: called once, when each child has been ready or its wait has timed out.
+        on_stop: called once, at the first signal to stop, before any child is stopped.
     """
 
     def __init__(
@@ -83,10 +83,10 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
 
     def run(self) -> None:
-        """Run until SIGINT, SIGTERM or SIGHUP, then stop all in order. A second one hurries.
+        """Run until SIGINT, SIGTERM or SIGHUP, then stop all in order. A second signal kills.
 
         Raises:
-            HeadraceError: a child ended again and again without ever being ready.
+            HeadraceError: a child ended repeatedly and was never ready.
         """
         proc.become_subreaper()
         with self._stop:
@@ -128,10 +128,10 @@ class Supervisor:
         try:
             child.start()
         except OSError as error:
-            # No memory or no process to be had now; the machine may recover.
+            # No memory or no process id is free now; the machine may recover.
             child.failures += 1
             child.start_at_s = time.monotonic() + self._backoff.delay_s(child.failures)
-            self._say(f"{child.spec.name} cannot be started now: {error.strerror}")
+            self._report(f"{child.spec.name} cannot be started now: {error.strerror}")
             return
         self._selector.register(child.output_fd, selectors.EVENT_READ, child)
         self._on_change(self._children)
@@ -154,7 +154,9 @@ class Supervisor:
                 waited_s = now_s - child.started_s
                 if waited_s > child.spec.ready_timeout_s:
                     self._late.add(child.spec.name)
-                    self._say(f"{child.spec.name} is not ready after {waited_s:.0f} s; going on")
+                    self._report(
+                        f"{child.spec.name} is not ready after {waited_s:.0f} s; starting the rest"
+                    )
         if not self._announced and all(self._is_settled(c) for c in self._children):
             self._announced = True
             self._on_ready()
@@ -166,19 +168,19 @@ class Supervisor:
                 if data:
                     self._console.feed(key.data.spec.name, data)
                 elif data is not None:
-                    # Its end of the pipe is closed; without this the loop would spin until it ends.
+                    # The child closed its end of the pipe. The selector would return at once.
                     self._selector.unregister(key.fd)
             else:
                 self._stop.clear()
 
     def _ended(self, child: ChildProcess) -> None:
         ran_s = time.monotonic() - child.started_s
-        was_asked = child.stop_sent_s is not None
+        was_stopped = child.stop_sent_s is not None
         name = child.spec.name
         child.kill()
         if child.output_fd in self._selector.get_map():
             self._selector.unregister(child.output_fd)
-            # Bounded: an orphan in a session of its own may still be writing.
+            # Bounded: an orphan in its own session may still be writing.
             for _ in range(_LAST_READS):
                 data = child.read_output()
                 if not data:
@@ -189,29 +191,29 @@ class Supervisor:
         self._orphans = True
         if child.spec.on_exit is not None:
             child.spec.on_exit(end)
-        if not was_asked:
+        if not was_stopped:
             self._plan_restart(child, end, ran_s)
         self._on_change(self._children)
 
     def _plan_restart(self, child: ChildProcess, end: Exit, ran_s: float) -> None:
         child.failures = 1 if ran_s >= self._backoff.stable_s else child.failures + 1
         if self._stop.requests:
-            self._say(f"{end.name} ended {end.how}")
+            self._report(f"{end.name} ended {end.how}")
             return
         if not child.was_ready and child.failures >= self._backoff.start_attempts:
             if child.spec.essential:
                 last = f": {child.last_line}" if child.last_line else ""
                 raise HeadraceError(
                     f"{end.name} ended {child.failures} times before it was ready, {end.how}{last}",
-                    hint="its lines above say why",
+                    hint="see its lines above",
                 )
             self._late.add(child.spec.name)
         delay_s = self._backoff.delay_s(child.failures)
         child.start_at_s = time.monotonic() + delay_s
-        self._say(f"{end.name} ended {end.how}; starting it again in {delay_s:g} s")
+        self._report(f"{end.name} ended {end.how}; restarting it in {delay_s:g} s")
 
     def _stop_next(self) -> None:
-        """Ask the lowest rank that still runs to stop; kill what takes too long."""
+        """Stop the lowest rank that still runs; kill processes that take too long."""
         living = [c for c in self._children if c.process is not None]
         rank = min((c.spec.stop_rank for c in living), default=0)
         for child in living:
@@ -225,7 +227,7 @@ class Supervisor:
                 child.is_killed = True
                 if not hurry:
                     limit_s = child.spec.stop_timeout_s
-                    self._say(f"{child.spec.name} did not stop within {limit_s:g} s; killed")
+                    self._report(f"{child.spec.name} did not stop within {limit_s:g} s; killed")
                 child.kill()
 
     def _patience_s(self, child: ChildProcess) -> float:
@@ -235,7 +237,7 @@ class Supervisor:
         return _SAVE_TIMEOUT_S if saves else 0.0
 
     def _end_all(self) -> None:
-        """Kill whatever still runs: nothing after an orderly stop, all after an error."""
+        """Kill all that still runs: nothing after an orderly stop, everything after an error."""
         for rank in sorted({c.spec.stop_rank for c in self._children}):
             for child in (c for c in self._children if c.spec.stop_rank == rank):
                 if child.process is None:
@@ -251,5 +253,5 @@ class Supervisor:
         while proc.kill_orphans(set()) and time.monotonic() < deadline_s:
             time.sleep(_POLL_S / 10)
 
-    def _say(self, text: str) -> None:
-        self._console.say(OWN_NAME, text)
+    def _report(self, text: str) -> None:
+        self._console.print(OWN_NAME, text)

@@ -85,7 +85,7 @@ def test_a_process_that_ends_comes_back_and_the_port_never_refuses_until_a_stop(
                 serves_again(api, first, times=times)
             assert wrong == []
             assert second in api.pids()
-            assert api.text().count("starting it again") == times
+            assert api.text().count("restarting it") == times
 
         # While no process is left connections wait.
         dead = api.pids()

@@ -146,17 +146,17 @@ def test_the_account(redis_db: RedisServer) -> None:
             client.rpush(keys.errands_taken(owner), f"{owner} taken")
             client.hset(keys.errands_held(owner), "tag", f"{owner} held")
         alive = WorkerLiveness("errands@elsewhere", 1)
-        assert background_workers.tell(client, "live", alive) == 2
+        assert background_workers.report_alive(client, "live", alive) == 2
         assert client.lrange(keys.ERRANDS, 0, -1) == [b"dead taken", b"dead held"]
         assert client.exists(keys.errands_taken("live"), keys.errands_held("live")) == 2
-        assert background_workers.living(client) == [alive]
+        assert background_workers.live_workers(client) == [alive]
         assert 0 < client.ttl(keys.errands_alive("live")) <= keys.ERRANDS_TTL_S
         # Its connection was lost: what came over it goes back, and it lives on.
-        assert background_workers.tell(client, "live", alive, "live") == 2
+        assert background_workers.report_alive(client, "live", alive, "live") == 2
         assert client.smembers(keys.ERRAND_OWNERS) == {b"live"}
         client.hset(keys.errands_held("live"), "tag", "again")
-        assert background_workers.give_back(redis_db.url, "live") == 1
-        assert background_workers.living(client) == []
+        assert background_workers.requeue_tasks(redis_db.url, "live") == 1
+        assert background_workers.live_workers(client) == []
         assert client.lrange(keys.ERRANDS, -1, -1) == [b"again"]
         client.delete(keys.ERRANDS)
 

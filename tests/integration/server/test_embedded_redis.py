@@ -153,7 +153,7 @@ def test_the_lock_is_held_while_the_server_lives(tmp_path: Path) -> None:
             process.kill()
             process.wait(60)
             with (
-                pytest.raises(ConfigError, match="still held by the server"),
+                pytest.raises(ConfigError, match="still used by the server"),
                 state_dir.locked(tmp_path, leftover_timeout_s=0.2),
             ):
                 pass

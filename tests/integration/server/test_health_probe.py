@@ -112,11 +112,11 @@ def test_a_background_worker_that_is_seen(tmp_path: Path, redis_db: RedisServer)
     ended = os.posix_spawn("/bin/true", ["true"], {})
     os.waitpid(ended, 0)
     with redis_db.client() as client:
-        background_workers.tell(
+        background_workers.report_alive(
             client, "dead", background_workers.WorkerLiveness(f"errands@{HOST}", ended)
         )
         assert health(tmp_path, "background", **url)[0] == 1
-        background_workers.tell(
+        background_workers.report_alive(
             client, "live", background_workers.WorkerLiveness(f"errands@{HOST}", os.getpid())
         )
         client.expire(keys.errands_alive("live"), 600)

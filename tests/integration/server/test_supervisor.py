@@ -67,7 +67,7 @@ def test_a_crashed_child_comes_back_with_growing_delays_and_a_new_environment(
         run.wait_for("start steady")
         run.wait_for("start crashy", 5)
         text = run.text()
-        delays = re.findall(r"crashy ended by SIGKILL; starting it again in ([\d.]+) s", text)
+        delays = re.findall(r"crashy ended by SIGKILL; restarting it in ([\d.]+) s", text)
         assert delays[:4] == ["0.05", "0.1", "0.2", "0.2"]
         exits = [event for event in run.events() if event[:2] == ["exit", "crashy"]]
         assert len({event[2] for event in exits}) == len(exits)

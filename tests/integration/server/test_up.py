@@ -164,7 +164,7 @@ def test_a_killed_worker_comes_back_and_its_job_does_not_wait_for_the_lease(
     worker = next(pid for name, pid in shared.record()["pids"].items() if name in ("cpu0", "gpu0"))
     below = descendants(worker)
     os.kill(worker, signal.SIGKILL)
-    shared.wait_for("0 ended by SIGKILL; starting it again")
+    shared.wait_for("0 ended by SIGKILL; restarting it")
     wait_until(lambda: gone(*below), "its model processes are gone")
     (tmp_path / "open").touch()
     assert shared.result_of(job_id, timeout_s=60) == str(tmp_path)

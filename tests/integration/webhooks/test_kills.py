@@ -17,7 +17,7 @@ from standardwebhooks.webhooks import WebhookVerificationError
 
 from headrace.access.api_key import Scope
 from headrace.redis import keys
-from headrace.server.background_workers import give_back
+from headrace.server.background_workers import requeue_tasks
 from headrace.server.ports import free_port
 from headrace.webhooks.signing import new_secret, secrets_of, signature, written
 from tests.harness.clients.access import http_as, make_key
@@ -52,7 +52,7 @@ def test_killed_while_it_delivers_and_while_retries_wait(site: HookSite) -> None
     site.server.stop(kill=True)
     site.server.start()
     # As the supervisor of the dead one does at once; else others miss it in 15 s.
-    give_back(site.server.url, "first")
+    requeue_tasks(site.server.url, "first")
     with hook_receiver(port=port) as late:
         site.receiver.gate.set()
         site.errand_worker("second")

@@ -16,7 +16,7 @@ import yaml
 
 from headrace.config.paths import ENV_URL
 from headrace.config.settings import ENV_PREFIX, OTHER_VARIABLES, Settings, load_settings
-from headrace.server import api_processes, components, health_probe
+from headrace.server import components, health_probe
 from headrace.server.gpus import Device
 from tests.harness.deploy import compose_file
 from tests.harness.deploy.containers import seconds
@@ -216,7 +216,7 @@ def test_there_is_time_to_stop_in_order() -> None:
     wanted = {
         "worker": worker.stop_timeout_s,
         "errands": components.background_child(settings, environ, print).stop_timeout_s,
-        "api": api_processes._STOP_TIMEOUT_S,
+        "api": components.API_STOP_S,
         "runner": components.runner_child(settings, environ, print).stop_timeout_s,
         "flower": components.flower_child(settings, environ).stop_timeout_s,
     }

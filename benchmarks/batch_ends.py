@@ -1,4 +1,4 @@
-"""When batches of offline jobs end, seen from beside: how fast a run is between start and end."""
+"""Find out from Redis when batches of a run end: its rate without start and end."""
 
 from __future__ import annotations
 
@@ -11,47 +11,47 @@ from headrace.redis import keys
 from tests.harness.servers.redis_servers import RedisServer
 
 OFFLINE: Final = 9
-LOOK_S: Final = 0.02
+POLL_S: Final = 0.02
 
 
 class Ends:
-    """When batches of a model end, while the context lasts: by what is left of its jobs.
+    """The times at which batches of a model end within the context, from the number of jobs left.
 
     Args:
         redis: the server.
-        model: the model; its jobs are offline.
+        model: the model; its jobs have the batch priority.
     """
 
     def __init__(self, redis: RedisServer, model: str) -> None:
         queue = keys.queue_name(model)
         self._lengths = (keys.step_key(queue, OFFLINE), keys.lease(queue))
         self._redis = redis
-        self._over = threading.Event()
-        self._looking = threading.Thread(target=self._look)
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._poll)
         self._left: list[tuple[float, int]] = []
 
     def __enter__(self) -> Ends:
-        self._looking.start()
+        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._looking.join()
+        self._done.set()
+        self._thread.join()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         waiting, leased = self._lengths
         with self._redis.client() as client:
-            while not self._over.wait(LOOK_S):
+            while not self._done.wait(POLL_S):
                 both = client.pipeline().llen(waiting).zcard(leased).execute()
                 left = sum(both)
                 if not self._left or left != self._left[-1][1]:
                     self._left.append((time.monotonic(), left))
 
     def steady(self) -> float:
-        """Jobs a second between the ends of the second batch and the last but one; 0 for too few.
+        """Return jobs per second between the ends of the second batch and the last but one.
 
-        Both from when everything was submitted: before, what is left tells of no end. So it is 0
-        too where not everything is under way at once.
+        Only the time after the last submit counts: before it, the number of jobs left shows no
+        ends. The result is 0 for too few batches, and if jobs are submitted all the time.
         """
         most = max((left for _, left in self._left), default=0)
         whole = next((at for at, one in enumerate(self._left) if one[1] == most), 0)

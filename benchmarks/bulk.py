@@ -1,10 +1,10 @@
-"""Bulk submit: jobs a second over one connection, from a body that was made beforehand.
+"""Bulk submit: jobs per second over one connection, from a prepared body.
 
     python -m benchmarks.bulk [--jobs N] [--rounds N]
 
-The kernel sends the body (`sendfile`), and the answers are read and dropped, so that the client
-takes little of the cores that it shares with what is measured. The worker is stopped meanwhile.
-Beside each round stands a bare FastAPI route, on 64 connections.
+The kernel sends the body (`sendfile`), and the client drops the responses, so that it needs little
+of the cores that it shares with the server. The worker is stopped. Each round is paired with a load
+on a bare FastAPI route, with 64 connections.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ BARE_S = 2.0
 
 
 class Bulk(NamedTuple):
-    """What the rounds gave.
+    """The result of all rounds.
 
     Attributes:
-        rate: jobs a second, the median.
-        ratio: to the requests a second of the bare route beside it, the median of the pairs.
-        cpu: CPU seconds per 1,000 jobs, by process; the client's own too.
+        rate: jobs per second, the median.
+        ratio: the rate divided by the requests per second of the bare route, median of the pairs.
+        cpu: CPU seconds per 1,000 jobs by process, including the client.
     """
 
     rate: float
@@ -46,7 +46,7 @@ class Bulk(NamedTuple):
 
 
 def send_bulk(url: str, body: Path) -> float:
-    """Send the file, and read the answers while it is sent; seconds to the last one."""
+    """Send the file and read the responses meanwhile; return the seconds to the last one."""
     parts = urlsplit(url)
     head = (
         f"POST {PATH} HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n"
@@ -66,7 +66,7 @@ def send_bulk(url: str, body: Path) -> float:
 
 
 def measure_bulk(stack: Headrace, bare: str, jobs: int, rounds: int) -> Bulk:
-    """Rounds in turn with the bare route. Every job must have been queued."""
+    """Run rounds in turn with the bare route. Every job must be queued."""
     rates, ratios, client_s, cpu = [], [], 0.0, stack.cpu()
     with tempfile.TemporaryDirectory() as folder:
         body = Path(folder) / "body.ndjson"
@@ -93,7 +93,7 @@ def measure_bulk(stack: Headrace, bare: str, jobs: int, rounds: int) -> Bulk:
 
 
 def main() -> None:
-    """Print what the rounds gave."""
+    """Print the result."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--jobs", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=3)
@@ -104,7 +104,7 @@ def main() -> None:
         Headrace(events=False) as stack,
     ):
         found = measure_bulk(stack, bare, options.jobs, options.rounds)
-    print(f"bulk submit: {found.rate:,.0f} jobs a second, {found.ratio:.1f} times the bare route")
+    print(f"bulk submit: {found.rate:,.0f} jobs per second, {found.ratio:.1f} times the bare route")
     print("CPU s per 1,000 jobs:", ", ".join(f"{k} {v:.3f}" for k, v in found.cpu.items()))
 
 

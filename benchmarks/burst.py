@@ -1,4 +1,4 @@
-"""Many submits at once on a short queue: how long until the last is answered, and with what."""
+"""Many submits at once on a short queue: time to the last response, and their statuses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing_extensions import override
 
 @dataclass(frozen=True, slots=True)
 class Burst:
-    """Seconds from the first byte sent to the last answer read, and the answers by status."""
+    """Seconds from the first byte sent to the last response, and responses by status."""
 
     seconds: float
     statuses: Counter[int]
@@ -64,9 +64,9 @@ async def _burst(url: str, body: bytes, count: int) -> Burst:
 
 
 def burst(url: str, body: bytes, count: int) -> Burst:
-    """Send `count` requests at once, each on a connection of its own that is open already.
+    """Send `count` requests at once, each on its own open connection.
 
-    A connection that ends without an answer counts as status 0.
+    A connection that ends without a response counts as status 0.
     """
     import uvloop
 

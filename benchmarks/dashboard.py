@@ -1,8 +1,7 @@
 """Draws the dashboard: `python -m benchmarks.dashboard [--seconds N] [--into FILE]`.
 
-Grafana is not needed: an API, a worker, and Debian's Prometheus run for a while under a load with
-failures, and every panel's queries are drawn as Prometheus answers them, so that one sees what an
-operator would.
+Grafana is not needed. An API, a worker and Debian's Prometheus run under a load with failures, and
+matplotlib draws the results of every panel's queries.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from tests.harness.servers.up import RunningUp, started
 from tests.harness.workers.worker import HANDLERS, celery_worker, write_models
 
 DASHBOARD: Final = DEPLOY / "grafana" / "dashboards" / "headrace.json"
-#: What Grafana would fill in.
+#: The variables that Grafana would set.
 VARIABLES: Final = {"$model": ".*", "$__rate_interval": "10s"}
 GPUS: Final = {"CUDA_VISIBLE_DEVICES": "0,1"}
 TRICKY: Final = f"{HANDLERS / 'tricky.py'}:Tricky"
@@ -44,7 +43,7 @@ PANEL_INCHES: Final = (5.2, 2.6)
 
 @contextmanager
 def site(folder: Path) -> Iterator[tuple[str, Prometheus]]:
-    """The API's address and its Prometheus, while everything runs."""
+    """Yield the API's address and its Prometheus."""
     path = write_models(folder, **MODELS)
     with ExitStack() as stack:
         server = stack.enter_context(redis_server())
@@ -66,7 +65,7 @@ def site(folder: Path) -> Iterator[tuple[str, Prometheus]]:
 
 
 def load(url: str, stop: threading.Event) -> None:
-    """Submit until told to stop: waves of work, some of which fails in each way there is."""
+    """Submit waves of jobs until `stop` is set; some of them fail in every possible way."""
     chance = random.Random(7)
     with httpx2.Client(base_url=f"{url}/api/v1/models", timeout=60) as http:
         while not stop.wait(0.05):
@@ -85,11 +84,11 @@ def load(url: str, stop: threading.Event) -> None:
                     query += "&expires=0.01"
                 model = "classify" if draw < 0.6 else "detect"
                 http.post(f"/{model}/jobs?{query}", json=value)
-            http.get("/nobody")
+            http.get("/missing")
 
 
 def draw(watching: Prometheus, since: float, until: float) -> Figure:
-    """Every panel in its place."""
+    """Draw every panel at its place."""
     panels = json.loads(DASHBOARD.read_text())["panels"]
     height = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in panels)
     figure = Figure(figsize=(PANEL_INCHES[0] * 3.4, PANEL_INCHES[1] * height / 8), dpi=70)
@@ -132,7 +131,7 @@ def _plot(
 
 
 def main() -> None:
-    """Run it for a while, and draw."""
+    """Run the load, and draw the dashboard."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=90)
     parser.add_argument("--into", type=Path, default=Path("dashboard.png"))

@@ -1,4 +1,4 @@
-"""What a job costs each process, by the size of the batches: `python -m benchmarks.drains`.
+"""CPU time of each process per job, by batch size: `python -m benchmarks.drains`.
 
 A backlog of `echo` jobs is drained at 1, 8, 32 and 128 jobs a batch: CPU per job of the worker
 (claim, batch, frames, settle), of the model process and of Redis with AOF everysec.
@@ -35,11 +35,11 @@ class Site:
     client: Client
 
     def drain(self, size: int, jobs: int) -> tuple[float, dict[str, float]]:
-        """Jobs a second, and microseconds of CPU per job by process."""
+        """Return jobs per second, and microseconds of CPU per job by process."""
         return self.drain_model(f"of{size}", jobs)
 
     def drain_model(self, model: str, jobs: int, **others: int) -> tuple[float, dict[str, float]]:
-        """The same of a model by its name, and of these other processes."""
+        """Do the same for a model by its name, and include other processes."""
         server = self.server
         assert server.process is not None
         states = self.worker.states()
@@ -57,7 +57,9 @@ class Site:
             os.kill(self.worker.pid, signal.SIGCONT)
         took_s = backlog_drained(server, queue_name(model))
         leased = lease(queue_name(model))
-        wait_until(lambda: not self.client.redis.zcard(leased), "the last has ended", timeout_s=60)
+        wait_until(
+            lambda: not self.client.redis.zcard(leased), "the last job has ended", timeout_s=60
+        )
         spent = {name: seconds * 1000 for name, seconds in cpu.per_1000(jobs).items()}
         return jobs / took_s, spent
 
@@ -84,10 +86,12 @@ def site(sizes: tuple[int, ...] = BATCH_SIZES) -> Iterator[Site]:
 
 
 def main() -> None:
-    """Print the table, and write it where asked."""
+    """Print the table; write it into the document with --write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="into docs/performance.md")
-    parser.add_argument("--jobs", type=int, default=20_000, help="of a drain; a batch of 1: a 5th")
+    parser.add_argument(
+        "--jobs", type=int, default=20_000, help="jobs of a drain; a fifth of them in batches of 1"
+    )
     options = parser.parse_args()
     table = Table("jobs in a batch", "worker, µs of CPU a job", "model process", "redis", "jobs/s")
     with site() as running:

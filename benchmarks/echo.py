@@ -1,9 +1,8 @@
 """The overhead benchmark: `python -m benchmarks.echo [--write]`.
 
-`echo` gives its input back, so that all that is measured is the way there and back: one API
-process, one worker, Redis with AOF everysec, real settlements, Flower stopped. Beside it, in the
-same run, plain Celery with a task per job and a bare FastAPI route. `--write` puts the table into
-docs/performance.md.
+`echo` returns its input, so that only the overhead is measured: one API process, one worker, Redis
+with AOF everysec, real settlements, Flower stopped. The same run measures plain Celery with a task
+per job and a bare FastAPI route. `--write` puts the table into docs/performance.md.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ BURST = 1_500
 
 
 def median(loads: list[Load]) -> Load:
-    """The load with the median rate."""
+    """Return the load with the median rate."""
     return sorted(loads, key=lambda load: load.rate)[len(loads) // 2]
 
 
 def paired(
     ours: str, bare: str, connections: int, seconds: float, rounds: int
 ) -> tuple[list[Load], list[Load]]:
-    """Loads of ours and of the bare route in turn, so that both meet the same machine."""
+    """Run loads on ours and on the bare route in turn, on the same machine."""
     pairs = [
         (
             run_load(ours, BODY, connections, seconds, WAIT),
@@ -106,7 +105,7 @@ def measure_queue(table: Table, stack: Headrace, drain: int, seconds: float, rou
         started = time.perf_counter()
         wait_until(stack.idle, "the backlog is drained", timeout_s=120)
         rates.append(drain / (time.perf_counter() - started))
-    table.add("bytes of Redis per queued job, record and indices in", f"{max(sizes):,.0f}")
+    table.add("bytes of Redis per queued job, with record and indices", f"{max(sizes):,.0f}")
     table.add(f"drain of {drain:,} jobs, a second", f"{statistics.median(rates):,.0f}")
     table.add("… CPU s per 1,000 jobs, submit included", spread(cpu.per_1000(drain * rounds)))
     os.kill(stack.worker.pid, signal.SIGSTOP)
@@ -121,13 +120,13 @@ def measure_burst(table: Table, stack: Headrace, rounds: int) -> None:
     bursts = []
     for _ in range(rounds):
         bursts.append(burst(stack.short_url, BODY, BURST))
-        wait_until(stack.idle, "the admitted have ended", timeout_s=60)
+        wait_until(stack.idle, "the accepted jobs have ended", timeout_s=60)
     bursts.sort(key=_seconds)
     if any(set(one.statuses) - {202, 429} for one in bursts):
         raise RuntimeError(f"requests failed: {bursts}")
     middle = bursts[len(bursts) // 2]
     table.add(
-        f"{BURST:,} submits at once on a queue of 100: all answered after, s (admitted, refused)",
+        f"{BURST:,} submits at once on a queue of 100: all answered, s (accepted, refused)",
         f"{middle.seconds:.2f} ({middle.statuses[202]}, {middle.statuses[429]})",
     )
 
@@ -169,7 +168,7 @@ def _children(pid: int) -> Iterable[int]:
 
 
 def main() -> None:
-    """Run all, print the table, and write it where asked."""
+    """Measure everything and print the table; write it into the document with --write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--write", action="store_true", help="put the table into docs/performance.md"

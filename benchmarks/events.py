@@ -1,9 +1,9 @@
-"""What Celery's task events cost: `python -m benchmarks.events`.
+"""The cost of Celery's task events: `python -m benchmarks.events`.
 
-One worker with three models that differ in `events` alone (`true`, `sampled`, `false`), on `echo`
-at batch 32, and a real Flower that hears. In turn, so that others' load meets all three alike: a
-backlog of each is drained as fast as it goes, and then 2,000 jobs a second are sent to each.
-What Flower takes is counted until it has read all.
+One worker has three `echo` models at batch size 32 that differ only in `events` (`true`, `sampled`,
+`false`); a real Flower reads the events. The models are measured in turn, so that other load
+affects all three: first a backlog is drained, then 2,000 jobs per second are sent. Flower's CPU
+time is counted until it has read all events.
 """
 
 from __future__ import annotations
@@ -29,35 +29,35 @@ from tests.harness.servers.redis_servers import redis_server
 from tests.harness.wait import wait_until
 from tests.harness.workers.worker import Client, celery_worker, write_models
 
-MODES: Final = {"told": True, "sampled": "sampled", "silent": False}
+MODES: Final = {"all": True, "sampled": "sampled", "none": False}
 PROCESSES: Final = ("worker", "model", "redis", "flower")
-#: Flower is at rest once it has taken less than this share of a core for so many seconds.
+#: Flower is idle once it has used less than REST_SHARE of a core for REST_S seconds.
 REST_SHARE, REST_S = 0.1, 1.0
-#: How often a paced load is sent, in seconds.
+#: Seconds between two submits of a paced load.
 TICK_S: Final = 0.05
 
 
 @dataclass
 class Watched(Site):
-    """A worker with a model of each mode, under the eyes of Flower."""
+    """A worker with a model of each mode, and Flower."""
 
     flower: int
 
     def pids(self) -> dict[str, int]:
-        """One of each kind of process; the model's is that of `told`, `sampled` or `silent`."""
+        """Return the process ids of worker, Redis and Flower."""
         assert self.server.process is not None
         return {
             "worker": self.worker.pid, "redis": self.server.process.pid, "flower": self.flower,
         }  # fmt: skip
 
     def drained(self, model: str, jobs: int) -> tuple[float, dict[str, float]]:
-        """Jobs a second, and microseconds of CPU per job by process."""
+        """Return jobs per second, and microseconds of CPU per job by process."""
         before = self.flower_s()
         rate, spent = self.drain_model(model, jobs)
         return rate, {**spent, "flower": (self.flower_s() - before) / jobs * 1e6}
 
     def paced(self, model: str, per_s: int, seconds: float) -> dict[str, float]:
-        """Shares of a core by process, while so many jobs a second come."""
+        """Return shares of a core by process under a load of `per_s` jobs per second."""
         self.flower_s()
         pids = {**self.pids(), "model": self.worker.states()[model]["pids"][0]}
         before = {name: _cpu_s(pid) for name, pid in pids.items()}
@@ -72,7 +72,7 @@ class Watched(Site):
         wait_until(
             lambda: not self.client.redis.llen(queue_name(model))
             and not self.client.redis.zcard(leased),
-            "all have ended", timeout_s=120,
+            "all jobs have ended", timeout_s=120,
         )  # fmt: skip
         self.flower_s()
         return {
@@ -80,7 +80,7 @@ class Watched(Site):
         }
 
     def flower_s(self) -> float:
-        """Flower's CPU seconds, once it has read what there is."""
+        """Return Flower's CPU seconds, once it has read all events."""
         at, spent = time.monotonic(), _cpu_s(self.flower)
         while True:
             time.sleep(REST_S)
@@ -97,7 +97,7 @@ def _cpu_s(pid: int) -> float:
 
 @contextmanager
 def site() -> Iterator[Watched]:
-    """Redis as `headrace up` runs it, a worker with a model of each mode, and Flower."""
+    """Run Redis as `headrace up` does, a worker with a model of each mode, and Flower."""
     with (
         tempfile.TemporaryDirectory() as name,
         redis_server(*DURABLE, environ=as_embedded()) as server,
@@ -116,20 +116,20 @@ def site() -> Iterator[Watched]:
 
 
 def _turn(number: int) -> list[str]:
-    """The models in another order each time, as who comes first finds another machine."""
+    """Return the models in another order each time: the first one meets a colder machine."""
     models = list(MODES)
     at = number % len(models)
     return models[at:] + models[:at]
 
 
 def main() -> None:
-    """Print the tables, and write them where asked."""
+    """Print the tables; write them into the document with --write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--write", action="store_true", help="into docs/performance.md")
-    parser.add_argument("--jobs", type=int, default=20_000, help="of a drain")
+    parser.add_argument("--jobs", type=int, default=20_000, help="jobs of a drain")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=10, help="of a paced load")
-    parser.add_argument("--rate", type=int, default=2_000, help="of it, jobs a second")
+    parser.add_argument("--seconds", type=float, default=10, help="length of a paced load")
+    parser.add_argument("--rate", type=int, default=2_000, help="jobs per second of a paced load")
     options = parser.parse_args()
     rates: dict[str, list[float]] = {model: [] for model in MODES}
     costs: dict[str, list[dict[str, float]]] = {model: [] for model in MODES}
@@ -151,17 +151,17 @@ def main() -> None:
     )
     for model, mode in MODES.items():
         word = f"`{str(mode).lower()}`"
-        ratio = median(a / b for a, b in zip(rates[model], rates["silent"], strict=True))
+        ratio = median(a / b for a, b in zip(rates[model], rates["none"], strict=True))
         cells = (f"{median(cost[name] for cost in costs[model]):.0f}" for name in PROCESSES)
         drains.add(word, f"{ratio:.2f}", *cells)
         cells = (f"{median(of[name] for of in shares[model]) * 100:.0f}" for name in PROCESSES)
         paced.add(word, *cells)
     if options.write:
-        told = (
+        how = (
             f"{options.rounds} rounds of {options.jobs:,} jobs in turn, medians; CPU µs a job; "
             "others took part of the machine."
         )
-        write_tables("events", told, drains, paced)
+        write_tables("events", how, drains, paced)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""The worker's Celery app with a fixed window in place of its policy; for benchmarks.policy alone.
+"""The worker's Celery app with a fixed window instead of its policy, for benchmarks.policy.
 
-Everything else is the worker's own.
+Everything else is unchanged.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What an idle worker costs, and how soon it wakes: `python -m benchmarks.idle`.
+"""CPU time of an idle worker, and how soon it claims a job: `python -m benchmarks.idle`.
 
-One worker with 20 models of four priorities each, on `echo`. Its CPU time is measured while nobody
-sends anything; then lone jobs come, submitted by us or as a stock Celery client pushes them, to a
-model that changes each time. What is told is from before the push until the model process has the
-job, by the record's own times and so without the way back.
+One worker has 20 `echo` models with four priorities each. First its CPU time is measured without
+any jobs. Then lone jobs arrive at a different model each time, from our client or from a stock
+Celery client. The time is that from before the push until the model process has the job, according
+to the record: the way back is not included.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PRIORITIES = (0, 3, 6, 9)
 
 @dataclass
 class Site:
-    """A worker over an own Redis, and clients of both kinds."""
+    """A worker with its own Redis, and clients of both kinds."""
 
     server: RedisServer
     worker: Worker
@@ -62,7 +62,7 @@ def cpu_s(pid: int) -> float:
 
 
 def idle_share(site: Site, seconds: float) -> tuple[float, float, float]:
-    """Shares of a core, in percent: the worker's, all its model processes', and Redis'."""
+    """Return percentages of a core: the worker, all its model processes, and Redis."""
     server = site.server.process
     assert server is not None
     pids = [[site.worker.pid], site.worker.model_pids(), [server.pid]]
@@ -78,15 +78,15 @@ def idle_share(site: Site, seconds: float) -> tuple[float, float, float]:
 
 
 def stock_message(site: Site, model: str) -> tuple[str, bytes]:
-    """A message as a stock client writes it, by its id; taken out of a queue that nobody serves."""
-    job_id, queue = new_id(), "nobody"
+    """Return id and message of a stock client, from a queue without a worker."""
+    job_id, queue = new_id(), "unserved"
     arguments = {"model": model, "input": 1}
     site.stock.send_task(keys.TASK_NAME, kwargs=arguments, task_id=job_id, queue=queue)
     return job_id, site.client.redis.rpop(queue)
 
 
 def woken_ms(site: Site, number: int, *, stock: bool) -> float:
-    """A lone job of one model: how long until its batch was handed over."""
+    """Submit a lone job; return the milliseconds until its batch was sent to the process."""
     models = list(site.client.catalog.models)
     model, priority = models[number % len(models)], PRIORITIES[number % len(PRIORITIES)]
     if stock:
@@ -101,7 +101,7 @@ def woken_ms(site: Site, number: int, *, stock: bool) -> float:
     return (job.started_us / 1e6 - pushed_at) * 1000 + job.timings_ms["hold"]
 
 
-def told(name: str, found: list[float]) -> str:
+def summary(name: str, found: list[float]) -> str:
     cut = quantiles(found, n=100)
     return f"{name:28} p50 {cut[49]:5.2f}  p90 {cut[89]:5.2f}  p99 {cut[98]:5.2f} ms"
 
@@ -116,15 +116,17 @@ def main() -> None:
         print(f"{MODELS} models, {len(PRIORITIES)} priorities each, {os.cpu_count()} cores")
         print(f"idle, % of a core: worker {worker:.2f}, its {MODELS} model processes "
               f"{processes:.2f}, Redis {redis:.2f}")  # fmt: skip
-        for stock, name in ((False, "woken by a submit"), (True, "woken by a stock client")):
+        for stock, name in ((False, "job of a submit"), (True, "job of a stock client")):
             for number in range(20):
                 woken_ms(running, number, stock=stock)
             found, spent_s = [], cpu_s(running.worker.pid)
             for number in range(arguments.jobs):
                 found.append(woken_ms(running, number, stock=stock))
-                time.sleep(0.02)  # lets the worker go idle again
+                time.sleep(0.02)  # the worker becomes idle again
             spent_s = cpu_s(running.worker.pid) - spent_s
-            print(f"{told(name, found)}, worker {spent_s / arguments.jobs * 1000:.2f} ms CPU each")
+            print(
+                f"{summary(name, found)}, worker {spent_s / arguments.jobs * 1000:.2f} ms CPU each"
+            )
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
 """Real JPEGs through `image_classifier`, against bare loops: `python -m benchmarks.images`.
 
-The bare loops run the same handler in one process without a queue: the same decoding, model, batch,
-settings and cores. One runs its verbs in turn, one decodes the next batch in a thread meanwhile.
-They are measured in turn with the worker, so that all meet the same machine.
+The bare loops run the same handler in one process without a queue, with the same decoding, model,
+batch size, settings and cores. One runs the verbs in turn, the other decodes the next batch in a
+thread meanwhile. They are measured in turn with the worker, on the same machine.
 
-`python -m benchmarks.images python` measures a handler with 10 ms of pure Python an item, by how
-many processes share its `preprocess`.
+`python -m benchmarks.images python` measures a handler with 10 ms of pure Python per item, by the
+number of its preprocess processes.
 
-`python -m benchmarks.images spin` measures how long the threads of a model process look for each
-other before they sleep, in the loop that decodes ahead: alone, and beside who wants a core.
+`python -m benchmarks.images spin` measures the spinning of a model process's threads before they
+sleep, in the loop that decodes ahead: alone, and with another process that needs a core.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from benchmarks.asked import Asked, asked
+from benchmarks.line_process import LineProcess, line_process
 from headrace.handler import Context
 from headrace.jobs.job import State
 from headrace.redis import keys
@@ -43,7 +43,7 @@ CROP_PX = (500, 375)
 
 
 def jpegs(count: int) -> list[bytes]:
-    """Crops of the two photographs that scikit-learn brings, no two alike."""
+    """Return different crops of the two photographs of scikit-learn."""
     from PIL import Image
     from sklearn.datasets import load_sample_images
 
@@ -64,17 +64,17 @@ def as_input(jpeg: bytes) -> dict[str, str]:
     return {"content_type": "image/jpeg", "base64": base64.b64encode(jpeg).decode()}
 
 
-def bare_process(images: int, **variables: str) -> AbstractContextManager[Asked]:
-    """The handler in a process of its own, without a queue; each line on stdin is one run.
+def bare_process(images: int, **variables: str) -> AbstractContextManager[LineProcess]:
+    """Run the handler in its own process, without a queue.
 
-    It answers with images a second, by `turn` or `ahead`.
+    A request is `turn` or `ahead`, the reply images per second.
     """
     environ = tuned(model_environ({**os.environ, **variables}, 1), "cpu")
-    return asked("benchmarks.images", "bare", "--images", str(images), environ=environ)
+    return line_process("benchmarks.images", "bare", "--images", str(images), environ=environ)
 
 
 def bare(count: int) -> None:
-    """The body of that process."""
+    """Run that process."""
     from handlers.image_classifier import ImageClassifier
 
     handler = ImageClassifier()
@@ -115,13 +115,13 @@ class Queue:
         self.worker.wait_ready("m", timeout_s=300)
 
     def run(self, inputs: list[Any]) -> float:
-        """Inputs a second, from when the first is claimed until the last has ended."""
+        """Return inputs per second, from the first claim to the last end."""
         queue = keys.queue_name("m")
         self.client.redis.sadd(keys.PAUSED, queue)
-        time.sleep(1.2)  # each sweep looks whether the queue is paused
+        time.sleep(1.2)  # a sweep notices the pause
         ids = self.client.submit("m", *inputs)
         self.client.redis.srem(keys.PAUSED, queue)
-        # Looking at each job would take the cores from the model.
+        # Reading each job would take CPU time from the model.
         while self.client.redis.llen(queue) or self.client.redis.zcard(keys.lease(queue)):
             time.sleep(0.1)
         jobs = self.client.wait(*ids)
@@ -129,18 +129,18 @@ class Queue:
         first = min(job.started_us for job in jobs)
         last = max(job.ended_us for job in jobs)
         sizes = [job.batch_size for job in jobs]
-        print(f"    batches of {mean(sizes):.1f}; {told(jobs[len(jobs) // 2].timings_ms)}")
+        print(f"    batches of {mean(sizes):.1f}; {milliseconds(jobs[len(jobs) // 2].timings_ms)}")
         return len(jobs) / ((last - first) / 1e6)
 
 
-def told(timings: Any) -> str:
+def milliseconds(timings: Any) -> str:
     return " ".join(f"{name} {value:.0f}" for name, value in (timings or {}).items())
 
 
 def interval(ratios: list[float]) -> str:
-    """The median and its interval of at least 95 % by order statistics, which outliers do not move.
+    """Return the median and its interval of at least 95 % by order statistics.
 
-    A shared machine gives pairs in which a neighbour took a core from one of the two.
+    Outliers do not move it: on a shared machine a neighbour may take a core during half a pair.
     """
     count, ordered = len(ratios), sorted(ratios)
     if count == 1:
@@ -161,13 +161,13 @@ def against_bare(images: int, pairs: int, **model: Any) -> None:
     ratios: dict[str, list[float]] = {"turn": [], "ahead": []}
     with ExitStack() as stack:
         loop = stack.enter_context(bare_process(images))
-        loop.ask("warm")
+        loop.request("warm")
         queue = Queue(settings, stack)
         queue.run(inputs[: 2 * BATCH])
         for pair in range(pairs):
             order = ("turn", "queue", "ahead") if pair % 2 else ("ahead", "queue", "turn")
             rates = {
-                what: queue.run(inputs) if what == "queue" else float(loop.ask(what))
+                what: queue.run(inputs) if what == "queue" else float(loop.request(what))
                 for what in order
             }
             for how, found in ratios.items():
@@ -191,8 +191,8 @@ def pure_python(items: int, rounds: int) -> None:
 
 
 def spinning(images: int, rounds: int) -> None:
-    """Rates and CPU of the loop that decodes ahead, by how long its threads spin."""
-    variants = {"as libgomp has it": {"GOMP_SPINCOUNT": "300000"}, f"{SPINS} times": {}}
+    """Print rate and CPU of the loop that decodes ahead, by how long its threads spin."""
+    variants = {"default of libgomp": {"GOMP_SPINCOUNT": "300000"}, f"{SPINS} times": {}}
     found: dict[tuple[str, str], list[tuple[float, float]]] = {}
     with ExitStack() as stack:
         loops = {
@@ -200,24 +200,24 @@ def spinning(images: int, rounds: int) -> None:
             for name, variables in variants.items()
         }
         for loop in loops.values():
-            loop.ask("warm")
+            loop.request("warm")
         for _ in range(rounds):
-            for beside in ("alone", "beside another"):
+            for company in ("alone", "with a busy process"):
                 for name, loop in loops.items():
                     with ExitStack() as running:
-                        if beside != "alone":
+                        if company != "alone":
                             running.enter_context(busy_process())
                         before = loop.cpu_s()
-                        rate = float(loop.ask("ahead"))
-                        found.setdefault((name, beside), []).append((rate, loop.cpu_s() - before))
-    for (name, beside), runs in found.items():
+                        rate = float(loop.request("ahead"))
+                        found.setdefault((name, company), []).append((rate, loop.cpu_s() - before))
+    for (name, company), runs in found.items():
         rate, cpu_s = (median(run[n] for run in runs) for n in (0, 1))
-        print(f"{name}, {beside}: {rate:.1f} images/s, {1000 * cpu_s / images:.1f} ms of CPU each")
+        print(f"{name}, {company}: {rate:.1f} images/s, {1000 * cpu_s / images:.1f} ms of CPU each")
 
 
 @contextmanager
 def busy_process() -> Iterator[None]:
-    """A process that wants one core, for ten minutes at the most."""
+    """Run a process that uses one core, for ten minutes at most."""
     code = "import time\nend = time.monotonic() + 600\nwhile time.monotonic() < end: pass"
     process = subprocess.Popen([sys.executable, "-c", code])
     try:

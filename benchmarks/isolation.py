@@ -1,9 +1,9 @@
-"""What one bad input among 32 costs the others: `python -m benchmarks.isolation [--write]`.
+"""The cost of one bad input for the 31 others: `python -m benchmarks.isolation [--write]`.
 
-32 jobs in one batch of which one raises, in turn with 32 good ones: from the submit to the end of
-the last, by the records' times; how often the handler was called, and with how many inputs
-altogether. Once the handler takes no time, so that what is left is the way there and back; once it
-sleeps for what a batch would take on a device.
+A batch of 32 jobs of which one raises is run in turn with a batch of 32 good ones. Measured are the
+time from the submit to the last end, by the records, the calls of the handler, and their inputs in
+all. One handler takes no time, which leaves the overhead; one sleeps as long as a device would
+take.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from tests.harness.workers.worker import HANDLERS, Client, celery_worker, write_
 
 SIZE: Final = 32
 BAD_AT: Final = 20
-#: Seconds of a call and of an input.
+#: Seconds per call and per input.
 COSTS: Final = {"free": (0.0, 0.0), "costly": (0.010, 0.001)}
 
 
 @dataclass(frozen=True)
 class Round:
-    """One batch: milliseconds to the end of the last, calls of the handler, inputs in these."""
+    """One batch: milliseconds to the last end, calls of the handler, and their inputs."""
 
     ms: float
     calls: int
@@ -38,7 +38,7 @@ class Round:
 
 @dataclass
 class Site:
-    """A worker whose models write down what they are called with."""
+    """A worker whose models log their calls."""
 
     client: Client
     folder: Path
@@ -47,10 +47,10 @@ class Site:
         return self.folder / f"{model}.log"
 
     def run(self, model: str, *, bad: bool) -> Round:
-        """One batch, with or without a bad input.
+        """Run one batch, with or without a bad input.
 
         Raises:
-            RuntimeError: others ended than should have.
+            RuntimeError: other jobs failed than expected.
         """
         self.log(model).write_text("")
         inputs: list[dict[str, Any]] = [{"n": number} for number in range(SIZE)]
@@ -59,8 +59,8 @@ class Site:
         jobs = self.client.wait(*self.client.submit(model, *inputs))
         failed = [job.id for job in jobs if job.result_json is None]
         if len(failed) != bad:
-            raise RuntimeError(f"{len(failed)} of {SIZE} jobs failed where {int(bad)} should")
-        # A line is an input of a call, and says how many inputs the call had.
+            raise RuntimeError(f"{len(failed)} of {SIZE} jobs failed instead of {int(bad)}")
+        # A line is an input of a call, with the number of inputs of the call.
         sizes = [int(line.split()[1]) for line in self.log(model).read_text().splitlines()]
         return Round(
             (max(job.ended_us for job in jobs) - jobs[0].created_us) / 1000,
@@ -71,7 +71,7 @@ class Site:
 
 @contextmanager
 def site() -> Iterator[Site]:
-    """A worker with a model of each cost."""
+    """Run a worker with a model of each cost."""
     with tempfile.TemporaryDirectory() as name, redis_server() as server:
         folder = Path(name)
         models = {
@@ -95,7 +95,7 @@ def site() -> Iterator[Site]:
 
 
 def measure(running: Site, model: str, rounds: int) -> tuple[list[Round], list[Round]]:
-    """Rounds of good batches and of batches with a bad input, in turn."""
+    """Run good batches and batches with a bad input in turn."""
     pairs = [(running.run(model, bad=False), running.run(model, bad=True)) for _ in range(rounds)]
     return [good for good, _ in pairs], [bad for _, bad in pairs]
 
@@ -105,7 +105,7 @@ def _median(rounds: list[Round], name: str) -> float:
 
 
 def main() -> None:
-    """Print the table, and write it where asked."""
+    """Print the table; write it into the document with --write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="into docs/performance.md")
     parser.add_argument("--rounds", type=int, default=25)

@@ -1,10 +1,9 @@
-"""From kill -9 to the answer: `python -m benchmarks.kills [--write]`.
+"""Time from kill -9 to the results: `python -m benchmarks.kills [--write]`.
 
-A model process is killed under a batch that it is running, and a worker under `headrace up`. The
-first handler to run the job waits until the kill, so that the time is that of the system: to see
-the loss, to give the job back, to start what is lost, and to run the job. The model has no weights
-to load. A job that was lost alone waits before its next try, 0 to `retry_backoff_s` by chance; here
-that is 0.
+A model process is killed while it runs a batch, and a worker under `headrace up`. The first call of
+the handler waits until the kill, so that only the system's time counts: to notice the loss, to
+release the jobs, to start a new process, and to run the jobs. The model has no weights to load. A
+job that was lost waits a random time up to `retry_backoff_s` before its next attempt; here it is 0.
 """
 
 from __future__ import annotations
@@ -30,20 +29,20 @@ from tests.harness.wait import wait_until
 from tests.harness.workers.worker import Client, Worker, celery_worker, write_models
 
 SIZE: Final = 32
-#: Losses are the rule here, and no chance is to be in the times.
+#: Losses are frequent here, and times must not depend on chance.
 KEYS: Final = {"retry_backoff_s": 0, "max_restarts_per_minute": 1000, "max_batch_size": SIZE}
 
 
 @dataclass
 class Site:
-    """A worker with one model process, whose batches wait for the gate."""
+    """A worker with one model process; its batches wait for the gate."""
 
     client: Client
     worker: Worker
     log: BatchLog
 
     def killed(self, size: int) -> tuple[float, float]:
-        """Kill the model process under a batch; seconds to the first and the last answer.
+        """Kill the model process during a batch; return the seconds to the first and the last end.
 
         Raises:
             RuntimeError: a job has no result.
@@ -63,13 +62,15 @@ class Site:
             raise RuntimeError(f"{len(without)} of {size} jobs have no result: {without[:3]}")
         killed_us = seconds * US_PER_S + micros
         ended = sorted((job.ended_us - killed_us) / US_PER_S for job in jobs)
-        wait_until(lambda: self.worker.model_pids() not in ([], [pid]), "it is there again", 60)
+        wait_until(
+            lambda: self.worker.model_pids() not in ([], [pid]), "the process is running again", 60
+        )
         return ended[0], ended[-1]
 
 
 @contextmanager
 def site() -> Iterator[Site]:
-    """A worker with one model."""
+    """Run a worker with one model."""
     with tempfile.TemporaryDirectory() as name, redis_server() as server:
         folder = Path(name)
         log = BatchLog(folder)
@@ -82,7 +83,7 @@ def site() -> Iterator[Site]:
 
 
 def worker_killed() -> float:
-    """Kill the worker of a fresh `headrace up` under a job; seconds to the answer over HTTP."""
+    """Kill the worker of a new `headrace up` during a job; return the seconds to the result."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         log = BatchLog(folder)
@@ -104,12 +105,12 @@ def worker_killed() -> float:
             return took_s
 
 
-def _told(seconds: list[float]) -> tuple[str, str]:
+def _spread(seconds: list[float]) -> tuple[str, str]:
     return f"{statistics.median(seconds):.2f}", f"{min(seconds):.2f}, {max(seconds):.2f}"
 
 
 def main() -> None:
-    """Print the table, and write it where asked."""
+    """Print the table; write it into the document with --write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="into docs/performance.md")
     parser.add_argument("--rounds", type=int, default=7)
@@ -118,11 +119,11 @@ def main() -> None:
     with site() as running:
         alone = [running.killed(1)[1] for _ in range(options.rounds)]
         batches = [running.killed(SIZE) for _ in range(options.rounds)]
-    table.add("the model process, one job", *_told(alone))
-    table.add(f"the model process, {SIZE} jobs: first answer", *_told([a for a, _ in batches]))
-    table.add("… last answer, each job alone", *_told([b for _, b in batches]))
+    table.add("the model process, one job", *_spread(alone))
+    table.add(f"the model process, {SIZE} jobs: first answer", *_spread([a for a, _ in batches]))
+    table.add("… last answer, each job alone", *_spread([b for _, b in batches]))
     workers = [worker_killed() for _ in range(options.rounds)]
-    table.add("the worker under headrace up, one job", *_told(workers))
+    table.add("the worker under headrace up, one job", *_spread(workers))
     if options.write:
         write_tables("kills", f"{options.rounds} kills each.", table)
 

@@ -1,8 +1,8 @@
-"""What lists cost: `python -m benchmarks.lists [--jobs N]`.
+"""The cost of lists of jobs: `python -m benchmarks.lists [--jobs N]`.
 
-First jobs/submit.lua with and without the index, in turn on two servers of one kind; the time is
-Redis' own (`INFO commandstats`), its lower quartile, so that what else the machine does weighs
-little. Then a backlog of N jobs, and how long a page of it takes.
+First jobs/submit.lua is measured with and without the index, in turn on two servers. The time is
+that of Redis (`INFO commandstats`), its lower quartile, so that other load matters little. Then
+pages of a backlog of N jobs are read.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ INDEX_MAX: Final = 100_000
 DEPTH: Final = 100_000_000
 MODEL: Final = ModelConfig(name="echo", handler="echo", max_queue_depth=DEPTH)
 PAIRS: Final = 40
-#: Jobs of a call: one submit alone, what gathers under load, and a bulk request's.
+#: Jobs of a call: a single submit, submits gathered under load, and a bulk request.
 CALLS: Final = (1, 32, 256)
 PAGES: Final = 200
 
 
 class Pages(NamedTuple):
-    """Milliseconds of a page, as a client sees them."""
+    """Milliseconds of a page for a client."""
 
     name: str
     p50_ms: float
@@ -43,18 +43,18 @@ class Pages(NamedTuple):
 
 
 def submit(client: Any, jobs: int, index_max: int) -> None:
-    """Enqueue so many jobs in one call."""
+    """Enqueue `jobs` jobs in one call."""
     made = [submission(new_id(), MODEL, INPUT, now_s=0, result_ttl_s=86400) for _ in range(jobs)]
     client.execute_command(*job_scripts.submit(index_max, submit_arguments(made)))
 
 
 def spent_us(client: Any) -> int:
-    """Microseconds that Redis has spent in scripts."""
+    """Return the microseconds that Redis has spent in scripts."""
     return int(client.info("commandstats")["cmdstat_evalsha"]["usec"])
 
 
 def measure_submit(jobs: int, pairs: int = PAIRS) -> tuple[float, float]:
-    """Microseconds of Redis per job without the index and with a full one: lower quartiles."""
+    """Return lower quartiles of microseconds per job: without the index, and with a full one."""
     with ExitStack() as stack:
         clients: list[Any] = []
         for _ in range(2):
@@ -77,12 +77,12 @@ def measure_submit(jobs: int, pairs: int = PAIRS) -> tuple[float, float]:
 
 
 def measure_pages(http: httpx2.Client, pages: int = PAGES) -> list[Pages]:
-    """Pages of a list as a client asks for them, on a keep-alive connection."""
+    """Read pages of a list on a keep-alive connection."""
     found = []
     for name, query in (
         ("newest 50", "?model=echo"),
         ("newest 1,000", "?model=echo&limit=1000"),
-        ("succeeded, of which there are none", "?model=echo&status=succeeded"),
+        ("succeeded: no jobs", "?model=echo&status=succeeded"),
     ):
         took = []
         for _ in range(pages):
@@ -97,7 +97,7 @@ def measure_pages(http: httpx2.Client, pages: int = PAGES) -> list[Pages]:
 
 
 def main() -> None:
-    """Print what lists cost."""
+    """Print the costs."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--jobs", type=int, default=1_000_000, help="the backlog")
     options = parser.parse_args()

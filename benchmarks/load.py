@@ -1,7 +1,7 @@
 """A closed-loop HTTP load generator: keep-alive connections on raw sockets, one thread.
 
-wrk is used where it is installed, because it takes little of the two cores that it shares with what
-it measures; the table says which of the two was used.
+wrk is used if it is installed, because it needs little of the two cores that it shares with the
+server. The table names the generator.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ end
 
 @dataclass
 class Load:
-    """What one run of load gave; times in ms."""
+    """The result of one load; times in ms."""
 
     rate: float
     p50_ms: float
@@ -50,12 +50,12 @@ class Load:
 
 
 def generator() -> str:
-    """Which generator `run_load` uses here."""
+    """Return the generator that `run_load` uses here."""
     return "wrk, one thread" if shutil.which("wrk") else "benchmarks/load.py, one thread"
 
 
 def run_load(url: str, body: bytes, connections: int, seconds: float, prefer: str = "") -> Load:
-    """POST the body in a closed loop over keep-alive connections for a bounded time."""
+    """POST the body in a closed loop over keep-alive connections for `seconds`."""
     if shutil.which("wrk"):
         return _wrk(url, body, connections, seconds, prefer)
     return _sockets(url, body, connections, seconds, prefer)
@@ -73,7 +73,7 @@ def _wrk(url: str, body: bytes, connections: int, seconds: float, prefer: str) -
         )  # fmt: skip
     found = re.search(r"JSON(\{.*\})", done.stdout)
     if found is None:
-        raise RuntimeError(f"wrk said nothing readable: {done.stdout} {done.stderr}")
+        raise RuntimeError(f"cannot read the output of wrk: {done.stdout} {done.stderr}")
     got = json.loads(found.group(1))
     return Load(got["n"] / got["s"], got["p50"], got["p99"], got["bad"], got["n"])
 

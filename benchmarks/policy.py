@@ -1,9 +1,9 @@
 """The batching policy against a fixed window: `python -m benchmarks.policy [--write]`.
 
-Two workers that differ in nothing but the policy (`benchmarks/fixed_window.py`), each with a Redis
-of its own, take the same arrivals in turn: at random moments (Poisson, seeded), so many a second
-that they fill a share of what the model can do at its best, which is measured first. The model
-sleeps for what a batch would take on a device. Told is from submit to end, by the record's times.
+Two workers that differ only in the policy (`benchmarks/fixed_window.py`), each with its own Redis,
+take the same arrivals in turn: at random moments (Poisson, seeded), at a share of the model's
+highest rate, which is measured first. The model sleeps as long as a device would take. Times are
+from submit to end, by the record.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ APPS: Final = {"policy": "workers.celery_app", "fixed window": "benchmarks.fixed
 
 @dataclass
 class Site:
-    """A worker with one of the policies, and what its batches were."""
+    """A worker with one of the policies, and the log of its batches."""
 
     client: Client
     log: BatchLog
 
     def full_rate(self, batches: int) -> float:
-        """Jobs a second where full batches wait all the time."""
+        """Return jobs per second while full batches wait all the time."""
         jobs = self.client.wait(*self.client.submit("paced", *range(batches * SIZE)))
         ended = sorted(job.ended_us for job in jobs)
         return (len(jobs) - SIZE) / (ended[-1] - ended[SIZE - 1]) * US_PER_S
@@ -50,7 +50,7 @@ class Site:
 
 @contextmanager
 def sites() -> Iterator[dict[str, Site]]:
-    """A worker of each policy, both ready."""
+    """Run a worker of each policy."""
     with ExitStack() as stack:
         made = {}
         for name, app in APPS.items():
@@ -71,8 +71,8 @@ def sites() -> Iterator[dict[str, Site]]:
 
 
 @dataclass
-class Found:
-    """What the runs at one load gave, together."""
+class Result:
+    """The result of all runs at one load."""
 
     ms: list[float] = field(default_factory=list)
     rates: list[float] = field(default_factory=list)
@@ -80,20 +80,20 @@ class Found:
 
     @property
     def rate(self) -> float:
-        """Jobs a second that ended, the median of the runs."""
+        """Jobs per second that ended, the median of the runs."""
         return statistics.median(self.rates)
 
     @property
     def size(self) -> float:
-        """Jobs of a batch, on average."""
+        """The average batch size."""
         return len(self.ms) / self.batches
 
     def percentile(self, percent: int) -> float:
-        """Milliseconds from submit to end."""
+        """Return a percentile of the milliseconds from submit to end."""
         return statistics.quantiles(self.ms, n=100)[percent - 1]
 
     def add(self, jobs: list[Job], batches: int) -> None:
-        """One more run."""
+        """Add a run."""
         self.ms += [(job.ended_us - job.created_us) / 1000 for job in jobs]
         took_us = max(job.ended_us for job in jobs) - min(job.created_us for job in jobs)
         self.rates.append(len(jobs) / took_us * US_PER_S)
@@ -101,7 +101,7 @@ class Found:
 
 
 def arrivals(rate: float, seconds: float, seed: int) -> list[float]:
-    """At which seconds jobs come; two at the least."""
+    """Return the seconds at which jobs arrive, at least two."""
     rng, moments = random.Random(seed), [0.0]
     while moments[-1] < seconds or len(moments) < 2:
         moments.append(moments[-1] + rng.expovariate(rate))
@@ -109,7 +109,7 @@ def arrivals(rate: float, seconds: float, seed: int) -> list[float]:
 
 
 def offer(site: Site, moments: list[float]) -> tuple[list[Job], int]:
-    """Submit jobs at these moments, and wait for them; also how many batches they were."""
+    """Submit jobs at these moments and wait for them; return them and the number of batches."""
     ids: list[str] = []
     before, began = len(site.log.lines()), time.perf_counter()
     while len(ids) < len(moments):
@@ -120,13 +120,15 @@ def offer(site: Site, moments: list[float]) -> tuple[list[Job], int]:
     jobs = site.client.wait(*ids, timeout_s=120)
     failed = [job for job in jobs if job.result_json is None]
     if failed:
-        raise RuntimeError(f"{len(failed)} of {len(jobs)} jobs have no result, as {failed[0]}")
+        raise RuntimeError(f"{len(failed)} of {len(jobs)} jobs have no result: {failed[0]}")
     return jobs, len(site.log.lines()) - before
 
 
-def measure(running: dict[str, Site], rate: float, seconds: float, rounds: int) -> dict[str, Found]:
-    """Rounds of the same arrivals for each policy, in turn, the first of a round by turns."""
-    found = {name: Found() for name in running}
+def measure(
+    running: dict[str, Site], rate: float, seconds: float, rounds: int
+) -> dict[str, Result]:
+    """Run rounds of the same arrivals for each policy; the first of a round alternates."""
+    found = {name: Result() for name in running}
     for number in range(rounds):
         moments = arrivals(rate, seconds, number)
         for name in list(running)[:: -1 if number % 2 else 1]:
@@ -135,21 +137,21 @@ def measure(running: dict[str, Site], rate: float, seconds: float, rounds: int) 
 
 
 def main() -> None:
-    """Print the table, and write it where asked."""
+    """Print the table; write it into the document with --write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="into docs/performance.md")
-    parser.add_argument("--seconds", type=float, default=5, help="of arrivals in a run")
+    parser.add_argument("--seconds", type=float, default=5, help="seconds of arrivals in a run")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     with sites() as running:
         best = {name: site.full_rate(40) for name, site in running.items()}
-        told = (
+        description = (
             f"a batch of n takes {FIXED_S * 1000:g} + {ITEM_S * 1000:g} n ms, {SIZE} at most; "
             f"max_batch_delay_ms {WINDOW_MS}; with a full queue "
             + ", ".join(f"{name} {rate:.0f} a second" for name, rate in best.items())
             + f"; {options.rounds} runs of {options.seconds:g} s each."
         )
-        print(told)
+        print(description)
         table = Table(
             "load, policy", "offered/s", "ended/s", "p50 ms", "p99 ms", "jobs in a batch",
             "p50, p99 to the window's",
@@ -168,7 +170,7 @@ def main() -> None:
                     ratios,
                 )  # fmt: skip
     if options.write:
-        write_tables("policy", told, table)
+        write_tables("policy", description, table)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
 """The policy against a fixed window, simulated: `python -m benchmarks.policy_sim [--write]`.
 
-The batcher knows no clock, so that a device of which nothing but the time of its batches is left
-can be run through hours of arrivals in seconds, and the same for both policies. What is seen here
-is the rule's own doing: queue, worker and processes cost nothing. `benchmarks.policy` measures them
-together.
+The batcher does not read the clock. So hours of arrivals can be simulated in seconds, the same for
+both policies, on a device of which only the batch time is left. Queue, worker and processes cost
+nothing here; `benchmarks.policy` measures everything together.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from benchmarks.window import FixedWindow
 from workers.batching.batcher import Batcher, BatchPolicy, Leave
 
 NEVER: Final = float("inf")
-#: A batch's time differs from what its size says by up to this share.
+#: The time of a batch varies by up to this share.
 NOISE: Final = 0.05
-#: In a burst items come so close together, and so many at a time on average.
+#: The gap between items of a burst, and their average number.
 BURST_GAP_S: Final = 0.0015
 BURST_SIZE: Final = 8
 
@@ -53,7 +52,7 @@ LOADS: Final = (0.05, 0.5, 0.95)
 
 @dataclass(eq=False, slots=True)
 class Item:
-    """As the batcher needs it."""
+    """An item for the batcher."""
 
     enqueued_at: float
     step: int = 0
@@ -69,24 +68,24 @@ POLICIES: Final[dict[str, type[Batcher[Item]]]] = {
 }
 
 
-class Found(NamedTuple):
-    """Seconds from arrival to end, and how many batches these were."""
+class Result(NamedTuple):
+    """Seconds from arrival to end, and the number of batches."""
 
     took_s: list[float]
     batches: int
 
     def percentile_ms(self, percent: int) -> float:
-        """Of the times, in ms."""
+        """Return a percentile of the times, in ms."""
         return statistics.quantiles(self.took_s, n=100)[percent - 1] * 1000
 
 
 class Simulation:
-    """One device with a queue before it.
+    """One device with a queue.
 
     Args:
         device: the device.
-        policy: when batches leave.
-        seed: of the noise in their times.
+        policy: decides when batches leave.
+        seed: the seed of the noise in batch times.
     """
 
     def __init__(self, device: Device, policy: type[Batcher[Item]], seed: int) -> None:
@@ -99,17 +98,17 @@ class Simulation:
         self._found: list[float] = []
         self._batches = 0
 
-    def run(self, arrivals: Iterable[float]) -> Found:
-        """Let these come, and all of them end."""
+    def run(self, arrivals: Iterable[float]) -> Result:
+        """Simulate these arrivals until all have ended."""
         for at in arrivals:
             self._until(at)
             self._queue.append(Item(at))
             self._act(at)
         self._until(NEVER)
-        return Found(self._found, self._batches)
+        return Result(self._found, self._batches)
 
     def _until(self, at: float) -> None:
-        """All that happens before the next arrival."""
+        """Simulate the time before the next arrival."""
         while (now := min(self._ends_at, self._held_until)) < at:
             if now == self._ends_at:
                 self._found += [now - item.enqueued_at for item in self._running]
@@ -139,7 +138,7 @@ class Simulation:
 
 
 def lone(rate: float, count: int, seed: int) -> list[float]:
-    """So many arrivals at random moments (Poisson), so many a second on average."""
+    """Return `count` arrivals at random moments (Poisson), `rate` per second on average."""
     rng, at, moments = random.Random(seed), 0.0, []
     for _ in range(count):
         at += rng.expovariate(rate)
@@ -148,7 +147,7 @@ def lone(rate: float, count: int, seed: int) -> list[float]:
 
 
 def bursts(rate: float, count: int, seed: int) -> list[float]:
-    """The same on average, but in bursts at random moments."""
+    """Return arrivals with the same average rate in bursts at random moments."""
     rng, moments = random.Random(seed), []
     for began_at in lone(rate / BURST_SIZE, count, seed):
         at = began_at
@@ -165,8 +164,8 @@ ARRIVALS: Final = {"lone": lone, "in bursts": bursts}
 
 def compare(
     device: Device, load: float, arrivals: str, *, count: int, seeds: int
-) -> dict[str, Found]:
-    """What each policy makes of the same arrivals, over some seeds together."""
+) -> dict[str, Result]:
+    """Return the result of each policy for the same arrivals, over all seeds."""
     found = {}
     for name, policy in POLICIES.items():
         runs = [
@@ -176,12 +175,12 @@ def compare(
             for seed in range(seeds)
         ]
         took_s = [seconds for run in runs for seconds in run.took_s]
-        found[name] = Found(took_s, sum(run.batches for run in runs))
+        found[name] = Result(took_s, sum(run.batches for run in runs))
     return found
 
 
 def main() -> None:
-    """Print the table, and write it where asked."""
+    """Print the table; write it into the document with --write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="into docs/performance.md")
     parser.add_argument("--count", type=int, default=2500, help="arrivals of a run")
@@ -206,11 +205,11 @@ def main() -> None:
                     ", ".join(ratios),
                 )  # fmt: skip
     if options.write:
-        told = (
+        description = (
             f"{options.seeds} seeds with {options.count} arrivals each; the window is 20, 100, 10 "
             "and 10 ms."
         )
-        write_tables("policy_sim", told, table)
+        write_tables("policy_sim", description, table)
 
 
 if __name__ == "__main__":

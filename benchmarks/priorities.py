@@ -1,11 +1,11 @@
-"""Online jobs beside a flood of offline ones: `python -m benchmarks.priorities`.
+"""Online jobs during a flood of offline jobs: `python -m benchmarks.priorities`.
 
-One worker, one device. Online jobs come one by one, at random moments, and fill a fifth of what the
-model can do; then the same again while offline jobs wait all the time, first of the same model,
-then of another one on the device. Told is from submit to end, by the record's own times, and which
-share of the online jobs stood behind a batch that began after they were submitted, and how many at
-the most: on a machine that others use, that tells more. The model sleeps for what a batch would
-take, so that nothing but the order is measured.
+One worker, one device. Online jobs arrive one by one at random moments and use a fifth of the
+model's capacity. Then the same again while offline jobs wait all the time: first of the same model,
+then of another one on the device. Measured are the time from submit to end, by the record, the
+share of online jobs that waited for a batch that began after their submit, and the most such
+batches; on a shared machine these show more than times. The model sleeps, so that only the order is
+measured.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LOAD = 0.2
 
 @dataclass
 class Site:
-    """A worker of two models on one device, its client, and what its batches were."""
+    """A worker with two models on one device, its client, and the log of its batches."""
 
     client: Client
     log: BatchLog
@@ -62,13 +62,13 @@ def site() -> Iterator[Site]:
 
 
 @dataclass(frozen=True)
-class Found:
-    """What was found.
+class Result:
+    """The result of one run.
 
     Attributes:
         online_ms: milliseconds from submit to end of each online job.
         before: for each, how many batches began after its submit and before its own.
-        offline_per_s: offline jobs that began beside them.
+        offline_per_s: offline jobs per second that began in the same time.
     """
 
     online_ms: list[float]
@@ -79,12 +79,12 @@ class Found:
         return quantiles(self.online_ms, n=100)[percent - 1]
 
 
-def measure(site: Site, jobs: int, flooded: str = "") -> Found:
-    """Online jobs at random moments, beside a flood of offline ones of the model that is named."""
+def measure(site: Site, jobs: int, flooded: str = "") -> Result:
+    """Submit online jobs at random moments, during a flood of offline jobs of `flooded`."""
     client, rng = site.client, random.Random(7)
     gap_s = (FIXED_S + ITEM_S) / LOAD
     if flooded:
-        # More than the device can do meanwhile.
+        # More than the device can run in this time.
         count = int(2 * jobs * gap_s / (FIXED_S / SIZE + ITEM_S)) + SIZE
         flood = client.submit(flooded, *range(count), priority=keys.OFFLINE_STEP)
         wait_until(lambda: client.job(flood[0]).state.final, "the flood runs")
@@ -97,9 +97,9 @@ def measure(site: Site, jobs: int, flooded: str = "") -> Found:
     took_s, offline = time.perf_counter() - began, len(ran(site)) - before - jobs
     if flooded:
         queue = keys.queue_name(flooded)
-        client.redis.delete(keys.step_key(queue, keys.OFFLINE_STEP))  # what is left of the flood
+        client.redis.delete(keys.step_key(queue, keys.OFFLINE_STEP))  # the rest of the flood
         wait_until(lambda: not client.redis.zcard(keys.lease(queue)), "the flood is over")
-    return Found(
+    return Result(
         [(job.ended_us - job.created_us) / 1000 for job in online],
         passed_over(site, online),
         offline / took_s,
@@ -107,7 +107,7 @@ def measure(site: Site, jobs: int, flooded: str = "") -> Found:
 
 
 def passed_over(site: Site, jobs: list[Job]) -> list[int]:
-    """How many batches began between a job's submit and its own batch, which counts nothing."""
+    """Return for each job how many batches began between its submit and its own batch."""
     began = [line.at for line in site.log.lines()]
     own = {job_id: line.at for line in site.log.lines() for job_id in line.ids}
     return [
@@ -117,7 +117,7 @@ def passed_over(site: Site, jobs: list[Job]) -> list[int]:
 
 
 def ran(site: Site) -> list[str]:
-    """The jobs that have begun."""
+    """Return the jobs that have begun."""
     return [job_id for line in site.log.lines() for job_id in line.ids]
 
 

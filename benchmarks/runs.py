@@ -1,14 +1,14 @@
 """Offline runs: `python -m benchmarks.runs [echo|images|online] [--write]`.
 
-echo: `headrace run` from JSON lines to JSON lines, and beside it a Celery group with a task per
-input on a stock worker, and Ray Data's `map_batches`. Ray is no dependency: name a Python that has
-it by RAY_PYTHON, as by `python -m venv /tmp/ray && /tmp/ray/bin/pip install 'ray[data]'`.
+echo: `headrace run` from JSON lines to JSON lines, compared with a Celery group with a task per
+input on a stock worker, and with Ray Data's `map_batches`. Ray is not a dependency: RAY_PYTHON
+names a Python that has it (`python -m venv /tmp/ray && /tmp/ray/bin/pip install 'ray[data]'`).
 
-images: real JPEGs through `image_classifier`, with resume on, against a plain loop over torch's
-DataLoader with the same handler, batch and cores, in interleaved pairs. With the files sent, and
-with `--by-ref`. Steady is the rate between the ends of the second batch and the last but one.
+images: real JPEGs through `image_classifier`, with resume on, compared with a loop over torch's
+DataLoader with the same handler, batch size and cores, in interleaved pairs; with the files sent,
+and with `--by-ref`. Steady is the rate between the ends of the second batch and the last but one.
 
-online: 20 jobs a second at random moments, alone and while a run fills the gaps of the same model.
+online: 20 jobs per second at random moments, alone and during a run of the same model.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from typing import Any, Final
 import httpx2
 from typing_extensions import override
 
-from benchmarks.asked import Asked, asked
 from benchmarks.batch_ends import Ends
 from benchmarks.images import BATCH, interval, jpegs
+from benchmarks.line_process import LineProcess, line_process
 from benchmarks.stack import DURABLE, ROOT, Cpu, answers, as_embedded, plain_celery, process
 from benchmarks.tables import Table, write_tables
 from headrace.handler import Context
@@ -46,7 +46,7 @@ from tests.harness.workers.worker import HANDLERS, Worker, celery_worker, write_
 from workers.replicas.devices import model_environ, tuned
 
 CELERY_GROUP: Final = 1000
-#: A task per input takes so much longer that fewer inputs tell as much.
+#: A task per input is so slow that fewer inputs are enough.
 CELERY_INPUTS: Final = 10_000
 ONLINE_PER_S: Final = 20
 RUNS: Final = {
@@ -75,7 +75,7 @@ class Stack:
     redis: RedisServer
 
     def run(self, model: str, source: Path, *options: str) -> dict[str, Any]:
-        """One `headrace run` into a new file; what it printed, with its own CPU seconds."""
+        """Run `headrace run` with a new output; return what it printed, with its CPU seconds."""
         out = self.folder / f"out-{time.monotonic_ns()}.jsonl"
         before = os.times()
         done = subprocess.run(
@@ -97,7 +97,7 @@ class Stack:
 
 @contextmanager
 def stack(**models: Mapping[str, Any]) -> Iterator[Stack]:
-    """A running one."""
+    """Run a stack with these models."""
     with ExitStack() as parts:
         folder = Path(parts.enter_context(tempfile.TemporaryDirectory()))
         path = write_models(folder, **models)
@@ -114,21 +114,21 @@ def stack(**models: Mapping[str, Any]) -> Iterator[Stack]:
             redis.url, path, folder, arguments=(), environ={"HEADRACE_INPUT_ROOTS": str(folder)}
         ))  # fmt: skip
         worker.wait_ready(*models, timeout_s=300)
-        wait_until(lambda: answers(url + "/live"), "the API answers", timeout_s=30)
+        wait_until(lambda: answers(url + "/live"), "the API responds", timeout_s=30)
         assert redis.process is not None
         pids = {"api": [api.pid], "redis": [redis.process.pid], "worker": [worker.pid]}
         yield Stack(url, Cpu({**pids, "model": worker.model_pids()}), folder, redis)
 
 
 def write_lines(path: Path, count: int) -> None:
-    """So many small inputs as JSON lines."""
+    """Write `count` small inputs as JSON lines."""
     with path.open("w") as file:
         for n in range(count):
             file.write(f'{{"id":"doc-{n}","x":{{"n":{n}}},"label":{n % 10}}}\n')
 
 
 def echo(count: int, rounds: int, *, batch: int = 256) -> Table:
-    """Inputs a second from JSON lines to JSON lines."""
+    """Measure inputs per second from JSON lines to JSON lines."""
     table = Table("JSON lines to JSON lines, `echo`", "inputs/s", "CPU µs an input")
     model = {"handler": "echo", "max_batch_size": batch, "max_queue_depth": 100_000}
     with stack(echo=model) as system:
@@ -139,8 +139,8 @@ def echo(count: int, rounds: int, *, batch: int = 256) -> Table:
             system.cpu.start()
             found = system.run("echo", source, "--input", "x", "--key", "id")
             parts = {"client": found["cpu_s"] / count * 1000, **system.cpu.per_1000(count)}
-            told = {**parts, "all": sum(parts.values())}
-            used = ", ".join(f"{name} {1000 * ms:.0f}" for name, ms in told.items())
+            cpu = {**parts, "all": sum(parts.values())}
+            used = ", ".join(f"{name} {1000 * ms:.0f}" for name, ms in cpu.items())
             found_in.append((count / found["seconds"], used))
             print(f"{found_in[-1][0]:,.0f} inputs/s, CPU µs an input: {used}", flush=True)
         rate, used = sorted(found_in)[len(found_in) // 2]
@@ -153,7 +153,7 @@ def echo(count: int, rounds: int, *, batch: int = 256) -> Table:
 
 
 def celery_group(source: Path, count: int) -> float:
-    """Inputs a second through groups of a stock Celery worker, into JSON lines."""
+    """Return inputs per second through groups of a stock Celery worker, into JSON lines."""
     from celery import group
 
     with tempfile.TemporaryDirectory() as name, plain_celery(Path(name)) as (app, _, _):
@@ -169,10 +169,10 @@ def celery_group(source: Path, count: int) -> float:
 
 
 def ray_data(source: Path, out: Path) -> float | None:
-    """Seconds that Ray Data takes for the same; None where it is not installed."""
+    """Return the seconds of Ray Data for the same; None if it is not installed."""
     python = os.environ.get("RAY_PYTHON")
     if not python:
-        print("Ray Data: skipped, RAY_PYTHON names no Python that has `ray[data]`")
+        print("Ray Data: skipped; set RAY_PYTHON to a Python that has `ray[data]`")
         return None
     done = subprocess.run(
         [python, "-c", RAY, str(source), str(out)], capture_output=True, text=True, check=False
@@ -182,14 +182,14 @@ def ray_data(source: Path, out: Path) -> float | None:
 
 
 def loop_process(folder: Path, batch: int) -> Any:
-    """The DataLoader loop in a process of its own; each line on stdin is one run."""
+    """Run the DataLoader loop in its own process."""
     environ = tuned(model_environ(os.environ, 1), "cpu")
     arguments = ("loop", "--folder", str(folder), "--batch", str(batch))
-    return asked("benchmarks.runs", *arguments, environ=environ)
+    return line_process("benchmarks.runs", *arguments, environ=environ)
 
 
 def loop(folder: Path, batch_size: int) -> None:
-    """The body of that process: a line `<workers>` is answered with images a second."""
+    """Run that process: a request is the number of workers, the reply images per second."""
     from torch.utils.data import DataLoader, Dataset
 
     from handlers.image_classifier import ImageClassifier
@@ -222,7 +222,7 @@ def loop(folder: Path, batch_size: int) -> None:
 
 
 def images(count: int, pairs: int, *, batch: int = BATCH) -> Table:
-    """Images a second, with the files sent and named, against the DataLoader's ways."""
+    """Measure images per second, with files sent and by reference, and with the DataLoader."""
     heads = ("images/s", "steady", "run / loop", "by ref / loop", "CPU ms an image")
     table = Table("JPEGs through `image_classifier`", *heads)
     model = {"handler": "image_classifier", "max_batch_size": batch, "timeout_s": 600}
@@ -232,7 +232,7 @@ def images(count: int, pairs: int, *, batch: int = BATCH) -> Table:
         folder.mkdir()
         for n, jpeg in enumerate(jpegs(count)):
             (folder / f"{n:06}.jpg").write_bytes(jpeg)
-        other: Asked = parts.enter_context(loop_process(folder, batch))
+        other: LineProcess = parts.enter_context(loop_process(folder, batch))
         found = pairs_of(system, other, folder, pairs)
     for name, tries in found.items():
         parts_ms = {part: median(one.cpu_ms[part] for one in tries) for part in tries[0].cpu_ms}
@@ -251,25 +251,27 @@ def images(count: int, pairs: int, *, batch: int = BATCH) -> Table:
 
 
 @dataclass
-class Tried:
-    """Images a second in one try, and milliseconds of CPU an image, by process."""
+class Attempt:
+    """Images per second of one attempt, and milliseconds of CPU per image by process."""
 
     rate: float
     cpu_ms: dict[str, float]
     steady: float = 0.0
 
 
-def pairs_of(system: Stack, other: Asked, folder: Path, pairs: int) -> dict[str, list[Tried]]:
-    """Each way, one after the other in turn."""
+def pairs_of(
+    system: Stack, other: LineProcess, folder: Path, pairs: int
+) -> dict[str, list[Attempt]]:
+    """Measure each variant in turn."""
     names = ["run", "in turn", "by ref", "1 worker"]
-    found: dict[str, list[Tried]] = {name: [] for name in names}
+    found: dict[str, list[Attempt]] = {name: [] for name in names}
     count = len(list(folder.iterdir()))
     for pair in range(pairs):
         for name in names if pair % 2 else reversed(names):
             if name not in RUNS:
                 before = other.cpu_s()
-                rate = float(other.ask("1" if name == "1 worker" else "0"))
-                tried = Tried(rate, {"loop": (other.cpu_s() - before) / count * 1000})
+                rate = float(other.request("1" if name == "1 worker" else "0"))
+                attempt = Attempt(rate, {"loop": (other.cpu_s() - before) / count * 1000})
             else:
                 system.cpu.start()
                 options = ["--by-ref"] if name == "by ref" else []
@@ -278,14 +280,14 @@ def pairs_of(system: Stack, other: Asked, folder: Path, pairs: int) -> dict[str,
                         "m", folder, "--run-id", f"{name.replace(' ', '-')}-{pair}", *options
                     )
                 used = {"client": done["cpu_s"] / count * 1000, **system.cpu.per_1000(count)}
-                tried = Tried(done["succeeded"] / done["seconds"], used, ends.steady())
-            found[name].append(tried)
+                attempt = Attempt(done["succeeded"] / done["seconds"], used, ends.steady())
+            found[name].append(attempt)
         print(json.dumps({name: round(one[-1].rate, 2) for name, one in found.items()}), flush=True)
     return found
 
 
 def online(seconds: float) -> Table:
-    """How long online jobs take, alone and beside a run of the same model."""
+    """Measure the latency of online jobs, alone and during a run of the same model."""
     table = Table("20 online jobs a second", "p50 ms", "p99 ms", "run, inputs/s")
     model = {
         "handler": f"{HANDLERS / 'tricky.py'}:Tricky", "max_batch_size": 16,
@@ -296,27 +298,27 @@ def online(seconds: float) -> Table:
         source = system.folder / "in.jsonl"
         rate = 16 / (FIXED_S + 16 * ITEM_S)
         write_lines(source, int(rate * seconds))
-        beside: list[float] = []
+        during: list[float] = []
 
-        def ask() -> None:
-            beside.extend(latencies_ms(system.url, seconds / 2))
+        def submit() -> None:
+            during.extend(latencies_ms(system.url, seconds / 2))
 
-        asking = threading.Thread(target=ask)
-        asking.start()
+        submitting = threading.Thread(target=submit)
+        submitting.start()
         found = system.run("paced", source, "--input", "x")
-        asking.join()
+        submitting.join()
     full_ms = 1000 * (FIXED_S + 16 * ITEM_S)
-    for name, taken, told in (
+    for name, taken, rate_text in (
         ("alone", alone, ""),
-        (f"during a run (a full batch takes {full_ms:.0f} ms)", beside,
+        (f"during a run (a full batch takes {full_ms:.0f} ms)", during,
          f"{found['succeeded'] / found['seconds']:,.0f}"),
     ):  # fmt: skip
-        table.add(name, f"{median(taken):.1f}", f"{quantiles(taken, n=100)[98]:.1f}", told)
+        table.add(name, f"{median(taken):.1f}", f"{quantiles(taken, n=100)[98]:.1f}", rate_text)
     return table
 
 
 def latencies_ms(url: str, seconds: float) -> list[float]:
-    """From submit to result, of jobs at random moments."""
+    """Return the milliseconds from submit to result of jobs at random moments."""
     chance, taken = random.Random(5), []
     threads: list[threading.Thread] = []
     until = time.monotonic() + seconds
@@ -361,11 +363,11 @@ def main() -> None:
     if "online" in what:
         tables.append(online(options.seconds))
     if options.write:
-        told = (
+        description = (
             f"{options.inputs:,} lines, {options.rounds} rounds; {options.images:,} JPEGs in "
             f"batches of {BATCH}, pairs: {options.pairs}; online for {options.seconds:g} s."
         )
-        write_tables("runs", told, *tables)
+        write_tables("runs", description, *tables)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""What a scrape costs: `python -m benchmarks.scrape [--jobs N] [--models N] [--write]`.
+"""The cost of a scrape: `python -m benchmarks.scrape [--jobs N] [--models N] [--write]`.
 
-Many models, each with every counter and bucket in use and with a worker that tells of itself, and a
-backlog; then one API process, which does nothing else, is scraped again and again. Between any two
-scrapes every counter and histogram of every model goes on, so that no scrape finds what the one
-before it had. CPU is that of the process, time what the scraper waits, and Redis' share its own
-account of it. What a request of a bare FastAPI route takes beside it says how fast the machine is.
+There are many models with every counter and bucket in use, a worker that reports for each, and a
+backlog. One API process, which does nothing else, is scraped again and again. Between two scrapes
+every counter and histogram of every model grows, so that nothing can be cached. CPU is that of the
+process, time that of the scraper, and Redis' share is its own accounting. The CPU of a request to a
+bare FastAPI route shows how fast the machine is.
 `--write` puts the table into docs/performance.md.
 """
 
@@ -43,14 +43,14 @@ from tests.harness.workers.worker import write_models
 DEPTH: Final = 100_000_000
 A_CALL: Final = 250
 SCRAPES: Final = 200
-#: Their CPU is read together, as the kernel counts it in hundredths of a second.
+#: Scrapes whose CPU is read together, because the kernel counts in hundredths of a second.
 A_GROUP: Final = 50
 
 
 class Cost(NamedTuple):
-    """What one scrape cost, and how large it was.
+    """Cost and size of one scrape.
 
-    The CPU is the lower quartile of groups, so that what else the machine does weighs little.
+    The CPU is the lower quartile of groups, so that other load matters little.
     """
 
     cpu_ms: float
@@ -66,7 +66,7 @@ def names_of(count: int) -> list[str]:
 
 
 def fill(server: RedisServer, models: int, jobs: int) -> None:
-    """Queue so many jobs, and say of each model what a busy one's workers and scripts would."""
+    """Queue `jobs` jobs, and write the statistics of a busy worker for each model."""
     with server.client() as raw:
         client: Any = raw
         client.execute_command(*script("jobs/submit").load_command())
@@ -87,7 +87,7 @@ def fill(server: RedisServer, models: int, jobs: int) -> None:
 
 
 def busy() -> worker_report.ModelStats:
-    """Something in every counter and bucket."""
+    """Return statistics with every counter and bucket in use."""
     stats = worker_report.ModelStats()
     for name, bounds in worker_report.HISTOGRAMS.items():
         stats.observe(name, [value * 0.99 for value in (*bounds, bounds[-1] * 2)] * 1000)
@@ -101,7 +101,7 @@ def busy() -> worker_report.ModelStats:
 
 
 def measure(server: RedisServer, models: int, scrapes: int = SCRAPES) -> Cost:
-    """Scrape one API process over what `fill` has put there."""
+    """Scrape one API process over what `fill` has written."""
     with tempfile.TemporaryDirectory() as name, server.client() as raw:
         client: Any = raw
         folder, port = Path(name), free_port()
@@ -149,19 +149,19 @@ def cpu_s(pid: int) -> float:
 
 
 def spent_us(client: Any) -> int:
-    """Microseconds that Redis has spent in commands."""
+    """Return the microseconds that Redis has spent in commands."""
     return sum(int(of["usec"]) for of in client.info("commandstats").values())
 
 
 def bare_ms(url: str, pid: int) -> float:
-    """What a request of the bare route takes of its process' CPU."""
+    """Return the CPU milliseconds of one request to the bare route."""
     before = cpu_s(pid)
     load = run_load(url, BODY, 64, 2)
     return (cpu_s(pid) - before) / load.requests * 1000
 
 
 def main() -> None:
-    """Print what a scrape costs, and write it where asked."""
+    """Print the table; write it into the document with --write."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--jobs", type=int, default=1_000_000, help="the backlog")
     parser.add_argument("--models", type=int, default=50)
@@ -176,14 +176,14 @@ def main() -> None:
             bare_fastapi(Path(name)) as route,
         ):
             fill(server, models, jobs)
-            # Three times, as others share the machine: the least is nearest to the truth.
+            # The least of three: other load on the machine only adds.
             taken = [(measure(server, models), bare_ms(*route)) for _ in range(3)]
         costs.append(min(cost for cost, _ in taken))
         bare.append(min(took for _, took in taken))
     for name, show in (
         ("CPU of the API process, ms", lambda cost: f"{cost.cpu_ms:.2f}"),
-        ("until it is answered, p50, ms", lambda cost: f"{cost.p50_ms:.1f}"),
-        ("until it is answered, p99, ms", lambda cost: f"{cost.p99_ms:.1f}"),
+        ("time to the response, p50, ms", lambda cost: f"{cost.p50_ms:.1f}"),
+        ("time to the response, p99, ms", lambda cost: f"{cost.p99_ms:.1f}"),
         ("time of Redis, ms", lambda cost: f"{cost.redis_ms:.2f}"),
         ("lines", lambda cost: f"{cost.lines:,}"),
         ("KiB", lambda cost: f"{cost.size_bytes / 1024:.0f}"),

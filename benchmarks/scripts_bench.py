@@ -1,9 +1,9 @@
-"""What the scripts cost inside Redis: microseconds per job, and bytes per queued job.
+"""The cost of the scripts inside Redis: microseconds per job, and bytes per queued job.
 
     python -m benchmarks.scripts_bench [--flavour valkey9|redis62|redis7] [--quick] [--write]
 
-Times are Redis' own (SLOWLOG), the lower quartile of the calls, so that what else the machine does
-weighs little. Compare rows of one run: the numbers of two machines say nothing of the scripts.
+Times are those of Redis (SLOWLOG), the lower quartile of the calls, so that other load matters
+little. Compare only rows of one run, not runs of two machines.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.harness.servers.redis_servers import FLAVOURS, redis_server
 INPUT: Final = b'{"x":1}'
 BATCH_SIZES: Final = (1, 8, 32, 128)
 DEPTHS: Final = (1_000, 10_000, 100_000, 1_000_000)
-#: Jobs of a call where the length of the queue is what differs.
+#: Jobs of a call when the queue length varies.
 DEPTH_SIZE: Final = 32
 #: Calls of each script in a round.
 CALLS: Final = 8
@@ -49,12 +49,12 @@ class Bench:
         self._model = model
         for name in ("jobs/submit", "jobs/claim", "jobs/settle"):
             self._client.execute_command(*script(name).load_command())
-        # Scripts' own commands are logged too; few of them take this long.
+        # The log also has the commands of scripts; few of them take this long.
         self._client.config_set("slowlog-log-slower-than", 15)
         self._client.config_set("slowlog-max-len", 10_000)
 
     def submit(self, count: int) -> Command:
-        """A call that enqueues `count` jobs as the API does."""
+        """Return a call that enqueues `count` jobs as the API does."""
         now_s = time.time()
         jobs = [
             submission(new_id(), self._model, INPUT, now_s=now_s, result_ttl_s=86400)
@@ -63,7 +63,7 @@ class Bench:
         return job_scripts.submit(0, submit_arguments(jobs))
 
     def claim(self, count: int) -> Command:
-        """A call that leases `count` jobs."""
+        """Return a call that leases `count` jobs."""
         return job_scripts.claim(
             QUEUE, "bench", "1.0", (count,) * 4, lease_us=LEASE_US, owner="bench@host-0",
             result_ttl_s=86400, job_index_max=0, yield_us=0,
@@ -93,7 +93,7 @@ class Bench:
         return job_scripts.settle(QUEUE, settlements)
 
     def run(self, commands: Iterable[Command]) -> list[Any]:
-        """Send commands one by one; their replies."""
+        """Send commands one by one; return their replies."""
         return [self._client.execute_command(*command) for command in commands]
 
     def _timed(self, name: str, commands: list[Command]) -> tuple[float, list[Any]]:
@@ -107,14 +107,14 @@ class Bench:
         return took[len(took) // 4], replies
 
     def way(self, size: int, calls: int) -> tuple[float, float, float]:
-        """Microseconds of one call of submit, claim and settle, each on `size` jobs."""
+        """Return the microseconds of a call of submit, claim and settle with `size` jobs each."""
         submit_us, _ = self._timed("jobs/submit", [self.submit(size) for _ in range(calls)])
         claim_us, claimed = self._timed("jobs/claim", [self.claim(size)] * calls)
         settle_us, _ = self._timed("jobs/settle", [self.settle(reply) for reply in claimed])
         return submit_us, claim_us, settle_us
 
     def used_bytes(self) -> int:
-        """Memory that the server has in use."""
+        """Return the memory that the server uses."""
         return int(self._client.info("memory")["used_memory"])
 
     def clear(self) -> None:
@@ -123,7 +123,7 @@ class Bench:
 
 
 def per_batch_size(bench: Bench, rounds: int) -> Table:
-    """Microseconds per job by batch size; few jobs at a time, as a worker holds few."""
+    """Measure microseconds per job by batch size, with few jobs at a time."""
     table = Table("jobs in a call", "submit, µs a job", "claim", "settle")
     for size in BATCH_SIZES:
         bench.clear()
@@ -133,35 +133,35 @@ def per_batch_size(bench: Bench, rounds: int) -> Table:
 
 
 def fill(bench: Bench, length: int, depth: int) -> None:
-    """Make a queue of `length` jobs one of `depth`."""
+    """Extend a queue of `length` jobs to `depth` jobs."""
     while length < depth:
         count = min(256, depth - length)
         bench.run([bench.submit(count)])
         length += count
 
 
-def per_depth(bench: Bench, beside: Bench, depths: tuple[int, ...], rounds: int) -> Table:
-    """Microseconds per job by the length of the queue.
+def per_depth(bench: Bench, reference: Bench, depths: tuple[int, ...], rounds: int) -> Table:
+    """Measure microseconds per job by queue length.
 
     Args:
         bench: its queue grows.
-        beside: on a server of its own; its queue keeps the first length, and is measured in turn.
+        reference: on its own server; its queue keeps the first length and is measured in turn.
         depths: the lengths.
-        rounds: of each length.
+        rounds: rounds for each length.
     """
     table = Table(
         "jobs in the queue", "submit, µs a job", "claim", "settle",
-        f"sum to that of {depths[0]:,} beside it",
+        f"sum, relative to {depths[0]:,} jobs",
     )  # fmt: skip
-    for each in (bench, beside):
+    for each in (bench, reference):
         each.clear()
-    fill(beside, 0, depths[0])
+    fill(reference, 0, depths[0])
     length = 0
     for depth in depths:
         fill(bench, length, depth)
         length = depth
         pairs = [
-            (bench.way(DEPTH_SIZE, CALLS), beside.way(DEPTH_SIZE, CALLS)) for _ in range(rounds)
+            (bench.way(DEPTH_SIZE, CALLS), reference.way(DEPTH_SIZE, CALLS)) for _ in range(rounds)
         ]
         row = [
             statistics.median(one) / DEPTH_SIZE for one in zip(*(p for p, _ in pairs), strict=True)
@@ -172,7 +172,7 @@ def per_depth(bench: Bench, beside: Bench, depths: tuple[int, ...], rounds: int)
 
 
 def per_job_bytes(bench: Bench) -> None:
-    """Bytes of a fresh server per queued job: message, record and what indexes them."""
+    """Print the bytes of a new server per queued job: message, record and indices."""
     before = bench.used_bytes()
     message_bytes = 0
     for _ in range(MEMORY_JOBS // 200):
@@ -206,11 +206,11 @@ def main() -> None:
     with redis_server(options.flavour) as server, server.client() as client:
         per_job_bytes(Bench(client, model))
     if options.write:
-        told = (
-            f"{options.flavour}, times of the server's own: medians of {rounds} rounds, each the "
+        description = (
+            f"{options.flavour}, times of the server: medians of {rounds} rounds, each the "
             f"lower quartile of {CALLS} calls; in the second {DEPTH_SIZE} jobs in a call."
         )
-        write_tables("scripts", told, sizes, lengths)
+        write_tables("scripts", description, sizes, lengths)
 
 
 if __name__ == "__main__":

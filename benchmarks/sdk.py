@@ -1,7 +1,7 @@
-"""`python -m benchmarks.sdk`: inputs a second through the Python client's `map`, with `echo`.
+"""Inputs per second through the Python client's `map`, with `echo`: `python -m benchmarks.sdk`.
 
-Everything is on one machine, so that the client's own time counts too; the last columns say how
-many CPU seconds a thousand inputs take in each process.
+Everything is on one machine, so that the client's CPU time counts too. The last columns are CPU
+seconds per thousand inputs by process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Measured:
 
     Attributes:
         cpu_per_1000: CPU seconds per thousand inputs, by process.
-        peak_mib: the most memory that this process has had so far.
+        peak_mib: the highest memory use of this process so far.
     """
 
     inputs: int
@@ -40,14 +40,14 @@ class Measured:
 
 
 def mapped(url: str, count: int, **options: Any) -> int:
-    """Map so many small inputs with the blocking client; how many results were right."""
+    """Map `count` small inputs with the blocking client; return the number of right results."""
     with Client(url) as client:
         results = client.map("echo", numbers(count), **options)
         return sum(result.value == {"n": result.index} for result in results)
 
 
 def mapped_async(url: str, count: int, **options: Any) -> int:
-    """The same with the asyncio client."""
+    """Do the same with the asyncio client."""
 
     async def run() -> int:
         async with AsyncClient(url) as client:

@@ -1,7 +1,7 @@
-"""What a job takes of Redis' memory: `python -m benchmarks.sizing [--flavour F] [--write]`.
+"""The memory of a job in Redis: `python -m benchmarks.sizing [--flavour F] [--write]`.
 
-Jobs go through the scripts that API and workers call, so that what lies in Redis is what would lie
-there. Read is `used_memory`, before and after; the least of three rounds, as Redis allocates ahead.
+Jobs are created by the scripts of API and workers. The memory is the difference of `used_memory`,
+the least of three rounds, because Redis allocates ahead.
 `--write` puts the table into docs/operations.md.
 """
 
@@ -34,17 +34,17 @@ DOC: Final = ROOT / "docs" / "operations.md"
 
 
 def text_of(size: int) -> bytes:
-    """A JSON string of so many bytes."""
+    """Return a JSON string of `size` bytes."""
     return json.dumps("x" * (size - 2)).encode()
 
 
 def used_bytes(client: Any) -> int:
-    """What Redis has allocated."""
+    """Return the memory that Redis has allocated."""
     return int(client.info("memory")["used_memory"])
 
 
 def measure(client: Any, input_bytes: int, result_bytes: int, jobs: int) -> dict[str, float]:
-    """Bytes a job, queued, running and ended, of so many jobs with the same input and result."""
+    """Return bytes per job, queued, running and ended, for `jobs` jobs of these sizes."""
     client.execute_command("FLUSHALL", "SYNC")
     body, answer = text_of(input_bytes), Answer(result=text_of(result_bytes))
     client.execute_command(*script("jobs/submit").load_command())
@@ -58,7 +58,7 @@ def measure(client: Any, input_bytes: int, result_bytes: int, jobs: int) -> dict
         index = Settings().job_index_max
         client.execute_command(*job_scripts.submit(index, submit_arguments(made)))
     found["queued"] = (used_bytes(client) - before) / jobs
-    # As many as fit into a claim's bytes at a time.
+    # A claim returns as many jobs as fit into its bytes.
     claimed = []
     while some := claim(client, MODEL.name, A_CALL):
         claimed += some
@@ -75,20 +75,20 @@ def measure(client: Any, input_bytes: int, result_bytes: int, jobs: int) -> dict
 
 
 def jobs_of(size: int, most: int) -> int:
-    """How many jobs of a size are looked at: the more the less the shares of tables weigh."""
+    """Return the number of jobs of a size; with more jobs the hash tables matter less."""
     return max(A_CALL, min(most, 64 * 1024 * 1024 // size) // A_CALL * A_CALL)
 
 
 def least(client: Any, input_bytes: int, result_bytes: int, most: int) -> dict[str, float]:
-    """The least of some rounds."""
+    """Return the least of ROUNDS rounds."""
     jobs = jobs_of(max(input_bytes, result_bytes), most)
-    measure(client, 16, 16, A_CALL)  # so that the scripts are there already
+    measure(client, 16, 16, A_CALL)  # loads the scripts
     rounds = [measure(client, input_bytes, result_bytes, jobs) for _ in range(ROUNDS)]
     return {state: min(one[state] for one in rounds) for state in STATES}
 
 
 def main() -> None:
-    """Print the bytes of a job, and write the table where asked."""
+    """Print the table; write it into the document with --write."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--flavour", choices=FLAVOURS, default="valkey9")
     parser.add_argument("--jobs", type=int, default=40_000, help="the most jobs of a size")
@@ -104,8 +104,8 @@ def main() -> None:
             shown = [f"{found[state]:,.0f}" for state in STATES]
             table.add(f"{input_bytes:,}", f"{result_bytes:,}", *shown)
     if arguments.write:
-        told = f"{arguments.flavour} ({version}), bytes a job."
-        write_tables("sizing", told, table, doc=DOC)
+        description = f"{arguments.flavour} ({version}), bytes per job."
+        write_tables("sizing", description, table, doc=DOC)
 
 
 if __name__ == "__main__":

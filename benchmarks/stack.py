@@ -1,4 +1,4 @@
-"""The systems under measurement, each as processes of its own, and what CPU each of them takes."""
+"""The systems under measurement, as separate processes, and their CPU time."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ DURABLE = (
 
 
 def as_embedded() -> dict[str, str]:
-    """The environment that `headrace up` gives to its server."""
+    """Return the environment that `headrace up` gives to its server."""
     return EmbeddedServer(find_server(), Path(), 0, "").environment
 
 
 @contextmanager
 def process(command: list[str], log: Path, **environ: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A child with its output in a file; terminated afterwards."""
+    """Run a child process with its output in a file; terminate it afterwards."""
     with log.open("wb") as out:
         child = subprocess.Popen(
             command, stdout=out, stderr=out, cwd=ROOT,
@@ -54,7 +54,7 @@ def process(command: list[str], log: Path, **environ: str) -> Iterator[subproces
 
 
 def answers(url: str, expected: Callable[[int], bool] = lambda status: status < 500) -> bool:
-    """Whether an HTTP server answers there."""
+    """Return whether an HTTP server responds at a URL."""
     try:
         return expected(httpx2.get(url, timeout=1, verify=PLAIN).status_code)
     except httpx2.HTTPError:
@@ -63,7 +63,7 @@ def answers(url: str, expected: Callable[[int], bool] = lambda status: status < 
 
 @dataclass
 class Cpu:
-    """CPU seconds by process since `start`, with those of children that have ended meanwhile."""
+    """CPU seconds by process since `start`, including children that have ended."""
 
     pids: dict[str, list[int]]
     _before: dict[str, float] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class Cpu:
         self._before = {name: self._seconds(name) for name in self.pids}
 
     def per_1000(self, jobs: int) -> dict[str, float]:
-        """CPU seconds per 1,000 jobs."""
+        """Return CPU seconds per 1,000 jobs."""
         return {
             name: (self._seconds(name) - before) / jobs * 1000
             for name, before in self._before.items()
@@ -129,7 +129,7 @@ class Headrace:
         )
         self.client = self._stack.enter_context(Client(self.redis.url, models))
         self.worker.wait_ready("echo", "short")
-        wait_until(lambda: answers(self.url + "/live"), "the API answers", timeout_s=30)
+        wait_until(lambda: answers(self.url + "/live"), "the API responds", timeout_s=30)
         return self
 
     def __exit__(
@@ -146,11 +146,11 @@ class Headrace:
 
     @property
     def short_url(self) -> str:
-        """Submits to a queue that holds 100 jobs."""
+        """The URL of submits to a queue of at most 100 jobs."""
         return self.url + "/api/v1/models/short/jobs"
 
     def cpu(self) -> Cpu:
-        """By process: api, redis, worker, model."""
+        """Return the CPU by process: api, redis, worker, model."""
         assert self.redis.process is not None
         return Cpu({
             "api": [self.api.pid],
@@ -160,7 +160,7 @@ class Headrace:
         })  # fmt: skip
 
     def idle(self) -> bool:
-        """Whether every job has ended."""
+        """Return whether every job has ended."""
         with self.redis.client() as client:
             return not any(
                 client.llen(f"headrace.{model}") or client.zcard(f"hr:lease:headrace.{model}")
@@ -189,7 +189,7 @@ async def echo(request: Request) -> dict:
 
 @contextmanager
 def plain_celery(folder: Path) -> Iterator[tuple[Any, RedisServer, int]]:
-    """A stock Celery worker (prefork, one child), a task per job; (app, server, worker's pid)."""
+    """Run a stock Celery worker (prefork, one child); yield (app, server, worker's pid)."""
     (folder / "plain_app.py").write_text(CELERY_APP)
     with redis_server(*DURABLE, environ=as_embedded()) as server:
         command = [
@@ -201,14 +201,14 @@ def plain_celery(folder: Path) -> Iterator[tuple[Any, RedisServer, int]]:
             from celery import Celery
 
             app = Celery("plain", broker=server.url, backend=server.url, set_as_current=False)
-            wait_until(lambda: bool(app.control.ping(timeout=0.5)), "Celery answers", timeout_s=30)
+            wait_until(lambda: bool(app.control.ping(timeout=0.5)), "Celery responds", timeout_s=30)
             yield app, server, worker.pid
             app.close()
 
 
 @contextmanager
 def bare_fastapi(folder: Path) -> Iterator[tuple[str, int]]:
-    """FastAPI on uvicorn with a route that gives its JSON back; (url, pid)."""
+    """Run FastAPI on uvicorn with a route that returns its JSON; yield (url, pid)."""
     (folder / "bare_app.py").write_text(FASTAPI_APP)
     port = free_port()
     command = [
@@ -217,12 +217,12 @@ def bare_fastapi(folder: Path) -> Iterator[tuple[str, int]]:
     ]  # fmt: skip
     with process(command, folder / "bare.log", PYTHONPATH=str(folder)) as server:
         url = f"http://127.0.0.1:{port}"
-        wait_until(lambda: answers(url + "/docs"), "FastAPI answers", timeout_s=30)
+        wait_until(lambda: answers(url + "/docs"), "FastAPI responds", timeout_s=30)
         yield url + "/echo", server.pid
 
 
 def backlog_drained(server: RedisServer, queue: str, timeout_s: float = 120) -> float:
-    """Seconds until a list is empty, looked at each 10 ms."""
+    """Wait until a list is empty; return the seconds."""
     started = time.perf_counter()
     with redis.Redis(port=server.port) as client:
         wait_until(lambda: client.llen(queue) == 0, f"{queue} is empty", timeout_s=timeout_s)

@@ -1,4 +1,4 @@
-"""Tables that are printed row by row, and their places in docs/performance.md."""
+"""Tables that are printed row by row and written into docs/performance.md."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ DOC: Final = Path(__file__).resolve().parents[1] / "docs" / "performance.md"
 
 
 class Table:
-    """Rows of cells, the first of which is the row's name.
+    """Rows of cells; the first cell is the row's name.
 
     Args:
-        columns: the heads, the one of the names first.
+        columns: the column headers, that of the names first.
     """
 
     def __init__(self, *columns: str) -> None:
@@ -32,7 +32,7 @@ class Table:
         print(_line(cells), flush=True)
 
     def markdown(self) -> str:
-        """The table as it stands in a document."""
+        """Return the table as Markdown."""
         heads = "".join(f" {head} |" if head else " |" for head in self.columns)
         lines = [f"|{heads}", "|---" * len(self.columns) + "|"]
         lines += ["| " + " | ".join(row) + " |" for row in self.rows]
@@ -43,17 +43,17 @@ def _line(cells: tuple[str, ...]) -> str:
     return f"{cells[0]:58} " + " ".join(f"{cell:>14}" for cell in cells[1:])
 
 
-def write_tables(name: str, told: str, *tables: Table, doc: Path = DOC) -> None:
+def write_tables(name: str, description: str, *tables: Table, doc: Path = DOC) -> None:
     """Put tables into the document, between `<!-- name:begin -->` and `<!-- name:end -->`.
 
     Args:
-        name: of the place.
-        told: sentences after the day and the machine: how it was measured.
-        tables: in order.
+        name: the name of the place.
+        description: how it was measured; it follows the date and the machine.
+        tables: the tables, in order.
         doc: the document.
 
     Raises:
-        ValueError: the document has no such place.
+        ValueError: the document does not have the place.
     """
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
     text = doc.read_text("utf-8")
@@ -63,7 +63,7 @@ def write_tables(name: str, told: str, *tables: Table, doc: Path = DOC) -> None:
     _, _, tail = rest.partition(end)
     where = (
         f"Measured {datetime.now(UTC).date().isoformat()}, {os.cpu_count()} cores, "
-        f"Python {platform.python_version()}; {told}"
+        f"Python {platform.python_version()}; {description}"
     )
     body = "\n\n".join([where, *(table.markdown() for table in tables)])
     doc.write_text(f"{head}{begin}\n{body}\n{end}{tail}", "utf-8")

@@ -1,9 +1,9 @@
-"""Submit and wait beside TorchServe, in one run: `python -m benchmarks.torchserve --pid PID`.
+"""Submit and wait, compared with TorchServe: `python -m benchmarks.torchserve --pid PID`.
 
-TorchServe runs already, with an echo model at batch size 32 (docs/performance.md says how); PID is
-the process that was started. Both get the same body on 64 keep-alive connections, in turn, and
-their CPU is that of all their processes: of Headrace the API, Redis with AOF everysec, the worker
-and the model process; of TorchServe its frontend and its workers.
+TorchServe must be running with an echo model at batch size 32 (see docs/performance.md); PID is its
+process. Both receive the same body on 64 keep-alive connections, in turn. Their CPU is that of all
+their processes: for Headrace the API, Redis with AOF everysec, the worker and the model process;
+for TorchServe its frontend and its workers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from benchmarks.tables import Table, write_tables
 
 URL: Final = "http://127.0.0.1:8080/predictions/echo"
 CONNECTIONS: Final = 64
-#: Both have then ended what they began, so that it counts for the right one.
+#: Time for both to end their requests, so that the CPU counts for the right one.
 QUIET_S: Final = 0.5
 
 
@@ -36,17 +36,17 @@ class Served:
 
     @property
     def cpu_s(self) -> float:
-        """Of all parts."""
+        """The sum of all parts."""
         return sum(self.cpu.values())
 
 
 def tree(pid: int) -> list[int]:
-    """A process and all below it."""
+    """Return a process and all its descendants."""
     return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
 
 
 def serve(url: str, cpu: Cpu, seconds: float, connections: int, prefer: str = "") -> Served:
-    """One load.
+    """Run one load.
 
     Raises:
         RuntimeError: requests failed.
@@ -62,7 +62,7 @@ def serve(url: str, cpu: Cpu, seconds: float, connections: int, prefer: str = ""
 def compare(
     stack: Headrace, url: str, pid: int, seconds: float, rounds: int
 ) -> dict[str, list[Served]]:
-    """Loads of both in turn, the first of a round by turns."""
+    """Run loads on both in turn; the first of a round alternates."""
     sides = {
         "Headrace": (stack.submit_url, stack.cpu(), WAIT),
         "TorchServe": (url, Cpu({"all": tree(pid)}), ""),
@@ -78,7 +78,7 @@ def compare(
 
 
 def show(found: dict[str, list[Served]], alone: dict[str, Load]) -> Table:
-    """The medians of each, and of the ratios of the pairs."""
+    """Return the table of medians, and of the medians of the pairs' ratios."""
     table = Table("", *found, "Headrace's to TorchServe's, median of the pairs")
     ours, theirs = found.values()
     for name, part, digits in (
@@ -105,10 +105,10 @@ def _row(pairs: list[tuple[float, float]], digits: int) -> tuple[str, str, str]:
 
 
 def main() -> None:
-    """Print the table, and write it where asked."""
+    """Print the table; write it into the document with --write."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--url", default=URL, help="of TorchServe's predictions")
-    parser.add_argument("--pid", type=int, required=True, help="of the torchserve process")
+    parser.add_argument("--url", default=URL, help="URL of TorchServe's predictions")
+    parser.add_argument("--pid", type=int, required=True, help="id of the torchserve process")
     parser.add_argument("--write", action="store_true", help="into docs/performance.md")
     parser.add_argument("--seconds", type=float, default=6, help="length of each load")
     parser.add_argument("--rounds", type=int, default=5, help="loads of each")
@@ -124,10 +124,10 @@ def main() -> None:
     spread = ", ".join(
         f"{name} {statistics.median(cpu[name] for cpu in parts):.3f}" for name in parts[0]
     )
-    told = f"load by {generator()}; {options.rounds} loads of {options.seconds:g} s each."
+    description = f"load by {generator()}; {options.rounds} loads of {options.seconds:g} s each."
     print(f"Headrace's CPU s per 1,000: {spread}")
     if options.write:
-        write_tables("torchserve", f"{told} Of Headrace's CPU: {spread}.", table)
+        write_tables("torchserve", f"{description} Headrace's CPU: {spread}.", table)
 
 
 if __name__ == "__main__":

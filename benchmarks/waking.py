@@ -1,15 +1,13 @@
-"""How long after a job's end its waiter has the answer: `python -m benchmarks.waking`.
+"""Time from a job's end to the waiter's response: `python -m benchmarks.waking`.
 
-Two API processes over one Redis. A job is claimed, its waiters stand, then it is settled. Two spans
-are measured:
+Two API processes share one Redis. A job is claimed, two clients wait for it, then it is settled.
+Two spans are measured:
 
-- *answered*: from the job's end, as Redis' clock has it when `jobs/settle.lua` begins, until the
-kernel
-  has put the last of the answer into the waiter's socket, as it has stamped it. That is what
-  Headrace and Redis take; what the client makes of it is not in it.
-- *read*: from before the call of `jobs/settle.lua` until the client has read the whole answer. The
-way
-  of the call to Redis and the client's own wake-up are in it.
+- *answered*: from the job's end, by the clock of Redis when `jobs/settle.lua` begins, until the
+  kernel stamps the last packet of the response at the waiter's socket. This is the time of Headrace
+  and Redis, without the client.
+- *read*: from before the call of `jobs/settle.lua` until the client has read the whole response. It
+  includes the call to Redis and the wake-up of the client.
 """
 
 from __future__ import annotations
@@ -38,13 +36,13 @@ from tests.harness.wait import wait_until
 ROUNDS: Final = 300
 WARM_UP: Final = 30
 TIMEOUT_S: Final = 90
-#: Linux' SO_TIMESTAMPNS_OLD, which Python does not name: when a packet came, by the wall clock.
+#: Linux' SO_TIMESTAMPNS_OLD, which Python does not name: the wall-clock time of a packet.
 SO_TIMESTAMPNS: Final = 35
 _STAMP: Final = struct.Struct("qq")
 
 
 class Span(NamedTuple):
-    """One waiter's, in seconds; see this module."""
+    """The spans of one waiter, in seconds; see this module."""
 
     answered_s: float
     read_s: float
@@ -55,11 +53,11 @@ class _Ended(msgspec.Struct):
 
 
 class Caller:
-    """One keep-alive connection, read as packets come.
+    """One keep-alive connection, read packet by packet.
 
     Attributes:
-        stamped_s: when the kernel had the last packet of the answer, in seconds since 1970.
-        read_s: when it was read, in `perf_counter`'s seconds.
+        stamped_s: when the kernel received the last packet, in seconds since 1970.
+        read_s: when it was read, in seconds of `perf_counter`.
     """
 
     def __init__(self, port: int) -> None:
@@ -69,21 +67,21 @@ class Caller:
         self._socket.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
 
     def fileno(self) -> int:
-        """For `select`."""
+        """Return the descriptor, for `select`."""
         return self._socket.fileno()
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._socket.close()
 
-    def ask(self, method: str, path: str, body: bytes = b"") -> None:
+    def send(self, method: str, path: str, body: bytes = b"") -> None:
         """Send a request."""
         head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
         self._answer = b""
         self._socket.sendall(head.encode() + body)
 
-    def whole(self) -> bool:
-        """Read what there is; whether it is the whole answer."""
+    def read(self) -> bool:
+        """Read what has arrived; return whether the response is complete."""
         data, stamps, _, _ = self._socket.recvmsg(65536, 256)
         self.read_s = time.perf_counter()
         assert data, "the API hung up"
@@ -103,25 +101,25 @@ class Caller:
         return len(body) == length
 
     def ended_s(self) -> float:
-        """When the job has ended, as the answer says, in seconds since 1970."""
+        """Return the job's end in the response, in seconds since 1970."""
         head, _, body = self._answer.partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 200 "), head
-        said = msgspec.json.decode(body, type=_Ended)
-        return datetime.fromisoformat(said.finished_at).timestamp()
+        job = msgspec.json.decode(body, type=_Ended)
+        return datetime.fromisoformat(job.finished_at).timestamp()
 
 
 def read_all(callers: Sequence[Caller]) -> None:
-    """Read the answers of all."""
+    """Read the responses of all."""
     waiting = list(callers)
     while waiting:
         ready, _, _ = select.select(waiting, [], [], TIMEOUT_S)
-        assert ready, "no answer"
-        waiting = [caller for caller in waiting if caller not in ready or not caller.whole()]
+        assert ready, "no response"
+        waiting = [caller for caller in waiting if caller not in ready or not caller.read()]
 
 
 @contextmanager
 def callers() -> Iterator[tuple[redis.Redis, Caller, Caller]]:
-    """Redis, a connection to one API process, and one to another."""
+    """Yield Redis, a connection to one API process, and one to another."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         server = stack.enter_context(redis_server())
@@ -134,17 +132,17 @@ def callers() -> Iterator[tuple[redis.Redis, Caller, Caller]]:
 
 
 def measure(client: redis.Redis, own: Caller, foreign: Caller) -> tuple[Span, Span]:
-    """One job: the spans of its submitter, and of who waits on the other process."""
-    own.ask("POST", "/api/v1/models/echo/jobs?wait=60", b"1")
+    """Run one job; return the spans of its submitter and of the waiter at the other process."""
+    own.send("POST", "/api/v1/models/echo/jobs?wait=60", b"1")
     claimed = wait_until(lambda: claim(client, "echo"), "the job")
     job_id = claimed[0][0].id
-    foreign.ask("GET", f"/api/v1/jobs/{job_id}?wait=60")
+    foreign.send("GET", f"/api/v1/jobs/{job_id}?wait=60")
 
     def subscribed() -> bool:
         found: Any = client.pubsub_numsub(keys.meta(job_id))
         return int(found[0][1]) == 1
 
-    wait_until(subscribed, "the subscription stands")
+    wait_until(subscribed, "the other process is subscribed")
     before = time.perf_counter()
     settle(client, "echo", claimed, [Answer(result=b"1")])
     read_all([own, foreign])
@@ -156,7 +154,7 @@ def _span(caller: Caller, before: float) -> Span:
 
 
 def row(name: str, seconds: Sequence[float]) -> str:
-    """Percentiles in milliseconds."""
+    """Return percentiles in milliseconds."""
     cut = quantiles(seconds, n=100)
     return (
         f"{name:28} p50 {cut[49] * 1000:5.2f}  p90 {cut[89] * 1000:5.2f}  "
@@ -169,7 +167,7 @@ def main() -> None:
         for _ in range(WARM_UP):
             measure(client, own, foreign)
         found = [measure(client, own, foreign) for _ in range(ROUNDS)]
-    print(f"ms, {ROUNDS} jobs; answered: from the job's end to its answer at the waiter's socket")
+    print(f"ms, {ROUNDS} jobs; answered: from the job's end to the response at the waiter's socket")
     for at, name in enumerate(("submit and wait", "GET ?wait elsewhere")):
         spans = [pair[at] for pair in found]
         print(row(f"{name}, answered", [span.answered_s for span in spans]))

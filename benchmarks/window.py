@@ -1,7 +1,7 @@
-"""A fixed window in place of the policy: what the benchmarks of the policy compare it with.
+"""A fixed window instead of the policy, for the benchmarks of the policy.
 
-A free device takes the first item that waits, then waits for `max_batch_delay` or for a full batch,
-whichever comes first, as TorchServe's batching does.
+A free device takes the first waiting item, then waits for a full batch, at most for
+`max_batch_delay`, as TorchServe does.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class FixedWindow(Batcher[ItemT]):
     """Holds every batch that is not full for the whole window.
 
     Attributes:
-        opened_at: since when the free device collects.
+        opened_at: when the free device began to collect.
     """
 
     opened_at: float | None = None

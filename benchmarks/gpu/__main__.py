@@ -1,9 +1,9 @@
 """Models on a GPU behind the queue, against the bare loop: `python -m benchmarks.gpu`.
 
-ResNet-50, and Mask R-CNN where torchvision is, in float and half. The bare loop and the queue are
-measured in turn, so that both meet the same machine. `--write` puts the table into
-docs/performance.md, `--out` into a file, row by row. `--device cpu` is a try of the same code with
-tiny models, whose figures say nothing.
+ResNet-50, and with torchvision Mask R-CNN, in float and half. The bare loop and the queue are
+measured in turn, on the same machine. `--write` puts the table into docs/performance.md, `--out`
+into a file, row by row. `--device cpu` tries the same code with tiny models; its figures mean
+nothing.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-from benchmarks.asked import Asked, asked
-from benchmarks.gpu.load import Seen, model_name, p99, run_load, served
+from benchmarks.gpu.load import Latencies, model_name, p99, run_load, served
 from benchmarks.gpu.workloads import PRECISIONS, Workload, photographs, workloads
+from benchmarks.line_process import LineProcess, line_process
 from benchmarks.tables import DOC
 from tests.harness.processes.gpu import cuda_names, gpus, used_mib
 from workers.replicas.devices import model_environ, tuned
@@ -35,13 +35,13 @@ COLUMNS: Final = (
 )  # fmt: skip
 HEAD: Final = f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}"
 IMAGES: Final = 64
-#: What is done once in a process or connection is done before the first pair.
+#: A short load before the first pair, which opens connections and loads the model.
 WARM_S: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is measured, and how long."""
+    """What to measure, and how long."""
 
     device: str
     batches: tuple[int, ...]
@@ -51,28 +51,28 @@ class Plan:
 
     @property
     def environ(self) -> dict[str, str]:
-        """What processes see of CUDA: one GPU, as a worker's do."""
+        """The environment of the processes: one GPU, as for a worker's."""
         visible = "" if self.device == "cpu" else gpus()[0].cuda_visible_devices
         return {"CUDA_VISIBLE_DEVICES": visible}
 
     @property
     def tiny(self) -> bool:
-        """Whether it is only tried."""
+        """Whether the models are tiny."""
         return self.device == "cpu"
 
 
-def measured(plan: Plan, workload: Workload, bare: Asked, url: str) -> Iterator[str]:
-    """The rows of a workload."""
+def measured(plan: Plan, workload: Workload, bare: LineProcess, url: str) -> Iterator[str]:
+    """Yield the rows of a workload."""
     images = photographs(IMAGES, workload.width, workload.height)
     for precision, batch in product(PRECISIONS, plan.batches):
         name = model_name(precision, batch)
-        question = f"run {precision} {batch} "
-        bare.ask(f"{question}{WARM_S}")
+        command = f"run {precision} {batch} "
+        bare.request(f"{command}{WARM_S}")
         for clients in plan.clients:
-            run_load(url, name, images, clients, WARM_S, Seen())
-            seen, pairs = Seen(), []
+            run_load(url, name, images, clients, WARM_S, Latencies())
+            seen, pairs = Latencies(), []
             for _ in range(plan.pairs):
-                alone = float(bare.ask(f"{question}{plan.seconds}"))
+                alone = float(bare.request(f"{command}{plan.seconds}"))
                 pairs.append((alone, run_load(url, name, images, clients, plan.seconds, seen)))
             shares = [queued / alone for alone, queued in pairs]
             yield (
@@ -85,7 +85,7 @@ def measured(plan: Plan, workload: Workload, bare: Asked, url: str) -> Iterator[
 
 
 def rows(plan: Plan) -> Iterator[str]:
-    """The lines of the table: what was measured on, the head, and the rows as they come."""
+    """Yield the lines of the table: the machine, the header, and the rows."""
     torch_device = "cpu" if plan.tiny else "cuda:0"
     # The loop has the threads and the memory of a model process behind the queue.
     processes = len(PRECISIONS) * len(plan.batches)
@@ -94,8 +94,10 @@ def rows(plan: Plan) -> Iterator[str]:
         arguments = (torch_device, "tiny" if plan.tiny else "full", workload.name)
         with ExitStack() as stack:
             before = 0.0 if plan.tiny else used_mib(gpus()[0])
-            bare = stack.enter_context(asked("benchmarks.gpu.bare", *arguments, environ=environ))
-            about = json.loads(bare.ask("context"))
+            bare = stack.enter_context(
+                line_process("benchmarks.gpu.bare", *arguments, environ=environ)
+            )
+            about = json.loads(bare.request("context"))
             if not n:
                 context = 0.0 if plan.tiny else used_mib(gpus()[0]) - before
                 yield described(plan, about, context)
@@ -106,7 +108,7 @@ def rows(plan: Plan) -> Iterator[str]:
 
 
 def described(plan: Plan, about: dict[str, str], context_mib: float) -> str:
-    """The line above the table."""
+    """Return the line above the table."""
     torch = f"torch {about['torch']}"
     if about["cuda"]:
         torch += f", CUDA {about['cuda']}; {context_mib:,.0f} MiB of context per process"
@@ -117,7 +119,7 @@ def described(plan: Plan, about: dict[str, str], context_mib: float) -> str:
 
 
 def written(text: str, table: str) -> str:
-    """A document with another table between the two marks."""
+    """Return the document with a new table between the two marks."""
     head, begin, rest = text.partition(BEGIN)
     _, end, tail = rest.partition(END)
     if not begin or not end:
@@ -126,12 +128,12 @@ def written(text: str, table: str) -> str:
 
 
 def parsed() -> tuple[Plan, argparse.Namespace]:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 8])
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 10])
-    parser.add_argument("--seconds", type=float, default=1.5, help="of each half of a pair")
+    parser.add_argument("--seconds", type=float, default=1.5, help="length of each half of a pair")
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--write", action="store_true", help="put it into docs/performance.md")
     parser.add_argument("--out", type=Path, help="a file that gets the table, row by row")

@@ -1,8 +1,8 @@
-"""The bare loop: `python -m benchmarks.gpu.bare DEVICE TINY WORKLOAD`, asked by lines.
+"""The bare loop (see line_process.py): `python -m benchmarks.gpu.bare DEVICE TINY WORKLOAD`.
 
-The same handler, images and batches as behind the queue, in one process without one, decoding the
-next batch by as many threads meanwhile. `context` makes CUDA's context and says what the device is;
-`run PRECISION BATCH SECONDS` answers with images a second.
+It runs the same handler, images and batches as behind the queue in one process, and decodes the
+next batch meanwhile with as many threads. `context` creates CUDA's context and returns the device's
+description; `run PRECISION BATCH SECONDS` returns images per second.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from handlers.loader import load_handler
 from headrace.handler import Context, Handler
 
 IMAGES: Final = 64
-#: Batches on their way to or on the device, as in a model process: one is read, one computes.
+#: Batches in flight, as in a model process: one is read, one computes.
 AHEAD: Final = 2
 
 
 def describe(device: str) -> dict[str, str]:
-    """The device and what drives it, after its context is made."""
+    """Return the device and its software, after its context is created."""
     torch.ones(1, device=device).add_(1).cpu()
-    told = {"name": "CPU", "torch": torch.__version__, "cuda": ""}
+    description = {"name": "CPU", "torch": torch.__version__, "cuda": ""}
     if device != "cpu":
-        told |= {"name": torch.cuda.get_device_name(device), "cuda": str(torch.version.cuda)}
-    return told
+        description |= {"name": torch.cuda.get_device_name(device), "cuda": str(torch.version.cuda)}
+    return description
 
 
 class Loop:
@@ -51,7 +51,7 @@ class Loop:
         self._images: list[Any] = [image.jpeg for image in made]
 
     def run(self, precision: str, batch: int, seconds: float) -> float:
-        """Images a second."""
+        """Return images per second."""
         handler = self._handlers.get(precision) or self._load(precision, batch)
         done, started = 0, time.perf_counter()
         with ThreadPoolExecutor(2) as decoders, ThreadPoolExecutor(1) as reader:

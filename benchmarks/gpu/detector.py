@@ -1,7 +1,7 @@
 """torchvision's Mask R-CNN with random weights, as a handler. Half precision is autocast's.
 
-An image gives as many objects as are asked for, whatever it shows: the work is the same as with
-trained weights on an image that shows so many.
+Every image has OBJECTS objects, whatever it shows: the work is the same as with trained weights on
+an image with as many objects.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _pixels(data: Any) -> Tensor | InputError:
 
 
 def _rows(found: dict[str, Tensor]) -> Tensor:
-    """An image's objects: the corners of the box, the score, the area of the mask in pixels."""
+    """Return an image's objects: corners of the box, score, area of the mask in pixels."""
     areas = (found["masks"] > 0.5).sum(dim=(1, 2, 3))
     columns = found["boxes"], found["scores"][:, None], areas[:, None]
     return torch.cat([column.float() for column in columns], dim=1)

@@ -27,31 +27,31 @@ STAGES: Final = ("preprocess", "inference", "postprocess")
 
 
 @dataclass(slots=True)
-class Seen:
-    """What clients have seen, gathered over several loads.
+class Latencies:
+    """The latencies of several loads.
 
     Attributes:
-        client_ms: from before a request until its answer was read.
-        batches_ms: what the handler took for each batch, by its three stages.
+        client_ms: from before a request until its response was read.
+        batches_ms: the handler's time for each batch, by its three stages.
     """
 
     client_ms: list[float] = field(default_factory=list)
     batches_ms: dict[tuple[float, ...], float] = field(default_factory=dict)
 
     def add(self, took_ms: float, job: dict[str, Any]) -> None:
-        """Note an answer. Jobs of one batch have the same times to the microsecond."""
+        """Add a response. Jobs of one batch have the same times to the microsecond."""
         self.client_ms.append(took_ms)
         stages = tuple(float(job["timings"][stage]) for stage in STAGES)
         self.batches_ms[stages] = sum(stages)
 
 
 def p99(values: Sequence[float]) -> float:
-    """The value that 99 % of them do not exceed."""
+    """Return the value that 99 % of them do not exceed."""
     return sorted(values)[math.ceil(len(values) * 0.99) - 1]
 
 
 def model_name(precision: str, batch: int) -> str:
-    """What a combination is called in the models file."""
+    """Return the name of a combination in the models file."""
     return f"{precision}-{batch}"
 
 
@@ -59,7 +59,7 @@ def model_name(precision: str, batch: int) -> str:
 def served(
     workload: Workload, device: str, batches: Sequence[int], environ: Mapping[str, str]
 ) -> Iterator[str]:
-    """The base URL of an API behind which all combinations of a workload are ready."""
+    """Yield the base URL of an API with all combinations of a workload."""
     models = {
         model_name(precision, batch): workload.model(device, precision, batch)
         for precision in PRECISIONS
@@ -77,12 +77,17 @@ def served(
 
 
 def run_load(
-    url: str, model: str, images: Sequence[Photograph], clients: int, seconds: float, seen: Seen
+    url: str,
+    model: str,
+    images: Sequence[Photograph],
+    clients: int,
+    seconds: float,
+    seen: Latencies,
 ) -> float:
-    """Images a second that so many clients, who submit and wait one at a time, are answered.
+    """Return images per second of `clients` clients that submit and wait one at a time.
 
     Raises:
-        RuntimeError: an answer was no result.
+        RuntimeError: a job failed.
     """
     started = time.perf_counter()
     numbers = count()
@@ -92,12 +97,12 @@ def run_load(
         with httpx2.Client(base_url=url, timeout=WAIT_S * 2) as http:
             while done == 0 or time.perf_counter() < started + seconds:
                 image = images[next(numbers) % len(images)]
-                asked = time.perf_counter()
+                started_at = time.perf_counter()
                 answer = http.post(
                     f"/api/v1/models/{model}/jobs?wait={WAIT_S}",
                     content=image.jpeg, headers={"Content-Type": "image/jpeg"},
                 )  # fmt: skip
-                took_ms = (time.perf_counter() - asked) * 1000
+                took_ms = (time.perf_counter() - started_at) * 1000
                 job = answer.json()
                 if answer.status_code != 200 or job["status"] != "succeeded":
                     raise RuntimeError(f"{model}: {answer.status_code} {answer.text[:2000]}")

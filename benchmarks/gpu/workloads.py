@@ -1,4 +1,4 @@
-"""What is run: models, precisions, and the images that they are given."""
+"""The models, precisions and images of the benchmark."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Photograph:
     jpeg: bytes
 
     def as_input(self) -> dict[str, str]:
-        """As it stands in a message."""
+        """Return it as the input of a message."""
         return {
             "content_type": "image/jpeg",
             "base64": base64.b64encode(self.jpeg).decode(),
@@ -29,7 +29,7 @@ class Photograph:
 
 
 def photographs(count: int, width: int, height: int) -> list[Photograph]:
-    """Images that take a decoder about as long as photographs do, no two alike, always the same."""
+    """Return different images that take as long to decode as photographs, always the same."""
     import numpy as np
     from PIL import Image
 
@@ -52,8 +52,8 @@ class Workload:
 
     Attributes:
         handler: as in a models file.
-        options: of the handler; `precision` comes to them.
-        width: of its images, in pixels, as `height`.
+        options: the handler's options, without `precision`.
+        width: the width of its images, in pixels, as `height`.
     """
 
     name: str
@@ -63,14 +63,14 @@ class Workload:
     height: int
 
     def model(self, device: str, precision: str, batch: int) -> dict[str, Any]:
-        """Its entry in a models file."""
+        """Return its entry in a models file."""
         return {
             "handler": self.handler,
             "device": device,
             "options": {**self.options, "precision": precision},
             "max_batch_size": batch,
             "preprocess_threads": 2,
-            # Half precision is made for it; what `auto` tries on a CPU would not be the same.
+            # Half precision needs it; the trial of `auto` on a CPU would choose differently.
             "channels_last": precision == "half",
             "timeout_s": 120,
             "load_timeout_s": 300,
@@ -78,7 +78,7 @@ class Workload:
 
 
 def workloads(*, tiny: bool) -> list[Workload]:
-    """ResNet-50, and Mask R-CNN where torchvision is. `tiny`: so small that a CPU does them too."""
+    """Return ResNet-50, and with torchvision Mask R-CNN; `tiny` ones run on a CPU too."""
     side = 32 if tiny else 224
     layers = 18 if tiny else 50
     resnet = Workload(

@@ -8,7 +8,7 @@ from benchmarks.events import PROCESSES, site
 def test_both_kinds_of_load_are_measured() -> None:
     with site() as running:
         rate, spent = running.drained("sampled", 1000)
-        shares = running.paced("told", 100, 0.2)
+        shares = running.paced("all", 100, 0.2)
     assert rate > 0
     assert set(spent) == set(shares) == set(PROCESSES)
     assert spent["worker"] > 0

@@ -7,7 +7,7 @@ import pytest
 from benchmarks import runs
 
 
-def test_lines_to_lines_beside_a_celery_group(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_to_lines_and_a_celery_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_PYTHON", raising=False)
     table = runs.echo(400, 1, batch=64)
     assert [row[0] for row in table.rows][:2] == [
@@ -23,6 +23,6 @@ def test_images_against_a_dataloader() -> None:
     assert len(table.rows) == 4
 
 
-def test_online_jobs_beside_a_run() -> None:
+def test_online_jobs_during_a_run() -> None:
     table = runs.online(1.5)
-    assert [row[0][:5] for row in table.rows] == ["alone", "besid"]
+    assert [row[0][:5] for row in table.rows] == ["alone", "durin"]

@@ -1,4 +1,4 @@
-"""A process that is asked by lines and answers by lines."""
+"""A process that reads a line on stdin and writes a line on stdout for each request."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from contextlib import contextmanager
 import psutil
 
 
-class Asked:
-    """A module of ours that runs with its stdin and stdout as pipes.
+class LineProcess:
+    """One of our modules, run with stdin and stdout as pipes.
 
     Args:
         module: its name.
-        arguments: of its command line.
+        arguments: its command line.
         environ: its environment.
     """
 
@@ -25,8 +25,8 @@ class Asked:
             env=dict(environ), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
 
-    def ask(self, line: str) -> str:
-        """The line that it answers with; empty when it has ended."""
+    def request(self, line: str) -> str:
+        """Send a line and return the reply; empty if the process has ended."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(f"{line}\n")
@@ -34,12 +34,12 @@ class Asked:
         return self._process.stdout.readline()
 
     def cpu_s(self) -> float:
-        """Seconds of CPU that it has used, its threads and its children that ended too."""
+        """Return the CPU seconds of the process, its threads, and its children that have ended."""
         times = psutil.Process(self._process.pid).cpu_times()
         return float(sum(times[:4]))
 
     def close(self) -> None:
-        """Let it end, by EOF."""
+        """End the process by EOF."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
@@ -48,9 +48,9 @@ class Asked:
 
 
 @contextmanager
-def asked(module: str, *arguments: str, environ: Mapping[str, str]) -> Iterator[Asked]:
-    """A running one, gone afterwards."""
-    process = Asked(module, *arguments, environ=environ)
+def line_process(module: str, *arguments: str, environ: Mapping[str, str]) -> Iterator[LineProcess]:
+    """Run a process within the context."""
+    process = LineProcess(module, *arguments, environ=environ)
     try:
         yield process
     finally:

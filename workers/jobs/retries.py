@@ -2,7 +2,7 @@
 
 The n-th retry comes after a time drawn evenly from 0 to `base * 2^(n-1)`, at the most `most`, so
 that jobs which failed together do not come back together (AWS architecture blog, 2015). The waiting
-itself is Redis'. For jobs that were lost with their process, `lib/finish.lua` draws by the same
+itself is Redis'. For jobs that were lost with their process, `lib/release.lua` draws by the same
 rule.
 """
 
@@ -63,7 +63,7 @@ class RetryPolicy:
         return str(int(chance.uniform(0, self.bound_s(retries)) * US_PER_S))
 
     def loss_arguments(self, max_deliveries: int) -> str:
-        """What the scripts are told that give lost jobs back; see `give_back` in lib/finish.lua."""
+        """What the scripts are told that give lost jobs back; see lib/release.lua."""
         base_us, most_us = self.backoff_us
         return f"{max_deliveries} {base_us} {most_us}"
 

@@ -33,7 +33,7 @@ class OrphanedEnd(NamedTuple):
     Attributes:
         queue: where the job was.
         name: the entry's name there.
-        entry: as leave_untold in lib/finish.lua has written it.
+        entry: as `save_orphaned_end` in lib/canvas.lua writes it.
     """
 
     queue: str

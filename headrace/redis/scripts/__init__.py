@@ -1,13 +1,13 @@
 """The Lua scripts, and the commands that call them. Knows no connection.
 
-A script is named by its file: `jobs/claim` is `jobs/claim.lua`. Beside each folder of scripts is a
-module of the same name that builds the calls and reads the replies: `jobs.claim()`. Callers import
-it as `job_scripts`.
+A script is named by its file: `jobs/claim` is `jobs/claim.lua`. A Python module with the name of
+the folder builds the calls and reads the replies: `jobs.claim()`. Callers import it as
+`job_scripts`.
 
 Redis receives `lib/keys.lua` and `lib/common.lua`, then the files of `lib/` that the script's first
-line includes (`-- @include finish, queue_position`), then the script itself. Defining those
-functions takes as long as a short call. So scripts that are called for each job have them as
-`seldom().name`, which defines them at the first use (`-- @include-lazily finish`).
+line includes (`-- @include finish, queue_position`) and those that these include, then the script
+itself. Defining these functions takes as long as a short call. So scripts that are called for each
+job have them as `lib().name`, which defines them at the first use (`-- @include-lazily finish`).
 """
 
 from __future__ import annotations
@@ -73,16 +73,29 @@ NAMES: Final = tuple(sorted(name for name in _SOURCES if not name.startswith("li
 def script(name: str) -> Script:
     """Return the script of this name, one of NAMES."""
     text = _SOURCES[name]
-    included: list[str] = []
-    lazily = False
-    if header := _INCLUDE.match(text):
-        included, lazily = header[2].split(", "), bool(header[1])
-    shared = "".join(_SOURCES[f"lib/{part}"] for part in ["common", *included])
+    lazily, included = _header(text)
+    parts = ["common"]
+    _add_parts(parts, included)
+    shared = "".join(_SOURCES[f"lib/{part}"] for part in parts)
     if lazily:
         shared = _define_lazily(shared)
     source = _SOURCES["lib/keys"] + shared + text
     sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
     return Script(name, source, sha)
+
+
+def _header(text: str) -> tuple[bool, list[str]]:
+    """Return whether a file includes lazily, and the files of lib/ that its first line includes."""
+    header = _INCLUDE.match(text)
+    return (bool(header[1]), header[2].split(", ")) if header else (False, [])
+
+
+def _add_parts(parts: list[str], included: Sequence[str]) -> None:
+    """Add files of lib/ to `parts`, each once and after the files that it includes itself."""
+    for part in included:
+        if part not in parts:
+            _add_parts(parts, _header(_SOURCES[f"lib/{part}"])[1])
+            parts.append(part)
 
 
 @cache
@@ -91,10 +104,10 @@ def _by_sha() -> dict[Arg, Script]:
 
 
 def _define_lazily(functions: str) -> str:
-    """Return Lua for `seldom`, which defines these functions once and returns them in a table."""
+    """Return Lua for `lib`, which defines these functions once and returns them in a table."""
     names = re.findall(r"^local function (\w+)", functions, re.MULTILINE)
     table = ", ".join(f"{name} = {name}" for name in names)
     return (
-        "local defined\nlocal function seldom()\nif defined then return defined end\n"
+        "local defined\nlocal function lib()\nif defined then return defined end\n"
         f"{functions}defined = {{{table}}}\nreturn defined\nend\n"
     )

@@ -21,8 +21,8 @@ CLAIM_MAX_BYTES: Final = 1024 * 1024
 #: The most jobs that one call of jobs/expire.lua looks at, which limits how long it blocks Redis.
 EXPIRE_MAX_JOBS: Final = 200
 
-#: What jobs/settle.lua replies for a job: another worker has claimed it; it ended as asked; the
-#: same token settled it before; it ended as cancelled; it waits for a retry.
+#: What jobs/settle.lua replies for a job: the lease is lost; the job has ended; the same token
+#: settled it before; it ended as cancelled; it waits for a retry.
 FENCED: Final = 0
 SETTLED: Final = 1
 SETTLED_BEFORE: Final = 2
@@ -202,7 +202,7 @@ class Settlement(NamedTuple):
         timings: the record's `tm`.
         extra: one more field of the record; "" for none.
         value: the value of that field.
-        ttl: seconds for which the result is kept; "" for as long as the record says.
+        ttl: seconds for which the result is kept; "" for the TTL in the record.
         retry_us: after how many us it is tried again; "" if it ends, DEAD if its message also
             goes to the dead letters.
     """

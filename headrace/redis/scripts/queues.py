@@ -36,11 +36,11 @@ class SweepReply(NamedTuple):
     Attributes:
         promoted: how many jobs joined their lists.
         reaped: how many leases had expired.
-        due_in_us: in how many us the next scheduled job is due; None if there is none.
+        due_in_us: in how many us the next scheduled job is due; None if no job is scheduled.
         waiting: how many jobs are in the list of each priority step; the first is -1 if the queue
             is paused.
         now_us: Redis' time.
-        orphaned: ends of jobs whose callbacks nobody has sent: a name, then the length of the
+        orphaned: ends of jobs whose callbacks are not sent yet: a name, then the length of the
             Celery result, ":", the Celery result and the message.
     """
 

@@ -1,6 +1,6 @@
--- Take tokens of an API key's rate: a bucket that holds one second's worth, at the least one token.
--- KEYS: none. ARGV: 1 API key, 2 tokens a second, 3 how many are wanted, 4 the least that help.
--- Returns {how many were taken, us until there are as many as help (0: there were)}.
+-- Take tokens of an API key's rate from a bucket that holds one second's worth, and at least one token.
+-- KEYS: none. ARGV: 1 API key, 2 tokens a second, 3 how many are wanted, 4 the fewest that are of use.
+-- Returns {how many were taken, us until there are enough to be of use (0: there were)}.
 local key, rate = 'hr:rate:' .. ARGV[1], tonumber(ARGV[2])
 local wanted, least = tonumber(ARGV[3]), tonumber(ARGV[4])
 local room = math.max(1, rate, least)
@@ -13,7 +13,7 @@ if tokens >= least then
 else
   wait = math.ceil((least - tokens) / rate * 1e6)
 end
--- A bucket that is full again is as one that was never there.
+-- The key expires when the bucket is full again.
 redis.call('SET', key, string.format('%.6f', tokens - taken) .. ' ' .. NOW, 'PX',
   math.ceil(room / rate * 1000) + 1000)
 return {taken, wait}

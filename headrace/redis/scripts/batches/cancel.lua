@@ -1,5 +1,5 @@
--- Ask for a batch to be cancelled; its runner sees that when it renews its lease. KEYS: none. ARGV: 1 id.
--- Returns {1 or 0 (it has ended, or is about to), its record as HGETALL...}; {0} where there is none.
+-- Request the cancellation of a batch; its runner sees that when it renews its lease. KEYS: none. ARGV: 1 id.
+-- Returns {1 or 0 (it has ended, or is about to), its record as HGETALL...}; {0} if it does not exist.
 local batch = 'hr:batch:' .. ARGV[1]
 local status = redis.call('HGET', batch, 'status')
 local asked = status == 'validating' or status == 'in_progress'

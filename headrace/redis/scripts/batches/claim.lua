@@ -1,13 +1,13 @@
--- Lease the batch that has waited longest to a runner: a new one, or one whose runner is gone. KEYS: none.
--- ARGV: 1 us of the lease, 2 the runner. Returns {id, token, seconds since 1970, its record as HGETALL...}; {} where none waits.
+-- Lease the batch that has waited longest: a new batch, or one whose runner is dead. KEYS: none.
+-- ARGV: 1 us of the lease, 2 the runner. Returns {id, token, now in s, its record as HGETALL...}; {} if none waits.
 local OPEN, gone, id = 'hr:batches:open', {}, nil
--- What is no batch (any more), whatever its key is now, is passed over.
+-- An id whose batch is gone, or whose key has another type, is skipped and removed.
 repeat
   gone[#gone + 1] = id
   id = redis.call('ZRANGEBYSCORE', OPEN, '-inf', NOW, 'LIMIT', #gone, 1)[1]
 until not id or redis.pcall('HEXISTS', 'hr:batch:' .. id, 'status') == 1
 
-pass_at_maxmemory(OPEN)
+begin_with_removal(OPEN)
 local token = id and redis.call('INCR', 'hr:token')
 in_chunks('ZREM', OPEN, gone)
 if not id then return {} end

@@ -1,6 +1,6 @@
--- A batch is there, for the first runner that is free. KEYS: none.
--- ARGV: 1 id, 2 what was asked for, 3 seconds that it may take, 4 seconds that its record is kept after these,
--- 5 seconds that the lists are kept. Returns its record, as HGETALL. Said twice it is the same batch.
+-- Create a batch, for the first runner that is free. KEYS: none.
+-- ARGV: 1 id, 2 what was requested, 3 how many seconds it may take, 4 for how many seconds its record is kept after that,
+-- 5 for how many the lists are kept. Returns its record, as HGETALL. A repeat makes no second batch.
 local batch = 'hr:batch:' .. ARGV[1]
 redis.call('ZCARD', 'hr:batches')
 redis.call('ZCARD', 'hr:batches:open')

@@ -1,4 +1,4 @@
--- What a runner had that is known to be gone is for the next one that is free. KEYS: none. ARGV: 1 runner.
+-- Release the batches of a dead runner to the next one that is free. KEYS: none. ARGV: 1 runner.
 -- Returns {how many batches}.
 local released = 0
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', 'hr:batches:open', NOW, '+inf')) do

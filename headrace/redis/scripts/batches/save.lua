@@ -1,10 +1,10 @@
--- What a runner has done of a batch: its record and the files that it writes, all at once or, where the batch is no
--- longer its own, nothing. With nothing to say it renews the lease. KEYS: none.
--- ARGV: 1 batch, 2 token, 3 us of the lease from now on (what is 0 or less gives it back), 4 its new status, '' for as
--- it is, 5 seconds that it is kept once it has ended, 6 how many words of fields and values follow, these, then for
--- each file: id, name, owner, bytes, seconds that it is kept once the batch has ended, a part that another replaces or '',
--- how many new parts, then reference and offset of each.
--- Returns {1, seconds since 1970, its status}; {0} where it is another's, or gone.
+-- Save the progress of a batch, its record and the files that its runner writes, all at once; or nothing, if the lease is
+-- lost. Without fields and files it renews the lease. KEYS: none.
+-- ARGV: 1 batch, 2 token, 3 us of the lease from now on (0 or less releases the batch), 4 its new status or '' for the same,
+--       5 for how many seconds it is kept once it has ended, 6 how many values of fields follow, these, then for each file:
+--       id, name, owner, bytes, for how many seconds it is kept once the batch has ended, a part that is replaced or '',
+--       how many new parts, then reference and offset of each.
+-- Returns {1, now in s, its status}; {0} if the lease is lost or the batch is gone.
 local id, token, status = ARGV[1], ARGV[2], ARGV[4]
 local batch = 'hr:batch:' .. id
 local current = redis.call('HMGET', batch, 'status', 'token', 'cancelling_at')
@@ -17,10 +17,10 @@ while ARGV[at] do
   redis.call('HLEN', file); redis.call('ZCARD', file .. ':parts')
   at = at + 7 + 2 * ARGV[at + 6]
 end
-pass_at_maxmemory('hr:batches:open')
+begin_with_removal('hr:batches:open')
 local ended = status == 'completed' or status == 'failed' or status == 'expired' or status == 'cancelled'
 if current[3] and (status == 'in_progress' or status == 'finalizing') then status = '' end
--- It was asked for before all had ended: who asked is to see that it was heard.
+-- The cancellation was requested before all jobs had ended, so the status shows it.
 if current[3] and status == 'completed' then status = 'cancelled' end
 if fields > 0 then redis.call('HSET', batch, unpack(ARGV, 7, 6 + fields)) end
 if status ~= '' then redis.call('HSET', batch, 'status', status, status .. '_at', time[1]) end

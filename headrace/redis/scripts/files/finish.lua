@@ -1,6 +1,6 @@
--- A file is whole: from now on it is there, for as long as it asks for. KEYS: none.
--- ARGV: 1 file, 2 its purpose, 3 seconds that it is kept, 4 seconds that the list of files is kept.
--- Returns its record, as HGETALL; {} where it is not known. Said twice it changes nothing more.
+-- Finish a file: from now on clients see it. KEYS: none.
+-- ARGV: 1 file, 2 its purpose, 3 for how many seconds it is kept, 4 for how many the list of files is kept.
+-- Returns its record, as HGETALL; {} if it is unknown. A repeat changes nothing.
 local file = 'hr:file:' .. ARGV[1]
 redis.call('ZCARD', 'hr:files')
 if redis.call('HGET', file, 's') == 'w' then

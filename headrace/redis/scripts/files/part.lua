@@ -1,7 +1,7 @@
--- A part that lies in its store joins a file that is being written. KEYS: none.
--- ARGV: 1 file, 2 reference of the part, 3 offset of its first byte, 4 bytes of the file with it,
--- 5 ms until the file is given up where no other comes, 6 ms that a part in Redis is kept at the most.
--- Returns {1}, or {0} where the file is not being written (any more).
+-- Add a stored part to a file that is being written. KEYS: none.
+-- ARGV: 1 file, 2 reference of the part, 3 offset of its first byte, 4 bytes of the file with this part,
+--       5 ms after which the file expires if no other part comes, 6 for how many ms a part in Redis is kept at most.
+-- Returns {1}, or {0} if the file is not being written.
 local file, ref = 'hr:file:' .. ARGV[1], ARGV[2]
 local parts = file .. ':parts'
 redis.call('ZCARD', parts)

@@ -1,42 +1,42 @@
 -- @include finish, remove_queued
--- Cancel jobs, whatever their state, and say truly what that did. KEYS: none. ARGV: 1 queue prefix, 2 for how many
--- seconds to remember ids that have no record (0: not at all), so that a message of theirs is not run; then ids, each
--- with a blank and an API key behind it where the job is unknown unless it is that key's (-: nobody's).
--- Behind the seconds, with blanks, may stand id and token of a job: for its sake they are cancelled, and nothing is done
--- where that is another's by now or has ended.
--- Returns per id: unknown, removed (it will not run), asked (a worker holds it, and is told), or ended; or false.
+-- Cancel jobs in any state, and return what that did. KEYS: none.
+-- ARGV: 1 queue prefix, 2 seconds for which ids without a record are remembered (0: not at all), so that a later message
+--       of theirs is not run. After the seconds, separated by spaces, may follow id and token of a job on whose behalf
+--       they are cancelled: nothing is done if that job has another token by now or has ended.
+--       Then ids, each with a space and an API key after it if only a job of that key is known (-: of no key).
+-- Returns per id: unknown, removed (it will not run), asked (its worker is notified) or ended; or false (see 2).
 local REMEMBERED_MAX = 50000
-local told, unknown = {}, {}
+local notices, unknown = {}, {}
 
 local function cancel(id, key)
-  local state, model, step, ttl, waiter, ticket, owner, token, telling, of =
+  local state, model, step, ttl, waiter, ticket, owner, token, sending, of =
     unpack(read(id, 's', 'm', 'p', 'l', 'w', 'n', 'o', 't', 'fw', 'ky'))
   if key and key ~= (of or '-') then return 'unknown' end
   if not state then
     unknown[#unknown + 1] = id
     return 'unknown'
   end
-  -- What follows it is being told of its end.
-  if state == 'r' and telling and telling == token then return 'ended' end
+  -- Its callbacks are being sent.
+  if state == 'r' and sending and sending == token then return 'ended' end
   if state == 'r' then
     redis.call('HDEL', JOB .. id, 'cr')
     redis.call('HSET', JOB .. id, 'cr', '1')
     if model and owner and token then
-      local t = told[owner] or {}
-      told[owner] = t
+      local t = notices[owner] or {}
+      notices[owner] = t
       t[#t + 1], t[#t + 2], t[#t + 3] = model, id, token
     end
     return 'asked'
   end
   if not waits(state) then return 'ended' end
   local queue = ARGV[1] .. model
-  finish_cancelled(id, ttl, waiter, queue, withdraw(queue, id, state, step, ticket))
+  finish_cancelled(id, ttl, waiter, queue, remove_queued(queue, id, state, step, ticket))
   return 'removed'
 end
 
-local remember_s, sake, fence = string.match(ARGV[2], '^(%S+) ?(%S*) ?(%S*)$')
-if sake ~= '' then
-  local token, state = unpack(read(sake, 't', 's'))
+local remember_s, parent, fence = string.match(ARGV[2], '^(%S+) ?(%S*) ?(%S*)$')
+if parent ~= '' then
+  local token, state = unpack(read(parent, 't', 's'))
   if token ~= fence or state ~= 'r' then return false end
 end
 redis.call('ZCARD', REVOKED_IDS)
@@ -49,9 +49,9 @@ for i = 3, #ARGV do
 end
 local answer = {}
 for n, a in ipairs(asked) do answer[n] = cancel(a[1], a[2]) end
-for owner, jobs in pairs(told) do redis.call('PUBLISH', CANCELLED .. owner, cmsgpack.pack(jobs)) end
+for owner, jobs in pairs(notices) do redis.call('PUBLISH', CANCELLED .. owner, cmsgpack.pack(jobs)) end
 if remember_s ~= '0' and #unknown > 0 then
-  pass_at_maxmemory(REVOKED_IDS)
+  begin_with_removal(REVOKED_IDS)
   for _, id in ipairs(unknown) do redis.call('ZADD', REVOKED_IDS, whole(NOW_US + tonumber(remember_s) * 1e6), id) end
   redis.call('EXPIRE', REVOKED_IDS, remember_s)
   redis.call('ZREMRANGEBYSCORE', REVOKED_IDS, '-inf', NOW)

@@ -1,64 +1,65 @@
--- @include-lazily finish
--- Claim up to N messages of one queue, best priority first, leased in the same call.
+-- @include-lazily dead_letter
+-- Claim up to N messages of one queue, best priority first, and lease them in the same call.
 -- KEYS: the queue's (see lib/keys.lua). ARGV: 1 queue, 2 model, 3 version, 4 max jobs, 5 max bytes, 6 lease in us, 7 owner,
---       8 task name, 9 TTL in s of the result of what is refused, or has no record yet, 10 as jobs/submit.lua's first,
---       11 to 13 the most jobs there may be when those of step 3, 6 and 9 are taken (else as 4), 14 after how many us of
---       waiting a job is taken though better ones leave no room (0: never); it is then one more than the most.
--- Returns {now, left in the list of each step (the first is -1 where the queue is paused), refused, then per job: raw, id, token,
--- created or '', attempts, alone, retries, step (and after a blank, except for step 0, since when it waits in
--- its list, where that is not `created`)}.
--- Phase 1 only reads. Whatever can be wrong with a message is found there, so that nothing fails after the
--- first write and no message is popped without being leased, buried or known to be ended.
+--       8 task name, 9 TTL in s of the result of a refused message, or of one without a record, 10 as jobs/submit.lua's
+--       first, 11 to 13 how many jobs there may be when those of step 3, 6 and 9 are taken (default: as 4), 14 after how
+--       many us of waiting a job is taken although better ones leave no room (0: never); it is then one more than the
+--       limit.
+-- Returns {now, left in the list of each step (the first is -1 if the queue is paused), refused, then per job: raw, id, token,
+-- created or '', attempts, alone, retries, step (and after a space, except for step 0, since when it waits in its list, if
+-- that is not `created`)}.
+-- Phase 1 only reads. Whatever can be wrong with a message is found there, so that nothing fails after the first write. No
+-- message is popped without being leased, added to the dead letters, or known to have ended.
 local queue, model, version = ARGV[1], ARGV[2], ARGV[3]
 local max_jobs, max_bytes, owner, task = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[7], ARGV[8]
 local most, yield_us = {max_jobs}, tonumber(ARGV[14] or '0')
 for s = 2, 4 do most[s] = tonumber(ARGV[9 + s] or '') or max_jobs end
 local lease_end = whole(NOW_US + tonumber(ARGV[6]))
--- What is dropped is bounded too, so that a row of tombstones holds Redis no longer than a batch does.
+-- Dropped messages are limited too, so that a row of tombstones blocks Redis no longer than a batch does.
 local SCAN_MAX, DROPPED_MAX_BYTES = max_jobs + 512, 8 * max_bytes
 
 local find, part = string.find, string.sub
--- What stands behind the id in our own messages.
-local BEHIND_ID = '","task":"' .. task .. '",'
+-- What follows the id in our own messages.
+local AFTER_ID = '","task":"' .. task .. '",'
 local jobs, refused = {}, {}
 local consumed, tombs, tombs_of, entombed = {0, 0, 0, 0}, {}, {}, {}
--- {id, message} of cancelled jobs whose message stood here.
+-- {id, message} of cancelled jobs whose message was found here.
 local dropped = {}
 local seen, bytes, dropped_bytes, scanned, full = {}, 0, 0, 0, false
 local revoked = {}
 
--- The id of a message that begins and ends as ours, whatever characters it has. A third of a claim's time would go into
--- parsing what this package itself has written, so that is known by its two ends; should one be forged, the worker, which
--- parses it all, fails it under its id and puts its bytes into the dead letters.
+-- The id of a message that begins and ends as ours, whatever characters the id has. Parsing our own messages would take a
+-- third of a claim's time, so that they are recognized by their two ends. If one is forged, the worker, which parses all of
+-- it, fails it under its id and adds its bytes to the dead letters.
 local function own_id(raw)
   local after = find(raw, '"', #OWN_HEAD + 1, true)
   if not after or after > #OWN_HEAD + 129 or part(raw, 1, #OWN_HEAD) ~= OWN_HEAD then return nil end
-  if part(raw, after, after + #BEHIND_ID - 1) ~= BEHIND_ID or part(raw, -#OWN_TAIL) ~= OWN_TAIL then return nil end
+  if part(raw, after, after + #AFTER_ID - 1) ~= AFTER_ID or part(raw, -#OWN_TAIL) ~= OWN_TAIL then return nil end
   return part(raw, #OWN_HEAD + 1, after - 1)
 end
 
--- Why a message is no job, and its id where it can be read: by reading all of it.
+-- Parses a message. Returns why it is no job, or nil, and its id if that can be read.
 local function parsed(raw)
   local ok, m = pcall(cjson.decode, raw)
   if not ok or type(m) ~= 'table' then return 'not-json' end
   local h = m['headers']
   if type(h) ~= 'table' then return 'no-headers' end
-  if not seldom().valid_id(h['id']) then return 'no-id' end
+  if not lib().valid_id(h['id']) then return 'no-id' end
   if type(m['body']) ~= 'string' then return 'no-body', h['id'] end
   if m['content-type'] ~= 'application/json' then return 'content-type', h['id'] end
   if h['task'] ~= task then return 'not-our-task', h['id'] end
   return nil, h['id']
 end
 
--- One question for the keys that most queues are without, in place of one for each.
+-- One command for all keys that most queues do not have.
 local rare = call('EXISTS', 'hr:paused', KEYS[2], KEYS[3], KEYS[4], KEYS[8], KEYS[9], KEYS[10], KEYS[11]) > 0
 if rare and call('SISMEMBER', 'hr:paused', queue) == 1 then return {NOW, -1, 0, 0, 0, 0} end
-if rare then seldom().check_types(false) end
+if rare then lib().check_types(false) end
 local lengths = {call('LLEN', KEYS[1]), 0, 0, 0}
 if rare then for s = 2, 4 do lengths[s] = call('LLEN', KEYS[s]) end end
 local any_tombs = rare and call('HLEN', KEYS[11]) > 0
 
--- Whether a readable message is not to run: cancelled, leased already, ended, or a repeat.
+-- Whether a readable message must not run: cancelled, leased already, ended, or a repeat.
 local function known(id, state)
   if seen[id] then return true end
   if not state or state == 'r' then return call('HEXISTS', KEYS[6], id) == 1 end
@@ -66,15 +67,15 @@ local function known(id, state)
   return FINAL[state]
 end
 
--- Whether a Celery client has revoked what has no record yet: another client's message, of which nobody knew.
+-- Whether a Celery client has revoked a job without a record: another client's message, which was unknown then.
 local function is_revoked(id)
   local until_us = try('ZSCORE', REVOKED_IDS, id)
   return type(until_us) == 'string' and tonumber(until_us) > NOW_US
 end
 
--- Finds out what becomes of a message: a job, a refusal, or nothing where it is dropped.
-local function look(raw, s)
-  if raw == GONE then
+-- Decides on a message: it becomes a job, is refused, or is dropped.
+local function examine(raw, s)
+  if raw == TOMBSTONE then
     tombs_of[STEPS[s]] = (tombs_of[STEPS[s]] or 0) + 1
     return
   end
@@ -82,8 +83,8 @@ local function look(raw, s)
   local record = id and JOB .. id
   local r = id and try('HMGET', record, 's', 'm', 'c', 'a', 'j', 'ws')
   local why
-  if not r or ((r.err or not r[1]) and not seldom().valid_id(id)) then
-    -- What has a record has an id that was looked at when that was written.
+  if not r or ((r.err or not r[1]) and not lib().valid_id(id)) then
+    -- If there is a record, the id was checked when it was written.
     r, why, id = nil, parsed(raw)
   end
   if not why then
@@ -113,7 +114,7 @@ local function look(raw, s)
       return
     else
       seen[id] = true
-      -- What was not handed out before neither runs alone nor was it tried.
+      -- A job that was not claimed before neither runs alone nor has retries.
       if r[4] then r[7], r[8] = unpack(call('HMGET', record, 'x', 'rn')) end
       jobs[#jobs + 1] = {raw, id, s, r, record}
       bytes = bytes + #raw
@@ -124,8 +125,8 @@ local function look(raw, s)
 end
 
 -- The next messages of a list, the oldest last: as many as will be taken if they are as long as the longest so far, so
--- that hardly more bytes are read than are taken. Redis 6.2 (which does not say what it is) walks to LRANGE's start from
--- the left, and is asked for one at a time.
+-- that hardly more bytes are read than taken. Redis 6.2 (which does not give its version) walks to LRANGE's start from the
+-- left, so that it reads one message at a time.
 local READ_MAX = redis.REDIS_VERSION_NUM and 32 or 1
 local longest = max_bytes
 
@@ -147,7 +148,7 @@ local function look_at_list(s, enough)
     if longest == max_bytes or #raw > longest then longest = #raw end
     full = #jobs > 0 and bytes + #raw > max_bytes
     if full then return end
-    look(raw, s)
+    examine(raw, s)
     if #jobs == before then dropped_bytes = dropped_bytes + #raw end
     consumed[s] = consumed[s] + 1
     scanned = scanned + 1
@@ -155,16 +156,16 @@ local function look_at_list(s, enough)
   end
 end
 
--- A stock client's message has no time of its own: it counts from when better jobs went before it first, as the
--- oldest of its list. That is noted, with how many had been taken from the list by then: {field, note, ...}.
+-- A stock client's message has no time of its own: it counts from when better jobs were first taken before it, as the
+-- oldest of its list. That time is noted, with how many messages had been taken from the list by then: {field, note, ...}.
 local notes = {}
 
--- The list whose oldest job has waited longest beyond its time, behind better ones that leave no room for it.
+-- The list whose oldest job is the most overdue, behind better jobs that leave no room for it.
 local function overdue_list()
-  -- As `parsed`, but what is ours need not be parsed.
+  -- As `parsed`, but our own messages need not be parsed.
   local function refusal(raw)
     local own = own_id(raw)
-    if own and seldom().valid_id(own) then return nil, own end
+    if own and lib().valid_id(own) then return nil, own end
     return parsed(raw)
   end
 
@@ -178,15 +179,15 @@ local function overdue_list()
     notes[#notes + 1] = out .. ' ' .. NOW
   end
 
-  -- Since when the oldest job of a list waits there; nil where that is not known, or none is among its first messages.
+  -- Since when the oldest job of a list waits there; nil if that is unknown, or no job is among its first messages.
   local function waits_since(s)
     for i = 1, HEADS do
       local raw = call('LINDEX', KEYS[s], -i)
       if not raw then return nil end
       local why, id
-      if raw ~= GONE then why, id = refusal(raw) end
+      if raw ~= TOMBSTONE then why, id = refusal(raw) end
       if id and not why then
-        local state, joined, created = unpack(seldom().read(id, 's', 'j', 'c'))
+        local state, joined, created = unpack(lib().read(id, 's', 'j', 'c'))
         if state == 'q' then return joined or created end
         if not state then return passed_over(s) end
       end
@@ -215,17 +216,17 @@ for s = 1, 4 do look_at_list(s, most[s] + extra) end
 local left = {}
 for s = 1, 4 do left[s] = lengths[s] - consumed[s] end
 if scanned == 0 then return {NOW, left[1], left[2], left[3], left[4], 0} end
--- Of the wrong type they err here, before anything is written.
+-- A wrong type fails here, before anything is written.
 if not rare then call('ZCARD', KEYS[5]); call('HLEN', KEYS[6]); call('HLEN', KEYS[7]) end
--- What was refused under a readable id has a client that waits for it: tell it, unless the id has a record or a result.
+-- A client may wait for a refused message with a readable id: it gets a result, unless the id has a record or a result.
 for _, r in ipairs(refused) do
   local id = r[3]
   if id and (seen[id] or call('EXISTS', JOB .. id, META .. id) > 0) then r[3] = nil end
   if id then seen[id] = true end
 end
 
-call('ZREM', KEYS[5], '')  -- see pass_at_maxmemory
--- The only key whose type is not known by now: it errs before what is written in earnest.
+call('ZREM', KEYS[5], '')  -- see begin_with_removal
+-- The only key whose type is not checked by now: it fails before any other write.
 local token = call('INCRBY', 'hr:token', #jobs + #refused) - #jobs - #refused
 if #notes > 0 then call('HSET', KEYS[7], unpack(notes)) end
 local answer = {NOW, left[1], left[2], left[3], left[4], #refused}
@@ -234,19 +235,19 @@ for s = 1, 4 do
 end
 for step, n in pairs(tombs_of) do call('HINCRBY', KEYS[7], 'tomb' .. step, -n) end
 if #tombs > 0 then
-  local s = seldom()
+  local s = lib()
   s.in_chunks('HDEL', KEYS[11], tombs)
-  for _, d in ipairs(dropped) do s.leave_untold(queue, d[1], d[2], s.meta_json(d[1], 'REVOKED', REVOKED)) end
+  for _, d in ipairs(dropped) do s.save_orphaned_end(queue, d[1], d[2], s.meta_json(d[1], 'REVOKED', REVOKED)) end
 end
 
--- {created, id, ...} of what gets its record here: stock clients' jobs.
+-- {created, id, ...} of jobs that get their record here: those of stock clients.
 local fresh = {}
 
 local function lease(j, leases, helds)
   local raw, id, r, record = j[1], j[2], j[4], j[5]
   local attempts = r[4] and (tonumber(r[4]) or 0) + 1 or 1
   token = token + 1
-  -- As `whole` writes it, which takes thrice as long.
+  -- The same as whole(token), which takes three times as long.
   local fence = token < 1e14 and token .. '' or whole(token)
   local n = #leases
   leases[n + 1], leases[n + 2] = lease_end, id
@@ -260,9 +261,9 @@ local function lease(j, leases, helds)
     fresh[#fresh + 1] = id
   end
   if r[6] then
-    -- A webhook is told once that its job has begun, by the errand that the submit has written.
+    -- The webhook is notified once of the start, by the background task that the submit wrote.
     call('HDEL', record, 'ws')
-    try('LPUSH', ERRANDS, r[6])
+    try('LPUSH', TASKS, r[6])
   end
   local a = #answer
   answer[a + 1], answer[a + 2], answer[a + 3], answer[a + 4] = raw, id, fence, r[3] or ''
@@ -275,14 +276,14 @@ local leases, helds = {}, {}
 if extra > 0 and not jobs[1][4][1] then jobs[1][4][5] = overdue_since end
 for _, j in ipairs(jobs) do lease(j, leases, helds) end
 if #leases > CHUNK then
-  seldom().in_chunks('ZADD', KEYS[5], leases)
-  seldom().in_chunks('HSET', KEYS[6], helds)
+  lib().in_chunks('ZADD', KEYS[5], leases)
+  lib().in_chunks('HSET', KEYS[6], helds)
 elseif #leases > 0 then
   call('ZADD', KEYS[5], unpack(leases))
   call('HSET', KEYS[6], unpack(helds))
 end
 
--- Buries what is no job of ours, and ends it where it has an id.
+-- Adds a message that is no job to the dead letters, and ends it if it has an id.
 local function refuse(r)
   local function sentence(why)
     return ({
@@ -296,29 +297,29 @@ local function refuse(r)
       ['record-of-another-type'] = 'the key of the record is not a hash',
     })[why]
   end
-  local s = seldom()
+  local s = lib()
   token = token + 1
   local raw, why, id, fence = r[1], r[2], r[3], whole(token)
-  s.bury(queue, id or ('raw-' .. fence), fence, why, raw, sentence(why), {})
+  s.add_dead_letter(queue, id or ('raw-' .. fence), fence, why, raw, sentence(why), {})
   if id then
     s.finish_failed(id, ARGV[9], nil, 'InvalidRequest', 'invalid-request', sentence(why),
       {'m', model, 'v', version, 'c', NOW, 'dl', '1'}, queue, raw)
     fresh[#fresh + 1] = NOW
     fresh[#fresh + 1] = id
   elseif why == 'no-id' then
-    -- It ends as no job, but a chord may count on it.
-    s.leave_untold(queue, 'raw-' .. fence, raw, s.failed_json('raw-' .. fence, 'InvalidRequest', sentence(why)))
+    -- It has no record to end, but a chord may wait for it.
+    s.save_orphaned_end(queue, 'raw-' .. fence, raw, s.failed_json('raw-' .. fence, 'InvalidRequest', sentence(why)))
   end
 end
 
 for _, r in ipairs(refused) do refuse(r) end
 for _, r in ipairs(revoked) do
   call('HSET', JOB .. r[1], 'm', model, 'v', version, 'c', NOW, 'p', STEPS[r[2]], 'l', ARGV[9])
-  seldom().finish_cancelled(r[1], ARGV[9], nil, queue, r[3])
+  lib().finish_cancelled(r[1], ARGV[9], nil, queue, r[3])
   fresh[#fresh + 1] = NOW
   fresh[#fresh + 1] = r[1]
 end
-if #fresh > 0 then seldom().index_jobs(model, fresh, tonumber(ARGV[10] or '0')) end
+if #fresh > 0 then lib().index_jobs(model, fresh, tonumber(ARGV[10] or '0')) end
 for s = 1, 4 do
   if consumed[s] > 0 then call('LTRIM', KEYS[s], 0, -(consumed[s] + 1)) end
 end

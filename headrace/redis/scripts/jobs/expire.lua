@@ -1,7 +1,8 @@
 -- @include finish, remove_queued
--- End jobs that wait though they must have begun by now, of whatever queue: also where nobody serves it. What a worker holds
--- is for that to judge, and is looked at again, as is what waits in a queue whose keys are another's. KEYS: none. ARGV: 1 queue prefix, 2 how many to look at, 3 the code of
--- such an end, 4 its class in headrace.errors, 5 its message. Returns {how many were looked at, now}.
+-- End waiting jobs of any queue that must have started by now, also in a queue that no worker serves. A job that a worker
+-- holds is that worker's to judge; it is looked at again later, as is a job in a queue whose keys have another type.
+-- KEYS: none. ARGV: 1 queue prefix, 2 how many to look at, 3 the code of the error, 4 its class in headrace.errors, 5 its
+-- message. Returns {how many were looked at, now}.
 local AGAIN_US = 60000000
 local LIMIT = tonumber(ARGV[2])
 local due = redis.pcall('ZRANGEBYSCORE', EXPIRING, '-inf', NOW, 'LIMIT', 0, LIMIT)
@@ -22,14 +23,14 @@ for _, id in ipairs(due) do
     again[#again + 1] = id
   end
 end
-pass_at_maxmemory(EXPIRING)
+begin_with_removal(EXPIRING)
 in_chunks('ZREM', EXPIRING, due)
 for _, id in ipairs(again) do redis.call('ZADD', EXPIRING, whole(NOW_US + AGAIN_US), id) end
--- Where they were all that the key held, it has just been made anew.
+-- If the key held nothing else, it is a new key without a TTL now.
 if #again > 0 then redis.call('EXPIRE', EXPIRING, EXPIRING_TTL_S) end
 for _, o in ipairs(over) do
   local id, queue, state, step, ticket, ttl, waiter = unpack(o, 1, 7)
-  local raw = withdraw(queue, id, state, step, ticket)
+  local raw = remove_queued(queue, id, state, step, ticket)
   finish(id, ttl or DEFAULT_TTL_S, waiter, failed_json(id, ARGV[4], ARGV[5]), {'s', 'x', 'en', NOW, 'e', ERROR}, queue, raw)
 end
 compact()

@@ -1,7 +1,7 @@
--- How jobs have ended, and no more than that: per id 0 where it is unknown or of another key, its state where it has not ended, else
--- {state, attempts, timings, created, ended, result} where the record has the result, else
--- {state, attempts, timings, created, ended, result type, error, stored result, Celery result or ''}.
--- KEYS: none. ARGV: 1 the API key whose jobs are known ('' for all; -: nobody's), then ids.
+-- Read how jobs have ended. KEYS: none. ARGV: 1 the API key whose jobs are known ('': all; -: jobs of no key), then ids.
+-- Returns per id: 0 if it is unknown; its state if it has not ended; {state, attempts, timings, created, ended, result} if
+-- the record has the result; else {state, attempts, timings, created, ended, result type, error, stored result, Celery
+-- result or ''}.
 local OWNER = 7
 
 local owner, answer = ARGV[1], {}

@@ -1,7 +1,7 @@
--- @include finish
--- Give leased jobs of one queue back to the head of their lists, in the order in which they were claimed.
--- KEYS: the queue's. ARGV: 1 queue, 2 mode (free, alone or crash) and 3 losses: see give_back, then per job:
---       id, token.
+-- @include release
+-- Release leased jobs of one queue to the head of their lists, in the order in which they were claimed.
+-- KEYS: the queue's. ARGV: 1 queue, 2 mode (free, alone or crash) and 3 losses (see lib/release.lua), then per job: id,
+--       token.
 -- Returns per job what became of it: queued, delayed, cancelled, dead, gone, or fenced.
 check_types(true)
 local answer, ours = {}, {}
@@ -14,7 +14,7 @@ for i = 4, #ARGV, 2 do
   end
 end
 for _, c in ipairs(latest_first(ours)) do
-  -- Said twice in one call, the second finds the job given back already.
-  answer[c.n] = give_back(c.id, ARGV[2], ARGV[3], ARGV[1])
+  -- If a job is named twice in one call, it is released already at the second time.
+  answer[c.n] = release(c.id, ARGV[2], ARGV[3], ARGV[1])
 end
 return answer

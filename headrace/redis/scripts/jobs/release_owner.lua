@@ -1,7 +1,8 @@
--- @include finish
--- Give back what one incarnation of a worker holds of one queue, except what it says that it knows.
--- For a worker that was seen to die, and for one whose claim was answered into a broken connection.
--- KEYS: the queue's. ARGV: 1 queue, 2 mode, 3 losses, 4 owner, then tokens to keep. Returns how many.
+-- @include release
+-- Release the jobs of one queue that one incarnation of a worker has leased, except those whose tokens it names.
+-- For a worker that died, and for a worker that lost the reply to a claim with its connection.
+-- KEYS: the queue's. ARGV: 1 queue, 2 mode, 3 losses (see lib/release.lua), 4 owner, then tokens to keep. Returns how many
+-- jobs it released.
 check_types(true)
 local keep, lost = {}, {}
 for i = 5, #ARGV do keep[ARGV[i]] = true end
@@ -11,5 +12,5 @@ for _, id in ipairs(redis.call('ZRANGE', KEYS[5], 0, -1)) do
     lost[#lost + 1] = {id = id, token = tonumber(token)}
   end
 end
-for _, c in ipairs(latest_first(lost)) do give_back(c.id, ARGV[2], ARGV[3], ARGV[1]) end
+for _, c in ipairs(latest_first(lost)) do release(c.id, ARGV[2], ARGV[3], ARGV[1]) end
 return #lost

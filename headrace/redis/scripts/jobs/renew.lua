@@ -1,7 +1,7 @@
--- Renew leases of one queue. A lease that has run out but was not reaped is renewed too.
--- KEYS: the queue's. ARGV: 1 lease in us, then per job: id, token. Returns per job 1, 2 where it was
--- cancelled meanwhile (see jobs/cancel.lua), or 0 where it is another's.
-pass_at_maxmemory(KEYS[5])
+-- Renew leases of one queue. A lease that has expired but was not reaped is renewed too.
+-- KEYS: the queue's. ARGV: 1 lease in us, then per job: id, token. Returns per job 1 renewed, 2 renewed but cancelled
+-- meanwhile (see jobs/cancel.lua), 0 the lease is lost.
+begin_with_removal(KEYS[5])
 local lease_end = whole(NOW_US + tonumber(ARGV[1]))
 local answer, renewed = {}, {}
 for i = 2, #ARGV, 2 do

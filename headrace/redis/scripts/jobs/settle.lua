@@ -1,24 +1,24 @@
--- @include-lazily finish
+-- @include-lazily dead_letter
 -- Settle jobs of one queue: results, records, leases and publications, fenced by token.
 -- KEYS: the queue's. ARGV: 1 queue, then per job 10: id, token, outcome (s f x c), Celery result JSON or ''
---       (ignore_result), batch size, timings, extra field or '', its value, ttl in s or '', retry delay in us ('' = none,
---       'dead' = its message goes to the dead letters, where the value is the error's JSON).
--- Returns per job: 1 settled, 2 settled before by this token, 3 ended as cancelled, 4 put off for a retry, 0 another's.
+--       (ignore_result), batch size, timings, extra field or '', its value, ttl in s or '', retry delay in us ('': none,
+--       'dead': its message goes to the dead letters, and the value is the error's JSON).
+-- Returns per job: 1 settled, 2 settled before by this token, 3 ended as cancelled, 4 waits for a retry, 0 the lease is lost.
 local PER_JOB = 10
--- Who listens is told of results up to this length; of a longer one the record is read, and Redis copies nothing.
-local TOLD_MAX_BYTES = 65536
+-- Results up to this length are published to listeners. A longer one is read from the record, so that Redis copies nothing.
+local PUBLISHED_MAX_BYTES = 65536
 local answer, ours, passed, waiting, ended_of = {}, {}, {}, {}, {}
--- Whether any is to be tried again.
+-- Whether any job waits for a retry or becomes a dead letter.
 local delays = false
 
--- A settled or put off record keeps its token, so that a repeat is known; one that went back to its list does not.
+-- A settled or scheduled record keeps its token, so that a repeat is recognized; a released one does not.
 for i = 2, #ARGV, PER_JOB do
   local n = (i - 2) / PER_JOB + 1
   local id = ARGV[i]
   local job = JOB .. id
   local r
   if ARGV[i + 6] == 'r' then
-    -- Nobody is told of a quiet job's end, as a rule.
+    -- The end of a quiet job is published only if a client listens.
     r = try('HMGET', job, 't', 's', 'w', 'cr', 'l', 'a', 'ky', 'we')
   else
     r = try('HMGET', job, 't', 's', 'w', 'cr', 'l', 'a', 'ky', 'we', 'st')
@@ -36,21 +36,21 @@ for i = 2, #ARGV, PER_JOB do
 end
 if #ours == 0 then return answer end
 
--- By what counters call it, how many of this call have ended so; what `finish` ends counts itself.
+-- How many jobs of this call ended in each way, by the name in counters; `finish` counts its own.
 local counted = {}
 
--- Puts a job off for another try.
-local function put_off(i, id, attempts)
+-- Schedules a job: for a retry, or for its eta.
+local function schedule(i, id, attempts)
   local raw = call('HGET', KEYS[6], id)
   if not raw then
-    -- Somebody removed the message from `held`: there is nothing to retry.
-    seldom().finish_failed(id, DEFAULT_TTL_S, nil, 'ReplicaLost', 'replica-lost',
+    -- Another program removed the message from `held`: there is nothing to retry.
+    lib().finish_failed(id, DEFAULT_TTL_S, nil, 'ReplicaLost', 'replica-lost',
       'the message of the job was removed from Redis while it was leased', {}, ARGV[1])
     return 1
   end
   call('HSET', KEYS[9], id, raw)
   call('ZADD', KEYS[8], whole(NOW_US + tonumber(ARGV[i + 9])), id)
-  -- Put off for its eta, it was not run: no error, and the attempt is taken back.
+  -- A job that waits for its eta did not run: it has no error, and the attempt is undone.
   if ARGV[i + 7] ~= '' then
     call('HSET', JOB .. id, 's', 'd', 'e', ARGV[i + 7])
     call('HINCRBY', JOB .. id, 'rn', 1)
@@ -61,9 +61,9 @@ local function put_off(i, id, attempts)
   return 4
 end
 
--- Its retries are used up: an operator may put it back once what was wrong is mended.
-local function bury_failed(i, id, attempts)
-  -- What a decoded JSON object says under a name, where it says a string.
+-- Adds a job whose retries are used up to the dead letters; an operator may requeue it later.
+local function dead_letter_failed(i, id, attempts)
+  -- A member of a JSON object, if it is a string.
   local function text_in(json, name)
     local ok, object = pcall(cjson.decode, json)
     local text = ok and type(object) == 'table' and object[name]
@@ -71,16 +71,16 @@ local function bury_failed(i, id, attempts)
   end
   local raw = call('HGET', KEYS[6], id)
   if not raw then return end
-  local step, created = unpack(seldom().read(id, 'p', 'c'))
-  seldom().bury(ARGV[1], id, ARGV[i + 1], text_in(ARGV[i + 7], 'type'), raw, text_in(ARGV[i + 7], 'message'),
+  local step, created = unpack(lib().read(id, 'p', 'c'))
+  lib().add_dead_letter(ARGV[1], id, ARGV[i + 1], text_in(ARGV[i + 7], 'type'), raw, text_in(ARGV[i + 7], 'message'),
     {id = id, step = step, attempts = attempts, created = created, traceback = text_in(ARGV[i + 3], 'traceback')})
   call('HSET', JOB .. id, 'dl', '1')
 end
 
--- States in which a job ends that was claimed, but never started.
+-- Final states of a job that was claimed, but never started.
 local NOT_RUN = {x = true, c = true}
 
--- ttl -> when what ends now has been kept so long, in ms.
+-- ttl -> when a job that ends now expires, in ms.
 local until_ms = {}
 
 local function settle(i, id, r, job)
@@ -88,29 +88,29 @@ local function settle(i, id, r, job)
   local state, meta, field, value = ARGV[i + 2], ARGV[i + 3], ARGV[i + 6], ARGV[i + 7]
   counted[FINAL[state]] = (counted[FINAL[state]] or 0) + 1
   local started
-  -- What failed before has been handed out twice by now.
+  -- Only a job that was claimed more than once can have an error.
   if state == 's' and r[6] ~= '1' then call('HDEL', job, 'e') end
   if field ~= '' then
     call('HSET', job, 's', state, 'en', NOW, 'b', ARGV[i + 4], 'tm', ARGV[i + 5], field, value)
   else
     call('HSET', job, 's', state, 'en', NOW, 'b', ARGV[i + 4], 'tm', ARGV[i + 5])
   end
-  if NOT_RUN[state] then started, r[6] = '', seldom().not_run(id, r[6]) end
+  if NOT_RUN[state] then started, r[6] = '', lib().undo_start(id, r[6]) end
   if not until_ms[ttl] then until_ms[ttl] = whole(math.floor(NOW_US / 1000) + tonumber(ttl) * 1000) end
   call('PEXPIREAT', job, until_ms[ttl])
   if r[7] then ended_of[r[7]] = (ended_of[r[7]] or 0) + 1 end
-  if r[8] then seldom().tell_webhook(id, r[8], state) end
+  if r[8] then lib().send_webhook_task(id, r[8], state) end
   if meta ~= '' then call('SET', META .. id, meta, 'EX', ttl) end
   if r[3] == NOBODY then return 1 end
-  -- Without a Celery result (ignore_result, or it is in the record) who waits looks at the record; Celery passes this state over.
-  local heard = call('PUBLISH', META .. id,
+  -- Without a Celery result (ignore_result, or it is in the record) waiters read the record; Celery ignores this state.
+  local listeners = call('PUBLISH', META .. id,
     meta ~= '' and meta or '{"status": "IGNORED", "task_id": "' .. id .. '"}')
-  if not r[3] and heard == 0 then return 1 end
+  if not r[3] and listeners == 0 then return 1 end
   started = started or r[9] or call('HGET', job, 'st')
   local ended = {id, state, started, NOW, r[6], ARGV[i + 4], ARGV[i + 5], field, value, meta,
     ARGV[i + 9] == 'dead' and '1' or ''}
-  -- An API process may be among those who listen: this saves it the way back for the record.
-  if heard > 0 and #meta + #value <= TOLD_MAX_BYTES then call('PUBLISH', ENDED .. id, cmsgpack.pack({ended})) end
+  -- An API process may listen: this saves it reading the record.
+  if listeners > 0 and #meta + #value <= PUBLISHED_MAX_BYTES then call('PUBLISH', ENDED .. id, cmsgpack.pack({ended})) end
   if r[3] then
     local w = waiting[r[3]]
     if not w then w = {}; waiting[r[3]] = w end
@@ -124,24 +124,24 @@ if delays then call('ZCARD', KEYS[8]); call('HLEN', KEYS[9]); call('ZCARD', KEYS
 local ids = {}
 for k, o in ipairs(ours) do ids[k] = o[4] end
 local few = #ids <= CHUNK
-if few then call('ZREM', KEYS[5], unpack(ids)) else seldom().in_chunks('ZREM', KEYS[5], ids) end
+if few then call('ZREM', KEYS[5], unpack(ids)) else lib().in_chunks('ZREM', KEYS[5], ids) end
 for _, o in ipairs(ours) do
   local i, n, r, id, job = o[1], o[2], o[3], o[4], o[5]
   if r[4] then
-    if NOT_RUN[ARGV[i + 2]] then seldom().not_run(id, r[6]) end
-    seldom().finish_cancelled(id, (ARGV[i + 8] ~= '' and ARGV[i + 8]) or r[5], r[3], ARGV[1], call('HGET', KEYS[6], id))
+    if NOT_RUN[ARGV[i + 2]] then lib().undo_start(id, r[6]) end
+    lib().finish_cancelled(id, (ARGV[i + 8] ~= '' and ARGV[i + 8]) or r[5], r[3], ARGV[1], call('HGET', KEYS[6], id))
     answer[n] = 3
   elseif ARGV[i + 9] ~= '' and ARGV[i + 9] ~= 'dead' then
-    answer[n] = put_off(i, id, r[6])
+    answer[n] = schedule(i, id, r[6])
   else
-    if ARGV[i + 9] == 'dead' then bury_failed(i, id, r[6]) end
+    if ARGV[i + 9] == 'dead' then dead_letter_failed(i, id, r[6]) end
     answer[n] = settle(i, id, r, job)
   end
 end
-if few then call('HDEL', KEYS[6], unpack(ids)) else seldom().in_chunks('HDEL', KEYS[6], ids) end
--- As `count` has it.
+if few then call('HDEL', KEYS[6], unpack(ids)) else lib().in_chunks('HDEL', KEYS[6], ids) end
+-- As count_ended does.
 for word, n in pairs(counted) do try('HINCRBY', 'hr:stats:' .. string.sub(ARGV[1], 10), 'ended:' .. word, n) end
-for owner, n in pairs(ended_of) do seldom().landed(owner, n) end
--- One publication a batch and waiting API process, with all that its answer to the client needs.
+for owner, n in pairs(ended_of) do lib().end_in_flight(owner, n) end
+-- One publication for each waiting API process, with all that its replies to clients need.
 for api, ended in pairs(waiting) do call('PUBLISH', DONE .. api, cmsgpack.pack(ended)) end
 return answer

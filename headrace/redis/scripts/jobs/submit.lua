@@ -1,25 +1,25 @@
 -- Submit M jobs, of any queues, in one call: idempotency, admission, record, push.
--- KEYS: none beyond what ARGV names (Redis Cluster is refused at start).
--- ARGV: 1 how many of a model's newest jobs are indexed (0: none), then runs of neighbours that have all but their ids,
---       messages and request hashes in common: queue, step, max depth, delay in us (0 = now), in how many us they must
---       have begun (0 = any time), whether they are listed (1 or 0), API key ('' = none; else its id, the most jobs that it may have in flight, 0 for any, and
---       1 where the jobs of others exist for it), values of a job w (2, or 3 where they have hashes), count n, then n record
---       fields and values, count of jobs, then per job w: id, raw message, request hash.
--- Returns {now, then 4 for each job that was not queued: its place from 1, code, created, depth}; code 2 known already,
--- 0 queue full, 3 the id is another request's, 4 a key of the queue is not of its type, 5 the id is another API key's, 6
--- the API key has as many jobs in flight as it may (its depth). A job that cannot be taken does not hinder its neighbours.
+-- KEYS: none beyond those that ARGV names (Redis Cluster is refused at start).
+-- ARGV: 1 how many of a model's newest jobs are indexed (0: none), then runs of neighbours that share everything except ids,
+--       messages and request hashes. A run is: queue, step, max depth, delay in us (0: none), in how many us they must have
+--       started (0: no limit), whether they are listed (1 or 0), API key ('': none; else its id, how many jobs it may have
+--       in flight, 0 for any number, and 1 if it sees the jobs of others), values of a job w (2, or 3 with request hashes),
+--       count n, then n record fields and values, count of jobs, then per job w: id, raw message, request hash.
+-- Returns {now, then 4 for each job that was not queued: its place from 1, code, created, depth}. Codes: 2 known already,
+-- 0 queue full, 3 the id was used for another request, 4 a key of the queue has a wrong type, 5 the id belongs to another
+-- API key, 6 the API key has as many jobs in flight as it may (the depth). A refused job does not stop its neighbours.
 local HEAD = 9
 local index_most = tonumber(ARGV[1])
 local answer, queues, records, owners, expiring = {NOW}, {}, {}, {}, {}
 
--- Whether keys that most queues are without exist at all: one question in place of six.
+-- Whether a queue has none of the keys that most queues do not have: one command in place of six.
 local function plain(queue)
   return call('EXISTS', 'hr:delayed:' .. queue, 'hr:parked:' .. queue, 'hr:tomb:' .. queue,
     list_of(queue, 2), list_of(queue, 3), list_of(queue, 4)) == 0
 end
 
--- Lengths and counters of a queue, kept up to date by this call, and what it gathers to be written together; false
--- where a key of it cannot be used.
+-- Lengths and counters of a queue, kept up to date by this call, and what is gathered to be written together; false if a
+-- key of it has a wrong type.
 local function look(queue)
   local counts = try('HMGET', 'hr:count:' .. queue,
     'out0', 'out3', 'out6', 'out9', 'tomb0', 'tomb3', 'tomb6', 'tomb9')
@@ -62,13 +62,13 @@ while i <= #ARGV do
   end
 end
 
--- One question for all: where no id is known, none is asked for by itself but those that this call has written.
+-- One command for all: if no id is known, no record is read alone, except those that this call has written.
 local known_count, written = 0, {}
 for at = 1, n, CHUNK do
   known_count = known_count + call('EXISTS', unpack(records, at, math.min(at + CHUNK - 1, n)))
 end
 
--- Why a job is not to be enqueued, as code, created and depth; nothing where it is.
+-- Why a job is refused, as code, created and depth; nothing if it is not.
 local function refusal(name, max_depth, id, record, hash, owner)
   if known_count > 0 or written[record] then
     local known = try('HMGET', record, 'c', 'h', 'ky')
@@ -78,13 +78,13 @@ local function refusal(name, max_depth, id, record, hash, owner)
   end
   local q = queues[name]
   if not q then return 4, NOW, 0 end
-  -- A cancelled job whose record is gone but whose message is still listed: its tombstone would drop this one.
+  -- A cancelled job whose record is gone, but whose message is still in a list: its tomb entry would drop this one.
   if q.entombed and call('HEXISTS', 'hr:tomb:' .. name, id) == 1 then return 3, NOW, 0 end
   if q.depth >= max_depth then return 0, NOW, q.depth end
   if owner and owner.most > 0 and owner.count >= owner.most then return 6, NOW, owner.count end
 end
 
--- What a job's message joins, once all records are written.
+-- Gathers the message of a job; it is written once all records are.
 local function gather(q, step, delay, id, raw, listed)
   local k = #q.fresh
   if listed then q.fresh[k + 1], q.fresh[k + 2] = NOW, id end
@@ -104,7 +104,7 @@ end
 
 local place = 0
 
--- Takes the jobs of the run that begins at `from`; where the next begins, or why Redis refuses to write.
+-- Takes the jobs of the run that begins at `from`. Returns where the next begins, or why Redis refuses to write.
 local function take(from)
   local name, step, delay, width = ARGV[from], ARGV[from + 1], tonumber(ARGV[from + 3]), tonumber(ARGV[from + 7])
   local max_depth, q, s, owner = tonumber(ARGV[from + 2]), queues[name], STEP_INDEX[step], owners[ARGV[from + 6]]
@@ -112,7 +112,7 @@ local function take(from)
   local listed = ARGV[from + 5] == '1'
   local first = from + HEAD + tonumber(ARGV[from + 8]) + 1
   local after = first + width * tonumber(ARGV[first - 1])
-  -- The arguments of HSET; those in which its jobs differ are filled in for each.
+  -- The arguments of HSET; those in which the jobs differ are filled in for each.
   local set = {'', 's', delay > 0 and 'd' or 'q', 'c', NOW, 'p', step, unpack(ARGV, from + HEAD, first - 2)}
   local ticket_at = #set + 2
   if delay == 0 then set[ticket_at - 1], set[ticket_at] = 'n', '' end
@@ -147,8 +147,8 @@ i = 2
 while i <= #ARGV do
   local after, err = take(i)
   if err then
-    -- Refused before anything was written: Redis looks at its memory at a script's first write only. Redis 6.2 hides
-    -- the reason behind the line of the script; clients know it by how it begins.
+    -- Refused before anything was written: Redis checks its memory only at a script's first write. Redis 6.2 puts the
+    -- line of the script before the reason, and clients recognize it by its beginning.
     if string.find(err, 'OOM', 1, true) then err = "OOM command not allowed when used memory > 'maxmemory'." end
     return redis.error_reply(err)
   end
@@ -157,7 +157,7 @@ end
 for _, owner in pairs(owners) do
   if owner.fresh > 0 then try('HINCRBY', IN_FLIGHT, owner.id, owner.fresh) end
 end
--- Another type under the key costs only that an end comes when the job is claimed.
+-- If the key has another type, these jobs expire only when they are claimed.
 if #expiring > 0 then
   for k = 1, #expiring, CHUNK do
     try('ZADD', EXPIRING, unpack(expiring, k, math.min(k + CHUNK - 1, #expiring)))

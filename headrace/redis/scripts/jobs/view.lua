@@ -1,7 +1,7 @@
 -- @include queue_position
--- Read jobs: per id {record as a flat list, Celery result or '', place in the queue or 0; of a scheduled job when it
--- is due, in us}, or 0 where unknown.
--- KEYS: none. ARGV: 1 queue prefix, 2 with results (1 or 0), then ids. The place is approximate; see lib/queue_position.lua.
+-- Read jobs. KEYS: none. ARGV: 1 queue prefix, 2 with results (1 or 0), then ids.
+-- Returns per id {record as a flat list, Celery result or '', place in the queue or 0 (for a scheduled job when it is due,
+-- in us)}, or 0 if it is unknown. The place is approximate; see lib/queue_position.lua.
 local function without(record, field)
   local rest = {}
   for k = 1, #record, 2 do

@@ -1,4 +1,4 @@
--- Where waiting jobs stand: put after lib/keys.lua for the scripts that look at many.
+-- The place of waiting jobs in their queue, for scripts that read many.
 local lengths, outs = {}, {}
 
 local function length_of(list)
@@ -9,8 +9,8 @@ local function length_of(list)
   return lengths[list]
 end
 
--- The place of a queued job, 1 being next. It is approximate: what was put back to the head after this job was queued is
--- counted, cancelled neighbours behind it are not subtracted.
+-- The place of a queued job; 1 is next. It is approximate: jobs that returned to the head after this one was queued are
+-- counted, and cancelled jobs behind it are not subtracted.
 local function place_of(queue, step, ticket)
   local s = STEP_INDEX[step] or 1
   local field = 'out' .. STEPS[s]
@@ -24,7 +24,7 @@ local function place_of(queue, step, ticket)
   return math.max(1, place)
 end
 
--- When a scheduled job is due, in us; 0 where that is not known.
+-- When a scheduled job is due, in us; 0 if that is unknown.
 local function due_of(queue, id)
   local due = redis.pcall('ZSCORE', 'hr:delayed:' .. queue, id)
   return type(due) == 'string' and tonumber(due) or 0

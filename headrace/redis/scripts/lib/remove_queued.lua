@@ -1,40 +1,40 @@
--- Taking out what waits, wherever that is: put after lib/finish.lua for the scripts that end such jobs one by one.
--- What was taken out of the midst of a list is cleared out when there is so much of it, and more than of what waits.
+-- Removing waiting jobs from their queues, for scripts that end them one by one.
+-- A list is compacted when it has this many tombstones, and more tombstones than messages.
 local COMPACT_MIN = 10000
--- The lists from which this call has taken something: their queue and step.
+-- The lists from which this call has removed something: their queue and step.
 local touched = {}
 
 local function waits(state) return state == 'q' or state == 'd' end
 
--- Reads a queue's own keys as what they should be, so that a wrong type errs before any write.
+-- Reads a queue's own keys as the types that they should have, so that a wrong type fails before any write.
 local function check_waiting(queue)
   redis.call('ZCARD', 'hr:delayed:' .. queue); redis.call('HLEN', 'hr:parked:' .. queue)
   redis.call('HLEN', 'hr:count:' .. queue); redis.call('HLEN', 'hr:tomb:' .. queue)
   for s = 1, 4 do redis.call('LLEN', list_of(queue, s)) end
 end
 
--- Clears the message of a waiting job where its ticket says that it is, and gives it; false where another stands there,
--- as after neighbours were put back or cleared out.
-local function cleared(list, step, id, ticket, out)
+-- Replaces the message of a waiting job by a tombstone at the place that its ticket names, and returns the message; false
+-- if another message is there, as after neighbours were released or the list was compacted.
+local function clear_message(list, step, id, ticket, out)
   local at = tonumber(ticket or '0') - (tonumber(out or '0') or 0)
   local raw = at > 0 and redis.call('LINDEX', list, -at)
   local ours = raw and string.find(raw, '"id":"' .. id .. '"', 1, true)
   if not ours and not (raw and string.find(raw, '"id": "' .. id .. '"', 1, true)) then return false end
-  redis.call('LSET', list, -at, GONE)
+  redis.call('LSET', list, -at, TOMBSTONE)
   return raw
 end
 
--- Takes a waiting job out of its queue; gives its message, where that was found.
-local function withdraw(queue, id, state, step, ticket)
+-- Removes a waiting job from its queue; returns its message, if that was found.
+local function remove_queued(queue, id, state, step, ticket)
   redis.call('ZREM', 'hr:delayed:' .. queue, id)
   local raw = redis.call('HGET', 'hr:parked:' .. queue, id)
   redis.call('HDEL', 'hr:parked:' .. queue, id)
   if state == 'q' then
     local list = list_of(queue, STEP_INDEX[step] or 1)
     local out = redis.call('HGET', 'hr:count:' .. queue, 'out' .. step)
-    raw = cleared(list, step, id, ticket, out)
+    raw = clear_message(list, step, id, ticket, out)
     if not raw then
-      -- The message stays listed; its tombstone outlives the record, so that a claim drops it however late.
+      -- The message stays in the list. Its tomb entry outlives the record, so that a claim drops it however late.
       redis.call('HSET', 'hr:tomb:' .. queue, id, step)
     end
     redis.call('HINCRBY', 'hr:count:' .. queue, 'tomb' .. step, 1)
@@ -47,7 +47,7 @@ local function compact()
   for list, t in pairs(touched) do
     local tombs = tonumber(redis.call('HGET', 'hr:count:' .. t[1], 'tomb' .. t[2]))
     if tombs >= COMPACT_MIN and tombs > redis.call('LLEN', list) / 2 then
-      redis.call('HINCRBY', 'hr:count:' .. t[1], 'tomb' .. t[2], -redis.call('LREM', list, 0, GONE))
+      redis.call('HINCRBY', 'hr:count:' .. t[1], 'tomb' .. t[2], -redis.call('LREM', list, 0, TOMBSTONE))
     end
   end
 end

@@ -1,15 +1,16 @@
--- Note a payload before it is written anywhere, so that the sweep knows of it; one that is to lie in Redis is counted,
--- and written in the same call. KEYS: none. ARGV: 1 entry ("reference id model i|r|f"), 2 reference, 3 us until it is
--- looked at, 4 the most bytes that payloads may take in Redis ('' = a result: it ends a job, and passes also at
--- maxmemory), 5 its bytes in Redis (0 = it lies elsewhere), 6 the payload; left out where the caller writes it, as Lua
--- would copy it. Returns {1 or 0 (refused: too much), bytes of all in Redis}.
+-- Enter a payload into the index before it is written anywhere, so that the sweep knows it. A payload in Redis is also
+-- counted, and written in the same call. KEYS: none.
+-- ARGV: 1 entry ("reference id model i|r|f"), 2 reference, 3 us until the sweep looks at it, 4 how many bytes of payloads
+--       Redis may hold ('' for a result: it ends a job, and passes at maxmemory too), 5 its bytes in Redis (0: it is stored
+--       elsewhere), 6 the payload; absent if the caller writes it, as Lua would copy it.
+-- Returns {1 or 0 (refused: no room), bytes of all payloads in Redis}.
 local entry, ref, limit, size, body = ARGV[1], ARGV[2], ARGV[4], tonumber(ARGV[5]), ARGV[6]
 redis.call('ZCARD', PAYLOADS)
 local total = tonumber(redis.call('HGET', PAYLOAD_SIZES, '') or '0') or 0
--- Said again after a broken connection, or with the payload.
+-- A repeat, after a broken connection or with the payload.
 local again = size > 0 and redis.call('HEXISTS', PAYLOAD_SIZES, ref) == 1
 if size > 0 and not again and limit ~= '' and total + size > tonumber(limit) then return {0, whole(total)} end
-if limit == '' then pass_at_maxmemory(PAYLOADS) end
+if limit == '' then begin_with_removal(PAYLOADS) end
 local noted = redis.pcall('ZADD', PAYLOADS, whole(NOW_US + tonumber(ARGV[3])), entry)
 if type(noted) == 'table' then
   -- Refused before anything was written; see jobs/submit.lua.

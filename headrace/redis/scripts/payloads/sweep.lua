@@ -1,13 +1,13 @@
--- Look whether payloads are still needed. What lies in Redis and is not needed is deleted here; what lies elsewhere is
--- named to the caller, who deletes it and then removes its entry. KEYS: none.
--- ARGV: 1 how many of those that are due to look at (0 = only those named), then entries to look at whether due or not.
+-- Check whether payloads are still needed. A payload in Redis that is not needed is deleted here; one that is stored
+-- elsewhere is returned to the caller, which deletes it and then removes its entry. KEYS: none.
+-- ARGV: 1 how many due entries to look at (0: only those named), then entries to look at, due or not.
 -- Returns {how many were looked at, the entries to delete...}.
 local QUEUE = 'headrace.'
 -- How long a payload that is needed is left alone, and how long a caller has to delete one that is not.
 local NEEDED_US, DELETING_US, SECOND_US = 600000000, 60000000, 1000000
 
--- Microseconds until an input should be looked at again; nil where nobody needs it. As its message, it is to be had
--- as long as its dead letter. What has no state yet was requeued, and waits.
+-- Microseconds until an input is looked at again; nil if it is not needed. Like the message, it is needed as long as its
+-- dead letter exists. A record without a state belongs to a requeued job that waits.
 local function input_needed_us(ref, id, model)
   local state, input = unpack(read(id, 's', 'ir'))
   if input and input ~= ref then return nil end
@@ -15,7 +15,7 @@ local function input_needed_us(ref, id, model)
   return redis.call('EXISTS', 'hr:letter:' .. QUEUE .. model .. ':' .. id) == 1 and NEEDED_US or nil
 end
 
--- The same for a result, which is written before its job is settled and lives as long as the record.
+-- The same for a result, which is written before its job is settled and is kept as long as the record.
 local function result_needed_us(ref, id)
   local state, result = unpack(read(id, 's', 'rr'))
   if not state then return nil end
@@ -27,7 +27,7 @@ local function result_needed_us(ref, id)
   return ttl_ms * 1000 + SECOND_US
 end
 
--- The same for a part of a file, which is written before the file's record names it.
+-- The same for a part of a file, which is written before the list of parts names it.
 local function part_needed_us(ref, id)
   local file = 'hr:file:' .. id
   if redis.call('TYPE', file .. ':parts').ok ~= 'zset' or not redis.call('ZSCORE', file .. ':parts', ref) then return nil end
@@ -58,7 +58,7 @@ end
 for i = 2, #ARGV do
   if redis.call('ZSCORE', PAYLOADS, ARGV[i]) then entries[#entries + 1] = ARGV[i] end
 end
-pass_at_maxmemory(PAYLOADS)
+begin_with_removal(PAYLOADS)
 local answer = {#entries}
 for _, entry in ipairs(entries) do
   local ref, id, model, kind = string.match(entry, '^(%l[%l%d]*:%x+) (%S+) (%S+) ([irf])$')

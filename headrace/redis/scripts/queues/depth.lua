@@ -1,8 +1,8 @@
--- The state of queues. KEYS: none. ARGV: queues.
--- Returns {now, then per queue {waiting at steps 0, 3, 6, 9, delayed, leased, dead, then created of the oldest of each step
--- or ''}}.
--- The oldest is looked for at the heads of the lists; a stock client's message has no time of its own, and a job that
--- was delayed counts from when it joined its list.
+-- Read the depth of queues. KEYS: none. ARGV: queues.
+-- Returns {now, then per queue {waiting at steps 0, 3, 6, 9, delayed, leased, dead, then when the oldest of each step was
+-- created, or ''}}.
+-- The oldest is searched for at the heads of the lists. A stock client's message has no time, and a job that was delayed
+-- counts from when it joined its list.
 local function id_in(raw)
   local at = string.find(raw, '"id"', 1, true)
   return at and string.match(raw, '^"id": ?"([^"\\]+)"', at)
@@ -12,7 +12,7 @@ local function waiting_since(list)
   for i = 1, HEADS do
     local raw = redis.call('LINDEX', list, -i)
     if not raw then return nil end
-    if raw ~= GONE then
+    if raw ~= TOMBSTONE then
       local id = id_in(raw)
       local state, created, joined = unpack(id and read(id, 's', 'c', 'j') or {})
       if not state then return nil end
@@ -21,7 +21,7 @@ local function waiting_since(list)
   end
 end
 
--- One key of the wrong type is not to blind a caller to all other queues.
+-- A key of the wrong type counts as empty, so that the other queues can be read.
 local function size(command, key)
   local n = redis.pcall(command, key)
   return type(n) == 'number' and n or 0

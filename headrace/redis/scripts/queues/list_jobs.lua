@@ -1,15 +1,15 @@
--- Walk a model's jobs from the newest, in the order of (created, id), and say which are in one of some states.
--- KEYS: none. ARGV: 1 model, 2 created and 3 id before which to begin ('' and '' for the newest), 4 the oldest
--- created that counts, 5 letters of states ('' for all), 6 the most ids to give, 7 the most to look at, 8 the API key whose
--- jobs count (absent for all; -: nobody's).
+-- Walk a model's jobs from the newest, in the order of (created, id), and return those in some states. KEYS: none.
+-- ARGV: 1 model, 2 creation time and 3 id of the job to begin after ('' and '' for the newest), 4 the oldest creation time
+--       that counts, 5 letters of states ('' for all), 6 how many ids to return at most, 7 how many to look at at most,
+--       8 the API key whose jobs count (absent for all; -: jobs of no key).
 -- Returns {whether more may follow (1 or 0), created and id of the last that was looked at, then per job: created, id}.
--- Ids whose record has run out, or is another model's by now, are taken out of the index.
+-- An id whose record has expired, or belongs to another model, is removed from the index.
 local model, before, before_id, since, states = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
 local most, most_looked, owner = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8]
 local index = INDEX .. model
 local answer, gone, looked, last, last_id = {1, before, before_id}, {}, 0, before, before_id
 
--- Nothing changes while this runs, so that ranks can be used; those of equal score that were seen are passed over.
+-- Nothing changes while this runs, so that ranks can be used; members of equal score that were seen are skipped.
 local rank = before == '' and 0 or redis.call('ZCOUNT', index, '(' .. before, '+inf')
 local total = redis.call('ZCARD', index)
 
@@ -36,7 +36,7 @@ local function look(created, id)
   end
 end
 
--- The answer's head takes three places, each job two.
+-- The head of the reply has three values, each job two.
 local function full() return #answer >= 3 + 2 * most or looked >= most_looked end
 
 local ended = false

@@ -1,7 +1,7 @@
 -- @include finish
--- Cancel what waits in a queue, a bounded number at a time. KEYS: the queue's. ARGV: 1 queue, 2 limit.
--- Returns {cancelled, removed, left}: jobs that ended so, messages taken from the lists and the delayed set (also
--- tombstones, repeats and what cannot be read), and how many are left.
+-- Cancel waiting jobs of a queue, up to a limit. KEYS: the queue's. ARGV: 1 queue, 2 limit.
+-- Returns {cancelled, removed, left}: jobs that were cancelled, messages removed from the lists and the delayed set (also
+-- tombstones, repeats and unreadable ones), and how many messages are left.
 local limit, cancelled, removed = tonumber(ARGV[2]), 0, 0
 check_types(true)
 
@@ -12,8 +12,8 @@ local function id_in(raw)
   return valid_id(id) and id or nil
 end
 
--- Ends a job that waits; one without a record is a stock client's, which waits for its result all the same. A message
--- under the id of another model's job is none, and that job waits on.
+-- Cancels a waiting job. A message without a record is a stock client's, which waits for a result too. A message under the
+-- id of another model's job is ignored, and that job goes on.
 local function cancel(id, raw)
   local state, ttl, waiter, model = unpack(read(id, 's', 'l', 'w', 'm'))
   if state and state ~= 'q' and state ~= 'd' then return end
@@ -28,14 +28,14 @@ local function purge_list(s)
   redis.call('LTRIM', KEYS[s], 0, -(#raws + 1))
   redis.call('HINCRBY', KEYS[7], 'out' .. STEPS[s], #raws)
   for k = #raws, 1, -1 do
-    local id = raws[k] ~= GONE and id_in(raws[k])
+    local id = raws[k] ~= TOMBSTONE and id_in(raws[k])
     local step = id and redis.call('HGET', KEYS[11], id)
-    if not id and raws[k] == GONE then
+    if not id and raws[k] == TOMBSTONE then
       redis.call('HINCRBY', KEYS[7], 'tomb' .. STEPS[s], -1)
     elseif step then
       redis.call('HDEL', KEYS[11], id)
       redis.call('HINCRBY', KEYS[7], 'tomb' .. step, -1)
-      leave_untold(ARGV[1], id, raws[k], meta_json(id, 'REVOKED', REVOKED))
+      save_orphaned_end(ARGV[1], id, raws[k], meta_json(id, 'REVOKED', REVOKED))
     elseif id then
       cancel(id, raws[k])
     end
@@ -43,7 +43,7 @@ local function purge_list(s)
   removed = removed + #raws
 end
 
-pass_at_maxmemory(KEYS[5])
+begin_with_removal(KEYS[5])
 for s = 1, 4 do
   if removed < limit then purge_list(s) end
 end

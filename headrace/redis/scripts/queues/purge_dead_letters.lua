@@ -1,4 +1,4 @@
--- Remove dead letters for good. KEYS: the queue's. ARGV: 1 queue, then letters. Returns how many there were.
+-- Delete dead letters. KEYS: the queue's. ARGV: 1 queue, then names of dead letters. Returns how many there were.
 check_types(false)
 local removed = 0
 for i = 2, #ARGV do

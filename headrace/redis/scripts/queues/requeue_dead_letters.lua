@@ -1,44 +1,44 @@
--- Put dead letters back at the end of their list, as the jobs that they were. KEYS: the queue's. ARGV: 1 queue, then
--- letters. Returns per letter: queued, unknown, unreadable (it is no job that could run), or alive (a job of its id
--- waits or runs, or came later and has ended as something of its own).
+-- Requeue dead letters at the end of their list, as the jobs that they were. KEYS: the queue's. ARGV: 1 queue, then names
+-- of dead letters. Returns per name: queued, unknown, unreadable (it is no job that could run), or alive (a job of its id
+-- waits or runs, or a later job of its id has ended).
 check_types(true)
 local prefix = 'hr:letter:' .. ARGV[1] .. ':'
--- All that its last life left in the record; the client's own fields stay.
+-- The fields that its last run left in the record; the client's own fields stay.
 local LEFT = {'a', 'k', 'x', 't', 'o', 'st', 'en', 'b', 'tm', 'rt', 'e', 'tb', 'dl', 'cr', 'rn', 'fw', 'sg', 'pg'}
 
--- How long a requeued job that has no record may wait for its claim before its stored input is let go.
+-- How long the stored input of a requeued job without a record is kept for its claim.
 local UNCLAIMED_S = 30 * 86400
 
-local function requeue(letter)
-  local found = redis.pcall('HMGET', prefix .. letter, 'raw', 'id', 'step', 'created')
+local function requeue(name)
+  local found = redis.pcall('HMGET', prefix .. name, 'raw', 'id', 'step', 'created')
   local raw, id, step, born = found[1], found[2], found[3], found[4]
   if found.err or not raw then
-    redis.call('ZREM', KEYS[10], letter)
+    redis.call('ZREM', KEYS[10], name)
     return 'unknown'
   end
   if not id or id == '' then return 'unreadable' end
   local state, owner, created = unpack(read(id, 's', 'ky', 'c'))
-  -- The message of a cancelled job of that id is still listed; its tombstone would drop this one in its place.
+  -- The message of a cancelled job of that id is still in a list, and its tomb entry would drop this one instead.
   if (state and not FINAL[state]) or redis.call('HEXISTS', KEYS[11], id) == 1 then return 'alive' end
-  -- A letter outlives its job's record; whose id was given to another meanwhile, perhaps of another model, is not to cost
-  -- that its result.
+  -- A dead letter outlives its job's record. If another job has the id by now, perhaps of another model, it must not lose
+  -- its result.
   if created and created ~= born then return 'alive' end
   local s = STEP_INDEX[step or '0'] or 1
-  redis.call('ZREM', KEYS[10], letter)
-  redis.call('UNLINK', prefix .. letter, META .. id)
+  redis.call('ZREM', KEYS[10], name)
+  redis.call('UNLINK', prefix .. name, META .. id)
   local out = redis.call('HGET', KEYS[7], 'out' .. STEPS[s])
   local ticket = redis.call('LPUSH', KEYS[s], raw) + (tonumber(out or '0') or 0)
-  -- Without a record (its result_ttl has passed) the message is as a stock client's: its claim makes a new one.
+  -- Without a record (its result_ttl has passed) the message is like a stock client's: its claim makes a new one.
   if state then
     redis.call('HDEL', JOB .. id, unpack(LEFT))
     redis.call('HSET', JOB .. id, 's', 'q', 'n', ticket, 'j', NOW)
     redis.call('PERSIST', JOB .. id)
-    -- It has ended, and is to end again. Its key's limit is for clients: who puts it back is an operator.
+    -- It has ended, and will end again. The limit of its API key is not checked, as an operator requeues it.
     if owner then redis.pcall('HINCRBY', IN_FLIGHT, owner, 1) end
   else
-    -- Its input in the payload store is needed until it has run: the claim's record is to name it.
+    -- Its input in the payload store is needed until it has run, so the record names it.
     local ref = string.match(raw, '"ref":"(%l[%l%d]*:%x+)"')
-    -- Where another type is in the record's place, the claim says so.
+    -- If the record's key has another type, the claim reports it.
     if ref and type(redis.pcall('HSET', JOB .. id, 'ir', ref)) == 'number' then
       redis.call('EXPIRE', JOB .. id, UNCLAIMED_S)
     end

@@ -1,7 +1,7 @@
--- Keep what a run tells of itself. KEYS: none.
--- ARGV: 1 its id, 2 what it tells, 3 '1' where a process has just begun with it, 4 TTL in s, 5 how many runs are kept,
--- 6 the API key that tells (-: nobody).
--- Returns {1 where its end was asked for since, else 0; -1 where the run is another key's}.
+-- Save the status that a run reports. KEYS: none.
+-- ARGV: 1 run, 2 its status, 3 '1' if a process has just started it, 4 TTL in s, 5 how many runs are kept, 6 the API key that
+--       reports (-: none).
+-- Returns {1 if its end was requested since, else 0; -1 if the run belongs to another key}.
 local RUNS, RUN = 'hr:runs', 'hr:run:' .. ARGV[1]
 redis.call('HLEN', RUN)
 redis.call('ZCARD', RUNS)

@@ -1,8 +1,8 @@
--- Keep how far a webhook's delivery is, unless another has said so since it was read. KEYS: none.
--- ARGV: 1 job, 2 delivery, 3 what it was ('' = new), 4 what it is, 5 for how many seconds the job's deliveries are kept, 6 in
---       how many us it is to be tried ('' = no more), 7 the errand that tries it, 8 its body ('' = as before, '-' = not
---       needed any more), 9 what is counted ('' = nothing), then deliveries of the job that are to be forgotten.
--- Returns {1}, or {0, what it is by now}.
+-- Save a webhook delivery, unless another process has changed it since it was read. KEYS: none.
+-- ARGV: 1 job, 2 delivery, 3 its old text ('': it is new), 4 its new text, 5 for how many seconds the job's deliveries are
+--       kept, 6 in how many us it is tried ('': never again), 7 the background task that tries it, 8 its body ('': as
+--       before, '-': not needed any more), 9 the counter that grows by one ('': none), then deliveries of the job to delete.
+-- Returns {1}, or {0, its text by now}.
 local DUE, key, name = 'hr:hooks', HOOK .. ARGV[1], ARGV[2]
 local member = ARGV[1] .. ' ' .. name
 redis.call('ZCARD', DUE)

@@ -1,7 +1,6 @@
--- What a worker says of itself each second; also at maxmemory, where it must not look as if it were gone. KEYS: none.
--- ARGV: 1 owner, 2 for how many seconds that is to be believed, 3 how many values follow that are fields and values of its
--- models' states, then per counter: key, field, by how much, which is a number, or as many as a histogram has, with a
--- space between.
+-- Save the report that a worker sends each second. It passes at maxmemory too, or the worker would look dead. KEYS: none.
+-- ARGV: 1 owner, 2 for how many seconds the report is valid, 3 how many values of fields follow, these, then per counter: key,
+--       field, and by how much it grows: a number, or the numbers of a histogram with spaces between.
 local key, states = 'hr:worker:' .. ARGV[1], tonumber(ARGV[3])
 redis.call('HLEN', key); redis.call('ZCARD', 'hr:workers')
 redis.call('ZREMRANGEBYSCORE', 'hr:workers', 0, time[1] - tonumber(ARGV[2]))
@@ -17,11 +16,11 @@ local function add_all(key, field, by)
     known = known and was
     sums[#sums + 1] = string.format('%.17g', tonumber(n) + (was or 0))
   end
-  -- What cannot be read begins anew, as after a reset.
+  -- An unreadable counter starts again, as after a reset.
   redis.pcall('HSET', key, field, known and table.concat(sums, ' ') or by)
 end
 
--- A counter that another application has put something else under costs the others nothing.
+-- A counter whose key has another type does not stop the others.
 for i = 4 + states, #ARGV, 3 do
   local key, field, by = ARGV[i], ARGV[i + 1], ARGV[i + 2]
   if string.find(by, ' ', 1, true) then

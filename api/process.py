@@ -1,6 +1,6 @@
 """One API process, configured by the environment: what `python -m api` runs.
 
-Its arguments are file descriptors that it inherits from whoever supervises it.
+Its arguments are file descriptors that it inherits from the supervisor.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from headrace.payloads.stores import build_stores
 from headrace.redis.compatibility import check_broker
 from headrace.server.ports import BACKLOG, http_url
 
-#: A stop waits so long for requests under way, in seconds.
+#: Seconds for which a stop waits for requests in progress.
 SHUTDOWN_MAX_S: Final = 4
 KEEP_ALIVE_S: Final = 75
-#: The garbage collector looks once so many more objects live than before.
+#: The garbage collector runs when this many more objects live than before.
 GC_AFTER_OBJECTS: Final = 10_000
 
 _NO_KEY: Final = (
-    "API keys are asked for (`auth`), and there is none yet: make one with `headrace keys create`"
+    "API keys are required (`auth`), but no key exists: make one with `headrace keys create`"
 )
-_OPEN: Final = "auth is off: anybody who can reach %s may submit, read results and purge queues"
+_OPEN: Final = "auth is off: everybody with access to %s may submit, read results and purge queues"
 
 logger = logging.getLogger("api")
 
 
 class ApiProcess(uvicorn.Server):
-    """uvicorn, which before it stops has every waiting request answered: not yet.
+    """uvicorn; before it stops it answers every waiting request.
 
     Attributes:
-        ready_fd: a pipe into which it writes once it serves.
+        ready_fd: a pipe into which it writes a line once it serves.
     """
 
     ready_fd: int | None = None
@@ -62,12 +62,12 @@ class ApiProcess(uvicorn.Server):
             config = self.config
             tls = config.ssl is not None
             logger.info("listening on %s", http_url(config.host, config.port, tls=tls))
-            self._background = [asyncio.create_task(job) for job in self._watching()]
+            self._background = [asyncio.create_task(job) for job in self._background_jobs()]
             if self.ready_fd is not None:
                 os.write(self.ready_fd, b"\n")
 
-    def _watching(self) -> Iterator[Coroutine[Any, Any, None]]:
-        """What is done beside serving."""
+    def _background_jobs(self) -> Iterator[Coroutine[Any, Any, None]]:
+        """Return the background tasks of the server."""
         app = self.config.app
         assert isinstance(app, Application)  # noqa: S101 - server_for serves no other
         settings = app.settings
@@ -86,7 +86,7 @@ class ApiProcess(uvicorn.Server):
 
 
 def server_for(app: Application, host: str, port: int, log_level: str = "info") -> ApiProcess:
-    """The server of one application."""
+    """Return the server of one application."""
     settings = app.settings
     return ApiProcess(
         uvicorn.Config(
@@ -100,7 +100,7 @@ def server_for(app: Application, host: str, port: int, log_level: str = "info") 
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            # Our own line says where it listens; uvicorn needs four, and five to stop.
+            # `startup` logs one line; uvicorn's own logs four, and five at the stop.
             log_config=None,
             log_level="warning" if log_level == "info" else log_level,
             backlog=BACKLOG,
@@ -121,7 +121,7 @@ def _serve(settings: Settings, inherited: argparse.Namespace) -> None:
     for warning in check_broker(settings.redis_url).warnings():
         logging.getLogger("api").warning("%s", warning)
     check_certificate(settings)
-    for warning in _door_warnings(settings, settings.redis_url):
+    for warning in _access_warnings(settings, settings.redis_url):
         logger.warning("%s", warning)
     catalog = load_catalog(settings.models_file, timeout_s=settings.timeout_s)
     stores = build_stores(settings, settings.redis_url)
@@ -134,17 +134,17 @@ def _serve(settings: Settings, inherited: argparse.Namespace) -> None:
         app.access_log = access_log(settings, os.environ)
     server = server_for(app, settings.host, settings.port, settings.log_level)
     server.ready_fd = inherited.ready
-    # What was imported stays: a full collection that walks it all halts every request meanwhile.
+    # Imported modules stay: a full collection of them would pause every request.
     gc.freeze()
-    # No request leaves cycles behind, and what 64 of them hold at once is more than the usual 700.
+    # Requests leave no cycles, and 64 concurrent ones hold more than the default of 700 objects.
     gc.set_threshold(GC_AFTER_OBJECTS)
     gc.enable()
     listeners = [socket.socket(fileno=descriptor) for descriptor in inherited.socket]
     server.run(sockets=listeners or None)
 
 
-def _door_warnings(settings: Settings, redis_url: str) -> list[str]:
-    """What whoever starts the API should know of who may use it."""
+def _access_warnings(settings: Settings, redis_url: str) -> list[str]:
+    """Return the warnings about who may use the API."""
     if settings.asks_for_keys:
         with api_keys_at(redis_url) as keys:
             return [] if keys.all() else [_NO_KEY]
@@ -157,14 +157,16 @@ def _inherited() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m api", description=__doc__)
     parser.add_argument(
         "--socket", type=int, action="append", default=[], metavar="FD",
-        help="a listening socket to serve on, in place of host and port; may be given again",
+        help="a listening socket to serve on instead of host and port; may be repeated",
     )  # fmt: skip
-    parser.add_argument("--ready", type=int, metavar="FD", help="a pipe to write to once it serves")
+    parser.add_argument(
+        "--ready", type=int, metavar="FD", help="a pipe to write a line to once it serves"
+    )
     return parser.parse_args()
 
 
 def main() -> int:
-    """Serve until SIGTERM or SIGINT; the exit status."""
+    """Serve until SIGTERM or SIGINT; return the exit status."""
     try:
         inherited = _inherited()
         settings = load_settings(None, os.environ, {})

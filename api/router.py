@@ -1,6 +1,6 @@
 """The router: finds the operation of a request, admits the request, and sends the answer.
 
-It stands before FastAPI, whose middleware and router would take longer than the rest of a submit.
+It runs before FastAPI, whose middleware and router would take longer than the rest of a submit.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class _Node:
         self.routes: Routes | None = None
 
     def inherit(self) -> None:
-        """Let every literal segment also be a value of the parameter beside it."""
+        """Let every literal segment also be a value of its parameter sibling."""
         for child in self.literals.values():
             if self.parameter is not None:
                 child.add(self.parameter)

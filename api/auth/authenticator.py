@@ -3,7 +3,7 @@
 Keys are cached for FRESH_S seconds, so that a request takes a hash and a comparison. A revocation
 is published and removes the key from the cache at once; after a lost connection FRESH_S bounds the
 delay. While Redis does not answer, cached keys stay valid for STALE_S seconds: the operation itself
-then answers with a problem that says so.
+then answers with the problem `broker-unavailable`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final
 import redis.asyncio
 
 from api.http.messages import Request
-from headrace.access.api_key import NOBODY, ApiKey, Caller, Scope, caller_of, read_key
+from headrace.access.api_key import NO_OWNER, ApiKey, Caller, Scope, caller_of, read_key
 from headrace.config.settings import Settings
 from headrace.errors import BrokerError, Forbidden, RateLimited, Unauthorized
 from headrace.queue.job_queue import JobQueue
@@ -57,7 +57,7 @@ Needs = Scope | Open
 
 
 class _CachedKey:
-    """A key as it was read from Redis; `key` is None where it does not exist."""
+    """A key as it was read from Redis; no `key` if it does not exist."""
 
     __slots__ = ("caller", "key", "read_at")
 
@@ -214,7 +214,7 @@ class Authenticator:
     async def _owner(self, request: Request) -> tuple[ApiKey, Caller]:
         """Return the key for which a component acts, with its scopes and limits."""
         owner = request.header(ACTS_FOR).decode("latin-1")
-        cached = await self._look_up(owner) if owner != NOBODY else None
+        cached = await self._look_up(owner) if owner != NO_OWNER else None
         if cached is None:
             # Work that was submitted without API keys continues without an owner.
             own = await self._authenticate(request)

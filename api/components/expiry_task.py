@@ -1,4 +1,4 @@
-"""Ends jobs that wait though they must have begun by now, also where no worker runs at all."""
+"""Expire waiting jobs whose time to start has passed, even without any worker."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ logger = logging.getLogger(__name__)
 
 
 class ExpiryTask:
-    """Looks for such jobs as long as the process serves.
+    """Expires jobs while the process serves.
 
     Args:
-        queue: where they are.
+        queue: expires them.
     """
 
     def __init__(self, queue: JobQueue) -> None:
@@ -29,11 +29,11 @@ class ExpiryTask:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Begin to look, in the background."""
+        """Start the task."""
         self._task = asyncio.create_task(self._repeat())
 
     async def stop(self) -> None:
-        """Look no more."""
+        """Stop the task."""
         if self._task is not None:
             await cancel_and_wait(self._task)
 
@@ -43,5 +43,5 @@ class ExpiryTask:
                 while await self._queue.expire() == EXPIRE_MAX_JOBS:
                     pass
             except BrokerError as error:
-                logger.debug("expired jobs wait until Redis answers: %s", error)
+                logger.debug("jobs not expired; Redis does not answer: %s", error)
             await asyncio.sleep(INTERVAL_S)

@@ -1,4 +1,4 @@
-"""Files and batches for the routes. What reads and writes them blocks; threads are asked."""
+"""Files and batches for the endpoints. Their stores block, so that every call runs on a thread."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class FileService:
     """The files and batches, for one event loop.
 
     Args:
-        stores: where their parts lie; closed with this.
+        stores: the payload stores with their parts; closed with this.
         store: the files over them.
         batches: the batches over these.
     """
@@ -33,21 +33,21 @@ class FileService:
         self._threads = ThreadPoolExecutor(THREADS, "headrace-files")
 
     def close(self) -> None:
-        """Begin nothing more."""
+        """Start no more calls and close the stores."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._stores.close()
 
     async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call what blocks."""
+        """Run a blocking call on a thread."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, lambda: call(*args, **kwargs))
 
 
 def build_file_service(settings: Settings, redis_url: str) -> FileService:
-    """The files and batches of one API process; they connect when first used.
+    """Build the files and batches of one API process; they connect when first used.
 
     Raises:
-        ConfigError: the settings of the store are wrong.
+        ConfigError: the settings of the store are not valid.
     """
     stores = build_stores(settings, redis_url)
     caller = ScriptClient(stores.client)

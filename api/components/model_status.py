@@ -1,4 +1,4 @@
-"""What the workers say of the models, summed over the workers and remembered for a moment."""
+"""The state of the models, combined over the workers and cached for a moment."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from headrace.errors import BrokerError
 from headrace.observability.worker_report import ModelState, WorkerReport
 from headrace.queue.job_queue import JobQueue
 
-#: So old may be what a job's `waiting_for` is answered from, in seconds.
+#: Seconds for which `has_ready` uses a cached state.
 FRESH_S: Final = 1.0
-#: A model's state is the best that any of its workers says; `stopped` counts for none.
+#: A model's state is the best of its workers' states; `stopped` counts as no worker.
 BEST_FIRST: Final = (
     "ready", "draining", "warming", "loading", "restarting", "failed", "stopped",
 )  # fmt: skip
@@ -24,7 +24,7 @@ _RANKS: Final = {state: rank for rank, state in enumerate((*BEST_FIRST, NO_WORKE
 
 
 class ServingWorkers(msgspec.Struct, frozen=True):
-    """One model as one worker has it."""
+    """One model in one worker."""
 
     worker: str
     pid: int
@@ -36,8 +36,8 @@ class ModelStatus(msgspec.Struct, frozen=True):
 
     Attributes:
         state: ready, draining, warming, loading, restarting, failed, stopped or no-worker.
-        ready: replicas that are loaded.
-        workers: who serves it.
+        ready: the number of loaded replicas.
+        workers: the workers that serve it.
     """
 
     state: str
@@ -46,12 +46,17 @@ class ModelStatus(msgspec.Struct, frozen=True):
 
     @property
     def error(self) -> str:
-        """Why it does not serve, of the first worker that says so, with a traceback; else ""."""
+        """The first error of a worker, with a traceback; else ""."""
         return next((served.state.error for served in self.workers if served.state.error), "")
 
 
 class ModelStatuses:
-    """The workers and their models, as Redis has them."""
+    """Reads the state of all models from Redis.
+
+    Args:
+        queue: reads the workers' reports.
+        catalog: the registered models.
+    """
 
     def __init__(self, queue: JobQueue, catalog: Catalog) -> None:
         self._queue = queue
@@ -61,7 +66,7 @@ class ModelStatuses:
         self._reading: asyncio.Task[None] | None = None
 
     async def statuses(self) -> dict[str, ModelStatus]:
-        """Every registered model, read now.
+        """Read the state of every registered model.
 
         Raises:
             BrokerUnavailable: Redis does not answer.
@@ -69,22 +74,22 @@ class ModelStatuses:
         return self.learn(await self._queue.worker_states())
 
     def learn(self, reports: dict[str, WorkerReport]) -> dict[str, ModelStatus]:
-        """Every registered model, by what the workers were just found to say."""
+        """Return the state of every registered model by the workers' reports, and cache it."""
         serving = _serving(reports)
         statuses = {
             model.name: _status(serving.get(model.name, [])) for model in self._catalog.served
         }
         for pipeline in self._catalog.pipelines.values():
             own = statuses[pipeline.name]
-            statuses[pipeline.name] = _as_its_models(own, [statuses[m] for m in pipeline.models])
+            statuses[pipeline.name] = _pipeline_status(own, [statuses[m] for m in pipeline.models])
         self._ready = frozenset(name for name, status in statuses.items() if status.ready)
         self._read_at = asyncio.get_running_loop().time()
         return statuses
 
     async def has_ready(self, model: str) -> bool:
-        """Whether a replica of the model is loaded anywhere, as of a second ago at most.
+        """Return whether any worker has a loaded replica, as of FRESH_S seconds ago at most.
 
-        While Redis does not answer, what was last known stands.
+        While Redis does not answer, the last known state is used.
         """
         if asyncio.get_running_loop().time() - self._read_at > FRESH_S:
             if self._reading is None:
@@ -101,8 +106,8 @@ class ModelStatuses:
             self._reading = None
 
 
-def _as_its_models(own: ModelStatus, models: list[ModelStatus]) -> ModelStatus:
-    """A pipeline is as its worst model is, where a background worker runs it at all."""
+def _pipeline_status(own: ModelStatus, models: list[ModelStatus]) -> ModelStatus:
+    """Return the state of a pipeline: that of its worst model, if a background worker runs it."""
     if own.state == NO_WORKER:
         return own
     worst = max(models, key=lambda status: _RANKS[status.state])
@@ -110,7 +115,7 @@ def _as_its_models(own: ModelStatus, models: list[ModelStatus]) -> ModelStatus:
 
 
 def _serving(reports: dict[str, WorkerReport]) -> dict[str, list[ServingWorkers]]:
-    """Who serves each model, in the order of the workers' names."""
+    """Return the workers of each model, by the workers' names."""
     serving: defaultdict[str, list[ServingWorkers]] = defaultdict(list)
     for owner, report in sorted(reports.items()):
         for name, state in report.models.items():

@@ -1,4 +1,4 @@
-"""How many event streams there may be."""
+"""The limit of concurrent event streams."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from headrace.errors import TooManyStreams
 
 
 class StreamLimit:
-    """How many streams one API process has open, and of whom.
+    """Counts the open event streams of one API process.
 
     Args:
-        most: of all.
-        most_per_key: of one API key, and of all that have none together.
+        most: the limit of all streams.
+        most_per_key: the limit of each API key.
     """
 
     def __init__(self, most: int, most_per_key: int) -> None:
@@ -21,32 +21,32 @@ class StreamLimit:
         self._taken: Counter[str] = Counter()
 
     def take(self, key: str, *, keyed: bool) -> None:
-        """One more.
+        """Count one more stream.
 
         Raises:
-            TooManyStreams: there are as many as there may be.
+            TooManyStreams: a limit is reached.
         """
-        if self.taken >= self._most:
+        if self.open_streams >= self._most:
             raise TooManyStreams(
-                f"this API process has {self._most} event streams open, and takes no more",
-                hint="Come back later, or wait with ?wait; event_streams_max is the bound.",
+                f"this API process has {self._most} event streams open, its limit",
+                hint="Try again later, or wait with ?wait; event_streams_max is the limit.",
                 retry_after_s=5,
             )
         if keyed and self._taken[key] >= self._most_per_key:
             raise TooManyStreams(
-                f"the API key {key} has {self._most_per_key} event streams open on this process",
-                hint="Close some; event_streams_per_key is the bound.",
+                f"API key {key} has {self._most_per_key} event streams open here, its limit",
+                hint="Close some; event_streams_per_key is the limit.",
                 retry_after_s=5,
             )
         self._taken[key] += 1
 
     @property
-    def taken(self) -> int:
-        """How many are open."""
+    def open_streams(self) -> int:
+        """The number of open streams."""
         return self._taken.total()
 
     def leave(self, key: str) -> None:
-        """One less."""
+        """Count one stream less."""
         self._taken[key] -= 1
         if not self._taken[key]:
             del self._taken[key]

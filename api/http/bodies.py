@@ -1,6 +1,6 @@
-"""Request bodies: read as they stream in, and turned into the wire form of an input.
+"""Read request bodies, and convert them to the wire form of an input.
 
-The wire form is JSON text: a JSON body as the client sent it, anything else as
+The wire form is JSON text: a JSON body as the client sent it, and anything else as
 `{"content_type", "base64"}` (headrace/jobs/encoding.py).
 """
 
@@ -22,7 +22,7 @@ from headrace.jobs.media_types import BINARY_TYPE, JSON_TYPE, image_type, is_jso
 FORM_TYPE: Final = "application/x-www-form-urlencoded"
 MULTIPART_TYPE: Final = "multipart/form-data"
 CONTENT_TYPE_MAX_CHARS: Final = 255
-#: Parts that are taken for the input before the only one is.
+#: The names of the part that is the input, in a form with several parts.
 PART_NAMES: Final = ("data", "body")
 
 _MEDIA_TYPE = re.compile(r"[a-z0-9!#$&^_.+-]+/[a-z0-9!#$&^_.+-]+")
@@ -32,15 +32,15 @@ _RAW: Final = msgspec.json.Decoder(msgspec.Raw)
 
 
 async def read_body(request: Request, limit_bytes: int) -> bytes:
-    """Read the body, which is refused as soon as it is known to be too large.
+    """Read the body; refuse it as soon as it exceeds the limit.
 
     Raises:
         PayloadTooLarge: it is larger than the limit.
-        ClientGone: the client hung up in the midst of it.
+        ClientGone: the client hung up before the end.
     """
     declared = request.header(b"content-length")
     if declared and int(declared) > limit_bytes:
-        # With `Expect: 100-continue` the client then never sends it.
+        # A client with `Expect: 100-continue` then does not send it.
         raise _too_large(request, limit_bytes, f"has {int(declared)} bytes")
     message = await request.receive()
     if message["type"] == "http.disconnect":
@@ -50,10 +50,10 @@ async def read_body(request: Request, limit_bytes: int) -> bytes:
         if len(body) > limit_bytes:
             raise _too_large(request, limit_bytes, f"has {len(body)} bytes")
         return body
-    return await _read_on(request, limit_bytes, body)
+    return await _read_rest(request, limit_bytes, body)
 
 
-async def _read_on(request: Request, limit_bytes: int, first: bytes) -> bytes:
+async def _read_rest(request: Request, limit_bytes: int, first: bytes) -> bytes:
     chunks, size = [first], len(first)
     while True:
         if size > limit_bytes:
@@ -77,23 +77,23 @@ def _too_large(request: Request, limit_bytes: int, what: str) -> PayloadTooLarge
 
 
 def require_json(request: Request, hint: str = "Send JSON.") -> None:
-    """Refuse what says that it is not JSON; curl says FORM_TYPE whatever it sends.
+    """Refuse a body that is not JSON by its type; curl sends FORM_TYPE for everything.
 
     Raises:
-        UnsupportedMedia: it says another type, or is compressed.
+        UnsupportedMedia: it has another type, or is compressed.
     """
     require_type(request, lambda kind: kind in ("", FORM_TYPE) or is_json(kind), hint)
 
 
 def require_type(request: Request, known: Callable[[str], bool], hint: str) -> None:
-    """Refuse a type that is not known here.
+    """Refuse a body of an unknown type.
 
     Raises:
-        UnsupportedMedia: it says another type, or is compressed.
+        UnsupportedMedia: it has another type, or is compressed.
     """
     kind = media_type(request.header(b"content-type").decode("latin-1"))
     if not known(kind):
-        raise UnsupportedMedia(f"{kind} is not read here", hint=hint)
+        raise UnsupportedMedia(f"content type {kind} is not supported here", hint=hint)
     _refuse_encoding(request.header(b"content-encoding"))
 
 
@@ -101,8 +101,7 @@ class Payload(NamedTuple):
     """An input that is too long for its message.
 
     Attributes:
-        body: the bytes.
-        kind: their content type; "" for JSON text.
+        kind: the content type of `body`; "" for JSON text.
     """
 
     body: bytes
@@ -115,11 +114,11 @@ def input_of(
     content_encoding: bytes = b"",
     inline_limit_bytes: int = sys.maxsize,
 ) -> bytes | Payload:
-    """The wire form of a body that is the input itself; what is longer than the limit, as it is.
+    """Return the wire form of a body that is the input; above the limit, the body itself.
 
     Raises:
-        UnsupportedMedia: its type or encoding cannot be read here.
-        InvalidRequest: it says that it is JSON, or multipart, and is not.
+        UnsupportedMedia: its type or encoding is not supported.
+        InvalidRequest: its type is JSON or multipart, but the body is not.
     """
     if content_type == b"application/json" and not content_encoding:
         return inline_or_payload(json_input(body), inline_limit_bytes)
@@ -132,18 +131,18 @@ def input_of(
         return _typed(part.body, given, kind, inline_limit_bytes)
     if kind.startswith("multipart/"):
         raise UnsupportedMedia(
-            f"{kind} is not read here", hint="Send multipart/form-data, or the input alone."
+            f"{kind} is not supported here", hint="Send multipart/form-data, or the input alone."
         )
     return _typed(body, given, kind, inline_limit_bytes)
 
 
 def inline_or_payload(input_json: bytes, inline_limit_bytes: int) -> bytes | Payload:
-    """An input's JSON text; what is longer than the limit is a payload."""
+    """Return an input's JSON text; above the limit, as a payload."""
     return input_json if len(input_json) <= inline_limit_bytes else Payload(input_json, "")
 
 
 def json_input(body: bytes) -> bytes:
-    """A JSON body without the space around it, and otherwise as it came.
+    """Return a JSON body without surrounding whitespace.
 
     Raises:
         InvalidRequest: it is not JSON in UTF-8.
@@ -158,26 +157,26 @@ def json_input(body: bytes) -> bytes:
 
 
 def not_json(error: Exception, body: bytes) -> InvalidRequest:
-    """The error for a body that says it is JSON."""
+    """Return the error for a body that is not JSON."""
     if not body.strip():
         return InvalidRequest("the body is empty", hint="Send JSON.")
     return InvalidRequest(
         f"the body is not JSON: {error}",
-        hint="Correct it, or send what it is with its own Content-Type.",
+        hint="Correct it, or send it with its own Content-Type.",
     )
 
 
 def media_type(content_type: str) -> str:
-    """The type without its parameters, in small letters; "" where none is given.
+    """Return the type without its parameters, in lower case; "" where none is given.
 
     Raises:
-        UnsupportedMedia: it is no media type.
+        UnsupportedMedia: it is not a media type.
     """
     kind = content_type.partition(";")[0].strip().lower()
     if kind and (not _MEDIA_TYPE.fullmatch(kind) or len(content_type) > CONTENT_TYPE_MAX_CHARS):
         raise UnsupportedMedia(
-            f"Content-Type {content_type[:64]!r} is no media type",
-            hint="Give one such as image/png or application/json, or none at all.",
+            f"Content-Type {content_type[:64]!r} is not a media type",
+            hint="Give one such as image/png or application/json, or none.",
         )
     return kind
 
@@ -186,7 +185,7 @@ def _refuse_encoding(content_encoding: bytes) -> None:
     if content_encoding.strip().lower() not in (b"", b"identity"):
         shown = content_encoding.decode("latin-1")[:64]
         raise UnsupportedMedia(
-            f"Content-Encoding {shown!r} is not read here", hint="Send the body uncompressed."
+            f"Content-Encoding {shown!r} is not supported here", hint="Send the body uncompressed."
         )
 
 
@@ -206,7 +205,7 @@ def _pick(parts: list[Part]) -> Part:
 
 def _typed(body: bytes, content_type: str, kind: str, inline_limit_bytes: int) -> bytes | Payload:
     if kind in ("", FORM_TYPE):
-        # curl --data-binary says FORM_TYPE whatever the bytes are.
+        # curl --data-binary sends FORM_TYPE whatever the bytes are.
         kind = content_type = sniff(body)
     if is_json(kind):
         _refuse_charset(content_type)
@@ -222,12 +221,13 @@ def _refuse_charset(content_type: str) -> None:
     charset = _CHARSET.search(content_type)
     if charset and charset.group(1).lower() not in _UTF8:
         raise UnsupportedMedia(
-            f"charset {charset.group(1)[:32]!r} is not read here", hint="Send the text as UTF-8."
+            f"charset {charset.group(1)[:32]!r} is not supported here",
+            hint="Send the text as UTF-8.",
         )
 
 
 def sniff(body: bytes) -> str:
-    """What bytes without a type are, by their beginning, else by whether they are JSON or text."""
+    """Return the type of bytes without one: by their first bytes, else JSON, text or binary."""
     image = image_type(body)
     if image:
         return image

@@ -159,7 +159,7 @@ def read_parts(body: bytes, content_type: str) -> list[Part]:
 
 
 class Upload:
-    """One file and the small fields beside it, as they arrive.
+    """One file and the small fields of its form, as they arrive.
 
     Args:
         content_type: the request's, with the boundary.

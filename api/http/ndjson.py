@@ -1,4 +1,4 @@
-"""Lines out of a body that comes in pieces. Knows no job and no HTTP."""
+"""Split a body that arrives in pieces into lines. Knows no job and no HTTP."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Line(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         number: 1 for the first; empty lines count too.
-        text: without its line feed; None where it was longer than the limit.
+        text: without its line feed; None for a line above the limit.
     """
 
     number: int
@@ -23,10 +23,10 @@ class Line(msgspec.Struct, frozen=True, gc=False):
 
 
 class LineSplitter:
-    """Cuts a stream into lines, and keeps no more of a line that is too long than the limit.
+    """Splits a stream into lines; it buffers at most `limit_bytes` of a line.
 
     Args:
-        limit_bytes: the most bytes of a line.
+        limit_bytes: the longest line.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -36,13 +36,13 @@ class LineSplitter:
         self._number = 0
 
     def feed(self, piece: bytes) -> list[Line]:
-        """The lines that this piece ends; lines of nothing but space are left out."""
+        """Return the lines that end in this piece, without blank lines."""
         *ended, rest = piece.split(_LF)
         lines: list[Line] = []
         if ended:
             self._begin(ended[0])
             lines += self._end()
-            # The others are whole: nothing is begun.
+            # The other lines are complete within this piece.
             limit_bytes, number = self._limit_bytes, self._number
             for text in ended[1:]:
                 number += 1
@@ -55,7 +55,7 @@ class LineSplitter:
         return lines
 
     def finish(self) -> list[Line]:
-        """The last line, where no line feed ended it."""
+        """Return the last line if no line feed ends it."""
         return self._end()
 
     def _begin(self, text: bytes) -> None:
@@ -77,7 +77,7 @@ class LineSplitter:
 
 
 def batches(lines: Sequence[Line], max_lines: int, max_bytes: int) -> Iterator[Sequence[Line]]:
-    """Cut lines into runs of at most so many lines and bytes; a longer line goes alone."""
+    """Group lines by at most `max_lines` and `max_bytes`; a longer line is a group of its own."""
     begin = size = 0
     for at, line in enumerate(lines):
         length = len(line.text or b"")

@@ -1,4 +1,4 @@
-"""Errors as OpenAI's API writes them, for the routes below `/v1/`, which its SDK calls."""
+"""Errors as OpenAI's API writes them, for the operations below `/v1/`, which its SDK calls."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class InvalidParameter(InvalidRequest):
     """A parameter, or a member of the body, does not fit.
 
     Args:
-        message: what is wrong.
-        param: its name.
-        hint: what to do about it.
+        message: the error.
+        param: the name of the parameter.
+        hint: what the client can do.
     """
 
     def __init__(self, message: str, param: str, *, hint: str = "") -> None:
@@ -29,7 +29,7 @@ class InvalidParameter(InvalidRequest):
 
 
 def envelope(error: HeadraceError) -> Reply:
-    """An error as the reply to a request."""
+    """Return an error as the answer to a request."""
     headers: tuple[Header, ...] = ()
     wait_s = retry_after_s(error)
     if wait_s:
@@ -48,7 +48,7 @@ def envelope(error: HeadraceError) -> Reply:
 
 
 def unexpected_envelope(error: Exception, path: str) -> Reply:
-    """An error that nobody foresaw: its details go to the log, its id also to the client."""
+    """Return an internal error: its details go to the log, its id also to the client."""
     error_id = str(uuid.uuid4())
     logger.error("internal error", exc_info=error, extra={"error_id": error_id, "path": path})
     hint = f"Search the log of the API process for {error_id}."

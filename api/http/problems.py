@@ -1,7 +1,7 @@
 """Errors as RFC 9457 `application/problem+json`.
 
-`type` is `/problems/<code>`, where the code is that of `headrace.errors`; the same path on this
-server says what it means. `remedy` says what to do.
+`type` is `/problems/<code>`, where the code is that of `headrace.errors`; the server explains it at
+that path. `remedy` is what the client can do.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ logger = logging.getLogger(__name__)
 PROBLEM_TYPE: Final = b"application/problem+json"
 TYPE_PREFIX: Final = "/problems/"
 BROKER_RETRY_S: Final = 1
-#: What a 401 says of how to do better (RFC 6750).
+#: The challenge of a 401 (RFC 6750).
 CHALLENGE: Final[Header] = (b"www-authenticate", b'Bearer realm="headrace"')
 BROKER_FULL_RETRY_S: Final = 5
 
 
-#: Every error that a client can be answered with, by its code.
+#: Every error of an answer, by its code.
 PROBLEMS: Final[dict[str, type[HeadraceError]]] = {
     code: cls
     for code, cls in BY_CODE.items()
@@ -49,7 +49,7 @@ PROBLEMS: Final[dict[str, type[HeadraceError]]] = {
 
 
 def problem(error: HeadraceError, path: str, **members: Any) -> Reply:
-    """An error as the reply to the request for `path`; `members` are extensions of the problem."""
+    """Return an error as the answer to a request for `path`; `members` extend the problem."""
     headers: tuple[Header, ...] = ()
     wait_s = retry_after_s(error)
     if wait_s:
@@ -62,14 +62,14 @@ def problem(error: HeadraceError, path: str, **members: Any) -> Reply:
 
 
 def job_problem(job: Job, failure: JobError, path: str) -> Reply:
-    """How a job ended, as the answer to a request for its result."""
+    """Return the failure of a job as the answer to a request for its result."""
     title = BY_CODE.get(failure.type, HeadraceError).title
     members = {"retryable": failure.retryable, "job": job.id}
     return _reply(failure.status, failure.type, title, failure.message, path, (), "", members)
 
 
 def unexpected(error: Exception, path: str) -> Reply:
-    """An error that nobody foresaw: its details go to the log, its id also to the client."""
+    """Return an internal error: its details go to the log, its id also to the client."""
     error_id = str(uuid.uuid4())
     logger.error("internal error", exc_info=error, extra={"error_id": error_id, "path": path})
     ours = InternalError(
@@ -80,14 +80,14 @@ def unexpected(error: Exception, path: str) -> Reply:
 
 
 def explain(code: str) -> dict[str, Any]:
-    """What a problem type means.
+    """Return the meaning of a problem type.
 
     Raises:
-        PathNotFound: there is no such type.
+        PathNotFound: the type is unknown.
     """
     cls = PROBLEMS.get(code)
     if cls is None:
-        raise PathNotFound(f"there is no problem type {code[:64]!r}", hint="See docs/api.md.")
+        raise PathNotFound(f"unknown problem type {code[:64]!r}", hint="See docs/api.md.")
     return {
         "type": TYPE_PREFIX + code,
         "title": cls.title,
@@ -98,7 +98,7 @@ def explain(code: str) -> dict[str, Any]:
 
 
 def retry_after_s(error: HeadraceError) -> int:
-    """Seconds after which another try is sensible; 0 where none helps."""
+    """Return the seconds after which a retry is useful; 0 where no retry helps."""
     if isinstance(error, Throttled):
         return error.retry_after_s
     if isinstance(error, (BrokerFull, StoreFull)):

@@ -16,17 +16,19 @@ class ByteRange(NamedTuple):
 
 
 class UnsatisfiableRange(Exception):
-    """No byte of what there is lies in the range that was asked for."""
+    """The requested range has no byte of the content."""
 
 
-def span_of(range_header: bytes, if_range: bytes, etag: bytes, size: int) -> ByteRange | None:
-    """The span that a request asks for; None where it is to have all.
+def requested_range(
+    range_header: bytes, if_range: bytes, etag: bytes, size: int
+) -> ByteRange | None:
+    """Return the range that a request wants; None for all bytes.
 
-    Several ranges, other units and what cannot be read are passed over, as the RFC allows; and so
-    is a range of what is not what the client has the rest of (If-Range).
+    Several ranges, other units and invalid headers are ignored, as the RFC allows. So is a range
+    whose If-Range names another version of the content.
 
     Raises:
-        Unsatisfiable: the range lies behind the end.
+        UnsatisfiableRange: the range begins after the end.
     """
     if not range_header or (if_range and if_range.strip() != etag):
         return None

@@ -1,4 +1,4 @@
-"""What is still to be sent to a client that reads more slowly than it is answered."""
+"""Buffer answers for a client that reads them too slowly."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Final, Self
 
 logger = logging.getLogger(__name__)
 
-#: So much waits in memory, and so much more in a file; then whoever answers has to wait.
+#: The most bytes in memory, and in a file behind that; beyond both, `put` waits.
 MEMORY_MAX_BYTES: Final = 8 * 1024 * 1024
 FILE_MAX_BYTES: Final = 1024 * 1024 * 1024
 #: The most bytes of one `take`.
@@ -19,11 +19,11 @@ TAKE_BYTES: Final = 256 * 1024
 
 
 class SendBuffer:
-    """Bytes in order, from one that answers to one that sends.
+    """A queue of bytes between the task that answers and the task that sends.
 
     Args:
-        memory_max_bytes: what waits in memory.
-        file_max_bytes: what waits in a file of no name, in the folder for temporary files.
+        memory_max_bytes: the most bytes in memory.
+        file_max_bytes: the most bytes in an unnamed temporary file.
     """
 
     def __init__(
@@ -34,12 +34,12 @@ class SendBuffer:
         self._memory: deque[bytes] = deque()
         self._memory_bytes = 0
         self._file: int | None = None
-        # What is in the file from `_read_at` to `_written_at` comes after all that is in memory.
+        # The file holds the bytes from `_read_at` to `_written_at`, which follow those in memory.
         self._read_at = self._written_at = 0
         self._filled = asyncio.Event()
         self._drained = asyncio.Event()
         self._ended = False
-        self._told = False
+        self._warned = False
 
     def __enter__(self) -> Self:
         return self
@@ -51,23 +51,23 @@ class SendBuffer:
 
     @property
     def spooled_bytes(self) -> int:
-        """What waits in the file."""
+        """The bytes in the file."""
         return self._written_at - self._read_at
 
     async def put(self, data: bytes) -> None:
-        """Add bytes, once there is room for them."""
+        """Add bytes; wait until there is room for them."""
         while not self._keep(data):
             self._drained.clear()
             await self._drained.wait()
         self._filled.set()
 
     def end(self) -> None:
-        """Nothing more will be put."""
+        """Mark the end: nothing more will be put."""
         self._ended = True
         self._filled.set()
 
     async def take(self) -> bytes:
-        """The next bytes; b"" at the end."""
+        """Return the next bytes; b"" at the end."""
         while not self._memory and not self.spooled_bytes and not self._ended:
             self._filled.clear()
             await self._filled.wait()
@@ -84,7 +84,7 @@ class SendBuffer:
         return spooled + len(data) <= self._file_max_bytes and self._spool(data)
 
     def _spool(self, data: bytes) -> bool:
-        """Write to the file; false where there is no room on the disk."""
+        """Write to the file; return False if the disk is full."""
         try:
             if self._file is None:
                 with tempfile.TemporaryFile(prefix="headrace-answers-") as file:
@@ -93,9 +93,9 @@ class SendBuffer:
             while written < len(data):
                 written += os.pwrite(self._file, data[written:], self._written_at + written)
         except OSError as error:
-            if not self._told:
-                logger.warning("answers to a bulk request cannot wait in a file: %s", error)
-            self._told = True
+            if not self._warned:
+                logger.warning("answers not spooled to a file: %s", error)
+            self._warned = True
             return False
         self._written_at += len(data)
         return True

@@ -1,4 +1,4 @@
-"""The API's certificate: looked at before it serves, and read again when its files change."""
+"""Check the API's certificate at start, and reload it when its files change."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from headrace.errors import ConfigError
 
 logger = logging.getLogger("api")
 
-#: How often the files are looked at, in seconds.
-LOOK_S: Final = 10.0
+#: Seconds between two checks of the files.
+CHECK_S: Final = 10.0
 
 
 def check_certificate(settings: Settings) -> None:
     """Refuse to start with a certificate that cannot be used.
 
     Raises:
-        ConfigError: a file is missing or wrong, or the key is not that of the certificate.
+        ConfigError: a file is missing or not valid, or the key does not belong to the certificate.
     """
     certificate, key = settings.tls_cert_file, settings.tls_key_file
     if certificate is None:
         if key is not None:
-            raise ConfigError("tls_key_file is set, and tls_cert_file is not", hint="Set both.")
+            raise ConfigError("tls_key_file is set, but tls_cert_file is not", hint="Set both.")
         return
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
@@ -40,31 +40,31 @@ def check_certificate(settings: Settings) -> None:
 
 
 async def renew(context: ssl.SSLContext, certificate: Path, key: Path | None) -> None:
-    """Read the files again whenever they have changed, for ever.
+    """Reload the files whenever they change, until cancelled.
 
-    New connections have the new certificate, and those that are open go on. Files that cannot be
-    used, as one of them may be written before the other, change nothing until they can.
+    New connections use the new certificate; open connections continue. Files that cannot be used,
+    for example because only one of them is written yet, are ignored until they can.
     """
     files = [certificate] if key is None else [certificate, key]
     known = _stamps(files)
     while True:
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(CHECK_S)
         found = _stamps(files)
         if found == known or None in found:
             continue
         try:
-            # Tried apart: half a change would leave the old certificate with the new key.
+            # Loaded separately first: half a change would pair an old certificate with a new key.
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
             context.load_cert_chain(certificate, key)
         except (OSError, ssl.SSLError) as error:
-            logger.warning("the changed certificate %s cannot be used yet: %s", certificate, error)
+            logger.warning("changed certificate %s not usable yet: %s", certificate, error)
         else:
             known = found
-            logger.info("the certificate %s was read anew", certificate)
+            logger.info("certificate %s reloaded", certificate)
 
 
 def _stamps(files: list[Path]) -> list[tuple[int, int] | None]:
-    """When each was written, and how long it is; None for what is not there."""
+    """Return the time of change and the inode of each file; None for a missing file."""
     found: list[tuple[int, int] | None] = []
     for file in files:
         try:

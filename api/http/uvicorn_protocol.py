@@ -1,9 +1,12 @@
-"""uvicorn's HTTP protocol: one write a response where it makes two, and an end to what never ends.
+"""uvicorn's HTTP protocol with limits, and with one write per answer instead of two.
 
-Neither uvicorn nor httptools sets a limit for a request's head, or a time for it or its body. Here
-a head that is too long is answered 431, what stands still 408, and what httptools cannot read 400,
-as problems. None of it costs a request more than some counting: connections are looked at now and
-then, all together, and not each by a timer of its own.
+uvicorn and httptools limit neither the size of a request's head nor the time for head and body.
+Here too long a head is answered 431, a request that makes no progress 408, and one that httptools
+cannot parse 400, as problems. Timeouts are checked for all connections together once a second, so
+that a request has no timer of its own.
+
+Uses private parts of uvicorn, read from version 0.54: `HttpToolsProtocol` (its callbacks, `cycle`,
+`pipeline`, `flow`, `_start_asgi_task`) and `RequestResponseCycle`; see also `fast_response.py`.
 """
 
 from __future__ import annotations
@@ -22,26 +25,27 @@ from headrace.errors import HeaderTooLarge, HeadraceError, InvalidRequest, Reque
 
 _HEAD_END = b"\r\n\r\n"
 _CONTINUE = b"HTTP/1.1 100"
-#: The most that comes in one read, which may hold the end of what stood before a head.
+#: The most bytes of one read, which may contain the end of the previous request.
 READ_MAX_BYTES: Final = 256 * 1024
-#: A body that comes more slowly than this within the time limit stands still.
+#: Fewer bytes of a body within the time limit count as no progress.
 PROGRESS_BYTES: Final = 1024
-#: Whoever was refused is heard for so long, and nothing is done about it, so that he comes to read
-#: why: a connection that is closed with bytes unread is reset, and the answer with it.
+#: Seconds for which a refused connection is still read. Closing it with unread bytes would reset
+#: it, and the client would lose the answer.
 LINGER_S: Final = 2.0
 
 
-#: In the place of a request's number where there is none under way.
+#: Replaces the number of the request while none is in progress.
 _IDLE: Final = -1
 
 
 class JoinedWrites:
-    """A transport that keeps the head of a response back until its body comes, or the loop turns.
+    """A transport that holds the head of an answer back until its body or the loop's next turn.
 
-    uvicorn writes both by themselves, and each write is a system call here and a wake-up there.
+    uvicorn writes head and body separately, and each write is a system call. It exists for speed
+    alone: without it, `connection_made` passes the transport on.
 
     Args:
-        transport: the connection's own; all but writing goes to it.
+        transport: the connection's transport, which does everything else.
         loop: the connection's event loop.
     """
 
@@ -50,7 +54,7 @@ class JoinedWrites:
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
         self._write = transport.write
-        # Asked for each answer, and so not by way of __getattr__.
+        # Called for each answer, so not through __getattr__.
         self.is_closing = transport.is_closing
         self._loop = loop
         self._head: bytes | None = None
@@ -60,7 +64,7 @@ class JoinedWrites:
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
-        """Write, together with the head that was kept back; keep back what is only a head."""
+        """Write, together with a head that was held back; hold back a head alone."""
         head = self._head
         if head is not None:
             self._head = None
@@ -74,7 +78,7 @@ class JoinedWrites:
             self._write(data)
 
     def close(self) -> None:
-        """Close once all is written."""
+        """Write what is held back, then close."""
         self._flush()
         self._transport.close()
 
@@ -87,12 +91,12 @@ class JoinedWrites:
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """What a request may take before anybody looks at it.
+    """The limits of a request before an endpoint reads it.
 
     Attributes:
-        header_bytes: of its line and headers.
-        header_count: of its headers.
-        timeout_s: for its head as a whole, and for its body to move on.
+        header_bytes: the most bytes of its line and headers.
+        header_count: the most headers.
+        timeout_s: seconds for the whole head, and for progress of the body.
     """
 
     header_bytes: int
@@ -101,7 +105,7 @@ class RequestLimits:
 
 
 class _Refused(Exception):
-    """Ends the parsing of a request from within."""
+    """Stops httptools from parsing a request."""
 
 
 class Protocol(HttpToolsProtocol):
@@ -116,13 +120,13 @@ class Protocol(HttpToolsProtocol):
         self._chunk_bytes = 0
         self._head_bytes = 0
         self._in_head = False
-        self._deaf = False
+        self._refused = False
         self._error: HeadraceError | None = None
-        # The request that is answered while others wait behind it.
+        # The request in progress while others wait behind it.
         self._first: Any = None
-        # What was seen of it last, and since when nothing else was.
-        self._seen: tuple[int, ...] = ()
-        self._seen_at = 0.0
+        # Its last progress, and the time of that.
+        self._progress: tuple[int, ...] = ()
+        self._progress_at = 0.0
 
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -132,7 +136,7 @@ class Protocol(HttpToolsProtocol):
     @override
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        # uvicorn has told the last request alone, and the one that is answered would wait on.
+        # uvicorn notifies the last request alone; the one in progress would wait on.
         first = self._first
         if first is not None and not first.response_complete:
             first.disconnected = True
@@ -141,7 +145,7 @@ class Protocol(HttpToolsProtocol):
 
     @override
     def data_received(self, data: bytes) -> None:
-        if self._deaf:
+        if self._refused:
             return
         size = len(data)
         self._received += size
@@ -167,7 +171,7 @@ class Protocol(HttpToolsProtocol):
         if count > limits.header_count:
             self._error = _too_large(limits, f"has {count} headers")
             raise _Refused
-        # What came with the head may be a body; only then is counted what the head has.
+        # The bytes may include a body, so the head is measured only above the limit.
         if self._head_bytes > limits.header_bytes:
             size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
             if size > limits.header_bytes:
@@ -182,13 +186,13 @@ class Protocol(HttpToolsProtocol):
     @override
     def send_400_response(self, msg: str) -> None:
         error = self._error or InvalidRequest(
-            "this is no HTTP/1.1 request that can be read", hint="Send one; is it TLS, perhaps?"
+            "this is not a valid HTTP/1.1 request", hint="Send one; is it perhaps TLS?"
         )
         self._refuse(error)
 
     @override
     def on_response_complete(self) -> None:
-        # As uvicorn's own, but for its timer: `look` ends what is kept alive for too long.
+        # As uvicorn's own without its timer: `check` closes idle connections.
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
@@ -197,29 +201,29 @@ class Protocol(HttpToolsProtocol):
             self._first, app = self.pipeline.pop()
             self._start_asgi_task(self._first, app)
 
-    def look(self, now: float) -> None:
-        """End a request that stands still, or a connection without one; called now and then."""
-        seen = self._standing()
-        if seen is None or seen != self._seen:
-            self._seen, self._seen_at = seen or (), now
-        elif seen[0] == _IDLE:
-            if now - self._seen_at >= self.timeout_keep_alive:
+    def check(self, now: float) -> None:
+        """End a request without progress, or an idle connection; called about once a second."""
+        progress = self._awaited()
+        if progress is None or progress != self._progress:
+            self._progress, self._progress_at = progress or (), now
+        elif progress[0] == _IDLE:
+            if now - self._progress_at >= self.timeout_keep_alive:
                 self.transport.close()
-        elif now - self._seen_at >= self.limits.timeout_s:
-            self._seen = ()
+        elif now - self._progress_at >= self.limits.timeout_s:
+            self._progress = ()
             if self._requests == 0:
-                # Nothing was ever said, so that there is nothing to be answered.
+                # No byte was received, so there is nothing to answer.
                 self.transport.close()
             else:
                 what = "its headers have" if self._in_head else "more of its body has"
                 self._refuse(_timed_out(self.limits, what))
 
-    def _standing(self) -> tuple[int, ...] | None:
-        """What the client is waited for; None: for nothing.
+    def _awaited(self) -> tuple[int, ...] | None:
+        """Return what the server waits for from the client; None for nothing.
 
-        That is its next request (_IDLE), the head of this one, or so much more of its body.
+        That is the next request (_IDLE), the head of this one, or PROGRESS_BYTES of its body.
         """
-        if self._deaf or self.transport.is_closing():
+        if self._refused or self.transport.is_closing():
             return None
         if self._in_head or self._requests == 0:
             return (self._requests,)
@@ -234,12 +238,12 @@ class Protocol(HttpToolsProtocol):
         return (self._requests, self._received // PROGRESS_BYTES)
 
     def _refuse(self, error: HeadraceError) -> None:
-        """Answer in the place of the application, and hear no more."""
-        self._deaf = True
+        """Answer instead of the application, and read no more."""
+        self._refused = True
         cycle: Any = self.cycle
         answering = cycle is not None and not cycle.response_complete
         if answering and (self._in_head or self.pipeline or cycle.response_started):
-            # Whoever reads the answer that is under way would take ours for a part of it.
+            # The client would take this answer for a part of the one in progress.
             if self._in_head:
                 cycle.keep_alive = False
             else:
@@ -255,7 +259,7 @@ class Protocol(HttpToolsProtocol):
 
 
 def protocol_with(settings: Settings) -> type[Protocol]:
-    """The protocol with the limits of these settings."""
+    """Return the protocol class with the limits of the settings."""
     limits = RequestLimits(
         settings.header_limit_bytes, settings.header_limit_count, settings.request_timeout_s
     )
@@ -263,32 +267,32 @@ def protocol_with(settings: Settings) -> type[Protocol]:
 
 
 async def watch(connections: Iterable[Any], timeout_s: float) -> None:
-    """Look at all connections of a server now and then, for ever."""
+    """Check all connections of a server about once a second, until cancelled."""
     loop = asyncio.get_running_loop()
     while True:
         await asyncio.sleep(min(1.0, timeout_s / 4))
         now = loop.time()
         for connection in list(connections):
-            connection.look(now)
+            connection.check(now)
 
 
 def _too_large(limits: RequestLimits, what: str) -> HeaderTooLarge:
     return HeaderTooLarge(
-        f"the head of the request {what}; it may have {limits.header_bytes} bytes and "
+        f"the head of the request {what}; the limit is {limits.header_bytes} bytes and "
         f"{limits.header_count} headers",
-        hint="Send less in the address and the headers, such as cookies.",
+        hint="Shorten the address or the headers, for example cookies.",
     )
 
 
 def _timed_out(limits: RequestLimits, what: str) -> RequestTimeout:
     return RequestTimeout(
-        f"the request did not come to its end: {what} not come within {limits.timeout_s:g} s",
+        f"the request is incomplete: {what} not arrived within {limits.timeout_s:g} s",
         hint="Send it faster, or raise request_timeout_s (HEADRACE_REQUEST_TIMEOUT_S).",
     )
 
 
 def _written(error: HeadraceError) -> bytes:
-    """A problem as bytes; the path is not known, or is what could not be read."""
+    """Return a problem as the bytes of an answer; the path is unknown at this point."""
     reply = problem(error, "")
     headers = [
         (b"content-type", reply.content_type),

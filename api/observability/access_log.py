@@ -1,8 +1,7 @@
-"""What is seen of a request from outside: its id, and a line in the log once it is answered.
+"""The id of each request, and a line in the access log once it is answered.
 
-A line is put together without `logging` and its formatters, which would take ten times as long; the
-lines of one turn of the event loop are written at once. Nothing of the query, the headers or the
-bodies is in it but the request's id.
+A line is formatted without `logging`, which would take ten times as long; the lines of one turn of
+the event loop are written at once. Of query, headers and bodies a line has the request's id alone.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ from headrace.observability.redaction import Redaction
 
 REQUEST_ID: Final = b"x-request-id"
 LOGGER: Final = "access"
-#: An id that is anything else is passed over, and another one is given.
+#: The form of a valid request id; an invalid one is replaced.
 _ID: Final = re.compile(rb"[A-Za-z0-9._:@/+=-]{1,128}")
-#: Asked for all the time by machines: logged at `debug` only.
+#: Polled by machines: logged at `debug` only.
 QUIET: Final = frozenset({"/live", "/ready", "/metrics"})
 PATH_MAX_CHARS: Final = 512
-#: The status in the log where nobody was there to be answered.
+#: The status in the log of a request whose client hung up.
 GONE: Final = 499
 _JOBS_PATH: Final = JOBS_PATH.encode()
 _JOB_ROUTE: Final = "/api/v1/jobs/{job_id}"
-#: In a log that people read, the id and the size of an answer stand in the text.
+#: In a text line these fields are in the sentence, not behind it.
 _IN_TEXT: Final = frozenset({"method", "path", "status", "duration_ms", "bytes", "event", "route"})
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -54,10 +53,10 @@ class RequestTrace:
         id: the request's id; empty where it has none.
         template: the template of its path; empty for an unknown path.
         name: the model, the job or the file in the path.
-        request: as its route sees it, which knows on whose behalf it is.
-        job: the job that it made, or asked for.
-        status: of the answer, once it begins; GONE before.
-        size: the bytes of the answer's body, so far.
+        request: the request as the router sees it, with its caller.
+        job: the job that it submitted.
+        status: of the answer; GONE before it begins.
+        size: the bytes of the answer's body so far.
     """
 
     __slots__ = (
@@ -77,11 +76,11 @@ class RequestTrace:
         self._began = time.perf_counter()
 
     def found(self, template: str, name: str, request: Request) -> None:
-        """Its route is known."""
+        """Set the operation of the request."""
         self.template, self.name, self.request = template, name, request
 
     async def send(self, message: Message) -> None:
-        """ASGI's `send`, which is seen, and says the request's id."""
+        """Observe ASGI's `send` and add the request's id to the answer."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = message.get("headers", ())
@@ -96,7 +95,7 @@ class RequestTrace:
 
     @property
     def duration_ms(self) -> float:
-        """Since it began."""
+        """The time since it began."""
         return (time.perf_counter() - self._began) * 1000
 
     @property
@@ -106,7 +105,7 @@ class RequestTrace:
 
     @property
     def job_id(self) -> str:
-        """The job that it made, or that its path names."""
+        """The job that it submitted, or that its path names."""
         return self.job or (self.name if self.template.startswith(_JOB_ROUTE) else "")
 
 
@@ -114,11 +113,11 @@ class AccessLog:
     """Writes a line for each request.
 
     Args:
-        out: where to, as bytes.
-        as_json: whether a line is a JSON object.
-        fields: on every line.
-        redaction: what no line may hold.
-        quiet: these paths are passed over.
+        out: the stream.
+        as_json: write JSON objects instead of text.
+        fields: fields of every line.
+        redaction: removes secrets.
+        quiet: paths that are not logged.
     """
 
     def __init__(
@@ -142,17 +141,17 @@ class AccessLog:
         self._count = 0
 
     def new_id(self) -> bytes:
-        """The id of a request that has none."""
+        """Return a new id for a request without one."""
         self._count += 1
         return f"{self._ids}{self._count:x}".encode()
 
-    def told(self, seen: RequestTrace) -> None:
-        """A request is over."""
+    def record(self, seen: RequestTrace) -> None:
+        """Write the line of a finished request."""
         scope = seen.scope
         if scope["path"] in self._quiet:
             return
         raw = scope.get("raw_path") or scope["path"].encode()
-        told: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "method": scope["method"],
             "route": seen.template,
             "path": raw[:PATH_MAX_CHARS].decode("ascii", "backslashreplace"),
@@ -162,42 +161,44 @@ class AccessLog:
             "request": seen.id.decode("ascii"),
         }
         if job := seen.job_id:
-            told["job"] = job[:128]
+            fields["job"] = job[:128]
         if key := seen.key:
-            told["key"] = key
+            fields["key"] = key
         if trace := _trace_of(scope):
-            told["trace_id"] = trace.trace_id
+            fields["trace_id"] = trace.trace_id
         client = scope.get("client")
         if client:
-            told["client"] = client[0]
-        self.write(told)
+            fields["client"] = client[0]
+        self.write(fields)
 
-    def write(self, told: dict[str, Any]) -> None:
-        """Write a line with these fields, with others of this turn of the loop."""
-        line = self._write(told)
+    def write(self, fields: dict[str, Any]) -> None:
+        """Write a line with these fields, together with others of this turn of the loop."""
+        line = self._write(fields)
         if not self._lines:
             asyncio.get_running_loop().call_soon(self._flush)
         self._lines.append(line)
 
-    def _json(self, told: dict[str, Any]) -> bytes:
-        line = msgspec.json.encode(told)
+    def _json(self, fields: dict[str, Any]) -> bytes:
+        line = msgspec.json.encode(fields)
         if not line.isascii():
-            # There are ends of lines beyond ASCII, such as U+2028.
-            line = json.dumps(told).encode()
+            # Escape line ends beyond ASCII, such as U+2028.
+            line = json.dumps(fields).encode()
         stamp = self._stamp("%Y-%m-%dT%H:%M:%S", time.gmtime)
         return self._clean(b'{"timestamp":"%sZ",%s,%s\n' % (stamp, self._constant, line[1:]))
 
-    def _text(self, told: dict[str, Any]) -> bytes:
+    def _text(self, fields: dict[str, Any]) -> bytes:
         stamp = self._stamp("%Y-%m-%d %H:%M:%S", time.localtime).decode()
-        rest = " ".join([f"{name}={shown(told[name])}" for name in told if name not in _IN_TEXT])
+        rest = " ".join(
+            [f"{name}={shown(fields[name])}" for name in fields if name not in _IN_TEXT]
+        )
         text = (
-            f"{stamp} INFO    {LOGGER}: {plain(told['method'])} {plain(told['path'])} "
-            f"{told['status']} {told['duration_ms']:.1f} ms {told['bytes']} B  {rest}\n"
+            f"{stamp} INFO    {LOGGER}: {plain(fields['method'])} {plain(fields['path'])} "
+            f"{fields['status']} {fields['duration_ms']:.1f} ms {fields['bytes']} B  {rest}\n"
         )
         return self._clean(text.encode())
 
     def _stamp(self, form: str, broken: Callable[[float], time.struct_time]) -> bytes:
-        """Now, with milliseconds; what it says of a second is put together once."""
+        """Return the time with milliseconds; the part up to the second is formatted once."""
         now = time.time()
         second = int(now)
         if second != self._second:
@@ -215,12 +216,12 @@ class AccessLog:
             self._out.write(data)
             self._out.flush()
         except (OSError, ValueError):
-            # Nobody reads any more; requests are answered all the same.
+            # The reader of the log is gone; requests are still answered.
             self._out = open(os.devnull, "wb")  # noqa: SIM115
 
 
 def access_log(settings: Settings, environ: Mapping[str, str]) -> AccessLog:
-    """The access log of this process, on standard error."""
+    """Return the access log of this process, on standard error."""
     stream = sys.__stderr__ or sys.stderr
     return AccessLog(
         stream.buffer,
@@ -232,7 +233,7 @@ def access_log(settings: Settings, environ: Mapping[str, str]) -> AccessLog:
 
 
 def incoming_request_id(scope: Scope) -> bytes:
-    """The id that a request brings along; empty where it has none that can be taken over."""
+    """Return the valid id that a request has; empty without one."""
     for name, value in scope["headers"]:
         if name == REQUEST_ID:
             return value if _ID.fullmatch(value) else b""
@@ -242,14 +243,14 @@ def incoming_request_id(scope: Scope) -> bytes:
 async def observe_request(
     app: App, seen: RequestTrace, receive: Receive, log: AccessLog | None, spans: ApiSpans | None
 ) -> None:
-    """Answer a request that is seen from outside.
+    """Answer a request, with a line in the log and a span.
 
     Args:
-        app: what answers.
+        app: answers.
         seen: the request.
         receive: ASGI's.
-        log: has a line written; None writes none.
-        spans: has a span for it; None has none.
+        log: writes the line; None for none.
+        spans: records the span; None for none.
     """
     if log is not None and not seen.id:
         seen.id = log.new_id()
@@ -264,13 +265,13 @@ async def observe_request(
                 await app(scope, receive, seen.send)
             finally:
                 if log is not None:
-                    log.told(seen)
+                    log.record(seen)
     finally:
         logs.CONCERN.reset(concern)
 
 
 def _trace_of(scope: Scope) -> Trace | None:
-    """The trace that a request is part of: its span's, or, without spans, the one that it names."""
+    """Return the trace of a request: that of its span, or without spans the one it names."""
     if parent := logs.TRACE.get():
         return Trace(parent)
     return trace_in(scope["headers"])

@@ -1,8 +1,7 @@
 """Writes metrics in Prometheus' text format, fast enough for thousands of series.
 
-Names, labels and their escaping are prometheus-client's: what it writes for a metric is kept, with
-a hole for each value, as long as the metric has the same series. A scrape then only fills in
-numbers.
+prometheus-client writes names, labels and escapes. Its text of a metric is cached with a
+placeholder for each value, while the metric has the same series; a scrape then fills in numbers.
 """
 
 from __future__ import annotations
@@ -23,20 +22,20 @@ from typing_extensions import override
 
 from api.observability.metric_families import Family
 
-#: A part of the text is about so long.
+#: The approximate size of one part of the text.
 PART_BYTES: Final = 32 * 1024
 #: The values of a series' labels.
 Labels = tuple[str, ...]
 
 
 class MetricSamples(NamedTuple):
-    """What there is to say of one metric.
+    """All samples of one metric.
 
     Attributes:
-        series: the labels of each.
-        values: of each series one; of a summary its count and its sum; of a histogram the counts
-            at or below each bound, then the count of all, then the sum; all numbers, or all text.
-        bounds: of a histogram, as they are shown, `+Inf` last.
+        series: the labels of each series.
+        values: one per series; for a summary its count and sum; for a histogram the counts at or
+            below each bound, then the total count, then the sum. All numbers, or all text.
+        bounds: the bounds of a histogram as text, `+Inf` last.
     """
 
     family: Family
@@ -49,21 +48,26 @@ class Exposition:
     """Writes the metrics of one API process."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, tuple[list[Labels], bytes, bytes]] = {}
+        self._templates: dict[str, tuple[list[Labels], bytes, bytes]] = {}
 
     def text(self, metrics: Iterable[MetricSamples]) -> list[bytes]:
-        """The body of an answer to a scrape, in parts.
+        """Return the body of an answer to a scrape, in parts.
 
-        The whole may be half a megabyte, and to put it together costs more than to fill it in:
-        memory of that size comes from the kernel anew each time.
+        The whole may be half a megabyte, and joining it takes longer than filling it in: the
+        kernel maps memory of that size again each time.
         """
         parts, some, length = [], [], 0
         for found in metrics:
             name = found.family.name
-            kept, series, hole = self._kept.get(name), list(found.series), _hole(found)
-            if kept is None or kept[0] != series or kept[1] != hole:
-                kept = self._kept[name] = (series, hole, _with_holes(found, hole))
-            some.append(kept[2] % tuple(found.values))
+            template, series = self._templates.get(name), list(found.series)
+            placeholder = _placeholder(found)
+            if template is None or template[0] != series or template[1] != placeholder:
+                template = self._templates[name] = (
+                    series,
+                    placeholder,
+                    _template(found, placeholder),
+                )
+            some.append(template[2] % tuple(found.values))
             length += len(some[-1])
             if length >= PART_BYTES:
                 parts.append(b"".join(some))
@@ -81,18 +85,18 @@ class _One(Collector):
         yield self._metric
 
 
-def _hole(found: MetricSamples) -> bytes:
-    """What is filled in: bytes as they are, a number as Python writes it."""
+def _placeholder(found: MetricSamples) -> bytes:
+    """Return the placeholder of a value: bytes as they are, a number as Python formats it."""
     return b" %b\n" if found.values and isinstance(found.values[0], bytes) else b" %a\n"
 
 
-def _with_holes(found: MetricSamples, hole: bytes) -> bytes:
+def _template(found: MetricSamples, placeholder: bytes) -> bytes:
     lines = generate_latest(_One(_metric(found))).removesuffix(b"\n").split(b"\n")
-    return b"".join(_emptied(line.replace(b"%", b"%%"), hole) for line in lines)
+    return b"".join(_line_template(line.replace(b"%", b"%%"), placeholder) for line in lines)
 
 
-def _emptied(line: bytes, hole: bytes) -> bytes:
-    return line + b"\n" if line.startswith(b"#") else line.rpartition(b" ")[0] + hole
+def _line_template(line: bytes, placeholder: bytes) -> bytes:
+    return line + b"\n" if line.startswith(b"#") else line.rpartition(b" ")[0] + placeholder
 
 
 def _metric(found: MetricSamples) -> Metric:

@@ -1,4 +1,4 @@
-"""What Redis knows of queues, models, workers and hosts, as the metrics of one scrape."""
+"""The metrics of one scrape: queues, models, workers and hosts as Redis has them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ T = TypeVar("T")
 Models = tuple[tuple[str, str], ...]
 Names = tuple[tuple[str], ...]
 
-#: Shown from the first scrape on, so that a rate has a zero to begin from.
+#: Shown from the first scrape, so that a rate begins at zero.
 _STATUSES: Final = ("succeeded", "failed", "expired", "cancelled")
 _REASONS: Final = ("full", "cost", "deadline", "idle", "alone", "drain")
 _RESTARTED: Final = ("lost", "recycled")
@@ -53,7 +53,7 @@ _COUNTED: Final = {
     worker_report.LOAD_FAILURES: f.LOAD_FAILURES,
     worker_report.RENEWED: f.RENEWED,
     worker_report.LEASES_LOST: f.LEASES_LOST,
-    worker_report.UNTOLD: f.UNTOLD,
+    worker_report.UNTOLD: f.EVENTS_LEFT_OUT,
 }
 _LABELLED: Final = {
     worker_report.REJECTED: (f.REJECTED, (QueueFull.code,)),
@@ -61,7 +61,7 @@ _LABELLED: Final = {
     worker_report.LEFT: (f.BATCHES, _REASONS),
     worker_report.RESTARTS: (f.RESTARTS, _RESTARTED),
 }
-#: Stands among the ends, and is shown on its own.
+#: Counted with the ended jobs, and shown as a metric of its own.
 _RETRIED: Final = f"{worker_report.ENDED}:{worker_report.RETRIED}"
 _HOST: Final[tuple[tuple[Family, Callable[[HostFigures], float]], ...]] = (
     (f.HOST_CPUS, lambda host: host.cpus),
@@ -81,7 +81,7 @@ _DEVICE: Final[tuple[tuple[Family, Callable[[DeviceFigures], float | None]], ...
 
 
 async def metrics_of(services: Services) -> Iterable[MetricSamples]:
-    """Ask Redis; a scrape must not fail with it, or the outage itself could not be seen."""
+    """Read all metrics; without Redis return `broker_up` 0, so that the outage is visible."""
     try:
         scraped = await services.scraper.read()
     except BrokerError:
@@ -103,7 +103,7 @@ def _all(
     yield _one(f.BUILD, 1, (__version__,))
     yield _one(f.WORKERS, len(scraped.workers))
     yield _one(f.WAITING, waiting)
-    yield _one(f.ERRANDS, scraped.errands)
+    yield _one(f.BACKGROUND_TASKS, scraped.errands)
     yield _one(f.WEBHOOKS_PENDING, scraped.webhooks)
     if scraped.memory is not None:
         used, most = scraped.memory
@@ -117,7 +117,7 @@ def _all(
     yield from _measured(list(scraped.workers.values()))
 
 
-# Labels are the same tuples each time, so that to compare them with the last ones costs little.
+# The same tuples each time, which makes their comparison with the previous scrape cheap.
 @lru_cache(maxsize=8)
 def _places(models: Models) -> list[Labels]:
     return [(name, version, str(step)) for step in keys.STEPS for name, version in models]
@@ -203,7 +203,7 @@ def _measured(workers: Sequence[WorkerReport]) -> Iterator[MetricSamples]:
         for model, taken in worker.figures.models.items()
     }
     yield MetricSamples(f.MODEL_MEMORY, list(memory), list(memory.values()))
-    # Several workers measure one host, and may share a GPU.
+    # Several workers may measure the same host and GPU.
     hosts: dict[Labels, HostFigures] = {}
     devices: dict[Labels, DeviceFigures] = {}
     for worker in workers:
@@ -213,8 +213,8 @@ def _measured(workers: Sequence[WorkerReport]) -> Iterator[MetricSamples]:
             devices |= {(host.name, device.id): device for device in worker.figures.devices}
     for family, of_host in _HOST:
         yield MetricSamples(family, list(hosts), [of_host(host) for host in hosts.values()])
-    told = [(*place, device.name, device.uuid) for place, device in devices.items()]
-    yield MetricSamples(f.DEVICE, told, [1] * len(told))
+    labels = [(*place, device.name, device.uuid) for place, device in devices.items()]
+    yield MetricSamples(f.DEVICE, labels, [1] * len(labels))
     for family, of_device in _DEVICE:
         known = {place: of_device(device) for place, device in devices.items()}
         shown = {place: value for place, value in known.items() if value is not None}

@@ -1,4 +1,4 @@
-"""The API's spans: one for each request, and one for each submit that it leads to."""
+"""The API's spans: one for each request, and one for each submit within it."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ if TYPE_CHECKING:
 
     from api.observability.access_log import RequestTrace
 
-#: From this status on it was not the client's fault.
+#: From this status on it is an error of the server.
 _SERVER_ERROR: Final = 500
 
 
 def api_spans(environ: Mapping[str, str]) -> ApiSpans | None:
-    """The spans of this process; None where none are wanted."""
+    """Return the spans of this process; None where tracing is off."""
     found = tracing("api", environ)
     return ApiSpans(found) if found is not None else None
 
 
 class ApiSpans:
-    """Begins the spans of one API process.
+    """Starts the spans of one API process.
 
     Args:
-        sent_by: sends them.
+        exporter: sends them.
     """
 
-    def __init__(self, sent_by: Tracing) -> None:
-        self._tracing = sent_by
+    def __init__(self, exporter: Tracing) -> None:
+        self._tracing = exporter
 
     @contextmanager
     def request(self, seen: RequestTrace) -> Iterator[None]:
-        """The span of a request, while it lasts: below the caller's, where it names one."""
+        """Record the span of a request, as a child of the client's span if it names one."""
         from opentelemetry.trace import SpanKind, StatusCode, use_span
 
         scope = seen.scope
         method = scope["method"]
-        told = {"http.request.method": method, "url.path": scope["path"]}
-        told["url.scheme"] = scope.get("scheme", "http")
+        attributes = {"http.request.method": method, "url.path": scope["path"]}
+        attributes["url.scheme"] = scope.get("scheme", "http")
         if scope.get("client"):
-            told["client.address"] = scope["client"][0]
+            attributes["client.address"] = scope["client"][0]
         tracer = self._tracing.tracer
         span = tracer.start_span(
-            method, context_of(trace_in(scope["headers"])), SpanKind.SERVER, told
+            method, context_of(trace_in(scope["headers"])), SpanKind.SERVER, attributes
         )
         token = logs.TRACE.set(_parent(span))
         try:
@@ -68,32 +68,32 @@ class ApiSpans:
 
     @contextmanager
     def submit(self, queue: str, job_id: str = "") -> Iterator[Trace | None]:
-        """The span of a submit, while it lasts, below that of its request.
+        """Record the span of a submit, as a child of the request's span.
 
         Args:
-            queue: where to; "" where there may be several.
-            job_id: what; "" where there may be several.
+            queue: the queue; "" for several.
+            job_id: the job; "" for several.
         """
         from opentelemetry.trace import SpanKind
 
-        told: dict[str, Any] = {
+        attributes: dict[str, Any] = {
             "messaging.system": "headrace",
             "messaging.operation.name": "submit",
             "messaging.operation.type": "send",
         }
         if queue:
-            told["messaging.destination.name"] = queue
+            attributes["messaging.destination.name"] = queue
         if job_id:
-            told["messaging.message.id"] = job_id
+            attributes["messaging.message.id"] = job_id
         name = f"submit {queue}" if queue else "submit"
-        span = self._tracing.tracer.start_span(name, kind=SpanKind.PRODUCER, attributes=told)
+        span = self._tracing.tracer.start_span(name, kind=SpanKind.PRODUCER, attributes=attributes)
         try:
             yield trace_of(span)
         finally:
             span.end()
 
     def close(self) -> None:
-        """Send what is left."""
+        """Send the remaining spans."""
         self._tracing.close()
 
 

@@ -105,7 +105,7 @@ TABLE: Final[tuple[Operation, ...]] = tuple(Operation(*row) for row in (
     ("POST", "/v1/batches", batches.create_batch, _SUBMIT, "create_batch"),
     ("GET", _BATCH, batches.get_batch, _READ, "get_batch"),
     ("POST", _BATCH + "/cancel", batches.cancel_batch, _SUBMIT, "cancel_batch"),
-    # The documentation says nothing of this deployment.
+    # The documentation is the same for every deployment.
     ("GET", "/", documentation.root, Open.DOCS),
     ("GET", "/docs", documentation.page, Open.DOCS),
     ("GET", documentation.STATIC_PATH + "/{file:path}", documentation.static, Open.DOCS),

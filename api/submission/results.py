@@ -8,7 +8,7 @@ from typing import Final
 
 from api.http.messages import NO_CONTENT, NO_STORE, Header, Reply, Request, StreamingReply, Write
 from api.http.problems import problem
-from api.http.ranges import ByteRange, UnsatisfiableRange, span_of
+from api.http.ranges import ByteRange, UnsatisfiableRange, requested_range
 from api.services import Services
 from headrace.errors import RangeNotSatisfiable, ResultFreed
 from headrace.jobs.job import Job, StoredResult
@@ -53,7 +53,7 @@ async def result_reply(
         size, kind = len(output[0]), output[1]
     content_type = _UNSAFE.sub("?", kind).encode()
     try:
-        span = span_of(request.header(b"range"), request.header(b"if-range"), etag, size)
+        span = requested_range(request.header(b"range"), request.header(b"if-range"), etag, size)
     except UnsatisfiableRange:
         return _unsatisfiable(request, size)
     status = 200 if span is None else 206

@@ -1,12 +1,11 @@
-"""Who may do what: API keys, their scopes and limits, and what follows for jobs.
+"""API keys: their text, scopes and limits, and which jobs their callers may see.
 
-Knows no HTTP and no Redis: `headrace.access.key_store` keeps the keys, `api.auth.authenticator`
-    asks at each request.
+A key is `hr_<id>_<secret>`. The id is not secret: it names the owner in records, logs and lists.
+The secret is 256 random bits, of which Redis has the SHA-256. A slow hash (bcrypt, Argon2) protects
+passwords that people choose, because those can be guessed. 256 random bits cannot be guessed, so
+that a fast hash is as safe, and each request computes it.
 
-A key is `hr_<id>_<secret>`. The id is no secret: it names the owner in records, logs and lists. The
-secret is 256 random bits, of which only the SHA-256 is kept. A slow hash (bcrypt, Argon2) is for
-what people choose: it makes guessing a short list expensive. Nobody guesses 256 random bits, so
-that a fast one gives nothing away, and it is paid with each request.
+Knows no HTTP and no Redis.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ import msgspec
 
 SECRET_BYTES: Final = 32
 NAME_MAX_CHARS: Final = 64
-#: In place of a key's id where a job is nobody's.
-NOBODY: Final = "-"
+#: Replaces the id of a key where a job has no owner.
+NO_OWNER: Final = "-"
 _ID_BYTES: Final = 6
 _KEY = re.compile(r"hr_([0-9a-f]{12})_([A-Za-z0-9_-]{43})")
 
 
 class Scope(StrEnum):
-    """What a key is for; none includes another."""
+    """What a key allows; no scope includes another."""
 
     SUBMIT = "submit"
     READ = "read"
@@ -44,14 +43,14 @@ class ApiKey(msgspec.Struct, frozen=True, gc=False):
         id: its name in records and lists.
         name: for people.
         digest: the SHA-256 of the secret.
-        scopes: what it may do.
-        rate: requests (and lines of bulk requests) a second; 0 for no limit.
-        in_flight: the most jobs of it that have not ended; 0 for no limit.
-        created_s: seconds since 1970.
-        expires_s: from then on it is none; 0 for never.
-        acts: it is of the deployment itself, and may act for the owner of a job.
-        old_digest: the SHA-256 of the secret before, while that is good too.
-        old_until_s: until then.
+        scopes: what it allows.
+        rate: requests (and lines of bulk requests) per second; 0 for no limit.
+        in_flight: the most jobs in flight; 0 for no limit.
+        created_s: when it was created, in seconds since 1970.
+        expires_s: when it expires, in seconds since 1970; 0 for never.
+        acts: it belongs to the deployment and may act for the owner of a job.
+        old_digest: the SHA-256 of the previous secret, while that is valid too.
+        old_until_s: until when the previous secret is valid.
     """
 
     id: str
@@ -67,25 +66,25 @@ class ApiKey(msgspec.Struct, frozen=True, gc=False):
     old_until_s: float = 0.0
 
     def is_secret(self, secret: str, now_s: float) -> bool:
-        """Whether that is its secret, told in a time that says nothing about where they differ."""
+        """Return whether this is its secret; the time does not depend on where they differ."""
         digest = digest_of(secret)
         if hmac.compare_digest(digest, self.digest):
             return True
         return now_s < self.old_until_s and hmac.compare_digest(digest, self.old_digest)
 
     def expired(self, now_s: float) -> bool:
-        """Whether its time is over."""
+        """Return whether it has expired."""
         return 0 < self.expires_s <= now_s
 
 
 class Caller(msgspec.Struct, frozen=True, gc=False):
-    """On whose behalf a request is answered.
+    """The API key that makes a request.
 
     Attributes:
-        key_id: what its jobs carry; "" for nobody.
-        sees_all: whether jobs of others exist for it.
-        in_flight: the most jobs of it that have not ended; 0 for no limit.
-        rate: requests a second; 0 for no limit.
+        key_id: the owner of its jobs; "" for no owner.
+        sees_all: it may see the jobs of other keys.
+        in_flight: the most jobs in flight; 0 for no limit.
+        rate: requests per second; 0 for no limit.
     """
 
     key_id: str
@@ -94,54 +93,54 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
     rate: float = 0.0
 
     def may_see(self, owner: str) -> bool:
-        """Whether a job of that owner ("": nobody's) exists for it."""
+        """Return whether it may see a job of this owner ("" for no owner)."""
         return self.sees_all or owner == self.key_id
 
     @property
     def only(self) -> str | None:
-        """Whose jobs exist for it, as scripts are told; None for everybody's."""
-        return None if self.sees_all else self.key_id or NOBODY
+        """The owner whose jobs it may see, as an argument of scripts; None for every owner."""
+        return None if self.sees_all else self.key_id or NO_OWNER
 
 
-#: Where no keys are asked for, everybody is this.
+#: The caller of every request where no API keys are required.
 EVERYBODY: Final = Caller(key_id="", sees_all=True)
 
 
 def caller_of(key: ApiKey) -> Caller:
-    """What a request with this key may see."""
+    """Return the caller of a request with this key."""
     return Caller(key.id, Scope.MANAGE in key.scopes, key.in_flight, key.rate)
 
 
 class PresentedKey(NamedTuple):
-    """A key as a client gave it."""
+    """A key as a client sends it."""
 
     id: str
     secret: str
 
 
 def read_key(text: str) -> PresentedKey | None:
-    """A key's parts; None for what is no key."""
+    """Return the parts of a key; None for a text that is not a key."""
     found = _KEY.fullmatch(text)
     return None if found is None else PresentedKey(found.group(1), found.group(2))
 
 
 def new_key() -> PresentedKey:
-    """A key that nobody else has."""
+    """Return a new random key."""
     return PresentedKey(secrets.token_hex(_ID_BYTES), secrets.token_urlsafe(SECRET_BYTES))
 
 
 def written(key: PresentedKey) -> str:
-    """A key as clients give it."""
+    """Return a key as clients send it."""
     return f"hr_{key.id}_{key.secret}"
 
 
 def digest_of(secret: str) -> bytes:
-    """What is kept of a secret."""
+    """Return the hash of a secret that Redis has."""
     return hashlib.sha256(secret.encode()).digest()
 
 
 def fields_of(key: ApiKey) -> dict[str, str]:
-    """A key as the hash in Redis."""
+    """Return the fields of a key's record in Redis."""
     return {
         "name": key.name,
         "sha256": key.digest.hex(),
@@ -157,21 +156,21 @@ def fields_of(key: ApiKey) -> dict[str, str]:
 
 
 def key_from(key_id: str, fields: Mapping[bytes, bytes]) -> ApiKey | None:
-    """A key out of its hash; None for one that cannot be read, which lets nobody in."""
-    said = {name.decode(): value.decode("utf-8", "replace") for name, value in fields.items()}
+    """Return the key of a record; None for a record that cannot be read."""
+    texts = {name.decode(): value.decode("utf-8", "replace") for name, value in fields.items()}
     try:
         return ApiKey(
             id=key_id,
-            name=said["name"],
-            digest=bytes.fromhex(said["sha256"]),
-            scopes=frozenset(Scope(scope) for scope in said["scopes"].split(",") if scope),
-            rate=float(said["rate"]),
-            in_flight=int(said["in_flight"]),
-            created_s=float(said["created"]),
-            expires_s=float(said["expires"]),
-            acts=said["acts"] == "1",
-            old_digest=bytes.fromhex(said["old_sha256"]),
-            old_until_s=float(said["old_until"]),
+            name=texts["name"],
+            digest=bytes.fromhex(texts["sha256"]),
+            scopes=frozenset(Scope(scope) for scope in texts["scopes"].split(",") if scope),
+            rate=float(texts["rate"]),
+            in_flight=int(texts["in_flight"]),
+            created_s=float(texts["created"]),
+            expires_s=float(texts["expires"]),
+            acts=texts["acts"] == "1",
+            old_digest=bytes.fromhex(texts["old_sha256"]),
+            old_until_s=float(texts["old_until"]),
         )
     except (KeyError, ValueError):
         return None

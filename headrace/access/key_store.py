@@ -1,6 +1,6 @@
-"""The API keys of a deployment, in its Redis: made, listed and revoked by whoever operates it.
+"""Create, list, rotate and revoke the API keys of a deployment, in its Redis.
 
-Knows no HTTP. Who can reach Redis needs no key, so that this asks for none.
+It requires no key itself: access to Redis already allows everything. Knows no HTTP.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
 
     import redis
 
-#: Requests a second that a key may have as its rate.
+#: The bounds of a key's rate, in requests per second.
 RATE_MIN: Final = 0.001
 RATE_MAX: Final = 1_000_000
-#: A key that has expired is listed for so long, so that whoever wonders finds out why.
+#: Seconds for which an expired key is still listed, so that the reason of a 401 can be found.
 SHOWN_AFTER_S: Final = 30 * 86_400
-#: Keys that processes of the deployment make for themselves live so long, and are made anew before.
+#: Seconds for which a key of a component is valid; the component makes a new one in time.
 INTERNAL_TTL_S: Final = 86_400
 
 
 @dataclass(frozen=True, slots=True)
 class ListedKey:
-    """A key in a list, with its jobs that have not ended."""
+    """A key in a list, with its number of jobs in flight."""
 
     key: ApiKey
     jobs: int
@@ -56,7 +56,7 @@ class ApiKeyStore:
     """The keys in one Redis.
 
     Args:
-        client: a connection to it.
+        client: the connection.
     """
 
     def __init__(self, client: redis.Redis) -> None:
@@ -72,18 +72,21 @@ class ApiKeyStore:
         expires_in_s: float = 0.0,
         acts: bool = False,
     ) -> tuple[ApiKey, str]:
-        """Make a key; what is kept of it, and the key itself, which nobody can find out again.
+        """Create a key.
 
         Args:
             name: for people.
-            scopes: what it may do.
-            rate: requests a second; 0 for no limit.
-            in_flight: the most jobs that have not ended; 0 for no limit.
-            expires_in_s: seconds until it is none; 0 for never.
-            acts: it may act for other keys: for parts of the deployment itself.
+            scopes: what it allows.
+            rate: requests per second; 0 for no limit.
+            in_flight: the most jobs in flight; 0 for no limit.
+            expires_in_s: seconds until it expires; 0 for never.
+            acts: it may act for other keys, as components of the deployment do.
+
+        Returns:
+            The key as Redis has it, and its text, which cannot be read again.
 
         Raises:
-            ConfigError: the name or the rate does not fit, or it could do nothing.
+            ConfigError: the name or the rate is not valid, or no scope is given.
         """
         if not name.strip() or len(name) > NAME_MAX_CHARS or not name.isprintable():
             raise ConfigError(
@@ -91,13 +94,11 @@ class ApiKeyStore:
                 hint=f"Give 1 to {NAME_MAX_CHARS} printable characters.",
             )
         if not scopes:
-            raise ConfigError(
-                "a key without a scope could do nothing", hint=f"Give {', '.join(Scope)}."
-            )
+            raise ConfigError("a key needs at least one scope", hint=f"Give {', '.join(Scope)}.")
         if rate and not RATE_MIN <= rate <= RATE_MAX:
             raise ConfigError(
-                f"a key cannot have a rate of {rate:g} a second",
-                hint=f"Give {RATE_MIN:g} to {RATE_MAX:,}; 0, or none at all, is no limit.",
+                f"a key cannot have a rate of {rate:g} requests per second",
+                hint=f"Give {RATE_MIN:g} to {RATE_MAX:,}; leave it out, or give 0, for no limit.",
             )
         made, now_s = new_key(), time.time()
         key = ApiKey(
@@ -116,13 +117,13 @@ class ApiKeyStore:
             if key.expires_s:
                 pipe.expireat(keys.api_key(key.id), int(key.expires_s + SHOWN_AFTER_S))
             pipe.zadd(keys.API_KEYS, {key.id: now_s})
-            # An API process may just have looked for it, and remembers that there was none.
+            # An API process may have cached that this id is unknown.
             pipe.publish(keys.API_KEY_NEWS, key.id)
             pipe.execute()
         return key, written(made)
 
     def all(self) -> list[ListedKey]:
-        """Every key, the oldest first."""
+        """Return every key, the oldest first."""
         ids = [raw.decode() for raw in self._client.zrange(keys.API_KEYS, 0, -1)]
         with self._client.pipeline(transaction=False) as pipe:
             for key_id in ids:
@@ -139,14 +140,14 @@ class ApiKeyStore:
         return found
 
     def rotate(self, key_id: str, *, grace_s: float = 0.0) -> tuple[ApiKey, str]:
-        """Give a key a new secret: the same key, with its jobs and limits.
+        """Give a key a new secret; its jobs and limits stay.
 
         Args:
             key_id: the key.
-            grace_s: for so long the secret before is good too.
+            grace_s: seconds for which the previous secret stays valid.
 
         Raises:
-            ConfigError: there is none of that id.
+            ConfigError: no key has this id.
         """
         fields = self._client.hgetall(keys.api_key(key_id))
         key = key_from(key_id, fields) if fields else None
@@ -166,10 +167,10 @@ class ApiKeyStore:
         return key, written(PresentedKey(key_id, secret))
 
     def revoke(self, key_id: str) -> None:
-        """Make a key none, at once and for good. Its jobs go on, and are seen by `manage` alone.
+        """Delete a key at once. Its jobs continue, visible only to keys with `manage`.
 
         Raises:
-            ConfigError: there is none of that id.
+            ConfigError: no key has this id.
         """
         with self._client.pipeline() as pipe:
             pipe.delete(keys.api_key(key_id), keys.rate(key_id))
@@ -179,33 +180,15 @@ class ApiKeyStore:
         if not deleted and not listed:
             raise no_key(key_id)
 
-    def count_anew(self) -> dict[str, int]:
-        """Count the jobs in flight by looking at every record; what stood there is written over.
-
-        For after records were lost or deleted by hand, where nobody has counted their end. Jobs
-        that are submitted or end meanwhile may be miscounted: best done while nothing runs.
-        """
-        counts: dict[str, int] = {}
-        for raw in self._client.scan_iter(match=f"{keys.JOB_PREFIX}*", count=1000, _type="hash"):
-            state, owner = self._client.hmget(raw, keys.F.STATE, keys.F.KEY)
-            if owner and state in (b"q", b"d", b"r"):
-                counts[owner.decode()] = counts.get(owner.decode(), 0) + 1
-        with self._client.pipeline() as pipe:
-            pipe.delete(keys.IN_FLIGHT)
-            if counts:
-                pipe.hset(keys.IN_FLIGHT, mapping=counts)
-            pipe.execute()
-        return counts
-
 
 def no_key(key_id: str) -> ConfigError:
-    """The error where an id is that of no key."""
+    """Return the error for an id that no key has."""
     presented = read_key(key_id.strip())
     if presented is not None:
-        # A whole key is not repeated where it may end up in a log.
+        # Do not repeat a whole key: the error may be logged.
         return ConfigError(
             f"that is a whole API key; its id is {presented.id}",
-            hint="give the id alone, and never a key on a command line, where others may see it",
+            hint="give the id alone; other users can read a command line",
         )
     return ConfigError(
         f"there is no API key {key_id[:64]!r}",
@@ -215,10 +198,10 @@ def no_key(key_id: str) -> ConfigError:
 
 @contextmanager
 def api_keys_at(url: str) -> Iterator[ApiKeyStore]:
-    """The keys in the Redis at a URL.
+    """Open the keys in the Redis at a URL.
 
     Raises:
-        BrokerUnavailable: it does not answer.
+        BrokerUnavailable: Redis does not answer.
         ConfigError: the URL cannot be read.
     """
     client = connect(url)
@@ -234,14 +217,13 @@ def api_keys_at(url: str) -> Iterator[ApiKeyStore]:
 
 
 def internal_key(url: str, part: str) -> str:
-    """A key with which a part of the deployment acts for the owners of jobs; it lives for a day.
+    """Create a key with which a component acts for the owners of jobs; it is valid for a day.
 
-    Whoever can reach Redis may do everything anyway, so that such a part makes its own and nobody
-    has to hand one out.
+    A component with access to Redis may do everything anyway, so that it makes its own key.
 
     Args:
         url: the deployment's Redis.
-        part: its name, for lists.
+        part: the name of the component, for lists.
     """
     with api_keys_at(url) as found:
         scopes = [Scope.SUBMIT, Scope.READ]

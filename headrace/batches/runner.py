@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from headrace.access.api_key import NOBODY
+from headrace.access.api_key import NO_OWNER
 from headrace.access.key_store import INTERNAL_TTL_S, internal_key
 from headrace.batches.execution import BatchExecution
 from headrace.batches.files.store import FileStore
@@ -137,7 +137,7 @@ class BatchRunner:
         logger.info(
             "batch leased, status %s", lease.batch.status, extra={"api_batch": lease.batch.id}
         )
-        owner = lease.batch.spec.owner or NOBODY
+        owner = lease.batch.spec.owner or NO_OWNER
         client = ApiClient(
             self._api_url, self._settings, api_key=self._key(), headers={ACTS_FOR: owner}
         )

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.access.api_key import EVERYBODY, NOBODY, Caller
+from headrace.access.api_key import EVERYBODY, NO_OWNER, Caller
 from headrace.batches.files.pages import FilePage, page_of
 from headrace.batches.record import Batch, BatchSpec, is_batch_id, new_batch_id, read_batch
 from headrace.errors import BatchNotFound
@@ -192,7 +192,7 @@ class BatchStore:
         Raises:
             BrokerError: Redis is unavailable.
         """
-        owner = batch.spec.owner or NOBODY
+        owner = batch.spec.owner or NO_OWNER
         self._client.call(job_scripts.cancel([f"{one} {owner}" for one in ids]))
 
     def _read(self, ids: list[str]) -> list[Batch | None]:

@@ -12,7 +12,7 @@ import msgspec
 import redis.asyncio
 from redis.exceptions import RedisError
 
-from headrace.access.api_key import NOBODY, Caller
+from headrace.access.api_key import NO_OWNER, Caller
 from headrace.errors import Conflict, RunNotFound
 from headrace.jobs.job import iso
 from headrace.queue.job_queue import JobQueue
@@ -90,7 +90,7 @@ class RunRecords:
         """
         text = msgspec.json.encode(status)
         save = run_scripts.save_run_status(
-            run_id, text, begun=begun, ttl_s=TTL_S, kept=KEPT, owner=caller.key_id or NOBODY
+            run_id, text, begun=begun, ttl_s=TTL_S, kept=KEPT, owner=caller.key_id or NO_OWNER
         )
         (cancelled,) = await self._queue.call(save)
         if cancelled < 0:
@@ -160,7 +160,7 @@ class RunRecords:
 
 def _is_known(fields: dict[bytes, bytes], caller: Caller) -> bool:
     owner = fields.get(b"ky", b"").decode()
-    return b"told" in fields and caller.may_see("" if owner == NOBODY else owner)
+    return b"told" in fields and caller.may_see("" if owner == NO_OWNER else owner)
 
 
 def _record(run_id: str, fields: dict[bytes, bytes], now_s: int) -> dict[str, Any]:

@@ -29,7 +29,7 @@ async def get_run(services: Services, request: Request, run_id: str) -> Reply:
 
 
 async def put_run(services: Services, request: Request, run_id: str) -> Reply:
-    """Record a run's report; the answer says whether its cancellation is requested."""
+    """Record a run's report; the answer has whether its cancellation is requested."""
     check_id(run_id)
     begun = request.query(_QUERY, ignore_unknown=True).get("begun", "0")
     if begun not in ("0", "1"):

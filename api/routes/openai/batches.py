@@ -52,8 +52,7 @@ class BatchRequest(msgspec.Struct, forbid_unknown_fields=True):
     """The JSON of a create.
 
     Attributes:
-        rerun_of: a batch whose lines that did not succeed are to run again; what else is left out
-            is as it had it.
+        rerun_of: a batch whose unsuccessful lines run again; absent members are as in that batch.
     """
 
     input_file_id: str | None = None
@@ -70,7 +69,7 @@ _REQUEST: Final = msgspec.json.Decoder(BatchRequest)
 
 
 async def create_batch(services: Services, request: Request) -> Reply:
-    """Make a batch; a runner takes it from there."""
+    """Create a batch; a batch runner executes it."""
     request.query(_NONE)
     require_json(request)
     asked = _read(await read_body(request, BODY_LIMIT_BYTES))
@@ -80,7 +79,7 @@ async def create_batch(services: Services, request: Request) -> Reply:
 
 
 async def list_batches(services: Services, request: Request) -> Reply:
-    """A page of batches, the newest first."""
+    """Return a page of batches, the newest first."""
     query = request.query(_LIST)
     files = services.files
     page = await files.run(
@@ -93,18 +92,18 @@ async def list_batches(services: Services, request: Request) -> Reply:
 
 
 async def get_batch(services: Services, request: Request, batch_id: str) -> Reply:
-    """One batch."""
+    """Return one batch."""
     request.query(_NONE)
     files = services.files
     return _reply(batch_object(await files.run(files.batches.get, batch_id, request.caller)))
 
 
 async def cancel_batch(services: Services, request: Request, batch_id: str) -> Reply:
-    """Cancel a batch: what has ended is kept, and what has not is not run."""
+    """Cancel a batch: results of ended lines are kept, the other lines do not run."""
     request.query(_NONE)
     files = services.files
-    batch, asked = await files.run(files.batches.cancel, batch_id, request.caller)
-    if not asked:
+    batch, cancelled = await files.run(files.batches.cancel, batch_id, request.caller)
+    if not cancelled:
         raise InvalidParameter(
             f"the batch {batch_id} cannot be cancelled: it is {batch.status}", "batch_id"
         )
@@ -112,7 +111,7 @@ async def cancel_batch(services: Services, request: Request, batch_id: str) -> R
 
 
 def batch_object(batch: Batch) -> dict[str, Any]:
-    """A batch as OpenAI's API shows it."""
+    """Return a batch as OpenAI's API shows it."""
     spec = batch.spec
     errors = [msgspec.to_builtins(error) for error in batch.errors]
     return {
@@ -158,9 +157,9 @@ def _read(body: bytes) -> BatchRequest:
     return asked
 
 
-def _spec(services: Services, asked: BatchRequest, asker: Caller) -> BatchSpec:
-    """What is asked for, checked as far as it can be without reading the file. Blocks."""
-    before = None if asked.rerun_of is None else _rerun(services, asked, asker)
+def _spec(services: Services, asked: BatchRequest, caller: Caller) -> BatchSpec:
+    """Validate a request, without reading its file. Blocks."""
+    before = None if asked.rerun_of is None else _rerun(services, asked, caller)
     if before is not None:
         file_id: str | None = before.spec.input_file_id
         endpoint: str | None = before.spec.endpoint
@@ -174,7 +173,7 @@ def _spec(services: Services, asked: BatchRequest, asker: Caller) -> BatchSpec:
         missing = "endpoint" if endpoint is None else "input_file_id"
         raise InvalidParameter(f"{missing} is missing", missing)
     _check_endpoint(services, endpoint)
-    _check_file(services, asker, file_id)
+    _check_file(services, caller, file_id)
     expiry = asked.output_expires_after
     return BatchSpec(
         endpoint=endpoint,
@@ -187,14 +186,14 @@ def _spec(services: Services, asked: BatchRequest, asker: Caller) -> BatchSpec:
         else ttl_of(expiry.seconds, expiry.anchor, "output_expires_after"),
         rerun_of=asked.rerun_of,
         failed_file_id=None if before is None else before.error_file_id,
-        owner=asker.key_id,
+        owner=caller.key_id,
     )
 
 
-def _rerun(services: Services, asked: BatchRequest, asker: Caller) -> Batch:
+def _rerun(services: Services, asked: BatchRequest, caller: Caller) -> Batch:
     batch_id = asked.rerun_of or ""
     try:
-        before = services.files.batches.get(batch_id, asker)
+        before = services.files.batches.get(batch_id, caller)
     except BatchNotFound as error:
         raise InvalidParameter(f"rerun_of: {error.message}", "rerun_of", hint=error.hint) from None
     if before.status not in ENDED:
@@ -204,7 +203,7 @@ def _rerun(services: Services, asked: BatchRequest, asker: Caller) -> Batch:
     if before.error_file_id is None:
         none = "no line of it has failed"
         if before.status == FAILED:
-            none = "it has failed as a whole, and has no error file; make a new batch of its input"
+            none = "it has failed as a whole and has no error file; make a new batch of its input"
         raise InvalidParameter(
             f"rerun_of: the batch {batch_id} cannot run again: {none}", "rerun_of"
         )
@@ -212,11 +211,11 @@ def _rerun(services: Services, asked: BatchRequest, asker: Caller) -> Batch:
         given = getattr(asked, name)
         if given is not None and given != getattr(before.spec, name):
             raise InvalidParameter(
-                f"{name} is not that of the batch {batch_id}, which is to run again",
+                f"{name} differs from that of the batch {batch_id}, which runs again",
                 name,
                 hint=f"Leave it out, or give {getattr(before.spec, name)!r}.",
             )
-    _check_file(services, asker, before.error_file_id, "rerun_of")
+    _check_file(services, caller, before.error_file_id, "rerun_of")
     return before
 
 
@@ -236,11 +235,11 @@ def _check_endpoint(services: Services, endpoint: str) -> None:
 
 
 def _check_file(
-    services: Services, asker: Caller, file_id: str, param: str = "input_file_id"
+    services: Services, caller: Caller, file_id: str, param: str = "input_file_id"
 ) -> None:
     wanted: HeadraceError | None = None
     try:
-        purpose = services.files.store.get(file_id, asker).purpose
+        purpose = services.files.store.get(file_id, caller).purpose
     except FileMissing as error:
         wanted = InvalidParameter(f"{param}: {error.message}", param, hint=error.hint)
     else:
@@ -258,8 +257,7 @@ def _window_s(text: str) -> int:
         raise InvalidParameter(
             f"completion_window {text[:32]!r} cannot be used",
             "completion_window",
-            hint="Give a number of hours, minutes or seconds, such as 24h, 90m or 45s; at the "
-            "most 720h.",
+            hint="Give a number of hours, minutes or seconds, such as 24h or 90m; at most 720h.",
         )
     return seconds
 
@@ -269,7 +267,7 @@ def _check_metadata(metadata: dict[str, str] | None) -> None:
         return
     if len(metadata) > METADATA_MAX or any(len(key) > METADATA_KEY_MAX_CHARS for key in metadata):
         raise InvalidParameter(
-            f"metadata is to have {METADATA_MAX} pairs at the most, with keys of "
+            f"metadata must have at most {METADATA_MAX} pairs, with keys of at most "
             f"{METADATA_KEY_MAX_CHARS} characters",
             "metadata",
         )

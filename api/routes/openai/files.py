@@ -32,7 +32,7 @@ from headrace.errors import HeadraceError, InvalidRequest
 logger = logging.getLogger(__name__)
 
 PAGE_MAX: Final = 10_000
-#: What a form has besides its file.
+#: The most bytes of a form besides its file.
 FORM_MAX_BYTES: Final = 256 * 1024
 FIELDS: Final = ("purpose", "expires_after[anchor]", "expires_after[seconds]")
 ANCHOR: Final = "created_at"
@@ -42,7 +42,7 @@ _NONE: Final = frozenset[str]()
 
 
 async def create_file(services: Services, request: Request) -> Reply:
-    """Take a file in, part by part; it is there once all of it has come."""
+    """Receive a file part by part; it exists once all of it was received."""
     request.query(_NONE)
     require_type(request, lambda kind: kind == MULTIPART_TYPE, "Send multipart/form-data.")
     limit_bytes = services.settings.file_limit_bytes
@@ -51,18 +51,18 @@ async def create_file(services: Services, request: Request) -> Reply:
         if declared and int(declared) > limit_bytes + FORM_MAX_BYTES:
             raise file_too_large(limit_bytes)
         upload = Upload(request.header(b"content-type").decode("latin-1"), limit_bytes)
-        stored = await _take_in(services.files, request, upload)
+        stored = await _receive(services.files, request, upload)
     except HeadraceError:
         request.drain = True
         raise
     return _reply(file_object(stored))
 
 
-class _Intake:
-    """A file on its way in.
+class _FileReceiver:
+    """A file that is being received.
 
     Attributes:
-        draft: what was written of it; None before it begins.
+        draft: the part that is written; None before the file begins.
     """
 
     def __init__(self, files: FileService, upload: Upload, owner: str) -> None:
@@ -72,13 +72,13 @@ class _Intake:
         self._upload = upload
 
     async def read(self, request: Request) -> None:
-        """Take in the whole form."""
+        """Receive the whole form."""
         ended = False
         while not ended:
             message = await request.receive()
             if message["type"] == "http.disconnect":
                 raise ClientGone
-            # Parsing some hundred kilobytes takes less than a switch of threads.
+            # Parsing a few hundred kilobytes takes less time than a switch of threads.
             self._upload.feed(message.get("body", b""))
             ended = not message.get("more_body")
             await self._write(least=1 if ended else PART_BYTES)
@@ -94,27 +94,27 @@ class _Intake:
             await run(self.draft.add, upload.take(PART_BYTES))
 
     async def finish(self) -> StoredFile:
-        """Make it a file."""
+        """Make the draft a file."""
         ttl_s = _asked_ttl_s(self._upload.fields)
         if self.draft is None:
             raise InvalidParameter("the form has no file", FILE_FIELD)
         return await self._files.run(self.draft.finish, BATCH, ttl_s)
 
 
-async def _take_in(files: FileService, request: Request, upload: Upload) -> StoredFile:
-    intake = _Intake(files, upload, request.caller.key_id)
+async def _receive(files: FileService, request: Request, upload: Upload) -> StoredFile:
+    receiver = _FileReceiver(files, upload, request.caller.key_id)
     try:
-        await intake.read(request)
-        return await intake.finish()
+        await receiver.read(request)
+        return await receiver.finish()
     except BaseException:
-        if intake.draft is not None:
-            # Whoever hung up does not wait for it; nobody else can see the file.
-            await asyncio.shield(files.run(intake.draft.abandon))
+        if receiver.draft is not None:
+            # A client that hung up does not wait for it, and no other client can see the file.
+            await asyncio.shield(files.run(receiver.draft.abandon))
         raise
 
 
 async def list_files(services: Services, request: Request) -> Reply:
-    """A page of files."""
+    """Return a page of files."""
     query = request.query(_LIST)
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
@@ -132,7 +132,7 @@ async def list_files(services: Services, request: Request) -> Reply:
 
 
 async def get_file(services: Services, request: Request, file_id: str) -> Reply:
-    """One file, without its content."""
+    """Return one file, without its content."""
     request.query(_NONE)
     files = services.files
     return _reply(file_object(await files.run(files.store.get, file_id, request.caller)))
@@ -147,11 +147,11 @@ async def delete_file(services: Services, request: Request, file_id: str) -> Rep
 
 
 async def get_content(services: Services, request: Request, file_id: str) -> Reply | StreamingReply:
-    """The bytes of a file, in bounded memory."""
+    """Stream the bytes of a file."""
     request.query(_NONE)
     files = services.files
     reader = await files.run(files.store.open, file_id, request.caller)
-    # What cannot be read at all is answered as an error.
+    # Read before the answer begins, so that an error of the store is answered as one.
     first = await files.run(reader.read, 0)
 
     async def run(write: Write) -> None:
@@ -187,14 +187,14 @@ async def _send(
             try:
                 chunk = await files.run(reader.read, at)
             except HeadraceError as error:
-                logger.warning("the content of a file was cut short: %s", error.message)
+                logger.warning("file content cut short: %s", error.message)
                 raise ResponseCutShort from None
     finally:
         gone.cancel()
 
 
 def file_object(file: StoredFile) -> dict[str, Any]:
-    """A file as OpenAI's API shows it."""
+    """Return a file as OpenAI's API shows it."""
     return {
         "id": file.id,
         "object": "file",
@@ -209,7 +209,7 @@ def file_object(file: StoredFile) -> dict[str, Any]:
 
 
 def list_object(page: FilePage[Any], shown: Any) -> dict[str, Any]:
-    """A page as OpenAI's API shows it."""
+    """Return a page as OpenAI's API shows it."""
     data = [shown(item) for item in page.items]
     return {
         "object": "list",
@@ -221,28 +221,30 @@ def list_object(page: FilePage[Any], shown: Any) -> dict[str, Any]:
 
 
 def limit_of(query: dict[str, str], default: int, most: int) -> int:
-    """How many a page is to have.
+    """Return the number of entries per page.
 
     Raises:
-        InvalidParameter: it is no number from 1 to the most.
+        InvalidParameter: the value is not a number from 1 to `most`.
     """
     text = query.get("limit")
     if text is None:
         return default
     if not (text.isascii() and text.isdigit() and len(text) < 9 and 1 <= int(text) <= most):
-        raise InvalidParameter(f"limit: {text[:32]!r} is no number from 1 to {most}", "limit")
+        raise InvalidParameter(f"limit: {text[:32]!r} is not a number from 1 to {most}", "limit")
     return int(text)
 
 
 def ttl_of(seconds: int, anchor: str, param: str) -> int:
-    """How long a file is to be kept.
+    """Return how long a file is kept, in seconds.
 
     Raises:
-        InvalidParameter: for no time, or too long, or from another moment.
+        InvalidParameter: the time is out of range, or counts from another moment.
     """
     if anchor != ANCHOR:
         raise InvalidParameter(
-            f"{param}: a file is kept from when it was made", param, hint=f"anchor is {ANCHOR}."
+            f"{param}: the time counts from when the file was made",
+            param,
+            hint=f"Send {ANCHOR} as anchor.",
         )
     if not 1 <= seconds <= KEEP_MAX_S:
         raise InvalidParameter(f"{param}: seconds is not in 1 to {KEEP_MAX_S}", param)
@@ -259,19 +261,19 @@ def _asked_ttl_s(fields: dict[str, str]) -> int | None:
     purpose = fields.get("purpose")
     if purpose != BATCH:
         wrong = "is missing" if purpose is None else f"{purpose[:32]!r} is not served here"
-        raise InvalidParameter(f"purpose {wrong}", "purpose", hint=f"It is to be {BATCH!r}.")
+        raise InvalidParameter(f"purpose {wrong}", "purpose", hint=f"Send {BATCH!r}.")
     seconds = fields.get("expires_after[seconds]")
     if seconds is None:
         if "expires_after[anchor]" in fields:
             raise InvalidParameter("expires_after has no seconds", "expires_after")
         return None
     if not (seconds.isascii() and seconds.isdigit() and len(seconds) < 9):
-        raise InvalidParameter("expires_after[seconds] is no number", "expires_after")
+        raise InvalidParameter("expires_after[seconds] is not a number", "expires_after")
     return ttl_of(int(seconds), fields.get("expires_after[anchor]", ""), "expires_after")
 
 
 def _filename(text: str) -> str:
-    # Only a name: some clients send a path.
+    # Keep the name alone: some clients send a path.
     name = text.replace("\\", "/").rpartition("/")[2]
     return "".join(c for c in name if c.isprintable())[:NAME_MAX_CHARS] or "file"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from api.http.ranges import ByteRange, UnsatisfiableRange, span_of
+from api.http.ranges import ByteRange, UnsatisfiableRange, requested_range
 
 ETAG = b'"5f"'
 
@@ -19,7 +19,7 @@ ETAG = b'"5f"'
     ],
 )  # fmt: skip
 def test_one_range(header: bytes, span: tuple[int, int]) -> None:
-    assert span_of(header, b"", ETAG, 10) == ByteRange(*span)
+    assert requested_range(header, b"", ETAG, 10) == ByteRange(*span)
 
 
 @pytest.mark.parametrize(
@@ -30,23 +30,23 @@ def test_one_range(header: bytes, span: tuple[int, int]) -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_single_range_is_passed_over(header: bytes) -> None:
-    assert span_of(header, b"", ETAG, 10) is None
+    assert requested_range(header, b"", ETAG, 10) is None
 
 
 @pytest.mark.parametrize("header", [b"bytes=10-", b"bytes=10-11", b"bytes=999-", b"bytes=-0"])
 def test_behind_the_end(header: bytes) -> None:
     with pytest.raises(UnsatisfiableRange):
-        span_of(header, b"", ETAG, 10)
+        requested_range(header, b"", ETAG, 10)
 
 
 def test_nothing_has_no_ranges() -> None:
     for header in (b"bytes=0-", b"bytes=-1"):
         with pytest.raises(UnsatisfiableRange):
-            span_of(header, b"", ETAG, 0)
+            requested_range(header, b"", ETAG, 0)
 
 
 def test_a_range_of_what_the_client_has_the_rest_of() -> None:
-    assert span_of(b"bytes=1-2", ETAG, ETAG, 10) == ByteRange(1, 3)
+    assert requested_range(b"bytes=1-2", ETAG, ETAG, 10) == ByteRange(1, 3)
     for other in (b'"60"', b'W/"5f"', b"Wed, 21 Oct 2015 07:28:00 GMT"):
-        assert span_of(b"bytes=1-2", other, ETAG, 10) is None
-        assert span_of(b"bytes=99-", other, ETAG, 10) is None
+        assert requested_range(b"bytes=1-2", other, ETAG, 10) is None
+        assert requested_range(b"bytes=99-", other, ETAG, 10) is None

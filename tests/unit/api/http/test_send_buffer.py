@@ -95,7 +95,7 @@ def test_a_full_disk_is_as_a_full_outbox(
         await filling
 
     run(test, memory_max_bytes=3)
-    assert "cannot wait in a file" in caplog.text
+    assert "not spooled to a file" in caplog.text
 
 
 def test_the_end_is_told_to_who_waits() -> None:

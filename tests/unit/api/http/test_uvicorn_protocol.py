@@ -191,20 +191,20 @@ def test_a_connection_without_a_request_is_closed_once_its_time_is_up() -> None:
 
         protocol.data_received(GET)
         await answered(1)
-        protocol.look(1000)
-        protocol.look(1074)
+        protocol.check(1000)
+        protocol.check(1074)
         protocol.data_received(GET[:9])
-        protocol.look(1076)
-        protocol.look(1160)
+        protocol.check(1076)
+        protocol.check(1160)
         assert not transport.closed
         protocol.data_received(GET[9:] + GET)
         await answered(3)
         assert state.total_requests == 3
         assert all(written.endswith(BODY) for written in transport.written)
-        protocol.look(1161)
-        protocol.look(1235.9)
+        protocol.check(1161)
+        protocol.check(1235.9)
         assert not transport.closed
-        protocol.look(1236)
+        protocol.check(1236)
         assert transport.closed
 
     asyncio.run(asyncio.wait_for(work(), 30))

@@ -170,7 +170,7 @@ def access_lines(*scopes: Mapping[str, Any], as_json: bool) -> list[str]:
             seen = RequestTrace(dict(scope), _nowhere, b"r-1")
             seen.status, seen.size = 200, 12
             seen.template, seen.name = "/api/v1/jobs/{job_id}", f"x{FORGED}"
-            log.told(seen)
+            log.record(seen)
         await asyncio.sleep(0)
 
     asyncio.run(tell())

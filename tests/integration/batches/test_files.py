@@ -189,7 +189,7 @@ PURPOSE = ("purpose", "", b"batch")
         (b"no form at all", "cannot be read", None),
         (
             form(FILE, PURPOSE, ("expires_after[seconds]", "", b"60")),
-            "from when it was made",
+            "counts from when the file was made",
             "expires_after",
         ),
         (

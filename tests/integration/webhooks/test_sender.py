@@ -110,7 +110,7 @@ def test_what_a_server_of_another_protocol_says_is_repeated_to_nobody() -> None:
         with connection:
             connection.sendall(b"-ERR secret banner\r\n\r\n")
             (sent,) = sending.result()
-    assert sent == WebhookResponse(error="what it answered cannot be read as HTTP")
+    assert sent == WebhookResponse(error="the response is not valid HTTP")
 
 
 def test_a_name_that_nobody_knows_and_one_that_is_asked_for_too_long() -> None:

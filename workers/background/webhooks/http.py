@@ -1,8 +1,8 @@
-"""Sends one webhook over HTTP, to an address that it has looked at itself.
+"""Sends one webhook over HTTP, to an address that was checked.
 
-The name is looked up once, every address is judged, and the connection is made to one of those that
-were found good, under the name that the URL has (Host, SNI, certificate): a name that is answered
-otherwise a moment later changes nothing. Redirects are not followed; proxies are not asked.
+The host is looked up once, and every address is checked. The connection goes to an allowed address
+under the URL's name (Host, SNI, certificate), so a later change of the name has no effect.
+Redirects are not followed, and proxies are not used.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from headrace.webhooks.endpoint import Endpoint, read_target
 
 logger = logging.getLogger(__name__)
 
-#: So much of an answer is read, so that the receiver is not cut off in it; nobody looks at it.
+#: How much of a response's body is read, so that the receiver is not cut off. It is not used.
 BODY_MAX_BYTES: Final = 16 * 1024
 BODY_MAX_S: Final = 1.0
-#: A receiver's word on when to come again is believed up to this.
+#: The longest Retry-After that is followed, in seconds.
 RETRY_AFTER_MAX_S: Final = 86_400.0
 ERROR_MAX_CHARS: Final = 200
 
@@ -35,14 +35,14 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 
 class WebhookResponse(NamedTuple):
-    """What became of one try.
+    """The outcome of one attempt.
 
     Attributes:
-        status: what was answered; 0 where nothing was.
-        error: what was wrong; "" where it has arrived.
-        final: another try would not help.
-        retry_after_s: how long the receiver has asked to be left alone.
-        answers: the receiver is in order.
+        status: the status of the response; 0 without a response.
+        error: what was wrong; "" if the webhook has arrived.
+        final: another attempt would not help.
+        retry_after_s: the receiver's Retry-After.
+        answers: the receiver works, whatever it replied.
     """
 
     status: int = 0
@@ -53,11 +53,11 @@ class WebhookResponse(NamedTuple):
 
 
 class _Refused(Exception):
-    """Nothing is sent there."""
+    """The URL leads to addresses that are not allowed."""
 
 
 async def look_up(host: str, port: int) -> Sequence[str]:
-    """The addresses of a name, as the system's resolver has them."""
+    """Return the addresses of a name, from the system's resolver."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
@@ -66,8 +66,8 @@ class WebhookSender:
     """Sends webhooks; used by one event loop.
 
     Args:
-        settings: the deployment's.
-        resolve: in place of the system's resolver.
+        settings: the deployment's settings.
+        resolve: replaces the system's resolver.
 
     Raises:
         ConfigError: webhook_ca_file cannot be read.
@@ -78,7 +78,7 @@ class WebhookSender:
         self._allowed = read_networks(settings.webhook_allow_networks)
         self._timeout_s = settings.webhook_timeout_s
         self._resolve = resolve
-        # Neither proxies nor credentials of the environment.
+        # The environment's proxies and credentials are ignored.
         context = httpx2.create_ssl_context(trust_env=False)
         if settings.webhook_ca_file is not None:
             try:
@@ -86,7 +86,7 @@ class WebhookSender:
             except OSError as error:
                 raise ConfigError(
                     f"webhook_ca_file {settings.webhook_ca_file} cannot be read: {error}",
-                    hint="Name a file of certificates in PEM.",
+                    hint="Set it to a file of certificates in PEM.",
                 ) from error
         self._http = httpx2.AsyncClient(
             verify=context,
@@ -95,7 +95,7 @@ class WebhookSender:
             timeout=httpx2.Timeout(
                 settings.webhook_timeout_s, connect=settings.webhook_connect_timeout_s
             ),
-            # What was looked up for one try is not for the next.
+            # Each attempt looks the host up again.
             limits=httpx2.Limits(max_keepalive_connections=0),
         )
 
@@ -104,12 +104,12 @@ class WebhookSender:
         await self._http.aclose()
 
     async def send(self, url: str, headers: Mapping[str, str], body: bytes) -> WebhookResponse:
-        """Try once; whatever goes wrong is in what it gives."""
+        """Make one attempt. Every failure is in the returned response."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 target = read_target(url, allow_http=self._allow_http)
-                found = await self._addresses(target)
-                answer = await self._to_one_of(found, target, headers, body)
+                addresses = await self._addresses(target)
+                answer = await self._post_to_first(addresses, target, headers, body)
         except TimeoutError:
             return WebhookResponse(error=f"no answer within {self._timeout_s:g} s")
         except (_Refused, InvalidRequest) as error:
@@ -117,20 +117,20 @@ class WebhookSender:
         except (OSError, UnicodeError) as error:
             return WebhookResponse(error=_short(f"the name cannot be looked up: {error}"))
         except httpx2.RemoteProtocolError:
-            # The library's words repeat what was answered, which whoever chose the URL could read.
-            return WebhookResponse(error="what it answered cannot be read as HTTP")
+            # The library's text quotes the response, which the owner of the URL could then read.
+            return WebhookResponse(error="the response is not valid HTTP")
         except httpx2.HTTPError as error:
             return WebhookResponse(error=_short(f"{type(error).__name__}: {error}"))
         except Exception as error:
-            # Nobody has foreseen it; such as a URL of which httpx2 thinks otherwise.
-            logger.exception("a webhook cannot be sent", extra={"webhook": headers["webhook-id"]})
+            # Unexpected, such as a URL that httpx2 rejects.
+            logger.exception("webhook cannot be sent", extra={"webhook": headers["webhook-id"]})
             return WebhookResponse(error=_short(f"it cannot be sent: {error}"))
         outcome = _outcome(answer)
-        await _let_go(answer)
+        await _drain(answer)
         return outcome
 
     async def _addresses(self, target: Endpoint) -> Sequence[Address]:
-        """The addresses of a host that may be connected to."""
+        """Return the host's allowed addresses."""
         if target.literal is not None:
             found = [target.literal]
         else:
@@ -143,7 +143,7 @@ class WebhookSender:
             )
         return good
 
-    async def _to_one_of(
+    async def _post_to_first(
         self,
         addresses: Sequence[Address],
         target: Endpoint,
@@ -161,9 +161,9 @@ class WebhookSender:
     async def _post(
         self, address: Address, target: Endpoint, headers: Mapping[str, str], body: bytes
     ) -> httpx2.Response:
-        """Send, and read the head of the answer."""
+        """Send the request, and read the head of the response."""
         host = f"[{address}]" if address.version == 6 else str(address)
-        # A certificate is for the name, or for the address where the URL has one.
+        # A certificate is for the URL's name, or for its address if it has no name.
         named = target.literal is None or target.host.endswith("localhost")
         request = self._http.build_request(
             "POST",
@@ -175,8 +175,8 @@ class WebhookSender:
         return await self._http.send(request, stream=True)
 
 
-async def _let_go(answer: httpx2.Response) -> None:
-    """Read the beginning of an answer, whose status is known already, and close."""
+async def _drain(answer: httpx2.Response) -> None:
+    """Read the beginning of a response's body, and close it."""
     left = BODY_MAX_BYTES
     try:
         async with asyncio.timeout(BODY_MAX_S):
@@ -196,19 +196,19 @@ def _outcome(answer: httpx2.Response) -> WebhookResponse:
         return WebhookResponse(status, answers=True)
     if status == 410:
         return WebhookResponse(
-            status, "answered 410: it wants no more of these", final=True, answers=True
+            status, "answered 410: the endpoint is gone", final=True, answers=True
         )
     wait_s = 0.0
     if status in (429, 503):
         wait_s = _retry_after_s(answer.headers.get("retry-after", ""))
     error = f"answered {status}"
     if 300 <= status < 400:
-        error += ", and redirects are not followed: name the final address"
+        error += ": redirects are not followed; set the final URL"
     return WebhookResponse(status, error, retry_after_s=wait_s, answers=status < 500)
 
 
 def _retry_after_s(text: str) -> float:
-    """Seconds that a header Retry-After asks for, in either form; 0 for anything else."""
+    """Return the seconds of a Retry-After header, in either form; 0 for anything else."""
     try:
         seconds = float(text)
     except ValueError:
@@ -216,7 +216,7 @@ def _retry_after_s(text: str) -> float:
             seconds = email.utils.parsedate_to_datetime(text).timestamp() - time.time()
         except (ValueError, OverflowError):
             return 0.0
-    # Also where it is no number.
+    # NaN is not above 0 either.
     return min(seconds, RETRY_AFTER_MAX_S) if seconds > 0 else 0.0
 
 

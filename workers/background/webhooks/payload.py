@@ -1,4 +1,4 @@
-"""What a webhook says: by the Standard Webhooks scheme a type, a time and data; here the job."""
+"""The body of a webhook: a type, a time and data (here the job), as Standard Webhooks defines."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from headrace.jobs.serialization import job_object
 from headrace.queue.webhook_deliveries import Delivery, DeliveryLog
 from headrace.webhooks.task_message import STARTED, WebhookTask, event_type
 
-#: A result whose Celery message is longer is left out, and fetched by its link.
+#: A result whose Celery message is longer is left out; the receiver fetches it by its link.
 RESULT_MAX_BYTES: Final = 256 * 1024
 
 
-class JobWebhook(msgspec.Struct, frozen=True):
-    """What there is to tell.
+class JobEvent(msgspec.Struct, frozen=True):
+    """The event that a webhook reports.
 
     Attributes:
-        type: as `job.succeeded`.
-        at_us: when it happened.
-        state: of a job's end, how that was.
+        type: the event's type, such as `job.succeeded`.
+        at_us: when it happened, in microseconds since 1970.
+        state: the job's final state; None if it has only started.
     """
 
     type: str
@@ -30,50 +30,50 @@ class JobWebhook(msgspec.Struct, frozen=True):
     state: State | None = None
 
 
-def what_is_told(errand: WebhookTask, log: DeliveryLog, job: Job | None) -> JobWebhook | None:
-    """What an errand is to tell; None where nobody knows of its job any more.
+def event_of(task: WebhookTask, log: DeliveryLog, job: Job | None) -> JobEvent | None:
+    """Return the event that a task reports; None if its job's end is not known any more.
 
-    How the job has ended last is noted apart from its record, which may have run out, or be that
-    of a job that was put back since.
+    The last end is stored apart from the job's record. The record may have expired, or the job may
+    have been requeued since.
     """
-    if errand.started:
+    if task.started:
         began = job.started_us or job.created_us if job is not None else 0
-        return JobWebhook(f"job.{STARTED}", began)
+        return JobEvent(f"job.{STARTED}", began)
     if log.ended_us:
         state = State(log.state)
-        return JobWebhook(event_type(state), log.ended_us, state)
+        return JobEvent(event_type(state), log.ended_us, state)
     if job is not None and job.state.final:
-        return JobWebhook(event_type(job.state), job.ended_us, job.state)
+        return JobEvent(event_type(job.state), job.ended_us, job.state)
     return None
 
 
-def told_by(delivery: Delivery) -> JobWebhook:
-    """What a delivery tells that was begun before."""
+def event_of_delivery(delivery: Delivery) -> JobEvent:
+    """Return the event that an earlier delivery reports."""
     state = ENDS.get(delivery.type.removeprefix("job."))
-    return JobWebhook(delivery.type, delivery.at_us, state)
+    return JobEvent(delivery.type, delivery.at_us, state)
 
 
-def body_of(delivery: Delivery, told: JobWebhook, job: Job | None) -> bytes:
-    """The body; of a job whose record says something else by now, what is known of it."""
-    if job is not None and (told.state is None or job.ended_us == told.at_us):
+def body_of(delivery: Delivery, event: JobEvent, job: Job | None) -> bytes:
+    """Return the webhook's body, with a short form of a job whose record has changed since."""
+    if job is not None and (event.state is None or job.ended_us == event.at_us):
         data = job_object(job, with_result=len(job.meta) + len(job.recorded) <= RESULT_MAX_BYTES)
     else:
-        data = _without_record(delivery, told)
+        data = _without_record(delivery, event)
     return b'{"type":"%s","timestamp":"%s","data":%s}' % (
-        told.type.encode(),
+        event.type.encode(),
         iso(delivery.at_us).encode(),
         data,
     )
 
 
-def _without_record(delivery: Delivery, told: JobWebhook) -> bytes:
-    ended = told.state is not None
+def _without_record(delivery: Delivery, event: JobEvent) -> bytes:
+    ended = event.state is not None
     return msgspec.json.encode(
         {
             "id": delivery.job,
             "model": delivery.model,
-            "status": (told.state or State.RUNNING).status,
-            "finished_at": iso(told.at_us) if ended else None,
+            "status": (event.state or State.RUNNING).status,
+            "finished_at": iso(event.at_us) if ended else None,
             "record_expired": True,
         }
     )

@@ -25,31 +25,31 @@ def _die() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-_note, _delete, _free = StageJobs._note, StageJobs._delete, StageJobs.free
+_save, _delete, _free = StageJobs._save, StageJobs._delete, StageJobs.free
 
 
-async def note(self: StageJobs, course: Any, *freed: str) -> bool:
-    said = await _note(self, course, *freed)
+async def note(self: StageJobs, execution: Any, *freed: str) -> bool:
+    said = await _save(self, execution, *freed)
     if freed and DIES == "half noted":
         _die()
     return said
 
 
-async def delete(self: StageJobs, course: Any, entries: Any) -> None:
+async def delete(self: StageJobs, execution: Any, entries: Any) -> None:
     if DIES == "noted":
         _die()
-    await _delete(self, course, entries)
+    await _delete(self, execution, entries)
 
 
-async def free(self: StageJobs, course: Any, stages: Any) -> bool:
-    done = await _free(self, course, stages)
+async def free(self: StageJobs, execution: Any, stages: Any) -> bool:
+    done = await _free(self, execution, stages)
     if DIES == "freed":
         _die()
     return done
 
 
 stage_jobs.FREE_MAX_JOBS = 2  # type: ignore[misc] # so that a list of four takes two calls
-StageJobs._note, StageJobs._delete, StageJobs.free = note, delete, free  # type: ignore[method-assign]
+StageJobs._save, StageJobs._delete, StageJobs.free = note, delete, free  # type: ignore[method-assign]
 
 from workers.background.app import app  # noqa: E402 - it is begun with these
 

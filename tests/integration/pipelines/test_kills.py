@@ -117,7 +117,9 @@ def test_who_stood_still_past_the_jobs_deadline_leaves_it_to_who_has_gone_on_wit
         wait_until(lambda: site.job(job_id)["attempts"] >= 2, "another goes on with it", 60)
         wait_until(lambda: time.monotonic() > began + HASTE_S, "the first one's time is over", 60)
         os.kill(first.pid, signal.SIGCONT)
-        wait_until(lambda: first.says("another has gone on", job_id), "the first leaves it", 60)
+        wait_until(
+            lambda: first.says("another worker has resumed", job_id), "the first leaves it", 60
+        )
         client.srem(keys.PAUSED, queue)
     assert site.result(job_id) == weighed(1)
     assert len(site.runs("cut")) == 1

@@ -134,7 +134,7 @@ def test_a_renewal_that_comes_right_behind_the_settlement_takes_it_for_no_ones_b
         job_id = submit(api)
         assert ended(api, job_id)["result"] == [1]
         only_its_own(redis_db, job_id)
-    assert "another has gone on" not in caplog.text
+    assert "another worker has resumed" not in caplog.text
 
 
 def test_a_cancel_while_it_is_settled_through_an_outage_ends_it_at_once(

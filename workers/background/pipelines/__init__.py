@@ -1,4 +1,5 @@
 """Pipelines: runs the stages of a pipeline's job as jobs of their models.
 
-Start with orchestrator.py; execution.py decides which stage comes next, without I/O.
+Start with orchestrator.py; leases.py holds the leases, and execution.py decides which stage comes
+next, without I/O.
 """

@@ -1,4 +1,4 @@
-"""What follows a pipeline's job, told by Celery's own machinery, from threads of the conductor."""
+"""Sends the callbacks of pipeline jobs with Celery's canvas, in threads."""
 
 from __future__ import annotations
 
@@ -20,16 +20,18 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+#: Seconds between two attempts to send callbacks.
+AGAIN_S: Final = MAX_S / 4
 _LATER: Final = (*TRY_AGAIN, ChordBusy, Malformed)
 
 
 class PipelineCanvas:
-    """Tells, with a connection of its own for each, as few jobs of pipelines are followed.
+    """Sends callbacks, with a connection for each job, as few pipeline jobs have callbacks.
 
     Args:
         redis_url: the broker.
-        result_ttl_s: how long what Celery keeps is kept.
-        jobs: for its threads.
+        result_ttl_s: how long the results that Celery writes are kept, in seconds.
+        jobs: has the threads.
     """
 
     def __init__(self, redis_url: str, result_ttl_s: int, jobs: StageJobs) -> None:
@@ -37,44 +39,40 @@ class PipelineCanvas:
         self._ttl_s = result_ttl_s
         self._jobs = jobs
 
-    async def ended(self, course: PipelineExecution, settlement: Settlement) -> Settlement:
-        """Tell what follows a job, until it is told; the settlement that is to be said then."""
-        progress, end = SendProgress(), EndedJob(course.item, settlement)
+    async def send_end(self, execution: PipelineExecution, settlement: Settlement) -> Settlement:
+        """Send a job's callbacks, and retry until they are sent; return its settlement."""
+        progress, end = SendProgress(), EndedJob(execution.job, settlement)
         while True:
             try:
-                return await self._say(partial(tell_end, end), progress)
+                return await self._send(partial(tell_end, end), progress)
             except _LATER as error:
-                logger.warning(
-                    "what follows the job cannot be told yet: %s", error, extra=about(course)
-                )
+                logger.warning("callbacks not sent yet: %s", error, extra=about(execution))
                 progress.tries += 1
-            await asyncio.sleep(MAX_S / 4)
+            await asyncio.sleep(AGAIN_S)
 
-    async def left(self, queue: str, pairs: Sequence[bytes]) -> None:
-        """Tell of ends that scripts have left: names, each with its entry.
+    async def send_orphaned(self, queue: str, pairs: Sequence[bytes]) -> None:
+        """Send the callbacks of jobs that scripts have ended: names, each with its entry.
 
-        What cannot be told now stays there, and comes up again in a minute.
+        Callbacks that cannot be sent now stay there, and the next sweep returns them again.
         """
         for name, entry in zip(pairs[::2], pairs[1::2], strict=True):
+            end = OrphanedEnd(queue, name, entry)
+            job = {"job": name.decode("utf-8", "replace")}
             try:
-                await self._say(partial(tell_left, OrphanedEnd(queue, name, entry)), SendProgress())
+                await self._send(partial(tell_left, end), SendProgress())
             except _LATER as error:
-                logger.warning(
-                    "what follows a job that a script has ended cannot be told yet: %s",
-                    error,
-                    extra={"job": name.decode("utf-8", "replace")},
-                )
+                logger.warning("callbacks of an ended job not sent yet: %s", error, extra=job)
             except Exception:
-                logger.exception("what follows a job that a script has ended cannot be told")
+                logger.exception("callbacks of an ended job cannot be sent", extra=job)
 
-    async def _say(
-        self, tell: Callable[[CanvasSender, SendProgress], T], progress: SendProgress
+    async def _send(
+        self, send: Callable[[CanvasSender, SendProgress], T], progress: SendProgress
     ) -> T:
-        def said() -> T:
+        def connected() -> T:
             sender = CanvasSender(self._url, self._ttl_s)
             try:
-                return tell(sender, progress)
+                return send(sender, progress)
             finally:
                 sender.close()
 
-        return await self._jobs.in_thread(said)
+        return await self._jobs.in_thread(connected)

@@ -1,4 +1,4 @@
-"""A pipeline's job as it was claimed: its course, or why it is not to run now."""
+"""Reads a claimed pipeline job: its execution, or the settlement of a job that cannot run now."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from workers.jobs.leased_job import LeasedJob
 from workers.jobs.settlement import Settlement, failed, postponed, unreadable_message
 
 
-def read_course(
-    pipeline: PipelineConfig, raw: bytes, item: LeasedJob, now_us: int, tools: StageBackend
+def read_execution(
+    pipeline: PipelineConfig, raw: bytes, job: LeasedJob, now_us: int, backend: StageBackend
 ) -> tuple[PipelineExecution, Settlement | None]:
-    """The course of a claimed job; its settlement where it is not to run now.
+    """Return the execution of a claimed job, and its settlement if it cannot run now.
 
     Args:
-        pipeline: what it runs.
-        raw: its message.
-        item: the job; it gets its message, and what follows it.
-        now_us: when it was claimed, by Redis' clock.
-        tools: what the course works with.
+        pipeline: the pipeline.
+        raw: the job's message.
+        job: the job; its message and callbacks are set here.
+        now_us: the time of the claim by Redis' clock, in microseconds.
+        backend: runs the stages' jobs.
     """
     wall = time.time()
-    item.dispatched_at, item.dispatched_epoch_s = item.claimed_at, wall
-    course = PipelineExecution(pipeline, item, tools, wall + pipeline.timeout_s)
+    job.dispatched_at, job.dispatched_epoch_s = job.claimed_at, wall
+    execution = PipelineExecution(pipeline, job, backend, wall + pipeline.timeout_s)
     try:
-        message = item.message = read_envelope(raw)
+        message = job.message = read_envelope(raw)
     except InvalidRequest as error:
-        item.canvas = read_canvas(raw)
-        return course, unreadable_message(item, raw, error)
+        job.canvas = read_canvas(raw)
+        return execution, unreadable_message(job, raw, error)
     if message.timeout_s is not None:
-        course.deadline = wall + message.timeout_s
+        execution.deadline = wall + message.timeout_s
     if message.followed:
-        item.canvas = read_canvas(raw)
-        if item.canvas is None:
-            problem = "the signatures of what follows the job cannot be read"
-            return course, failed(item, InvalidRequest.code, problem)
+        job.canvas = read_canvas(raw)
+        if job.canvas is None:
+            problem = "the job's callbacks cannot be read: invalid signatures"
+            return execution, failed(job, InvalidRequest.code, problem)
     if message.model != pipeline.name:
-        wrong = f"the queue {queue_name(pipeline.name)} is not that of {message.model[:64]!r}"
-        return course, failed(item, InvalidRequest.code, wrong)
-    wait_s = item.set_deadlines(message, item.claimed_at, now_us)
-    if item.expires_at <= item.claimed_at:
-        return course, failed(item, "expired", "its expires passed before it began")
-    return course, postponed(item, wait_s) if wait_s else None
+        wrong = f"the queue {queue_name(pipeline.name)} is not the queue of {message.model[:64]!r}"
+        return execution, failed(job, InvalidRequest.code, wrong)
+    wait_s = job.set_deadlines(message, job.claimed_at, now_us)
+    if job.expires_at <= job.claimed_at:
+        return execution, failed(job, "expired", "the job expired before it started")
+    return execution, postponed(job, wait_s) if wait_s else None

@@ -1,9 +1,8 @@
-"""The course of one pipeline's job: its stages, each as soon as it has what it takes from.
+"""The execution of one pipeline job: each stage starts as soon as its sources have ended.
 
-All of it can be begun anew at any time, by anybody: the id of a stage's job follows from the
-pipeline's job and its place, so that saying it again finds it, as it is by then. What has been
-freed by then the note of the stages tells (`workers/background/pipelines/resume.py`). Knows Redis
-only by what its `StageBackend` do.
+Any worker can start it again at any time. The id of a stage's job follows from the pipeline's job
+and its place, so submitting it again finds the job. Stages whose results were freed are known from
+the saved states (`workers/background/pipelines/resume.py`). Redis is behind `StageBackend`.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from headrace.jobs.job import Job, State
 from headrace.jobs.media_types import is_json
 from headrace.jobs.message import Message, PayloadRange
 from headrace.jobs.options import MAX_WAIT_FOR_START_S, JobOptions
-from workers.background.pipelines.resume import PreviousAttempt, read_past, stage_job_id
+from workers.background.pipelines.resume import PreviousAttempt, read_previous, stage_job_id
 from workers.background.pipelines.stage_state import StageState
 from workers.background.pipelines.values import (
     ExternalValue,
@@ -37,116 +36,119 @@ from workers.background.pipelines.values import (
 )
 from workers.jobs.leased_job import LeasedJob
 
-#: How much longer than its pipeline's job may take (twice, as another may go on with that) a
-#: stage's job is kept once it has ended, where nobody removes it.
+#: Seconds for which a stage's ended job is kept, beyond twice the time that its pipeline's job may
+#: take (another worker may resume it).
 KEPT_S: Final = 3_600
-#: A stage's job has so much longer than its pipeline's, whose deadline is the one to tell of.
+#: Seconds by which the deadline of a stage's job is later than its pipeline's, which is reported.
 LATER_S: Final = 5.0
 
 
 class StageFailed(HeadraceError):
-    """A stage has ended otherwise than by a result, and with it the pipeline's job.
+    """A stage has ended without a result, and the pipeline's job fails.
 
     Attributes:
-        said: the code that the pipeline's job ends with.
-        dead: its message is to lie in the dead letters.
-        traceback: the handler's, where it raised.
+        job_code: the error code of the pipeline's job.
+        dead: the job goes to the dead letters.
+        traceback: the handler's traceback; "" if it did not raise.
     """
 
-    def __init__(self, said: str, message: str, *, dead: bool = False, traceback: str = "") -> None:
+    def __init__(
+        self, job_code: str, message: str, *, dead: bool = False, traceback: str = ""
+    ) -> None:
         super().__init__(message)
-        self.said = said
+        self.job_code = job_code
         self.dead = dead
         self.traceback = traceback
 
 
 class StageBackend(Protocol):
-    """What a course asks of Redis and of the stores."""
+    """What an execution needs from Redis and the payload stores."""
 
     inline_limit_bytes: int
 
-    async def job(self, course: PipelineExecution, stage: Stage, job_id: str, value: Value) -> Job:
-        """Submit a stage's job, unless it is there, and wait for its end."""
+    async def run_job(
+        self, execution: PipelineExecution, stage: Stage, job_id: str, value: Value
+    ) -> Job:
+        """Submit a stage's job, unless it exists, and wait for its end."""
 
     async def read(self, stretch: PayloadRange) -> bytes:
-        """A stretch of a payload."""
+        """Return a range of a payload."""
 
-    async def told(self, course: PipelineExecution) -> None:
-        """Note how far the course has come, now or soon."""
+    async def save_stages(self, execution: PipelineExecution) -> None:
+        """Save the states of the stages, now or soon."""
 
-    async def noted(self, course: PipelineExecution) -> bytes:
-        """How far it had come when that was noted last; empty where it never was."""
+    async def saved_stages(self, execution: PipelineExecution) -> bytes:
+        """Return the states that were saved last; b"" if none were saved."""
 
     async def view(self, ids: Sequence[str]) -> list[Job | None]:
-        """Jobs with their results; None for those that Redis does not know."""
+        """Return jobs with their results; None for a job that Redis does not have."""
 
     async def forget(self, ids: Sequence[str]) -> None:
-        """Remove what is left of stages' jobs that have ended, so that they can run again."""
+        """Delete stages' jobs that have ended, so that they can run again."""
 
-    async def free(self, course: PipelineExecution, stages: Sequence[Stage]) -> bool:
-        """Note how far the course has come, and free these stages' results; whether it was done."""
+    async def free(self, execution: PipelineExecution, stages: Sequence[Stage]) -> bool:
+        """Save the states, and free these stages' results; return whether it was done."""
 
 
 class PipelineExecution:
-    """One claimed job of a pipeline.
+    """The execution of one claimed pipeline job.
 
     Args:
-        pipeline: what it runs.
-        item: the job, with its message.
-        tools: what it works with.
-        deadline: until when it must have ended, in seconds since 1970.
+        pipeline: the pipeline.
+        job: the job, with its message.
+        backend: runs the stages' jobs.
+        deadline: until when it must end, in seconds since 1970.
 
     Attributes:
-        states: how far each stage has come.
-        under_way: the ids of its stages' jobs that have not ended, with the stage.
-        sent: the ids of those that were submitted here, and not by a life before this one.
-        ended: those that have, with the job.
-        freed: those that have, and whose results nobody needs.
-        ending: its job is being ended, which asks at each step whether it is still ours.
-        telling: held while it is noted how far the course has come, as no note may overtake a
-            newer one.
+        states: the state of each stage, by name.
+        running: the stages' jobs that have not ended: id -> stage.
+        submitted: ids of the jobs that this attempt has submitted, not an earlier one.
+        ended: the stages' jobs that have ended: id -> stage and job.
+        freed: ids of the ended jobs whose results are not needed any more.
+        ending: the job is being settled, which checks its lease at each step.
+        saving: held while states are saved, so that none overtakes a newer one.
     """
 
     def __init__(
-        self, pipeline: PipelineConfig, item: LeasedJob, tools: StageBackend, deadline: float
+        self, pipeline: PipelineConfig, job: LeasedJob, backend: StageBackend, deadline: float
     ) -> None:
         self.pipeline = pipeline
-        self.item = item
+        self.job = job
         self.deadline = deadline
         self.states = {stage.name: StageState(stage.model) for stage in pipeline.stages}
-        self.under_way: dict[str, Stage] = {}
-        self.sent: set[str] = set()
+        self.running: dict[str, Stage] = {}
+        self.submitted: set[str] = set()
         self.ended: dict[str, tuple[Stage, Job]] = {}
         self.freed: list[str] = []
         self.ending = False
-        self.telling = asyncio.Lock()
-        self._tools = tools
+        self.saving = asyncio.Lock()
+        self._backend = backend
         self._began = time.time()
         self._results: dict[str, asyncio.Future[Value]] = {}
-        # Stages whose results are freed.
-        self._done_with: set[str] = set()
+        # The names of stages whose results are freed.
+        self._freed_stages: set[str] = set()
 
     @property
     def message(self) -> Message:
         """The job's message."""
-        if self.item.message is None:
+        if self.job.message is None:
             raise RuntimeError("the job was not read")
-        return self.item.message
+        return self.job.message
 
     async def run(self) -> Value:
-        """Run all stages; what the whole gives.
+        """Run all stages, and return the pipeline's result.
 
         Raises:
-            StageFailed: a stage has failed; the others have been left where they are.
+            StageFailed: a stage has failed; the others were left as they are.
             TimeoutError: the deadline has passed.
         """
         try:
             async with asyncio.timeout(max(0.0, self.deadline - time.time())):
-                past = await self._take_up()
+                previous = await self._resume()
                 async with asyncio.TaskGroup() as group:
-                    # Each behind those that it takes from.
+                    # In order, so that each stage's sources have their tasks already.
                     for stage in self.pipeline.stages:
-                        if stage.name not in past.ended:
+                        if stage.name not in previous.ended:
                             task = group.create_task(self._stage(stage))
                             self._results[stage.name] = task
         except BaseExceptionGroup as failures:
@@ -154,29 +156,29 @@ class PipelineExecution:
         return self._combined(self.pipeline.result, joined=self.pipeline.joined)
 
     def stages_json(self) -> bytes:
-        """How far each stage has come, as the record keeps it."""
-        return msgspec.json.encode([state.told(name) for name, state in self.states.items()])
+        """Return the states of the stages as the record stores them."""
+        return msgspec.json.encode([state.stage_json(name) for name, state in self.states.items()])
 
     def unfinished(self) -> list[str]:
-        """The stages that have begun, and have not ended."""
+        """Return the names of the stages that have begun and not ended."""
         return [n for n, state in self.states.items() if state.began_s and not state.ended_s]
 
     def job_ids(self, stage: Stage) -> list[str]:
-        """The ids of a stage's jobs, as far as it is known how many there are."""
+        """Return the ids of a stage's jobs; none while their number is not known."""
         count = self.states[stage.name].jobs
-        return [stage_job_id(self.item.id, stage.name, n) for n in range(count)]
+        return [stage_job_id(self.job.id, stage.name, n) for n in range(count)]
 
     def options(self, stage: Stage, timeout_s: float) -> JobOptions:
-        """What a stage's job asks for: what the pipeline's job did, as far as it goes down."""
+        """Return the options of a stage's job, from those of the pipeline's job."""
         message = self.message
         left_s = max(0.0, self.deadline - time.time()) + LATER_S
         expires_s = None
         if message.expires_s is not None and INPUT in stage.sources:
-            # It has not really begun before its first stage has.
-            expires_s = max(0.001, self.item.expires_at - time.monotonic())
+            # The pipeline's job has not started before its first stage has.
+            expires_s = max(0.001, self.job.expires_at - time.monotonic())
         kept_s = KEPT_S + 2 * max(0, math.ceil(self.deadline - self._began))
         return JobOptions(
-            priority=self.item.step,
+            priority=self.job.step,
             expires=expires_s,
             timeout=min(timeout_s, left_s),
             max_retries=message.max_retries,
@@ -185,17 +187,17 @@ class PipelineExecution:
             result_ttl=min(kept_s, MAX_WAIT_FOR_START_S),
         )
 
-    async def _take_up(self) -> PreviousAttempt:
-        """Go on where another has left it, or this one before; what holds of that."""
-        note = await self._tools.noted(self)
-        past = await read_past(self.item.id, self.pipeline, note, self._tools.view)
-        if past.undone:
-            await self._tools.forget(past.undone)
+    async def _resume(self) -> PreviousAttempt:
+        """Resume an earlier attempt, and return what it has left."""
+        note = await self._backend.saved_stages(self)
+        previous = await read_previous(self.job.id, self.pipeline, note, self._backend.view)
+        if previous.incomplete:
+            await self._backend.forget(previous.incomplete)
         for stage in self.pipeline.stages:
-            if stage.name not in past.ended:
+            if stage.name not in previous.ended:
                 continue
-            self.states[stage.name] = StageState.of(stage.model, past.ended[stage.name])
-            jobs = past.jobs.get(stage.name)
+            self.states[stage.name] = StageState.of(stage.model, previous.ended[stage.name])
+            jobs = previous.jobs.get(stage.name)
             if jobs is None:
                 self.freed += self.job_ids(stage)
                 continue
@@ -203,7 +205,7 @@ class PipelineExecution:
             values = tuple(value_of(job) for job in jobs)
             known = self._results[stage.name] = asyncio.get_running_loop().create_future()
             known.set_result(ListValue(values) if stage.spread else values[0])
-        return past
+        return previous
 
     async def _stage(self, stage: Stage) -> Value:
         for source in stage.sources:
@@ -218,7 +220,7 @@ class PipelineExecution:
                 error.code or InvalidRequest.code, f"stage {stage.name}: {error.message}"
             ) from error
         state.jobs, state.began_s = len(given), time.time()
-        await self._tools.told(self)
+        await self._backend.save_stages(self)
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(self._one(stage, n, len(given), value))
@@ -226,58 +228,58 @@ class PipelineExecution:
             ]
         values = tuple(task.result() for task in tasks)
         state.ended_s = time.time()
-        await self._tell_end()
+        await self._save_end()
         return ListValue(values) if stage.spread else values[0]
 
-    async def _tell_end(self) -> None:
-        """A stage has ended: note it, at once where that frees what it and others took from."""
+    async def _save_end(self) -> None:
+        """Save that a stage has ended, and free results that no stage needs any more."""
         spent = self._spent()
         if not spent:
-            await self._tools.told(self)
-        elif await self._tools.free(self, spent):
+            await self._backend.save_stages(self)
+        elif await self._backend.free(self, spent):
             for stage in spent:
-                self._done_with.add(stage.name)
+                self._freed_stages.add(stage.name)
                 self._results.pop(stage.name, None)
                 ids = self.job_ids(stage)
                 self.freed += [name for name in ids if self.ended.pop(name, None) is not None]
 
     def _spent(self) -> list[Stage]:
-        """The stages whose results are still there, and will not be taken any more.
+        """Return the stages with results that no stage needs any more.
 
-        None once all stages have ended: then the job ends, and everything goes.
+        None of them once all stages have ended, as everything is deleted with the job's end.
         """
         over = {name for name, state in self.states.items() if state.ended_s}
         if len(over) == len(self.states):
             return []
         needed = {source for one in self.pipeline.stages if one.name not in over
                   for source in one.sources}  # fmt: skip
-        kept = {*needed, *self.pipeline.result, *self._done_with}
+        kept = {*needed, *self.pipeline.result, *self._freed_stages}
         return [one for one in self.pipeline.stages if one.name in over and one.name not in kept]
 
     async def _given(self, stage: Stage) -> list[Value]:
         value = self._combined(stage.sources, joined=stage.joined)
         if not stage.path:
             return [value]
-        short = self._tools.inline_limit_bytes
-        values = await follow(value, stage.path, self._tools.read, short)
+        short = self._backend.inline_limit_bytes
+        values = await follow(value, stage.path, self._backend.read, short)
         most = self.pipeline.max_items
         if len(values) > most:
             raise PayloadTooLarge(
-                f"{len(values)} elements, where max_items of the pipeline is {most}"
+                f"{len(values)} elements, more than the pipeline's max_items of {most}"
             )
         return values
 
     async def _one(self, stage: Stage, n: int, of: int, value: Value) -> Value:
-        job_id = stage_job_id(self.item.id, stage.name, n)
-        self.under_way[job_id] = stage
+        job_id = stage_job_id(self.job.id, stage.name, n)
+        self.running[job_id] = stage
         shown = f"stage {stage.name}" + (f" ({n + 1} of {of})" if stage.spread else "")
         state = self.states[stage.name]
         try:
-            job = await self._tools.job(self, stage, job_id, value)
+            job = await self._backend.run_job(self, stage, job_id, value)
         except HeadraceError as error:
             state.failed = True
             raise StageFailed(error.code, f"{shown}: {error.message}") from error
-        del self.under_way[job_id]
+        del self.running[job_id]
         self.ended[job_id] = (stage, job)
         if job.state is not State.SUCCEEDED:
             state.failed = True
@@ -306,7 +308,7 @@ class PipelineExecution:
 
 
 def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
-    """What ended a group: the first failure, and not what it has taken along."""
+    """Return the first failure of a group, which has cancelled the others."""
     error: BaseException = failures
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -325,6 +327,6 @@ def _failure(shown: str, job: Job) -> StageFailed:
     )
 
 
-def about(course: PipelineExecution) -> dict[str, str]:
-    """The fields of a line that concerns a pipeline's job."""
-    return {"model": course.pipeline.name, "job": course.item.id}
+def about(execution: PipelineExecution) -> dict[str, str]:
+    """Return the log fields of a pipeline's job."""
+    return {"model": execution.pipeline.name, "job": execution.job.id}

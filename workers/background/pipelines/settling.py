@@ -1,4 +1,4 @@
-"""How a pipeline's job ends: the settlement that says what its course gave, or why it failed."""
+"""Settlements of pipeline jobs: the result of an execution, or the reason of its failure."""
 
 from __future__ import annotations
 
@@ -24,60 +24,60 @@ from workers.jobs.settlement import (
 from workers.models.pending_payloads import STOCK_RESULT_MAX_BYTES
 
 
-async def success(jobs: StageJobs, course: PipelineExecution, value: Value) -> Settlement:
-    """The settlement of a course that has given something; what is long lies in the store then.
+async def success(jobs: StageJobs, execution: PipelineExecution, value: Value) -> Settlement:
+    """Return the settlement of an execution that has succeeded, and store a long result.
 
     Raises:
-        HeadraceError: it cannot be read, or cannot be stored.
+        HeadraceError: the result cannot be read or stored.
     """
-    item, message = course.item, course.message
-    took, done = _took(course), date_done()
+    job, message = execution.job, execution.message
+    took, done = _took(execution), date_done()
     if isinstance(value, BinaryValue):
-        item.result = kombu_bytes(value.base64)
-        return succeeded(item, item.result, value.type, 1, took, done)
+        job.result = kombu_bytes(value.base64)
+        return succeeded(job, job.result, value.type, 1, took, done)
     limit = jobs.inline_limit_bytes if message.ours else STOCK_RESULT_MAX_BYTES
     if isinstance(value, StoredValue) and value.whole and value.at.length > limit:
         at = value.at
         if message.followed:
-            item.result = await jobs.in_thread(read_parts, jobs.stores, [at])
-        await _hand_over(jobs, course, at.ref)
-        return stored_as(item, at.ref, at.length, at.type or JSON_TYPE, 1, took, done)
+            job.result = await jobs.in_thread(read_parts, jobs.stores, [at])
+        await _hand_over(jobs, execution, at.ref)
+        return stored_as(job, at.ref, at.length, at.type or JSON_TYPE, 1, took, done)
     if isinstance(value, StoredValue) and value.at.type:
         body = await jobs.in_thread(read_bytes, jobs.stores, value.at)
-        item.result = kombu_bytes(body)
-        return succeeded(item, item.result, value.at.type, 1, took, done)
-    item.result = await jobs.in_thread(read_parts, jobs.stores, parts_of(value))
-    if len(item.result) <= limit or message.ignore_result:
-        return succeeded(item, item.result, "", 1, took, done)
-    entry = jobs.stores.new_entry(item.id, course.pipeline.name, "r")
-    await jobs.in_thread(lambda: jobs.stores.put(entry, item.result, bounded=False))
-    return stored_as(item, entry.ref, len(item.result), JSON_TYPE, 1, took, done)
+        job.result = kombu_bytes(body)
+        return succeeded(job, job.result, value.at.type, 1, took, done)
+    job.result = await jobs.in_thread(read_parts, jobs.stores, parts_of(value))
+    if len(job.result) <= limit or message.ignore_result:
+        return succeeded(job, job.result, "", 1, took, done)
+    entry = jobs.stores.new_entry(job.id, execution.pipeline.name, "r")
+    await jobs.in_thread(lambda: jobs.stores.put(entry, job.result, bounded=False))
+    return stored_as(job, entry.ref, len(job.result), JSON_TYPE, 1, took, done)
 
 
-def failure(course: PipelineExecution, error: StageFailed) -> Settlement:
-    """The settlement of a course that has failed."""
+def failure(execution: PipelineExecution, error: StageFailed) -> Settlement:
+    """Return the settlement of an execution that has failed."""
     settlement = failed(
-        course.item,
-        error.said,
+        execution.job,
+        error.job_code,
         error.message,
         traceback=error.traceback,
         batch=1,
-        timings=_took(course),
+        timings=_took(execution),
     )
     return settlement._replace(retry_us=DEAD) if error.dead else settlement
 
 
-async def _hand_over(jobs: StageJobs, course: PipelineExecution, ref: str) -> None:
-    """What the last stage gave is what the pipeline gives: the payload is its own from here on."""
-    for job_id, (stage, job) in course.ended.items():
+async def _hand_over(jobs: StageJobs, execution: PipelineExecution, ref: str) -> None:
+    """Make the stored result of the last stage the pipeline's own payload."""
+    for job_id, (stage, job) in execution.ended.items():
         if job.stored is not None and job.stored.ref == ref:
             old = PayloadEntry(ref, job_id, stage.model, "r")
-            new = PayloadEntry(ref, course.item.id, course.pipeline.name, "r")
+            new = PayloadEntry(ref, execution.job.id, execution.pipeline.name, "r")
             await jobs.in_thread(jobs.stores.index.hand_over, old, new)
             return
 
 
-def _took(course: PipelineExecution) -> str:
+def _took(execution: PipelineExecution) -> str:
     return timings(
-        course.item, stages([0.0, (time.monotonic() - course.item.claimed_at) * 1000, 0.0])
+        execution.job, stages([0.0, (time.monotonic() - execution.job.claimed_at) * 1000, 0.0])
     )

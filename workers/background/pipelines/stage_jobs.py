@@ -1,6 +1,6 @@
-"""The jobs of pipelines' stages: submitted as the API does it, waited for, and cleared away.
+"""The jobs of pipelines' stages: submits them as the API does, waits for them, and deletes them.
 
-asyncio; what blocks (the payload stores) is asked from threads.
+Runs in asyncio; calls that block (the payload stores) run in threads.
 """
 
 from __future__ import annotations
@@ -42,27 +42,29 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: A stage's job is looked at so often though nobody has told of its end: Redis may have lost it.
+#: Seconds between two reads of a job whose end was not published: Redis may have lost it.
 LOOK_S: Final = 10.0
-#: How far the stages have come is written down at most so often, in seconds.
-TOLD_S: Final = 0.3
-#: The results of so many jobs are freed in one call: bounds how long it holds Redis.
+#: Minimum seconds between two saves of an execution's states.
+SAVE_S: Final = 0.3
+#: The most jobs whose results one call frees, which limits how long it blocks Redis.
 FREE_MAX_JOBS: Final = 256
-#: So many notes are said or read at a time, each on a connection: fewer than the pool has.
-NOTES_MAX: Final = 16
+#: The most states that are saved or read at once, each on a connection: fewer than the pool has.
+SAVES_MAX: Final = 16
 _PASSES: Final = (QueueFull, BrokerError, StoreError)
 _NOTHING: Final = b"null"
 
 
-class StageJobLost(Exception):
-    """The job of a course is another's by now, who goes on with it: nothing of it is to be done."""
+class LeaseLost(Exception):
+    """Another worker has the lease of the pipeline's job and resumes it; leave everything to it."""
 
 
 class StageInput(NamedTuple):
-    """The input of a stage's job on its way.
+    """The input of a stage's job.
 
     Attributes:
-        entry: its payload, where one was made for it.
+        text: the JSON text, if the message has it.
+        source: where the input is otherwise.
+        entry: the payload that was written for it; None if there was no need.
     """
 
     text: bytes
@@ -71,15 +73,15 @@ class StageInput(NamedTuple):
 
 
 class StageJobs:
-    """What the courses of one conductor work with.
+    """Runs the jobs of stages, for the executions of one orchestrator.
 
     Args:
         client: the connections.
-        queue: submits and reads.
-        waiters: hears of the ends.
-        stores: where long inputs and results lie.
+        queue: submits and reads jobs.
+        waiters: wait for the ends of jobs.
+        stores: have long inputs and results.
         catalog: the models.
-        settings: for the bounds.
+        settings: the deployment's settings.
     """
 
     def __init__(
@@ -98,11 +100,11 @@ class StageJobs:
         self._waiters = waiters
         self._catalog = catalog
         self._settings = settings
-        self._letters = DeadLetters(client, queue)
+        self._dead_letters = DeadLetters(client, queue)
         self._threads = ThreadPoolExecutor(THREADS, "headrace-stages")
-        self._told_at: dict[str, float] = {}
-        self._dropping: set[asyncio.Task[None]] = set()
-        self._room = asyncio.Semaphore(NOTES_MAX)
+        self._saved_at: dict[str, float] = {}
+        self._drops: set[asyncio.Task[None]] = set()
+        self._save_slots = asyncio.Semaphore(SAVES_MAX)
 
     def close(self) -> None:
         """Begin nothing more."""
@@ -110,25 +112,25 @@ class StageJobs:
         self.stores.close()
 
     async def in_thread(self, call: Callable[..., T], *arguments: Any) -> T:
-        """What blocks."""
+        """Run a call that blocks in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
 
     async def read(self, stretch: PayloadRange) -> bytes:
-        """A stretch of a payload."""
+        """Return a range of a payload."""
         return await self.patiently(lambda: self.in_thread(read_bytes, self.stores, stretch))
 
-    async def told(self, course: PipelineExecution, *, now: bool = False) -> None:
-        """Note in the record how far a course has come; a view, so that a failure is none of it."""
-        if now or time.monotonic() >= self._told_at.get(course.item.token, 0.0) + TOLD_S:
-            await self._note(course)
+    async def save_stages(self, execution: PipelineExecution, *, now: bool = False) -> None:
+        """Save the states of the stages for readers; a failure is only logged."""
+        if now or time.monotonic() >= self._saved_at.get(execution.job.token, 0.0) + SAVE_S:
+            await self._save(execution)
 
-    async def noted(self, course: PipelineExecution) -> bytes:
-        """How far a course had come when that was noted last; empty where it never was."""
+    async def saved_stages(self, execution: PipelineExecution) -> bytes:
+        """Return the states that were saved last; b"" if none were saved."""
 
         async def read() -> bytes:
             try:
-                async with self._room:
-                    found = await self._client.hget(keys.job(course.item.id), F.STAGES)
+                async with self._save_slots:
+                    found = await self._client.hget(keys.job(execution.job.id), F.STAGES)
             except RedisError as error:
                 raise translate(error) from error
             return found or b""
@@ -136,69 +138,73 @@ class StageJobs:
         return await self.patiently(read)
 
     async def view(self, ids: Sequence[str]) -> list[Job | None]:
-        """Jobs with their results; None for those that Redis does not know."""
+        """Return jobs with their results; None for a job that Redis does not have."""
         found: list[Job | None] = []
         for chunk in _chunks(ids, VIEW_MAX_JOBS):
             found += await self.patiently(partial(self._queue.view, chunk))
         return found
 
     async def forget(self, ids: Sequence[str]) -> None:
-        """Remove what is left of stages' jobs that have ended, so that they can run again."""
+        """Delete stages' jobs that have ended, so that they can run again."""
         for chunk in _chunks(ids, OUTCOMES_MAX_JOBS):
             await self.patiently(partial(self._queue.forget, chunk))
 
-    async def free(self, course: PipelineExecution, stages: Sequence[Stage]) -> bool:
-        """Note how far a course has come, and free these stages' results; whether it was done.
+    async def free(self, execution: PipelineExecution, stages: Sequence[Stage]) -> bool:
+        """Save the states, and free these stages' results; return whether it was done.
 
-        Where it was not, because the course is another's by now or Redis is away, it need not be
-        said again: the next stage that ends frees these too, else the end of the job.
+        A failure (the lease is lost, or Redis is away) needs no retry: the next stage that ends
+        frees these results too, or the end of the job does.
         """
-        ids = [name for stage in stages for name in course.job_ids(stage)]
-        # Of no job, too, as the note is to have the stage that has ended.
+        ids = [name for stage in stages for name in execution.job_ids(stage)]
+        # Also without jobs, as the states must have the stage that has ended.
         for chunk in _chunks(ids, FREE_MAX_JOBS) if ids else ((),):
-            if not await self._note(course, *chunk):
+            if not await self._save(execution, *chunk):
                 return False
-        entries = _stored(course, ids)
+        entries = _stored(execution, ids)
         if entries:
-            await self._delete(course, entries)
+            await self._delete(execution, entries)
         return True
 
-    async def _delete(self, course: PipelineExecution, entries: Sequence[PayloadEntry]) -> None:
-        """Delete payloads; what lies outside of Redis behind the course, which goes on."""
+    async def _delete(self, execution: PipelineExecution, entries: Sequence[PayloadEntry]) -> None:
+        """Delete payloads; those outside of Redis in the background, while the execution runs."""
         try:
             elsewhere = await self.in_thread(self.stores.index.look, *entries)
         except HeadraceError as error:
-            logger.warning("payloads are left to the sweep: %s", error, extra=about(course))
+            logger.warning(
+                "payloads not deleted; the sweep will: %s", error, extra=about(execution)
+            )
             return
         if elsewhere:
             task = asyncio.create_task(self._dropped(elsewhere))
-            self._dropping.add(task)
-            task.add_done_callback(self._dropping.discard)
+            self._drops.add(task)
+            task.add_done_callback(self._drops.discard)
 
     async def _dropped(self, entries: Sequence[PayloadEntry]) -> None:
         try:
             await self.in_thread(self.stores.drop, *entries)
         except HeadraceError as error:
-            logger.warning("payloads are left to the sweep: %s", error.message)
+            logger.warning("payloads not deleted; the sweep will: %s", error.message)
 
-    async def _note(self, course: PipelineExecution, *freed: str) -> bool:
-        """Note how far a course has come, and with it that results are freed; whether it was."""
-        token = course.item.token
-        self._told_at[token] = time.monotonic()
-        async with course.telling, self._room:
+    async def _save(self, execution: PipelineExecution, *freed: str) -> bool:
+        """Save the states and which results are freed; return whether it was done."""
+        token = execution.job.token
+        self._saved_at[token] = time.monotonic()
+        async with execution.saving, self._save_slots:
             try:
-                stages = course.stages_json()
+                stages = execution.stages_json()
                 return bool(
                     await self._queue.call_once(
-                        pipeline_scripts.save_stages(course.item.id, token, stages, freed)
+                        pipeline_scripts.save_stages(execution.job.id, token, stages, freed)
                     )
                 )
             except HeadraceError as error:
-                logger.warning("its stages are not written down: %s", error, extra=about(course))
+                logger.warning("states of stages not saved: %s", error, extra=about(execution))
                 return False
 
-    async def job(self, course: PipelineExecution, stage: Stage, job_id: str, value: Value) -> Job:
-        """Submit a stage's job, unless it is there, and wait for its end.
+    async def run_job(
+        self, execution: PipelineExecution, stage: Stage, job_id: str, value: Value
+    ) -> Job:
+        """Submit a stage's job, unless it exists, and wait for its end.
 
         Raises:
             HeadraceError: it can never be submitted.
@@ -207,15 +213,17 @@ class StageJobs:
 
         async def ended() -> Job:
             while True:
-                found = await self._ended(course, stage, job_id, model, value)
+                found = await self._ended(execution, stage, job_id, model, value)
                 if found is not None:
                     return found
-                logger.warning("%s is lost or outdated; sent again", job_id, extra=about(course))
+                logger.warning(
+                    "stage's job lost or outdated: %s; sent again", job_id, extra=about(execution)
+                )
 
         return await self.patiently(ended)
 
     async def patiently(self, call: Callable[[], Awaitable[T]]) -> T:
-        """What `call` gives, called until there is room and everybody answers."""
+        """Return what `call` returns, and retry it while a queue is full or a server is away."""
         backoff = Backoff()
         while True:
             try:
@@ -224,100 +232,111 @@ class StageJobs:
                 if not error.retryable:
                     raise
                 delay_s = backoff.next_s()
-                logger.info("%s; tried again in %.2f s", error.message, delay_s)
+                logger.info("%s; next attempt in %.2f s", error.message, delay_s)
             await asyncio.sleep(delay_s)
 
-    async def cancel(self, course: PipelineExecution) -> dict[str, str]:
-        """Cancel a course's jobs that are under way; how those ended that have, by id.
+    async def cancel(self, execution: PipelineExecution) -> dict[str, str]:
+        """Cancel the running jobs of stages; return the replies about ended ones, by id.
 
         Raises:
-            Lost: the course is another's by now, and so are they.
+            LeaseLost: another worker has resumed the pipeline's job.
         """
-        item, over = course.item, dict[str, str]()
-        for chunk in _chunks(list(course.under_way), VIEW_MAX_JOBS):
-            said = await self.patiently(partial(self._queue.cancel_for, item.id, item.token, chunk))
-            if said is None:
-                raise StageJobLost
-            over.update(pair for pair in zip(chunk, said, strict=True) if pair[1] != "asked")
+        job, over = execution.job, dict[str, str]()
+        for chunk in _chunks(list(execution.running), VIEW_MAX_JOBS):
+            replies = await self.patiently(
+                partial(self._queue.cancel_for, job.id, job.token, chunk)
+            )
+            if replies is None:
+                raise LeaseLost
+            over.update(pair for pair in zip(chunk, replies, strict=True) if pair[1] != "asked")
         return over
 
     async def clear(
-        self, course: PipelineExecution, over: Mapping[str, str], *, settled: bool = False
+        self, execution: PipelineExecution, over: Mapping[str, str], *, settled: bool = False
     ) -> None:
-        """Remove what nobody needs once the course is over; where that fails, it runs out.
+        """Delete what is not needed after the execution; what stays expires.
 
         Args:
-            course: the course.
-            over: what `cancel` gave.
-            settled: its job has ended; until then it is asked whose that is.
+            execution: the execution.
+            over: what `cancel` returned.
+            settled: the pipeline's job is settled; otherwise its lease is checked.
 
         Raises:
-            Lost: the course is another's by now, and nothing of it was removed.
+            LeaseLost: another worker has resumed the pipeline's job, and nothing was deleted.
         """
-        self.leave(course)
-        item = course.item
-        names = [*course.ended, *course.freed, *over]
-        entries = _stored(course, course.ended)
+        self.leave(execution)
+        job = execution.job
+        names = [*execution.ended, *execution.freed, *over]
+        entries = _stored(execution, execution.ended)
         try:
             for chunk in _chunks(names, VIEW_MAX_JOBS):
                 if settled:
                     await self._client.unlink(*map(keys.job, chunk), *map(keys.meta, chunk))
                 elif not await self._queue.call_once(
-                    pipeline_scripts.clear(item.id, item.token, chunk)
+                    pipeline_scripts.clear(job.id, job.token, chunk)
                 ):
-                    raise StageJobLost
-            for model, letters in _letters(course, over).items():
-                await self._letters.purge(keys.queue_name(model), letters)
+                    raise LeaseLost
+            for model, ids in _dead_letters(execution, over).items():
+                await self._dead_letters.purge(keys.queue_name(model), ids)
             if entries:
                 await self.in_thread(self.stores.drop, *entries)
         except (HeadraceError, RedisError, OSError) as error:
-            logger.warning("what is left of its stages runs out: %s", error, extra=about(course))
+            logger.warning(
+                "stages' jobs not deleted; they expire: %s", error, extra=about(execution)
+            )
 
-    def leave(self, course: PipelineExecution) -> None:
-        """Note no more of a course."""
-        self._told_at.pop(course.item.token, None)
+    def leave(self, execution: PipelineExecution) -> None:
+        """Forget an execution that has ended here."""
+        self._saved_at.pop(execution.job.token, None)
 
-    async def settled(self, course: PipelineExecution, settlement: Settlement) -> None:
-        """The job has ended: its own input goes, and its result stays as long as its record."""
-        name, message = course.pipeline.name, course.item.message
+    async def settled(self, execution: PipelineExecution, settlement: Settlement) -> None:
+        """Delete the settled job's input; its result stays as long as its record."""
+        name, message = execution.pipeline.name, execution.job.message
         entries = []
         if message is not None and message.source is not None and message.source.ref:
-            entries.append(PayloadEntry(message.source.ref, course.item.id, name, "i"))
+            entries.append(PayloadEntry(message.source.ref, execution.job.id, name, "i"))
         if settlement.extra == F.RESULT_REF:
             entries.append(
-                PayloadEntry(str(settlement.value).split(" ")[0], course.item.id, name, "r")
+                PayloadEntry(str(settlement.value).split(" ")[0], execution.job.id, name, "r")
             )
         try:
             if entries:
                 await self.in_thread(self.stores.drop, *entries)
         except HeadraceError as error:
-            logger.warning("payloads are left to the sweep: %s", error.message)
+            logger.warning("payloads not deleted; the sweep will: %s", error.message)
 
     async def _ended(
-        self, course: PipelineExecution, stage: Stage, job_id: str, model: ModelConfig, value: Value
+        self,
+        execution: PipelineExecution,
+        stage: Stage,
+        job_id: str,
+        model: ModelConfig,
+        value: Value,
     ) -> Job | None:
-        """The job once it has ended; None where Redis, or a life that is over, has taken it."""
+        """Return the job once it has ended; None if it is lost, or outdated by an old attempt."""
         given = await self._input(job_id, model, value)
         with self._waiters.own(job_id) as wait:
             try:
-                receipt = await self._queue.submit(self._submission(course, stage, job_id, given))
+                receipt = await self._queue.submit(
+                    self._submission(execution, stage, job_id, given)
+                )
             except BrokerError:
                 raise  # Redis may have taken it; if not, the sweep deletes its payload
             except HeadraceError:
                 await self._drop(given)
                 raise
             if not receipt.repeated:
-                course.sent.add(job_id)
+                execution.submitted.add(job_id)
                 return await self._end(wait, model, receipt.created_us)
-        # It was submitted by a life of this course before, under another name perhaps.
+        # An earlier attempt has submitted it, perhaps with another input payload.
         await self._drop(given)
-        cancelled = job_id not in course.sent and await self._cancelled(job_id)
+        cancelled = job_id not in execution.submitted and await self._cancelled(job_id)
         async with self._waiters.foreign(job_id) as wait:
             wait.wake()
             found = await self._end(wait, model, receipt.created_us)
         if found is not None and (found.freed or (cancelled and found.state is State.CANCELLED)):
-            # A life of which no note is left has freed it and could not clear it away, or has had
-            # it cancelled while it ran.
+            # An attempt without saved states has freed it and could not delete it, or has cancelled
+            # it while it ran.
             await self.forget([job_id])
             return None
         return found
@@ -331,29 +350,29 @@ class StageJobs:
         while True:
             timer = loop.call_later(LOOK_S, wait.wake)
             try:
-                ended = await wait.woken()
+                notice = await wait.woken()
             finally:
                 timer.cancel()
-            if ended is not None:
-                return ended.job(model.name, model.version, created_us)
+            if notice is not None:
+                return notice.job(model.name, model.version, created_us)
             job = await self.patiently(lambda: self._queue.read(wait.job_id))
             if job is None or job.state.final:
                 return job
 
     def _submission(
-        self, course: PipelineExecution, stage: Stage, job_id: str, given: StageInput
+        self, execution: PipelineExecution, stage: Stage, job_id: str, given: StageInput
     ) -> Any:
         model = self._catalog.models[stage.model]
         return submission(
             job_id,
             model,
             given.text,
-            course.options(stage, model.timeout_s),
+            execution.options(stage, model.timeout_s),
             now_s=self._queue.clock.now_s(),
             result_ttl_s=self._settings.result_ttl_s,
             waiter=self._waiters.api_id,
             source=given.source,
-            trace=course.message.trace,
+            trace=execution.message.trace,
         )
 
     async def _input(self, job_id: str, model: ModelConfig, value: Value) -> StageInput:
@@ -368,7 +387,7 @@ class StageJobs:
             if len(text) == len(parts):
                 return StageInput("".join(text).encode())
             return StageInput(_NOTHING, InputSource(size=size_of(parts), parts=tuple(parts)))
-        # So much text stands in no message; what it is put together with is copied, too.
+        # Too long for a message, so the whole input is copied into a payload.
         body = await self.in_thread(read_parts, self.stores, parts)
         entry = self.stores.new_entry(job_id, model.name, "i")
         await self.in_thread(self.stores.put, entry, body)
@@ -379,18 +398,18 @@ class StageJobs:
             try:
                 await self.in_thread(self.stores.drop, given.entry)
             except HeadraceError as error:
-                logger.warning("a payload is left to the sweep: %s", error.message)
+                logger.warning("payload not deleted; the sweep will: %s", error.message)
 
 
-def _letters(course: PipelineExecution, over: Mapping[str, str]) -> dict[str, list[str]]:
-    """A course's jobs that may be dead letters, by model; the pipeline's own stands for them."""
+def _dead_letters(execution: PipelineExecution, over: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the jobs that may be dead letters, by model; the pipeline's own replaces them."""
     found: dict[str, list[str]] = {}
-    for job_id, (stage, job) in course.ended.items():
+    for job_id, (stage, job) in execution.ended.items():
         if job.dead_lettered:
             found.setdefault(stage.model, []).append(job_id)
     for job_id, word in over.items():
-        if word == "ended":  # at the same time as what has ended the course
-            found.setdefault(course.under_way[job_id].model, []).append(job_id)
+        if word == "ended":  # together with the job that has ended the execution
+            found.setdefault(execution.running[job_id].model, []).append(job_id)
     return found
 
 
@@ -399,9 +418,9 @@ def _chunks(names: Sequence[str], most: int) -> Iterator[Sequence[str]]:
         yield names[at : at + most]
 
 
-def _stored(course: PipelineExecution, names: Iterable[str]) -> list[PayloadEntry]:
-    """The payloads of those of a course's jobs whose results lie in a store."""
-    found = [(name, *course.ended[name]) for name in names if name in course.ended]
+def _stored(execution: PipelineExecution, names: Iterable[str]) -> list[PayloadEntry]:
+    """Return the payloads of those jobs whose results are in a store."""
+    found = [(name, *execution.ended[name]) for name in names if name in execution.ended]
     return [
         PayloadEntry(job.stored.ref, name, stage.model, "r")
         for name, stage, job in found

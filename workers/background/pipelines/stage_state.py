@@ -1,4 +1,4 @@
-"""How far the stages of a pipeline's job have come, as its record notes it. Knows no Redis."""
+"""The states of a pipeline job's stages, as its record stores them. Knows no Redis."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SUCCEEDED: Final = "succeeded"
 
 
 class SavedStage(msgspec.Struct):
-    """A stage as it was noted; see `StageState.told`."""
+    """The saved state of a stage; see `StageState.stage_json`."""
 
     name: str
     status: str
@@ -27,7 +27,7 @@ _NOTE: Final = msgspec.json.Decoder(list[SavedStage])
 
 
 def ended_stages(note: bytes) -> dict[str, SavedStage]:
-    """The stages that had ended, by name; none where the note says nothing that can be read."""
+    """Return the saved stages that have ended, by name; empty if the note cannot be read."""
     try:
         stages = _NOTE.decode(note) if note else []
     except msgspec.MsgspecError:
@@ -37,14 +37,16 @@ def ended_stages(note: bytes) -> dict[str, SavedStage]:
 
 @dataclass(slots=True)
 class StageState:
-    """How far a stage has come.
+    """The state of a stage.
 
     Attributes:
-        jobs: how many it has; 0 while that is not known.
-        done: how many of them have ended with a result.
-        began_s, ended_s: when its first was submitted and its last has ended, since 1970.
-        sums: of the timings of those that are done, in ms.
-        failed: one has ended otherwise.
+        model: the model that it runs.
+        jobs: how many jobs it has; 0 while the number is not known.
+        done: how many of them have succeeded.
+        began_s, ended_s: when its first job was submitted and its last ended, in seconds since
+            1970; 0 before that.
+        sums: the summed timings of its succeeded jobs, in ms.
+        failed: one of its jobs has ended without a result.
     """
 
     model: str
@@ -56,22 +58,22 @@ class StageState:
     failed: bool = False
 
     @classmethod
-    def of(cls, model: str, noted: SavedStage) -> Self:
-        """A stage that had ended, which tells of itself what was noted."""
-        now, timings = time.time(), noted.timings or {}
+    def of(cls, model: str, saved_stages: SavedStage) -> Self:
+        """Return the state of a stage that had ended before, from its saved state."""
+        now, timings = time.time(), saved_stages.timings or {}
         began_s = now - timings.get("total", 0.0) / 1000
-        sums = [timings.get(name, 0.0) * noted.jobs for name in _NAMES]
-        return cls(model, noted.jobs, noted.jobs, began_s, now, sums)
+        sums = [timings.get(name, 0.0) * saved_stages.jobs for name in _NAMES]
+        return cls(model, saved_stages.jobs, saved_stages.jobs, began_s, now, sums)
 
     def add(self, job: Job) -> None:
-        """One of its jobs has ended with a result."""
+        """Add a job that has succeeded."""
         self.done += 1
         if job.timings:
             for n, part in enumerate(job.timings.split(",")):
                 self.sums[n] += float(part)
 
-    def told(self, name: str) -> dict[str, Any]:
-        """As the job object says it; its timings are the means over its jobs."""
+    def stage_json(self, name: str) -> dict[str, Any]:
+        """Return the stage as the job object shows it, with the means of its jobs' timings."""
         status = "waiting"
         if self.failed:
             status = "failed"

@@ -1,7 +1,7 @@
-"""What is passed from stage to stage of a pipeline: JSON text, or where it lies.
+"""The values that stages of a pipeline pass on: JSON text, or references to stored payloads.
 
-What lies in the payload store stays there: a value names the stretch, and what is made of several
-values names their stretches. Knows no Redis.
+A stored payload is not copied: a value refers to a range of it, and a combined value refers to
+several ranges. Knows no Redis.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headrace.jobs.job import Job
 from headrace.jobs.media_types import JSON_TYPE
 from headrace.jobs.message import InputSource, PayloadRange
 
-#: Reads a stretch that is JSON text.
+#: Reads a range of a payload that is JSON text.
 Read = Callable[[PayloadRange], Awaitable[bytes]]
 
 
@@ -29,21 +29,21 @@ class TextValue(NamedTuple):
 
 
 class BinaryValue(NamedTuple):
-    """What is not JSON and is short: its content type, and its bytes in base64."""
+    """Short data that is not JSON: its content type, and its bytes in base64."""
 
     type: str
     base64: str
 
 
 class StoredValue(NamedTuple):
-    """What lies in the payload store: a whole payload, or a stretch of one."""
+    """A whole payload in the payload store, or a range of one."""
 
     at: PayloadRange
     whole: bool = False
 
 
 class ExternalValue(NamedTuple):
-    """The operator's own file or object, which is passed on whole or not at all."""
+    """The operator's own file or object (`input_ref`), which can only be passed on whole."""
 
     source: InputSource
 
@@ -64,10 +64,10 @@ Value = TextValue | BinaryValue | StoredValue | ExternalValue | ListValue | Obje
 
 
 def value_of(job: Job) -> Value:
-    """The result of a job that has succeeded.
+    """Return the result of a job that has succeeded.
 
     Raises:
-        ValueError: what is stored is not what the record says.
+        ValueError: the result is gone, or does not match the record.
     """
     if job.stored is not None:
         ref, size, kind = job.stored
@@ -76,14 +76,14 @@ def value_of(job: Job) -> Value:
         )
     result = job.result_json
     if result is None:
-        raise ValueError(f"the result of the job {job.id} is not there")
+        raise ValueError(f"the result of the job {job.id} is gone")
     if job.result_type:
         return BinaryValue(job.result_type, kombu_base64(result))
     return TextValue(result)
 
 
 def parts_of(value: Value) -> list[str | PayloadRange]:
-    """The parts that make up the value's JSON text; text beside text is one part."""
+    """Return the parts of the value's JSON text; neighbouring texts are one part."""
     parts: list[str | PayloadRange] = []
     text: list[str] = []
     for part in _parts(value):
@@ -106,7 +106,7 @@ def _parts(value: Value) -> Iterator[str | PayloadRange]:
         case StoredValue():
             yield value.at
         case ExternalValue():
-            raise InvalidRequest("an input_ref can only be passed on whole, and by itself")
+            raise InvalidRequest("an input_ref can only be passed on whole and alone")
         case ListValue():
             yield "["
             for n, one in enumerate(value.values):
@@ -124,16 +124,16 @@ def _parts(value: Value) -> Iterator[str | PayloadRange]:
 async def follow(
     value: Value, steps: tuple[Step, ...], read: Read, short_bytes: int
 ) -> list[Value]:
-    """The values that a path leads to.
+    """Return the values at a path.
 
     Args:
-        value: where it begins.
+        value: the value in which the path begins.
         steps: the path.
-        read: reads what lies in the store.
-        short_bytes: what is no longer is taken out as text; of what is longer the place is noted.
+        read: reads a stored payload.
+        short_bytes: a part of a payload up to this length becomes text, a longer one a reference.
 
     Raises:
-        InvalidRequest: there is nothing.
+        InvalidRequest: the path leads nowhere.
     """
     done: tuple[Step, ...] = ()
     values = [value]
@@ -151,7 +151,7 @@ async def follow(
 
 
 async def _rest(value: Value, steps: tuple[Step, ...], read: Read, short_bytes: int) -> list[Value]:
-    """Where all that are left are within JSON text."""
+    """Follow the remaining steps, which are all within JSON text."""
     match value:
         case TextValue():
             return [
@@ -170,17 +170,17 @@ async def _rest(value: Value, steps: tuple[Step, ...], read: Read, short_bytes: 
             return await follow(value, steps, read, short_bytes)
         case ExternalValue():
             raise InvalidRequest("a path cannot lead into an input_ref; send the input itself")
-    raise InvalidRequest(f"there is no {path_text(steps)} in it: it is not JSON")
+    raise InvalidRequest(f"{path_text(steps)} not found: the value is not JSON")
 
 
 def _among(value: ListValue | ObjectValue, step: Step, shown: str) -> list[Value]:
     if isinstance(value, ObjectValue):
         found = [one for name, one in value.values if name == step]
         if not found:
-            raise InvalidRequest(f"there is no {shown}")
+            raise InvalidRequest(f"{shown} not found")
         return found
     if step is None:
         return list(value.values)
     if isinstance(step, str) or step >= len(value.values):
-        raise InvalidRequest(f"there is no {shown}: it is a list of {len(value.values)}")
+        raise InvalidRequest(f"{shown} not found: the list has {len(value.values)} elements")
     return [value.values[step]]

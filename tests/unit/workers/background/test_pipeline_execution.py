@@ -41,7 +41,7 @@ class Redis:
     Attributes:
         ran: the stages' jobs that were run, in order.
         freed: the stages whose results were freed, in order, each with what had ended by then.
-        said: what each job was given.
+        inputs: what each job was given.
         dies: whether the process dies now, asked at each word to Redis.
         takes_notes: else it is away for them.
         on_note: called when something was noted that frees nothing.
@@ -56,17 +56,19 @@ class Redis:
         self.note = b""
         self.ran: list[str] = []
         self.freed: list[tuple[str, set[str]]] = []
-        self.said: dict[str, Any] = {}
+        self.inputs: dict[str, Any] = {}
         self.held: dict[str, asyncio.Event] = {}
         self.dies: Callable[[str], bool] = lambda _: False
         self.takes_notes = True
         self.on_note: Callable[[], None] = lambda: None
 
-    async def job(self, course: PipelineExecution, stage: Stage, job_id: str, value: Value) -> Job:
+    async def run_job(
+        self, execution: PipelineExecution, stage: Stage, job_id: str, value: Value
+    ) -> Job:
         self._live(f"submit {stage.name}")
         if job_id not in self.jobs:
             given = json.loads("".join(str(part) for part in parts_of(value)))
-            self.said[stage.name] = given
+            self.inputs[stage.name] = given
             self.ran.append(stage.name)
             if stage.name in self.held:
                 await self.held[stage.name].wait()
@@ -83,9 +85,9 @@ class Redis:
     async def read(self, stretch: PayloadRange) -> bytes:
         raise AssertionError(stretch)
 
-    async def told(self, course: PipelineExecution) -> None:
+    async def save_stages(self, execution: PipelineExecution) -> None:
         if self.takes_notes:
-            self.note = course.stages_json()
+            self.note = execution.stages_json()
             self.on_note()
 
     def ended(self) -> set[str]:
@@ -93,7 +95,7 @@ class Redis:
         stages = json.loads(self.note or b"[]")
         return {stage["name"] for stage in stages if stage["status"] == "succeeded"}
 
-    async def noted(self, _: PipelineExecution) -> bytes:
+    async def saved_stages(self, _: PipelineExecution) -> bytes:
         return self.note
 
     async def view(self, ids: Sequence[str]) -> list[Job | None]:
@@ -103,17 +105,17 @@ class Redis:
         for name in ids:
             self.jobs.pop(name, None)
 
-    async def free(self, course: PipelineExecution, stages: Sequence[Stage]) -> bool:
+    async def free(self, execution: PipelineExecution, stages: Sequence[Stage]) -> bool:
         if not self.takes_notes:
             return False
-        async with course.telling:
+        async with execution.saving:
             await asyncio.sleep(0)
-            self.note = course.stages_json()
+            self.note = execution.stages_json()
         self._live("noted")
-        over = {name for name, state in course.states.items() if state.ended_s}
+        over = {name for name, state in execution.states.items() if state.ended_s}
         for stage in stages:
             self.freed.append((stage.name, over))
-            for name in course.job_ids(stage):
+            for name in execution.job_ids(stage):
                 self.jobs[name].meta, self.jobs[name].freed = "", True
         self._live("freed")
         return True
@@ -122,31 +124,31 @@ class Redis:
         if self.dies(moment):
             raise Death(moment)
 
-    def course(self) -> PipelineExecution:
+    def execution(self) -> PipelineExecution:
         """One more life."""
         message = SimpleNamespace(source=None, input=b'"the input"')
-        item: Any = SimpleNamespace(id=ID, message=message)
-        return PipelineExecution(self.pipeline, item, self, deadline=1e12)
+        job: Any = SimpleNamespace(id=ID, message=message)
+        return PipelineExecution(self.pipeline, job, self, deadline=1e12)
 
     def run(self) -> tuple[Any, PipelineExecution]:
         """Live until the end; what it gave."""
-        course = self.course()
-        value = asyncio.run(course.run())
-        return json.loads("".join(str(part) for part in parts_of(value))), course
+        execution = self.execution()
+        value = asyncio.run(execution.run())
+        return json.loads("".join(str(part) for part in parts_of(value))), execution
 
 
-def told(course: PipelineExecution) -> dict[str, Any]:
-    return {stage["name"]: stage for stage in json.loads(course.stages_json())}
+def told(execution: PipelineExecution) -> dict[str, Any]:
+    return {stage["name"]: stage for stage in json.loads(execution.stages_json())}
 
 
 def test_in_a_row_each_is_freed_when_the_next_has_ended() -> None:
     redis = Redis(ROW)
-    result, course = redis.run()
+    result, execution = redis.run()
     assert result == "d of c of b of [1, 2]"
     # What the last took from goes with the job itself.
     assert redis.freed == [("a", {"a", "b"}), ("b", {"a", "b", "c"})]
-    assert course.freed == [stage_job_id(ID, name, 0) for name in ("a", "b")]
-    assert sorted(course.ended) == sorted(stage_job_id(ID, name, 0) for name in ("c", "d"))
+    assert execution.freed == [stage_job_id(ID, name, 0) for name in ("a", "b")]
+    assert sorted(execution.ended) == sorted(stage_job_id(ID, name, 0) for name in ("c", "d"))
 
 
 def test_what_two_take_from_is_kept_until_both_have_ended() -> None:
@@ -160,7 +162,7 @@ def test_what_two_take_from_is_kept_until_both_have_ended() -> None:
                 b_has_ended.set()
 
         redis.on_note = on_note
-        await redis.course().run()
+        await redis.execution().run()
         assert [name for name, _ in redis.freed] == ["a", "b", "c"]
         assert redis.freed[0][1] == {"a", "b", "c"}
 
@@ -198,8 +200,8 @@ def test_a_death_at_any_moment_runs_nothing_again(stages: dict[str, Any]) -> Non
 
     whole = Redis(stages)
     whole.dies = lives
-    expected, course = whole.run()
-    timings = {name: stage["timings"] for name, stage in told(course).items()}
+    expected, execution = whole.run()
+    timings = {name: stage["timings"] for name, stage in told(execution).items()}
     assert len(moments) > len(stages)
     for at in range(len(moments)):
         redis, left = Redis(stages), [at]
@@ -211,10 +213,10 @@ def test_a_death_at_any_moment_runs_nothing_again(stages: dict[str, Any]) -> Non
         redis.dies = dies
         with pytest.raises(Death):
             redis.run()
-        result, course = redis.run()
+        result, execution = redis.run()
         assert result == expected, moments[at]
         assert sorted(redis.ran) == sorted(whole.ran), moments[at]
-        stages_told = told(course)
+        stages_told = told(execution)
         assert {stage["status"] for stage in stages_told.values()} == {"succeeded"}
         for name, stage in stages_told.items():
             assert stage["jobs"] == stage["done"] > 0
@@ -222,7 +224,7 @@ def test_a_death_at_any_moment_runs_nothing_again(stages: dict[str, Any]) -> Non
             assert parts == {key for key in timings[name] if key != "queued"}
             assert stage["timings"]["inference"] == timings[name]["inference"]
         # All that is left of its stages is known, to be removed.
-        assert {*course.ended, *course.freed} == set(redis.jobs), moments[at]
+        assert {*execution.ended, *execution.freed} == set(redis.jobs), moments[at]
 
 
 def test_a_lost_job_of_a_stage_that_is_needed_brings_back_what_was_freed_before_it() -> None:
@@ -233,10 +235,10 @@ def test_a_lost_job_of_a_stage_that_is_needed_brings_back_what_was_freed_before_
     assert [name for name, _ in redis.freed] == ["a", "b", "c"]
     redis.dies = lambda _: False
     del redis.jobs[stage_job_id(ID, "d", 0)]
-    result, course = redis.run()
+    result, execution = redis.run()
     assert result == "e of d of c of b of [1, 2]"
     assert redis.ran == [*"abcd", *"abcde"]
-    assert {stage["status"] for stage in told(course).values()} == {"succeeded"}
+    assert {stage["status"] for stage in told(execution).values()} == {"succeeded"}
 
 
 def test_a_lost_job_that_nobody_needs_is_not_missed() -> None:
@@ -265,11 +267,11 @@ def test_of_a_stage_with_a_lost_job_none_is_kept_beside_new_ones() -> None:
 def test_an_empty_list_that_was_noted_is_not_asked_for() -> None:
     redis = Redis({"b": {"each": "[*]", "from": "input"}, "c": {}, "d": {}, "e": {}})
     message = SimpleNamespace(source=None, input=b"[]")
-    course = redis.course()
-    course.item.message = message  # type: ignore[assignment]
+    execution = redis.execution()
+    execution.job.message = message  # type: ignore[assignment]
     redis.dies = lambda moment: moment == "submit e"
     with pytest.raises(Death):
-        asyncio.run(course.run())
+        asyncio.run(execution.run())
     redis.dies = lambda _: False
     assert redis.run()[0] == "e of d of c of []"
     assert redis.ran == [*"cde"]
@@ -284,11 +286,11 @@ def test_a_note_that_says_nothing_begins_at_the_input(note: bytes) -> None:
 
 def test_a_failure_frees_nothing_more() -> None:
     class Failing(Redis):
-        async def job(
-            self, course: PipelineExecution, stage: Stage, job_id: str, value: Value
+        async def run_job(
+            self, execution: PipelineExecution, stage: Stage, job_id: str, value: Value
         ) -> Job:
             if stage.name != "c":
-                return await super().job(course, stage, job_id, value)
+                return await super().run_job(execution, stage, job_id, value)
             return Job(job_id, stage.model, "1", State.FAILED, 0, dead_lettered=True)
 
     redis = Failing(ROW)

@@ -14,11 +14,13 @@ from workers.background.pipelines.execution import KEPT_S, LATER_S, PipelineExec
 
 def options(timeout_s: float, model_s: float) -> Any:
     nothing = dict.fromkeys(("expires_s", "max_retries", "retry_backoff_s", "retry_backoff_max_s"))
-    item: Any = SimpleNamespace(step=6, message=SimpleNamespace(**nothing))
+    job: Any = SimpleNamespace(step=6, message=SimpleNamespace(**nothing))
     pipeline: Any = SimpleNamespace(stages=[])
     stage: Any = SimpleNamespace(sources=["input"])
-    tools: Any = None
-    return PipelineExecution(pipeline, item, tools, time.time() + timeout_s).options(stage, model_s)
+    backend: Any = None
+    return PipelineExecution(pipeline, job, backend, time.time() + timeout_s).options(
+        stage, model_s
+    )
 
 
 @pytest.mark.parametrize("timeout_s", [1.5, 600, 86_400])

@@ -1,4 +1,4 @@
-"""Rows for the sinks of runs, and what every sink is held to."""
+"""Rows for the sinks of runs, and steps that every sink supports."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def raw(value: Any) -> msgspec.Raw:
 
 
 def row(n: int, *, well: bool = True, result: Any = None, **carried: Any) -> Row:
-    """A row; without a result, one that says its number."""
+    """Return a row; the default result contains its number."""
     brought = {name: raw(value) for name, value in carried.items()}
     if not well:
         failure = Failure(type="input-error", message=f"bad {n}")
@@ -26,7 +26,7 @@ def row(n: int, *, well: bool = True, result: Any = None, **carried: Any) -> Row
 
 
 def begun(open_sink: Callable[[], Sink]) -> Sink:
-    """A new sink on which a run has begun."""
+    """Return a new sink with a run that has begun."""
     sink = open_sink()
     assert list(sink.recover(None)) == []
     sink.checkpoints.save(b"begun")
@@ -34,7 +34,7 @@ def begun(open_sink: Callable[[], Sink]) -> Sink:
 
 
 def ended(sink: Sink) -> Any:
-    """End a run on a sink as the engine does; the mark."""
+    """End a run on a sink as the engine does; return the mark."""
     mark = sink.finish()
     sink.checkpoints.save(msgspec.json.encode(mark))
     sink.close()
@@ -42,7 +42,7 @@ def ended(sink: Sink) -> Any:
 
 
 def recovered(sink: Sink, mark: Any) -> set[int]:
-    """The rows behind a mark, as it comes back from a checkpoint."""
+    """Return the rows behind a mark, as it is after a checkpoint."""
     found = [n for n, _ in sink.recover(msgspec.json.decode(msgspec.json.encode(mark)))]
     assert len(set(found)) == len(found)
     return set(found)

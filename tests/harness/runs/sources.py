@@ -1,4 +1,4 @@
-"""What every source of a run is held to."""
+"""What every source of a run must do."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from headrace.runs.sources.options import SourceOptions
 
 
 def opened(named: object, **options: Any) -> Source:
-    """The source that is named, as `headrace run` opens it."""
+    """Return the source with this name, as `headrace run` opens it."""
     return source_for(str(named), SourceOptions(**options))
 
 
-def said(entry: Entry) -> dict[str, Any]:
-    """An entry as what can be compared."""
+def comparable(entry: Entry) -> dict[str, Any]:
+    """Return an entry as a dictionary that can be compared."""
     given = entry.input
     if isinstance(given, HeadraceError):
         given = ("error", given.code, given.message)
@@ -33,35 +33,35 @@ def said(entry: Entry) -> dict[str, Any]:
 
 
 def read_all(source: Source) -> list[dict[str, Any]]:
-    return [said(entry) for entry in source.entries(None, 0)]
+    return [comparable(entry) for entry in source.entries(None, 0)]
 
 
 def inputs(source: Source) -> list[Any]:
-    """The inputs; of one that is bad, its error."""
+    """Return the inputs; a bad one is its error."""
     return [entry["input"] for entry in read_all(source)]
 
 
 def errors(source: Source) -> list[str]:
-    """What is said of the inputs that are bad."""
+    """Return the messages of bad inputs."""
     return [
         given[2] for given in inputs(source) if isinstance(given, tuple) and given[0] == "error"
     ]
 
 
 def resumes_everywhere(open_source: Callable[[], Source], step: int = 1) -> list[dict[str, Any]]:
-    """Hold that a new source goes on behind every cursor as one pass does; what that has given.
+    """Check that a new source continues behind every cursor as one pass does; return its entries.
 
     Args:
         open_source: opens it.
-        step: 2 for every second cursor, and so on, where opening it takes long.
+        step: 2 checks every second cursor, and so on, if opening it takes long.
     """
     entries = read_all(open_source())
     assert [entry["n"] for entry in entries] == list(range(len(entries)))
     for entry in entries[::step]:
-        # As it comes back from a checkpoint.
+        # As it is after a checkpoint.
         cursor = msgspec.json.decode(msgspec.json.encode(entry["cursor"]))
         after = entry["n"] + 1
-        rest = [said(later) for later in open_source().entries(cursor, after)]
+        rest = [comparable(later) for later in open_source().entries(cursor, after)]
         assert rest == entries[after:]
     assert open_source().describe() == open_source().describe()
     return entries

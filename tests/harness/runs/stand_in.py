@@ -1,4 +1,4 @@
-"""A server for runs, without sockets: answers the engine's requests out of a dictionary."""
+"""A server for runs without sockets: answers the engine's requests from a dictionary."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def problem(code: str, status: int) -> Outcome:
 
 
 class StandIn(Client):
-    """Ends each job as `outcome` says, as soon as it is asked for.
+    """Ends each job with `outcome`, as soon as it is looked up.
 
     Args:
-        outcome: of a job's id and input: how it ended, its status alone, or None where it is lost.
-        refuse: of an id: the problem of its line, or None.
+        outcome: for a job's id and input: how it ended, only its status, or None if it is lost.
+        refuse: for an id: the problem of its line, or None.
 
     Attributes:
-        submits: the ids of each line that came; packs may overtake each other.
-        forgotten: ids that were to be forgotten.
+        submits: the ids of all lines; requests may overtake each other.
+        forgotten: ids in requests to forget.
         cancelled: ids that were cancelled.
-        broken: answers so many requests with a broken connection.
+        broken: how many requests end with a broken connection.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class StandIn(Client):
 
     @override
     def _send(self, request: HttpRequest) -> HttpResponse | ConnectionFailed:
-        if self.broken > 0:  # several threads ask
+        if self.broken > 0:  # several threads send
             self.broken -= 1
             return ConnectionFailed("it fell over", refused=False)
         where = request.path.rpartition("/")[2]
@@ -64,12 +64,12 @@ class StandIn(Client):
         if where == "bulk":
             return HttpResponse(200, {}, self._submit(body))
         if where in ("outcomes", "forget", "cancel"):
-            said: Any = getattr(self, f"_{where}")(json.loads(body)["ids"])
-            return HttpResponse(200, {}, json.dumps(said).encode())
+            reply: Any = getattr(self, f"_{where}")(json.loads(body)["ids"])
+            return HttpResponse(200, {}, json.dumps(reply).encode())
         return HttpResponse(200, {}, b"{}")
 
     def _submit(self, body: bytes) -> bytes:
-        said = []
+        replies = []
         for line in body.splitlines():
             job = json.loads(line)
             if self.keep_names:
@@ -77,8 +77,8 @@ class StandIn(Client):
             refused = self._refuse(job["id"])
             if refused is None:
                 self._inputs[job["id"]] = job.get("input")
-            said.append({"error": refused} if refused else {"accepted": 1})
-        return b"".join(json.dumps(line).encode() + b"\n" for line in said)
+            replies.append({"error": refused} if refused else {"accepted": 1})
+        return b"".join(json.dumps(line).encode() + b"\n" for line in replies)
 
     def _outcomes(self, ids: list[str]) -> Any:
         return {"outcomes": [self._end(job_id) for job_id in ids]}
@@ -104,7 +104,7 @@ class StandIn(Client):
 
 
 class Counted:
-    """A source of so many numbers as inputs, by a function of the number."""
+    """A source of `count` inputs, made by a function of their number."""
 
     def __init__(self, count: int, value: Callable[[int], Any]) -> None:
         self._count = count

@@ -1,4 +1,4 @@
-"""`/v1/batches` as routes alone, and one batch driven in this process where a test says when."""
+"""`/v1/batches` as routes, and batches that are executed in this process."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def execute(api: ApiServer, redis_url: str, **headers: str) -> BatchExecution:
 
 
 @pytest.mark.parametrize(
-    ("body", "says", "param"),
+    ("body", "message", "param"),
     [
         ({}, "endpoint is missing", "endpoint"),
         ({"endpoint": ECHO}, "input_file_id is missing", "input_file_id"),
@@ -86,14 +86,14 @@ def execute(api: ApiServer, redis_url: str, **headers: str) -> BatchExecution:
     ],
 )
 def test_a_create_that_is_refused(
-    api: ApiServer, body: dict[str, Any], says: str, param: str
+    api: ApiServer, body: dict[str, Any], message: str, param: str
 ) -> None:
     if "endpoint" in body and "input_file_id" not in body and param == "endpoint":
         body = {**body, "input_file_id": FILE}
     answer = api.http.post("/v1/batches", json=body)
     error = answer.json()["error"]
     assert answer.status_code == 400, error
-    assert says in error["message"]
+    assert message in error["message"]
     assert (error["type"], error["param"], error["code"]) == (
         "invalid_request_error", param, "invalid-request",
     )  # fmt: skip
@@ -225,8 +225,8 @@ def test_without_an_api_a_batch_waits_and_goes_on(
     files = api.services.files
     lease = files.batches.claim()
     assert lease is not None
-    nobody = Client("http://127.0.0.1:1", retry_s=0)
-    BatchExecution(lease, files.store, files.batches, nobody, Settings()).run()
+    unknown = Client("http://127.0.0.1:1", retry_s=0)
+    BatchExecution(lease, files.store, files.batches, unknown, Settings()).run()
     assert batches.client.batches.retrieve(made.id).status == "validating"
     assert files.batches.claim() is None, "it is left alone for some seconds"
     with redis_db.client() as client:
@@ -251,10 +251,10 @@ def test_batches_and_files_are_their_keys_alone(redis_db: RedisServer, tmp_path:
         mine, theirs = Batches(one), Batches(two)
         made = mine.create([line("a", "echo", {"x": 1})], ECHO)
         with (
-            sdk(process.url) as nobody,
+            sdk(process.url) as unknown,
             pytest.raises(openai.AuthenticationError) as caught,
         ):
-            nobody.batches.list()
+            unknown.batches.list()
         assert caught.value.code == "unauthorized"
 
         def drive_for(owner: str) -> None:
@@ -322,7 +322,7 @@ def test_a_runner_trusts_the_certificate_of_its_own_api_alone(
             client.models()
 
 
-def test_the_batch_object_has_what_openai_says(batches: Batches, api: ApiServer) -> None:
+def test_the_batch_object_has_the_fields_of_openai(batches: Batches, api: ApiServer) -> None:
     made = batches.create([line("a", "echo", 1)], ECHO)
     shown = json.loads(api.http.get(f"/v1/batches/{made.id}").content)
     assert set(openai.types.Batch.model_fields) - {"usage"} <= set(shown)

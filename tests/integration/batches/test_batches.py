@@ -128,7 +128,7 @@ def test_lines_are_offline_unless_they_say_otherwise(
     assert batches.ended(batch).status == "completed"
 
 
-def test_what_is_wrong_with_a_file_is_told_by_its_lines(batches: Batches) -> None:
+def test_errors_of_a_file_name_its_lines(batches: Batches) -> None:
     text = b"\xef\xbb\xbf" + b"\n".join([
         json.dumps(line("a", "echo", 1)).encode() + b"\r",
         b"nope",
@@ -156,7 +156,7 @@ def test_what_is_wrong_with_a_file_is_told_by_its_lines(batches: Batches) -> Non
 def half_done(batches: Batches, up: RunningUp, gate: Path, window: str) -> Any:
     """A batch of which some lines have ended, one runs until the gate opens, and the rest waits.
 
-    Nothing where its window was over before, as on a machine that stood still.
+    Return None if its window ended before, as after a pause of the machine.
     """
     lines = [line(f"quick{n}", "gated", n) for n in range(5)]
     lines += [line("runs", "gated", {"until": str(gate)})]
@@ -201,8 +201,8 @@ def test_cancel_keeps_what_has_ended_and_the_rest_runs_again_alone(
             input_file_id=made.input_file_id, endpoint=GATED, completion_window="24h",
             extra_body={"rerun_of": made.id},
         )  # fmt: skip
-    asked = batches.client.batches.cancel(made.id)
-    assert (asked.status, asked.cancelling_at is not None) == ("cancelling", True)
+    cancelling = batches.client.batches.cancel(made.id)
+    assert (cancelling.status, cancelling.cancelling_at is not None) == ("cancelling", True)
     assert batches.client.batches.cancel(made.id).status == "cancelling"
     is_cancelled(up, f"{made.id}.6")
     gate.touch()
@@ -210,7 +210,7 @@ def test_cancel_keeps_what_has_ended_and_the_rest_runs_again_alone(
     assert (batch.status, batch.cancelled_at is not None) == ("cancelled", True)
     good, bad = batches.both(batch)
     assert {f"quick{n}" for n in range(5)} <= set(good)
-    # Whether the one that ran was still told of it, nobody can say.
+    # The running job may or may not notice the cancel.
     assert set(not_run(bad, "batch_cancelled")) >= set(WAITING)
     with pytest.raises(openai.BadRequestError, match="it is cancelled"):
         batches.client.batches.cancel(made.id)

@@ -175,7 +175,7 @@ PURPOSE = ("purpose", "", b"batch")
 
 
 @pytest.mark.parametrize(
-    ("body", "says", "param"),
+    ("body", "message", "param"),
     [
         (form(FILE), "purpose is missing", "purpose"),
         (form(FILE, ("purpose", "", b"vision")), "'vision' is not served", "purpose"),
@@ -207,12 +207,14 @@ PURPOSE = ("purpose", "", b"batch")
         ),
     ],
 )  # fmt: skip
-def test_a_form_that_is_none_of_ours(site: Site, body: bytes, says: str, param: str | None) -> None:
+def test_a_form_that_is_none_of_ours(
+    site: Site, body: bytes, message: str, param: str | None
+) -> None:
     kind = f"multipart/form-data; boundary={BOUNDARY}"
     answer = site.api.http.post("/v1/files", content=body, headers={"content-type": kind})
     error = answer.json()["error"]
     assert answer.status_code == 400
-    assert says in error.pop("message")
+    assert message in error.pop("message")
     assert error == {"type": "invalid_request_error", "param": param, "code": "invalid-request"}
     assert site.client.files.list().data == []
     assert site.lying() == 0
@@ -247,13 +249,13 @@ def test_a_file_that_is_too_large_is_refused_before_or_while_it_comes(site: Site
     with pytest.raises(openai.APIStatusError) as caught:
         site.upload(body)
     assert (caught.value.status_code, caught.value.code) == (413, "payload-too-large")
-    # Nothing is read of what says that it is larger.
+    # A body that declares a larger size is not read.
     with pytest.raises(openai.APIStatusError, match=str(LIMIT_BYTES)):
         site.upload(body + b"x" * FORM_MAX_BYTES)
     assert site.lying() == 0
 
 
-def test_a_full_store_is_said_and_leaves_nothing(redis_db: RedisServer) -> None:
+def test_a_full_store_is_an_error_and_leaves_nothing(redis_db: RedisServer) -> None:
     with (
         api_server(redis_db.url, catalog(echo={}), max_payload_memory_bytes=5_000_000) as api,
         sdk(api.url) as client,
@@ -279,8 +281,8 @@ def begun(url: str, sent: bytes) -> socket.socket:
 
 def test_who_hangs_up_in_the_midst_leaves_nothing(site: Site) -> None:
     with begun(site.api.url, BODY[: len(BODY) // 2]):
-        wait_until(lambda: site.lying() == 1, "a part of it lies there", 30)
-        # It is nobody's, however much of it there is.
+        wait_until(lambda: site.lying() == 1, "a part of it is stored", 30)
+        # It cannot be seen, whatever its size.
         with site.redis.client() as client:
             found = [raw.decode() for raw in client.scan_iter("hr:file:*")]
             (key,) = (name for name in found if not name.endswith(":parts"))
@@ -295,7 +297,7 @@ def test_who_hangs_up_in_the_midst_leaves_nothing(site: Site) -> None:
 
 def test_an_upload_that_stalls_for_too_long_is_abandoned(site: Site) -> None:
     with begun(site.api.url, BODY[: len(BODY) // 2]) as connection:
-        wait_until(lambda: site.lying() == 1, "a part of it lies there", 30)
+        wait_until(lambda: site.lying() == 1, "a part of it is stored", 30)
         with site.redis.client() as client:
             kept_s = [client.ttl(record) for record in client.scan_iter("hr:file:*")]
         assert all(0 < ttl <= files_module.ABANDONED_S for ttl in kept_s)
@@ -320,7 +322,7 @@ def test_a_killed_api_leaves_half_of_a_file_to_the_sweep(site: Site, tmp_path: P
             records = [raw.decode() for raw in client.scan_iter("hr:file:*")]
             assert all(0 < client.ttl(record) <= files_module.ABANDONED_S for record in records)
         site.sweep()
-        assert site.lying() == 1, "somebody may still be writing it"
+        assert site.lying() == 1, "it may still be written"
         site.run_out()
         site.sweep()
         assert site.lying() == 0

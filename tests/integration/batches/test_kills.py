@@ -52,10 +52,10 @@ class Log:
 
 
 def states_of(up: RunningUp, ids: bytes) -> Any:
-    """What the API says of these jobs; nothing while it cannot."""
+    """Return the API's records of these jobs; nothing while it is down."""
     kind = {"Content-Type": "application/json"}
-    status, said = up.request("POST", "/api/v1/jobs/status", ids, **kind)
-    return said if status == 200 else None
+    status, records = up.request("POST", "/api/v1/jobs/status", ids, **kind)
+    return records if status == 200 else None
 
 
 def ended(up: RunningUp, ids: list[str]) -> set[str]:
@@ -65,10 +65,10 @@ def ended(up: RunningUp, ids: list[str]) -> set[str]:
         some = ids[at : at + 1000]
         text = ('{"ids":[' + ",".join(f'"{one}"' for one in some) + "]}").encode()
         # The API may still be on its way back from a kill.
-        said = wait_until(partial(states_of, up, text), "the API answers", 60)
+        records = wait_until(partial(states_of, up, text), "the API answers", 60)
         found |= {
             one
-            for one, job in zip(some, said["jobs"], strict=True)
+            for one, job in zip(some, records["jobs"], strict=True)
             if job is None or job["status"] in ("succeeded", "failed")
         }
     return found
@@ -171,7 +171,7 @@ def test_who_has_lost_its_batch_changes_nothing(shelf: Shelf, redis_db: RedisSer
             assert shelf.records.save(paused, status, {"total": 9}, [stale]) is None
         after = {key: client.dump(key) for key in client.keys("hr:batch*") + client.keys("hr:f*")}
         assert after == before
-        # What it has written is nobody's, and is swept.
+        # What it has written belongs to no file, and is swept.
         make_due(client)
         shelf.stores.sweep()
         assert payload_keys(client) == []

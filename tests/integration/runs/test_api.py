@@ -1,4 +1,4 @@
-"""The records of offline runs: told, listed, cancelled; each for the key that told it."""
+"""The records of offline runs: saved, listed, cancelled; each belongs to its API key."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from tests.harness.servers.api_server import ApiServer
 from tests.harness.servers.redis_servers import RedisServer
 
 
-def tell(client: Client, run_id: str, *, begun: bool = False, **told: Any) -> bool:
-    return client.run(report_run(client.session, run_id, {"model": "echo", **told}, begun=begun))
+def report(client: Client, run_id: str, *, begun: bool = False, **status: Any) -> bool:
+    return client.run(report_run(client.session, run_id, {"model": "echo", **status}, begun=begun))
 
 
-def test_a_run_is_as_it_told_last(api: ApiServer, redis_db: RedisServer) -> None:
+def test_a_run_is_as_it_reported_last(api: ApiServer, redis_db: RedisServer) -> None:
     with Client(api.url) as client:
         assert client.runs() == []
-        assert tell(client, "run-a", begun=True, name="night", total=10, output="o") is False
-        assert tell(client, "run-b", succeeded=3, failed=1, state="ended") is False
-        assert tell(client, "run-a", succeeded=4, total=10, per_second=2.5) is False
+        assert report(client, "run-a", begun=True, name="night", total=10, output="o") is False
+        assert report(client, "run-b", succeeded=3, failed=1, state="ended") is False
+        assert report(client, "run-a", succeeded=4, total=10, per_second=2.5) is False
         first, second = client.runs()
         assert (first.id, first.state, first.succeeded, first.total) == ("run-a", "running", 4, 10)
         assert (second.id, second.state, second.ended) == ("run-b", "ended", 4)
@@ -41,32 +41,32 @@ def test_a_run_is_as_it_told_last(api: ApiServer, redis_db: RedisServer) -> None
         assert client.run_record("run-a").state == "lost"
 
 
-def test_a_cancel_reaches_who_tells_and_is_over_once_it_begins_anew(api: ApiServer) -> None:
+def test_a_cancel_reaches_the_run_and_ends_when_it_starts_again(api: ApiServer) -> None:
     with Client(api.url) as client:
-        tell(client, "run-a", begun=True)
+        report(client, "run-a", begun=True)
         assert client.cancel_run("run-a").cancel_requested
-        assert tell(client, "run-a") is True
-        assert tell(client, "run-a", state="cancelled") is True
-        assert tell(client, "run-a", begun=True) is False
-        tell(client, "run-a", state="ended")
-        # Who does not run hears nothing, and is not stopped when it runs again.
+        assert report(client, "run-a") is True
+        assert report(client, "run-a", state="cancelled") is True
+        assert report(client, "run-a", begun=True) is False
+        report(client, "run-a", state="ended")
+        # A run that is not running is not cancelled, and not stopped when it runs again.
         assert not client.cancel_run("run-a").cancel_requested
         with pytest.raises(errors.RunNotFound, match="there is no run 'none'"):
             client.cancel_run("none")
 
 
 @pytest.mark.parametrize(
-    ("told", "words"),
+    ("status", "words"),
     [({"nope": 1}, "nope"), ({"state": "lost"}, "state"), ({"total": -1}, "total")],
 )
-def test_what_is_no_record_is_refused(api: ApiServer, told: dict[str, Any], words: str) -> None:
+def test_what_is_no_record_is_refused(api: ApiServer, status: dict[str, Any], words: str) -> None:
     with Client(api.url) as client:
         with pytest.raises(errors.InvalidRequest, match=words):
-            tell(client, "run-a", **told)
+            report(client, "run-a", **status)
         with pytest.raises(errors.PayloadTooLarge):
-            tell(client, "run-a", name="x" * 70_000)
+            report(client, "run-a", name="x" * 70_000)
         with pytest.raises(errors.InvalidId):
-            tell(client, "run a")
+            report(client, "run a")
         assert client.runs() == []
 
 

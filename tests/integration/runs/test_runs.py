@@ -105,7 +105,7 @@ def inputs(folder: Path, count: int, value: Any = None) -> None:
 
 
 def rows(path: Path) -> dict[int, dict[str, Any]]:
-    """The whole rows by number, each of which stands there once."""
+    """Return the whole rows by number; each exists once."""
     lines = [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
     assert [n for n, count in Counter(line["n"] for line in lines).items() if count > 1] == []
     return {line["n"]: line for line in lines}
@@ -169,8 +169,8 @@ def test_kills_of_every_part_lose_nothing_and_run_nothing_twice_that_had_ended(
         note()
         site.redis.stop(kill=True)
         site.redis.start()
-        said = process.communicate(timeout=END_S)[1].decode()
-        assert process.returncode == 0, said
+        printed = process.communicate(timeout=END_S)[1].decode()
+        assert process.returncode == 0, printed
     found = rows(out)
     assert set(found) == set(range(1500))
     for n, row in found.items():
@@ -179,7 +179,7 @@ def test_kills_of_every_part_lose_nothing_and_run_nothing_twice_that_had_ended(
     runs = site.runs()
     for ended, begun in had_row:
         assert {job_id: runs[job_id] for job_id in ended} == dict(begun)
-    assert "resumed: " in said
+    assert "resumed: " in printed
     with Client(site.api.url) as client:
         record = client.run_record("killed")
     assert (record.state, record.succeeded, record.output) == ("ended", 1500, str(out))
@@ -189,17 +189,17 @@ def test_kills_of_every_part_lose_nothing_and_run_nothing_twice_that_had_ended(
     assert kept <= had_row[2][0]
 
 
-def test_ctrl_c_says_how_to_go_on_and_resume_does(site: Site, cli: Commands) -> None:
+def test_ctrl_c_prints_how_to_resume_and_resume_does(site: Site, cli: Commands) -> None:
     inputs(cli.folder, 1200)
     with going(cli, *SLOW, "paused", rows_more=10) as process:
         refused = cli.complaint(*SLOW, "paused", rc=2)
         assert f"another run writes {cli.folder / 'out.jsonl'}: process {process.pid}" in refused
         running = cli.json("runs", "show", "paused")[0]
         assert (running["state"], running["model"], running["total"]) == ("running", "slow", 1200)
-        code, _, said = interrupted(process)
-    assert code == 130, said
-    assert "jobs in flight continue" in said
-    assert "headrace runs resume paused" in said
+        code, _, printed = interrupted(process)
+    assert code == 130, printed
+    assert "jobs in flight continue" in printed
+    assert "headrace runs resume paused" in printed
     assert cli.json("runs", "show", "paused")[0]["state"] == "stopped"
     before = written(cli.folder / "out.jsonl")
     assert before < 1200
@@ -245,10 +245,12 @@ def test_a_cancel_from_elsewhere_ends_it_and_what_is_under_way(
                "--in-flight", "20")  # fmt: skip
     with cli.started(*command) as process:
         wait_until(lambda: cli.under_way("gated") == 20, "all that may be is under way", END_S)
-        wait_until(lambda: cli.run("runs", "cancel", "gone").returncode == 0, "it is told", END_S)
-        _, said = process.communicate(timeout=END_S)
+        wait_until(
+            lambda: cli.run("runs", "cancel", "gone").returncode == 0, "it is reported", END_S
+        )
+        _, printed = process.communicate(timeout=END_S)
         assert process.returncode == 1
-    assert b"cancelled: " in said
+    assert b"cancelled: " in printed
     gate.touch()
     wait_until(lambda: cli.under_way("gated") == 0, "nothing is left", END_S)
     assert cli.json("runs", "show", "gone")[0]["state"] == "cancelled"
@@ -265,9 +267,9 @@ def test_files_of_a_folder_and_a_list_of_paths(site: Site, cli: Commands) -> Non
     for n in range(5):
         (cli.folder / f"in/deep/{n}.json").write_text(json.dumps({"n": n}))
     (cli.folder / "in/bad.json").write_text("{")
-    said = cli.run("run", "steps", "in", "-o", "a.jsonl", "--json", "--glob", "*.json")
-    assert said.returncode == 1, said.stderr
-    counts = json.loads(said.stdout)
+    printed = cli.run("run", "steps", "in", "-o", "a.jsonl", "--json", "--glob", "*.json")
+    assert printed.returncode == 1, printed.stderr
+    counts = json.loads(printed.stdout)
     assert (counts["succeeded"], counts["failed"], counts["state"]) == (5, 1, "ended")
     found = {row["key"]: row for row in rows(cli.folder / "a.jsonl").values()}
     assert found["deep/3.json"]["result"] == {"n": 3}
@@ -298,8 +300,8 @@ def test_files_that_the_server_reads_by_itself(site: Site, cli: Commands) -> Non
     assert "is not UTF-8" in found["\\xff.json"]["error"]["message"]
     other = ("run", "steps", "-", "-o", "b.jsonl", "--by-ref")
     (cli.folder / "1.json").write_text("{}")
-    said = cli.complaint(*other, rc=2, stdin=b"1.json\n")
-    assert "input_roots" in said
+    printed = cli.complaint(*other, rc=2, stdin=b"1.json\n")
+    assert "input_roots" in printed
     # Nothing has ended by that: once it may be named the same command goes on.
     assert rows(cli.folder / "b.jsonl") == {}
     assert "a run whose option" in cli.complaint(*given[:-1], rc=2)
@@ -309,8 +311,8 @@ def test_what_cannot_be_run_leaves_nothing_behind(site: Site, cli: Commands) -> 
     inputs(cli.folder, 3)
     (cli.folder / "full.jsonl").symlink_to("/dev/full")
     before = sorted(cli.folder.iterdir())
-    said = cli.complaint("run", "steps", "in.jsonl", "-o", "full.jsonl", rc=1)
-    assert "the output cannot be written" in said
+    printed = cli.complaint("run", "steps", "in.jsonl", "-o", "full.jsonl", rc=1)
+    assert "the output cannot be written" in printed
     for words, *arguments in (
         ("no model 'stepz' is registered", "run", "stepz", "in.jsonl", "-o", "out.jsonl"),
         ("no such file or folder", "run", "steps", "none", "-o", "out.jsonl"),

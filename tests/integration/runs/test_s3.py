@@ -167,7 +167,7 @@ def test_an_object_that_changes_ends_the_run(s3: S3Server, bucket: str) -> None:
     assert opened(f"s3://{bucket}/x.jsonl").describe() != before
 
 
-def test_what_is_missing_is_said(
+def test_errors_name_what_is_missing(
     s3: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runs_s3, "s3_client", s3_client)

@@ -1,4 +1,4 @@
-"""The lines of a batch: cut out of pieces, read as requests, and told what is wrong with them."""
+"""The lines of a batch: split from chunks, read as requests, and checked."""
 
 from __future__ import annotations
 
@@ -54,46 +54,51 @@ def test_a_file_of_nothing(text: bytes) -> None:
     assert list(read_lines(Pieces(text, 1), LIMIT)) == []
 
 
-def said(**changes: Any) -> bytes:
+def line_text(**changes: Any) -> bytes:
     line = {"custom_id": "a", "method": "POST", "url": MODEL, "body": 1, **changes}
     return json.dumps({name: value for name, value in line.items() if value != "LEFT OUT"}).encode()
 
 
 def job(body: Any, **changes: Any) -> bytes:
-    return said(**{"url": JOBS, "body": body, **changes})
+    return line_text(**{"url": JOBS, "body": body, **changes})
 
 
 @pytest.mark.parametrize(
-    ("text", "code", "param", "says"),
+    ("text", "code", "param", "message"),
     [
         (b"{", "invalid_json_line", None, "not JSON"),
         (b"[1]", "invalid_json_line", None, "not a JSON object"),
         (b'{"custom_id": "\xff"}', "invalid_json_line", None, "not JSON"),
         (b"\xff\xfe{\x00", "invalid_json_line", None, "UTF-16"),
-        (said(custom_id="LEFT OUT"), "missing_required_parameter", "custom_id", "no custom_id"),
-        (said(custom_id=7), "invalid_type", "custom_id", "custom_id must be a string"),
-        (said(custom_id=""), "invalid_custom_id", "custom_id", "1 to 512"),
-        (said(custom_id="x" * 513), "invalid_custom_id", "custom_id", "1 to 512"),
-        (said(method="GET"), "invalid_method", "method", "must be 'POST', not 'GET'"),
-        (said(method="LEFT OUT"), "missing_required_parameter", "method", "no method"),
-        (said(url="/api/v1/models/other/jobs"), "mismatched_url", "url", MODEL),
-        (said(url=JOBS), "mismatched_url", "url", MODEL),
-        (said(body="LEFT OUT"), "missing_required_parameter", "body", "no body"),
-        (said(url=MODEL + "?prio=1"), "invalid_url", "url", "prio"),
-        (said(url=MODEL + "?priority=10"), "invalid_url", "url", "<= 9"),
-        (said(url=MODEL + "?metadata=nope"), "invalid_url", "url", "url"),
+        (
+            line_text(custom_id="LEFT OUT"),
+            "missing_required_parameter",
+            "custom_id",
+            "no custom_id",
+        ),
+        (line_text(custom_id=7), "invalid_type", "custom_id", "custom_id must be a string"),
+        (line_text(custom_id=""), "invalid_custom_id", "custom_id", "1 to 512"),
+        (line_text(custom_id="x" * 513), "invalid_custom_id", "custom_id", "1 to 512"),
+        (line_text(method="GET"), "invalid_method", "method", "must be 'POST', not 'GET'"),
+        (line_text(method="LEFT OUT"), "missing_required_parameter", "method", "no method"),
+        (line_text(url="/api/v1/models/other/jobs"), "mismatched_url", "url", MODEL),
+        (line_text(url=JOBS), "mismatched_url", "url", MODEL),
+        (line_text(body="LEFT OUT"), "missing_required_parameter", "body", "no body"),
+        (line_text(url=MODEL + "?prio=1"), "invalid_url", "url", "prio"),
+        (line_text(url=MODEL + "?priority=10"), "invalid_url", "url", "<= 9"),
+        (line_text(url=MODEL + "?metadata=nope"), "invalid_url", "url", "url"),
     ],
 )
-def test_a_line_that_is_no_request(text: bytes, code: str, param: str | None, says: str) -> None:
+def test_a_line_that_is_no_request(text: bytes, code: str, param: str | None, message: str) -> None:
     with pytest.raises(BadLine) as caught:
         Requests(MODEL, MODELS).read(text)
     error = caught.value.at(17)
     assert (error.code, error.param, error.line) == (code, param, 17)
-    assert says in error.message
+    assert message in error.message
 
 
 @pytest.mark.parametrize(
-    ("text", "code", "says"),
+    ("text", "code", "message"),
     [
         (job(1), "invalid_body", "object"),
         (job({"input": 1}), "invalid_body", "model"),
@@ -111,24 +116,26 @@ def test_a_line_that_is_no_request(text: bytes, code: str, param: str | None, sa
         (job({"model": "echo", "input": 1}, url=JOBS + "?priority=1"), "invalid_url", "options"),
     ],
 )
-def test_a_job_that_is_none(text: bytes, code: str, says: str) -> None:
+def test_a_job_that_is_none(text: bytes, code: str, message: str) -> None:
     with pytest.raises(BadLine) as caught:
         Requests(JOBS, MODELS).read(text)
     assert caught.value.error.code == code
-    assert says in caught.value.error.message
+    assert message in caught.value.error.message
 
 
 def test_a_model_that_is_gone() -> None:
     with pytest.raises(BadLine, match="no model 'echo'"):
-        Requests(MODEL, {}).read(said())
+        Requests(MODEL, {}).read(line_text())
 
 
 def test_requests_become_the_lines_of_jobs() -> None:
-    request = Requests(MODEL, MODELS).read(said(body={"a": [1.50, None]}))
+    request = Requests(MODEL, MODELS).read(line_text(body={"a": [1.50, None]}))
     assert msgspec.json.decode(request.job_line("b.0")) == {
         "model": "echo", "id": "b.0", "input": {"a": [1.5, None]}, "options": {"priority": 9},
     }  # fmt: skip
-    request = Requests(MODEL, MODELS).read(said(body=None, url=MODEL + "?priority=3&timeout=2.5"))
+    request = Requests(MODEL, MODELS).read(
+        line_text(body=None, url=MODEL + "?priority=3&timeout=2.5")
+    )
     assert msgspec.json.decode(request.job_line("b.0"))["options"] == {
         "priority": 3,
         "timeout": 2.5,
@@ -141,13 +148,13 @@ def test_requests_become_the_lines_of_jobs() -> None:
     }  # fmt: skip
     # What is forgotten before its row is written would run again.
     for request in (
-        Requests(MODEL, MODELS).read(said(url=f"{MODEL}?result_ttl=1")),
+        Requests(MODEL, MODELS).read(line_text(url=f"{MODEL}?result_ttl=1")),
         Requests(JOBS, MODELS).read(
             job({"model": "echo", "input": 1, "options": {"result_ttl": 1}})
         ),
     ):
         assert request.options == {"priority": 9, "result_ttl": 86_400}
-    longer = Requests(MODEL, MODELS).read(said(url=f"{MODEL}?result_ttl=90000"))
+    longer = Requests(MODEL, MODELS).read(line_text(url=f"{MODEL}?result_ttl=90000"))
     assert longer.options["result_ttl"] == 90_000
 
 
@@ -157,13 +164,13 @@ def looked(*texts: bytes | None, max_lines: int = 10_000) -> ValidationResult:
 
 
 def test_a_file_is_looked_at_as_a_whole() -> None:
-    assert looked(said(), said(custom_id="b")) == ValidationResult(total=2)
-    found = looked(said(), b"{", None, said())
+    assert looked(line_text(), line_text(custom_id="b")) == ValidationResult(total=2)
+    found = looked(line_text(), b"{", None, line_text())
     assert [(error.line, error.code) for error in found.errors] == [
         (2, "invalid_json_line"), (3, "line_too_long"), (4, "duplicate_custom_id"),
     ]  # fmt: skip
     assert [error.code for error in looked().errors] == ["empty_file"]
-    found = looked(*[said(custom_id=str(n)) for n in range(4)], max_lines=3)
+    found = looked(*[line_text(custom_id=str(n)) for n in range(4)], max_lines=3)
     assert [(error.line, error.code) for error in found.errors] == [(4, "too_many_lines")]
     found = looked(*[b"{"] * (ERRORS_MAX + 50))
     assert (len(found.errors), found.bad) == (ERRORS_MAX, ERRORS_MAX + 50)
@@ -172,5 +179,5 @@ def test_a_file_is_looked_at_as_a_whole() -> None:
 def test_options_that_are_nested_too_deeply_make_a_bad_line() -> None:
     deep = '{"a":' + "[" * 3000 + "]" * 3000 + "}"
     with pytest.raises(BadLine, match="recursion") as raised:
-        Requests(MODEL, MODELS).read(said(url=f"{MODEL}?metadata={deep}"))
+        Requests(MODEL, MODELS).read(line_text(url=f"{MODEL}?metadata={deep}"))
     assert raised.value.error.code == "invalid_url"

@@ -88,9 +88,9 @@ def test_a_broken_row_fails_alone(tmp_path: Path, row: str | bytes, why: str) ->
     path = _file(tmp_path, b"text,b\n" + row + b"\nx,1\ny,2\n")
     entries = resumes_everywhere(lambda: opened(path, input="text"))
     assert [e["input"] for e in entries[1:]] == ["x", "y"]
-    (told,) = errors(opened(path, input="text"))
-    assert str(path) in told
-    assert why in told
+    (message,) = errors(opened(path, input="text"))
+    assert str(path) in message
+    assert why in message
 
 
 def test_a_quote_that_is_never_closed_costs_its_own_line_alone(

@@ -34,7 +34,7 @@ def raw(number: int) -> msgspec.Raw:
     return msgspec.Raw(b'{"n":%d}' % number)
 
 
-def order(**changes: Any) -> RunSpec:
+def spec(**changes: Any) -> RunSpec:
     return RunSpec(**{"model": "m", "run_id": "r", "in_flight": 40, **changes})
 
 
@@ -42,7 +42,7 @@ def run(
     path: Path, server: StandIn, source: Source, sink: JsonlSink | None = None, **changes: Any
 ) -> Engine:
     """Run to the end, or what ends it; the output is let go in any case."""
-    engine = Engine(server, order(**changes), source, sink or JsonlSink(path))
+    engine = Engine(server, spec(**changes), source, sink or JsonlSink(path))
     try:
         engine.open()
         engine.run()
@@ -52,7 +52,7 @@ def run(
 
 
 def rows(path: Path) -> dict[int, dict[str, Any]]:
-    """The rows by number; each stands there once."""
+    """Return the rows by number; each exists once."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [n for n, count in Counter(line["n"] for line in lines).items() if count > 1] == []
     return {line["n"]: line for line in lines}
@@ -81,7 +81,7 @@ def test_each_input_has_one_row_and_its_job_is_forgotten_once_it_is_safe(out: Pa
     assert (again.progress.succeeded, len(server.submits)) == (1000, 1000)
 
 
-def test_a_run_that_is_begun_anew_is_told_nothing_of_the_one_before(out: Path) -> None:
+def test_a_new_run_with_the_same_output_does_not_use_old_jobs(out: Path) -> None:
     server = StandIn(lambda job_id, value: {"status": "failed"})
     first = run(out, server, Counted(3, raw), run_id=None)
     assert run(out, server, Counted(3, raw), run_id=None).checkpoint.run == first.checkpoint.run
@@ -122,7 +122,7 @@ def test_a_file_that_may_not_be_named_fails_alone_once_another_may(out: Path) ->
         return {**problem("input-forbidden", 403), "remedy": "Copy it there."}
 
     files = Counted(40, lambda n: Path(f"/data/{n}"))
-    # The pack of the last is of one.
+    # The last page has one input.
     forbidden = {"r.39"}
     run(out, StandIn(refuse=refused), files, by_ref=True, in_flight=4)
     statuses = Counter(row["status"] for row in rows(out).values())
@@ -163,7 +163,7 @@ def test_only_what_failed_runs_again_under_ids_of_its_own(out: Path) -> None:
 
 
 @pytest.mark.parametrize("only_failed", [False, True])
-def test_an_output_that_was_moved_or_cut_is_not_begun_anew(out: Path, only_failed: bool) -> None:
+def test_an_output_that_was_moved_or_cut_is_refused(out: Path, only_failed: bool) -> None:
     server = StandIn(lambda _, value: succeeded(1) if value["n"] else {"status": "failed"})
     run(out, server, Counted(10, raw))
     whole, before = out.read_bytes(), len(server.submits)
@@ -213,13 +213,13 @@ def test_a_crash_in_the_middle_of_a_row_loses_and_doubles_nothing(
     engine = run(out, server, source)
     assert set(rows(out)) == set(range(400))
     assert engine.progress.before == len(written) == crash_after
-    # What has its row is not said again.
+    # An input with a row is not submitted again.
     assert not {f"r.{n}" for n in written} & set(server.submits[before:])
     # With a checkpoint each round, the source is not read from its beginning again.
     assert source.began[0] >= crash_after - 80
 
 
-def test_jobs_that_the_server_lost_are_said_again_under_the_same_id(out: Path) -> None:
+def test_jobs_that_the_server_lost_are_submitted_again_under_the_same_id(out: Path) -> None:
     seen = Counter[str]()
 
     def outcome(job_id: str, value: Any) -> Outcome | None:
@@ -266,7 +266,7 @@ def test_what_would_meet_every_input_ends_the_run_which_goes_on_later(out: Path)
     assert run(out, StandIn(), Counted(100, raw)).progress.succeeded == 100
 
 
-def test_jobs_of_another_key_are_told_as_that(out: Path) -> None:
+def test_jobs_of_another_key_are_a_conflict(out: Path) -> None:
     server = StandIn(refuse=lambda job_id: problem("job-not-found", 404))
     with pytest.raises(errors.Conflict, match="another API key has submitted"):
         run(out, server, Counted(3, raw))
@@ -323,7 +323,7 @@ def test_what_rows_carry_counts_as_bytes_that_are_under_way(
     monkeypatch.setattr(in_flight_module, "MOST_BYTES", 20_000)
     monkeypatch.setattr(submitter_module, "PAGE_BYTES", 5_000)
     server, most = StandIn(), []
-    engine = Engine(server, order(in_flight=1000), Carrying(300, raw), JsonlSink(out))
+    engine = Engine(server, spec(in_flight=1000), Carrying(300, raw), JsonlSink(out))
     monkeypatch.setattr(engines, "WATCH_S", 0.0)
     engine.open()
     assert engine.run(lambda progress: most.append(progress.in_flight)) == "ended"
@@ -332,7 +332,7 @@ def test_what_rows_carry_counts_as_bytes_that_are_under_way(
     assert len(rows(out)) == 300
 
 
-def test_a_long_result_that_nobody_may_read_ends_the_run_and_one_that_is_gone_its_input() -> None:
+def test_a_forbidden_long_result_ends_the_run_and_a_missing_one_its_input() -> None:
     entry = Entry(0, "k", None, {}, None)
     outcome = api_calls.Outcome("succeeded", result_size=70_000)
 
@@ -357,9 +357,7 @@ def test_a_long_result_that_nobody_may_read_ends_the_run_and_one_that_is_gone_it
         (b"oops", {"content_type": "application/json", "base64": "b29wcw=="}),
     ],
 )
-def test_a_long_result_that_only_says_that_it_is_json_is_a_row_all_the_same(
-    body: bytes, value: Any
-) -> None:
+def test_a_long_result_that_is_not_the_json_of_its_type_is_a_row(body: bytes, value: Any) -> None:
     plan = api_calls.long_result(Session("http://x", 0), "r.0")
     next(plan)
     with pytest.raises(StopIteration) as ended:
@@ -372,14 +370,14 @@ def test_a_long_result_that_only_says_that_it_is_json_is_a_row_all_the_same(
 def test_a_stop_leaves_what_is_under_way_and_a_cancel_ends_it(out: Path) -> None:
     ends: Outcome = {"status": "running"}
     server = StandIn(lambda _, value: succeeded(value) if value["n"] < 30 else ends)
-    engine = Engine(server, order(in_flight=80), Counted(1000, raw), JsonlSink(out))
+    engine = Engine(server, spec(in_flight=80), Counted(1000, raw), JsonlSink(out))
     engine.open()
     assert engine.run(lambda p: engine.stop() if p.succeeded == 30 else None) == "stopped"
     engine.close()
     assert set(rows(out)) == set(range(30))
     assert (engine.checkpoint.n, server.cancelled) == (30, [])
     assert 10 <= engine.progress.in_flight <= 80
-    engine = Engine(server, order(in_flight=80), Counted(1000, raw), JsonlSink(out))
+    engine = Engine(server, spec(in_flight=80), Counted(1000, raw), JsonlSink(out))
     engine.open()
 
     def cancel(progress: Any) -> None:
@@ -425,7 +423,7 @@ def test_memory_does_not_grow_with_the_number_of_inputs(
     monkeypatch.setattr(engines, "WATCH_S", 0.0)
     server = StandIn()
     server.keep_names = False
-    engine = Engine(server, order(in_flight=1000), Counted(25_000, raw), Nowhere(out))
+    engine = Engine(server, spec(in_flight=1000), Counted(25_000, raw), Nowhere(out))
     engine.open()
     held: list[int] = []
     moments = [5_000, 20_000]
@@ -452,8 +450,8 @@ def test_memory_does_not_grow_with_the_number_of_inputs(
 def full(accepted: int, lines: int) -> HttpResponse:
     """A queue that has room for the first so many of these lines."""
     refused = {"error": problem("queue-full", 429)}
-    said = [{"accepted": 1}] * accepted + [refused] * (lines - accepted)
-    return HttpResponse(200, {}, b"".join(json.dumps(line).encode() + b"\n" for line in said))
+    reply = [{"accepted": 1}] * accepted + [refused] * (lines - accepted)
+    return HttpResponse(200, {}, b"".join(json.dumps(line).encode() + b"\n" for line in reply))
 
 
 def turn(plan: Plan[Any], accepted: int) -> float:

@@ -99,7 +99,7 @@ def test_a_file_that_grows_while_it_is_read_ends_the_run_and_half_a_line_is_no_i
         next(entries)
 
 
-def test_what_cannot_be_a_source_is_said(lines: Path) -> None:
+def test_errors_of_sources_and_outputs(lines: Path) -> None:
     for named, words in (
         (lines.parent / "none.jsonl", "no such file"),
         (lines.parent / "none", "no such file"),
@@ -184,7 +184,7 @@ def test_a_file_that_is_not_the_runs_is_left_as_it_is(tmp_path: Path) -> None:
         JsonlSink(tmp_path / "none/out.jsonl").recover(None)
 
 
-def test_rows_are_not_written_where_nobody_finds_them(tmp_path: Path) -> None:
+def test_rows_are_not_written_to_a_removed_file(tmp_path: Path) -> None:
     sink = JsonlSink(tmp_path / "out.jsonl")
     sink.recover(None)
     sink.append([Row(0, "a", "succeeded")])
@@ -238,7 +238,7 @@ def test_a_checkpoint_is_found_again_and_another_process_is_kept_away(tmp_path: 
     store.release()
 
 
-def test_a_checkpoint_that_is_none_is_said() -> None:
+def test_a_broken_checkpoint_is_an_error() -> None:
     for data, words in ((b"{", "cannot be read"), (b'{"version": 1}', "cannot be read")):
         with pytest.raises(Conflict, match=words):
             checkpoints.decode(data, "out")
@@ -279,7 +279,7 @@ def test_lines_that_are_no_json_that_others_can_read_fail_alone(tmp_path: Path) 
     ]  # fmt: skip
 
 
-def test_a_misspelt_column_is_told_before_anything_is_written(lines: Path) -> None:
+def test_a_misspelt_column_is_an_error_before_anything_is_written(lines: Path) -> None:
     with pytest.raises(ConfigError, match="column 'labell' of --input; did you mean la"):
         source_of(lines, input="labell").describe()
     with pytest.raises(ConfigError, match=r"no.* column 'idd' of --key; did you mean id"):

@@ -29,13 +29,13 @@ from tests.harness.wait import wait_until
 WAIT_S = 60
 
 
-def part(first: int, count: int = 3) -> list[PendingInput]:
+def page(first: int, count: int = 3) -> list[PendingInput]:
     numbers = range(first, first + count)
     return [PendingInput(Entry(n, f"k{n}", None, {}, n), f"r.{n}", None) for n in numbers]
 
 
-class Asked:
-    """Notes what is asked; all have ended but the jobs that `open_` names."""
+class Reads:
+    """Notes each read; all jobs have ended but those of `open_`."""
 
     def __init__(self, *open_: str) -> None:
         self.open = open_
@@ -44,62 +44,62 @@ class Asked:
     def __call__(self, items: Sequence[PendingInput]) -> list[Outcome]:
         self.firsts.append(items[0].job_id)
         if items[0].job_id == "r.90":
-            raise ValueError("it cannot be asked")
+            raise ValueError("it cannot be read")
         return [Outcome("queued" if item.job_id in self.open else "succeeded") for item in items]
 
 
 @pytest.fixture
-def parts() -> list[list[PendingInput]]:
-    return [part(0), part(10), part(20)]
+def pages() -> list[list[PendingInput]]:
+    return [page(0), page(10), page(20)]
 
 
-def started(asked: Asked) -> OutcomePrefetch:
-    ahead = OutcomePrefetch(asked)
-    ahead.start()
-    return ahead
+def started(reads: Reads) -> OutcomePrefetch:
+    prefetch = OutcomePrefetch(reads)
+    prefetch.start()
+    return prefetch
 
 
 def test_the_next_part_is_asked_for_before_the_last_is_worked_on(
-    parts: list[list[PendingInput]],
+    pages: list[list[PendingInput]],
 ) -> None:
-    asked = Asked()
-    ahead = started(asked)
-    given: Iterator[object] = ahead.each(parts, whole=False)
+    reads = Reads()
+    prefetch = started(reads)
+    given: Iterator[object] = prefetch.each(pages, whole=False)
     next(given)
-    wait_until(lambda: asked.firsts == ["r.0", "r.10"], "the second is asked for", timeout_s=WAIT_S)
+    wait_until(lambda: reads.firsts == ["r.0", "r.10"], "the second is read", timeout_s=WAIT_S)
     assert len(list(given)) == 2
-    assert asked.firsts == ["r.0", "r.10", "r.20"]
-    ahead.end()
-    ahead.join(WAIT_S)
-    assert not ahead.is_alive()
+    assert reads.firsts == ["r.0", "r.10", "r.20"]
+    prefetch.end()
+    prefetch.join(WAIT_S)
+    assert not prefetch.is_alive()
 
 
 def test_behind_what_has_not_ended_only_a_whole_look_goes_on(
-    parts: list[list[PendingInput]],
+    pages: list[list[PendingInput]],
 ) -> None:
-    asked = Asked("r.11")
-    ahead = started(asked)
-    assert [items[0].job_id for items, _ in ahead.each(parts, whole=False)] == ["r.0", "r.10"]
-    assert len(list(ahead.each(parts, whole=True))) == 3
-    assert asked.firsts == ["r.0", "r.10", "r.0", "r.10", "r.20"]
-    assert list(ahead.each([], whole=True)) == []
-    ahead.end()
-    ahead.join(WAIT_S)
+    reads = Reads("r.11")
+    prefetch = started(reads)
+    assert [items[0].job_id for items, _ in prefetch.each(pages, whole=False)] == ["r.0", "r.10"]
+    assert len(list(prefetch.each(pages, whole=True))) == 3
+    assert reads.firsts == ["r.0", "r.10", "r.0", "r.10", "r.20"]
+    assert list(prefetch.each([], whole=True)) == []
+    prefetch.end()
+    prefetch.join(WAIT_S)
 
 
 def test_an_error_in_asking_ahead_is_raised_where_its_part_is_wanted() -> None:
-    ahead = started(Asked())
-    given = ahead.each([part(0), part(90)], whole=False)
+    prefetch = started(Reads())
+    given = prefetch.each([page(0), page(90)], whole=False)
     next(given)
-    with pytest.raises(ValueError, match="cannot be asked"):
+    with pytest.raises(ValueError, match="cannot be read"):
         next(given)
-    assert len(list(ahead.each([part(0), part(10)], whole=False))) == 2
-    ahead.end()
-    ahead.join(WAIT_S)
+    assert len(list(prefetch.each([page(0), page(10)], whole=False))) == 2
+    prefetch.end()
+    prefetch.join(WAIT_S)
 
 
 class Slow(StandIn):
-    """Answers the first two packs only once both have come."""
+    """Answers the first two pages only once both have arrived."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class Slow(StandIn):
         return super()._send(request)
 
 
-def test_two_packs_are_under_way_at_once_and_no_input_is_said_twice(tmp_path: Path) -> None:
+def test_two_pages_are_in_flight_at_once_and_no_input_is_sent_twice(tmp_path: Path) -> None:
     server, path = Slow(), tmp_path / "out.jsonl"
     source = Counted(200, lambda number: msgspec.Raw(b"%d" % number))
     engine = Engine(server, RunSpec(model="m", run_id="r", in_flight=40), source, JsonlSink(path))
@@ -128,15 +128,15 @@ def test_two_packs_are_under_way_at_once_and_no_input_is_said_twice(tmp_path: Pa
 
 
 def test_a_source_that_fails_hides_nothing_that_could_not_be_sent() -> None:
-    """The pack of the other thread is never sent: to wait for its end would be for ever."""
-    reading, told = threading.Event(), threading.Event()
+    """The page of the other thread is never sent: a wait for its end would never return."""
+    reading, message = threading.Event(), threading.Event()
 
     class Torn(Counted):
         @override
         def entries(self, after: Cursor | None, n: int) -> Iterator[Entry]:
             yield from super().entries(after, n)
             reading.set()
-            assert told.wait(WAIT_S)
+            assert message.wait(WAIT_S)
             raise OSError(5, "disk")
 
     def submit(*_: object) -> Any:
@@ -144,13 +144,13 @@ def test_a_source_that_fails_hides_nothing_that_could_not_be_sent() -> None:
         raise errors.Forbidden("no more")
 
     in_flight = InFlight(4, None, 0, RangeSet())
-    order = RunSpec(model="m", run_id="r", in_flight=4)
+    spec = RunSpec(model="m", run_id="r", in_flight=4)
     torn, start = Torn(1, lambda number: number), (None, 0, RangeSet())
     refused: list[tuple[PendingInput, Row]] = []
-    submitter = Submitter(torn, in_flight, start, Lines(order), str, submit, refused.extend)
+    submitter = Submitter(torn, in_flight, start, Lines(spec), str, submit, refused.extend)
     submitter.start()
-    wait_until(lambda: submitter.error is not None, "what could not be sent is told")
-    told.set()
+    wait_until(lambda: submitter.error is not None, "the error is known")
+    message.set()
     submitter.join(WAIT_S)
     assert in_flight.all_added
     assert isinstance(submitter.error, errors.Forbidden)

@@ -103,8 +103,8 @@ def test_results_of_any_form_are_kept(results: list[Any], batch: int) -> None:
         again = Path(name, "again.parquet")
         write_parquet(back, again, None)
         assert pq.read_table(again).equals(pq.read_table(Path(name, "out.parquet")))
-    said = [json.loads(line) for line in lines.splitlines()]
-    assert [without_nulls(one) for one in found] == [without_nulls(one) for one in said]
+    lines_json = [json.loads(line) for line in lines.splitlines()]
+    assert [without_nulls(one) for one in found] == [without_nulls(one) for one in lines_json]
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_results_of_any_form_are_kept(results: list[Any], batch: int) -> None:
         ([[0.5], []], pa.list_(pa.float64())),
         ([1, "x"], None),
         ([2**60 + 1, 0.5], None),
-        # Arrow takes what stands behind a float for one.
+        # Arrow stores true behind a float as 1.0.
         ([0.5, True], None),
         ([{"a": [[0.5]]}, {"a": [[], [False]]}], None),
         ([{str(number): 1 for number in range(300)}], None),
@@ -295,8 +295,8 @@ def test_files_whose_columns_are_of_other_types_lose_nothing(tmp_path: Path) -> 
     for entry in source.entries(None, 0):
         sink.append([Row(entry.n, entry.key, "succeeded", carried=entry.carried)])
     ended(sink)
-    said = [json.loads(one["meta"]) for one in table(tmp_path)]
-    assert said == [{"x": 1}, {"x": 1, "y": "more"}, "text"]
+    lines_json = [json.loads(one["meta"]) for one in table(tmp_path)]
+    assert lines_json == [{"x": 1}, {"x": 1, "y": "more"}, "text"]
 
 
 def test_columns_that_only_some_rows_have(tmp_path: Path) -> None:
@@ -310,7 +310,7 @@ def test_columns_that_only_some_rows_have(tmp_path: Path) -> None:
     ]
 
 
-def test_without_pyarrow_it_is_said_what_to_install(
+def test_without_pyarrow_the_error_names_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "in.parquet").touch()
@@ -329,7 +329,7 @@ def test_pyarrow_and_boto3_are_imported_by_those_alone_who_need_them(tmp_path: P
         "list(source_for('in.csv', SourceOptions()).entries(None, 0)); sink_for('out.jsonl')\n"
         "print({'pyarrow', 'boto3'} & set(sys.modules))"
     )
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
     )
-    assert told.stdout == "set()\n"
+    assert done.stdout == "set()\n"

@@ -74,16 +74,18 @@ _TYPED: list[tuple[pa.DataType, Any, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "value", "said"), _TYPED, ids=[str(one[0]) for one in _TYPED])
+@pytest.mark.parametrize(
+    ("kind", "value", "json_value"), _TYPED, ids=[str(one[0]) for one in _TYPED]
+)
 def test_a_carried_value_is_json_and_comes_back_as_it_was(
-    tmp_path: Path, kind: pa.DataType, value: Any, said: Any
+    tmp_path: Path, kind: pa.DataType, value: Any, json_value: Any
 ) -> None:
     array = pa.array([value, None], kind)
     path = tmp_path / "x.parquet"
     pq.write_table(pa.table({"text": ["a", "b"], "carried": array}), path)
     entries = read_all(opened(path, input="text"))
-    assert [entry["carried"]["carried"] for entry in entries] == [said, None]
-    assert from_values([said, None], kind).equals(array)
+    assert [entry["carried"]["carried"] for entry in entries] == [json_value, None]
+    assert from_values([json_value, None], kind).equals(array)
 
 
 def test_inputs_of_every_kind(tmp_path: Path) -> None:
@@ -146,9 +148,9 @@ def test_a_broken_row_group_fails_alone(tmp_path: Path) -> None:
     path.write_bytes(bytes(body))
     entries = resumes_everywhere(lambda: opened(path))
     assert [e["input"] for e in entries[:10] + entries[20:]] == texts[:10] + texts[20:]
-    told = errors(opened(path))
-    assert len(told) == 10
-    assert "row 10: row group 1 is broken" in told[0]
+    messages = errors(opened(path))
+    assert len(messages) == 10
+    assert "row 10: row group 1 is broken" in messages[0]
 
 
 def test_text_that_is_not_utf8_fails_alone(tmp_path: Path) -> None:

@@ -58,16 +58,16 @@ def test_samples_are_read_from_every_cursor(
 
 @given(cut=st.integers(0, 9), offset=st.integers(-1, 1))
 @settings(max_examples=30, deadline=None)
-def test_a_shard_that_is_cut_off_says_so_and_the_next_is_read(cut: int, offset: int) -> None:
+def test_a_shard_that_is_cut_off_is_an_error_and_the_next_is_read(cut: int, offset: int) -> None:
     body = shard([(f"{number}.bin", bytes([number]) * 600) for number in range(3)])
     with tempfile.TemporaryDirectory() as folder:
         for name, end in (("a", max(0, cut * 512 + offset)), ("b", None)):
             Path(folder, f"{name}.tar").write_bytes(body[:end])
         entries = resumes_everywhere(lambda: opened(Path(folder, "*.tar")))
-        told = errors(opened(Path(folder, "*.tar")))
+        messages = errors(opened(Path(folder, "*.tar")))
     # Two blocks of zeros end a tar; the first of them has to be there.
-    assert len(told) == 1
-    assert "a.tar: the tar is cut off or broken from" in told[0]
+    assert len(messages) == 1
+    assert "a.tar: the tar is cut off or broken from" in messages[0]
     assert [entry["key"] for entry in entries[-3:]] == [f"b.tar:{number}" for number in range(3)]
 
 
@@ -131,8 +131,8 @@ def test_a_bad_sample_fails_alone(
 ) -> None:
     entries = _one(tmp_path, [*members, ("2.jpg", b"good")], input=wanted)
     assert entries[1]["input"] == b"good"
-    (told,) = errors(opened(tmp_path / "x.tar", input=wanted))
-    assert f"{tmp_path / 'x.tar'}, sample '1': {why}" in told
+    (messages,) = errors(opened(tmp_path / "x.tar", input=wanted))
+    assert f"{tmp_path / 'x.tar'}, sample '1': {why}" in messages
 
 
 def test_a_shard_that_is_broken_in_its_middle(tmp_path: Path) -> None:

@@ -32,4 +32,4 @@ def test_every_check_has_a_test_that_breaks_what_it_looks_at() -> None:
 
 def test_every_check_says_what_it_looks_at() -> None:
     for check in CHECKS:
-        assert (check.look.__doc__ or "").startswith(f"`{check.name}`"), check.name
+        assert (check.run.__doc__ or "").startswith(f"`{check.name}`"), check.name

@@ -1,4 +1,4 @@
-"""`headrace doctor`: its checks, and what they look at.
+"""`headrace doctor`: the checks of a deployment.
 
-Start with registry.py, which lists the checks in their order.
+Start with registry.py, which lists the checks in the order of the report.
 """

@@ -1,4 +1,4 @@
-"""What a check is, and what it gives: a verdict, a sentence, and what to do about it."""
+"""A check and its result: a verdict, a sentence and a hint."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from headrace.cli.shared.exit_codes import ExitCode
 if TYPE_CHECKING:
     from headrace.cli.doctor.deployment import Deployment
 
-#: So many things are named in a sentence; of more it says how many.
+#: A sentence lists at most this many names, and then the number of further names.
 NAMED_MAX: Final = 3
 
 
 class Verdict(StrEnum):
-    """How a check came out, the worst last."""
+    """The verdict of a check, the worst last."""
 
     SKIP = "skip"
     OK = "ok"
@@ -30,14 +30,14 @@ _ORDER: Final = tuple(Verdict)
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """What a check has found.
+    """The result of a check.
 
     Attributes:
-        verdict: how it came out.
-        sentence: what was seen, in a line.
-        hint: what to do about it; empty where there is nothing to do.
+        verdict: the verdict.
+        sentence: what the check found, on one line.
+        hint: what to do; empty if there is nothing to do.
         code: the exit code of a failure.
-        parts: where several things were found, the sentence and the hint of each.
+        parts: the sentence and the hint of each problem, if there are several.
     """
 
     verdict: Verdict
@@ -48,7 +48,7 @@ class CheckResult:
 
 
 class CheckSkipped(Exception):
-    """A check has nothing to look at, or may not look; its text says why."""
+    """A check has nothing to check, or lacks permission; the text is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,51 +56,51 @@ class Check:
     """One line of the report.
 
     Attributes:
-        name: what it is called, in the report and in docs/doctor.md.
-        group: the heading that it stands under.
-        look: looks; may raise anything, and may hang.
-        limit_s: for so long.
-        beside: it takes seconds of its own and is done beside the others.
+        name: its name in the report and in docs/doctor.md.
+        group: its heading in the report.
+        run: the function; it may raise any exception, and may hang.
+        limit_s: maximum run time in seconds.
+        background: it takes seconds, and runs while the others run.
     """
 
     name: str
     group: str
-    look: Callable[[Deployment], CheckResult]
+    run: Callable[[Deployment], CheckResult]
     limit_s: float = 15.0
-    beside: bool = False
+    background: bool = False
 
 
 def ok(sentence: str) -> CheckResult:
-    """All is well."""
+    """Return an ok result."""
     return CheckResult(Verdict.OK, sentence)
 
 
 def warn(sentence: str, hint: str) -> CheckResult:
-    """It works, and may not for long, or not as well as it could."""
+    """Return a warning: it works, but may stop working, or could work better."""
     return CheckResult(Verdict.WARN, sentence, hint)
 
 
 def fail(sentence: str, hint: str, code: ExitCode = ExitCode.FAILED) -> CheckResult:
-    """It does not work, or loses jobs."""
+    """Return a failure: it does not work, or loses jobs."""
     return CheckResult(Verdict.FAIL, sentence, hint, code)
 
 
 def skip(sentence: str, hint: str = "") -> CheckResult:
-    """There was nothing to look at."""
+    """Return a skipped result: there was nothing to check."""
     return CheckResult(Verdict.SKIP, sentence, hint)
 
 
-def worst(findings: Sequence[CheckResult], otherwise: CheckResult) -> CheckResult:
-    """Several findings of one check as one: those of the worst verdict, in one sentence.
+def worst(results: Sequence[CheckResult], otherwise: CheckResult) -> CheckResult:
+    """Combine several results of one check to one, from those with the worst verdict.
 
     Args:
-        findings: what was found wrong.
-        otherwise: what to say where nothing was.
+        results: the problems.
+        otherwise: the result without problems.
     """
-    if not findings:
+    if not results:
         return otherwise
-    verdict = max((one.verdict for one in findings), key=_ORDER.index)
-    found = [one for one in findings if one.verdict is verdict]
+    verdict = max((one.verdict for one in results), key=_ORDER.index)
+    found = [one for one in results if one.verdict is verdict]
     hints = dict.fromkeys(one.hint for one in found if one.hint)
     sentence = "; ".join(one.sentence for one in found)
     parts = tuple((one.sentence, one.hint) for one in found) if len(found) > 1 else ()
@@ -108,14 +108,14 @@ def worst(findings: Sequence[CheckResult], otherwise: CheckResult) -> CheckResul
 
 
 def named(names: Sequence[str]) -> str:
-    """Names in a sentence: the first few, and how many more there are."""
+    """Return names for a sentence: the first few, and the number of the others."""
     shown = ", ".join(names[:NAMED_MAX])
     more = len(names) - NAMED_MAX
     return f"{shown} and {more} more" if more > 0 else shown
 
 
 def size(number: float) -> str:
-    """Bytes as people read them: `1.5 GiB`."""
+    """Return a number of bytes as text: `1.5 GiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(number) < 1024:
             return f"{number:.0f} B" if unit == "B" else f"{number:.1f} {unit}"

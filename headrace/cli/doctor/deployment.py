@@ -1,4 +1,4 @@
-"""What the checks look at: settings, models, Redis, and what workers say there. Each read once."""
+"""What the checks read: settings, models, Redis and the workers' reports. Each is read once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from headrace.redis.scripts import script
 from headrace.server.embedded_redis import prepared_url
 from headrace.server.state_dir import read_record
 
-#: A server that takes longer to answer is of no use to workers either.
+#: Timeout of Redis; workers cannot use a slower server.
 TIMEOUT_S: Final = 5.0
 
 T = TypeVar("T")
@@ -33,12 +33,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class DoctorOptions:
-    """What the command line says.
+    """The options of the command line.
 
     Attributes:
-        redis_url: the Redis; None for that of the settings, or of `headrace up` here.
+        redis_url: URL of Redis; None for that of the settings, or of `headrace up` here.
         models: the models file; None for that of the settings.
-        api_url: the API; None for that of the settings, if one runs.
+        api_url: URL of the API; None for that of the settings, if one runs.
     """
 
     redis_url: str | None = None
@@ -48,13 +48,13 @@ class DoctorOptions:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSeen:
-    """One worker as Redis has it.
+    """One worker as recorded in Redis.
 
     Attributes:
         owner: its incarnation.
-        report: what it says of itself; None where that has run out.
-        age_s: how long ago that was, by Redis' clock.
-        ahead_s: by how much its clock is ahead of Redis', to a second.
+        report: its report; None if the report has expired.
+        age_s: age of the report in seconds, by Redis' clock.
+        ahead_s: seconds by which its clock is ahead of Redis' clock, with an error of 1 s.
     """
 
     owner: str
@@ -64,116 +64,118 @@ class WorkerSeen:
 
     @property
     def node(self) -> str:
-        """Its Celery node name, else its incarnation."""
+        """Return its Celery node name, else its incarnation."""
         return self.report.node if self.report is not None and self.report.node else self.owner
 
     @property
     def here(self) -> bool:
-        """Whether it runs on this host."""
+        """Return whether it runs on this host."""
         return self.node.endswith(f"@{socket.gethostname()}")
 
 
 class Deployment:
-    """Everything there is to look at. A part that cannot be had raises NotLooked for each who asks.
+    """Everything that the checks read. A part that cannot be read raises CheckSkipped.
 
     Args:
-        asked: the command line.
+        options: the options of the command line.
         environ: the environment, such as `os.environ`.
     """
 
-    def __init__(self, asked: DoctorOptions, environ: Mapping[str, str]) -> None:
-        self.asked = asked
+    def __init__(self, options: DoctorOptions, environ: Mapping[str, str]) -> None:
+        self.options = options
         self.environ = environ
-        # One each: a read that hangs holds up those alone who ask for the same.
+        # One lock per name: a read that hangs blocks only checks that need the same value.
         self._locks: dict[str, threading.Lock] = {}
-        self._known: dict[str, tuple[object, Exception | None]] = {}
+        self._cache: dict[str, tuple[object, Exception | None]] = {}
 
     def close(self) -> None:
-        """Close what is open."""
-        reached = self._known.get("reached")
-        if reached is not None and isinstance(reached[0], redis.Redis):
-            reached[0].close()
+        """Close the connection to Redis."""
+        connection = self._cache.get("connection")
+        if connection is not None and isinstance(connection[0], redis.Redis):
+            connection[0].close()
 
-    def once(self, name: str, read: Callable[[], T]) -> T:
-        """What `read` gives, or raises, the first time that it is asked for under this name."""
+    def cached(self, name: str, read: Callable[[], T]) -> T:
+        """Return or raise what `read` returned or raised at its first call for this name."""
         with self._locks.setdefault(name, threading.Lock()):
-            if name not in self._known:
+            if name not in self._cache:
                 try:
-                    self._known[name] = (read(), None)
-                except Exception as error:  # noqa: BLE001 - raised below, each time
-                    self._known[name] = (None, error)
-            value, failure = self._known[name]
+                    self._cache[name] = (read(), None)
+                except Exception as error:  # noqa: BLE001 - raised below at every call
+                    self._cache[name] = (None, error)
+            value, failure = self._cache[name]
         if failure is not None:
             raise failure
         return value  # type: ignore[return-value]
 
     def read_settings(self) -> Settings:
-        """The settings.
+        """Return the settings.
 
         Raises:
-            ConfigError: they cannot be read.
+            ConfigError: the settings are invalid.
         """
-        models = self.asked.models
-        given: dict[str, object] = {
-            "redis_url": self.asked.redis_url,
+        models = self.options.models
+        overrides: dict[str, object] = {
+            "redis_url": self.options.redis_url,
             "models_file": None if models is None else str(models),
         }
-        return self.once("settings", lambda: load_settings(None, self.environ, given))
+        return self.cached("settings", lambda: load_settings(None, self.environ, overrides))
 
     @property
     def settings(self) -> Settings:
-        """The settings, for a check that is not about them."""
+        """Return the settings, for checks of other things."""
         try:
             return self.read_settings()
         except ConfigError:
-            raise CheckSkipped("the settings cannot be read") from None
+            raise CheckSkipped("the settings are invalid") from None
 
     def read_catalog(self) -> Catalog:
-        """The models file.
+        """Return the models file.
 
         Raises:
-            ConfigError: it cannot be read.
+            ConfigError: the models file is invalid.
         """
         settings = self.settings
-        return self.once(
+        return self.cached(
             "catalog", lambda: load_catalog(settings.models_file, timeout_s=settings.timeout_s)
         )
 
     @property
     def catalog(self) -> Catalog:
-        """The models file, for a check that is not about it."""
+        """Return the models file, for checks of other things."""
         try:
             return self.read_catalog()
         except ConfigError:
-            raise CheckSkipped("the models file cannot be read") from None
+            raise CheckSkipped("the models file is invalid") from None
 
     @property
     def state_dir(self) -> Path:
-        """Where `headrace up` keeps its data."""
+        """Return the folder with the data of `headrace up`."""
         return self.settings.state_dir.absolute()
 
     @property
     def redis_url(self) -> str:
-        """Where Redis is: as the command line says, the settings, or `headrace up` here."""
-        url = self.asked.redis_url or self.settings.redis_url
+        """Return the URL of Redis: from the command line, the settings, or `headrace up` here."""
+        url = self.options.redis_url or self.settings.redis_url
         if url is None and read_record(self.state_dir):
             url = prepared_url(self.state_dir)
         if url is None:
-            raise CheckSkipped(f"no Redis is named, and no `headrace up` runs in {self.state_dir}")
+            raise CheckSkipped(
+                f"no Redis URL is set, and no `headrace up` runs in {self.state_dir}"
+            )
         return url
 
     def reach(self) -> redis.Redis:
-        """A connection that has answered PING.
+        """Return a connection that has answered PING.
 
         Raises:
-            NotLooked: no Redis is named.
-            ConfigError: its URL cannot be read.
-            RedisError, OSError: it does not answer.
+            CheckSkipped: no Redis URL is set.
+            ConfigError: the URL is invalid.
+            RedisError, OSError: Redis does not answer.
         """
-        return self.once("reached", self._reached)
+        return self.cached("connection", self._connection)
 
-    def _reached(self) -> redis.Redis:
-        # RESP2: a server from before Redis 6 answers RESP3's HELLO with an error.
+    def _connection(self) -> redis.Redis:
+        # RESP2: a server older than Redis 6 answers RESP3's HELLO with an error.
         client = connect(self.redis_url, protocol=2, **self.timeouts)
         try:
             client.ping()
@@ -184,49 +186,49 @@ class Deployment:
 
     @property
     def timeouts(self) -> dict[str, float]:
-        """Options of a connection to Redis."""
+        """Return the timeouts of a connection to Redis."""
         return {"socket_timeout": TIMEOUT_S, "socket_connect_timeout": TIMEOUT_S}
 
     @property
     def redis(self) -> Any:
-        """Redis, for a check that is not about reaching it.
+        """Return the connection to Redis, for checks of other things.
 
-        redis-py types its own replies as unions of all that a command could give.
+        The type is Any because redis-py types its replies as unions of all possible types.
         """
         try:
             return self.reach()
         except CheckSkipped:
-            raise CheckSkipped("no Redis is named") from None
+            raise CheckSkipped("no Redis URL is set") from None
         except (ConfigError, RedisError, OSError):
             raise CheckSkipped("Redis does not answer") from None
 
     @property
     def info(self) -> dict[str, Any]:
-        """What the server says of itself (INFO)."""
-        return self.once("info", lambda: self.redis.info())
+        """Return the server's INFO."""
+        return self.cached("info", lambda: self.redis.info())
 
     def configured(self, name: str) -> str:
-        """One value of the server's configuration.
+        """Return one value of the server's configuration.
 
         Raises:
-            NotLooked: this user may not ask, or the server has no such value.
+            CheckSkipped: CONFIG GET is not allowed, or the server has no such value.
         """
-        found = self.once(f"config {name}", lambda: self._config(name))
+        found = self.cached(f"config {name}", lambda: self._config(name))
         if found is None:
-            raise CheckSkipped(f"this server does not tell us its {name}")
+            raise CheckSkipped(f"CONFIG GET {name} is not allowed")
         return found
 
     def _config(self, name: str) -> str | None:
         try:
             found = self.redis.config_get(name)
-        except redis.exceptions.ResponseError:  # forbidden, or renamed by who hosts it
+        except redis.exceptions.ResponseError:  # forbidden, or renamed by the host
             return None
         value = found.get(name.encode(), found.get(name))
         return value.decode() if isinstance(value, bytes) else value
 
     @property
     def redis_is_here(self) -> bool:
-        """Whether the server runs on this host, in the same container, as far as can be seen."""
+        """Return whether the server appears to run on this host and in the same container."""
         where = self.redis.connection_pool.connection_kwargs
         if "path" not in where and not is_loopback(str(where.get("host", ""))):
             return False
@@ -238,8 +240,8 @@ class Deployment:
 
     @property
     def workers(self) -> list[WorkerSeen]:
-        """Every worker that has lately told of itself."""
-        return self.once("workers", self._workers)
+        """Return every worker that has reported recently."""
+        return self.cached("workers", self._workers)
 
     def _workers(self) -> list[WorkerSeen]:
         members = self.redis.zrange(keys.WORKERS, 0, -1, withscores=True)
@@ -248,29 +250,30 @@ class Deployment:
             for owner, _ in members:
                 pipe.hgetall(keys.worker(owner.decode()))
                 pipe.pttl(keys.worker(owner.decode()))
-            (seconds, micros), *said = pipe.execute()
+            (seconds, micros), *replies = pipe.execute()
         now_s = seconds + micros / US_PER_S
         seen = []
-        for (owner, told_s), fields, left_ms in zip(members, said[::2], said[1::2], strict=True):
+        rows = zip(members, replies[::2], replies[1::2], strict=True)
+        for (owner, reported_s), fields, left_ms in rows:
             if fields:
-                # It is written with this TTL.
+                # The record is written with this TTL.
                 age_s = keys.WORKER_TTL_S - left_ms / 1000
                 report = read_report(fields)
                 ahead_s = report.clock_s - (now_s - age_s) if report.clock_s else 0.0
                 seen.append(WorkerSeen(owner.decode(), report, age_s, ahead_s))
             else:
-                seen.append(WorkerSeen(owner.decode(), None, now_s - told_s, 0.0))
+                seen.append(WorkerSeen(owner.decode(), None, now_s - reported_s, 0.0))
         return seen
 
     @property
     def alive(self) -> list[tuple[WorkerSeen, WorkerReport]]:
-        """The workers whose word still holds."""
+        """Return the workers whose report has not expired."""
         return [(seen, seen.report) for seen in self.workers if seen.report is not None]
 
     @property
     def depths(self) -> dict[str, Depth]:
-        """The queue of each model and pipeline of the models file, by its name."""
-        return self.once("depths", self._depths)
+        """Return the queue depth of each model and pipeline of the models file, by name."""
+        return self.cached("depths", self._depths)
 
     def _depths(self) -> dict[str, Depth]:
         served = self.catalog.served
@@ -281,17 +284,17 @@ class Deployment:
 
     @property
     def api_processes(self) -> int:
-        """How many API processes listen for the ends of jobs."""
-        return self.once("apis", lambda: len(self.redis.pubsub_channels(keys.done_channel("*"))))
+        """Return the number of API processes that subscribe to the ends of jobs."""
+        return self.cached("apis", lambda: len(self.redis.pubsub_channels(keys.done_channel("*"))))
 
     @property
     def anything_runs(self) -> bool:
-        """Whether a deployment is up, or has work: else there is nobody to miss."""
+        """Return whether anything runs or any job waits; if not, missing processes are normal."""
         waiting = any(depth.total or depth.in_flight for depth in self.depths.values())
         return bool(self.alive) or self.api_processes > 0 or waiting
 
 
-def sentence(error: BaseException) -> str:
-    """An error on one line."""
+def error_line(error: BaseException) -> str:
+    """Return an error on one line of at most 200 characters."""
     text = " ".join(str(error).split()).rstrip(".") or type(error).__name__
     return text if len(text) <= 200 else text[:199] + "…"

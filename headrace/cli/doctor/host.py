@@ -1,4 +1,4 @@
-"""This host, and how the API shows itself to others: versions, limits, keys and certificates."""
+"""Checks of this host and of the API's exposure: versions, limits, keys and certificates."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from headrace._version import __version__
 from headrace.cli.doctor.check import CheckResult, CheckSkipped, fail, named, ok, skip, warn, worst
-from headrace.cli.doctor.deployment import Deployment, sentence
+from headrace.cli.doctor.deployment import Deployment, error_line
 from headrace.config.settings import is_loopback
 from headrace.redis import keys
 
 OLDEST_PYTHON: Final = (3, 11)
-#: An API process holds a socket per connection, a worker several per model process.
+#: An API process needs a socket per connection, a worker several per model process.
 OPEN_FILES: Final = 1024
 FILES_FULL: Final = 0.8
 SOON_DAYS: Final = 14
 _DAY_S: Final = 86_400
 
 
-def versions(site: Deployment) -> CheckResult:
-    """`versions`: Python, and what Headrace is installed with, are those that it is made for."""
+def versions(deployment: Deployment) -> CheckResult:
+    """`versions`: Headrace supports this Python and the installed packages."""
     python = ".".join(map(str, sys.version_info[:3]))
     if sys.version_info < OLDEST_PYTHON:
         return fail(f"Python {python}", "Headrace needs Python >= 3.11")
@@ -40,14 +40,14 @@ def versions(site: Deployment) -> CheckResult:
     found = [problem for text in wanted if (problem := _mismatch(text))]
     if found:
         return warn(
-            f"installed beside what Headrace {__version__} is made for: {named(found)}",
-            "pip install --upgrade 'headrace[...]' with the extras that this host needs",
+            f"packages that Headrace {__version__} does not support: {named(found)}",
+            "pip install --upgrade 'headrace[...]' with the extras of this host",
         )
-    return ok(f"Headrace {__version__}, Python {python}, and its packages fit")
+    return ok(f"Headrace {__version__}, Python {python}, supported packages")
 
 
 def _mismatch(text: str) -> str:
-    """What is wrong with an installed package; an extra that is not installed is not wrong."""
+    """Return what is wrong with an installed package; a package that is not installed is fine."""
     try:
         wanted = Requirement(text)
         installed = version(wanted.name)
@@ -55,34 +55,34 @@ def _mismatch(text: str) -> str:
         return ""
     if wanted.specifier.contains(installed, prereleases=True):
         return ""
-    return f"{wanted.name} {installed}, wants {wanted.specifier}"
+    return f"{wanted.name} {installed}, requires {wanted.specifier}"
 
 
-def open_files(site: Deployment) -> CheckResult:
-    """`open-files`: the processes of this host may hold the connections that they need."""
+def open_files(deployment: Deployment) -> CheckResult:
+    """`open-files`: the processes of this host can open enough files and connections."""
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    hint = "raise it where they are started: ulimit -n 65536, or LimitNOFILE= of systemd"
+    hint = "raise it before they start: ulimit -n 65536, or LimitNOFILE= in systemd"
     found = []
     if most != resource.RLIM_INFINITY and most < OPEN_FILES:
         found.append(warn(f"ulimit -n is {most} here", hint))
-    for name, pid in _own_processes(site):
+    for name, pid in _own_processes(deployment):
         opened, limit = _files_of(pid)
         if limit and opened > FILES_FULL * limit:
             found.append(warn(f"{name} has {opened} of {limit} files open", hint))
         elif limit and limit < OPEN_FILES:
-            found.append(warn(f"{name} may open {limit} files", hint))
+            found.append(warn(f"{name} can open only {limit} files", hint))
     return worst(found, ok(f"ulimit -n is {most}"))
 
 
-def _own_processes(site: Deployment) -> list[tuple[str, int]]:
+def _own_processes(deployment: Deployment) -> list[tuple[str, int]]:
     try:
-        return [(seen.node, report.pid) for seen, report in site.alive if seen.here]
+        return [(seen.node, report.pid) for seen, report in deployment.alive if seen.here]
     except CheckSkipped:
         return []
 
 
 def _files_of(pid: int) -> tuple[int, int]:
-    """Open files of a process, and how many it may have; 0 where we may not see it."""
+    """Return the number of open files of a process and its limit; 0 without permission."""
     try:
         limits = Path(f"/proc/{pid}/limits").read_text()
         opened = sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
@@ -92,70 +92,68 @@ def _files_of(pid: int) -> tuple[int, int]:
     return opened, int(found[1]) if found else 0
 
 
-def exposure(site: Deployment) -> CheckResult:
-    """`exposure`: whom the API lets in, where others than this machine reach it."""
-    settings = site.settings
+def exposure(deployment: Deployment) -> CheckResult:
+    """`exposure`: an API that other hosts can reach requires keys and uses TLS."""
+    settings = deployment.settings
     where = settings.public_host
     if is_loopback(where):
-        return ok(f"the API listens on {where}: this machine alone reaches it")
+        return ok(f"the API listens on {where}: only this machine can reach it")
     if not settings.asks_for_keys:
         return fail(
-            f"anybody who reaches {where} may use the API: no keys are asked for",
-            "set auth: on (or leave it out), and make keys: headrace keys create",
+            f"anybody who can reach {where} can use the API: it does not require keys",
+            "set auth: on, or remove auth, and create keys: headrace keys create",
         )
     found = []
     if not settings.tls:
         found.append(
             warn(
-                f"keys and inputs travel to {where} in the clear",
-                "set tls_cert_file, or put a proxy with TLS before it (docs/security.md)",
+                f"keys and inputs to {where} are not encrypted",
+                "set tls_cert_file, or use a proxy with TLS (docs/security.md)",
             )
         )
-    if not _keys_exist(site):
-        found.append(
-            warn("keys are asked for, and there are none: nobody gets in", "headrace keys create")
-        )
-    return worst(found, ok(f"keys are asked for on {where}, over TLS"))
+    if not _keys_exist(deployment):
+        found.append(warn("the API requires keys, but there are no keys", "headrace keys create"))
+    return worst(found, ok(f"the API on {where} requires keys and uses TLS"))
 
 
-def _keys_exist(site: Deployment) -> bool:
+def _keys_exist(deployment: Deployment) -> bool:
     try:
-        return bool(site.redis.zcard(keys.API_KEYS))
+        return bool(deployment.redis.zcard(keys.API_KEYS))
     except CheckSkipped:
         return True
 
 
-def certificate(site: Deployment) -> CheckResult:
-    """`certificate`: the API's can be used, and for some time yet."""
-    settings = site.settings
+def certificate(deployment: Deployment) -> CheckResult:
+    """`certificate`: the API's certificate is valid for some time."""
+    settings = deployment.settings
     file, key = settings.tls_cert_file, settings.tls_key_file
     if file is None:
         if key is not None:
-            return fail("tls_key_file is set, and tls_cert_file is not", "set both")
-        return skip("the API speaks no TLS")
+            return fail("tls_key_file is set, but tls_cert_file is not", "set both")
+        return skip("the API does not use TLS")
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(file, key)
         ends_s = expiry_s(file)
     except (OSError, ValueError) as error:
         return fail(
-            f"{file} cannot be used: {sentence(error)}",
-            "tls_cert_file is the certificate and its chain in PEM, tls_key_file its key",
+            f"{file} cannot be used: {error_line(error)}",
+            "tls_cert_file needs the certificate and its chain in PEM, tls_key_file the key",
         )
     days = (ends_s - time.time()) / _DAY_S
     until = f"{datetime.fromtimestamp(ends_s, UTC):%Y-%m-%d}"
-    hint = "put a new one into the same files: the API reads it within 10 s"
+    hint = "write a new one to the same files: the API reads it within 10 s"
     if days < 0:
-        return fail(f"{file} has expired on {until}", hint)
+        return fail(f"{file} expired on {until}", hint)
     if days < SOON_DAYS:
         return warn(f"{file} expires on {until}, in {days:.0f} days", hint)
-    return ok(f"{file} is good until {until}")
+    return ok(f"{file} is valid until {until}")
 
 
 def expiry_s(file: Path) -> float:
-    """When the first certificate of a PEM file ends, in seconds since 1970.
+    """Return when the first certificate of a PEM file expires, in seconds since 1970.
 
     Raises:
-        ValueError: it holds none that can be read.
+        ValueError: the file has no valid certificate.
     """
     begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
     text = file.read_text("ascii", "replace")
@@ -171,10 +169,10 @@ def expiry_s(file: Path) -> float:
 
 
 def _parts(der: bytes) -> list[tuple[int, bytes]]:
-    """What DER holds, one after the other: tag and content.
+    """Return the tag and the content of each element of a DER sequence.
 
     Raises:
-        ValueError: it is cut short.
+        ValueError: the data is truncated.
     """
     found, at = [], 0
     while at < len(der):
@@ -183,7 +181,7 @@ def _parts(der: bytes) -> list[tuple[int, bytes]]:
             size = length & 0x7F
             length, at = int.from_bytes(der[at : at + size], "big"), at + size
         if at + length > len(der):
-            raise ValueError("the certificate is cut short")
+            raise ValueError("the certificate is truncated")
         found.append((tag, der[at : at + length]))
         at += length
     return found

@@ -1,4 +1,4 @@
-"""Does the work move: queues, dead letters, errands and batches?"""
+"""Checks of the work: queues, dead letters, background tasks, batches and models."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from headrace.cli.shared.output import count, duration
 from headrace.redis import keys
 
 OLD_S: Final = 300.0
-#: The offline class waits as long as online work leaves it no room.
+#: Jobs of batch priority wait while online jobs take all capacity.
 OLD_OFFLINE_S: Final = 86_400.0
 NEARLY_FULL: Final = 0.9
-ERRANDS_MANY: Final = 1000
-#: Keys that are looked through for queues that nobody serves.
-LOOKED_AT: Final = 50_000
+TASKS_MANY: Final = 1000
+#: Maximum number of keys that are scanned for queues without a model.
+SCANNED_MAX: Final = 50_000
 _READY: Final = ("ready", "draining")
 
 
-def _ready_models(site: Deployment) -> set[str]:
+def _ready_models(deployment: Deployment) -> set[str]:
     return {
         name
-        for _, report in site.alive
+        for _, report in deployment.alive
         for name, state in report.models.items()
         if state.ready or state.state in _READY
     }
 
 
-def queues(site: Deployment) -> CheckResult:
-    """`queues`: what waits is served."""
-    ready, paused = _ready_models(site), site.redis.smembers(keys.PAUSED)
+def queues(deployment: Deployment) -> CheckResult:
+    """`queues`: workers serve every queue that has waiting jobs."""
+    ready, paused = _ready_models(deployment), deployment.redis.smembers(keys.PAUSED)
     found, moving = [], 0
-    for model in site.catalog.served:
-        depth = site.depths[model.name]
+    for model in deployment.catalog.served:
+        depth = deployment.depths[model.name]
         moving += depth.total
         if not depth.total:
             continue
         if model.queue.encode() in paused:
             found.append(
                 warn(
-                    f"{model.name} is paused, with {count(depth.total, 'job')}",
+                    f"{model.name} is paused with {count(depth.total, 'job')}",
                     f"headrace queues resume {model.name}",
                 )
             )
@@ -50,22 +50,22 @@ def queues(site: Deployment) -> CheckResult:
             found.append(
                 fail(
                     f"{model.name} has {count(depth.total, 'job')} and no ready process",
-                    "see `models` and `workers`; a worker serves what is in its models file",
+                    "see `models` and `workers`; a worker serves the models of its models file",
                 )
             )
-    return worst(found, ok(f"{moving:,} jobs wait, and all of them are served"))
+    return worst(found, ok(f"{moving:,} jobs wait, and workers serve all of them"))
 
 
-def backlog(site: Deployment) -> CheckResult:
-    """`backlog`: what waits does not wait long, and there is room for more."""
+def backlog(deployment: Deployment) -> CheckResult:
+    """`backlog`: jobs do not wait long, and the queues have room."""
     found = []
-    for model in site.catalog.served:
-        depth = site.depths[model.name]
+    for model in deployment.catalog.served:
+        depth = deployment.depths[model.name]
         if depth.total >= NEARLY_FULL * model.max_queue_depth:
             found.append(
                 warn(
                     f"{model.name} has {depth.total:,} jobs of {model.max_queue_depth:,}",
-                    "more are refused with 429: add workers, or raise max_queue_depth",
+                    "a full queue refuses jobs with 429: add workers, or raise max_queue_depth",
                 )
             )
         for step, age_s in depth.oldest_ages_s.items():
@@ -73,52 +73,52 @@ def backlog(site: Deployment) -> CheckResult:
                 found.append(
                     warn(
                         f"the oldest job of {model.name} (priority {step}) "
-                        f"has waited {duration(age_s)}",
+                        f"has waited for {duration(age_s)}",
                         "add workers, or see docs/operations.md (HeadraceOldestJobTooOld)",
                     )
                 )
-    oldest = max((depth.oldest_age_s or 0.0 for depth in site.depths.values()), default=0.0)
-    return worst(found, ok(f"the oldest job waits for {duration(oldest)}"))
+    oldest = max((depth.oldest_age_s or 0.0 for depth in deployment.depths.values()), default=0.0)
+    return worst(found, ok(f"the oldest job has waited for {duration(oldest)}"))
 
 
-def dead_letters(site: Deployment) -> CheckResult:
-    """`dead-letters`: no job was given up."""
-    dead = [f"{name} {depth.dead:,}" for name, depth in site.depths.items() if depth.dead]
+def dead_letters(deployment: Deployment) -> CheckResult:
+    """`dead-letters`: there are no dead letters."""
+    dead = [f"{name} {depth.dead:,}" for name, depth in deployment.depths.items() if depth.dead]
     if dead:
         return warn(
             f"dead letters: {named(dead)}",
-            "headrace dead list MODEL shows why; then headrace dead requeue, or purge",
+            "headrace dead list MODEL shows the reasons; then headrace dead requeue or purge",
         )
     return ok("none")
 
 
-def unknown_queues(site: Deployment) -> CheckResult:
-    """`unknown-queues`: nothing waits for a model that is not in the models file."""
-    known = {model.queue for model in site.catalog.served}
-    found, cursor, looked = set(), 0, 0
+def unknown_queues(deployment: Deployment) -> CheckResult:
+    """`unknown-queues`: no jobs wait for a model that is not in the models file."""
+    known = {model.queue for model in deployment.catalog.served}
+    found, cursor, scanned = set(), 0, 0
     while True:
-        cursor, page = site.redis.scan(cursor, match=f"{keys.QUEUE_PREFIX}*", count=1000)
-        looked += 1000
+        cursor, page = deployment.redis.scan(cursor, match=f"{keys.QUEUE_PREFIX}*", count=1000)
+        scanned += 1000
         found |= {raw.decode("utf-8", "replace").split(keys.STEP_SEPARATOR)[0] for raw in page}
-        if not cursor or looked >= LOOKED_AT:
+        if not cursor or scanned >= SCANNED_MAX:
             break
-    strange = sorted(found - known)
-    if not strange:
-        return ok("each queue has its model")
-    with site.redis.pipeline(transaction=False) as pipe:
-        for queue in strange:
+    unknown = sorted(found - known)
+    if not unknown:
+        return ok("every queue has a model")
+    with deployment.redis.pipeline(transaction=False) as pipe:
+        for queue in unknown:
             for key in keys.step_keys(queue):
                 pipe.llen(key)
         lengths = pipe.execute(raise_on_error=False)
     each = len(keys.STEPS)
     counts = [
         sum(n for n in lengths[i * each : (i + 1) * each] if isinstance(n, int))
-        for i in range(len(strange))
+        for i in range(len(unknown))
     ]
-    said = [f"{queue} ({n:,})" for queue, n in zip(strange, counts, strict=True)]
+    names = [f"{queue} ({n:,})" for queue, n in zip(unknown, counts, strict=True)]
     return warn(
-        f"jobs wait for what is not in {site.catalog.path.name}: {named(said)}",
-        "add the model again, or correct the queue in the client that sends them",
+        f"jobs wait for models that are not in {deployment.catalog.path.name}: {named(names)}",
+        "add the model again, or correct the queue name in the client",
     )
 
 
@@ -126,38 +126,49 @@ class _Alive(msgspec.Struct):
     node: str = ""
 
 
-def errands(site: Deployment) -> CheckResult:
-    """`errands`: what is no model's work is done, and pipelines run."""
-    waiting, hooks = int(site.redis.llen(keys.ERRANDS)), int(site.redis.zcard(keys.HOOKS))
-    owners = sorted(site.redis.smembers(keys.ERRAND_OWNERS))
-    said = site.redis.mget([keys.errands_alive(raw.decode()) for raw in owners]) if owners else []
-    alive = [msgspec.json.decode(raw, type=_Alive).node for raw in said if raw is not None]
-    needed = waiting + hooks > 0 or (bool(site.catalog.pipelines) and site.anything_runs)
+def background_tasks(deployment: Deployment) -> CheckResult:
+    """`errands`: background workers run background tasks, webhooks and pipelines."""
+    waiting, hooks = (
+        int(deployment.redis.llen(keys.ERRANDS)),
+        int(deployment.redis.zcard(keys.HOOKS)),
+    )
+    owners = sorted(deployment.redis.smembers(keys.ERRAND_OWNERS))
+    records = (
+        deployment.redis.mget([keys.errands_alive(raw.decode()) for raw in owners])
+        if owners
+        else []
+    )
+    alive = [msgspec.json.decode(raw, type=_Alive).node for raw in records if raw is not None]
+    needed = waiting + hooks > 0 or (
+        bool(deployment.catalog.pipelines) and deployment.anything_runs
+    )
     if not alive and needed:
-        why = (
-            f"{count(waiting, 'errand')} to be done" if waiting else "the models file has pipelines"
-        )
-        return fail(f"{why}, and no background worker runs", "start one: headrace background")
+        reason = "the models file has pipelines"
+        if waiting:
+            reason = f"{count(waiting, 'background task')} waiting"
+        return fail(f"{reason}, but no background worker runs", "start one: headrace background")
     if not alive:
-        return skip("no background worker runs, and nothing waits for one")
-    if hooks > ERRANDS_MANY:
+        return skip("no background worker runs, and none is needed")
+    if hooks > TASKS_MANY:
         return warn(
-            f"{hooks:,} webhooks wait for another try",
-            "their receivers are down or slow: the log of the background worker names them",
+            f"{hooks:,} webhooks wait for a retry",
+            "their receivers are down or slow: see the log of the background worker",
         )
-    if waiting > ERRANDS_MANY:
-        return warn(f"{waiting:,} errands wait", "start more: headrace background, on any host")
-    return ok(f"{named(alive)}; {waiting:,} wait, and {count(hooks, 'webhook')} for another try")
+    if waiting > TASKS_MANY:
+        return warn(
+            f"{waiting:,} background tasks wait", "start more: headrace background, on any host"
+        )
+    return ok(f"{named(alive)}; {waiting:,} tasks and {count(hooks, 'webhook')} wait")
 
 
-def batches(site: Deployment) -> CheckResult:
-    """`batches`: those that were asked for are driven."""
-    runners = site.redis.zcard(keys.RUNNERS)
-    waiting = int(site.redis.zcard(keys.OPEN_BATCHES))
+def batches(deployment: Deployment) -> CheckResult:
+    """`batches`: a runner processes the open batches."""
+    runners = deployment.redis.zcard(keys.RUNNERS)
+    waiting = int(deployment.redis.zcard(keys.OPEN_BATCHES))
     if waiting and not runners:
-        return fail(f"{_batches(waiting)} open, and no runner runs", "start one: headrace runner")
+        return fail(f"{_batches(waiting)} open, but no runner runs", "start one: headrace runner")
     if not runners:
-        return skip("no runner runs, and no batch waits for one")
+        return skip("no runner runs, and none is needed")
     return ok(f"{_batches(waiting)} open, {count(runners, 'runner')}")
 
 
@@ -165,39 +176,43 @@ def _batches(number: int) -> str:
     return f"{number:,} {'batch' if number == 1 else 'batches'}"
 
 
-def served_models(site: Deployment) -> CheckResult:
-    """`models`: each is loaded, on as many processes as it is to have."""
-    if not site.alive:
+def served_models(deployment: Deployment) -> CheckResult:
+    """`models`: every model is loaded on all its processes."""
+    if not deployment.alive:
         raise CheckSkipped("no worker runs")
     found, served = [], set()
-    for seen, report in site.alive:
+    for seen, report in deployment.alive:
         for name, state in report.models.items():
             served.add(name)
             where = f"{name} on {seen.node}"
             if state.state == "failed":
-                last = state.error.strip().splitlines()[-1] if state.error.strip() else "no reason"
+                last = (
+                    state.error.strip().splitlines()[-1]
+                    if state.error.strip()
+                    else "unknown reason"
+                )
                 found.append(
                     fail(
                         f"{where} could not be loaded: {last[:160]}",
-                        f"headrace models {name} has the traceback; it is tried again each minute",
+                        f"headrace models {name} shows the traceback; it is retried every minute",
                     )
                 )
             elif state.state == "restarting":
                 found.append(
                     fail(
-                        f"{where}: its processes die too often, and wait: {state.error[:160]}",
-                        "the worker's log has why they died",
+                        f"{where}: its processes crash too often: {state.error[:160]}",
+                        "the worker's log shows why they crashed",
                     )
                 )
             elif state.state in _READY and state.ready < state.replicas:
                 found.append(
                     warn(
                         f"{where} has {state.ready} of {state.replicas} processes",
-                        "they may be loading still; else see the worker's log",
+                        "the others may still be loading; if not, see the worker's log",
                     )
                 )
-    # A pipeline needs no worker of its own, and `errands` looks after it.
-    missing = sorted(set(site.catalog.models) - served)
+    # A pipeline needs no worker; the check `errands` covers it.
+    missing = sorted(set(deployment.catalog.models) - served)
     if missing:
         found.append(
             warn(

@@ -1,4 +1,4 @@
-"""Does Redis answer quickly: now, of late, and while it forks?"""
+"""Checks that Redis answers quickly: now, recently, and during a fork."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from headrace.redis.scripts import script
 
 PINGS: Final = 50
 SCRIPTS: Final = 10
-#: Each job takes several round trips of one worker; a batch waits for one.
+#: Each job takes several round trips of a worker; a batch waits for one.
 TYPICAL_MS: Final = 5.0
 LONGEST_MS: Final = 200.0
 FORK_MS: Final = 500.0
 LATELY_S: Final = 900
 SLOW_MS: Final = 100.0
 SAMPLE: Final = 1000
-#: What always has a TTL.
+#: Prefixes of keys that always have a TTL.
 BOUNDED: Final = (
     b"celery-task-meta-", b"hr:worker:", b"hr:api:", b"hr:run:", b"hr:errands:alive:",
     b"hr:jobs:", b"hr:rate:", b"hr:batch:", b"hr:letter:",
@@ -30,33 +30,33 @@ BOUNDED: Final = (
 OURS: Final = (b"hr:", b"headrace", b"celery", b"_kombu", b"unacked")
 
 
-def latency(site: Deployment) -> CheckResult:
-    """`redis-latency`: how long some PINGs and a script take."""
-    client, source = site.redis, script("queues/depth").source
+def latency(deployment: Deployment) -> CheckResult:
+    """`redis-latency`: PINGs and a script are fast."""
+    client, source = deployment.redis, script("queues/depth").source
     pings = [_ms(client.ping) for _ in range(PINGS)]
     scripts = [
         _ms(lambda: client.eval(source, 0, keys.queue_name("doctor"))) for _ in range(SCRIPTS)
     ]
     typical, longest = median(pings), max(*pings, *scripts)
     text = (
-        f"PING {typical:.2f} ms in the middle, a script {median(scripts):.2f} ms, "
-        f"{longest:.1f} ms at the most"
+        f"median PING {typical:.2f} ms, median script {median(scripts):.2f} ms, "
+        f"longest {longest:.1f} ms"
     )
     if typical > TYPICAL_MS:
-        return warn(text, "put Redis nearer to the workers: a job needs several round trips")
+        return warn(text, "move Redis nearer to the workers: a job needs several round trips")
     if longest > LONGEST_MS:
         return warn(
-            text, "it stood still for a moment: see `redis-slow`, `redis-fork`, and its host's load"
+            text, "it paused for a moment: see `redis-slow`, `redis-fork`, and its host's load"
         )
     return ok(text)
 
 
-def slow_commands(site: Deployment) -> CheckResult:
-    """`redis-slow`: commands of the last quarter of an hour that held all others up."""
-    now_s, _ = site.redis.time()
+def slow_commands(deployment: Deployment) -> CheckResult:
+    """`redis-slow`: no command of the last 15 minutes blocked all others."""
+    now_s, _ = deployment.redis.time()
     rows = [
         row
-        for row in site.redis.slowlog_get(128)
+        for row in deployment.redis.slowlog_get(128)
         if row["start_time"] > now_s - LATELY_S and row["duration"] > SLOW_MS * 1000
     ]
     if not rows:
@@ -65,27 +65,27 @@ def slow_commands(site: Deployment) -> CheckResult:
     longest = max(row["duration"] for row in rows) / 1000
     return warn(
         f"{len(rows)} commands took more than {SLOW_MS:g} ms in the last {LATELY_S // 60} min, "
-        f"{longest:.0f} ms at the most: {named(sorted(set(names)))}",
-        "SLOWLOG GET shows them; KEYS and the like of other applications hold up every job",
+        f"longest {longest:.0f} ms: {named(sorted(set(names)))}",
+        "SLOWLOG GET shows them; KEYS and similar commands of other applications delay every job",
     )
 
 
-def fork(site: Deployment) -> CheckResult:
-    """`redis-fork`: how long it stood still for its last snapshot or rewrite."""
-    fork_ms = int(site.info.get("latest_fork_usec", 0)) / 1000
+def fork(deployment: Deployment) -> CheckResult:
+    """`redis-fork`: the fork for the last snapshot or rewrite was fast."""
+    fork_ms = int(deployment.info.get("latest_fork_usec", 0)) / 1000
     if not fork_ms:
-        return skip("it has not forked since its start")
-    text = f"its last fork took {fork_ms:.0f} ms"
+        return skip("Redis has not forked since its start")
+    text = f"the last fork took {fork_ms:.0f} ms"
     if fork_ms > FORK_MS:
-        return warn(text, "no job moves meanwhile: keep payloads elsewhere (payload_store)")
+        return warn(text, "it blocks every job: store payloads elsewhere (payload_store)")
     return ok(text)
 
 
-def strays(site: Deployment) -> CheckResult:
-    """`redis-keys`: keys that should run out by themselves and do not, in a sample."""
-    _, found = site.redis.scan(count=SAMPLE)
+def strays(deployment: Deployment) -> CheckResult:
+    """`redis-keys`: keys that should expire have a TTL, in a sample."""
+    _, found = deployment.redis.scan(count=SAMPLE)
     bounded = [raw for raw in found if raw.startswith(BOUNDED)]
-    with site.redis.pipeline(transaction=False) as pipe:
+    with deployment.redis.pipeline(transaction=False) as pipe:
         for raw in bounded:
             pipe.ttl(raw)
         ttls = pipe.execute()
@@ -96,12 +96,12 @@ def strays(site: Deployment) -> CheckResult:
     if forever:
         problems.append(
             warn(
-                f"{len(forever)} of {len(found)} keys looked at never run out: {named(forever)}",
-                "they are no work of this version: DEL them once nobody needs them",
+                f"{len(forever)} of {len(found)} sampled keys never expire: {named(forever)}",
+                "this version did not write them: DEL them if nothing needs them",
             )
         )
-    shared = f", {len(foreign)} of them not ours" if foreign else ""
-    return worst(problems, ok(f"{len(found)} keys looked at{shared}: none that stays for ever"))
+    shared = f", {len(foreign)} of other applications" if foreign else ""
+    return worst(problems, ok(f"{len(found)} sampled keys{shared}: no TTL is missing"))
 
 
 def _ms(call: Callable[[], object]) -> float:
@@ -110,9 +110,9 @@ def _ms(call: Callable[[], object]) -> float:
     return (time.perf_counter() - began_s) * 1000
 
 
-def clock_skew_s(site: Deployment) -> float:
-    """How far this host's clock is ahead of Redis', to half a round trip."""
+def clock_skew_s(deployment: Deployment) -> float:
+    """Return by how much this host's clock is ahead of Redis', to half a round trip."""
     before_s = time.time()
-    seconds, micros = site.redis.time()
+    seconds, micros = deployment.redis.time()
     middle_s = (before_s + time.time()) / 2
     return float(middle_s - (seconds + micros / US_PER_S))

@@ -1,4 +1,4 @@
-"""All checks, in the order of the report. docs/doctor.md lists them; a test holds it to this."""
+"""All checks, in the order of the report. A test compares docs/doctor.md with this list."""
 
 from __future__ import annotations
 
@@ -52,18 +52,18 @@ CHECKS: Final = (
     Check("models", WORKERS, queues.served_models),
     Check("worker-versions", WORKERS, workers.worker_versions),
     Check("clocks", WORKERS, workers.clocks),
-    Check("api", WORKERS, workers.api_or_why),
-    Check("worker-answers", WORKERS, workers.answers, limit_s=60, beside=True),
+    Check("api", WORKERS, workers.api),
+    Check("worker-answers", WORKERS, workers.answers, limit_s=60, background=True),
     Check("queues", WORK, queues.queues),
     Check("backlog", WORK, queues.backlog),
     Check("dead-letters", WORK, queues.dead_letters),
     Check("unknown-queues", WORK, queues.unknown_queues),
-    Check("errands", WORK, queues.errands),
+    Check("errands", WORK, queues.background_tasks),
     Check("batches", WORK, queues.batches),
     Check("gpus", DEVICES, gpus.gpus, limit_s=30),
     Check("gpu-use", DEVICES, gpus.gpu_use, limit_s=30),
     Check("threads", DEVICES, gpus.threads),
-    Check("torch", DEVICES, gpus.torch, limit_s=120, beside=True),
+    Check("torch", DEVICES, gpus.torch, limit_s=120, background=True),
     Check("payload-store", HOST, configuration.payload_store, limit_s=30),
     Check("state-dir", HOST, configuration.state_dir),
     Check("disks", HOST, configuration.disks),

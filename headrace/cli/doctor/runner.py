@@ -1,4 +1,4 @@
-"""Does the checks, each for itself: one that raises or hangs becomes a line, and ends no other."""
+"""Runs the checks. A check that raises or hangs becomes a line of the report."""
 
 from __future__ import annotations
 
@@ -11,70 +11,69 @@ from dataclasses import dataclass
 from redis.exceptions import NoPermissionError, RedisError
 
 from headrace.cli.doctor.check import Check, CheckResult, CheckSkipped, fail, skip
-from headrace.cli.doctor.deployment import Deployment, sentence
+from headrace.cli.doctor.deployment import Deployment, error_line
 from headrace.errors import HeadraceError
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """A check, and what it has found."""
+class CheckRun:
+    """A check, its result and its run time in seconds."""
 
     check: Check
-    finding: CheckResult
+    result: CheckResult
     took_s: float
 
 
-def rounds(site: Deployment, checks: Sequence[Check]) -> Iterator[Result]:
-    """Do the checks in their order; those that take their time run beside the others.
+def run_checks(deployment: Deployment, checks: Sequence[Check]) -> Iterator[CheckRun]:
+    """Run the checks in their order; background checks run while the others run.
 
     Yields:
-        A result for each check, in the order of the checks within those that are done in turn;
-        what ran beside comes last.
+        A result for each check in their order; those of background checks come last.
     """
-    beside = [(check, _Look(site, check)) for check in checks if check.beside]
+    background = [_CheckThread(deployment, check) for check in checks if check.background]
     for check in checks:
-        if not check.beside:
-            yield _Look(site, check).result()
-    for _, look in beside:
-        yield look.result()
+        if not check.background:
+            yield _CheckThread(deployment, check).result()
+    for thread in background:
+        yield thread.result()
 
 
-class _Look:
-    """One check, begun in a thread of its own, which keeps nobody alive should it hang."""
+class _CheckThread:
+    """One check in a daemon thread, so that a hanging check does not block the exit."""
 
-    def __init__(self, site: Deployment, check: Check) -> None:
-        self._site, self._check = site, check
+    def __init__(self, deployment: Deployment, check: Check) -> None:
+        self._deployment, self._check = deployment, check
         self._began_s = time.monotonic()
-        self._results: queue.SimpleQueue[Result] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[CheckRun] = queue.SimpleQueue()
         threading.Thread(target=self._do, name=f"doctor-{check.name}", daemon=True).start()
 
     def _do(self) -> None:
-        finding = _finding(self._site, self._check)
-        self._results.put(Result(self._check, finding, time.monotonic() - self._began_s))
+        result = _run(self._deployment, self._check)
+        self._results.put(CheckRun(self._check, result, time.monotonic() - self._began_s))
 
-    def result(self) -> Result:
-        """What was found, once it is, or once the check's time is up."""
+    def result(self) -> CheckRun:
+        """Return the result once the check has ended, or a failure at its time limit."""
         left_s = self._check.limit_s - (time.monotonic() - self._began_s)
         try:
             return self._results.get(timeout=max(left_s, 0.001))
         except queue.Empty:
             hung = fail(
                 f"did not end within {self._check.limit_s:g} s",
-                "what it looks at hangs; run it again, and look there",
+                "what it checks is hanging; run it again, and look there",
             )
-            return Result(self._check, hung, time.monotonic() - self._began_s)
+            return CheckRun(self._check, hung, time.monotonic() - self._began_s)
 
 
-def _finding(site: Deployment, check: Check) -> CheckResult:
+def _run(deployment: Deployment, check: Check) -> CheckResult:
     try:
-        return check.look(site)
+        return check.run(deployment)
     except CheckSkipped as error:
         return skip(str(error))
     except NoPermissionError as error:
-        return skip(f"this user of Redis may not look: {sentence(error)}")
+        return skip(f"this user of Redis lacks permission: {error_line(error)}")
     except RedisError as error:
-        return fail(f"Redis: {sentence(error)}", "see the line of `redis`, and the server's log")
+        return fail(f"Redis: {error_line(error)}", "see the check `redis`, and the server's log")
     except HeadraceError as error:
-        return fail(sentence(error), error.hint)
-    except Exception as error:  # noqa: BLE001 - a check that fails is a line, whatever it met
-        return fail(f"the check itself failed: {type(error).__name__}: {sentence(error)}", "")
+        return fail(error_line(error), error.hint)
+    except Exception as error:  # noqa: BLE001 - any error of a check becomes a line
+        return fail(f"the check itself failed: {type(error).__name__}: {error_line(error)}", "")

@@ -16,7 +16,7 @@ import redis
 from headrace.cli.doctor.check import Check, CheckResult
 from headrace.cli.doctor.deployment import Deployment, DoctorOptions
 from headrace.cli.doctor.registry import CHECKS
-from headrace.cli.doctor.runner import rounds
+from headrace.cli.doctor.runner import run_checks
 from headrace.observability.host_figures import FIELD as FIGURES
 from headrace.observability.host_figures import Figures
 from headrace.observability.worker_report import CLOCK
@@ -50,8 +50,8 @@ def site(
 
 def look(at: Deployment, check: str | Check) -> CheckResult:
     """What one check finds."""
-    (result,) = rounds(at, [BY_NAME[check] if isinstance(check, str) else check])
-    return result.finding
+    (run,) = run_checks(at, [BY_NAME[check] if isinstance(check, str) else check])
+    return run.result
 
 
 def found(

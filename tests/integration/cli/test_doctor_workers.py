@@ -107,13 +107,13 @@ def test_a_worker_that_hangs_and_one_that_was_killed(
                 # However slow this machine is: its word must not run out before it was looked at.
                 (owner,) = client.zrange(keys.WORKERS, 0, -1)
                 client.persist(keys.worker(owner.decode()))
-            verdict(found("workers", server.url, path), "warn", "said nothing for 15 s")
+            verdict(found("workers", server.url, path), "warn", "has not reported for 15 s")
             monkeypatch.setattr(workers, "PING_S", 1)
             verdict(found("worker-answers", server.url, path), "fail", "no answer", "cpu1@")
         finally:
             os.kill(running.pid, signal.SIGCONT)
         running.kill()
-        verdict(found("workers", server.url, path), "fail", "cpu1@", "ended without a word")
+        verdict(found("workers", server.url, path), "fail", "cpu1@", "was killed")
 
 
 @breaks("workers")
@@ -164,7 +164,7 @@ def test_an_api_that_is_away_or_cannot_serve(
         own.stop(kill=True)
         verdict(found("api", own.url, models, api=server.url), "fail", "answers 503", "Redis")
     port = str(free_port())
-    verdict(found("api", redis_db.url, models, HEADRACE_PORT=port), "skip", "none listens at")
+    verdict(found("api", redis_db.url, models, HEADRACE_PORT=port), "skip", "no API listens at")
 
 
 @breaks("queues", "backlog", "dead-letters", "unknown-queues")
@@ -198,10 +198,15 @@ def test_work_that_nobody_does(redis_db: RedisServer, models: Path) -> None:
     with redis_db.client() as client:
         verdict(found("errands", redis_db.url, models), "skip")
         client.rpush(keys.ERRANDS, "x")
-        verdict(found("errands", redis_db.url, models), "fail", "1 errand", "headrace background")
+        verdict(
+            found("errands", redis_db.url, models),
+            "fail",
+            "1 background task",
+            "headrace background",
+        )
         client.set(keys.errands_alive("e"), '{"node": "errands@here", "pid": 1}', ex=60)
         client.sadd(keys.ERRAND_OWNERS, "e")
-        verdict(found("errands", redis_db.url, models), "ok", "errands@here; 1 wait")
+        verdict(found("errands", redis_db.url, models), "ok", "errands@here; 1 tasks")
         client.zadd(keys.HOOKS, {str(n): n for n in range(1001)})
         verdict(found("errands", redis_db.url, models), "warn", "1,001 webhooks", "receivers")
         verdict(found("batches", redis_db.url, models), "skip")
@@ -223,7 +228,7 @@ def test_what_workers_say_of_their_hosts(
         crowded = found("threads", redis_db.url, models, OMP_NUM_THREADS="64")
         verdict(crowded, "warn", "256 threads on 4 cores", "unset it")
         verdict(found("threads", redis_db.url, models), "ok")
-        verdict(found("disks", redis_db.url, models), "fail", "5 B are free on far")
+        verdict(found("disks", redis_db.url, models), "fail", "5 B free on far")
         client.delete(keys.worker("a"), keys.WORKERS)
 
 
@@ -252,7 +257,7 @@ def test_the_command_from_end_to_end(
     told = headrace("doctor", *given, "--json", cwd=tmp_path, **environ)
     assert told.returncode == ExitCode.FAILED, told.stdout + told.stderr
     said = {one["check"]: one for one in map(json.loads, told.stdout.splitlines())}
-    assert list(said) == sorted(BY_NAME, key=lambda name: BY_NAME[name].beside)
+    assert list(said) == sorted(BY_NAME, key=lambda name: BY_NAME[name].background)
     assert said["worker-answers"]["verdict"] == "ok", said["worker-answers"]
     assert said["models"]["verdict"] == "fail"
     assert said["models"]["hint"].startswith("headrace models broken")

@@ -18,7 +18,7 @@ from headrace.cli.doctor import command, configuration, gpus, host
 from headrace.cli.doctor.check import Check, CheckResult, CheckSkipped, fail, ok, skip, warn, worst
 from headrace.cli.doctor.command import exit_code_of
 from headrace.cli.doctor.deployment import Deployment
-from headrace.cli.doctor.runner import Result, rounds
+from headrace.cli.doctor.runner import CheckRun, run_checks
 from headrace.cli.shared.exit_codes import ExitCode
 from headrace.server.ports import free_port
 from tests.harness.clients.doctor import (
@@ -36,9 +36,9 @@ from tests.harness.workers.worker import write_models
 
 
 def check(
-    look_: Callable[[Deployment], CheckResult], *, limit_s: float = 30, beside: bool = False
+    look_: Callable[[Deployment], CheckResult], *, limit_s: float = 30, background: bool = False
 ) -> Check:
-    return Check("one", "Group", look_, limit_s, beside)
+    return Check("one", "Group", look_, limit_s, background)
 
 
 def raising(error: Exception) -> Check:
@@ -57,9 +57,9 @@ def test_a_check_that_raises_or_hangs_is_a_line_and_ends_no_other() -> None:
 
     with site() as here:
         verdict(look(here, raising(CheckSkipped("nothing there"))), "skip", "nothing there")
-        verdict(look(here, raising(NoPermissionError("no right"))), "skip", "may not look")
+        verdict(look(here, raising(NoPermissionError("no right"))), "skip", "lacks permission")
         results = list(
-            rounds(
+            run_checks(
                 here,
                 [
                     check(hangs, limit_s=0.05),
@@ -69,7 +69,7 @@ def test_a_check_that_raises_or_hangs_is_a_line_and_ends_no_other() -> None:
             )
         )
     held.set()
-    hung, broken, well = (result.finding for result in results)
+    hung, broken, well = (run.result for run in results)
     verdict(hung, "fail", "did not end within 0.05 s")
     assert broken.verdict == "fail"
     assert "ZeroDivisionError: by zero" in broken.sentence
@@ -86,7 +86,7 @@ def test_what_runs_beside_is_begun_first_and_told_last() -> None:
 
     with site() as here:
         told = [
-            result.finding.sentence for result in rounds(here, [waits, check(beside, beside=True)])
+            run.result.sentence for run in run_checks(here, [waits, check(beside, background=True)])
         ]
     assert told == ["True", "beside"]
 
@@ -99,7 +99,7 @@ def test_several_findings_become_the_worst_of_them() -> None:
 
 def test_the_exit_code_is_the_highest_of_what_failed() -> None:
     def code(*findings: CheckResult, strict: bool = False) -> int:
-        results = [Result(check(lambda _: ok("")), finding, 0.0) for finding in findings]
+        results = [CheckRun(check(lambda _: ok("")), finding, 0.0) for finding in findings]
         return exit_code_of(results, strict=strict)
 
     assert code(ok(""), skip(""), warn("", "")) == 0
@@ -114,7 +114,7 @@ def test_the_report_in_lines_without_colours_for_who_reads_it_by_machine(
         Check("first", "One", lambda _: ok("well")),
         Check("second", "One", lambda _: fail("it\x1b[31m\nbroke", "mend it", ExitCode.USAGE)),
         Check("third", "Two", lambda _: warn("soon", "look")),
-        Check("fourth", "Two", lambda _: skip("away"), beside=True),
+        Check("fourth", "Two", lambda _: skip("away"), background=True),
     )
     monkeypatch.setattr(command, "CHECKS", checks)
     assert command.examine(None, None, None, strict=False, as_json=False) == ExitCode.USAGE
@@ -130,7 +130,7 @@ def test_the_report_in_lines_without_colours_for_who_reads_it_by_machine(
         f"  warn  {'third':<{name}}  soon",
         f"{'':{name + 10}}-> look",
         "",
-        "What takes longer",
+        "Slow checks",
         f"  skip  {'fourth':<{name}}  away",
         "",
         "4 checks: 1 fail, 1 warn, 1 ok, 1 skip",
@@ -158,9 +158,9 @@ def test_several_findings_of_one_check_are_a_line_each(
 @breaks("settings", "models-file")
 def test_settings_and_models_that_cannot_be_read(tmp_path: Path) -> None:
     wrong = found("settings", HEADRACE_PROT="1", HEADRACE_PORT="many")
-    verdict(wrong, "fail", "2 wrong", "HEADRACE_PROT", "HEADRACE_PORT")
+    verdict(wrong, "fail", "2 invalid", "HEADRACE_PROT", "HEADRACE_PORT")
     assert wrong.code is ExitCode.USAGE
-    verdict(found("models-file", HEADRACE_PORT="many"), "skip", "settings cannot be read")
+    verdict(found("models-file", HEADRACE_PORT="many"), "skip", "settings are invalid")
     file = tmp_path / "headrace.yaml"
     file.write_text("port: [1\n")
     verdict(found("settings", HEADRACE_CONFIG=str(file)), "fail", "headrace.yaml")
@@ -172,7 +172,7 @@ def test_settings_and_models_that_cannot_be_read(tmp_path: Path) -> None:
         "first of 2 mistakes",
         "check-config",
     )
-    verdict(found("weights", models=models), "skip", "models file cannot be read")
+    verdict(found("weights", models=models), "skip", "models file is invalid")
 
 
 @breaks("handlers")
@@ -207,7 +207,7 @@ def test_weights_that_are_not_whole(tmp_path: Path) -> None:
     file.write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
     verdict(problem(), "fail", "git lfs pull")
     file.write_bytes((1000).to_bytes(8, "little") + b"{}")
-    verdict(problem(), "fail", "no whole safetensors")
+    verdict(problem(), "fail", "not a complete safetensors")
     file.write_bytes((2).to_bytes(8, "little") + b"{}" + b"x" * 100)
     verdict(problem(), "ok", "1 file")
     (tmp_path / "weights.pt").write_bytes(b"<html>not found</html>")
@@ -219,8 +219,8 @@ def test_weights_that_are_not_whole(tmp_path: Path) -> None:
 def test_an_api_that_is_open_to_all() -> None:
     verdict(found("exposure"), "ok", "127.0.0.1")
     bare = found("exposure", HEADRACE_HOST="0.0.0.0", HEADRACE_AUTH="off")
-    verdict(bare, "fail", "anybody who reaches 0.0.0.0", "keys create")
-    verdict(found("exposure", HEADRACE_HOST="10.0.0.1"), "warn", "in the clear", "tls_cert_file")
+    verdict(bare, "fail", "anybody who can reach 0.0.0.0", "keys create")
+    verdict(found("exposure", HEADRACE_HOST="10.0.0.1"), "warn", "not encrypted", "tls_cert_file")
 
 
 @breaks("certificate")
@@ -235,11 +235,11 @@ def test_a_certificate_that_ends_or_does_not_fit(tmp_path: Path) -> None:
             HEADRACE_TLS_KEY_FILE=str(key or made.key_file),
         )
 
-    verdict(problem("old", timedelta(hours=-2)), "fail", "has expired", "within 10 s")
+    verdict(problem("old", timedelta(hours=-2)), "fail", "expired on", "within 10 s")
     verdict(problem("soon", timedelta(days=3, hours=1)), "warn", "in 3 days")
-    verdict(problem("good", timedelta(days=300)), "ok", "is good until")
+    verdict(problem("good", timedelta(days=300)), "ok", "is valid until")
     # Past 2049 DER writes the year with four digits.
-    verdict(problem("long", timedelta(days=12_000)), "ok", "good until 20")
+    verdict(problem("long", timedelta(days=12_000)), "ok", "valid until 20")
     other = authority.sign("other").key_file
     verdict(problem("mixed", timedelta(days=300), other), "fail", "cannot be used")
     verdict(found("certificate", HEADRACE_TLS_CERT_FILE=str(tmp_path / "no")), "fail", "No such")
@@ -252,7 +252,7 @@ def test_a_driver_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.Monke
     verdict(found("gpus", PATH=failed), "fail", "Driver/library mismatch", "reboot")
     there = fake_smi(tmp_path, "GPU 0: H100 (UUID: GPU-1)")
     verdict(found("gpus", PATH=there), "ok", "1 of 1 GPUs")
-    verdict(found("gpus", PATH=there, CUDA_VISIBLE_DEVICES=""), "warn", "hides them all")
+    verdict(found("gpus", PATH=there, CUDA_VISIBLE_DEVICES=""), "warn", "hides all")
     (tmp_path / "nvidia-smi").unlink()
     verdict(found("gpus", PATH=str(tmp_path)), "ok", "none on this host")
     monkeypatch.setattr(gpus, "CARDS", (str(tmp_path),))
@@ -283,12 +283,12 @@ def test_a_store_of_payloads_that_cannot_be_written(tmp_path: Path) -> None:
             "payload-store", HEADRACE_PAYLOAD_STORE="file", HEADRACE_PAYLOAD_DIR=str(folder)
         )
 
-    verdict(store(tmp_path / "gone"), "fail", "is not there")
+    verdict(store(tmp_path / "gone"), "fail", "does not exist")
     verdict(store(Path("/proc")), "fail", "cannot be written")
     verdict(store(tmp_path), "ok", "payloads")
     assert list(tmp_path.iterdir()) == []
     tmp_path.chmod(0o777)
-    verdict(store(tmp_path), "warn", "by everybody", "chmod 700")
+    verdict(store(tmp_path), "warn", "for all users", "chmod 700")
     verdict(found("payload-store", HEADRACE_PAYLOAD_STORE="file"), "fail", "payload_dir is not set")
 
 
@@ -313,7 +313,7 @@ def test_a_state_directory_that_others_may_enter(tmp_path: Path) -> None:
     folder.chmod(0o700)
     verdict(found("state-dir", HEADRACE_STATE_DIR=str(folder)), "ok")
     (tmp_path / "file").touch()
-    verdict(found("state-dir", HEADRACE_STATE_DIR=str(tmp_path / "file")), "fail", "no folder")
+    verdict(found("state-dir", HEADRACE_STATE_DIR=str(tmp_path / "file")), "fail", "not a folder")
 
 
 @breaks("disks")
@@ -341,6 +341,6 @@ def test_packages_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nothing_is_looked_at_where_nothing_runs(tmp_path: Path) -> None:
     with site(HEADRACE_STATE_DIR=str(tmp_path / "none")) as bare:
-        verdict(look(bare, "redis"), "warn", "no Redis is named", "headrace up")
+        verdict(look(bare, "redis"), "warn", "no Redis URL is set", "headrace up")
         for name in ("redis-memory", "workers", "queues", "errands", "clocks"):
-            verdict(look(bare, name), "skip", "no Redis is named")
+            verdict(look(bare, name), "skip", "no Redis URL is set")

@@ -15,7 +15,7 @@ RECORD_FIELD: Final = "zz"
 
 #: What a later version might change, each in what travels between processes of both versions.
 CHANGES: Final = {
-    "headrace/__init__.py": (("__version__ = ", f'__version__ = "{VERSION}"  # '),),
+    "headrace/_version.py": (("__version__ = ", f'__version__ = "{VERSION}"  # '),),
     "headrace/queue/submission.py": (
         ("fields: list[Arg] = [F.MODEL, model,", f'fields: list[Arg] = ["{RECORD_FIELD}", "1", '
          "F.MODEL, model,"),

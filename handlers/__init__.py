@@ -1,1 +1,1 @@
-"""Handlers that come with Headrace, and how any handler is found; for model processes only."""
+"""The built-in handlers, and the loader that finds any handler; for model processes only."""

@@ -1,8 +1,8 @@
-"""Batches to the device and answers back, so that copying and computing overlap on a GPU.
+"""Copies batches to the device and results back, so that copying and computing overlap on a GPU.
 
-CUDA copies beside what it computes only from and to pinned memory, and on a stream of its own. What
-a verb calls there comes back before it is done; so `inference` may return while the device works,
-and whoever reads the answers waits for these alone, not for the next batch behind them.
+CUDA copies while it computes only from and to pinned memory, and on a separate stream. CUDA calls
+return before the device has finished, so `inference` may return while the device works. Reading the
+results then waits for these results only, not for the next batch.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ class Fetched:
     """Tensors on their way to the host.
 
     Attributes:
-        tensors: to be read after `wait` alone.
-        arrived: when they are there; None if they are already.
+        tensors: the tensors; read them only after `wait`.
+        arrived: occurs when they are on the host; None if they are already.
     """
 
     tensors: tuple[Tensor, ...]
     arrived: torch.cuda.Event | None = None
 
     def wait(self) -> tuple[Tensor, ...]:
-        """The tensors, on the host.
+        """Wait until the tensors are on the host, and return them.
 
         Raises:
-            RuntimeError: the device failed meanwhile; CUDA says so only here.
+            RuntimeError: the device failed meanwhile; CUDA reports it only here.
         """
         if self.arrived is not None:
             self.arrived.synchronize()
@@ -38,7 +38,7 @@ class Fetched:
 
 
 class Transfer:
-    """Copies for one device; on a CPU it copies nothing but what `torch.stack` does.
+    """Copies to and from one device; on a CPU only `torch.stack` copies.
 
     Args:
         device: a torch device.
@@ -51,7 +51,7 @@ class Transfer:
             self.stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
 
     def gather(self, items: Sequence[Tensor]) -> Tensor:
-        """Equal tensors on the host (each of shape S) as one batch (N, *S), pinned for a GPU."""
+        """Return host tensors of equal shape S as one batch (N, *S), pinned for a GPU."""
         if self.stream is None:
             return torch.stack(list(items))
         first = items[0]
@@ -60,7 +60,7 @@ class Transfer:
         return torch.stack(list(items), out=batch)
 
     def to_device(self, items: Sequence[Tensor]) -> Tensor:
-        """Equal tensors on the host as one batch on the device, for the current stream."""
+        """Return host tensors of equal shape as one batch on the device, for its current stream."""
         batch = self.gather(items)
         if self.stream is None:
             return batch.to(self.device)
@@ -68,16 +68,16 @@ class Transfer:
         with torch.cuda.stream(self.stream):
             copied = batch.to(self.device, non_blocking=True)
         computing.wait_stream(self.stream)
-        # Its memory is the copying stream's; it must not be used anew while this one reads it.
+        # The copying stream owns the memory, and must not reuse it while this stream reads it.
         copied.record_stream(computing)
         return copied
 
     def to_host(self, *tensors: Tensor) -> Fetched:
-        """Start to fetch what the current stream computes."""
+        """Start to copy tensors that the current stream computes."""
         if self.stream is None:
             return Fetched(tuple(tensor.cpu() for tensor in tensors))
         fetched = tuple(tensor.to("cpu", non_blocking=True) for tensor in tensors)
-        # Sleeps in place of spinning: the cores are for decoding.
+        # A blocking event sleeps instead of spinning, which leaves the cores to decoding.
         arrived = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         arrived.record(torch.cuda.current_stream(self.device))
         return Fetched(fetched, arrived)

@@ -1,8 +1,7 @@
 """Handwritten digits: a small convolutional network on 8 x 8 grey images.
 
-Trained by `examples/train_digits.py` on 1,437 of the 1,797 images that scikit-learn brings
-(`load_digits`). Of the 360 that it never saw it names 99.4 % right
-(358; as PNGs of 64 x 64, dark on light).
+Trained by `examples/train_digits.py` on 1,437 of the 1,797 images of scikit-learn's `load_digits`.
+Of the other 360 images, 358 (99.4 %) are classified correctly, as PNGs of 64 x 64, dark on light.
 
 An input is a PNG or JPEG of one digit: of any size, dark on light or light on dark, with any
 margin. The result is `{"digit": 7, "probability": 0.998, "probabilities": [ten numbers]}`.
@@ -28,11 +27,11 @@ from headrace.handler import Context, Handler
 
 SIDE_PX: Final = 8
 WEIGHTS: Final = Path(__file__).parent / "weights" / "digits.safetensors"
-#: Large scans are halved in decoding; strokes keep enough pixels to be found.
+#: Large JPEGs are decoded at a smaller size, at which strokes have enough pixels.
 DRAFT_PX: Final = 256
-#: Tones out of 255 between paper and ink, below which nothing is written there.
+#: The least difference between paper and ink, in tones of 0..255; below it the image is blank.
 MIN_CONTRAST: Final = 24
-#: How much of the contrast a pixel must show to count as ink when the margin is cut off.
+#: The share of the contrast from which a pixel counts as ink, when the margin is cut off.
 INK: Final = 0.25
 _ROUNDED: Final = 6
 
@@ -58,13 +57,13 @@ class DigitsNet(nn.Module):
 
     @override
     def forward(self, images: Tensor) -> Tensor:
-        """Logits (N, 10) of images (N, 1, 8, 8) in 0..1."""
+        """Return logits (N, 10) of images (N, 1, 8, 8) in 0..1."""
         logits: Tensor = self.head(self.body(images))
         return logits
 
 
 class Digits(Handler):
-    """Names the digit in an image."""
+    """Classifies the digit in an image."""
 
     overlap = True
     preprocess_per_item = True
@@ -110,26 +109,25 @@ class Digits(Handler):
 
 
 def frame(image: Image.Image) -> NDArray[np.float32]:
-    """The digit alone: ink 1 on paper 0, without its margin, centred in 8 x 8.
+    """Return the digit as ink 1 on paper 0, without its margin, centred in 8 x 8.
 
     Args:
         image: 8-bit grey.
 
     Raises:
-        InputError: all of it is of one tone.
+        InputError: the image is blank.
     """
     tones = np.asarray(image, dtype=np.float32)
     rim = np.concatenate([tones[0], tones[-1], tones[:, 0], tones[:, -1]])
     paper = float(np.median(rim))
     ink = np.abs(tones - paper)
-    # Ink is on one side of the paper's tone; what lies on the other is noise and shadow.
+    # Ink is on one side of the paper's tone; the other side is noise and shadow.
     above, below = float(tones.max()) - paper, paper - float(tones.min())
     ink[(tones < paper) if above >= below else (tones > paper)] = 0
     contrast = float(ink.max())
     if contrast < MIN_CONTRAST:
         raise InputError(
-            "nothing is written on the image, all of it is of about one tone; "
-            "send one digit, dark on light or light on dark"
+            "the image is blank (nearly one tone); send one digit, dark on light or light on dark"
         )
     ink /= contrast
     return _fit(_cut(ink))

@@ -1,4 +1,4 @@
-"""The handler that answers with its input: what it takes is the price of the queue itself."""
+"""The handler that returns its input. Its time is the cost of the queue itself."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from headrace.handler import Handler
 
 
 class Echo(Handler):
-    """Every verb passes its argument on, as the base class does. Needs no torch."""
+    """Returns each verb's argument, as the base class does. Needs no torch."""

@@ -1,8 +1,8 @@
 """Image classification with any torch module: decode, resize, crop, normalise, top-k.
 
-The module is named in the models file as `options.model` (path/to/file.py:name or
-package.module:name), a function or class that is called with `options.model_options`. Without
-`weights` it keeps the random ones that a fixed seed gives, and says so in the log.
+`options.model` in the models file (path/to/file.py:name or package.module:name) is a function or
+class that returns the module; it is called with `options.model_options`. Without `weights` the
+module keeps its own, random with a fixed seed, and a warning is logged.
 
 A result is `{"classes": [{"index": 281, "name": "tabby", "probability": 0.62}, ...]}`, best first.
 """
@@ -35,7 +35,7 @@ from headrace.handler import Context, Handler
 logger = logging.getLogger(__name__)
 
 RANDOM_WEIGHTS_SEED: Final = 0
-#: The size of batch on which the order of activations is tried at load.
+#: The batch size at which the memory format is tried at load.
 TRIAL_BATCH: Final = 4
 _ROUNDED: Final = 6
 _DTYPES: Final = {
@@ -53,15 +53,15 @@ class ClassifierOptions(ImageOptions, frozen=True, kw_only=True, forbid_unknown_
     """Options of `image_classifier`.
 
     Attributes:
-        model: what makes the torch module: path/to/file.py:name or package.module:name.
-        model_options: keyword arguments for it.
+        model: the torch module's factory: path/to/file.py:name or package.module:name.
+        model_options: its keyword arguments.
         index_to_name: JSON file {"0": "tench"} or {"0": ["n01440764", "tench"]}.
         top_k: how many classes a result has.
         resize_px: the shorter side after resizing.
         crop_px: the side of the square cut from the middle.
-        mean: per channel, of values in 0..1; taken off.
-        std: per channel; divided by.
-        precision: of the module's weights and activations; answers are always in float.
+        mean: subtracted per channel, for values in 0..1.
+        std: divides each channel.
+        precision: the module's weights and activations; probabilities are always float.
     """
 
     model: Annotated[str, Meta(min_length=1)] = "handlers.resnet:resnet18"
@@ -76,7 +76,7 @@ class ClassifierOptions(ImageOptions, frozen=True, kw_only=True, forbid_unknown_
 
 
 class ImageClassifier(Handler):
-    """Names the likeliest classes of an image."""
+    """Returns the likeliest classes of an image."""
 
     overlap = True
     preprocess_per_item = True
@@ -89,14 +89,14 @@ class ImageClassifier(Handler):
             raise ConfigError(
                 f"model {context.model_name}: options.crop_px is {options.crop_px}, more than "
                 f"resize_px, {options.resize_px}",
-                hint="crop at most what is left after resizing",
+                hint="set crop_px to at most resize_px",
             )
         self.names = _names(context, options)
         self.dtype = _DTYPES[options.precision]
         self.model = _module(context, options).to(context.device, self.dtype).eval()
         self.transfer = Transfer(context.device)
         size = min(context.max_batch_size, TRIAL_BATCH)
-        # A generator of its own: the global one's state is the user's.
+        # A separate generator, as the state of the global one belongs to the user.
         trial = torch.rand(
             size, 3, options.crop_px, options.crop_px, generator=torch.Generator().manual_seed(0)
         )
@@ -125,7 +125,7 @@ class ImageClassifier(Handler):
     @override
     def inference(self, items: Any) -> Any:
         with torch.inference_mode():
-            # Bytes cross to the device, a quarter of what normalised floats would be.
+            # Bytes are copied to the device, a quarter of the size of normalised floats.
             images = self.transfer.to_device(items).permute(0, 3, 1, 2)
             images = in_order(images, channels_last=self.channels_last)
             logits = self.model((images - self.mean).div_(self.std).to(self.dtype))
@@ -161,9 +161,9 @@ class ImageClassifier(Handler):
 
 
 def _centre(image: Image.Image, resize_px: int, crop_px: int) -> Image.Image:
-    """The middle square of the image when its shorter side is `resize_px`."""
+    """Return the middle square of the image as if its shorter side were `resize_px`."""
     width, height = image.size
-    # Only what the crop keeps is resampled: an image of 1 x 50,000,000 must not grow.
+    # Only the cropped part is resampled, so that an image of 1 x 50,000,000 does not grow.
     side = min(width, height) * crop_px / resize_px
     left, top = (width - side) / 2, (height - side) / 2
     return image.resize(
@@ -188,14 +188,14 @@ def _module(context: Context, options: ClassifierOptions) -> nn.Module:
             ) from error
     if not isinstance(module, nn.Module):
         raise ConfigError(
-            f"options.model {options.model!r} gave a {type(module).__name__}, not a torch module"
+            f"options.model {options.model!r} returned {type(module).__name__}, not a torch module"
         )
     if context.weights is not None:
         load_weights(module, context.weights)
     else:
         logger.warning(
-            "the model has no weights in the models file: they are as %s makes them, random with "
-            "seed %d unless it loads its own",
+            "no weights in the models file: %s makes them, random with seed %d unless it loads "
+            "its own",
             options.model,
             RANDOM_WEIGHTS_SEED,
             extra={"model": context.model_name},
@@ -215,7 +215,7 @@ def _names(context: Context, options: ClassifierOptions) -> dict[int, str]:
     except ValueError as error:
         raise ConfigError(f"{where} is not JSON: {error}") from None
     if not isinstance(data, Mapping):
-        raise ConfigError(f"{where} holds no object", hint='write {"0": "tench", ...}')
+        raise ConfigError(f"{where} is not a JSON object", hint='write {"0": "tench", ...}')
     try:
         return {int(index): _name(value) for index, value in data.items()}
     except (TypeError, ValueError) as error:

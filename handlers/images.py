@@ -1,7 +1,7 @@
-"""From the bytes of a request to a Pillow image, and every way to fail as an input's own error.
+"""Decodes the bytes of a request to a Pillow image; every failure is an `InputError`.
 
-The input comes from anybody: its format is checked against a short list, its size is read from the
-header before anything is decoded, and whatever Pillow raises becomes an `InputError`.
+Inputs are untrusted. The format must be in a short list, the size is checked in the header before
+anything is decoded, and any error that Pillow raises becomes an `InputError`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from headrace.errors import InputError
 
-#: Formats that are tried; Pillow knows dozens more, some with parsers that few have looked at.
+#: The accepted formats. Pillow has dozens more, some of them with parsers that see little use.
 FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 DEFAULT_MAX_PIXELS: Final = 50_000_000
-#: Above this Pillow itself warns of a decompression bomb, whatever is asked of us.
+#: Above this Pillow itself warns of a decompression bomb.
 HIGHEST_MAX_PIXELS: Final = 89_478_485
 DRAWING_SIDE_PX: Final = 32
 
@@ -30,15 +30,16 @@ SEND_AN_IMAGE: Final = (
 def decode(
     data: object, *, max_pixels: int = DEFAULT_MAX_PIXELS, draft_px: int | None = None
 ) -> Image.Image:
-    """The first frame of an image, decoded, the right way up.
+    """Return the first frame of an image, decoded and turned upright.
 
     Args:
         data: the input, as the handler got it.
-        max_pixels: more than this are refused before they are decoded.
-        draft_px: a JPEG may come smaller, but with no side under this; it saves most of the work.
+        max_pixels: an image with more pixels is refused before it is decoded.
+        draft_px: a JPEG may be decoded at a smaller size, with no side below this, which saves most
+            of the work.
 
     Raises:
-        InputError: it is no image, cannot be decoded, or is too large.
+        InputError: it is not an image, cannot be decoded, or is too large.
     """
     if not isinstance(data, (bytes, bytearray, memoryview)):
         raise InputError(f"expected an image, got {_json_name(data)}; {SEND_AN_IMAGE}")
@@ -52,12 +53,12 @@ def decode(
         raise
     except UnidentifiedImageError:
         raise InputError(
-            f"not an image: {len(data)} bytes that are none of {', '.join(FORMATS)}; "
+            f"not an image: {len(data)} bytes in none of the formats {', '.join(FORMATS)}; "
             f"{SEND_AN_IMAGE}"
         ) from None
     except (Image.DecompressionBombWarning, Image.DecompressionBombError):
         raise _too_large(f"more than {HIGHEST_MAX_PIXELS:,}", max_pixels) from None
-    except Exception as error:  # noqa: BLE001 - parsers raise all sorts on a broken file
+    except Exception as error:  # noqa: BLE001 - parsers raise any error on a broken file
         raise InputError(
             f"the image cannot be decoded: {str(error) or type(error).__name__}; "
             "is the file complete?"
@@ -77,12 +78,12 @@ def _decode(data: bytes, max_pixels: int, draft_px: int | None) -> Image.Image:
 
 
 def drawing(max_pixels: int = DEFAULT_MAX_PIXELS) -> bytes | None:
-    """A stroke on paper as a PNG: an example for every handler that takes images.
+    """Return a small drawing as a PNG: the example of every handler that takes images.
 
-    Pillow imports its formats when they are first needed; here, so that no job waits for that.
+    Pillow imports its formats here, so that no job waits for it.
 
     Args:
-        max_pixels: what the handler takes; None is given if it does not take even this.
+        max_pixels: the handler's limit; a drawing that exceeds it is None.
     """
     Image.init()
     if max_pixels < DRAWING_SIDE_PX**2:
@@ -95,7 +96,7 @@ def drawing(max_pixels: int = DEFAULT_MAX_PIXELS) -> bytes | None:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """The image in 8-bit RGB; what is transparent becomes white."""
+    """Return the image in 8-bit RGB; transparent parts become white."""
     if image.has_transparency_data:
         image = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
@@ -103,7 +104,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def to_grey(image: Image.Image) -> Image.Image:
-    """The image in 8-bit grey; what is transparent gets the tone that sets off what is not."""
+    """Return the image in 8-bit grey; transparent parts get the tone that contrasts with it."""
     if not image.has_transparency_data:
         return _eight_bit(image).convert("L")
     grey, alpha = image.convert("LA").split()
@@ -115,7 +116,7 @@ def to_grey(image: Image.Image) -> Image.Image:
 
 
 def _eight_bit(image: Image.Image) -> Image.Image:
-    # convert() would cut 16-bit tones off at 255, which leaves a white image.
+    # convert() clips 16-bit tones at 255, which gives a white image.
     if image.mode.startswith("I"):
         return image.convert("I").point(lambda value: value / 257).convert("L")
     return image
@@ -123,7 +124,7 @@ def _eight_bit(image: Image.Image) -> Image.Image:
 
 def _too_large(size: str, max_pixels: int) -> InputError:
     return InputError(
-        f"the image is too large: {size} pixels, and at most {max_pixels:,} are taken; "
+        f"the image is too large: {size} pixels, at most {max_pixels:,} are allowed; "
         "send a smaller one"
     )
 

@@ -1,6 +1,6 @@
-"""From the `handler` of the models file to a class: import it, find it, check its verbs.
+"""Loads the `handler` of the models file: imports its module, finds the class, checks its verbs.
 
-Runs only in a model process, which serves one model: changing `sys.path` hurts nobody there.
+Runs only in a model process, which serves one model, so changing `sys.path` is safe.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ VERBS: Final = ("initialize", "preprocess", "inference", "postprocess")
 
 
 def load_handler(spec: str, base_dir: Path) -> type[Handler] | Handler:
-    """The class that `spec` names; or the instance, if the name stands for one.
+    """Return the class that `spec` names, or the instance if it names one.
 
-    Any class with the four verbs will do; it need not inherit from `Handler`.
+    The class needs the four verbs; it need not inherit from `Handler`.
 
     Args:
         spec: the `handler` of the models file.
-        base_dir: the folder that a relative path is taken from.
+        base_dir: the folder from which a relative path starts.
 
     Raises:
-        ConfigError: there is no such file, module or class, or its import failed; then the error
-            that the import raised is its `__cause__`, with its traceback.
+        ConfigError: the file, module or class does not exist, or its import failed. The error of
+            the import is then its `__cause__`, with its traceback.
     """
     parsed = parse_handler(spec)
     module = _import(parsed, base_dir)
@@ -48,26 +48,26 @@ def load_handler(spec: str, base_dir: Path) -> type[Handler] | Handler:
     if missing:
         raise ConfigError(
             f"{parsed.label}: {_describe(found)} has no {', '.join(missing)}",
-            hint="inherit from headrace.Handler, or write all of the four verbs",
+            hint="inherit from headrace.Handler, or define all four verbs",
         )
     return cast("type[Handler] | Handler", found)
 
 
 def load_factory(spec: str, base_dir: Path, *, what: str) -> Callable[..., Any]:
-    """The function or class that `path/to/file.py:name` or `package.module:name` stands for.
+    """Return the function or class named by `path/to/file.py:name` or `package.module:name`.
 
     Args:
         spec: its name.
-        base_dir: the folder that a relative path is taken from.
-        what: what to call it in messages.
+        base_dir: the folder from which a relative path starts.
+        what: its name in error messages.
 
     Raises:
-        ConfigError: as `load_handler`, or it cannot be called.
+        ConfigError: as `load_handler`, or it is not callable.
     """
     parsed = parse_factory(spec, what)
     found = _named(parsed, _import(parsed, base_dir))
     if not callable(found):
-        raise ConfigError(f"{parsed.label}: {_describe(found)} cannot be called")
+        raise ConfigError(f"{parsed.label}: {_describe(found)} is not callable")
     return cast("Callable[..., Any]", found)
 
 
@@ -75,7 +75,7 @@ def _import(spec: HandlerReference, base_dir: Path) -> ModuleType:
     if spec.kind is HandlerKind.FILE and not spec.file(base_dir).is_file():
         raise ConfigError(
             f"{spec.label}: there is no file {spec.file(base_dir)}",
-            hint="a relative path is taken from the models file's folder",
+            hint="a relative path starts at the models file's folder",
         )
     try:
         if spec.kind is HandlerKind.FILE:
@@ -83,21 +83,21 @@ def _import(spec: HandlerReference, base_dir: Path) -> ModuleType:
         name = f"handlers.{spec.target}" if spec.kind is HandlerKind.BUILTIN else spec.target
         return importlib.import_module(name)
     except (Exception, SystemExit) as error:
-        # A script that calls sys.exit() must not end the model process without a word.
-        hint = "the traceback above is the import's own"
+        # A script that calls sys.exit() must not end the model process silently.
+        hint = "see the traceback of the import above"
         if spec.kind is HandlerKind.FILE and "relative import" in str(error):
-            hint = "a file is no package: import the one beside it as `import helper`"
+            hint = "a file is not a package: import its neighbour as `import helper`"
         raise ConfigError(
-            f"{spec.label}: its import failed: {type(error).__name__}: {error}", hint=hint
+            f"{spec.label}: the import failed: {type(error).__name__}: {error}", hint=hint
         ) from error
 
 
 def _import_file(path: Path) -> ModuleType:
     """Import a file with its folder first on `sys.path`, so that it finds its siblings."""
     sys.path.insert(0, str(path.parent))
-    # A file that was written after Python had last listed its folder is not seen otherwise.
+    # Otherwise a file that is newer than Python's listing of its folder is not found.
     importlib.invalidate_caches()
-    # Under its own name where that is free, so that a sibling that imports it gets the same module.
+    # Under its own name if that is free, so that a sibling that imports it gets the same module.
     if _origin(path.stem) == path:
         return importlib.import_module(path.stem)
     name = f"headrace_file_{zlib.crc32(bytes(path)):08x}"
@@ -119,7 +119,7 @@ def _import_file(path: Path) -> ModuleType:
 
 
 def _origin(name: str) -> Path | None:
-    """The file that `import name` gives, or gave; None if that is no file."""
+    """Return the file that `import name` loads or has loaded; None if it is not a file."""
     if not name.isidentifier():
         return None
     if name in sys.modules:
@@ -146,7 +146,7 @@ def _named(spec: HandlerReference, module: ModuleType) -> Any:
 
 
 def _only(spec: HandlerReference, module: ModuleType) -> type:
-    """The one handler class that the module defines; those that it imports do not count."""
+    """Return the only handler class that the module defines; imported classes do not count."""
     own = [
         value
         for value in vars(module).values()

@@ -1,8 +1,8 @@
-"""The order in which a convolutional network's activations lie in memory: NCHW or channels last.
+"""Chooses the memory format of a convolutional network: NCHW or channels last.
 
-On a CPU most convolutions are faster with the channels last, some are not, and a module may hold
-code that cannot take it. So it is tried when the model is loaded, and kept where it gives the same
-answers in no more time.
+On a CPU most convolutions are faster with channels last, but not all, and a module's code may not
+support it. So it is tried when the model is loaded, and kept if it gives the same results in no
+more time.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from torch import Tensor, nn
 
 logger = logging.getLogger(__name__)
 
-#: Rounds of both orders in turn; the fastest of each counts, which others' load disturbs least.
+#: Rounds of both formats in turn. The fastest of each counts, as it is disturbed least.
 ROUNDS: Final = 3
-#: A round that differs by more than this settles it.
+#: A ratio between the formats that decides after one round.
 CLEAR: Final = 1.2
-#: So much slower may it be and still count as no slower: what two equal runs differ by.
+#: The ratio up to which channels last counts as no slower; equal runs differ by as much.
 SLACK: Final = 1.03
-#: How far answers may lie apart, as a share of the largest.
+#: The largest difference of results, as a share of the largest result.
 TOLERANCE: Final = 1e-3
 #: The same for half precision and bfloat16, whose own rounding is of that size.
 ROUGH_TOLERANCE: Final = 2e-2
 
 
 def use_channels_last(module: nn.Module, example: Tensor, mode: str, name: str) -> bool:
-    """Bring a module into the better order.
+    """Bring a module into the better memory format.
 
     Args:
         module: in evaluation mode; its weights are rearranged in place.
         example: a batch (N, C, H, W) as the module gets it.
-        mode: `on`, `off` or `auto`, the model's key `channels_last`.
-        name: the model's, for the log.
+        mode: `on`, `off` or `auto`: the model's key `channels_last`.
+        name: the model's name, for the log.
 
     Returns:
-        Whether the channels are last now; inputs must then be in that order too (`in_order`).
+        Whether the format is channels last now; inputs must then have it too (`in_order`).
     """
     if mode != "auto":
         if mode == "on":
@@ -49,10 +49,10 @@ def use_channels_last(module: nn.Module, example: Tensor, mode: str, name: str) 
         return False
     try:
         last_s, plain_s, apart = _compare(module, example)
-    except Exception as error:  # noqa: BLE001 - a module that cannot take it is run as it is
+    except Exception as error:  # noqa: BLE001 - a module that cannot use it runs as it is
         _to(module, torch.contiguous_format)
         logger.info(
-            "channels last is off, the module fails with it: %s", error, extra={"model": name}
+            "channels last is off: the module fails with it: %s", error, extra={"model": name}
         )
         return False
     tolerance = TOLERANCE if example.dtype is torch.float32 else ROUGH_TOLERANCE
@@ -60,7 +60,7 @@ def use_channels_last(module: nn.Module, example: Tensor, mode: str, name: str) 
     if not good:
         _to(module, torch.contiguous_format)
     logger.info(
-        "channels last is %s: %.1f ms for a batch of %d, %.1f ms without; answers differ by %.1g",
+        "channels last is %s: %.1f ms for a batch of %d, %.1f ms without; results differ by %.1g",
         "on" if good else "off", last_s * 1000, len(example), plain_s * 1000, apart,
         extra={"model": name},
     )  # fmt: skip
@@ -68,7 +68,7 @@ def use_channels_last(module: nn.Module, example: Tensor, mode: str, name: str) 
 
 
 def in_order(images: Tensor, *, channels_last: bool) -> Tensor:
-    """A batch (N, C, H, W) in the order that the module is in."""
+    """Return a batch (N, C, H, W) in the module's memory format."""
     order = torch.channels_last if channels_last else torch.contiguous_format
     return images.contiguous(memory_format=order)
 
@@ -81,9 +81,9 @@ def _to(module: nn.Module, order: torch.memory_format) -> None:
 
 
 def _compare(module: nn.Module, example: Tensor) -> tuple[float, float, float]:
-    """Seconds with the channels last, without, and how far apart the answers are.
+    """Return the seconds with channels last and without, and the difference of the results.
 
-    The module is left with its channels last.
+    The module is left with channels last.
     """
     best = {True: float("inf"), False: float("inf")}
     answers: dict[bool, Tensor] = {}
@@ -94,7 +94,7 @@ def _compare(module: nn.Module, example: Tensor) -> tuple[float, float, float]:
             started = time.perf_counter()
             with torch.inference_mode():
                 answers[last] = module(images)
-            # The first round of each pays for what is done once.
+            # The first round of each includes one-time work.
             if round_number:
                 best[last] = min(best[last], time.perf_counter() - started)
         if round_number and max(best.values()) > min(best.values()) * CLEAR:

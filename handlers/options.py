@@ -1,4 +1,4 @@
-"""A model's free `options` as a typed value: a misspelt one is an error and not a default."""
+"""Reads a model's `options` as a typed value; a misspelt option is an error, not ignored."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class ImageOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Options of every handler that takes images.
 
     Attributes:
-        max_pixels: images of more are refused before they are decoded.
+        max_pixels: an image with more pixels is refused before it is decoded.
     """
 
     max_pixels: Annotated[int, Meta(ge=1, le=HIGHEST_MAX_PIXELS)] = DEFAULT_MAX_PIXELS
 
 
 def read_options(context: Context, kind: type[S]) -> S:
-    """The model's options as `kind`.
+    """Return the model's options as `kind`.
 
     Raises:
-        ConfigError: one is unknown or does not fit.
+        ConfigError: an option is unknown or invalid.
     """
     fields = {field.name: field for field in msgspec.structs.fields(kind)}
     values: dict[str, Any] = {}

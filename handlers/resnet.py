@@ -1,8 +1,8 @@
 """ResNet-18 and ResNet-50 in plain torch.
 
-After He et al., 2015, "Deep Residual Learning for Image Recognition". Their weights have the names
-that torchvision's have, so that a state dict of either fits the other. ResNet-50 strides in its
-3 x 3 convolutions, as torchvision's does.
+After He et al., 2015, "Deep Residual Learning for Image Recognition". The weights have the same
+names as torchvision's, so a state dict of one fits the other. ResNet-50 strides in its 3 x 3
+convolutions, as torchvision's does.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing_extensions import override
 
 
 class _Block(nn.Module):
-    """Convolutions around which the input is carried."""
+    """Convolutions with a residual connection around them."""
 
     expansion: ClassVar = 1
     downsample: nn.Module | None
@@ -45,7 +45,7 @@ class BasicBlock(_Block):
 
     @override
     def forward(self, images: Tensor) -> Tensor:
-        """Feature maps in, feature maps out."""
+        """Return feature maps of feature maps."""
         carried = self._carried(images)
         out = self.relu(self.bn1(self.conv1(images)))
         result: Tensor = self.relu(self.bn2(self.conv2(out)) + carried)
@@ -53,7 +53,7 @@ class BasicBlock(_Block):
 
 
 class Bottleneck(_Block):
-    """A 3 x 3 convolution between two that narrow and widen."""
+    """A 3 x 3 convolution between two 1 x 1 convolutions, which narrow and widen."""
 
     expansion: ClassVar = 4
 
@@ -71,7 +71,7 @@ class Bottleneck(_Block):
 
     @override
     def forward(self, images: Tensor) -> Tensor:
-        """Feature maps in, feature maps out."""
+        """Return feature maps of feature maps."""
         carried = self._carried(images)
         out = self.relu(self.bn1(self.conv1(images)))
         out = self.relu(self.bn2(self.conv2(out)))
@@ -83,9 +83,9 @@ class ResNet(nn.Module):
     """Four stages of blocks.
 
     Args:
-        block: what they are made of.
-        depths: how many each stage has.
-        num_classes: how many logits it gives.
+        block: the class of the blocks.
+        depths: the number of blocks in each stage.
+        num_classes: the number of logits.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class ResNet(nn.Module):
 
     @override
     def forward(self, images: Tensor) -> Tensor:
-        """Logits (N, num_classes) of normalised images (N, 3, H, W)."""
+        """Return logits (N, num_classes) of normalised images (N, 3, H, W)."""
         out = self.maxpool(self.relu(self.bn1(self.conv1(images))))
         out = self.layer4(self.layer3(self.layer2(self.layer1(out))))
         logits: Tensor = self.fc(self.avgpool(out).flatten(1))
@@ -119,12 +119,12 @@ class ResNet(nn.Module):
 
 
 def resnet18(num_classes: int = 1000) -> ResNet:
-    """A factory that `options.model` names: 11.7 million weights, random."""
+    """Return a ResNet-18 with 11.7 million random weights; for `options.model`."""
     return ResNet(BasicBlock, (2, 2, 2, 2), num_classes)
 
 
 def resnet50(num_classes: int = 1000) -> ResNet:
-    """A factory that `options.model` names: 25.6 million weights, random."""
+    """Return a ResNet-50 with 25.6 million random weights; for `options.model`."""
     return ResNet(Bottleneck, (3, 4, 6, 3), num_classes)
 
 

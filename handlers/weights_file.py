@@ -1,4 +1,4 @@
-"""Weights from a file into a module. Nothing in the file is ever run: no pickled code."""
+"""Loads weights from a file into a module. No code in the file is run: pickled code is refused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def load_weights(module: nn.Module, path: Path) -> None:
     """Fill the module from a state dict: .safetensors, or .pt, .pth, .bin read as weights only.
 
     Raises:
-        ConfigError: the file is not there, cannot be read, or its weights are another module's.
+        ConfigError: the file does not exist, cannot be read, or does not fit the module.
     """
     state = _read(path)
     inner = state.get("state_dict")
@@ -30,7 +30,7 @@ def load_weights(module: nn.Module, path: Path) -> None:
         module.load_state_dict(dict(state))
     except (RuntimeError, TypeError) as error:
         raise ConfigError(
-            f"{path} holds the weights of another module: {error}",
+            f"the weights in {path} do not fit the module: {error}",
             hint=f"it must be a state dict of {type(module).__name__}",
         ) from error
 
@@ -50,8 +50,8 @@ def _read(path: Path) -> Mapping[str, Any]:
     except Exception as error:
         raise ConfigError(
             f"{path} cannot be read as weights: {error}",
-            hint="save module.state_dict(), best as .safetensors; a pickled module is refused, "
-            "since reading one runs the code in it",
+            hint="save module.state_dict(), best as .safetensors; a pickled module is refused "
+            "because reading it would run its code",
         ) from error
     if not isinstance(state, Mapping):
         raise ConfigError(

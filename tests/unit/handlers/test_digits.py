@@ -135,7 +135,7 @@ def test_bad_inputs_fail_at_their_place_while_their_mates_succeed(handler: Digit
     messages = [item.message for item in items[1:-1]]
     for message, part in zip(
         messages,
-        ["0 bytes", "not an image", "cannot be decoded", "a JSON object", "nothing is written"],
+        ["0 bytes", "not an image", "cannot be decoded", "a JSON object", "the image is blank"],
         strict=True,
     ):
         assert part in message
@@ -153,7 +153,7 @@ def test_max_pixels_is_an_option() -> None:
     handler = Digits()
     handler.initialize(context(options={"max_pixels": 100}))
     (error,) = handler.preprocess([as_png(BLANK)])
-    assert "at most 100 are taken" in error.message
+    assert "at most 100 are allowed" in error.message
 
 
 @pytest.mark.parametrize(

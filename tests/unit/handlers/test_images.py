@@ -53,7 +53,7 @@ def test_bytes_like_inputs_are_read() -> None:
     ("data", "expected"),
     [
         (b"", "got 0 bytes"),
-        (b"hello, this is text", "not an image: 19 bytes that are none of PNG, JPEG"),
+        (b"hello, this is text", "not an image: 19 bytes in none of the formats PNG, JPEG"),
         ({"url": "http://x"}, "got a JSON object"),
         ([1, 2], "got a JSON array"),
         ("iVBORw0KGgo=", "got text"),
@@ -80,7 +80,7 @@ def test_a_format_that_is_not_listed_is_not_parsed() -> None:
 
 def test_size_is_checked_before_decoding() -> None:
     message = refusal(bomb(10_000, 5_001))
-    assert "10000 x 5001 pixels, and at most 50,000,000 are taken" in message
+    assert "10000 x 5001 pixels, at most 50,000,000 are allowed" in message
     assert "1 x 11 pixels, and at most 10" in refusal(bomb(1, 11), max_pixels=10)
 
 

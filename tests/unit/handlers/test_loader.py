@@ -183,7 +183,7 @@ def test_a_factory_is_found_in_a_file_or_a_module(tmp_path: Path) -> None:
     [
         ("factory.py", "options.model 'factory.py' cannot be read"),
         ("factory.py:gone", "has no gone"),
-        ("factory.py:VALUE", "the int of that name cannot be called"),
+        ("factory.py:VALUE", "the int of that name is not callable"),
     ],
 )
 def test_a_factory_that_is_none(tmp_path: Path, spec: str, expected: str) -> None:

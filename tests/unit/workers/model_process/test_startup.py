@@ -29,7 +29,7 @@ def test_an_import_that_fails_shows_the_authors_frames_alone(tmp_path: Path) -> 
     assert text.startswith("Traceback (most recent call last):\n")
     assert text.count('File "') == text.count(f'File "{tmp_path}/mine.py"') == 2
     assert "No module named 'no_such_dependency'" in text
-    assert "handler 'mine.py': its import failed" in text.splitlines()[-1]
+    assert "handler 'mine.py': the import failed" in text.splitlines()[-1]
 
 
 def test_a_syntax_error_shows_its_line(tmp_path: Path) -> None:

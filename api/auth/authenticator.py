@@ -100,7 +100,7 @@ class Authenticator:
         self._subscription = Subscription(
             client,
             "API key",
-            [keys.API_KEY_NEWS],
+            [keys.API_KEY_CHANGES],
             self._forget,
             on_reconnect=self._clear,
             on_lost=self._expire_all,

@@ -118,7 +118,7 @@ class ApiKeyStore:
                 pipe.expireat(keys.api_key(key.id), int(key.expires_s + SHOWN_AFTER_S))
             pipe.zadd(keys.API_KEYS, {key.id: now_s})
             # An API process may have cached that this id is unknown.
-            pipe.publish(keys.API_KEY_NEWS, key.id)
+            pipe.publish(keys.API_KEY_CHANGES, key.id)
             pipe.execute()
         return key, written(made)
 
@@ -162,7 +162,7 @@ class ApiKeyStore:
         )
         with self._client.pipeline() as pipe:
             pipe.hset(keys.api_key(key_id), mapping=fields_of(key))
-            pipe.publish(keys.API_KEY_NEWS, key_id)
+            pipe.publish(keys.API_KEY_CHANGES, key_id)
             pipe.execute()
         return key, written(PresentedKey(key_id, secret))
 
@@ -175,7 +175,7 @@ class ApiKeyStore:
         with self._client.pipeline() as pipe:
             pipe.delete(keys.api_key(key_id), keys.rate(key_id))
             pipe.zrem(keys.API_KEYS, key_id)
-            pipe.publish(keys.API_KEY_NEWS, key_id)
+            pipe.publish(keys.API_KEY_CHANGES, key_id)
             deleted, listed, _ = pipe.execute()
         if not deleted and not listed:
             raise no_key(key_id)

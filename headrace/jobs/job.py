@@ -13,7 +13,7 @@ from typing_extensions import override
 from headrace.jobs.encoding import strict_json
 from headrace.jobs.progress import Progress, stages_progress
 from headrace.redis.clock import US_PER_S
-from headrace.redis.keys import NOBODY, F
+from headrace.redis.keys import NO_WAITER, F
 
 
 class State(StrEnum):
@@ -260,7 +260,7 @@ def job_from_record(job_id: str, record: dict[str, str], meta: str = "", place: 
         cancel_asked=F.CANCEL in record,
         request_hash=get(F.REQUEST_HASH, ""),
         key=get(F.KEY, ""),
-        quiet=get(F.WAITER) == NOBODY,
+        quiet=get(F.WAITER) == NO_WAITER,
         recorded=get(F.RESULT, ""),
         stages_json=stages,
         freed=F.FREED in record,

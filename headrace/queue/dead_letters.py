@@ -81,7 +81,7 @@ class DeadLetters:
             names = await self._names(queue, limit, before)
             pipe = self._client.pipeline(transaction=False)
             for name, _ in names:
-                pipe.hmget(keys.letter(queue, name), *_SHOWN)
+                pipe.hmget(keys.dead_letter(queue, name), *_SHOWN)
             found = await pipe.execute() if names else []
         except RedisError as error:
             raise translate(error) from error
@@ -116,7 +116,7 @@ class DeadLetters:
             BrokerError: Redis does not answer.
         """
         try:
-            found: Any = await self._client.hgetall(keys.letter(queue, name))
+            found: Any = await self._client.hgetall(keys.dead_letter(queue, name))
         except RedisError as error:
             raise translate(error) from error
         if b"raw" not in found:

@@ -95,8 +95,8 @@ class Scraper:
             ("PUBSUB", "CHANNELS", keys.done_channel("*")),
             ("SMEMBERS", keys.PAUSED),
             ("HGETALL", keys.SHARED_STATS),
-            ("LLEN", keys.ERRANDS),
-            ("ZCARD", keys.HOOKS),
+            ("LLEN", keys.BACKGROUND_TASKS),
+            ("ZCARD", keys.DUE_DELIVERIES),
             ("INFO", "memory"),
         ]
         self._first = (pack_all(commands), len(commands))

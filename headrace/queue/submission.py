@@ -136,7 +136,7 @@ def submission(
         0 if options.expires is None else max(1, int(options.expires * US_PER_S)),
         len(own),
         options.result_ttl or result_ttl_s,
-        keys.NOBODY if quiet else waiter,
+        keys.NO_WAITER if quiet else waiter,
         rare,
         caller,
     )
@@ -177,7 +177,7 @@ def _quiet_kind(
         0,
         3 if hashed else 2,
         options.result_ttl or result_ttl_s,
-        keys.NOBODY,
+        keys.NO_WAITER,
         (),
         caller,
     )
@@ -213,7 +213,7 @@ def _shared(
     fields += rare
     return job_scripts.submit_run(
         queue, step, max_depth=max_depth, delay_us=delay_us, expires_us=begin_us,
-        listed=waiter != keys.NOBODY, owner=owner, values_per_job=width, fields=fields,
+        listed=waiter != keys.NO_WAITER, owner=owner, values_per_job=width, fields=fields,
     )  # fmt: skip
 
 

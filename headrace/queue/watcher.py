@@ -154,7 +154,7 @@ class JobWatcher:
         self.dismissed = False
         self._queue = queue
         # A channel of its own, as the subscription needs at least one.
-        base = keys.news(f"/{api_id}")
+        base = keys.progress_channel(f"/{api_id}")
         self._subscription = Subscription(client, "watching", [base], self._read_publication)
         self._watches: dict[str, set[JobWatch]] = {}
         #: Jobs that something was published about since they were read.
@@ -262,10 +262,10 @@ class JobWatcher:
                     watch.update(status)
 
     def _read_publication(self, channel: str, _: bytes) -> None:
-        for prefix in (keys.NEWS_PREFIX, keys.META_PREFIX):
+        for prefix in (keys.PROGRESS_PREFIX, keys.META_PREFIX):
             if channel.startswith(prefix):
                 self._note_change(channel.removeprefix(prefix))
 
 
 def _channels(job_id: str) -> tuple[str, str]:
-    return keys.news(job_id), keys.meta(job_id)
+    return keys.progress_channel(job_id), keys.meta(job_id)

@@ -171,7 +171,7 @@ class DeliveryStore:
         Raises:
             BrokerError: Redis does not answer.
         """
-        return read_log(await self._queue.fields(keys.hook(job_id)))
+        return read_log(await self._queue.fields(keys.deliveries(job_id)))
 
     async def save(
         self, kept: PendingDelivery, change: Change, *, ttl_s: int, surplus: tuple[str, ...] = ()

@@ -71,10 +71,10 @@ def requeue_tasks(redis_url: str, owner: str) -> int:
 
 def live_workers(client: redis.Redis) -> list[WorkerLiveness]:
     """List the live background workers; one of this host must also have a process."""
-    owners: Any = client.smembers(keys.ERRAND_OWNERS)
+    owners: Any = client.smembers(keys.BACKGROUND_WORKERS)
     if not owners:
         return []
-    found: Any = client.mget([keys.errands_alive(owner.decode()) for owner in owners])
+    found: Any = client.mget([keys.background_alive(owner.decode()) for owner in owners])
     workers = [msgspec.json.decode(raw, type=WorkerLiveness) for raw in found if raw is not None]
     here = f"@{socket.gethostname()}"
     return [

@@ -251,7 +251,7 @@ def background_child(
     return _celery_worker(
         background_workers.NODE, [*_worker("workers.background.app"), "-n", node], settings,
         new_environment, release,
-        lambda env: _key_exists(url, keys.errands_alive(env[INCARNATION])),
+        lambda env: _key_exists(url, keys.background_alive(env[INCARNATION])),
     )  # fmt: skip
 
 

@@ -136,7 +136,7 @@ def check_background(url: str) -> str:
     """
     node = background_workers.node_name()
     if node not in {alive.node for alive in _ask(url, background_workers.live_workers)}:
-        raise HeadraceError(f"not seen in the last {keys.ERRANDS_TTL_S} s: {node}")
+        raise HeadraceError(f"not seen in the last {keys.BACKGROUND_TTL_S} s: {node}")
     return f"serving: {node}"
 
 

@@ -72,7 +72,7 @@ def message(errand: WebhookTask) -> bytes:
     }  # fmt: skip
     properties = {
         "correlation_id": task_id, "reply_to": "", "delivery_mode": 2, "priority": 0,
-        "delivery_info": {"exchange": "", "routing_key": keys.ERRANDS},
+        "delivery_info": {"exchange": "", "routing_key": keys.BACKGROUND_TASKS},
         "body_encoding": "base64", "delivery_tag": task_id,
     }  # fmt: skip
     return msgspec.json.encode(

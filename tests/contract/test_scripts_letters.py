@@ -41,7 +41,7 @@ def test_a_job_whose_retries_are_used_up_is_kept_with_all_that_is_known(queue: Q
     record = queue.record(job_id)
     assert (record["s"], record["dl"], record["e"]) == ("f", "1", ERROR)
     assert queue.meta(job_id) == META.encode()
-    assert queue.client.ttl(keys.letter(queue.name, job_id)) > 13 * 86400
+    assert queue.client.ttl(keys.dead_letter(queue.name, job_id)) > 13 * 86400
     assert queue.held() == {}
 
 
@@ -95,7 +95,7 @@ def test_a_job_that_lives_is_not_put_beside_itself(queue: Queue) -> None:
     kept = queue.letters()[job_id]
     assert queue.requeue(job_id, job_id) == ["queued", "unknown"]
     letter: Any = kept
-    queue.client.hset(keys.letter(queue.name, job_id), mapping=letter)
+    queue.client.hset(keys.dead_letter(queue.name, job_id), mapping=letter)
     queue.client.zadd(keys.dead(queue.name), {job_id: 1})
     assert queue.requeue(job_id) == ["alive"], "it waits"
     queue.entomb(job_id)
@@ -132,7 +132,7 @@ def test_the_oldest_are_dropped_when_there_are_too_many(queue: Queue) -> None:
     queue.client.zadd(keys.dead(queue.name), more)
     newest = die(queue)
     assert queue.client.zcard(keys.dead(queue.name)) == LETTERS_MAX
-    assert queue.client.exists(keys.letter(queue.name, oldest)) == 0
+    assert queue.client.exists(keys.dead_letter(queue.name, oldest)) == 0
     assert queue.client.zscore(keys.dead(queue.name), newest) is not None
 
 

@@ -58,7 +58,7 @@ def test_work_that_is_queued_still_runs_and_ends(queue: Queue) -> None:
 
 
 def test_a_quiet_job_ends_and_is_listened_for_at_maxmemory(queue: Queue) -> None:
-    ids = [queue.submit_one(waiter=keys.NOBODY) for _ in range(2)]
+    ids = [queue.submit_one(waiter=keys.NO_WAITER) for _ in range(2)]
     with full_memory(queue):
         assert [queue.listen(job_id) for job_id in ids] == [1, 1]
         assert queue.settle(*queue.claim().jobs, meta="", extra=("r", "7")) == [1, 1]

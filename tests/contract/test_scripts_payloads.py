@@ -199,7 +199,7 @@ def test_an_input_lives_as_long_as_its_dead_letter(queue: Queue, store: RedisPay
     queue.client.delete(keys.job("j"))  # its time is over
     sweep(queue, store)
     assert there(store, entry)
-    queue.client.delete(keys.letter(queue.name, "j"), keys.dead(queue.name))  # purged
+    queue.client.delete(keys.dead_letter(queue.name, "j"), keys.dead(queue.name))  # purged
     sweep(queue, store)
     assert not there(store, entry)
 

@@ -72,8 +72,11 @@ def test_only_a_poke_is_published(queue: Queue) -> None:
     leased = queue.claim_one()
     client: Any = queue.client
     with client.pubsub(ignore_subscribe_messages=True) as heard:
-        heard.subscribe(keys.news(job_id))
-        wait_until(lambda: client.pubsub_channels() == [keys.news(job_id).encode()], "it listens")
+        heard.subscribe(keys.progress_channel(job_id))
+        wait_until(
+            lambda: client.pubsub_channels() == [keys.progress_channel(job_id).encode()],
+            "it listens",
+        )
         queue.progress(leased, f"1 {HALF}")
         # The first that comes may be the subscription, which is kept from us.
         message: Any = wait_until(lambda: heard.get_message(timeout=1), "it is told")

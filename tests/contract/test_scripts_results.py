@@ -284,7 +284,7 @@ def _heard(listener: Any) -> list[tuple[str, bytes]]:
 
 def test_of_a_quiet_job_nobody_is_told_until_somebody_listens(queue: Queue) -> None:
     queue.index_max = 100
-    ids = [queue.submit_one(waiter=keys.NOBODY) for _ in range(3)]
+    ids = [queue.submit_one(waiter=keys.NO_WAITER) for _ in range(3)]
     loud = queue.submit_one()
     assert queue.client.zrange(keys.job_index(queue.model), 0, -1) == [loud.encode()]
     assert [queue.listen(job_id) for job_id in (ids[1], ids[1], loud, "none")] == [1, 0, 0, 0]
@@ -310,7 +310,7 @@ def test_of_a_quiet_job_nobody_is_told_until_somebody_listens(queue: Queue) -> N
 
 
 def test_a_quiet_jobs_result_is_read_from_its_record(queue: Queue) -> None:
-    job_id = queue.submit_one(waiter=keys.NOBODY)
+    job_id = queue.submit_one(waiter=keys.NO_WAITER)
     assert queue.settle(queue.claim_one(), meta="", extra=("r", '{"a":[1]}')) == [1]
     for results in (True, False):
         ((flat, meta, _),) = queue.view(job_id, results=results)

@@ -63,17 +63,17 @@ def test_a_claim_notes_nobody_as_passed_over_where_it_can_take_nobody(queue: Que
 def test_errands_of_one_worker_wait_while_anothers_cannot_be_read(queue: Queue) -> None:
     client, owners = queue.client, ["one", "two", "three"]
     for owner in owners:
-        client.sadd(keys.ERRAND_OWNERS, owner)
-        client.lpush(keys.errands_taken(owner), f"errand of {owner}")
-        client.hset(keys.errands_held(owner), "1", f"held by {owner}")
+        client.sadd(keys.BACKGROUND_WORKERS, owner)
+        client.lpush(keys.background_taken(owner), f"errand of {owner}")
+        client.hset(keys.background_held(owner), "1", f"held by {owner}")
     for owner in owners:
-        for name in (keys.errands_taken(owner), keys.errands_held(owner)):
+        for name in (keys.background_taken(owner), keys.background_held(owner)):
             with refused_whole(client, name):
                 queue.call("background/requeue_dead", [], "", "", 0)
     assert queue.call("background/requeue_dead", [], "", "", 0) == 2 * len(owners)
     said = {f"{word} {owner}".encode() for owner in owners for word in ("errand of", "held by")}
-    assert set(client.lrange(keys.ERRANDS, 0, -1)) == said
-    client.delete(keys.ERRANDS)
+    assert set(client.lrange(keys.BACKGROUND_TASKS, 0, -1)) == said
+    client.delete(keys.BACKGROUND_TASKS)
 
 
 def test_a_letter_goes_back_once_though_its_record_is_anothers(queue: Queue) -> None:
@@ -81,7 +81,7 @@ def test_a_letter_goes_back_once_though_its_record_is_anothers(queue: Queue) -> 
     failed = queue.claim().jobs
     queue.settle(*failed, state="f", extra=("e", "{}"), retry_us="dead")
     raw = b'{"headers":{"headrace":{"ref":"redis:0a"}}}'
-    queue.client.hset(keys.letter(queue.name, odd), "raw", raw)
+    queue.client.hset(keys.dead_letter(queue.name, odd), "raw", raw)
     queue.client.delete(keys.job(odd))
     with in_its_place(queue.client, keys.job(odd)):
         assert queue.requeue(odd, good) == ["queued", "queued"]

@@ -106,8 +106,8 @@ def test_the_end_of_a_stock_clients_job_is_left_to_be_told(
     assert told[job_id][0]["status"] == meta["status"] != "SUCCESS"
     assert told[job_id][0]["result"] == meta["result"]
     assert not queue.untold(), "one sweep has it for a while"
-    assert queue.client.ttl(keys.untold(queue.name)) > 0
-    assert queue.client.ttl(keys.untold_ends(queue.name)) > 0
+    assert queue.client.ttl(keys.orphaned(queue.name)) > 0
+    assert queue.client.ttl(keys.orphaned_ends(queue.name)) > 0
     assert not queue.claim().jobs, "it is told once"
     assert not queue.untold()
 
@@ -134,7 +134,7 @@ def test_after_our_own_messages_nothing_follows(queue: Queue) -> None:
     queue.submit_one()
     queue.purge()
     assert not queue.untold()
-    assert not queue.client.exists(keys.untold(queue.name), keys.untold_ends(queue.name))
+    assert not queue.client.exists(keys.orphaned(queue.name), keys.orphaned_ends(queue.name))
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +154,7 @@ def test_where_celery_says_that_nothing_follows_no_message_is_kept(
     assert queue.cancel("plain-1") == ["asked"]
     assert queue.release(*claimed.jobs) == ["cancelled", "queued"]
     assert queue.purge() == (10, 10, 0)
-    assert not queue.client.exists(keys.untold(queue.name), keys.untold_ends(queue.name))
+    assert not queue.client.exists(keys.orphaned(queue.name), keys.orphaned_ends(queue.name))
 
 
 #: What hides the end of a body that nothing follows behind something that does, or is not read.
@@ -198,16 +198,16 @@ def test_so_many_are_handed_out_and_come_up_again(queue: Queue) -> None:
     second = queue.untold(100)
     assert (len(first), first.keys() | second.keys()) == (2, set(ids))
     for job_id in second:
-        queue.client.hdel(keys.untold_ends(queue.name), job_id)
+        queue.client.hdel(keys.orphaned_ends(queue.name), job_id)
     for job_id in ids:
-        queue.client.zadd(keys.untold(queue.name), {job_id: 1})
+        queue.client.zadd(keys.orphaned(queue.name), {job_id: 1})
     assert queue.untold() == first
-    assert set(queue.client.zrange(keys.untold(queue.name), 0, -1)) == {
+    assert set(queue.client.zrange(keys.orphaned(queue.name), 0, -1)) == {
         job_id.encode() for job_id in first
     }
 
 
-@pytest.mark.parametrize("key", [keys.untold, keys.untold_ends])
+@pytest.mark.parametrize("key", [keys.orphaned, keys.orphaned_ends])
 @pytest.mark.leaves_keys
 def test_keys_of_another_type_hinder_no_end_and_no_sweep(
     queue: Queue, key: Callable[[str], str]

@@ -18,15 +18,15 @@ FAILED = ("e", '{"type":"handler-error","message":"no"}')
 
 def errands(queue: Queue) -> list[str]:
     """The errands that wait, in the order in which they are taken; they are removed."""
-    found: Any = queue.client.lrange(keys.ERRANDS, 0, -1)
-    queue.client.delete(keys.ERRANDS)
+    found: Any = queue.client.lrange(keys.BACKGROUND_TASKS, 0, -1)
+    queue.client.delete(keys.BACKGROUND_TASKS)
     return [raw.decode() for raw in reversed(found)]
 
 
 def noted(queue: Queue, job_id: str) -> str:
     """How the job has ended, as it is noted for its webhook."""
-    fields: Any = queue.client.hgetall(keys.hook(job_id))
-    ttl: Any = queue.client.ttl(keys.hook(job_id))
+    fields: Any = queue.client.hgetall(keys.deliveries(job_id))
+    ttl: Any = queue.client.ttl(keys.deliveries(job_id))
     assert set(fields) == {b"s", b"en"}
     assert fields[b"en"].decode() == queue.record(job_id)["en"]
     assert ttl > TTL_S, "it outlives the record"
@@ -107,7 +107,7 @@ def test_each_way_to_end_sends_it_once(queue: Queue, way: str, full: bool) -> No
         end(queue)
         assert queue.record(job_id)["s"] == state
         assert errands(queue) == []
-        assert not queue.client.exists(keys.hook(job_id))
+        assert not queue.client.exists(keys.deliveries(job_id))
         queue.client.delete("ids")
     assert queue.claim().jobs == []
 
@@ -152,11 +152,11 @@ def test_a_repeated_settlement_sends_nothing_more(queue: Queue) -> None:
 
 def test_keys_of_another_type_hinder_no_end(queue: Queue) -> None:
     asked = queue.submit_one(webhook_ends=ENDS, webhook_started=True)
-    queue.client.set(keys.ERRANDS, "another's", ex=60)
-    queue.client.set(keys.hook(asked), "another's", ex=60)
+    queue.client.set(keys.BACKGROUND_TASKS, "another's", ex=60)
+    queue.client.set(keys.deliveries(asked), "another's", ex=60)
     settled(queue)
     assert queue.record(asked)["s"] == "s"
-    queue.client.delete(keys.ERRANDS)
+    queue.client.delete(keys.BACKGROUND_TASKS)
 
 
 def save(queue: Queue, was: str, now: str, *more: str | int) -> list[Any]:
@@ -165,7 +165,7 @@ def save(queue: Queue, was: str, now: str, *more: str | int) -> list[Any]:
 
 
 def test_deliveries_are_kept_unless_another_was_faster(queue: Queue) -> None:
-    hook = keys.hook("job")
+    hook = keys.deliveries("job")
     with full_memory(queue):
         assert save(queue, "", "one", 0, "errand", "body", "webhooks:retried") == [1]
         assert save(queue, "", "two", "", "", "", "") == [0, b"one"]
@@ -185,14 +185,16 @@ def test_deliveries_are_kept_unless_another_was_faster(queue: Queue) -> None:
 def test_what_is_not_due_waits_and_what_is_gone_is_passed_over(queue: Queue) -> None:
     save(queue, "", "one", 10**9, "errand", "body", "")
     assert queue.call("webhooks/due", [], 10) == [0]
-    queue.client.zadd(keys.HOOKS, {"gone msg_2": 1, "no member of ours": 1, "job msg_1": 2})
+    queue.client.zadd(
+        keys.DUE_DELIVERIES, {"gone msg_2": 1, "no member of ours": 1, "job msg_1": 2}
+    )
     assert queue.call("webhooks/due", [], 2) == [2]
     assert errands(queue) == []
     assert queue.call("webhooks/due", [], 2) == [1]
     assert errands(queue) == ["errand"]
-    queue.client.set(keys.ERRANDS, "another's", ex=60)
-    queue.client.zadd(keys.HOOKS, {"job msg_1": 2})
+    queue.client.set(keys.BACKGROUND_TASKS, "another's", ex=60)
+    queue.client.zadd(keys.DUE_DELIVERIES, {"job msg_1": 2})
     with pytest.raises(ResponseError, match="WRONGTYPE"):
         queue.call("webhooks/due", [], 2)
-    assert queue.client.zcard(keys.HOOKS) == 1, "nothing was taken"
-    queue.client.delete(keys.ERRANDS, keys.HOOKS)
+    assert queue.client.zcard(keys.DUE_DELIVERIES) == 1, "nothing was taken"
+    queue.client.delete(keys.BACKGROUND_TASKS, keys.DUE_DELIVERIES)

@@ -66,11 +66,11 @@ def create_app(settings: Settings, catalog: Catalog, owner: str) -> Celery:
     target = celery_url(url)
     app = Celery("headrace-errands", broker=target.url, backend=NoResults, set_as_current=False)
     app.conf.update(
-        **common_conf(target, keys.ERRANDS, {"owner": owner, "priority_steps": [0]}),
+        **common_conf(target, keys.BACKGROUND_TASKS, {"owner": owner, "priority_steps": [0]}),
         task_acks_late=True,
-        task_default_queue=keys.ERRANDS,
+        task_default_queue=keys.BACKGROUND_TASKS,
         task_ignore_result=True,
-        task_queues=[Queue(keys.ERRANDS)],
+        task_queues=[Queue(keys.BACKGROUND_TASKS)],
         task_reject_on_worker_lost=True,
         # Threads cannot be cancelled. A task whose acknowledgement fails runs again.
         worker_cancel_long_running_tasks_on_connection_loss=False,

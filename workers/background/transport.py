@@ -47,8 +47,8 @@ class QoS(kombu_redis.QoS):
     def append(self, message: Any, delivery_tag: str) -> None:
         owner = self.channel.owner
         with self.pipe_or_acquire() as pipe:
-            pipe.hset(keys.errands_held(owner), delivery_tag, self.channel.taken)
-            pipe.delete(keys.errands_taken(owner))
+            pipe.hset(keys.background_held(owner), delivery_tag, self.channel.taken)
+            pipe.delete(keys.background_taken(owner))
             pipe.execute()
         virtual.QoS.append(self, message, delivery_tag)
 
@@ -58,7 +58,7 @@ class QoS(kombu_redis.QoS):
             # kombu would look up the address of a closed connection, which ends Celery.
             raise RedisConnectionError("the connection that delivered this task was lost")
         with self.channel.conn_or_acquire() as client:
-            client.hdel(keys.errands_held(self.channel.owner), delivery_tag)
+            client.hdel(keys.background_held(self.channel.owner), delivery_tag)
         virtual.QoS.ack(self, delivery_tag)
 
     @override
@@ -71,14 +71,14 @@ class QoS(kombu_redis.QoS):
 
     @override
     def restore_by_tag(self, tag: str, client: Any = None, leftmost: bool = False) -> None:
-        held = keys.errands_held(self.channel.owner)
+        held = keys.background_held(self.channel.owner)
 
         def restore(pipe: Any) -> None:
             raw = pipe.hget(held, tag)
             pipe.multi()
             if raw is not None:
                 pipe.hdel(held, tag)
-                (pipe.lpush if leftmost else pipe.rpush)(keys.ERRANDS, raw)
+                (pipe.lpush if leftmost else pipe.rpush)(keys.BACKGROUND_TASKS, raw)
 
         with self.channel.conn_or_acquire(client) as connected:
             connected.transaction(restore, held)
@@ -111,7 +111,12 @@ class _Moving:
         self._brpop_sent_at = time.monotonic()
         wait_s = self.connection.brpop_timeout if timeout is None else timeout
         self.client.connection.send_command(
-            "BLMOVE", keys.ERRANDS, keys.errands_taken(self.owner), "RIGHT", "LEFT", wait_s or 0
+            "BLMOVE",
+            keys.BACKGROUND_TASKS,
+            keys.background_taken(self.owner),
+            "RIGHT",
+            "LEFT",
+            wait_s or 0,
         )
 
     def _brpop_read(self, **options: Any) -> bool:
@@ -139,12 +144,12 @@ class _Moving:
             message = loads(raw.decode())
             message["properties"]["delivery_tag"]
         except (ValueError, TypeError, LookupError):
-            logger.exception("message in %s dropped: not a Celery message", keys.ERRANDS)
-            self.client.delete(keys.errands_taken(self.owner))
+            logger.exception("message in %s dropped: not a Celery message", keys.BACKGROUND_TASKS)
+            self.client.delete(keys.background_taken(self.owner))
             return
         # Scripts may push the same message twice, and a worker may hold both copies.
         message["properties"]["delivery_tag"] = uuid4().hex
-        self.connection._deliver(message, keys.ERRANDS)
+        self.connection._deliver(message, keys.BACKGROUND_TASKS)
 
 
 class Channel(_Moving, kombu_redis.Channel):

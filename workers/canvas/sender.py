@@ -124,8 +124,8 @@ class CanvasSender:
     def done(self, queue: str, name: bytes) -> None:
         """The end that a script has left under this name was told."""
         with self._redis.pipeline() as pipe:
-            pipe.zrem(keys.untold(queue), name)
-            pipe.hdel(keys.untold_ends(queue), name)
+            pipe.zrem(keys.orphaned(queue), name)
+            pipe.hdel(keys.orphaned_ends(queue), name)
             pipe.execute()
 
     def send(self, canvas: Canvas, outcome: CanvasOutcome, progress: SendProgress) -> None:

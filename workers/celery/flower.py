@@ -124,7 +124,7 @@ def adapt(app: Celery, catalog: Catalog) -> None:
 
     BaseApiHandler.prepare, BaseApiHandler.write_error = closed, challenge
     of_workers = BaseHandler.get_active_queue_names
-    ours = {CONTROL_QUEUE, keys.ERRANDS, *queues.values()}
+    ours = {CONTROL_QUEUE, keys.BACKGROUND_TASKS, *queues.values()}
     BaseHandler.get_active_queue_names = lambda page: sorted({*of_workers(page), *ours})
 
 

@@ -129,12 +129,12 @@ class _Alive(msgspec.Struct):
 def background_tasks(deployment: Deployment) -> CheckResult:
     """`errands`: background workers run background tasks, webhooks and pipelines."""
     waiting, hooks = (
-        int(deployment.redis.llen(keys.ERRANDS)),
-        int(deployment.redis.zcard(keys.HOOKS)),
+        int(deployment.redis.llen(keys.BACKGROUND_TASKS)),
+        int(deployment.redis.zcard(keys.DUE_DELIVERIES)),
     )
-    owners = sorted(deployment.redis.smembers(keys.ERRAND_OWNERS))
+    owners = sorted(deployment.redis.smembers(keys.BACKGROUND_WORKERS))
     records = (
-        deployment.redis.mget([keys.errands_alive(raw.decode()) for raw in owners])
+        deployment.redis.mget([keys.background_alive(raw.decode()) for raw in owners])
         if owners
         else []
     )

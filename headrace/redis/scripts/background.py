@@ -16,4 +16,4 @@ def requeue_dead(owner: str, state: bytes, dead: Iterable[str]) -> Command:
         state: what it reports of itself.
         dead: workers that are known to be dead.
     """
-    return script("background/requeue_dead").call([], owner, state, keys.ERRANDS_TTL_S, *dead)
+    return script("background/requeue_dead").call([], owner, state, keys.BACKGROUND_TTL_S, *dead)

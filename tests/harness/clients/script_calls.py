@@ -151,7 +151,7 @@ class Queue:
         ]
         head = job_scripts.submit_run(
             self.name, str(job.step), max_depth=job.max_depth, delay_us=job.delay_us,
-            expires_us=job.begin_us, listed=job.waiter != keys.NOBODY, owner=owner,
+            expires_us=job.begin_us, listed=job.waiter != keys.NO_WAITER, owner=owner,
             values_per_job=len(own[0]), fields=fields,
         )  # fmt: skip
         return [*head, len(own), *(value for one in own for value in one)]
@@ -353,7 +353,7 @@ class Queue:
         names: Any = self.client.zrange(keys.dead(self.name), 0, -1)
         found: dict[str, dict[str, bytes]] = {}
         for name in names:
-            stored: Any = self.client.hgetall(keys.letter(self.name, name.decode()))
+            stored: Any = self.client.hgetall(keys.dead_letter(self.name, name.decode()))
             found[name.decode()] = {key.decode(): value for key, value in stored.items()}
         return found
 

@@ -85,7 +85,9 @@ class HookSite:
     def hasten(self, delivery: Any, job_id: str) -> None:
         """Let what waits for another try be due now."""
         with self.server.client() as client:
-            client.zadd(keys.HOOKS, {f"{job_id} {delivery['id']}": time.time() * 1e6}, xx=True)
+            client.zadd(
+                keys.DUE_DELIVERIES, {f"{job_id} {delivery['id']}": time.time() * 1e6}, xx=True
+            )
 
     def quiet(self, *, drop: bool = False) -> None:
         """Nothing is under way or waits any more; what waits for another try may be dropped."""
@@ -93,9 +95,9 @@ class HookSite:
 
             def settled() -> bool:
                 if drop:
-                    client.delete(keys.HOOKS)
+                    client.delete(keys.DUE_DELIVERIES)
                 held = any(client.scan_iter("hr:errands:held:*"))
-                return not held and not client.exists(keys.ERRANDS, keys.HOOKS)
+                return not held and not client.exists(keys.BACKGROUND_TASKS, keys.DUE_DELIVERIES)
 
             wait_until(settled, "all errands are done", 60)
 

@@ -48,7 +48,7 @@ def send(server: RedisServer, *names: str) -> None:
     app = Celery(broker=server.url, set_as_current=False)
     try:
         for name in names:
-            app.send_task("test.gated", (name,), queue=keys.ERRANDS)
+            app.send_task("test.gated", (name,), queue=keys.BACKGROUND_TASKS)
     finally:
         app.close()
 
@@ -72,7 +72,7 @@ def open_gate(client: Any, *names: str) -> None:
 def nothing_held(client: redis.Redis) -> None:
     def settled() -> bool:
         held = [*client.scan_iter("hr:errands:held:*"), *client.scan_iter("hr:errands:taken:*")]
-        return not held and not client.llen(keys.ERRANDS)
+        return not held and not client.llen(keys.BACKGROUND_TASKS)
 
     wait_until(settled, "nothing is held any more", 30)
     client.delete(BEGUN, DONE, GATE)
@@ -89,8 +89,8 @@ def test_killed_in_the_middle_of_a_task_it_is_done_again(
         begun(client, "n0", "n1")
         first.kill()
         # It says nothing any more, and nobody has to say that it is gone: what it said runs out.
-        assert 0 < client.ttl(keys.errands_alive("first")) <= keys.ERRANDS_TTL_S
-        client.expire(keys.errands_alive("first"), 1)
+        assert 0 < client.ttl(keys.background_alive("first")) <= keys.BACKGROUND_TTL_S
+        client.expire(keys.background_alive("first"), 1)
         stack.enter_context(errand_worker(server, models, tmp_path, "second"))
 
         def again() -> bool:
@@ -121,7 +121,7 @@ def test_what_is_no_message_is_dropped_and_hinders_nothing(
     server: RedisServer, models: Path, tmp_path: Path
 ) -> None:
     with server.client() as client, errand_worker(server, models, tmp_path, "only") as worker:
-        client.rpush(keys.ERRANDS, b"\xff", b"[]", b'{"properties": {}}')
+        client.rpush(keys.BACKGROUND_TASKS, b"\xff", b"[]", b'{"properties": {}}')
         send(server, "after")
         open_gate(client, "after")
         with Celery(broker=server.url, set_as_current=False) as app:
@@ -142,23 +142,23 @@ def test_what_is_no_message_is_dropped_and_hinders_nothing(
 def test_the_account(redis_db: RedisServer) -> None:
     with redis_db.client() as client:
         for owner in ("dead", "live"):
-            client.sadd(keys.ERRAND_OWNERS, owner)
-            client.rpush(keys.errands_taken(owner), f"{owner} taken")
-            client.hset(keys.errands_held(owner), "tag", f"{owner} held")
+            client.sadd(keys.BACKGROUND_WORKERS, owner)
+            client.rpush(keys.background_taken(owner), f"{owner} taken")
+            client.hset(keys.background_held(owner), "tag", f"{owner} held")
         alive = WorkerLiveness("errands@elsewhere", 1)
         assert background_workers.report_alive(client, "live", alive) == 2
-        assert client.lrange(keys.ERRANDS, 0, -1) == [b"dead taken", b"dead held"]
-        assert client.exists(keys.errands_taken("live"), keys.errands_held("live")) == 2
+        assert client.lrange(keys.BACKGROUND_TASKS, 0, -1) == [b"dead taken", b"dead held"]
+        assert client.exists(keys.background_taken("live"), keys.background_held("live")) == 2
         assert background_workers.live_workers(client) == [alive]
-        assert 0 < client.ttl(keys.errands_alive("live")) <= keys.ERRANDS_TTL_S
+        assert 0 < client.ttl(keys.background_alive("live")) <= keys.BACKGROUND_TTL_S
         # Its connection was lost: what came over it goes back, and it lives on.
         assert background_workers.report_alive(client, "live", alive, "live") == 2
-        assert client.smembers(keys.ERRAND_OWNERS) == {b"live"}
-        client.hset(keys.errands_held("live"), "tag", "again")
+        assert client.smembers(keys.BACKGROUND_WORKERS) == {b"live"}
+        client.hset(keys.background_held("live"), "tag", "again")
         assert background_workers.requeue_tasks(redis_db.url, "live") == 1
         assert background_workers.live_workers(client) == []
-        assert client.lrange(keys.ERRANDS, -1, -1) == [b"again"]
-        client.delete(keys.ERRANDS)
+        assert client.lrange(keys.BACKGROUND_TASKS, -1, -1) == [b"again"]
+        client.delete(keys.BACKGROUND_TASKS)
 
 
 def test_up_starts_one_and_gives_back_what_it_held(server: RedisServer, tmp_path: Path) -> None:
@@ -168,15 +168,15 @@ def test_up_starts_one_and_gives_back_what_it_held(server: RedisServer, tmp_path
         server.client() as client,
     ):
         pid = up.record()["pids"]["errands"]
-        owners: Any = client.smembers(keys.ERRAND_OWNERS)
+        owners: Any = client.smembers(keys.BACKGROUND_WORKERS)
         (owner,) = owners
         os.kill(pid, signal.SIGSTOP)
         # As if it were in the middle of a task, which nobody here has.
-        client.hset(keys.errands_held(owner.decode()), "tag", b"some errand")
+        client.hset(keys.background_held(owner.decode()), "tag", b"some errand")
         os.kill(pid, signal.SIGKILL)
         up.wait_for("requeued 1 background tasks of errands@")
         wait_until(lambda: up.record()["pids"].get("errands", pid) != pid, "it is back", 60)
         up.wait_for("not a Celery message")
         assert up.stop() == 0
         # It left in order, and nothing waits for it to be missed.
-        assert not client.exists(keys.ERRANDS)
+        assert not client.exists(keys.BACKGROUND_TASKS)

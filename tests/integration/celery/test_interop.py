@@ -304,7 +304,7 @@ def test_a_message_that_is_no_protocol_2(site: Deployment, raw: bytes) -> None:
     before = len(site.letters())
     site.ours.redis.lpush(QUEUE, raw)
     wait_until(lambda: len(site.letters()) > before, "the message lies in the dead letters")
-    held = [site.ours.redis.hget(keys.letter(QUEUE, name), "raw") for name in site.letters()]
+    held = [site.ours.redis.hget(keys.dead_letter(QUEUE, name), "raw") for name in site.letters()]
     assert raw in held
 
 

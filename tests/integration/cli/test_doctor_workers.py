@@ -197,17 +197,17 @@ def test_work_that_does_not_move(redis_db: RedisServer, models: Path) -> None:
 def test_work_that_nobody_does(redis_db: RedisServer, models: Path) -> None:
     with redis_db.client() as client:
         verdict(found("errands", redis_db.url, models), "skip")
-        client.rpush(keys.ERRANDS, "x")
+        client.rpush(keys.BACKGROUND_TASKS, "x")
         verdict(
             found("errands", redis_db.url, models),
             "fail",
             "1 background task",
             "headrace background",
         )
-        client.set(keys.errands_alive("e"), '{"node": "errands@here", "pid": 1}', ex=60)
-        client.sadd(keys.ERRAND_OWNERS, "e")
+        client.set(keys.background_alive("e"), '{"node": "errands@here", "pid": 1}', ex=60)
+        client.sadd(keys.BACKGROUND_WORKERS, "e")
         verdict(found("errands", redis_db.url, models), "ok", "errands@here; 1 tasks")
-        client.zadd(keys.HOOKS, {str(n): n for n in range(1001)})
+        client.zadd(keys.DUE_DELIVERIES, {str(n): n for n in range(1001)})
         verdict(found("errands", redis_db.url, models), "warn", "1,001 webhooks", "receivers")
         verdict(found("batches", redis_db.url, models), "skip")
         client.zadd(keys.OPEN_BATCHES, {"b": 1})

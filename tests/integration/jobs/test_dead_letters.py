@@ -131,7 +131,7 @@ def test_a_message_that_begins_and_ends_as_ours_and_is_broken_between(
     with server.client() as client:
         client.lpush(queue, forged)
         wait_until(lambda: listed(api)["dead_letters"], "it is a dead letter")
-        raw: Any = client.hget(keys.letter(queue, "forged"), "raw")
+        raw: Any = client.hget(keys.dead_letter(queue, "forged"), "raw")
     assert raw == forged
     (letter,) = listed(api)["dead_letters"]
     assert (letter["job_id"], letter["reason"]) == ("forged", "invalid-request")
@@ -153,7 +153,7 @@ def test_all_of_them(api: ApiServer, server: RedisServer) -> None:
     assert api.http.post(f"{LETTERS}/purge", json={"all": True}).json() == {"purged": 3}
     assert listed(api) == {"dead_letters": [], "cursor": None}
     with server.client() as client:
-        left: Any = client.keys(keys.letter("headrace.tricky", "*"))
+        left: Any = client.keys(keys.dead_letter("headrace.tricky", "*"))
         assert left == []
 
 

@@ -224,7 +224,9 @@ def test_what_follows_is_told_of_a_job_that_is_cancelled_while_it_waits(site: Pi
         assert site.api.http.delete(f"/api/v1/jobs/{waits}").json()["outcome"] == "removed"
         with pytest.raises(TaskRevokedError):
             sent.get(timeout=60)
-        wait_until(lambda: not client.exists(keys.untold("headrace.pieces")), "it is done with", 60)
+        wait_until(
+            lambda: not client.exists(keys.orphaned("headrace.pieces")), "it is done with", 60
+        )
 
 
 def test_a_full_queue_of_a_model_is_waited_for(site: PipelineSite) -> None:

@@ -119,7 +119,7 @@ def test_a_background_worker_that_is_seen(tmp_path: Path, redis_db: RedisServer)
         background_workers.report_alive(
             client, "live", background_workers.WorkerLiveness(f"errands@{HOST}", os.getpid())
         )
-        client.expire(keys.errands_alive("live"), 600)
+        client.expire(keys.background_alive("live"), 600)
     assert healthy(tmp_path, "background", **url) == f"serving: errands@{HOST}"
     # The component's old name.
     assert healthy(tmp_path, "errands", **url) == f"serving: errands@{HOST}"

@@ -185,7 +185,9 @@ def test_one_that_hangs_holds_up_no_other(site: HookSite) -> None:
         site.receiver.wait_for(other)
         assert len(slow.got) < len(ids)
     with site.server.client() as client:
-        waiting = wait_until(lambda: client.zcard(keys.HOOKS), "the others wait in Redis", 60)
+        waiting = wait_until(
+            lambda: client.zcard(keys.DUE_DELIVERIES), "the others wait in Redis", 60
+        )
     assert waiting <= len(ids)
 
 

@@ -102,7 +102,7 @@ def test_what_is_lost_alone_waits_in_redis_between_its_tries_and_then_is_a_dead_
         assert error_of(job)["retryable"] is False
         # Once with the batch that it was, which is not charged, and three times alone.
         assert runs(tmp_path)[job_id] == 4
-        letter = client.redis.hgetall(keys.letter(QUEUE, job_id))
+        letter = client.redis.hgetall(keys.dead_letter(QUEUE, job_id))
         assert (letter[b"reason"], letter[b"attempts"]) == (b"replica-lost", b"4")
 
 

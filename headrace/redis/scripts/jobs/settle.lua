@@ -101,7 +101,7 @@ local function settle(i, id, r, job)
   if r[7] then ended_of[r[7]] = (ended_of[r[7]] or 0) + 1 end
   if r[8] then lib().send_webhook_task(id, r[8], state) end
   if meta ~= '' then call('SET', META .. id, meta, 'EX', ttl) end
-  if r[3] == NOBODY then return 1 end
+  if r[3] == NO_WAITER then return 1 end
   -- Without a Celery result (ignore_result, or it is in the record) waiters read the record; Celery ignores this state.
   local listeners = call('PUBLISH', META .. id,
     meta ~= '' and meta or '{"status": "IGNORED", "task_id": "' .. id .. '"}')

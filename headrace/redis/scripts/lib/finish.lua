@@ -58,7 +58,7 @@ local function finish(id, ttl, waiter, meta, fields, queue, raw)
   redis.call('EXPIRE', job, ttl)
   redis.call('SET', META .. id, meta, 'EX', ttl)
   redis.call('PUBLISH', META .. id, meta)
-  if waiter and waiter ~= NOBODY then redis.call('PUBLISH', DONE .. waiter, cmsgpack.pack({{id}})) end
+  if waiter and waiter ~= NO_WAITER then redis.call('PUBLISH', DONE .. waiter, cmsgpack.pack({{id}})) end
   -- The next sweep looks at an input in the payload store; perhaps no worker knew of it.
   local input, model, owner, events = unpack(redis.call('HMGET', job, 'ir', 'm', 'ky', 'we'))
   if owner then end_in_flight(owner, 1) end

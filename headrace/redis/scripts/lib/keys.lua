@@ -20,7 +20,7 @@ local IN_FLIGHT = 'hr:inflight'
 local FINAL = {s = 'succeeded', f = 'failed', x = 'expired', c = 'cancelled'}
 local DEFAULT_TTL_S = '86400'
 -- In the place of the API process that waits for a job's end: no process does, until jobs/listen.lua.
-local NOBODY = '-'
+local NO_WAITER = '-'
 -- A model's jobs by the time of their submit. The TTL is longer than a job may be scheduled and then kept.
 local INDEX, INDEX_TTL_S = 'hr:jobs:', 62 * 86400
 -- Lua's unpack takes about 8,000 values at most.

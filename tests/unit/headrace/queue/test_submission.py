@@ -20,7 +20,7 @@ from headrace.queue.submission import (
     submission,
     submit_arguments,
 )
-from headrace.redis.keys import DEFAULT_TTL_S, NOBODY
+from headrace.redis.keys import DEFAULT_TTL_S, NO_WAITER
 from headrace.redis.scripts import Arg
 
 MODELS = [ModelConfig(name=name, handler="echo", max_queue_depth=5) for name in ("a", "b")]
@@ -99,7 +99,7 @@ def test_quiet_jobs_are_a_run_that_is_not_listed() -> None:
     found = runs(submit_arguments(jobs))
     assert [of for _, of in found] == [ids[:1], ids[1:]]
     assert [head[5] for head, _ in found] == [1, 0]
-    assert found[1][0][-2:] == ["w", NOBODY]
+    assert found[1][0][-2:] == ["w", NO_WAITER]
 
 
 def test_a_plain_quiet_job_has_the_message_that_any_other_has() -> None:

@@ -5,12 +5,12 @@
     ├── RequestError                                the request was refused; no job was made
     │   ├── InvalidRequest     invalid-request      400
     │   ├── InvalidId          invalid-id           422
-    │   ├── Unauthorized       unauthorized         401  no API key, or one that is none (any more)
-    │   ├── Forbidden          forbidden            403  the API key is not for that
+    │   ├── Unauthorized       unauthorized         401  no API key, or an invalid one
+    │   ├── Forbidden          forbidden            403  the API key lacks the scope
     │   ├── ModelNotFound      model-not-found      404
     │   ├── PathNotFound       not-found            404  the API has no such path
     │   ├── JobNotFound        job-not-found        404
-    │   ├── ResultFreed        result-freed         410  of a pipeline's stage; it was taken
+    │   ├── ResultFreed        result-freed         410  of a pipeline's stage; no longer needed
     │   ├── ListsOff           lists-off            404  job_index_max is 0
     │   ├── QueueNotFound      queue-not-found      404
     │   ├── RunNotFound        run-not-found        404
@@ -23,24 +23,24 @@
     │   ├── InputForbidden     input-forbidden      403
     │   ├── PayloadTooLarge    payload-too-large    413
     │   ├── HeaderTooLarge     header-too-large     431  the request's line and headers
-    │   ├── RequestTimeout     request-timeout      408  the request did not come to its end
+    │   ├── RequestTimeout     request-timeout      408  the rest of the request did not arrive
     │   ├── UnsupportedMedia   unsupported-media    415
     │   ├── RangeNotSatisfiable range-not-satisfiable 416
     │   └── Throttled
     │       ├── QueueFull      queue-full           429, retry
-    │       ├── RateLimited    rate-limited         429, retry  more requests than the key may make
-    │       ├── TooManyInFlight too-many-in-flight  429, retry  more jobs than the key may have
-    │       └── TooManyStreams too-many-streams     429, retry  more event streams than there may be
-    ├── JobError                                    how a job that was accepted ended
-    │   ├── InputError         input-error          422  the input is bad; it fails alone
+    │       ├── RateLimited    rate-limited         429, retry  the key's request rate
+    │       ├── TooManyInFlight too-many-in-flight  429, retry  the key's limit of jobs
+    │       └── TooManyStreams too-many-streams     429, retry  the limit of event streams
+    ├── JobError                                    an accepted job ended without a result
+    │   ├── InputError         input-error          422  the input is bad; only this job fails
     │   ├── HandlerError       handler-error        500  the handler raised on this input
-    │   ├── TransientError     transient-error      503, retry  the handler says: try again
+    │   ├── TransientError     transient-error      503, retry  the handler asks for a retry
     │   ├── OutOfMemory        out-of-memory        507, retry
     │   ├── JobTimeout         timeout              504
     │   ├── ReplicaLost        replica-lost         500  its process died each time it ran alone
-    │   ├── InputUnavailable   input-unavailable    502  its input could not be fetched
+    │   ├── InputUnavailable   input-unavailable    502  its input could not be read
     │   ├── ResultNotStored    result-not-stored    502, retry
-    │   ├── JobExpired         expired              410  not started: it was or would be too late
+    │   ├── JobExpired         expired              410  not started in time
     │   └── JobCancelled       cancelled            410
     ├── StoreError                                  the payload store
     │   ├── StoreUnavailable   store-unavailable    503, retry
@@ -52,13 +52,13 @@
     ├── ModelsNotReady         models-not-ready     503, retry
     ├── InternalError          internal-error       500  the API has failed
     └── ClientError                                 raised by headrace.client itself
-        ├── ServerUnreachable  server-unreachable   nothing answers at the address, retry
-        ├── UnexpectedAnswer   unexpected-answer    what answers there is not Headrace
-        └── WaitTimeout        wait-timeout         not ended in time; the job goes on
+        ├── ServerUnreachable  server-unreachable   no server answers at the address, retry
+        ├── UnexpectedAnswer   unexpected-answer    the server is not Headrace
+        └── WaitTimeout        wait-timeout         the job has not ended in time; it continues
 
-`code` is the last part of the problem `type` that the API answers with, and the word that job
-records and Celery results carry; it does not change once released. The client raises these same
-classes for what the API answers and for how a job ended.
+`code` is the last part of the problem `type` in the API's answers, and the error type in job
+records and Celery results. It does not change once released. The client raises the same classes
+for the API's answers and for failed jobs.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def _classes(root: type[HeadraceError]) -> Iterator[type[HeadraceError]]:
         yield from _classes(child)
 
 
-# The API's description lists them in this order, that of the tree.
+# The order of the tree, which the API's description uses.
 _BRANCHES: Final = (
     ConfigError, RequestError, JobError, StoreError, BrokerError, ModelsNotReady, InternalError,
     ClientError,
@@ -203,12 +203,12 @@ _CLASSES: Final[tuple[type[HeadraceError], ...]] = (
     *(kind for branch in _BRANCHES for kind in _classes(branch)),
 )
 
-# Celery results name the module of their error: it is this one, wherever in it the class stands.
+# Celery results contain the module of the error class: always this one.
 for _class in _CLASSES:
     _class.__module__ = __name__
 del _class
 
-#: Every class of the tree by its code, for whoever reads a code back from a record or a problem.
+#: Every class of the tree by its code, to read codes in records and problems.
 BY_CODE: dict[str, type[HeadraceError]] = {
     kind.code: kind for kind in _CLASSES if "code" in vars(kind)
 }

@@ -9,15 +9,15 @@ class HeadraceError(Exception):
     """Root of every error that Headrace raises on purpose.
 
     Args:
-        message: what was wrong, where, and with which value.
+        message: what is wrong, where, and with which value.
         hint: what to do about it.
 
     Attributes:
-        code: the word for it. The client sets it on an instance where a newer server says a word
-            that this version does not know; so too `status` and `retryable`.
+        code: identifies the error. If a newer server sends a code that this version does not know,
+            the client sets it on the instance, and `status` and `retryable` too.
         status: the HTTP status of the API's answer.
         retryable: whether another try can succeed.
-        title: a few words for it.
+        title: a short description.
     """
 
     code: str = "error"

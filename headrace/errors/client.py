@@ -1,4 +1,4 @@
-"""What `headrace.client` raises itself."""
+"""Errors that `headrace.client` raises itself."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from headrace.errors.base import HeadraceError
 
 
 class ClientError(HeadraceError):
-    """What the client itself raises; no server answers with it."""
+    """Raised by the client itself, never sent by a server."""
 
 
 class ServerUnreachable(ClientError):
-    """Nothing answers at the address, or it stopped answering for longer than was to be borne."""
+    """No server answers at the address, or it did not answer for longer than `retry_s`."""
 
     code = "server-unreachable"
     retryable = True
@@ -18,14 +18,14 @@ class ServerUnreachable(ClientError):
 
 
 class UnexpectedAnswer(ClientError):
-    """What answers at the address does not speak as Headrace does."""
+    """The server at the address does not answer as Headrace does."""
 
     code = "unexpected-answer"
     title = "Unexpected answer"
 
 
 class WaitTimeout(ClientError, TimeoutError):
-    """The job had not ended when the wait was over; it goes on, and can be waited for again.
+    """The job did not end within the wait. It continues, and a new wait is possible.
 
     Attributes:
         job_id: the job.

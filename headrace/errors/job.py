@@ -1,4 +1,4 @@
-"""How a job that was accepted ended when it did not succeed."""
+"""Errors of accepted jobs that did not succeed."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from headrace.errors.base import HeadraceError
 
 
 class JobError(HeadraceError):
-    """How an accepted job ended when it did not succeed.
+    """An accepted job did not succeed.
 
     Attributes:
-        job_id: the job, where the client raises it; else "".
+        job_id: the job, if the client raises the error; else "".
     """
 
     job_id: str = ""
 
 
 class InputError(JobError):
-    """The input is bad. A handler returns or raises it; the job fails alone, with this message."""
+    """The input is bad. A handler returns or raises it; only this job fails, with its message."""
 
     code = "input-error"
     status = 422
@@ -33,7 +33,7 @@ class HandlerError(JobError):
 
 
 class TransientError(JobError):
-    """The handler says that another attempt can succeed; it is retried up to max_retries."""
+    """The handler reports that a retry can succeed; the job is retried up to max_retries."""
 
     code = "transient-error"
     status = 503
@@ -66,7 +66,7 @@ class ReplicaLost(JobError):
 
 
 class InputUnavailable(JobError):
-    """The job's input could not be fetched from where it lies: it is gone, or no answer came."""
+    """The job's input could not be read: it is gone, or its store does not answer."""
 
     code = "input-unavailable"
     status = 502
@@ -82,7 +82,7 @@ class ResultNotStored(JobError):
     title = "Result not stored"
 
 
-#: What a job says that was not started in time.
+#: The message of JobExpired.
 NOT_STARTED: Final = "the job was not started before its `expires`"
 
 

@@ -43,7 +43,7 @@ class PathNotFound(RequestError):
 
 
 class JobNotFound(RequestError):
-    """No job has that id: it never was, or its result_ttl has passed."""
+    """No job has that id: it never existed, or its result_ttl has passed."""
 
     code = "job-not-found"
     status = 404
@@ -51,7 +51,7 @@ class JobNotFound(RequestError):
 
 
 class ResultFreed(RequestError):
-    """The result was that of a stage of a pipeline, all of whose takers have ended."""
+    """The result of a pipeline's stage was freed: all stages that use it have ended."""
 
     code = "result-freed"
     status = 410
@@ -67,7 +67,7 @@ class QueueNotFound(RequestError):
 
 
 class RunNotFound(RequestError):
-    """No offline run of that id has told this server of itself within the last 30 days."""
+    """No offline run of that id has reported to this server within the last 30 days."""
 
     code = "run-not-found"
     status = 404
@@ -75,7 +75,7 @@ class RunNotFound(RequestError):
 
 
 class LetterNotFound(RequestError):
-    """The queue has no dead letter of that name: it was put back or removed, or has run out."""
+    """The queue has no dead letter of that name: it was requeued or removed, or has expired."""
 
     code = "letter-not-found"
     status = 404
@@ -83,7 +83,7 @@ class LetterNotFound(RequestError):
 
 
 class WebhookNotFound(RequestError):
-    """A job has no webhook delivery of that id, or none yet."""
+    """The job has no webhook delivery of that id, or none yet."""
 
     code = "webhook-not-found"
     status = 404
@@ -91,7 +91,7 @@ class WebhookNotFound(RequestError):
 
 
 class FileMissing(RequestError):
-    """There is no file of that id: it was deleted, has expired, or was never uploaded whole."""
+    """No file has that id: it was deleted, has expired, or its upload did not complete."""
 
     code = "file-not-found"
     status = 404
@@ -99,7 +99,7 @@ class FileMissing(RequestError):
 
 
 class BatchNotFound(RequestError):
-    """There is no batch of that id: it never was, or is no longer kept."""
+    """No batch has that id: it never existed, or has expired."""
 
     code = "batch-not-found"
     status = 404
@@ -139,7 +139,7 @@ class InputForbidden(RequestError):
 
 
 class PayloadTooLarge(RequestError):
-    """The body is larger than body_limit_bytes, or the input than the payload store ever takes."""
+    """The body is larger than body_limit_bytes, or the input than the payload store can hold."""
 
     code = "payload-too-large"
     status = 413
@@ -155,7 +155,7 @@ class UnsupportedMedia(RequestError):
 
 
 class RangeNotSatisfiable(RequestError):
-    """The range that was asked for lies behind the end of the result."""
+    """The requested range begins behind the end of the result."""
 
     code = "range-not-satisfiable"
     status = 416
@@ -163,7 +163,7 @@ class RangeNotSatisfiable(RequestError):
 
 
 class Unauthorized(RequestError):
-    """The request has no API key, or one that is none: never made, revoked or expired."""
+    """The request has no valid API key: none, an unknown, a revoked or an expired one."""
 
     code = "unauthorized"
     status = 401
@@ -171,7 +171,7 @@ class Unauthorized(RequestError):
 
 
 class Forbidden(RequestError):
-    """The API key has not the scope that the route wants, or a page of another origin asks."""
+    """The API key lacks the route's scope, or the request comes from a page of another origin."""
 
     code = "forbidden"
     status = 403
@@ -179,7 +179,7 @@ class Forbidden(RequestError):
 
 
 class RequestTimeout(RequestError):
-    """Nothing more came of the request for request_timeout_s, before it was whole."""
+    """No more of an incomplete request arrived for request_timeout_s."""
 
     code = "request-timeout"
     status = 408
@@ -195,7 +195,7 @@ class HeaderTooLarge(RequestError):
 
 
 class Throttled(RequestError):
-    """Too much at once; nothing was enqueued, and a retry can help.
+    """A limit was reached. Nothing was enqueued; a retry can help.
 
     Args:
         retry_after_s: seconds after which a retry is sensible.
@@ -217,21 +217,21 @@ class QueueFull(Throttled):
 
 
 class RateLimited(Throttled):
-    """The API key makes more requests than it may a second."""
+    """The API key makes more requests per second than its rate allows."""
 
     code = "rate-limited"
     title = "Rate limit"
 
 
 class TooManyInFlight(Throttled):
-    """The API key has as many jobs that have not ended as it may have; nothing was enqueued."""
+    """The API key has as many jobs in flight as its limit allows; nothing was enqueued."""
 
     code = "too-many-in-flight"
     title = "Too many jobs in flight"
 
 
 class TooManyStreams(Throttled):
-    """As many event streams are open on this API process, or of this API key, as there may be."""
+    """This API process, or this API key, has as many event streams open as its limit allows."""
 
     code = "too-many-streams"
     title = "Too many event streams"

@@ -1,4 +1,4 @@
-"""What a part of the deployment cannot do: its configuration, the stores, Redis, the API."""
+"""Errors of the deployment: its configuration, the payload store, Redis, the API."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class StoreUnavailable(StoreError):
 
 
 class StoreFull(StoreError):
-    """The payload store takes no more; nothing was enqueued, and small inputs are still taken."""
+    """The payload store is full. Nothing was enqueued; small inputs are still accepted."""
 
     code = "payload-storage-full"
     status = 507
@@ -42,7 +42,7 @@ class BrokerError(HeadraceError):
 
 
 class BrokerUnavailable(BrokerError):
-    """Redis does not answer. A submit may be said again under the same id."""
+    """Redis does not answer. A submit can be repeated under the same id."""
 
     code = "broker-unavailable"
     retryable = True
@@ -50,7 +50,7 @@ class BrokerUnavailable(BrokerError):
 
 
 class BrokerFull(BrokerError):
-    """Redis is at its maxmemory and refuses new jobs; running work still ends."""
+    """Redis is at its maxmemory and refuses new jobs. Running jobs still end."""
 
     code = "broker-full"
     retryable = True
@@ -66,7 +66,7 @@ class BrokerUnsupported(BrokerError):
 
 
 class ModelsNotReady(HeadraceError):
-    """Asked with `?models=all`: some model has no loaded replica."""
+    """A model has no loaded replica (`/ready?models=all`)."""
 
     code = "models-not-ready"
     status = 503
@@ -75,7 +75,7 @@ class ModelsNotReady(HeadraceError):
 
 
 class InternalError(HeadraceError):
-    """The API has failed; its log has the details under the answer's `id`."""
+    """The API has failed. Its log has the details under the answer's `id`."""
 
     code = "internal-error"
     title = "Internal error"

@@ -1,7 +1,7 @@
-"""What a worker measures of its host, its devices and its model processes, on the way to the API.
+"""What a worker measures: its host, its devices and its model processes.
 
-It lies in `hr:worker:<owner>` under `FIELD`, beside the states of the models, and ends with that
-key when its worker is gone.
+The worker writes it to `hr:worker:<owner>` under `FIELD`, next to the states of the models. The key
+expires after the worker's death.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-#: No model can be called so.
+#: No model can have this name.
 FIELD: Final = ":figures"
 
 
@@ -19,9 +19,9 @@ class HostFigures(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         cpus: logical processors.
-        cpu_ratio: which part of them was busy of late, 0 to 1.
-        memory_bytes: its memory, and what of it can still be had without swapping.
-        disk_bytes: the file system that the worker works on, and what of it is free for it.
+        cpu_ratio: the recent load of all of them, 0 to 1.
+        memory_bytes: its memory; `memory_available_bytes` can be allocated without swapping.
+        disk_bytes: the file system of the worker; `disk_available_bytes` is free for it.
     """
 
     name: str
@@ -34,11 +34,11 @@ class HostFigures(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class DeviceFigures(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One GPU, or a MIG part of one. What the driver does not tell of it is None.
+    """One GPU or MIG device. Values that the driver does not report are None.
 
     Attributes:
-        id: its number on the host; of a MIG part the UUID.
-        busy_ratio: for which part of the last sample period a kernel ran, 0 to 1.
+        id: its number on the host; the UUID of a MIG device.
+        busy_ratio: the part of the last sample period in which a kernel ran, 0 to 1.
     """
 
     id: str

@@ -1,8 +1,7 @@
-"""How a line of the logs looks: JSON, or for people. By structlog.
+"""The format of log lines, JSON or for people, by structlog.
 
-Whatever a client has sent, a line stays one line: JSON escapes all that is not ASCII, and for
-people every character that does not print is written as an escape. The lines of a traceback stand
-indented below theirs.
+A client's text cannot break a line: JSON escapes all that is not ASCII, and the format for people
+escapes all characters that do not print. The lines of a traceback follow their line, indented.
 """
 
 from __future__ import annotations
@@ -17,25 +16,25 @@ import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 from headrace.jobs.trace_context import Trace
-from headrace.observability.logs import AT_HAND, CONCERN, FIELDS, JSON, TRACE, about_jobs
+from headrace.observability.logs import AT_HAND, CONCERN, FIELDS, JSON, OURS, TRACE, about_jobs
 
-#: The order of fields; those of users' code come behind them.
+#: The order of fields. Fields of users' code follow them.
 _PLACES: Final = {name: place for place, name in enumerate(FIELDS)}
-#: These stand below the line of a log for people.
+#: In the format for people these follow the line.
 _TAIL: Final = ("traceback", "exception", "stack")
-#: What is on every line of a process is of no use to people who look at that process.
+#: Fields that are the same on all lines of a process are not shown to people.
 _UNSHOWN: Final = frozenset({"part", "pid", "node"})
 
 
 def formatter(
     shape: str, fields: Mapping[str, Any], *, allowed: frozenset[str] | None
 ) -> logging.Formatter:
-    """The formatter of a process.
+    """Return the formatter of a process.
 
     Args:
         shape: `json` or `console`.
-        fields: on every line.
-        allowed: the fields that a line may bring along; None for any.
+        fields: fields of every line.
+        allowed: the fields that a line may have; None for any.
     """
 
     def constant(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
@@ -45,7 +44,7 @@ def formatter(
 
     chain: list[Processor] = [
         structlog.stdlib.ExtraAdder(allow=allowed),
-        structlog.stdlib.add_logger_name,
+        _logger,
         structlog.stdlib.add_log_level,
         _concern,
         constant,
@@ -63,7 +62,7 @@ def formatter(
 
 
 def plain(value: object) -> str:
-    """A text in which every character prints, on one line."""
+    """Return a text on one line, with escapes for characters that do not print."""
     text = value if isinstance(value, str) else str(value)
     if text.isprintable():
         return text
@@ -71,7 +70,7 @@ def plain(value: object) -> str:
 
 
 def shown(value: object) -> str:
-    """A field's value for people: bare where it is one word."""
+    """Return a field's value for people, in quotes unless it is one word."""
     if isinstance(value, (list, tuple)):
         return ",".join(plain(one) for one in value)
     text = plain(value)
@@ -81,8 +80,23 @@ def shown(value: object) -> str:
 
 
 def stamp_for_people(seconds: float) -> str:
-    """A time by the clock on the wall."""
+    """Return a time in the local time zone."""
     return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+
+
+def room_of(name: str) -> str:
+    """Return how a logger is shown: of our own modules only the package and the room.
+
+    `workers.consumer.loop` is shown as `workers.consumer`. So names in logs survive when modules
+    are split or merged. Other loggers are shown unchanged.
+    """
+    package, *inner = name.split(".")
+    return f"{package}.{inner[0]}" if inner and package in OURS else name
+
+
+def _logger(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    event["logger"] = room_of(event["_record"].name)
+    return event
 
 
 def _concern(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
@@ -117,8 +131,8 @@ def _for_people(_: WrappedLogger, __: str, event: EventDict) -> str:
     level, logger = event.pop("level", "info").upper(), event.pop("logger", "")
     below = [str(event.pop(name)) for name in _TAIL if event.get(name)]
     text = plain(event.pop("event", ""))
-    told = " ".join(f"{name}={shown(event[name])}" for name in event if name not in _UNSHOWN)
-    line = f"{stamp} {level:<7} {plain(logger)}: {text}" + (f"  {told}" if told else "")
+    fields = " ".join(f"{name}={shown(event[name])}" for name in event if name not in _UNSHOWN)
+    line = f"{stamp} {level:<7} {plain(logger)}: {text}" + (f"  {fields}" if fields else "")
     for one in below:
         line += "".join(f"\n    {plain(row.expandtabs())}" for row in one.rstrip().split("\n"))
     return line

@@ -1,22 +1,19 @@
-"""Logs: set up once a process, and what a line concerns.
+"""Logs: set up once per process; the fields of a line.
 
-Everything logs through `logging`; what a line concerns (job, model, batch, request) is given as
-`extra`, not in its text. How lines look is said by `headrace.observability.log_format`, which is
-imported with the
-first line: the library behind it takes a tenth of a second, and most model processes say nothing.
-No line holds an input, a result, a key or a password: see `headrace.observability.redaction` for
-    the last guard.
+All code logs through `logging`, with job, model, batch and request as `extra`, not in the text.
+`headrace.observability.log_format` formats the lines. It is imported with the first line: its
+library takes 0.1 s to import, and most model processes log nothing. No line holds an input, a
+result, a key or a password; `headrace.observability.redaction` removes those that get into one.
 """
 
 from __future__ import annotations
 
-import contextlib
 import io
 import logging
 import os
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Final, TextIO
@@ -29,11 +26,11 @@ CONSOLE: Final = "console"
 JSON: Final = "json"
 AUTO: Final = "auto"
 
-#: Every field of a line, and what it says. `docs/logging.md` has the same table.
+#: The fields of a line and their meaning. `docs/logging.md` has the same table.
 FIELDS: Final[Mapping[str, str]] = {
     "timestamp": "when, in UTC (JSON)",
     "level": "`debug`, `info`, `warning`, `error` or `critical`",
-    "logger": "the module that wrote the line",
+    "logger": "the part of the code that wrote the line, such as `workers.consumer`",
     "event": "what happened",
     "part": "the kind of process: `api`, `worker`, `model`, `preprocess`, `errands`, `runner`",
     "pid": "the process (JSON)",
@@ -63,11 +60,11 @@ FIELDS: Final[Mapping[str, str]] = {
     "traceback": "the stacks of a handler's process, or of its load",
     "exception": "the traceback of an error in Headrace itself",
 }
-#: A line names no more jobs.
+#: The most jobs that a line names.
 JOBS_MAX: Final = 100
-#: Who may say `debug`; what others say at that level is long, and holds what is nobody's business.
+#: Only these log at `debug`: libraries log much at that level, and private data.
 OURS: Final = ("api", "workers", "headrace", "handlers", "runner")
-#: These say a line for every request, or what a client did wrong.
+#: These log a line per request, or the mistakes of clients.
 _QUIETER: Final = {
     "httpx2": logging.WARNING,
     "httpcore2": logging.INFO,
@@ -82,52 +79,42 @@ _QUIETER: Final = {
 }
 _LINE_MAX_CHARS: Final = 64 * 1024
 
-#: What the lines of this thread or task concern.
+#: The fields of all lines of this thread or task.
 CONCERN: Final[ContextVar[Mapping[str, Any] | None]] = ContextVar("headrace_concern", default=None)
 #: The jobs whose verb runs in this thread.
 AT_HAND: Final[ContextVar[Sequence[str]]] = ContextVar("headrace_at_hand", default=())
 
-#: The span that the lines of this thread or task belong to, as a `traceparent`.
+#: The span of the lines of this thread or task, as a `traceparent`.
 TRACE: Final[ContextVar[str]] = ContextVar("headrace_trace", default="")
 
 
 def format_of(setting: str, stream: TextIO) -> str:
-    """The format of a setting: `auto` is for people at a terminal, and for programs elsewhere."""
+    """Return the format of a setting: `auto` is `console` on a terminal, else `json`."""
     if setting != AUTO:
         return setting
     return CONSOLE if stream.isatty() else JSON
 
 
 def level_number(level: str) -> int:
-    """The number of a level of the setting `log_level`."""
+    """Return the number of a level of the setting `log_level`."""
     return logging.getLevelNamesMapping()[level.upper()]
 
 
 def batch_tag(owner: str) -> str:
-    """How the names of one worker's batches begin."""
+    """Return the first part of the names of a worker's batches."""
     return owner.rpartition("-")[2]
 
 
 def batch_name(tag: str, seq: int) -> str:
-    """The name of a batch in logs and traces: no other worker has one of that name."""
+    """Return the name of a batch in logs and traces, which is unique among all workers."""
     return f"{tag}-{seq}"
 
 
 def about_jobs(ids: Sequence[str]) -> dict[str, Any]:
-    """The fields of a line that concerns these jobs."""
+    """Return the fields of a line about these jobs."""
     if len(ids) == 1:
         return {"job": ids[0]}
     return {"jobs": list(ids[:JOBS_MAX])} if ids else {}
-
-
-@contextlib.contextmanager
-def concerning(**fields: Any) -> Iterator[None]:
-    """Lines from within concern this, in this thread or task."""
-    token = CONCERN.set({**(CONCERN.get() or {}), **fields})
-    try:
-        yield
-    finally:
-        CONCERN.reset(token)
 
 
 def configure(
@@ -140,16 +127,16 @@ def configure(
     theirs: bool = False,
     fields: Mapping[str, Any] | None = None,
 ) -> None:
-    """Set up the logs of this process; what was set up before is replaced.
+    """Set up the logs of this process. This replaces an earlier setup.
 
     Args:
         shape: the setting `log_format`.
         level: the least severe level.
-        part: what kind of process this is.
-        environ: its environment, for secrets that no line may hold.
-        redis_url: likewise.
-        theirs: it runs users' code, whose lines and fields are shown as they are, at any level.
-        fields: on every line.
+        part: the kind of process.
+        environ: its environment, for the secrets that no line may hold.
+        redis_url: the same.
+        theirs: whether it runs users' code, whose lines and fields are logged at any level.
+        fields: fields of every line.
     """
     stream = sys.__stderr__ or sys.stderr
     chosen = format_of(shape, stream)
@@ -181,7 +168,7 @@ def _set_levels(root: logging.Logger, level: str | int, *, theirs: bool) -> None
 
 
 class _Lazy(logging.Formatter):
-    """Makes the formatter with the first line."""
+    """Makes the formatter for the first line."""
 
     def __init__(
         self, shape: str, fields: dict[str, Any], redaction: Redaction, *, theirs: bool
@@ -202,10 +189,10 @@ class _Lazy(logging.Formatter):
 
 
 class _Lines(io.TextIOBase):
-    """Standard output or error of users' code, each of whose lines becomes a line of the log.
+    """Standard output or error of users' code: each line becomes a log line.
 
     Args:
-        stream: what it was; whoever asks for its descriptor or its bytes gets that one's.
+        stream: the original stream, whose descriptor and buffer stay in use.
         name: the logger.
     """
 
@@ -218,7 +205,7 @@ class _Lines(io.TextIOBase):
 
     @property
     def buffer(self) -> Any:
-        """For bytes, which stay as they are."""
+        """Return the buffer for bytes, which are not logged."""
         return self._stream.buffer
 
     @override
@@ -249,6 +236,6 @@ def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackT
 
 def _uncaught_in_thread(args: threading.ExceptHookArgs) -> None:
     if args.exc_value is not None and not isinstance(args.exc_value, SystemExit):
-        told = (args.exc_type, args.exc_value, args.exc_traceback)
+        error = (args.exc_type, args.exc_value, args.exc_traceback)
         name = args.thread.name if args.thread is not None else "a thread"
-        logging.getLogger("headrace").error("%s ended by an error", name, exc_info=told)
+        logging.getLogger("headrace").error("%s ended by an error", name, exc_info=error)

@@ -1,7 +1,6 @@
-"""The last guard of the logs: what looks like a secret, or is known to be one, leaves no process.
+"""Removes secrets from log lines: known values, and texts that look like a secret.
 
-Whoever logs does not name secrets in the first place. But the texts of other libraries' errors pass
-through, and those may name a URL.
+Our own code logs no secrets. Errors of other libraries can contain a URL with a password.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Final
 from urllib.parse import unquote
 
 SHOWN: Final = "***"
-#: A password that is shorter than this would stand in many a word.
+#: Shorter passwords occur in ordinary words.
 _SECRET_MIN_CHARS: Final = 4
 _PATTERNS: Final = (
     # user:password@ in a URL; one that was not encoded may hold `/` and `@`.
@@ -24,7 +23,7 @@ _PATTERNS: Final = (
     (re.compile(r"(whsec_)[A-Za-z0-9+/=_-]+"), rf"\1{SHOWN}"),
     (re.compile(r"(?i)(authorization\W{1,4}(?:bearer|basic)\s+)[^\s'\",]+"), rf"\1{SHOWN}"),
 )
-#: What stands in each text that one of them matches; to look for these costs next to nothing.
+#: Each match of a pattern contains one of these, and a search for them is cheap.
 _MARKS: Final = ("://", "hr_", "whsec_", "uthorization")
 _VARIABLES: Final = (
     "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "HEADRACE_API_KEY", "FLOWER_BASIC_AUTH",
@@ -34,17 +33,17 @@ _URL_PASSWORD: Final = re.compile(r"://[^:@/]*:(.+)@")
 
 @dataclass(frozen=True, slots=True)
 class Redaction:
-    """What one process knows to be secret.
+    """The secrets that one process knows.
 
     Attributes:
-        secrets: in each form in which it may stand in a line, the longest first.
+        secrets: all forms that a line may contain, the longest first.
     """
 
     secrets: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, environ: Mapping[str, str], redis_url: str | None = None) -> Redaction:
-        """What these hold that is secret."""
+        """Return the redaction of the secrets in an environment and a URL."""
         known: set[str] = set()
         for url in (redis_url, environ.get("HEADRACE_REDIS_URL"), environ.get("REDIS_URL")):
             if found := _URL_PASSWORD.search(url or ""):
@@ -57,7 +56,7 @@ class Redaction:
         return cls(tuple(sorted(kept, key=len, reverse=True)))
 
     def clean(self, line: str) -> str:
-        """The line without them."""
+        """Return the line without secrets."""
         for secret in self.secrets:
             if secret in line:
                 line = line.replace(secret, SHOWN)

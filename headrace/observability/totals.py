@@ -1,7 +1,7 @@
-"""Reads the counters of `hr:stats:<model>`, as scripts, workers and API processes have added them.
+"""Reads the counters of `hr:stats:<model>`, which scripts, workers and API processes increment.
 
-A scrape reads those of every model, so that no number is taken apart that need not be: each goes
-out as the text that Redis has, and what is done is done with one field of all models at once.
+A scrape reads the counters of all models. To keep it cheap, numbers stay the text that Redis holds,
+and each step handles one field of all models at once.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from typing import Final
 
 from headrace.observability.worker_report import HISTOGRAMS, field_of
 
-#: The hash of one model, or the one of no model.
+#: The hash of one model, or the shared hash.
 Fields = Mapping[bytes, bytes]
-#: One field of each model, in the models' order; None where a model has none.
+#: One field of each model, in the order of the models; None for a model without it.
 Column = Sequence[bytes | None]
 
 #: The bounds as they are shown, `+Inf` last.
 BOUNDS: Final = {
     name: (*(f"{bound:g}" for bound in bounds), "+Inf") for name, bounds in HISTOGRAMS.items()
 }
-#: How a counter lies there that has counted nothing, and how it is shown.
+#: A counter at zero as Redis holds it, and as it is shown.
 _NONE: Final = b"0"
 ZERO: Final = b"0.0"
 _ZEROES: Final = {name: b" ".join([_NONE] * (len(bounds) + 1)) for name, bounds in BOUNDS.items()}
-#: Stands between the histograms of two models; no number is written so.
+#: The separator between the histograms of two models.
 _BETWEEN: Final = b"|"
 
 
@@ -34,8 +34,8 @@ class Totals:
     """The counters of several models, by field.
 
     Args:
-        fields: those that were asked for of every model.
-        rows: their values, of each model.
+        fields: the fields that were requested of each model.
+        rows: their values, a row per model.
 
     Attributes:
         none: the column of a field that no model has.
@@ -47,7 +47,7 @@ class Totals:
         self._columns = dict(zip(fields, columns, strict=True))
 
     def add(self, model: int, fields: Fields) -> None:
-        """All fields of one model, of which some were perhaps not asked for of every one."""
+        """Add all fields of one model, which may have more than were requested."""
         for field, value in fields.items():
             column = list(self._columns.get(field, self.none))
             column[model] = value
@@ -55,29 +55,29 @@ class Totals:
 
     @property
     def fields(self) -> tuple[bytes, ...]:
-        """Those that were asked for, and then those that any model has beside them."""
+        """Return the requested fields, then those that `add` added."""
         return tuple(self._columns)
 
     def column(self, field: str) -> Column:
-        """One field of each model."""
+        """Return one field of each model."""
         return self._columns.get(field.encode(), self.none)
 
     def labelled(self, name: str) -> dict[str, Column]:
-        """Counters of one thing in several forms, one of `telemetry.LABELLED`, by which."""
+        """Return the counters with one name of `worker_report.LABELLED`, by their label."""
         return {which: self._columns[raw] for which, raw in labelled(self._columns, name).items()}
 
 
 def counted(column: Column) -> list[bytes]:
-    """A counter of each model as it is shown."""
+    """Return a counter of each model as it is shown."""
     return numbers([raw or _NONE for raw in column])
 
 
 def labelled(fields: Iterable[bytes], name: str) -> dict[str, bytes]:
-    """The fields of counters of one thing in several forms, by which, in the alphabet's order.
+    """Return the fields of a counter with labels, by label, in alphabetical order.
 
     Args:
-        fields: all that there are.
-        name: what is counted.
+        fields: all fields.
+        name: the counter.
     """
     prefix = f"{name}:".encode()
     found = sorted(field for field in fields if field.startswith(prefix))
@@ -85,17 +85,17 @@ def labelled(fields: Iterable[bytes], name: str) -> dict[str, bytes]:
 
 
 def histogram(totals: Totals, name: str) -> Sequence[bytes]:
-    """A histogram of each model, its numbers one after the other.
+    """Return the numbers of a histogram of all models, one model after the other.
 
-    Of each these are how many fell at or below each bound, the last of which is infinite, how many
-    there were, and the sum of all. What cannot be read, as of another version, is zeroes.
+    The numbers are the count at or below each bound (the last is infinite), the total count and the
+    sum. A histogram that cannot be read, such as one of another version, is all zeroes.
     """
     none, width = _ZEROES[name], len(BOUNDS[name]) + 1
     rows = [raw or none for raw in totals.column(field_of(name))]
     if not rows:
         return ()
     numbers = _apart(rows)
-    # All rows at once: to look at each costs twice as much.
+    # All rows at once: one row at a time costs twice as much.
     between = numbers[width :: width + 1]
     if len(numbers) != len(rows) * (width + 1) - 1 or between.count(_BETWEEN) != len(rows) - 1:
         numbers = _apart([row if len(_apart([row])) == width else none for row in rows])
@@ -103,31 +103,31 @@ def histogram(totals: Totals, name: str) -> Sequence[bytes]:
 
 
 def _apart(rows: Sequence[bytes]) -> list[bytes]:
-    """The numbers of these rows, with one of `_BETWEEN` between each two; none if they are not."""
+    """Return the numbers of all rows, separated by `_BETWEEN`; [] if a row is malformed."""
     text = b" | ".join(rows)
     return text.split() if text.isascii() and text.count(_BETWEEN) == len(rows) - 1 else []
 
 
 @lru_cache(maxsize=64)
 def _in_order(width: int, count: int) -> Callable[[Sequence[bytes]], tuple[bytes, ...]]:
-    """Takes so many rows, each of so many numbers, and says the last but one of each twice."""
+    """Return a getter that reads `count` rows of `width` numbers, the last but one twice."""
     row = [*range(width - 1), width - 2, width - 1]
     return itemgetter(*(n * (width + 1) + at for n in range(count) for at in row))
 
 
 def read_labelled(fields: Fields, name: str) -> dict[str, bytes]:
-    """The counters under one name, by which, as they are shown."""
+    """Return the counters with one name by their label, as they are shown."""
     forms = labelled(fields, name)
     return dict(zip(forms, numbers([fields[raw] for raw in forms.values()]), strict=True))
 
 
 def numbers(values: Iterable[bytes]) -> list[bytes]:
-    """The values of counters as they are shown; 0.0 where something else stands there."""
+    """Return the values of counters as they are shown; 0.0 for values that are not numbers."""
     return [raw + b".0" if raw.isdigit() else _number(raw) for raw in values]
 
 
 def _number(raw: bytes) -> bytes:
-    # As HINCRBYFLOAT leaves it; to parse it and write it again costs five times as much.
+    # As HINCRBYFLOAT writes it; parsing and formatting it costs five times as much.
     if raw.replace(b".", b"", 1).isdigit():
         return raw
     try:

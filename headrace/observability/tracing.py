@@ -1,7 +1,7 @@
-"""OpenTelemetry in this process, where its extra is installed and an endpoint is configured.
+"""OpenTelemetry in this process, if its extra is installed and an endpoint is configured.
 
-Everything is configured by the standard variables (OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_SERVICE_NAME,
-OTEL_TRACES_SAMPLER and so on). Without an endpoint nothing of it is imported.
+The standard variables configure it (OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_SERVICE_NAME,
+OTEL_TRACES_SAMPLER and so on). Without an endpoint it is not imported.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-#: A process that is to stop gives up what it could not send by then.
+#: A process that stops discards the spans that it could not send within this time.
 CLOSE_MAX_S: Final = 1.0
-#: That the receiver is away is said so often.
+#: Seconds between two log lines about a receiver that does not answer.
 AWAY_S: Final = 60.0
 NS_PER_S: Final = 1_000_000_000
 
 
 def wanted(environ: Mapping[str, str]) -> bool:
-    """Whether spans are to be sent anywhere."""
+    """Return whether the environment configures an endpoint for spans."""
     if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return False
     if environ.get("OTEL_TRACES_EXPORTER", "otlp").strip().lower() == "none":
@@ -54,15 +54,15 @@ class Tracing:
         self.tracer: Tracer = provider.get_tracer("headrace", __version__)
 
     def close(self) -> None:
-        """Send what is left, for a second at the most."""
-        # It waits as long as it tries again, whatever time limit it is given.
+        """Send the remaining spans, for at most one second."""
+        # force_flush ignores its timeout while it retries.
         last = threading.Thread(target=self._provider.force_flush, daemon=True)
         last.start()
         last.join(CLOSE_MAX_S)
 
 
-class _NowAndThen(logging.Filter):
-    """Lets a line pass now and then: of a receiver that is away there would be several a second."""
+class _ThrottledErrors(logging.Filter):
+    """Lets one error pass per minute: without a receiver there are several per second."""
 
     _next_at = 0.0
 
@@ -76,12 +76,12 @@ class _NowAndThen(logging.Filter):
 
 
 def tracing(part: str, environ: Mapping[str, str], *, for_all: bool = False) -> Tracing | None:
-    """What this process sends its spans by; None where none are wanted.
+    """Return the tracing of this process; None if no endpoint is configured.
 
     Args:
-        part: names the service, where OTEL_SERVICE_NAME does not.
+        part: the component, for the service name unless OTEL_SERVICE_NAME is set.
         environ: the environment of this process.
-        for_all: whether the instrumentation of users' code, too, is to send by it.
+        for_all: whether the instrumentation of users' code uses it too.
     """
     if not wanted(environ):
         return None
@@ -93,16 +93,16 @@ def tracing(part: str, environ: Mapping[str, str], *, for_all: bool = False) -> 
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
         logger.warning(
-            "an OTLP endpoint is configured, but no spans are sent: %s; install headrace[otel]",
+            "no spans are sent: install headrace[otel] (%s)",
             error,
         )
         return None
     own: dict[str, str | int] = {SERVICE_VERSION: __version__, "process.pid": os.getpid()}
     if not environ.get("OTEL_SERVICE_NAME"):
         own[SERVICE_NAME] = f"headrace-{part}"
-    # A thread of its own waits for the exporter at the end of the process otherwise.
+    # Without this the process waits for the exporter at its end.
     provider = TracerProvider(resource=Resource.create({**own}), shutdown_on_exit=False)
-    logging.getLogger(OTLPSpanExporter.__module__).addFilter(_NowAndThen())
+    logging.getLogger(OTLPSpanExporter.__module__).addFilter(_ThrottledErrors())
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     if for_all:
         trace.set_tracer_provider(provider)
@@ -110,7 +110,7 @@ def tracing(part: str, environ: Mapping[str, str], *, for_all: bool = False) -> 
 
 
 def context_of(parent: Trace | None) -> Context:
-    """A context in which spans are children of this; without it, spans without a parent."""
+    """Return a context in which spans are children of `parent`, or have no parent."""
     from opentelemetry.context import Context
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -121,7 +121,7 @@ def context_of(parent: Trace | None) -> Context:
 
 
 def trace_of(span: Span) -> Trace | None:
-    """The span as a trace's place; None where it is none."""
+    """Return the trace context of a span; None if it has none."""
     from opentelemetry.context import Context
     from opentelemetry.trace import set_span_in_context
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator

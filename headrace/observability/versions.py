@@ -1,4 +1,4 @@
-"""Which versions of what run here: told by workers, compared by `headrace doctor`."""
+"""The versions of packages. Workers report them, and `headrace doctor` compares them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Final
 
 from headrace._version import __version__
 
-#: What parts of one deployment have in common. None of them is imported.
+#: Packages that all components should have in the same version. None of them is imported.
 PACKAGES: Final = ("celery", "kombu", "redis", "torch")
 
 
 def running() -> dict[str, str]:
-    """The versions of Headrace, of Python, and of those packages that are installed."""
+    """Return the versions of Headrace, Python and the installed packages."""
     found = {"headrace": __version__, "python": platform.python_version()}
     for name in PACKAGES:
         try:

@@ -1,11 +1,11 @@
-"""What workers say of their models: counters for /metrics, and states for /ready.
+"""What workers report about their models: counters for /metrics, and states for /ready.
 
-A worker adds what happened since its last sweep to the hash `hr:stats:<model>` with HINCRBYFLOAT,
-so that totals never go backwards when a worker ends; the API's processes add theirs. How jobs have
-ended is counted by the scripts that end them, in the same call. The names of the fields are below:
-those of `COUNTED` as they are and those of `LABELLED` as `<name>:<which>`. A histogram is one
-field, `<name>@<bounds>`, with how many fell at or below each bound, how many there were and their
-sum, so that a scrape takes it over as it stands. What is of no model is in `hr:stats:`.
+A worker adds the increments since its last sweep to the hash `hr:stats:<model>` with HINCRBYFLOAT,
+so totals never decrease when a worker ends. API processes do the same. The scripts that end jobs
+count how they ended. The fields are named below: those of `COUNTED` by their name, those of
+`LABELLED` as `<name>:<label>`. A histogram is one field, `<name>@<bounds>`: the count at or below
+each bound, the total count and the sum, so that a scrape needs no arithmetic. `hr:stats:` holds
+what concerns no model.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from headrace.observability.host_figures import Figures
 from headrace.redis.clock import US_PER_S
 
 BATCH_SIZE_BOUNDS: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
-#: Fit both 1 ms and 10 min.
+#: For times from 1 ms to 10 min.
 SECONDS_BOUNDS: Final = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
     300.0, 600.0,
 )  # fmt: skip
 BATCH_SIZE: Final = "batch_size"
-#: Of each job that was run: until its claim, until its hand-over, and until its answer.
+#: Per job: the time to its claim, from there to its dispatch, and to its outcome.
 QUEUE_S: Final = "queue_seconds"
 HOLD_S: Final = "hold_seconds"
 JOB_S: Final = "job_seconds"
-#: Of each batch: the handler's verbs.
+#: Per batch: the time in the handler's verbs.
 STAGES_S: Final = ("preprocess_seconds", "inference_seconds", "postprocess_seconds")
 HISTOGRAMS: Final = {
     BATCH_SIZE: BATCH_SIZE_BOUNDS,
     **dict.fromkeys((QUEUE_S, HOLD_S, JOB_S, *STAGES_S), SECONDS_BOUNDS),
 }
 
-#: Plain counters: of the API, ...
+#: Counters without labels: of the API, ...
 ADMITTED: Final = "admitted"
 #: ... of the scripts, ...
 DEAD: Final = "dead"
@@ -58,10 +58,9 @@ COUNTED: Final = (
     ADMITTED, DEAD, LEASES_LOST, PADDING, STARVED, RENEWED, LOADS, LOAD_S, LOAD_FAILURES, UNTOLD,
 )  # fmt: skip
 
-#: Counters of one thing in several forms: submits that were refused, by the code of the error;
-#: jobs that have ended, by status, or were put off for another try (RETRIED); batches that have
-#: run, by why they had left; and model processes that were started anew, by why the last one had
-#: ended.
+#: Counters with a label: refused submits, by error code; jobs that ended, by status, or that wait
+#: for a retry (RETRIED); batches that ran, by the reason for which they left; restarted model
+#: processes, by the reason for which the last one ended.
 REJECTED: Final = "rejected"
 ENDED: Final = "ended"
 RETRIED: Final = "retried"
@@ -70,12 +69,12 @@ RESTARTS: Final = "restarts"
 LABELLED: Final = (REJECTED, ENDED, LEFT, RESTARTS)
 
 
-#: Batches that are put into the histograms together.
+#: Batches are added to the histograms in groups of this size.
 BATCHES_MAX: Final = 256
 
 
 def field_of(histogram: str) -> str:
-    """The hash's field of a histogram; other bounds, as of another version, are in another."""
+    """Return the hash field of a histogram, which is another one for other bounds."""
     return f"{histogram}@{len(HISTOGRAMS[histogram])}"
 
 
@@ -93,11 +92,11 @@ class ModelStats:
         self._batches: list[tuple[int, Sequence[float], Sequence[float], Sequence[float], Any]] = []
 
     def count(self, name: str, by: float = 1.0) -> None:
-        """Count one of `COUNTED`, or `<name>:<which>` of one of `LABELLED`."""
+        """Increment a counter of `COUNTED`, or `<name>:<label>` of one of `LABELLED`."""
         self._deltas[name] += by
 
     def left(self, reason: str) -> None:
-        """A batch has run, or was lost; it had left for this reason (`batcher.Reason`)."""
+        """Count a batch that ran or was lost, by why it left (`batcher.Reason`)."""
         self._deltas[f"{LEFT}:{reason}"] += 1
 
     def observe_batch(
@@ -110,22 +109,22 @@ class ModelStats:
         padding: int = 0,
         starved_s: float = 0.0,
     ) -> None:
-        """A batch ran.
+        """Add a batch that ran.
 
         Args:
-            size: jobs in it.
-            queue_s: how long each of them had waited until it was claimed.
-            hold_s: how long each was held from then until it was handed over.
-            job_s: how long each took from its submit until its answer.
-            stages_s: the handler's time for it, by verb: preprocess, inference, postprocess.
+            size: the number of its jobs.
+            queue_s: per job, the seconds from its submit to its claim.
+            hold_s: per job, the seconds from its claim to its dispatch.
+            job_s: per job, the seconds from its submit to its outcome.
+            stages_s: the handler's seconds by verb: preprocess, inference, postprocess.
             padding: inputs that were added to reach an allowed size.
-            starved_s: how long the device waited for its `preprocess`.
+            starved_s: the seconds for which the device waited for `preprocess`.
         """
         if starved_s:
             self._deltas[STARVED] += starved_s
         if padding:
             self._deltas[PADDING] += padding
-        # Many at once cost less, above all where each is a batch of one.
+        # A group costs less, above all for batches of one job.
         self._batches.append((size, queue_s, hold_s, job_s, stages_s))
         if len(self._batches) >= BATCHES_MAX:
             self._observe_batches()
@@ -142,7 +141,7 @@ class ModelStats:
             self.observe(name, seconds)
 
     def observe(self, name: str, values: Sequence[float]) -> None:
-        """Put values into a histogram."""
+        """Add values to a histogram."""
         counts, bounds = self._counts[name], HISTOGRAMS[name]
         for value in values:
             counts[bisect_left(bounds, value)] += 1
@@ -150,7 +149,7 @@ class ModelStats:
         self._observed = True
 
     def drain(self) -> list[tuple[str, str]]:
-        """Take the increments, to be added by workers/report.lua."""
+        """Return the increments since the last call, for workers/report.lua."""
         self._observe_batches()
         taken = [(name, repr(by)) for name, by in self._deltas.items()]
         self._deltas.clear()
@@ -167,18 +166,18 @@ class ModelStats:
 
 
 class ModelState(msgspec.Struct, frozen=True):
-    """What one worker says of one model.
+    """One model in one worker.
 
     Attributes:
-        state: ready, draining, warming, loading, restarting, failed or stopped; the best of its
-            replicas.
-        replicas: model processes that it is to have.
-        ready: those that are loaded.
-        device: where they run.
-        error: the traceback of a failed load, or why lost processes wait; or "".
+        state: ready, draining, warming, loading, restarting, failed or stopped; the best state of
+            its replicas.
+        replicas: how many model processes it should have.
+        ready: how many of them are loaded.
+        device: the device they run on.
+        error: the traceback of a failed load, the reason why lost processes wait, or "".
         node: the worker's Celery node name.
         pids: the model processes.
-        backoff_us: base and bound of the wait of a job that is tried again, unless it says.
+        backoff_us: first and longest wait before a retry, unless the job has its own.
     """
 
     state: str
@@ -195,15 +194,15 @@ class ModelState(msgspec.Struct, frozen=True):
 
 
 class WorkerReport(msgspec.Struct, frozen=True):
-    """What one worker says of itself.
+    """What one worker reports.
 
     Attributes:
         node: its Celery node name.
         pid: its process.
-        models: by name.
-        figures: what it measures of its host, its devices and its model processes.
-        versions: of Headrace, Python and packages, by name; empty where it does not say.
-        clock_s: its host's clock as it said so, in seconds since 1970; 0 where it does not say.
+        models: its models, by name.
+        figures: its host, its devices and its model processes.
+        versions: of Headrace, Python and packages, by name; empty if it does not report them.
+        clock_s: its host's clock at the report, in seconds since 1970; 0 if it does not report it.
     """
 
     node: str
@@ -214,7 +213,7 @@ class WorkerReport(msgspec.Struct, frozen=True):
     clock_s: float = 0.0
 
 
-#: No model can be called so.
+#: No model can have this name.
 CLOCK: Final = ":clock"
 _FIGURES: Final = FIGURES.encode()
 _CLOCK: Final = CLOCK.encode()
@@ -233,7 +232,7 @@ _seconds_of: Final = msgspec.json.Decoder(float).decode
 
 
 def read_report(fields: Mapping[bytes, bytes]) -> WorkerReport:
-    """Read `hr:worker:<owner>`. What cannot be read, as from another version, is left out."""
+    """Read `hr:worker:<owner>`. Fields that cannot be read, as of another version, are ignored."""
     own, models, figures, clock_s = _Own(), {}, Figures(), 0.0
     for name, value in fields.items():
         try:

@@ -1,7 +1,7 @@
-"""Which addresses a webhook may be sent to: public ones, and what the operator allows besides.
+"""The addresses to which webhooks may be sent: public ones, and those that the operator allows.
 
-By the registries of special-purpose addresses (IANA, RFC 6890), listed here and not taken from
-`ipaddress.is_global`, which says different things in different versions of Python.
+The list follows the IANA registries of special-purpose addresses (RFC 6890). `ipaddress.is_global`
+differs between versions of Python.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _REFUSED_V4: Final = tuple(
         "240.0.0.0/4",  # reserved, and broadcast
     )
 )
-#: Global unicast. All else is loopback, link-local, unique local, multicast, NAT64 or reserved.
+#: Global unicast. Others are loopback, link-local, unique local, multicast, NAT64 or reserved.
 _PUBLIC_V6: Final = ipaddress.IPv6Network("2000::/3")
 _REFUSED_V6: Final = tuple(
     ipaddress.IPv6Network(text)
@@ -48,41 +48,43 @@ _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 def read_networks(texts: Sequence[str]) -> tuple[Network, ...]:
-    """The networks that an operator allows.
+    """Parse the networks that an operator allows.
 
     Raises:
-        ValueError: one is none; it says which.
+        ValueError: a text is not a network; the message names it.
     """
     found = []
     for text in texts:
         try:
             found.append(ipaddress.ip_network(text))
         except ValueError as error:
-            raise ValueError(f"{text[:64]!r} is no network such as 10.2.0.0/16: {error}") from None
+            raise ValueError(
+                f"{text[:64]!r} is not a network such as 10.2.0.0/16: {error}"
+            ) from None
     return tuple(found)
 
 
 def read_address(text: str) -> Address:
-    """An address as a resolver gives it, without a zone.
+    """Parse a resolver's address, without its zone.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not an address.
     """
     return plain(ipaddress.ip_address(text.partition("%")[0]))
 
 
 def plain(address: Address) -> Address:
-    """The IPv4 address that an IPv6 one only wraps; any other as it is."""
+    """Return the IPv4 address of an IPv4-mapped IPv6 address; any other address unchanged."""
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
         return address.ipv4_mapped
     return address
 
 
 def may_reach(address: Address, allowed: Sequence[Network]) -> bool:
-    """Whether a webhook may be sent there."""
+    """Return whether a webhook may be sent to an address."""
     address = plain(address)
     if address.version == 6 and address in _NAT64:
-        # Who allows the translator has not allowed all that lies behind it.
+        # An allowed translator does not allow the addresses behind it.
         inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
         return _allows(allowed, address) and may_reach(inner, allowed)
     return _is_public(address) or _allows(allowed, address)

@@ -1,4 +1,4 @@
-"""Where a webhook goes: what of an address can be told before anybody is asked for it."""
+"""The URL of a webhook, and the checks that need no name lookup."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
 URL_MAX_CHARS: Final = 2048
 _PORTS: Final = {"http": 80, "https": 443}
-#: What a URL is made of; neither blanks, nor what parsers disagree about.
+#: The characters of a URL, without those that parsers treat differently.
 _CHARS = re.compile(r"[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=%-]+")
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?\.?")
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A webhook's address, taken apart.
+    """A parsed URL.
 
     Attributes:
-        host: a name, or an address without brackets; in small letters.
-        literal: the address, where the host is one.
-        authority: what the header Host says.
-        path: with its query.
+        host: a name, or an address without brackets, in lower case.
+        literal: the address, if the host is one.
+        authority: the value of the header Host.
+        path: the path with its query.
     """
 
     scheme: str
@@ -43,15 +43,15 @@ class Endpoint:
 
 
 def read_target(url: str, *, allow_http: bool = False) -> Endpoint:
-    """Take a webhook's URL apart.
+    """Parse a webhook's URL.
 
     Raises:
-        InvalidRequest: no webhook is sent there, whoever answers; the sentence says why.
+        InvalidRequest: webhooks cannot be sent there; the message has the reason.
     """
     if len(url) > URL_MAX_CHARS:
         raise _wrong(f"the URL has {len(url)} characters, more than {URL_MAX_CHARS}")
     if not _CHARS.fullmatch(url):
-        raise _wrong("the URL has characters that none has", "Percent-encode them.")
+        raise _wrong("the URL has invalid characters", "Percent-encode them.")
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -59,14 +59,16 @@ def read_target(url: str, *, allow_http: bool = False) -> Endpoint:
         raise _wrong(f"the URL cannot be read: {error}") from None
     scheme = parts.scheme.lower()
     if scheme not in (("https", "http") if allow_http else ("https",)):
-        hint = "Send webhooks over HTTPS; the setting webhook_allow_http allows http:// too."
-        raise _wrong(f"{scheme[:16] or 'no scheme'} is not served", hint)
+        hint = "Give a URL with https://; the setting webhook_allow_http also allows http://."
+        raise _wrong(
+            f"the scheme {scheme[:16]} is not allowed" if scheme else "the URL has no scheme", hint
+        )
     if "@" in parts.netloc:
-        raise _wrong("the URL has a user or a password", "What is sent is signed instead.")
+        raise _wrong("the URL has a user or a password", "Remove it; webhooks are signed.")
     if parts.fragment:
-        raise _wrong("the URL has a fragment, which nobody is sent", "Leave out # and the rest.")
+        raise _wrong("the URL has a fragment", "Remove # and what follows; it is never sent.")
     if port == 0 or not parts.hostname:
-        raise _wrong("the URL has no host" if port != 0 else "there is no port 0")
+        raise _wrong("the URL has no host" if port != 0 else "the URL has port 0")
     host = parts.hostname
     literal = _literal(host, bracketed="[" in parts.netloc)
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
@@ -74,29 +76,31 @@ def read_target(url: str, *, allow_http: bool = False) -> Endpoint:
 
 
 def _literal(host: str, *, bracketed: bool) -> Address | None:
-    """The address that a host is; None for a name."""
+    """Return the address of a host; None for a name."""
     if "%" in host:
-        raise _wrong(f"{host[:64]!r} is no host")
+        raise _wrong(f"{host[:64]!r} is not a host")
     try:
         return plain(ipaddress.ip_address(host))
     except ValueError:
         pass
     last = host.rstrip(".").rpartition(".")[2]
     if bracketed or not _HOST.fullmatch(host) or ".." in host:
-        raise _wrong(f"{host[:64]!r} is no host")
-    # Resolvers take 127.1 and 0x7f000001 for addresses; nobody means them.
+        raise _wrong(f"{host[:64]!r} is not a host")
+    # Resolvers read 127.1 and 0x7f000001 as addresses.
     if last.isdigit() or re.fullmatch(r"0[xX][0-9a-fA-F]*", last):
-        raise _wrong(f"{host[:64]!r} is no host", "Write an address as 192.0.2.7 or [2001:db8::7].")
+        raise _wrong(
+            f"{host[:64]!r} is not a host", "Write an address as 192.0.2.7 or [2001:db8::7]."
+        )
     if last.lower() == "localhost":
         return ipaddress.IPv4Address("127.0.0.1")
     return None
 
 
 class WebhookPolicy:
-    """Whether what a client asks for can be done here.
+    """Checks the webhook of a request.
 
     Args:
-        settings: the deployment's.
+        settings: of the deployment.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -105,42 +109,42 @@ class WebhookPolicy:
         self._allowed = read_networks(settings.webhook_allow_networks)
 
     def check(self, options: JobOptions) -> None:
-        """Look at the options of a job that is to be submitted.
+        """Check the options of a request.
 
         Raises:
-            InvalidRequest: its webhook cannot be.
+            InvalidRequest: its webhook cannot be sent.
         """
         if options is DEFAULT_OPTIONS:
             return
         if not options.webhook:
             if options.webhook_events:
                 raise InvalidRequest(
-                    "webhook_events is given and webhook is not", hint="Give the URL too."
+                    "webhook_events needs webhook, which is missing", hint="Give the URL too."
                 )
             return
         if not self._on:
             raise InvalidRequest(
-                "this server sends no webhooks: it has no secret to sign them with",
-                hint="Its operator sets webhook_secrets (docs/webhooks.md); else wait or poll.",
+                "this server sends no webhooks, because webhook_secrets is not set",
+                hint="Ask its operator to set it (docs/webhooks.md), or wait or poll instead.",
             )
         check_address(read_target(options.webhook, allow_http=self._allow_http), self._allowed)
 
 
 def check_address(target: Endpoint, allowed: Sequence[Network]) -> None:
-    """Look at an address that stands in the URL itself; a name is looked up when it is sent.
+    """Check an address in the URL. A name is looked up when the webhook is sent.
 
     Raises:
-        InvalidRequest: nothing is sent there.
+        InvalidRequest: webhooks cannot be sent to it.
     """
     if target.literal is not None and not may_reach(target.literal, allowed):
         raise _wrong(
             f"{target.host[:64]} is an address of a private or reserved network",
-            "Give one that the Internet reaches; the setting webhook_allow_networks allows more.",
+            "Give a public address; the setting webhook_allow_networks allows more networks.",
         )
 
 
 def shown(url: str) -> str:
-    """A URL for lists and logs: without its query, which may hold a token."""
+    """Return a URL for lists and logs, without its query, which may contain a token."""
     before, mark, _ = url.partition("?")
     return before + (f"{mark}…" if mark else "")
 

@@ -1,7 +1,7 @@
-"""Signing by the Standard Webhooks scheme (v1, HMAC-SHA256), and its secrets.
+"""Signatures by the Standard Webhooks scheme (v1, HMAC-SHA256), and their secrets.
 
-Where jobs belong to API keys, each key has a secret of its own, which follows from the server's and
-the key's id: who can verify what is sent to him can sign nothing that others would believe.
+Each API key has its own secret, derived from the server's and the key's id. So a receiver cannot
+sign webhooks for other keys.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from collections.abc import Sequence
 from typing import Final
 
 PREFIX: Final = "whsec_"
-#: As the scheme has it.
+#: From the scheme.
 SECRET_MIN_BYTES: Final = 24
 SECRET_MAX_BYTES: Final = 64
 _DERIVED: Final = b"headrace webhook secret of key "
 
 
 def new_secret() -> str:
-    """A secret that nobody else has."""
+    """Return a new random secret."""
     return written(secrets.token_bytes(32))
 
 
 def written(secret: bytes) -> str:
-    """A secret as people pass it on."""
+    """Return a secret as text."""
     return PREFIX + base64.b64encode(secret).decode()
 
 
 def read_secret(text: str) -> bytes:
-    """A secret's bytes.
+    """Return the bytes of a secret.
 
     Raises:
-        ValueError: it is none; the sentence does not repeat it.
+        ValueError: the text is not a secret; the message does not repeat it.
     """
     try:
         found = base64.b64decode(text.removeprefix(PREFIX), validate=True)
@@ -50,20 +50,20 @@ def read_secret(text: str) -> bytes:
 
 
 def secrets_of(texts: Sequence[str], key_id: str = "") -> list[bytes]:
-    """The secrets by which what is sent for a key is signed, the newest first.
+    """Return the secrets that sign the webhooks of an API key, the newest first.
 
     Args:
-        texts: the server's.
-        key_id: the API key whose job it is; "" for nobody's, where the server's own are used.
+        texts: the server's secrets.
+        key_id: the API key that owns the job; "" uses the server's secrets.
     """
-    own = [read_secret(text) for text in texts]
+    server = [read_secret(text) for text in texts]
     if not key_id:
-        return own
-    return [hmac.digest(secret, _DERIVED + key_id.encode(), hashlib.sha256) for secret in own]
+        return server
+    return [hmac.digest(secret, _DERIVED + key_id.encode(), hashlib.sha256) for secret in server]
 
 
 def signature(found: Sequence[bytes], message_id: str, timestamp_s: int, body: bytes) -> str:
-    """The header `webhook-signature`: a signature for each secret, between blanks."""
+    """Return the header `webhook-signature`: a signature per secret, separated by blanks."""
     signed = b"%s.%d.%s" % (message_id.encode(), timestamp_s, body)
     digests = (hmac.digest(secret, signed, hashlib.sha256) for secret in found)
     return " ".join(f"v1,{base64.b64encode(digest).decode()}" for digest in digests)

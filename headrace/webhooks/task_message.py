@@ -1,4 +1,4 @@
-"""The errand of a webhook: a Celery message, written whole when its job is submitted."""
+"""The background task of a webhook: a Celery message, complete when its job is submitted."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from headrace.redis import keys
 from headrace.redis.keys import F
 
 TASK: Final = "headrace.webhook"
-#: What is told where a job does not say.
-USUAL: Final = tuple(ENDS)
+#: The events of a job that names none.
+DEFAULT_EVENTS: Final = tuple(ENDS)
 EVENTS: Final[tuple[str, ...]] = get_args(WebhookEvent)
 STARTED: Final = "started"
 
 
 class WebhookTask(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the background worker is told.
+    """The arguments of the task. A field's name in the message stays when it changes here.
 
     Attributes:
         job: the job.
-        said: this message's own id, by which a repeat of it is known; "" for a later try.
-        url: where to.
-        model: the job's model, and
-        owner: its API key, where its record is gone by then.
-        started: it is to tell that the job has begun, and not how it has ended.
-        delivery: of a later try, the delivery.
+        message_id: the id of this message, which identifies a repeat; "" for a retry.
+        url: the webhook's URL.
+        model: the job's model, in case its record has expired.
+        owner: its API key, in the same case.
+        started: whether the event is the job's start and not its end.
+        delivery: the delivery, for a retry.
     """
 
     job: str
-    said: str = ""
+    message_id: str = msgspec.field(default="", name="said")
     url: str = ""
     model: str = ""
     owner: str = ""
@@ -43,10 +43,10 @@ class WebhookTask(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def webhook_fields(job_id: str, model: str, owner: str, options: JobOptions) -> list[str | bytes]:
-    """What the record of a job carries that asks for webhooks."""
+    """Return the record fields of a job with a webhook; [] for a job without one."""
     if not options.webhook:
         return []
-    wanted = options.webhook_events or USUAL
+    wanted = options.webhook_events or DEFAULT_EVENTS
     ends = "".join(ENDS[event].value for event in wanted if event in ENDS)
     fields: list[str | bytes] = []
     first, second = new_ids(2)
@@ -59,12 +59,12 @@ def webhook_fields(job_id: str, model: str, owner: str, options: JobOptions) -> 
     return fields
 
 
-def message(errand: WebhookTask) -> bytes:
-    """An errand as a message of Celery's (protocol 2), ready for LPUSH."""
-    task_id = errand.said or new_ids(1)[0]
-    body = msgspec.json.encode(((), {"errand": errand}, _EMBED))
-    # Shown by Flower: without the URL, which may hold a token.
-    shown = f"{{'job': {errand.job!r}}}"
+def message(task: WebhookTask) -> bytes:
+    """Return the Celery message (protocol 2) of a task, ready for LPUSH."""
+    task_id = task.message_id or new_ids(1)[0]
+    body = msgspec.json.encode(((), {"errand": task}, _EMBED))
+    # Flower shows this. The URL may contain a token.
+    shown = f"{{'job': {task.job!r}}}"
     headers: dict[str, Any] = {
         "lang": "py", "task": TASK, "id": task_id, "root_id": task_id, "parent_id": None,
         "group": None, "retries": 0, "eta": None, "expires": None, "timelimit": [None, None],
@@ -90,5 +90,5 @@ _EMBED: Final = {"callbacks": None, "errbacks": None, "chain": None, "chord": No
 
 
 def event_type(state: State) -> str:
-    """The `type` of what is sent of a job that has ended so."""
+    """Return the `type` of the webhook of a job that has ended."""
     return f"job.{state.status}"

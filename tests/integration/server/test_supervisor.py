@@ -86,7 +86,7 @@ def test_the_delay_starts_afresh_after_a_stable_run(tmp_path: Path) -> None:
         wait_until(lambda: time.monotonic() - began_s > 0.4, "it has run stably")
         os.kill(run.pids("start", "one")[-1], signal.SIGKILL)
         run.wait_for("start one", 3)
-        assert re.findall(r"again in ([\d.]+) s", run.text()) == ["0.05", "0.05"]
+        assert re.findall(r"restarting it in ([\d.]+) s", run.text()) == ["0.05", "0.05"]
 
 
 def test_a_child_that_never_gets_ready_stops_everything_with_its_last_words(tmp_path: Path) -> None:

@@ -232,8 +232,8 @@ def test_what_is_counted(site: HookSite) -> None:
 REFUSED: dict[str, Any] = {
     "http://10.0.0.1/": "private or reserved",
     "http://[::1]/": "private or reserved",
-    "http://2130706433/": "no host",
-    "ftp://example.com/": "not served",
+    "http://2130706433/": "not a host",
+    "ftp://example.com/": "the scheme ftp is not allowed",
     "https://user:pass@example.com/": "a user or a password",
 }
 

@@ -138,7 +138,7 @@ class WebhookDelivery:
         return msgspec.structs.replace(found, body=body_of(found.delivery, event, job))
 
     def _begun(self, task: WebhookTask, event: JobEvent, log: DeliveryLog) -> PendingDelivery:
-        name = delivery_id(task.said, 0 if event.state is None else event.at_us)
+        name = delivery_id(task.message_id, 0 if event.state is None else event.at_us)
         if name in log.deliveries:
             return log.deliveries[name]
         now_us = _now_us()

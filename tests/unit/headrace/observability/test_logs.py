@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from api.observability.access_log import AccessLog, RequestTrace, incoming_request_id
 from headrace.observability import logs
-from headrace.observability.log_format import formatter
+from headrace.observability.log_format import formatter, room_of
 from headrace.observability.redaction import Redaction
 from headrace.server.supervisor.console import Console
 
@@ -51,14 +51,27 @@ def line_of(shape: str, message: str, *, error: bool = False, **extra: Any) -> s
     return made.format(record)
 
 
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("workers.consumer.loop", "workers.consumer"),
+        ("workers.background.webhooks.delivery", "workers.background"),
+        ("headrace.queue.watcher", "headrace.queue"),
+        ("api", "api"),
+        ("runner", "runner"),
+        ("celery.worker.strategy", "celery.worker.strategy"),
+        ("my_models.faces.handler", "my_models.faces.handler"),
+    ],
+)
+def test_a_logger_is_shown_as_its_room(name: str, shown: str) -> None:
+    assert room_of(name) == shown
+
+
 def test_a_line_for_people() -> None:
     line = line_of("console", "gone", model="digits", jobs=["a", "b"], reason="two words")
     stamp, rest = line[:23], line[23:]
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}", stamp)
-    assert (
-        rest
-        == ' WARNING workers.models.served_model: gone  model=digits jobs=a,b reason="two words"'
-    )
+    assert rest == ' WARNING workers.models: gone  model=digits jobs=a,b reason="two words"'
 
 
 def test_a_line_of_json() -> None:
@@ -66,7 +79,7 @@ def test_a_line_of_json() -> None:
     assert list(told)[:6] == ["timestamp", "level", "logger", "event", "part", "pid"]
     del told["timestamp"]
     assert told == {
-        "level": "warning", "logger": "workers.models.served_model", "event": "gone", "part":
+        "level": "warning", "logger": "workers.models", "event": "gone", "part":
         "worker", "pid": 7, "model": "digits", "job": "a",
     }  # fmt: skip
 
@@ -80,7 +93,7 @@ def test_no_text_makes_a_line_of_its_own(shape: str) -> None:
 
 def test_an_error_stands_below_its_line() -> None:
     first, *below = line_of("console", "failed", error=True).splitlines()
-    assert first.endswith("workers.models.served_model: failed")
+    assert first.endswith("workers.models: failed")
     assert all(row.startswith("    ") and row.isprintable() for row in below)
     assert below[0] == "    Traceback (most recent call last):"
     told = json.loads(line_of("json", "failed", error=True))
@@ -88,10 +101,11 @@ def test_an_error_stands_below_its_line() -> None:
 
 
 def test_a_line_says_what_its_thread_is_at() -> None:
-    with logs.concerning(batch="b-1"), logs.concerning(request="r"):
-        token = logs.AT_HAND.set(["one"])
-        told = json.loads(line_of("json", "x"))
-        logs.AT_HAND.reset(token)
+    logs.CONCERN.set({"batch": "b-1", "request": "r"})
+    logs.AT_HAND.set(["one"])
+    told = json.loads(line_of("json", "x"))
+    logs.CONCERN.set(None)
+    logs.AT_HAND.set(())
     assert (told["batch"], told["request"], told["job"]) == ("b-1", "r", "one")
     assert "batch" not in json.loads(line_of("json", "x"))
     many = [str(n) for n in range(150)]

@@ -264,7 +264,7 @@ class BatchExecution:
         status = record.COMPLETED if engine.checkpoint.ended else self._why
         sink.end(status, {})
         logger.info(
-            "batch %s: %d completed, %d failed", status, sink.completed, sink.failed,
+            "%s: %d completed, %d failed", status, sink.completed, sink.failed,
             extra=self._log_fields,
         )  # fmt: skip
 

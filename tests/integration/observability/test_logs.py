@@ -222,8 +222,8 @@ def test_losses_name_their_jobs(site: Site) -> None:
 
 
 def test_the_runner_names_its_batch(site: Site) -> None:
-    [told] = site.about("completed, ", api_batch=site.jobs["batch"])
-    assert (told["part"], told["event"]) == ("runner", "completed, 0 completed, 1 failed")
+    [told] = site.about("completed: ", api_batch=site.jobs["batch"])
+    assert (told["part"], told["event"]) == ("runner", "completed: 0 completed, 1 failed")
 
 
 def test_the_access_log_says_who_asked_for_what(site: Site) -> None:

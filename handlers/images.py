@@ -83,7 +83,7 @@ def drawing(max_pixels: int = DEFAULT_MAX_PIXELS) -> bytes | None:
     Pillow imports its formats here, so that no job waits for it.
 
     Args:
-        max_pixels: the handler's limit; a drawing that exceeds it is None.
+        max_pixels: the handler's limit; above it no drawing is returned.
     """
     Image.init()
     if max_pixels < DRAWING_SIDE_PX**2:

@@ -61,8 +61,8 @@ class Application(FastAPI):
             request_id = incoming_request_id(scope)
             spans = self.services.spans if self.services is not None else None
             if request_id or self.access_log is not None or spans is not None:
-                seen = RequestTrace(scope, send, request_id)
-                await observe_request(self.answer, seen, receive, self.access_log, spans)
+                trace = RequestTrace(scope, send, request_id)
+                await observe_request(self.answer, trace, receive, self.access_log, spans)
                 return
         await self.answer(scope, receive, send)
 
@@ -74,7 +74,7 @@ class Application(FastAPI):
             await self.serve(scope, receive, send)
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request by the router; all else is FastAPI's."""
+        """Answer a request by the router; FastAPI handles everything else."""
         if scope["type"] == "http" and self.services is not None:
             await self.operations.serve(self.services, scope, receive, send)
         else:

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from api.http.messages import (
-    SEEN,
+    REQUEST_TRACE,
     Answer,
     ChunkedReply,
     ClientGone,
@@ -87,7 +87,7 @@ class _Node:
         literals: the next segments by their text.
         parameter: the next segment where it may be any text.
         may_be_empty: this text may be empty.
-        routes: what ends here.
+        routes: the operations whose path ends here; None for none.
     """
 
     __slots__ = ("literals", "may_be_empty", "parameter", "routes")
@@ -157,9 +157,9 @@ class Router:
         parameters: Sequence[str] = ()
         if route is not None:
             label, parameters = route.label, route.parameters(segments)
-        seen = scope.get(SEEN)
-        if seen is not None:
-            seen.found(label if by_method else "", parameters[0] if parameters else "", request)
+        trace = scope.get(REQUEST_TRACE)
+        if trace is not None:
+            trace.routed(label if by_method else "", parameters[0] if parameters else "", request)
         openai = request.path.startswith(OPENAI_PREFIX)
         try:
             await _admit(services, request, route)
@@ -230,7 +230,7 @@ async def _admit(services: Services, request: Request, route: Route | None) -> N
 def refuse_foreign_page(request: Request, allowed: Sequence[str]) -> None:
     """Refuse a change by a web page of another origin.
 
-    Any page can send a POST to the machine of its reader, and needs no answer to purge a queue. The
+    Any page can send a POST to its reader's machine, and can purge a queue without the answer. The
     browser sends the page's origin.
 
     Raises:

@@ -23,8 +23,8 @@ Header = tuple[bytes, bytes]
 JSON: Final = b"application/json"
 NO_CONTENT: Final = 204
 NO_STORE: Final = (b"cache-control", b"no-store")
-#: The key in a scope of the request's trace, where the request is logged or traced.
-SEEN: Final = "headrace.seen"
+#: The key of the `RequestTrace` in the scope of a request that is logged or has a span.
+REQUEST_TRACE: Final = "headrace.request_trace"
 #: Bytes and seconds of a refused body that are read and dropped, so that the client can read the
 #: answer instead of a reset connection.
 DRAIN_MAX_BYTES: Final = 4 * 1024 * 1024

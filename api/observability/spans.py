@@ -11,68 +11,69 @@ from headrace.observability import logs
 from headrace.observability.tracing import Tracing, context_of, trace_of, tracing
 
 if TYPE_CHECKING:
-    from opentelemetry.trace import Span
-
     from api.observability.access_log import RequestTrace
 
-#: From this status on it is an error of the server.
+#: From this status on the server failed, not the client.
 _SERVER_ERROR: Final = 500
 
 
 def api_spans(environ: Mapping[str, str]) -> ApiSpans | None:
-    """Return the spans of this process; None where tracing is off."""
-    found = tracing("api", environ)
-    return ApiSpans(found) if found is not None else None
+    """Return the spans of this process; None if tracing is off."""
+    enabled = tracing("api", environ)
+    return ApiSpans(enabled) if enabled is not None else None
 
 
 class ApiSpans:
-    """Starts the spans of one API process.
+    """Begins the spans of one API process.
 
     Args:
-        exporter: sends them.
+        tracing: sends them.
     """
 
-    def __init__(self, exporter: Tracing) -> None:
-        self._tracing = exporter
+    def __init__(self, tracing: Tracing) -> None:
+        self._tracing = tracing
 
     @contextmanager
-    def request(self, seen: RequestTrace) -> Iterator[None]:
-        """Record the span of a request, as a child of the client's span if it names one."""
+    def request(self, trace: RequestTrace) -> Iterator[None]:
+        """Wrap a request in a span, below the span that its `traceparent` names, if any."""
         from opentelemetry.trace import SpanKind, StatusCode, use_span
 
-        scope = seen.scope
+        scope = trace.scope
         method = scope["method"]
-        attributes = {"http.request.method": method, "url.path": scope["path"]}
-        attributes["url.scheme"] = scope.get("scheme", "http")
+        attributes = {
+            "http.request.method": method,
+            "url.path": scope["path"],
+            "url.scheme": scope.get("scheme", "http"),
+        }
         if scope.get("client"):
             attributes["client.address"] = scope["client"][0]
-        tracer = self._tracing.tracer
-        span = tracer.start_span(
+        span = self._tracing.tracer.start_span(
             method, context_of(trace_in(scope["headers"])), SpanKind.SERVER, attributes
         )
-        token = logs.TRACE.set(_parent(span))
+        own = trace_of(span)
+        token = logs.TRACE.set(own.parent if own is not None else "")
         try:
             with use_span(span, record_exception=False, set_status_on_exception=False):
                 yield
         finally:
             logs.TRACE.reset(token)
-            if route := seen.template:
+            if route := trace.template:
                 span.update_name(f"{method} {route}")
                 span.set_attribute("http.route", route)
-            span.set_attribute("http.response.status_code", seen.status)
-            span.set_attribute("http.response.body.size", seen.size)
-            if seen.status >= _SERVER_ERROR:
-                span.set_attribute("error.type", str(seen.status))
+            span.set_attribute("http.response.status_code", trace.status)
+            span.set_attribute("http.response.body.size", trace.size)
+            if trace.status >= _SERVER_ERROR:
+                span.set_attribute("error.type", str(trace.status))
                 span.set_status(StatusCode.ERROR)
             span.end()
 
     @contextmanager
     def submit(self, queue: str, job_id: str = "") -> Iterator[Trace | None]:
-        """Record the span of a submit, as a child of the request's span.
+        """Wrap a submit in a span, below that of its request.
 
         Args:
-            queue: the queue; "" for several.
-            job_id: the job; "" for several.
+            queue: the model's queue; "" if there may be several.
+            job_id: the job; "" if there may be several.
         """
         from opentelemetry.trace import SpanKind
 
@@ -93,10 +94,5 @@ class ApiSpans:
             span.end()
 
     def close(self) -> None:
-        """Send the remaining spans."""
+        """Send the spans that were not sent yet."""
         self._tracing.close()
-
-
-def _parent(span: Span) -> str:
-    place = trace_of(span)
-    return place.parent if place is not None else ""

@@ -150,7 +150,7 @@ def test_everything_on_the_console_is_json_where_that_is_wanted() -> None:
     console = Console(stream, ["api", "redis"], colour=True, as_json=True)
     console.feed("api", b'{"event":"listening","part":"api"}\n\n{not json}\n')
     console.feed("redis", b"1:M out of memory\x1b[0m\n")
-    console.print("headrace", "up\n  API")
+    console.say("headrace", "up\n  API")
     first, *others = [json.loads(line) for line in stream.getvalue().splitlines()]
     assert first == {"event": "listening", "part": "api"}
     assert [(line["part"], line["event"]) for line in others] == [
@@ -179,15 +179,15 @@ def access_lines(*scopes: Mapping[str, Any], as_json: bool) -> list[str]:
     out = io.BytesIO()
     log = AccessLog(out, as_json=as_json, fields={"part": "api"}, redaction=NOTHING)
 
-    async def tell() -> None:
+    async def write() -> None:
         for scope in scopes:
-            seen = RequestTrace(dict(scope), _nowhere, b"r-1")
-            seen.status, seen.size = 200, 12
-            seen.template, seen.name = "/api/v1/jobs/{job_id}", f"x{FORGED}"
-            log.record(seen)
+            trace = RequestTrace(dict(scope), _nowhere, b"r-1")
+            trace.status, trace.size = 200, 12
+            trace.template, trace.job = "/api/v1/jobs/{job_id}", f"x{FORGED}"
+            log.write(trace)
         await asyncio.sleep(0)
 
-    asyncio.run(tell())
+    asyncio.run(write())
     return out.getvalue().decode().splitlines()
 
 

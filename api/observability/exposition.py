@@ -1,7 +1,7 @@
 """Writes metrics in Prometheus' text format, fast enough for thousands of series.
 
-prometheus-client writes names, labels and escapes. Its text of a metric is cached with a
-placeholder for each value, while the metric has the same series; a scrape then fills in numbers.
+prometheus-client writes the names and the escaped labels. Its text is cached with a placeholder for
+each value, as long as the metric has the same series. A scrape then only fills in the numbers.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ from typing_extensions import override
 
 from api.observability.metric_families import Family
 
-#: The approximate size of one part of the text.
+#: About the length of one part of the text.
 PART_BYTES: Final = 32 * 1024
 #: The values of a series' labels.
 Labels = tuple[str, ...]
 
 
 class MetricSamples(NamedTuple):
-    """All samples of one metric.
+    """The values of one metric.
 
     Attributes:
         series: the labels of each series.
-        values: one per series; for a summary its count and sum; for a histogram the counts at or
-            below each bound, then the total count, then the sum. All numbers, or all text.
+        values: one for each series; for a summary its count and its sum; for a histogram the
+            counts at or below each bound, then the count of all, then the sum. Either all are
+            numbers, or all are text.
         bounds: the bounds of a histogram as text, `+Inf` last.
     """
 
@@ -48,31 +49,29 @@ class Exposition:
     """Writes the metrics of one API process."""
 
     def __init__(self) -> None:
+        # The series, the placeholder and the text with placeholders of each metric.
         self._templates: dict[str, tuple[list[Labels], bytes, bytes]] = {}
 
     def text(self, metrics: Iterable[MetricSamples]) -> list[bytes]:
-        """Return the body of an answer to a scrape, in parts.
+        """Return the answer to a scrape, in parts of about PART_BYTES.
 
-        The whole may be half a megabyte, and joining it takes longer than filling it in: the
+        The whole may be half a megabyte: joining it would cost more than filling it in, as the
         kernel maps memory of that size again each time.
         """
-        parts, some, length = [], [], 0
-        for found in metrics:
-            name = found.family.name
-            template, series = self._templates.get(name), list(found.series)
-            placeholder = _placeholder(found)
-            if template is None or template[0] != series or template[1] != placeholder:
-                template = self._templates[name] = (
-                    series,
-                    placeholder,
-                    _template(found, placeholder),
-                )
-            some.append(template[2] % tuple(found.values))
-            length += len(some[-1])
+        parts, texts, length = [], [], 0
+        for samples in metrics:
+            name, series = samples.family.name, list(samples.series)
+            placeholder = _placeholder(samples)
+            cached = self._templates.get(name)
+            if cached is None or cached[:2] != (series, placeholder):
+                cached = (series, placeholder, _template(samples, placeholder))
+                self._templates[name] = cached
+            texts.append(cached[2] % tuple(samples.values))
+            length += len(texts[-1])
             if length >= PART_BYTES:
-                parts.append(b"".join(some))
-                some, length = [], 0
-        parts.append(b"".join(some))
+                parts.append(b"".join(texts))
+                texts, length = [], 0
+        parts.append(b"".join(texts))
         return parts
 
 
@@ -85,34 +84,33 @@ class _One(Collector):
         yield self._metric
 
 
-def _placeholder(found: MetricSamples) -> bytes:
-    """Return the placeholder of a value: bytes as they are, a number as Python formats it."""
-    return b" %b\n" if found.values and isinstance(found.values[0], bytes) else b" %a\n"
+def _placeholder(samples: MetricSamples) -> bytes:
+    """Return the format of a value: text as it is, a number as Python writes it."""
+    return b" %b\n" if samples.values and isinstance(samples.values[0], bytes) else b" %a\n"
 
 
-def _template(found: MetricSamples, placeholder: bytes) -> bytes:
-    lines = generate_latest(_One(_metric(found))).removesuffix(b"\n").split(b"\n")
-    return b"".join(_line_template(line.replace(b"%", b"%%"), placeholder) for line in lines)
+def _template(samples: MetricSamples, placeholder: bytes) -> bytes:
+    lines = generate_latest(_One(_metric(samples))).removesuffix(b"\n").replace(b"%", b"%%")
+    return b"".join(
+        line + b"\n" if line.startswith(b"#") else line.rpartition(b" ")[0] + placeholder
+        for line in lines.split(b"\n")
+    )
 
 
-def _line_template(line: bytes, placeholder: bytes) -> bytes:
-    return line + b"\n" if line.startswith(b"#") else line.rpartition(b" ")[0] + placeholder
-
-
-def _metric(found: MetricSamples) -> Metric:
-    name, kind, text, labels = found.family
+def _metric(samples: MetricSamples) -> Metric:
+    name, kind, text, labels = samples.family
     if kind == "histogram":
         histogram = HistogramMetricFamily(name, text, labels=labels)
-        for one in found.series:
-            histogram.add_metric(one, buckets=[(bound, 0) for bound in found.bounds], sum_value=0)
+        for one in samples.series:
+            histogram.add_metric(one, buckets=[(bound, 0) for bound in samples.bounds], sum_value=0)
         return histogram
     if kind == "summary":
         summary = SummaryMetricFamily(name, text, labels=labels)
-        for one in found.series:
+        for one in samples.series:
             summary.add_metric(one, count_value=0, sum_value=0)
         return summary
     plain = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
     metric: CounterMetricFamily | GaugeMetricFamily = plain(name, text, labels=labels)
-    for one in found.series:
+    for one in samples.series:
         metric.add_metric(one, 0)
     return metric

@@ -52,13 +52,15 @@ def _histogram(name: str, text: str) -> Family:
     return Family(f"headrace_{name}", "histogram", text, _MODEL)
 
 
-BROKER_UP: Final = _gauge("broker_up", "Whether Redis answered this scrape.")
-BUILD: Final = _gauge("build_info", "1, with the version of the API.", ("version",))
+BROKER_UP: Final = _gauge("broker_up", "1 if Redis answered this scrape, else 0.")
+BUILD: Final = _gauge("build_info", "1, with the version of this API process.", ("version",))
 WORKERS: Final = _gauge("workers", "Workers that are alive.")
-WAITING: Final = _gauge("requests_waiting", "Requests that wait for the end of a job.")
+WAITING: Final = _gauge(
+    "requests_waiting", "Requests that wait for the end of a job, in all API processes."
+)
 
 BACKGROUND_TASKS: Final = _gauge(
-    "errands_waiting", "Background tasks that no background worker has claimed."
+    "errands_waiting", "Background tasks (webhooks) that no background worker has claimed."
 )
 WEBHOOKS_PENDING: Final = _gauge(
     "webhooks_pending", "Webhook deliveries that wait for another attempt."
@@ -73,17 +75,17 @@ OLDEST: Final = _gauge(
     "Waiting time of the oldest waiting job, by priority; 0 without one.",
     _PLACE,
 )
-PAUSED: Final = _gauge("queue_paused", "Whether the queue is paused.", _MODEL)
+PAUSED: Final = _gauge("queue_paused", "1 while the queue is paused, else 0.", _MODEL)
 IN_FLIGHT: Final = _gauge("jobs_in_flight", "Jobs that workers hold.", _MODEL)
 SCHEDULED: Final = _gauge("jobs_scheduled", "Jobs that wait for a countdown or a retry.", _MODEL)
-LETTERS: Final = _gauge("dead_letters", "Messages and jobs in the dead-letter queue.", _MODEL)
+DEAD_LETTERS: Final = _gauge("dead_letters", "Dead letters that exist now.", _MODEL)
 
 ADMITTED: Final = _counter("jobs_admitted", "Jobs that were submitted over HTTP.")
 REJECTED: Final = _counter(
     "jobs_rejected", "Submits that were refused, by the code of the problem.", ("model", "reason")
 )
 ENDED: Final = _counter("jobs_ended", "Jobs that have ended.", ("model", "status"))
-RETRIED: Final = _counter("jobs_retried", "Retries of jobs.")
+RETRIED: Final = _counter("jobs_retried", "Times that a job was scheduled for another attempt.")
 DEAD: Final = _counter("jobs_dead", "Messages and jobs that became dead letters.")
 
 QUEUE_S: Final = _histogram(
@@ -97,7 +99,7 @@ INFERENCE_S: Final = _histogram("inference_seconds", "Time of `inference` for a 
 POSTPROCESS_S: Final = _histogram("postprocess_seconds", "Time of `postprocess` for a batch.")
 JOB_S: Final = _histogram(
     "job_seconds",
-    "Time from the submit of a job to its outcome in a model process, with retries.",
+    "Time from the submit of a job to its outcome in a model process, for each attempt.",
 )
 BATCH_SIZE: Final = _histogram("batch_size", "Jobs per batch.")
 HISTOGRAMS: Final = {
@@ -111,7 +113,9 @@ HISTOGRAMS: Final = {
 }
 
 BATCHES: Final = _counter(
-    "batches", "Batches that ran, by the reason for their dispatch.", ("model", "reason")
+    "batches",
+    "Batches that ran or were lost, by the reason for their dispatch.",
+    ("model", "reason"),
 )
 PADDING: Final = _counter(
     "batch_padding", "Inputs that were added to batches to reach an allowed size."

@@ -1,11 +1,11 @@
-"""The metrics of one scrape: queues, models, workers and hosts as Redis has them."""
+"""The metrics of one scrape: queues, models, workers and hosts, as read from Redis."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
-from typing import Final, TypeVar
+from typing import Final
 
 from api.components.model_status import ModelStatus
 from api.observability import metric_families as f
@@ -34,12 +34,12 @@ from headrace.queue.webhook_deliveries import OUTCOMES as WEBHOOK_OUTCOMES
 from headrace.redis import keys
 from headrace.redis.traffic import ERRORS, ROUND_TRIPS
 
-T = TypeVar("T")
-#: Name and version of each; labels of each.
+#: The name and version of each model.
 Models = tuple[tuple[str, str], ...]
+#: The label `model` of each model.
 Names = tuple[tuple[str], ...]
 
-#: Shown from the first scrape, so that a rate begins at zero.
+#: Label values that are shown from the first scrape on, so that a rate begins at zero.
 _STATUSES: Final = ("succeeded", "failed", "expired", "cancelled")
 _REASONS: Final = ("full", "cost", "deadline", "idle", "alone", "drain")
 _RESTARTED: Final = ("lost", "recycled")
@@ -61,7 +61,7 @@ _LABELLED: Final = {
     worker_report.LEFT: (f.BATCHES, _REASONS),
     worker_report.RESTARTS: (f.RESTARTS, _RESTARTED),
 }
-#: Counted with the ended jobs, and shown as a metric of its own.
+#: Counted with the ends, but a metric of its own.
 _RETRIED: Final = f"{worker_report.ENDED}:{worker_report.RETRIED}"
 _HOST: Final[tuple[tuple[Family, Callable[[HostFigures], float]], ...]] = (
     (f.HOST_CPUS, lambda host: host.cpus),
@@ -81,7 +81,7 @@ _DEVICE: Final[tuple[tuple[Family, Callable[[DeviceFigures], float | None]], ...
 
 
 async def metrics_of(services: Services) -> Iterable[MetricSamples]:
-    """Read all metrics; without Redis return `broker_up` 0, so that the outage is visible."""
+    """Return the metrics; an outage of Redis is a metric, not a failed scrape."""
     try:
         scraped = await services.scraper.read()
     except BrokerError:
@@ -106,10 +106,10 @@ def _all(
     yield _one(f.BACKGROUND_TASKS, scraped.errands)
     yield _one(f.WEBHOOKS_PENDING, scraped.webhooks)
     if scraped.memory is not None:
-        used, most = scraped.memory
+        used, limit = scraped.memory
         yield _one(f.REDIS_MEMORY, used)
-        yield _one(f.REDIS_LIMIT, most)
-    yield from _queues(scraped.depths, names, _places(models))
+        yield _one(f.REDIS_LIMIT, limit)
+    yield from _queues(scraped.depths, names, _queue_labels(models))
     yield MetricSamples(f.PAUSED, names, list(map(int, scraped.paused)))
     yield from _counted(scraped.counted, names)
     yield from _models(statuses, scraped.counted, names)
@@ -117,9 +117,9 @@ def _all(
     yield from _measured(list(scraped.workers.values()))
 
 
-# The same tuples each time, which makes their comparison with the previous scrape cheap.
+# The caches return the same tuples at each scrape, which `Exposition` compares quickly.
 @lru_cache(maxsize=8)
-def _places(models: Models) -> list[Labels]:
+def _queue_labels(models: Models) -> list[Labels]:
     return [(name, version, str(step)) for step in keys.STEPS for name, version in models]
 
 
@@ -129,16 +129,16 @@ def _names(models: Models) -> Names:
 
 
 @lru_cache(maxsize=256)
-def _forms(names: Names, which: str) -> list[Labels]:
-    return [(model, which) for (model,) in names]
+def _with_value(names: Names, value: str) -> list[Labels]:
+    return [(model, value) for (model,) in names]
 
 
-def _queues(depths: Depths, names: Names, places: Sequence[Labels]) -> Iterator[MetricSamples]:
-    yield MetricSamples(f.DEPTH, places, list(chain.from_iterable(depths.waiting)))
-    yield MetricSamples(f.OLDEST, places, list(chain.from_iterable(depths.oldest_ages_s)))
+def _queues(depths: Depths, names: Names, labels: Sequence[Labels]) -> Iterator[MetricSamples]:
+    yield MetricSamples(f.DEPTH, labels, list(chain.from_iterable(depths.waiting)))
+    yield MetricSamples(f.OLDEST, labels, list(chain.from_iterable(depths.oldest_ages_s)))
     yield MetricSamples(f.IN_FLIGHT, names, depths.in_flight)
     yield MetricSamples(f.SCHEDULED, names, depths.scheduled)
-    yield MetricSamples(f.LETTERS, names, depths.dead)
+    yield MetricSamples(f.DEAD_LETTERS, names, depths.dead)
 
 
 def _counted(totals: Totals, names: Names) -> Iterator[MetricSamples]:
@@ -146,16 +146,16 @@ def _counted(totals: Totals, names: Names) -> Iterator[MetricSamples]:
         yield MetricSamples(family, names, counted(totals.column(name)))
     yield MetricSamples(f.RETRIED, names, counted(totals.column(_RETRIED)))
     for name, (family, always) in _LABELLED.items():
-        forms = totals.labelled(name)
+        columns = totals.labelled(name)
         if name == worker_report.ENDED:
-            forms.pop(worker_report.RETRIED, None)
+            columns.pop(worker_report.RETRIED, None)
         series: list[Labels] = []
         values: list[bytes] = []
-        for which in dict.fromkeys((*always, *forms)):
-            labels, column = _forms(names, which), forms.get(which, totals.none)
-            if which not in always and None in column:
-                there = [n for n, raw in enumerate(column) if raw is not None]
-                labels, column = [labels[n] for n in there], [column[n] for n in there]
+        for value in dict.fromkeys((*always, *columns)):
+            labels, column = _with_value(names, value), columns.get(value, totals.none)
+            if value not in always and None in column:
+                present = [n for n, raw in enumerate(column) if raw is not None]
+                labels, column = [labels[n] for n in present], [column[n] for n in present]
             series += labels
             values += counted(column)
         yield MetricSamples(family, series, values)
@@ -166,13 +166,14 @@ def _counted(totals: Totals, names: Names) -> Iterator[MetricSamples]:
 def _models(
     statuses: Mapping[str, ModelStatus], totals: Totals, names: Names
 ) -> Iterator[MetricSamples]:
-    yield _by_model(f.READY, statuses, lambda status: status.ready)
-    yield _by_model(
-        f.REPLICAS, statuses, lambda status: sum(one.state.replicas for one in status.workers)
-    )
-    counts, seconds = (
-        counted(totals.column(name)) for name in (worker_report.LOADS, worker_report.LOAD_S)
-    )
+    labels = [(model,) for model in statuses]
+    replicas = [
+        sum(served.state.replicas for served in status.workers) for status in statuses.values()
+    ]
+    yield MetricSamples(f.READY, labels, [status.ready for status in statuses.values()])
+    yield MetricSamples(f.REPLICAS, labels, replicas)
+    counts = counted(totals.column(worker_report.LOADS))
+    seconds = counted(totals.column(worker_report.LOAD_S))
     yield MetricSamples(
         f.LOAD_S, names, list(chain.from_iterable(zip(counts, seconds, strict=True)))
     )
@@ -193,17 +194,17 @@ def _shared(fields: Fields) -> Iterator[MetricSamples]:
         (WEBHOOKS, f.WEBHOOKS, WEBHOOK_OUTCOMES),
     ):
         counts = {**dict.fromkeys(always, ZERO), **read_labelled(fields, name)}
-        yield MetricSamples(family, [(which,) for which in counts], list(counts.values()))
+        yield MetricSamples(family, [(value,) for value in counts], list(counts.values()))
 
 
 def _measured(workers: Sequence[WorkerReport]) -> Iterator[MetricSamples]:
     memory = {
-        (model, worker.node): taken
+        (model, worker.node): used_bytes
         for worker in workers
-        for model, taken in worker.figures.models.items()
+        for model, used_bytes in worker.figures.models.items()
     }
     yield MetricSamples(f.MODEL_MEMORY, list(memory), list(memory.values()))
-    # Several workers may measure the same host and GPU.
+    # Several workers may measure the same host, and may share a GPU.
     hosts: dict[Labels, HostFigures] = {}
     devices: dict[Labels, DeviceFigures] = {}
     for worker in workers:
@@ -213,19 +214,13 @@ def _measured(workers: Sequence[WorkerReport]) -> Iterator[MetricSamples]:
             devices |= {(host.name, device.id): device for device in worker.figures.devices}
     for family, of_host in _HOST:
         yield MetricSamples(family, list(hosts), [of_host(host) for host in hosts.values()])
-    labels = [(*place, device.name, device.uuid) for place, device in devices.items()]
-    yield MetricSamples(f.DEVICE, labels, [1] * len(labels))
+    named = [(*labels, device.name, device.uuid) for labels, device in devices.items()]
+    yield MetricSamples(f.DEVICE, named, [1] * len(named))
     for family, of_device in _DEVICE:
-        known = {place: of_device(device) for place, device in devices.items()}
-        shown = {place: value for place, value in known.items() if value is not None}
-        yield MetricSamples(family, list(shown), list(shown.values()))
+        measured = {labels: of_device(device) for labels, device in devices.items()}
+        known = {labels: value for labels, value in measured.items() if value is not None}
+        yield MetricSamples(family, list(known), list(known.values()))
 
 
 def _one(family: Family, value: float, labels: Labels = ()) -> MetricSamples:
     return MetricSamples(family, [labels], [value])
-
-
-def _by_model(family: Family, found: Mapping[str, T], value: Callable[[T], float]) -> MetricSamples:
-    return MetricSamples(
-        family, [(model,) for model in found], [value(one) for one in found.values()]
-    )

@@ -150,7 +150,7 @@ def test_everything_on_the_console_is_json_where_that_is_wanted() -> None:
     console = Console(stream, ["api", "redis"], colour=True, as_json=True)
     console.feed("api", b'{"event":"listening","part":"api"}\n\n{not json}\n')
     console.feed("redis", b"1:M out of memory\x1b[0m\n")
-    console.say("headrace", "up\n  API")
+    console.print("headrace", "up\n  API")
     first, *others = [json.loads(line) for line in stream.getvalue().splitlines()]
     assert first == {"event": "listening", "part": "api"}
     assert [(line["part"], line["event"]) for line in others] == [

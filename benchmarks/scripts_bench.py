@@ -34,7 +34,6 @@ CALLS: Final = 8
 MEMORY_JOBS: Final = 20_000
 LEASE_US: Final = 600_000_000
 QUEUE: Final = keys.queue_name("bench")
-QUEUE_KEYS: Final = keys.queue_keys(QUEUE)
 META: Final = (
     '{"status": "SUCCESS", "result": {"x":1}, "traceback": null, "children": [], '
     '"date_done": "2026-01-01T00:00:00.000000+00:00", "task_id": "%s"}'

@@ -56,7 +56,10 @@ class LocalCheckpoints:
             try:
                 lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             except OSError as error:
-                raise _unwritable(self._lock_path, error) from None
+                raise ConfigError(
+                    f"{self._lock_path}: cannot be written: {error.strerror}",
+                    hint="The folder must exist, and you must be allowed to write to it.",
+                ) from None
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 # Another process may have removed the file between open and lock.
@@ -140,10 +143,3 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _unwritable(path: Path, error: OSError) -> ConfigError:
-    return ConfigError(
-        f"{path}: cannot be written: {error.strerror}",
-        hint="The folder must exist, and you must be allowed to write to it.",
-    )

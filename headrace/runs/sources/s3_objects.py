@@ -43,7 +43,8 @@ class S3Objects:
         self._options = options
         self._url = bucket.url(name)
         # `images` is the folder `images/`, without keys such as `images-old/1.png`.
-        self._prefix = plain_prefix(name) if is_pattern(name) else _as_folder(name)
+        folder = name if not name or name.endswith("/") else f"{name}/"
+        self._prefix = plain_prefix(name) if is_pattern(name) else folder
         self._patterns = [pattern_regex(name)] if is_pattern(name) else []
         if options.glob:
             self._patterns = [pattern_regex(self._prefix + glob) for glob in options.glob]
@@ -118,7 +119,3 @@ class S3Objects:
             is_own = self._bucket.url(found.key) == self._options.output
             if matches and not hidden and not is_own and not found.key.endswith("/"):
                 yield found
-
-
-def _as_folder(name: str) -> str:
-    return name if not name or name.endswith("/") else f"{name}/"

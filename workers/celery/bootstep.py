@@ -23,7 +23,7 @@ from workers.threads import run_critical
 
 
 class ConsumerStep(bootsteps.StartStopStep):
-    """Runs the consumer's thread beside Celery's main loop.
+    """Runs the consumer in a thread, next to Celery's main loop.
 
     Args:
         worker: Celery's worker.
@@ -92,7 +92,7 @@ class ConsumerStep(bootsteps.StartStopStep):
         self.stop(parent)
 
     @override
-    def info(self, obj: Any) -> dict[str, Any]:  # type: ignore[override] # stubs say None
+    def info(self, obj: Any) -> dict[str, Any]:  # type: ignore[override] # the stubs return None
         if self._consumer is None:
             return {}
         return {

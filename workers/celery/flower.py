@@ -1,20 +1,19 @@
 """Flower for a deployment: `celery -A workers.celery.flower flower`, as `headrace flower`.
 
-Flower does the rest by itself. What it gets from here:
+This module adapts stock Flower:
 
-- the queues of the models file on its Broker page, which else shows what it has heard of workers
-  when it started, or when somebody opened the page of one; and the certificates of a `rediss://`
-  URL, which that page looks for in Celery's configuration;
-- jobs that its API sends (`/api/task/apply/headrace.predict`) go to the queue of their model;
-- what a worker answers to `Soft` and `Hard` is shown: the page takes the text out of the answer as
-  if that were HTML, and shows nothing where it is not;
-- without a password its buttons say that they want one, in place of the variable that would let
-  every web page press them;
-- its API asks for the password as its pages do, so that a browser which has it gives it: else the
-  buttons of a page that was opened directly fail without a word;
-- `/api/task/abort` refuses, since it would write over a job's result and end nothing;
-- results are looked up in the deployment's Redis (`/api/task/result`), for which Flower asks the
-  current app.
+- Its Broker page shows the queues of the models file, not only those that workers have reported.
+  The page also gets the certificates of a `rediss://` URL, which it reads from Celery's
+  configuration.
+- Jobs that its API sends (`/api/task/apply/headrace.predict`) go to the queue of their model.
+- A worker's reply to `Soft` and `Hard` is shown. The page reads the reply as HTML, and would show
+  nothing of plain text.
+- Without a password its buttons show that one is missing. Stock Flower names a variable instead,
+  which would let every web page use the buttons.
+- Its API sends the same challenge for the password as its pages. Otherwise the buttons of a page
+  that was opened directly fail silently.
+- `/api/task/abort` refuses, as it would overwrite a job's result and end nothing.
+- Results are read from the deployment's Redis (`/api/task/result`), as Flower uses the current app.
 """
 
 from __future__ import annotations
@@ -41,24 +40,24 @@ from headrace.config.settings import load_settings
 from headrace.redis import keys
 from workers.celery.app import CONTROL_QUEUE, create_app
 
-#: What a button says where Flower has no password.
+#: The text of a button's error while Flower has no password.
 CLOSED: Final = (
-    "Flower has no password, so that only its pages can be seen: start it with "
+    "Flower has no password, so it is read-only: start it with "
     "FLOWER_BASIC_AUTH=user:password (docs/flower.md)"
 )
 
 
 class TimeLimits(TaskTimout):  # type: ignore[misc] # Flower has no types
-    """Flower's answer to `Soft` and `Hard`, as its page can read it."""
+    """Flower's reply to `Soft` and `Hard`, in a form that its page can show."""
 
     @override
     def write(self, chunk: object) -> None:
-        """Write text as HTML; all else as it is."""
+        """Write text as HTML, and anything else as it is."""
         super().write(f"<p>{xhtml_escape(chunk)}</p>" if isinstance(chunk, str) else chunk)
 
 
 class Abort(TaskAbort):  # type: ignore[misc] # Flower has no types
-    """What Flower answers to who would abort a job."""
+    """Flower's reply to a request to abort a job."""
 
     @authenticated
     async def post(self, taskid: str) -> None:
@@ -76,11 +75,11 @@ _REPLACED: Final[Mapping[type, type]] = {TaskTimout: TimeLimits, TaskAbort: Abor
 def route(
     queues: Mapping[str, str], name: str, args: object, kwargs: object
 ) -> dict[str, str] | None:
-    """Where a task goes that somebody sends without naming a queue: Celery's router.
+    """Return the queue of a task that is sent without one; a router for Celery.
 
     Args:
-        queues: those of the models.
-        name: the task's.
+        queues: the models' queues, by model.
+        name: the task's name.
         args: its arguments, of which the first may be the model.
         kwargs: its keyword arguments.
     """
@@ -95,7 +94,7 @@ def route(
 
 
 def adapt(app: Celery, catalog: Catalog) -> None:
-    """Give Flower, in this process, what the head of this module says."""
+    """Adapt Flower in this process, as the module's docstring lists."""
     queues = {one.name: one.queue for one in catalog.served}
 
     def router(name: str, args: Any, kwargs: Any, *_: Any, **__: Any) -> dict[str, str] | None:
@@ -117,10 +116,10 @@ def adapt(app: Celery, catalog: Catalog) -> None:
         except HTTPError as error:
             raise HTTPError(error.status_code, CLOSED) from None
 
-    def challenge(answer: Any, status_code: int, **said: Any) -> None:
+    def challenge(answer: Any, status_code: int, **details: Any) -> None:
         if status_code == HTTPStatus.UNAUTHORIZED and answer.application.options.basic_auth:
             answer.set_header("WWW-Authenticate", 'Basic realm="flower"')
-        bare(answer, status_code, **said)
+        bare(answer, status_code, **details)
 
     BaseApiHandler.prepare, BaseApiHandler.write_error = closed, challenge
     of_workers = BaseHandler.get_active_queue_names
@@ -130,10 +129,10 @@ def adapt(app: Celery, catalog: Catalog) -> None:
 
 @cache
 def deployed() -> Celery:
-    """The app of the deployment that the environment describes, and Flower fitted to it.
+    """Return the app of the deployment that the environment describes, and adapt Flower to it.
 
     Raises:
-        ConfigError: a setting or the models file is wrong.
+        ConfigError: a setting or the models file is invalid.
     """
     settings = load_settings(None, os.environ, {})
     catalog = load_catalog(settings.models_file, timeout_s=settings.timeout_s)
@@ -144,7 +143,7 @@ def deployed() -> Celery:
 
 
 def __getattr__(name: str) -> Celery:
-    """`celery -A workers.celery.flower` looks for `app`; until then this module does nothing."""
+    """Build the app when Celery looks for `app`, and not at the import."""
     if name == "app":
         return deployed()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

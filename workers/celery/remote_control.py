@@ -1,8 +1,8 @@
-"""Remote control: what `celery inspect`, `celery control` and Flower ask of a worker.
+"""Remote control: the replies to `celery inspect`, `celery control` and Flower.
 
-The answers tell of our jobs too, which stand in none of Celery's own sets of requests. Celery's
-main thread walks these without a lock, expects requests of its own in them (after a lost connection
-it sets attributes on each), and would find them changed under its feet by the consumer's thread.
+The replies include our jobs, which are not in Celery's own sets of requests. Celery's main thread
+iterates over these sets without a lock and expects requests of its own in them (after a lost
+connection it sets attributes on each), so the consumer's thread must not change them.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ from workers.models.served_model import ServedModel
 CANCEL_MAX_JOBS: Final = 128
 
 _REPLICAS: Final = (
-    "a worker has no pool that could change: a model has as many processes as its `replicas` in "
-    "the models file says, from the worker's next start on"
+    "a worker's pool cannot change: set a model's `replicas` in the models file and restart the "
+    "worker"
 )
-#: What cannot be done to our workers, with what to do instead.
+#: Commands that do not work on our workers, with what to do instead.
 REFUSED: Final = {
     "pool_grow": _REPLICAS,
     "pool_shrink": _REPLICAS,
     "autoscale": _REPLICAS,
-    "pool_restart": "a worker has no pool that could start anew: restart the worker, whose jobs "
-    "then go back to their queues; `max_jobs` in the models file recycles a model's processes",
+    "pool_restart": "a worker's pool cannot restart: restart the worker, which returns its jobs to "
+    "their queues; `max_jobs` in the models file recycles a model's processes",
     "rate_limit": "models have no rate limit: `max_batch_size` and `replicas` in the models file "
-    "bound what runs at once, and the rate of an API key what its client submits",
-    "time_limit": "models have no time limit that could change while they run: set `timeout_s` in "
-    "the models file (there is no soft one), or give a job its own",
+    "limit what runs at once, and the rate of an API key limits what its client submits",
+    "time_limit": "models have no time limit that can change while they run: set `timeout_s` in "
+    "the models file (there is no soft limit), or set a job's own timeout",
 }
 
 _stock: Final = celery_internals.stock_commands()
 
 
 def install(redis_url: str, control_queue: str) -> None:
-    """Put our answers in the place of Celery's.
+    """Replace Celery's commands by ours.
 
     Args:
-        redis_url: where revoked jobs are cancelled.
+        redis_url: the Redis in which revoked jobs are cancelled.
         control_queue: the only queue that Celery's own consumer may have.
     """
     revoke = _revoke_command(redis_url)
@@ -91,13 +91,13 @@ def _consumer(state: Any) -> Consumer | None:
     return found
 
 
-def _lanes(state: Any) -> list[ServedModel]:
+def _models(state: Any) -> list[ServedModel]:
     consumer = _consumer(state)
     return consumer.models if consumer is not None else []
 
 
 def _running(consumer: Consumer) -> Iterator[tuple[ServedModel, LeasedJob, int | None]]:
-    """Running jobs with the pid of their model process; another thread changes them meanwhile."""
+    """Yield running jobs with the pid of their process; another thread changes them meanwhile."""
     for model in consumer.models:
         for replica in model.replicas:
             process = replica.process
@@ -108,7 +108,7 @@ def _running(consumer: Consumer) -> Iterator[tuple[ServedModel, LeasedJob, int |
 
 
 def _prepared(model: ServedModel) -> list[LeasedJob]:
-    """Jobs that are claimed and have not run: Celery's word is reserved."""
+    """Return jobs that are claimed and not running, which Celery calls reserved."""
     return [job for job in list(model.held.values()) if not job.dispatched_at]
 
 
@@ -132,7 +132,7 @@ def _running_info(state: Any) -> list[dict[str, Any]]:
 
 
 def _prepared_info(state: Any) -> list[dict[str, Any]]:
-    return [_info(state, model, job) for model in _lanes(state) for job in _prepared(model)]
+    return [_info(state, model, job) for model in _models(state) for job in _prepared(model)]
 
 
 def _active(state: Any, safe: bool = False, **_: Any) -> list[dict[str, Any]]:
@@ -152,16 +152,16 @@ def _query_task(state: Any, ids: str | Sequence[str], **_: Any) -> dict[str, Any
 
 
 def _active_queues(state: Any) -> list[dict[str, Any]]:
-    # Handing our queues to Celery's own consumer would make it pop from them, message by message;
-    # so they are only named here, and Flower then shows their true lengths.
-    return [*_stock["active_queues"](state), *(_described(model.queue) for model in _lanes(state))]
+    # Only the names, with which Flower shows the queues' lengths. If Celery's own consumer had the
+    # queues, it would pop their messages.
+    return [*_stock["active_queues"](state), *(_described(model.queue) for model in _models(state))]
 
 
 def _stats(state: Any, **_: Any) -> dict[str, Any]:
     stats: dict[str, Any] = _stock["stats"](state)
     broker = stats.get("broker")
     if isinstance(broker, dict):
-        # Of a socket's URL kombu makes the host name, and a Sentinel's password is an option.
+        # kombu takes a socket's URL as the host name, and a Sentinel's password is an option.
         broker["hostname"] = maybe_sanitize_url(str(broker.get("hostname", "")))
         options = broker.get("transport_options") or {}
         hidden = ("sentinel_kwargs", "credential_provider")
@@ -176,8 +176,8 @@ def _revoke_command(redis_url: str) -> Command:
             answers = _cancelled(redis_url, ids)
         except (RedisError, OSError) as error:
             return {"error": f"not revoked, Redis does not answer: {error}"}
-        # What has no record may stand in a queue as a stock client's message, or come as one: the
-        # script has noted it for the claim. This is for `inspect revoked`.
+        # A job without a record may wait in a queue as a stock client's message, or arrive as one.
+        # The script remembers it for the claim; this set is for `inspect revoked`.
         celery_state.revoked.update(
             [job_id for job_id, answer in answers.items() if answer == "unknown"]
         )
@@ -194,7 +194,7 @@ def _revoke_command(redis_url: str) -> Command:
 
 
 def _cancelled(redis_url: str, ids: list[str]) -> dict[str, str]:
-    """What jobs/cancel.lua says of each id: unknown, removed, asked (it runs) or ended."""
+    """Return the reply of jobs/cancel.lua for each id: unknown, removed, asked (it runs), ended."""
     answers: dict[str, str] = {}
     with connect(redis_url) as client:
         for start in range(0, len(ids), CANCEL_MAX_JOBS):
@@ -208,12 +208,12 @@ def _cancelled(redis_url: str, ids: list[str]) -> dict[str, str]:
 def _own_queue_only(name: str, own: str) -> Command:
     def command(state: Any, queue: str, *args: Any, **options: Any) -> Any:
         if queue.startswith(keys.QUEUE_PREFIX):
-            why = f"{queue} is a model's queue: the models file says what a worker serves"
+            why = f"{queue} is a model's queue: the models file defines what a worker serves"
             return {"error": why}
         if queue != own:
-            # It would take messages of tasks that it does not know, which loses them.
-            why = f"a worker of models takes nothing from {queue}: give that to a Celery worker"
-            return {"error": f"{why} of your own"}
+            # It would take messages of unknown tasks, which loses them.
+            why = f"a Headrace worker does not take {queue}: use a Celery worker of your own"
+            return {"error": why}
         return _stock[name](state, queue, *args, **options)
 
     return command

@@ -1,7 +1,7 @@
-"""Task events as Celery's monitors read them, gathered and sent as one list. Knows no Redis.
+"""Task events as Celery's monitors read them, collected into one message. Knows no Redis.
 
-They leave in one message and in order: sent one by one, a `started` could overtake its `received`,
-and Flower would show a job without a name.
+One message keeps their order. In separate messages a `started` could overtake its `received`, and
+Flower would show a job without a name.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _encode: Final = msgspec.json.encode
 
 
 class TaskEvent(msgspec.Struct, tag_field="type", gc=False):
-    """What every event says of a job.
+    """The fields of every event.
 
     Attributes:
         uuid: the job's id.
-        hostname: the node name of the worker.
+        hostname: the worker's node name.
         timestamp: seconds since 1970.
-        utcoffset: hours that local time is behind UTC, as Celery counts them.
-        pid: the worker's.
-        clock: Celery's logical clock, set when the event leaves.
+        utcoffset: hours by which local time is behind UTC, as Celery counts them.
+        pid: the worker's pid.
+        clock: Celery's logical clock, set when the event is sent.
     """
 
     uuid: str
@@ -55,32 +55,32 @@ class Received(TaskEvent, tag="task-received"):
 
 
 class Started(TaskEvent, tag="task-started"):
-    """Its batch went to a model process."""
+    """The job's batch was sent to a model process."""
 
 
 class Succeeded(TaskEvent, tag="task-succeeded"):
-    """It ended with a result."""
+    """The job ended with a result."""
 
     result: str
     runtime: float | None
 
 
 class Failed(TaskEvent, tag="task-failed"):
-    """It ended with an error."""
+    """The job ended with an error."""
 
     exception: str
     traceback: str | None
 
 
 class Retried(TaskEvent, tag="task-retried"):
-    """It is put off for another attempt."""
+    """The job waits for another attempt."""
 
     exception: str
     traceback: str | None
 
 
 class Revoked(TaskEvent, tag="task-revoked"):
-    """It was cancelled."""
+    """The job was cancelled."""
 
     terminated: bool = False
     signum: str | None = None
@@ -91,14 +91,14 @@ Head = tuple[str, str, float, float, int, int]
 
 
 class TaskEventLog:
-    """The events of one worker that have not left yet.
+    """The unsent events of one worker.
 
     Args:
         hostname: Celery's node name, such as gpu0@host.
-        ticks: advances Celery's logical clock by so many and gives the first of them.
+        ticks: advances Celery's logical clock by a count and returns the first of these ticks.
 
     Attributes:
-        events: in the order in which they are to leave.
+        events: the events in their order.
     """
 
     def __init__(self, hostname: str, ticks: Callable[[int], int]) -> None:
@@ -109,11 +109,11 @@ class TaskEventLog:
         self._pid = os.getpid()
 
     def head(self, job_id: str, epoch_s: float) -> Head:
-        """The fields that every event begins with."""
+        """Return the fields of `TaskEvent` for an event."""
         return (job_id, self._hostname, epoch_s, self._utcoffset, self._pid, 0)
 
     def message(self) -> bytes:
-        """Take all events out, as one message for kombu's channel of lists of task events."""
+        """Remove all events, and return them as a message for kombu's channel of event lists."""
         events, self.events = self.events, []
         for clock, event in enumerate(events, self._ticks(len(events))):
             event.clock = clock
@@ -130,7 +130,7 @@ class TaskEventLog:
                 "delivery_tag": str(uuid.uuid4()),
             },
         }
-        # Base64 needs no escaping, so that the body is not encoded once more.
+        # Base64 needs no escaping, so the body is not encoded again.
         body = binascii.b2a_base64(_encode(events), newline=False)
         return b'{"body":"%s",%s' % (body, _encode(rest)[1:])
 
@@ -144,22 +144,22 @@ _META: Final = msgspec.json.Decoder(_Meta)
 
 
 def result_text(meta: bytes, content_type: str) -> str:
-    """The result in a Celery result: JSON's beginning, or only type and size of what is not JSON.
+    """Return the beginning of a result's JSON, or the type and size of a result that is not JSON.
 
     Args:
-        meta: the Celery result; empty where the client wants none kept.
-        content_type: of a result that is not JSON, else empty.
+        meta: the Celery result; empty if the client ignores results.
+        content_type: the type of a result that is not JSON; otherwise empty.
     """
     if not meta:
         return ""
     raw = memoryview(_META.decode(meta).result)
     if content_type:
         return f"<{content_type}, {kombu_size(raw)} bytes>"
-    # A character has at most four bytes, so that no more than these are ever shown.
+    # A character has at most four bytes, so more are never shown.
     text = str(raw[: RESULT_MAX_CHARS * 4], "utf-8", "replace")
     return text if len(text) <= RESULT_MAX_CHARS else text[: RESULT_MAX_CHARS - 1] + "…"
 
 
 def traceback_text(meta: bytes) -> str | None:
-    """The traceback in a Celery result, if there is one."""
+    """Return the traceback in a Celery result; None without one."""
     return _META.decode(meta).traceback if meta else None

@@ -1,4 +1,4 @@
-"""What the worker logs of batches, and which fields its lines have."""
+"""Log lines about batches, and the fields of lines about a model or its batches."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ logger = logging.getLogger(__name__)
 
 
 def about(model: ServedModel) -> dict[str, str]:
-    """The fields of a line that concerns a lane's model."""
+    """Return the log fields of a model."""
     return {"model": model.config.name}
 
 
 def about_batches(model: ServedModel, batches: Sequence[Batch]) -> dict[str, Any]:
-    """The fields of a line that concerns batches, and all of their jobs."""
+    """Return the log fields of batches and all of their jobs."""
     ids = [job.id for batch in batches for job in batch.jobs]
     names = " ".join(batch.id for batch in batches)
     return {
@@ -29,7 +29,7 @@ def about_batches(model: ServedModel, batches: Sequence[Batch]) -> dict[str, Any
 
 
 def _trace(batches: Sequence[Batch], ids: Sequence[str]) -> dict[str, str]:
-    """Where in a trace the one job was submitted that they are about."""
+    """Return the trace fields of batches with a single job."""
     if len(ids) != 1:
         return {}
     parents = [parent for batch in batches for parent in batch.traces.values()]
@@ -40,15 +40,15 @@ def _trace(batches: Sequence[Batch], ids: Sequence[str]) -> dict[str, str]:
 
 
 def log_left(model: ServedModel, batch: Batch) -> None:
-    """A batch was handed over to a model process."""
+    """Log that a batch was sent to a model process."""
     if logger.isEnabledFor(logging.DEBUG):
-        told = {**about_batches(model, [batch]), "reason": batch.reason}
-        logger.debug("a batch left", extra=told)
+        fields = {**about_batches(model, [batch]), "reason": batch.reason}
+        logger.debug("batch dispatched", extra=fields)
 
 
 def log_ended(model: ServedModel, batch: Batch, outcomes: Sequence[Any], now: float) -> None:
-    """A batch has ended with these outcomes; what they say is not for the log."""
+    """Log that a batch has ended, without its results."""
     if logger.isEnabledFor(logging.DEBUG):
         failed = sum(not outcome[0] for outcome in outcomes)
-        took = {"failed": failed, "duration_ms": round((now - batch.started_at) * 1000, 3)}
-        logger.debug("a batch has ended", extra={**about_batches(model, [batch]), **took})
+        fields = {"failed": failed, "duration_ms": round((now - batch.started_at) * 1000, 3)}
+        logger.debug("batch ended", extra={**about_batches(model, [batch]), **fields})

@@ -1,4 +1,4 @@
-"""What NVIDIA's driver tells of the GPUs of one worker, through NVML. Never imports torch."""
+"""Reads a worker's GPUs from NVIDIA's driver, through NVML. Never imports torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: After an error (no library, a driver that is being replaced) it is asked again so much later.
+#: Seconds until the next attempt after an error (no library, or a driver that is being replaced).
 AGAIN_S: Final = 60.0
 MILLIWATTS: Final = 1000
 _NO_DEVICES: Final = ("", "-1", "none", "NoDevFiles")
@@ -25,8 +25,8 @@ class GpuMetrics:
     """Reads the GPUs that a worker may use.
 
     Args:
-        environ: CUDA_VISIBLE_DEVICES says which they are; without it there are none, as whoever
-            starts a worker sets it.
+        environ: CUDA_VISIBLE_DEVICES has their names. Without it the worker has no GPU, as the
+            supervisor sets it for each worker.
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
@@ -37,7 +37,7 @@ class GpuMetrics:
         self._again_at = 0.0
 
     def read(self) -> list[DeviceFigures]:
-        """The devices as they are now; none where the driver cannot be asked."""
+        """Return the current figures of each device; empty while the driver cannot be read."""
         now = time.monotonic()
         if not self._names or now < self._again_at:
             return []
@@ -47,7 +47,7 @@ class GpuMetrics:
                 self._handles = [_handle(name) for name in self._names]
             return [_figures(handle) for handle in self._handles]
         except pynvml.NVMLError as error:
-            logger.warning("nothing is known of the GPUs for %g s: NVML: %s", AGAIN_S, error)
+            logger.warning("GPUs cannot be read, next attempt in %g s: NVML: %s", AGAIN_S, error)
             self._handles = None
             self._again_at = now + AGAIN_S
             return []
@@ -61,9 +61,9 @@ def _handle(name: str) -> Any:
 
 def _figures(handle: Any) -> DeviceFigures:
     uuid = pynvml.nvmlDeviceGetUUID(handle)
-    memory = _told(pynvml.nvmlDeviceGetMemoryInfo, handle)
-    busy = _told(pynvml.nvmlDeviceGetUtilizationRates, handle)
-    power = _told(pynvml.nvmlDeviceGetPowerUsage, handle)
+    memory = _supported(pynvml.nvmlDeviceGetMemoryInfo, handle)
+    busy = _supported(pynvml.nvmlDeviceGetUtilizationRates, handle)
+    power = _supported(pynvml.nvmlDeviceGetPowerUsage, handle)
     return DeviceFigures(
         id=uuid if uuid.startswith("MIG-") else str(pynvml.nvmlDeviceGetIndex(handle)),
         uuid=uuid,
@@ -71,15 +71,15 @@ def _figures(handle: Any) -> DeviceFigures:
         busy_ratio=None if busy is None else busy.gpu / 100,
         memory_used_bytes=None if memory is None else int(memory.used),
         memory_bytes=None if memory is None else int(memory.total),
-        temperature_celsius=_told(
+        temperature_celsius=_supported(
             pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU
         ),
         power_watts=None if power is None else power / MILLIWATTS,
     )
 
 
-def _told(ask: Callable[..., T], *arguments: Any) -> T | None:
-    """What the driver says; None where it does not know that of this device, as of a MIG part."""
+def _supported(ask: Callable[..., T], *arguments: Any) -> T | None:
+    """Return a figure; None if the device does not have it, such as a MIG instance."""
     try:
         return ask(*arguments)
     except (

@@ -1,7 +1,7 @@
-"""Measures the host, the devices and the model processes of a worker, beside its loop.
+"""Measures the host, the devices and the model processes of a worker, in a thread.
 
-A thread of its own, since a driver in trouble lets its caller wait for seconds. The loop takes what
-was measured last along with what it says each second anyway.
+A driver in trouble blocks its caller for seconds, so the consumer's loop does not call it. The loop
+sends the newest figures with its report each second.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from headrace.observability.host_figures import DeviceFigures, Figures, HostFigu
 
 logger = logging.getLogger(__name__)
 
-#: How often it is measured.
+#: Seconds between two measurements.
 SAMPLE_S: Final = 5.0
-#: What is older is told no more: the thread hangs in a driver, say.
+#: Older figures are not reported: the thread may hang in a driver.
 STALE_S: Final = 30.0
 NOTHING: Final = msgspec.json.encode(Figures())
 
@@ -37,9 +37,9 @@ class HostMetrics:
 
     Args:
         devices: reads the devices.
-        processes: the pids of the model processes and of what belongs to them, by model; called
-            from the thread.
-        folder: a folder of the file system whose space is told; it need not be there.
+        processes: returns the pids of the model processes and their helpers, by model; called in
+            the thread.
+        folder: a folder of the file system whose space is reported; it may be created later.
     """
 
     def __init__(
@@ -52,26 +52,26 @@ class HostMetrics:
         self._processes = processes
         self._folder = folder
         self._host = socket.gethostname()
-        # Bytes and when they were measured, replaced as one.
+        # The bytes and when they were measured, replaced together.
         self._last: tuple[bytes, float] = (NOTHING, 0.0)
         self._stopping = threading.Event()
 
     def start(self) -> None:
-        """Begin, in a thread that keeps nobody alive."""
+        """Start the thread, which ends with the process."""
         psutil.cpu_percent()
         threading.Thread(target=self._run, name="headrace-gauges", daemon=True).start()
 
     def stop(self) -> None:
-        """Measure no more."""
+        """End the thread."""
         self._stopping.set()
 
     def latest(self) -> bytes:
-        """What was measured last, as JSON of `Figures`; empty ones where that is too old."""
-        told, at = self._last
-        return told if time.monotonic() - at <= STALE_S else NOTHING
+        """Return the newest `Figures` as JSON; empty ones if they are too old."""
+        figures, at = self._last
+        return figures if time.monotonic() - at <= STALE_S else NOTHING
 
     def measure(self) -> Figures:
-        """Measure now."""
+        """Measure now, and return the figures."""
         return Figures(
             self._measured_host(),
             self._devices(),
@@ -83,7 +83,7 @@ class HostMetrics:
             try:
                 self._last = (_encode(self.measure()), time.monotonic())
             except Exception:
-                # A view only: the worker goes on without it.
+                # The worker does not depend on the figures.
                 logger.warning("host and devices cannot be measured", exc_info=True)
             if self._stopping.wait(SAMPLE_S):
                 return
@@ -92,7 +92,7 @@ class HostMetrics:
         memory = psutil.virtual_memory()
         disk_bytes = disk_available_bytes = 0
         with contextlib.suppress(OSError):
-            # The folder itself may be made later, or by another part.
+            # The folder itself may be created later, or by another component.
             there = (self._folder.absolute(), *self._folder.absolute().parents)
             disk = os.statvfs(next(folder for folder in there if folder.exists()))
             disk_bytes = disk.f_blocks * disk.f_frsize

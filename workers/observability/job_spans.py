@@ -1,9 +1,9 @@
-"""The spans of jobs in a worker, for those that are part of a trace.
+"""Spans of the jobs in a worker that are part of a trace.
 
-For each such job, below the span in which it was submitted: `wait` (from the submit until its batch
-left) and `process` (until Redis has taken its end), with `settle` as its last part. For each batch
-that has one: `batch`, with links to all of them. It stands below the `process` of its job where all
-are of one trace, and in a trace of its own otherwise.
+Each such job has two spans below the span of its submission: `wait`, until its batch is dispatched,
+and `process`, until Redis has confirmed its end, with `settle` as its last part. A batch with such
+jobs has a span `batch` with links to all of them. Its parent is the `process` of one of its jobs if
+all are part of the same trace; otherwise it starts a trace.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class _Job:
 
 
 class JobSpans:
-    """The spans of one worker; all calls come from the consumer's thread.
+    """The spans of one worker, used by the consumer's thread only.
 
     Args:
-        tracing: sends them.
+        tracing: sends the spans.
     """
 
     def __init__(self, tracing: Tracing) -> None:
@@ -46,7 +46,7 @@ class JobSpans:
         self._batches: dict[int, Span] = {}
 
     def started(self, batch: Batch) -> None:
-        """A batch is handed over; its span stands in it from now on."""
+        """Start the spans of a dispatched batch, and set the batch's span."""
         now_ns = time.time_ns()
         processes = [self._process(job, now_ns) for job in batch.jobs if _trace(job)]
         if not processes:
@@ -74,9 +74,9 @@ class JobSpans:
 
     def _process(self, job: LeasedJob, now_ns: int) -> Span:
         message = job.message
-        assert message is not None  # noqa: S101 - one that is part of a trace has one
+        assert message is not None  # noqa: S101 - a job of a trace was read from its message
         queue, parent = queue_name(message.model), context_of(message.trace)
-        told = {
+        attributes = {
             "messaging.system": "headrace",
             "messaging.destination.name": queue,
             "messaging.message.id": job.id,
@@ -84,19 +84,19 @@ class JobSpans:
         waited_ns = int((job.dispatched_at - job.enqueued_at) * NS_PER_S)
         tracer = self._tracing.tracer
         wait = tracer.start_span(
-            f"wait {queue}", parent, SpanKind.INTERNAL, told, start_time=now_ns - waited_ns
+            f"wait {queue}", parent, SpanKind.INTERNAL, attributes, start_time=now_ns - waited_ns
         )
         wait.end(now_ns)
-        told |= {"messaging.operation.name": "process", "messaging.operation.type": "process"}
+        attributes |= {"messaging.operation.name": "process", "messaging.operation.type": "process"}
         span = tracer.start_span(
-            f"process {queue}", parent, SpanKind.CONSUMER, told, start_time=now_ns
+            f"process {queue}", parent, SpanKind.CONSUMER, attributes, start_time=now_ns
         )
         span.set_attribute("headrace.attempt", job.attempts)
         self._jobs[job.token] = _Job(span)
         return span
 
     def finished(self, batch: Batch) -> None:
-        """A batch left its model process, or was lost with it."""
+        """End the span of a batch that has ended, or was lost with its process."""
         span = self._batches.pop(batch.seq, None)
         if span is None:
             return
@@ -108,20 +108,20 @@ class JobSpans:
                 spans.settle = self._tracing.tracer.start_span("settle", context)
 
     def preempted(self, batch: Batch) -> None:
-        """A batch came back, as another model's was to run first."""
+        """End the spans of a batch that was preempted by another model's."""
         self.finished(batch)
         for job in batch.jobs:
             self._over(job.token, "")
 
     def settled(self, settlements: Sequence[Settlement]) -> None:
-        """Redis has taken how these jobs have ended."""
+        """End the spans of jobs that Redis has settled."""
         if self._jobs:
             for one in settlements:
                 failed = one.retried or one.state != State.SUCCEEDED
                 self._over(one.token, _error_of(one) if failed else "")
 
     def released(self, jobs: Sequence[LeasedJob]) -> None:
-        """Redis has taken these jobs back."""
+        """End the spans of jobs that were released."""
         if self._jobs:
             for job in jobs:
                 self._over(job.token, "replica-lost")
@@ -138,7 +138,7 @@ class JobSpans:
         job.process.end()
 
     def close(self) -> None:
-        """The worker ends: nothing more becomes of what is open."""
+        """End all open spans, as the worker ends."""
         for token in list(self._jobs):
             self._over(token, "")
         self._tracing.close()
@@ -149,7 +149,7 @@ def _trace(job: LeasedJob) -> bool:
 
 
 def _error_of(settlement: Settlement) -> str:
-    """The code of its error; its text may hold a part of the input."""
+    """Return the code of its error; the text may contain a part of the input."""
     found: Any = settlement.value
     text = found if isinstance(found, bytes) else str(found).encode()
     head, _, rest = text.partition(b'{"type":"')

@@ -173,7 +173,7 @@ REFUSALS = [
     ("worker/queue/cancel-consumer/{node}", "queue=headrace.gated", "is a model&#x27;s queue"),
     ("task/rate-limit/headrace.predict", "workername={node}&ratelimit=5", "rate of an API key"),
     ("task/timeout/headrace.predict", "workername={node}&hard=5", "`timeout_s` in the models file"),
-    ("task/timeout/headrace.predict", "workername={node}&soft=5", "there is no soft one"),
+    ("task/timeout/headrace.predict", "workername={node}&soft=5", "there is no soft limit"),
     ("task/abort/some-id", "", "/api/task/revoke/some-id"),
 ]
 

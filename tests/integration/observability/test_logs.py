@@ -197,7 +197,7 @@ def test_a_handlers_lines_say_model_batch_and_job(site: Site) -> None:
     [printed] = site.about("printed", batch=batch)
     assert (printed["logger"], printed["job"], printed["model"]) == ("stdout", job, "talking")
     assert site.about("whispered", batch=batch)
-    [left] = site.about("a batch left", batch=batch)
+    [left] = site.about("batch dispatched", batch=batch)
     assert left["part"] == "worker"
     assert job in (left.get("job"), *left.get("jobs", ()))
 

@@ -240,7 +240,7 @@ def test_without_an_endpoint_a_trace_passes_and_nothing_is_loaded(dark: Site) ->
 
 def test_without_an_endpoint_too_lines_of_the_log_name_the_trace(dark: Site) -> None:
     job_id = dark.submit("plain", traceparent=PARENT)
-    events = {"request", "a batch left", "a batch has ended"}
+    events = {"request", "batch dispatched", "batch ended"}
 
     def told() -> dict[str, Any] | None:
         lines = [json.loads(line) for line in dark.up.text().splitlines() if job_id in line]

@@ -114,8 +114,8 @@ class BatchExecution:
         """Stop the execution.
 
         Args:
-            why: `stopped` releases the batch, `lost` abandons it, and CANCELLED and EXPIRED end
-                it; the first of these counts.
+            why: `stopped` releases the batch, `lost` abandons it; CANCELLED and EXPIRED end it,
+                unless another reason came before.
         """
         with self._lock:
             if not self._why or why in ("lost", "stopped"):
@@ -162,7 +162,7 @@ class BatchExecution:
         sink = BatchSink(self._files, self._batches, self._lease, keep_s, self._job_id)
         models: dict[str, str] = {}
         try:
-            models = self._models()
+            models = {model.name: model.version for model in self._client.models()}
         except (Unauthorized, Forbidden) as error:
             # The runner's own key is valid, so this concerns the owner's.
             message = error.message
@@ -190,26 +190,23 @@ class BatchExecution:
     def _fail(self, sink: BatchSink, error: LineError) -> None:
         """End the batch with an error; rows that exist are kept."""
         logger.warning("batch failed: %s", error.message, extra=self._log_fields)
-        kept, data = None, sink.load()
+        checkpoint, data = None, sink.load()
         if self._engine is not None:
-            kept = self._engine.checkpoint
+            checkpoint = self._engine.checkpoint
         elif data is not None:
-            # Rows that an earlier runner has saved belong into the files.
-            kept = decode(data, sink.describe())
-            sink.recover(kept.mark)
-        if kept is not None:
-            self._cancel_rest(kept)
+            # The files keep the rows that an earlier runner has saved.
+            checkpoint = decode(data, sink.describe())
+            sink.recover(checkpoint.mark)
+        if checkpoint is not None:
+            self._cancel_rest(checkpoint)
         sink.end(record.FAILED, {BatchField.ERRORS: msgspec.json.encode([error])})
 
-    def _cancel_rest(self, kept: Checkpoint) -> None:
-        """Cancel the jobs that an earlier runner has submitted; their rows cannot be written."""
-        done = kept.done_set
-        left = (n for n in range(kept.n, self.batch.total) if n not in done)
+    def _cancel_rest(self, checkpoint: Checkpoint) -> None:
+        """Cancel the jobs that have no row; it can no longer be written."""
+        done = checkpoint.done_set
+        left = (n for n in range(checkpoint.n, self.batch.total) if n not in done)
         while page := list(islice(left, LOOKUP_JOBS)):
             self._batches.cancel_jobs(self.batch, [self._job_id(n) for n in page])
-
-    def _models(self) -> dict[str, str]:
-        return {model.name: model.version for model in self._client.models()}
 
     def _job_id(self, n: int) -> str:
         return f"{self.batch.id}.{n}"

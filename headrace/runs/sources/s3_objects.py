@@ -72,21 +72,22 @@ class S3Objects:
             ConfigError, StoreUnavailable: S3 cannot be read (further).
         """
         waiting: deque[tuple[ObjectInfo, Future[bytes]]] = deque()
-        held = 0
+        waiting_bytes = 0
         found = self._found("" if after is None else str(after))
         pool = ThreadPoolExecutor(THREADS, "s3-objects")
         try:
-            coming = next(found, None)
-            while coming is not None or waiting:
-                while coming is not None and (
-                    not waiting or (len(waiting) < AHEAD and held + coming.bytes <= AHEAD_BYTES)
+            following = next(found, None)
+            while following is not None or waiting:
+                while following is not None and (
+                    not waiting
+                    or (len(waiting) < AHEAD and waiting_bytes + following.bytes <= AHEAD_BYTES)
                 ):
-                    waiting.append((coming, pool.submit(self._bucket.read_object, coming)))
-                    held += coming.bytes
-                    coming = next(found, None)
+                    waiting.append((following, pool.submit(self._bucket.read_object, following)))
+                    waiting_bytes += following.bytes
+                    following = next(found, None)
                 first, body = waiting.popleft()
                 yield self._entry(n, first, body)
-                held -= first.bytes
+                waiting_bytes -= first.bytes
                 n += 1
         finally:
             pool.shutdown(wait=False, cancel_futures=True)

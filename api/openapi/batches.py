@@ -1,12 +1,24 @@
-"""The batches in OpenAPI: routes and schemas."""
+"""Batches in OpenAPI: operations and schemas."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
-from api.openapi.openai import openai_list, openai_operation, page_parameters
-from api.openapi.operations import JSON, answer, path_parameter
-from api.openapi.shapes import COUNT, STRING, Schema, array, nullable, object_of, ref
+from api.openapi.openai import openai_list, page_parameters
+from api.openapi.operations import (
+    COUNT,
+    STRING,
+    Description,
+    Descriptions,
+    Schema,
+    array,
+    described,
+    json_body,
+    nullable,
+    object_of,
+    ok,
+    ref,
+)
 from api.routes.openai.batches import (
     METADATA_KEY_MAX_CHARS,
     METADATA_MAX,
@@ -15,32 +27,31 @@ from api.routes.openai.batches import (
     PAGE_MAX,
     WINDOW,
     WINDOW_DEFAULT,
+    BatchRequest,
 )
 from api.routes.openai.files import ANCHOR
 from headrace.batches.files.record import KEEP_MAX_S
 from headrace.batches.record import JOBS_ENDPOINT, MODEL_ENDPOINT, MOMENTS, STATUSES
 
-_TAG: Final = "batches"
 _METADATA: Final[Schema] = {
     "type": "object",
     "maxProperties": METADATA_MAX,
     "propertyNames": {"maxLength": METADATA_KEY_MAX_CHARS},
     "additionalProperties": {"type": "string", "maxLength": METADATA_VALUE_MAX_CHARS},
-    "description": "The client's own, given back with the batch.",
+    "description": "The client's own data, returned with the batch.",
 }
 _COUNTS: Final = object_of({"total": COUNT, "completed": COUNT, "failed": COUNT})
 _ERROR: Final = object_of(
     {
         "code": STRING,
         "message": STRING,
-        "line": {**nullable(COUNT), "description": "Counted from 1."},
+        "line": described(nullable(COUNT), "Counted from 1."),
         "param": nullable(STRING),
     }
 )
-_ENDPOINT: Final[Schema] = {
-    **STRING,
-    "description": f"`{MODEL_ENDPOINT}` of a model, or `{JOBS_ENDPOINT}`: the `url` of each line.",
-}
+_ENDPOINT: Final[Schema] = described(
+    STRING, f"`{MODEL_ENDPOINT}` of a model, or `{JOBS_ENDPOINT}`: the `url` of each line."
+)
 _BATCH: Final = {
     "id": "batch_0193f1a2b3c47d5e8f60718293a4b5c6", "object": "batch",
     "endpoint": "/api/v1/models/echo/jobs", "model": "echo", "errors": None,
@@ -59,7 +70,7 @@ BATCH_SCHEMAS: Final[dict[str, Schema]] = {
             "id": STRING,
             "object": {"const": "batch"},
             "endpoint": _ENDPOINT,
-            "model": {**nullable(STRING), "description": "Null where each line has its own."},
+            "model": described(nullable(STRING), "Null if each line names its own."),
             "errors": {
                 "type": ["object", "null"],
                 "required": ["object", "data"],
@@ -69,13 +80,13 @@ BATCH_SCHEMAS: Final[dict[str, Schema]] = {
             "input_file_id": STRING,
             "completion_window": STRING,
             "status": {"enum": list(STATUSES)},
-            "output_file_id": {**nullable(STRING), "description": "Once it has ended."},
+            "output_file_id": described(nullable(STRING), "After its end."),
             "error_file_id": nullable(STRING),
             "created_at": COUNT,
             **{name: nullable(COUNT) for name in MOMENTS},
             "request_counts": _COUNTS,
             "metadata": {**_METADATA, "type": ["object", "null"]},
-            "rerun_of": {**nullable(STRING), "description": "Whose failed lines it runs."},
+            "rerun_of": described(nullable(STRING), "The batch whose failed lines it runs."),
         },
         examples=[_BATCH],
     ),
@@ -88,7 +99,7 @@ BATCH_SCHEMAS: Final[dict[str, Schema]] = {
                 **nullable(STRING),
                 "pattern": WINDOW,
                 "default": WINDOW_DEFAULT,
-                "description": f"Hours, minutes or seconds, {KEEP_MAX_S // 3600}h at the most.",
+                "description": f"Hours, minutes or seconds, at most {KEEP_MAX_S // 3600}h.",
             },
             "metadata": {**_METADATA, "type": ["object", "null"]},
             "output_expires_after": {
@@ -100,16 +111,12 @@ BATCH_SCHEMAS: Final[dict[str, Schema]] = {
                 },
                 "additionalProperties": False,
             },
-            "rerun_of": {
-                **nullable(STRING),
-                "description": "A batch that has ended: its lines that did not succeed run again. "
-                "What else is left out is as that batch had it.",
-            },
+            "rerun_of": described(
+                nullable(STRING),
+                "An ended batch, whose unsuccessful lines run again; absent members are as in it.",
+            ),
         },
-        optional=(
-            "input_file_id", "endpoint", "completion_window", "metadata", "output_expires_after",
-            "rerun_of",
-        ),
+        optional=BatchRequest.__struct_fields__,
         additionalProperties=False,
         anyOf=[{"required": ["input_file_id", "endpoint"]}, {"required": ["rerun_of"]}],
         examples=[
@@ -123,42 +130,24 @@ BATCH_SCHEMAS: Final[dict[str, Schema]] = {
 }  # fmt: skip
 
 
-def batch_paths() -> dict[str, Any]:
-    """The paths of batches."""
-    one = ("batch-not-found",)
-    body = {"required": True, "content": {JSON: {"schema": ref("BatchRequest")}}}
-    return {
-        "/v1/batches": {
-            "get": openai_operation(
-                "list_batches",
-                "List batches, newest first",
-                _TAG,
-                {"200": answer("A page.", ref("Batches"))},
-                parameters=page_parameters(PAGE_DEFAULT, PAGE_MAX),
-            ),
-            "post": openai_operation(
-                "create_batch",
-                "Run a file of requests",
-                _TAG,
-                {"200": answer("The batch, which is yet to be validated.", ref("Batch"))},
-                ("payload-too-large", "unsupported-media", "broker-full"),
-                requestBody=body,
-            ),
-        },
-        "/v1/batches/{batch_id}": {
-            "parameters": [path_parameter("batch_id")],
-            "get": openai_operation(
-                "get_batch", "One batch", _TAG, {"200": answer("The batch.", ref("Batch"))}, one
-            ),
-        },
-        "/v1/batches/{batch_id}/cancel": {
-            "parameters": [path_parameter("batch_id")],
-            "post": openai_operation(
-                "cancel_batch",
-                "Cancel a batch; what has ended is kept",
-                _TAG,
-                {"200": answer("It is being cancelled.", ref("Batch"))},
-                one,
-            ),
-        },
-    }
+_ONE: Final = ("batch-not-found",)
+
+BATCH_OPERATIONS: Final[Descriptions] = {
+    "list_batches": Description(
+        "List batches, newest first",
+        ok("A page.", "Batches"),
+        parameters=page_parameters(PAGE_DEFAULT, PAGE_MAX),
+    ),
+    "create_batch": Description(
+        "Run a file of requests",
+        ok("The batch, not validated yet.", "Batch"),
+        ("payload-too-large", "unsupported-media", "broker-full"),
+        body=json_body("BatchRequest"),
+    ),
+    "get_batch": Description("One batch", ok("The batch.", "Batch"), _ONE),
+    "cancel_batch": Description(
+        "Cancel a batch; ended lines keep their results",
+        ok("It is being cancelled.", "Batch"),
+        _ONE,
+    ),
+}

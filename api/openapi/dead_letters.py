@@ -1,27 +1,36 @@
-"""The dead letters in OpenAPI: routes and schemas."""
+"""Dead letters in OpenAPI: operations and schemas."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
-from api.openapi.operations import JSON, answer, operation, path_parameter
-from api.openapi.problems import BROKER_PROBLEMS, PATH_PROBLEMS
-from api.openapi.shapes import COUNT, STRING, TIME, Schema, array, nullable, object_of, ref
-from api.routes.admin.dead_letters import NAMES_MAX, PAGE_DEFAULT, PATH
+from api.openapi.operations import (
+    COUNT,
+    STRING,
+    TIME,
+    Description,
+    Descriptions,
+    Schema,
+    array,
+    described,
+    json_body,
+    nullable,
+    object_of,
+    ok,
+    parameter,
+)
+from api.routes.admin.dead_letters import NAMES_MAX, PAGE_DEFAULT
 from headrace.queue.dead_letters import PAGE_MAX
 
-_TAG: Final = "dead letters"
-_PROBLEMS: Final = ("model-not-found", *PATH_PROBLEMS, *BROKER_PROBLEMS)
-
 _PROPERTIES: Final[dict[str, Schema]] = {
-    "id": {**STRING, "description": "The job's id; of what is no job, a name of its own."},
+    "id": described(STRING, "The job's id; a generated name if it is not a job."),
     "job_id": nullable(STRING),
-    "reason": {**STRING, "description": "The code of a problem, or why the message is no job."},
+    "reason": described(STRING, "The code of a problem, or why the message is not a job."),
     "error": STRING,
     "attempts": COUNT,
     "created_at": TIME,
     "died_at": TIME,
-    "requeueable": {"type": "boolean", "description": "Whether it can be put back."},
+    "requeueable": {"type": "boolean", "description": "Whether it can be requeued."},
 }
 _LETTER: Final = {
     "id": "order-7", "job_id": "order-7", "reason": "replica-lost",
@@ -42,7 +51,7 @@ _SELECTION: Final = {
             additionalProperties=False,
         ),
     ],
-    "description": "These, or all that there are now.",
+    "description": "These ids, or all present dead letters.",
     "examples": [{"ids": ["order-7"]}, {"all": True}],
 }
 
@@ -50,7 +59,7 @@ LETTER_SCHEMAS: Final[dict[str, Schema]] = {
     "DeadLetters": object_of(
         {
             "dead_letters": array(object_of(_PROPERTIES)),
-            "cursor": {**nullable(STRING), "description": "Of the next page; null at the end."},
+            "cursor": described(nullable(STRING), "The cursor of the next page; null at the end."),
         },
         examples=[{"dead_letters": [_LETTER], "cursor": None}],
     ),
@@ -58,11 +67,10 @@ LETTER_SCHEMAS: Final[dict[str, Schema]] = {
         {
             **_PROPERTIES,
             "traceback": nullable(STRING),
-            "message": {
-                **object_of({"text": STRING, "base64": STRING}, optional=("text", "base64")),
-                "description": "The task message byte for byte: `text`, or `base64` where it is "
-                "none.",
-            },
+            "message": described(
+                object_of({"text": STRING, "base64": STRING}, optional=("text", "base64")),
+                "The task message byte for byte: `text`, or `base64` if it is not UTF-8.",
+            ),
         },
         examples=[{**_LETTER, "traceback": None, "message": {"text": "{}"}}],
     ),
@@ -73,7 +81,7 @@ LETTER_SCHEMAS: Final[dict[str, Schema]] = {
             "left": {
                 "type": "object",
                 "additionalProperties": {"enum": ["unknown", "unreadable", "alive"]},
-                "description": "Which were left where they are, and why.",
+                "description": "The dead letters that were not requeued, and why.",
             },
         },
         examples=[{"requeued": 1, "left": {}}],
@@ -82,61 +90,28 @@ LETTER_SCHEMAS: Final[dict[str, Schema]] = {
 }
 
 
-def letter_paths() -> dict[str, Any]:
-    """The paths of dead letters."""
-    one = ("letter-not-found", *_PROBLEMS)
-    purged = {"200": answer("How many were removed.", ref("Purged"))}
-    return {
-        PATH: {"parameters": [path_parameter("model")], "get": _list()},
-        f"{PATH}/requeue": _of_many(
-            "requeue_dead_letters",
-            "Put dead letters back into the queue",
-            {"200": answer("What became of them.", ref("Requeued"))},
-        ),
-        f"{PATH}/purge": _of_many(
-            "purge_dead_letters", "Remove dead letters for good", purged
-        ),
-        f"{PATH}/{{name}}": {
-            "parameters": [path_parameter("model"), path_parameter("name", "letter")],
-            "get": operation(
-                "get_dead_letter",
-                "One dead letter, whole",
-                _TAG,
-                {"200": answer("With traceback and message.", ref("DeadLetter"))},
-                one,
-            ),
-            "delete": operation(
-                "purge_dead_letter", "Remove one dead letter for good", _TAG, purged, one
-            ),
-        },
-    }  # fmt: skip
+_ONE: Final = ("letter-not-found", "model-not-found")
+_MANY: Final = ("invalid-request", "payload-too-large", "model-not-found")
+_LIMIT: Final = {"type": "integer", "minimum": 1, "maximum": PAGE_MAX, "default": PAGE_DEFAULT}
+_CURSOR: Final = {"type": "string", "pattern": "^([0-9]+-.+)?$"}
+_PURGED: Final = ok("The number of removed dead letters.", "Purged")
 
-
-def _list() -> dict[str, Any]:
-    limit = {"type": "integer", "minimum": 1, "maximum": PAGE_MAX, "default": PAGE_DEFAULT}
-    cursor = {"type": "string", "pattern": "^([0-9]+-.+)?$"}
-    return operation(
-        "list_dead_letters",
+LETTER_OPERATIONS: Final[Descriptions] = {
+    "list_dead_letters": Description(
         "The dead letters of a model's queue, the newest first",
-        _TAG,
-        {"200": answer("A page.", ref("DeadLetters"))},
-        ("invalid-request", *_PROBLEMS),
-        parameters=[
-            {"name": "limit", "in": "query", "schema": limit},
-            {
-                "name": "cursor",
-                "in": "query",
-                "schema": cursor,
-                "description": "Of the page before.",
-            },
-        ],
-    )
-
-
-def _of_many(name: str, summary: str, answers: dict[str, Any]) -> dict[str, Any]:
-    body = {"required": True, "content": {JSON: {"schema": ref("Selection")}}}
-    problems = ("invalid-request", "payload-too-large", *_PROBLEMS)
-    return {
-        "parameters": [path_parameter("model")],
-        "post": operation(name, summary, _TAG, answers, problems, requestBody=body),
-    }
+        ok("A page.", "DeadLetters"),
+        ("invalid-request", "model-not-found"),
+        [parameter("limit", _LIMIT), parameter("cursor", _CURSOR, "Of the previous page.")],
+    ),
+    "requeue_dead_letters": Description(
+        "Requeue dead letters", ok("How many were requeued.", "Requeued"), _MANY,
+        body=json_body("Selection"),
+    ),
+    "purge_dead_letters": Description(
+        "Remove dead letters", _PURGED, _MANY, body=json_body("Selection")
+    ),
+    "get_dead_letter": Description(
+        "One dead letter, with its message", ok("With traceback and message.", "DeadLetter"), _ONE
+    ),
+    "purge_dead_letter": Description("Remove one dead letter", _PURGED, _ONE),
+}  # fmt: skip

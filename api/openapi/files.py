@@ -1,16 +1,27 @@
-"""The files in OpenAPI: routes and schemas."""
+"""Files in OpenAPI: operations and schemas."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
-from api.openapi.openai import ERROR_SCHEMAS, openai_list, openai_operation, page_parameters
-from api.openapi.operations import answer, path_parameter
-from api.openapi.shapes import COUNT, STRING, Schema, nullable, object_of, ref
+from api.openapi.openai import ERROR_SCHEMAS, openai_list, page_parameters
+from api.openapi.operations import (
+    BINARY,
+    COUNT,
+    STRING,
+    Description,
+    Descriptions,
+    Schema,
+    described,
+    nullable,
+    object_of,
+    ok,
+    parameter,
+    ref,
+)
 from api.routes.openai.files import ANCHOR, PAGE_MAX
 from headrace.batches.files.record import BATCH, KEEP_MAX_S, PURPOSES
 
-_TAG: Final = "files"
 _FILE: Final = {
     "id": "file-0193f1a2b3c47d5e8f60718293a4b5c6", "object": "file", "bytes": 1204,
     "created_at": 1795279329, "expires_at": 1797871329, "filename": "requests.jsonl",
@@ -24,8 +35,8 @@ FILE_SCHEMAS: Final[dict[str, Schema]] = {
             "id": STRING,
             "object": {"const": "file"},
             "bytes": COUNT,
-            "created_at": {**COUNT, "description": "Seconds since 1970, as all times here."},
-            "expires_at": {**COUNT, "description": "When it will be gone."},
+            "created_at": described(COUNT, "Seconds since 1970, like all times here."),
+            "expires_at": described(COUNT, "When it is deleted."),
             "filename": STRING,
             "purpose": {"enum": list(PURPOSES)},
             "status": {"const": "processed"},
@@ -41,95 +52,46 @@ FILE_SCHEMAS: Final[dict[str, Schema]] = {
 }
 
 
-def file_paths() -> dict[str, Any]:
-    """The paths of files."""
-    one = ("file-not-found",)
-    return {
-        "/v1/files": {"get": _list(), "post": _create()},
-        "/v1/files/{file_id}": {
-            "parameters": [path_parameter("file_id")],
-            "get": openai_operation(
-                "get_file",
-                "One file, without its content",
-                _TAG,
-                {"200": answer("The file.", ref("File"))},
-                one,
-            ),
-            "delete": openai_operation(
-                "delete_file",
-                "Delete a file",
-                _TAG,
-                {"200": answer("It is gone.", ref("FileDeleted"))},
-                one,
-            ),
-        },
-        "/v1/files/{file_id}/content": {
-            "parameters": [path_parameter("file_id")],
-            "get": openai_operation(
-                "get_file_content",
-                "The bytes of a file",
-                _TAG,
-                {
-                    "200": {
-                        "description": "All of them.",
-                        "content": {
-                            "application/octet-stream": {
-                                "schema": {"type": "string", "format": "binary"},
-                                "example": '{"custom_id": "a"}\n',
-                            }
-                        },
-                    }
-                },
-                one,
-            ),
-        },
-    }
+_ORDER: Final = {"enum": ["asc", "desc"], "default": "desc"}
+_ANCHOR: Final = "expires_after[anchor]"
+_SECONDS: Final = "expires_after[seconds]"
+_FORM: Final = object_of(
+    {
+        "file": BINARY,
+        "purpose": {"enum": [BATCH]},
+        _ANCHOR: {"const": ANCHOR},
+        _SECONDS: {"type": "integer", "minimum": 1, "maximum": KEEP_MAX_S},
+    },
+    optional=(_ANCHOR, _SECONDS),
+    additionalProperties=False,
+    dependentRequired={_ANCHOR: [_SECONDS], _SECONDS: [_ANCHOR]},
+)
+_LINE: Final = '{"custom_id": "a"}\n'
+_CONTENT: Final = {"schema": BINARY, "example": _LINE}
+_UPLOAD: Final = {"schema": _FORM, "example": {"file": _LINE, "purpose": BATCH}}
+_ONE: Final = ("file-not-found",)
 
-
-def _list() -> dict[str, Any]:
-    order = {"enum": ["asc", "desc"], "default": "desc"}
-    return openai_operation(
-        "list_files",
+FILE_OPERATIONS: Final[Descriptions] = {
+    "list_files": Description(
         "List files",
-        _TAG,
-        {"200": answer("A page.", ref("Files"))},
+        ok("A page.", "Files"),
         parameters=[
             *page_parameters(PAGE_MAX, PAGE_MAX),
-            {"name": "order", "in": "query", "schema": order, "description": "By `created_at`."},
-            {"name": "purpose", "in": "query", "schema": STRING},
+            parameter("order", _ORDER, "By `created_at`."),
+            parameter("purpose", STRING),
         ],
-    )
-
-
-def _create() -> dict[str, Any]:
-    form = object_of(
-        {
-            "file": {"type": "string", "format": "binary"},
-            "purpose": {"enum": [BATCH]},
-            "expires_after[anchor]": {"const": ANCHOR},
-            "expires_after[seconds]": {"type": "integer", "minimum": 1, "maximum": KEEP_MAX_S},
-        },
-        optional=("expires_after[anchor]", "expires_after[seconds]"),
-        additionalProperties=False,
-        dependentRequired={
-            "expires_after[anchor]": ["expires_after[seconds]"],
-            "expires_after[seconds]": ["expires_after[anchor]"],
-        },
-    )
-    body = {
-        "required": True,
-        "content": {
-            "multipart/form-data": {
-                "schema": form,
-                "example": {"file": '{"custom_id": "a"}\n', "purpose": BATCH},
-            }
-        },
-    }
-    return openai_operation(
-        "create_file",
+    ),
+    "create_file": Description(
         "Upload a file",
-        _TAG,
-        {"200": answer("The file, which is there from now on.", ref("File"))},
+        ok("The file, which now exists.", "File"),
         ("payload-too-large", "unsupported-media", "payload-storage-full", "broker-full"),
-        requestBody=body,
-    )
+        body={"required": True, "content": {"multipart/form-data": _UPLOAD}},
+    ),
+    "get_file": Description("One file, without its content", ok("The file.", "File"), _ONE),
+    "delete_file": Description("Delete a file", ok("It is deleted.", "FileDeleted"), _ONE),
+    "get_file_content": Description(
+        "The bytes of a file",
+        {"200": {"description": "All of them.", "content": {"application/octet-stream": _CONTENT}}},
+        _ONE,
+    ),
+}

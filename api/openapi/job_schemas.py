@@ -1,20 +1,30 @@
-"""The schemas of jobs: what is asked for, and what is answered."""
+"""The schemas of jobs: requests and answers."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
 from api.http.bodies import CONTENT_TYPE_MAX_CHARS
-from api.openapi.shapes import COUNT, MODEL, STRING, TIME, Schema, array, nullable, object_of
+from api.openapi.operations import (
+    COUNT,
+    JOB_ID,
+    MODEL,
+    STRING,
+    TIME,
+    Schema,
+    array,
+    described,
+    nullable,
+    object_of,
+    properties_of,
+)
 from headrace.jobs.job import State
-from headrace.jobs.options import MAX_WAIT_FOR_START_S
+from headrace.jobs.options import JobOptions
 from headrace.payloads.input_ref import REFERENCE_MAX_CHARS
 from headrace.webhooks.endpoint import URL_MAX_CHARS
-from headrace.webhooks.task_message import EVENTS
 
-JOB_ID: Final = r"^[A-Za-z0-9_.:@-]{1,128}$"
 IDEMPOTENCY_KEY: Final = r"^[!-~]{1,255}$"
-#: A path's parts are not empty, and like a key's neither `.` nor `..`.
+#: The parts of a path or key are not empty, and neither `.` nor `..`.
 INPUT_REF: Final = (
     r"^(file:(/(?!\.{1,2}(/|$))[^/\x00-\x1f\x7f]+)+"
     r"|s3://[A-Za-z0-9][A-Za-z0-9._-]{1,62}(/(?!\.{1,2}(/|$))[^/\x00-\x1f\x7f]+)+)$"
@@ -58,7 +68,7 @@ SUCCEEDED_JOB: Final = {
 _STAGES: Final = ("queued", "hold", "preprocess", "inference", "postprocess", "total")
 _TIMINGS: Final = object_of(
     dict.fromkeys(_STAGES, _MS),
-    description="Where the time went, in ms; the three stages are those of its batch.",
+    description="Durations in ms; preprocess, inference and postprocess are those of the batch.",
 )
 
 _STAGE: Final = object_of(
@@ -66,13 +76,13 @@ _STAGE: Final = object_of(
         "name": STRING,
         "model": STRING,
         "status": {"enum": ["waiting", "running", "succeeded", "failed"]},
-        "jobs": {**COUNT, "description": "How many jobs it has; 0 while that is not known."},
-        "done": {**COUNT, "description": "How many of them have given a result."},
+        "jobs": described(COUNT, "The number of its jobs; 0 while unknown."),
+        "done": described(COUNT, "The number of its jobs with a result."),
         "timings": nullable(
             object_of(
                 dict.fromkeys(_STAGES, _MS),
                 optional=("total",),
-                description="In ms: the means over its jobs, and from its first to its last.",
+                description="In ms: means over its jobs; `total` is from the first to the last.",
             )
         ),
     },
@@ -86,7 +96,7 @@ _PROGRESS: Final = object_of(
         "message": STRING,
     },
     optional=("done", "total", "message"),
-    description="While it runs, as its handler says; of a pipeline's job, by its stages.",
+    description="While it runs, as its handler reports; for a pipeline, by its stages.",
 )
 
 JOB: Final = object_of(
@@ -98,24 +108,17 @@ JOB: Final = object_of(
         "created_at": TIME,
         "started_at": nullable(TIME),
         "finished_at": nullable(TIME),
-        "attempts": {**COUNT, "description": "How often it was handed to a worker."},
-        "queue_position": {
-            **nullable({**COUNT, "minimum": 1}),
-            "description": "Its place while it is queued, 1 being next; approximate.",
-        },
-        "batch_size": {
-            **nullable(COUNT),
-            "description": "How many jobs ran together with it, itself included.",
-        },
-        "batch_padding": {
-            **COUNT,
-            "description": "How many inputs were added to its batch to reach an allowed size.",
-        },
+        "attempts": described(COUNT, "How often a worker has claimed it."),
+        "queue_position": described(
+            nullable({**COUNT, "minimum": 1}),
+            "Its approximate position while it is queued; 1 is next.",
+        ),
+        "batch_size": described(nullable(COUNT), "The size of its batch."),
+        "batch_padding": described(
+            COUNT, "Inputs that were added to its batch to reach an allowed size."
+        ),
         "timings": nullable(_TIMINGS),
-        "stages": {
-            **array(_STAGE),
-            "description": "Of a pipeline's job that has begun: how far its stages have come.",
-        },
+        "stages": described(array(_STAGE), "The progress of the stages of a pipeline's job."),
         "progress": _PROGRESS,
         "metadata": {"type": ["object", "null"], "description": "The client's own."},
         "waiting_for": {
@@ -124,22 +127,19 @@ JOB: Final = object_of(
         },
         "urls": object_of({"self": STRING, "result": STRING}),
         "result": {
-            "description": "Once it has succeeded: JSON, or {content_type, base64} for bytes; "
-            "null where it is too long for this, and `urls.result` gives it."
+            "description": "After success: JSON, or {content_type, base64} for bytes; null if it "
+            "is too long for the job object: read `urls.result`."
         },
-        "result_size": {**COUNT, "description": "The bytes of a result that is too long."},
+        "result_size": described(COUNT, "The size in bytes of such a long result."),
         "error": object_of(
             {
-                "type": {**STRING, "description": "The code of a problem type."},
+                "type": described(STRING, "The code of a problem type."),
                 "message": STRING,
                 "retryable": {"type": "boolean"},
             },
-            description="Once it has ended without success; before, of its last try.",
+            description="After a failure; while it is retried, the error of the last try.",
         ),
-        "due_at": {
-            **TIME,
-            "description": "While it is scheduled: when it joins its queue, at first or again.",
-        },
+        "due_at": described(TIME, "While it is scheduled: when it joins its queue."),
         "dead_lettered": {"const": True},
         "cancel_requested": {"const": True},
     },
@@ -158,86 +158,57 @@ JOB: Final = object_of(
 )
 
 WEBHOOK_URL: Final = r"^https?://[A-Za-z0-9._~:/?\[\]!$&'()*+,;=%-]+$"
-_SECONDS: Final = {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_WAIT_FOR_START_S}
-_BACKOFF: Final = {"type": "number", "minimum": 0, "maximum": 86_400}
-#: A job's options, as `headrace.jobs.options.JobOptions` has them.
+_OPTION_TEXTS: Final = {
+    "priority": "0 (first) to 9 (offline work).",
+    "expires": "Seconds after the submit within which it must have started.",
+    "countdown": "Seconds before it joins the queue.",
+    "timeout": "Seconds for which it may run.",
+    "result_ttl": "Seconds for which the job and its result are kept after its end.",
+    "max_retries": "Retries after a retryable error.",
+    "retry_backoff": "Seconds: the longest wait before the first retry; it doubles each time.",
+    "retry_backoff_max": "Seconds: the longest wait before any retry.",
+    "metadata": "The client's own data, returned with the job; at most 4 KiB as JSON.",
+    "webhook": "The URL that receives events of the job, if this server sends webhooks; an address "
+    "in a private network is refused unless `webhook_allow_networks` has it.",
+    "webhook_events": "The events to send; by default every event of the job's end.",
+}
+_OPTIONS: Final = properties_of(JobOptions, _OPTION_TEXTS)
+_OPTIONS["webhook"] |= {"pattern": WEBHOOK_URL, "maxLength": URL_MAX_CHARS}
+#: A job's options, without null.
 OPTIONS: Final[dict[str, Schema]] = {
-    "priority": {
-        "type": "integer", "minimum": 0, "maximum": 9, "default": 0,
-        "description": "0 (first) to 9 (offline work).",
-    },
-    "expires": {
-        **_SECONDS,
-        "description": "Seconds from submit within which it must have started.",
-    },
-    "countdown": {
-        "type": "number", "minimum": 0, "maximum": MAX_WAIT_FOR_START_S,
-        "description": "Seconds before it joins the queue.",
-    },
-    "timeout": {**_SECONDS, "description": "Seconds that it may run."},
-    "result_ttl": {
-        "type": "integer", "minimum": 1, "maximum": MAX_WAIT_FOR_START_S,
-        "description": "Seconds that the job and its result are kept after its end.",
-    },
-    "max_retries": {
-        "type": "integer", "minimum": 0, "maximum": 100,
-        "description": "How often an error that can pass is tried again.",
-    },
-    "retry_backoff": {
-        **_BACKOFF,
-        "description": "Seconds: the longest wait before the first retry; each more doubles it.",
-    },
-    "retry_backoff_max": {**_BACKOFF, "description": "Seconds: the longest wait of all."},
-    "metadata": {
-        "type": "object",
-        "description": "The client's own, given back with the job; at most 4 KiB as JSON.",
-    },
-    "webhook": {
-        "type": "string", "pattern": WEBHOOK_URL, "maxLength": URL_MAX_CHARS,
-        "description": "A URL that is told of the job, where this server sends webhooks; an "
-        "address in a private network is refused unless `webhook_allow_networks` has it.",
-    },
-    "webhook_events": {
-        "type": "array", "items": {"enum": list(EVENTS)}, "minItems": 1,
-        "description": "Of what it is told; left out, of the end, whichever it is.",
-    },
-}  # fmt: skip
+    name: {**schema, "type": schema["type"] if name == "priority" else schema["type"][0]}
+    for name, schema in _OPTIONS.items()
+}
 
 _REQUEST: Final[dict[str, Schema]] = {
     "model": {**MODEL, "examples": ["echo"]},
-    "version": {**nullable(STRING), "description": "Only a model of this version."},
+    "version": described(nullable(STRING), "Refuse the request unless the model has this version."),
     "input": {"description": "Any JSON, or {content_type, base64} for bytes."},
-    "input_ref": {
-        **nullable({"type": "string", "pattern": INPUT_REF, "maxLength": REFERENCE_MAX_CHARS}),
-        "description": "In place of input: file:/folder/name or s3://bucket/key, a file or object "
-        "of the operator's own.",
-    },
-    "content_type": {
-        **nullable(
-            {"type": "string", "pattern": CONTENT_TYPE, "maxLength": CONTENT_TYPE_MAX_CHARS}
-        ),
-        "description": "What the file of input_ref is; left out, its name says.",
-    },
+    "input_ref": described(
+        nullable({"type": "string", "pattern": INPUT_REF, "maxLength": REFERENCE_MAX_CHARS}),
+        "Instead of input: file:/folder/name or s3://bucket/key, a file or object of the operator.",
+    ),
+    "content_type": described(
+        nullable({"type": "string", "pattern": CONTENT_TYPE, "maxLength": CONTENT_TYPE_MAX_CHARS}),
+        "The content type of the file of input_ref; by default derived from its name.",
+    ),
     "options": object_of(
-        {
-            name: schema if name == "priority" else nullable(schema)
-            for name, schema in OPTIONS.items()
-        },
+        _OPTIONS,
         optional=tuple(OPTIONS),
         additionalProperties=False,
         dependentRequired={"webhook_events": ["webhook"]},
     ),
 }
-_OWN_ID: Final = {
-    **nullable({"type": "string", "pattern": JOB_ID, "not": {"enum": [".", ".."]}}),
-    "description": "The job's id; left out, the server makes one.",
-}
+_OWN_ID: Final = described(
+    nullable({"type": "string", "pattern": JOB_ID, "not": {"enum": [".", ".."]}}),
+    "The job's id; by default the server makes one.",
+)
 _REQUEST_EXAMPLE: Final = {"model": "echo", "input": {"x": 1}, "options": {"priority": 3}}
 
 
 def _request(properties: dict[str, Schema], example: dict[str, Any]) -> Schema:
     optional = tuple(name for name in properties if name != "model")
-    # Either an input, which may be null, or the name of one; a content type only for the latter.
+    # Either an input, which may be null, or a reference to one, which may have a content type.
     named = {"required": ["input_ref"], "properties": {"input_ref": STRING}}
     given = {
         "required": ["input"],

@@ -1,193 +1,213 @@
-"""The routes of jobs in OpenAPI."""
+"""The operations on one job in OpenAPI."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from api.openapi.bulk import list_operation
+from api.openapi.job_schemas import IDEMPOTENCY_KEY, OPTIONS, QUEUED_JOB
 from api.openapi.operations import (
+    BINARY,
     JSON,
-    KEY,
-    SUBMITTED,
-    WAIT,
+    STRING,
+    Description,
+    Descriptions,
+    Schema,
     answer,
-    job_answers,
-    operation,
-    option_parameters,
-    path_parameter,
+    json_body,
+    object_of,
+    parameter,
+    ref,
 )
-from api.openapi.problems import BROKER_PROBLEMS, JOB_PROBLEMS, PATH_PROBLEMS
-from api.openapi.shapes import object_of, ref
+from api.openapi.problems import JOB_PROBLEMS
 
-_TAG: Final = "jobs"
-MODEL_JOBS: Final = "/api/v1/models/{model}/jobs"
-JOBS: Final = "/api/v1/jobs"
-JOB: Final = "/api/v1/jobs/{job_id}"
-RESULT: Final = "/api/v1/jobs/{job_id}/result"
-EVENTS: Final = "/api/v1/jobs/{job_id}/events"
 _SUBMIT: Final = (
     "invalid-request", "invalid-id", "model-not-found", "conflict", "payload-too-large",
     "unsupported-media", "queue-full", "too-many-in-flight", "broker-full", "store-unavailable",
-    "payload-storage-full", *PATH_PROBLEMS, *BROKER_PROBLEMS,
+    "payload-storage-full", "not-found",
 )  # fmt: skip
-_READ: Final = ("invalid-request", "job-not-found", *PATH_PROBLEMS, *BROKER_PROBLEMS)
-_RANGE: Final = [
+_READ: Final = ("invalid-request", "job-not-found")
+_ENDED_IN_TIME: Final = "The job has ended within the wait."
+WAIT: Final[list[dict[str, Any]]] = [
     {
-        "name": "Range",
-        "in": "header",
-        "schema": {"type": "string"},
-        "description": "One range of bytes, such as bytes=0-99.",
+        "name": "wait",
+        "in": "query",
+        "schema": {"type": "number", "minimum": 0},
+        "description": "Seconds to wait for the job's end, capped at `max_wait_s`.",
+        "example": 10,
     },
     {
-        "name": "If-Range",
+        "name": "Prefer",
         "in": "header",
         "schema": {"type": "string"},
-        "description": "The range only of the output that has this ETag.",
+        "description": "`wait=N`, as `?wait=N`, which wins.",
     },
 ]
-_ENDED_IN_TIME: Final = "It has ended within the wait."
+KEY: Final[dict[str, Any]] = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "schema": {"type": "string", "pattern": IDEMPOTENCY_KEY},
+    # No example: the documentation page would send the same key with every request.
+    "description": "With the same key a repeat is the same job, and another request a conflict; "
+    "use a random UUID.",
+}
+
+_NOT_YET_HEADERS: Final = {
+    "Retry-After": {
+        "schema": {"type": "integer", "minimum": 1},
+        "description": "Seconds after which to poll again.",
+    }
+}
+_APPLIED: Final = {
+    "Preference-Applied": {
+        "schema": {"type": "string"},
+        "description": "The wait that was applied, if the request has one.",
+    }
+}
+SUBMITTED: Final = {
+    "Location": {"schema": {"type": "string"}, "description": "The job's own path."},
+    "Idempotency-Replayed": {
+        "schema": {"const": "true"},
+        "description": "Present if an earlier request has submitted the job.",
+    },
+}
 
 
-def job_paths() -> dict[str, Any]:
-    """The paths of jobs."""
+def option_parameters() -> list[dict[str, Any]]:
+    """Return a job's options as parameters of the query."""
+    return [_option(name, schema) for name, schema in OPTIONS.items()]
+
+
+def _option(name: str, schema: Schema) -> dict[str, Any]:
+    bare = {key: value for key, value in schema.items() if key != "description"}
+    found = {"name": name, "in": "query", "description": schema["description"]}
+    if name == "metadata":
+        # An object in a query is JSON text.
+        return {**found, "content": {JSON: {"schema": bare, "example": {"batch": 7}}}}
+    if schema["type"] == "array":
+        # Separated by commas.
+        return {**found, "schema": bare, "style": "form", "explode": False}
+    return {**found, "schema": bare}
+
+
+def job_answers(ended: str, *, headers: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return the answers of an operation that returns a job, ended (200) or not (202)."""
+    common = {**(headers or {}), **_APPLIED}
+    links = {
+        "job": _link("get_job"),
+        "result": _link("get_result"),
+        "cancel": _link("cancel_job"),
+    }
     return {
-        MODEL_JOBS: {
-            "parameters": [path_parameter("model")],
-            **{method.lower(): _submit_input(method.lower()) for method in ("POST", "PUT")},
-        },
-        JOBS: {
-            "get": list_operation(),
-            "post": _submit_json("submit_job", "Submit a job", "JobRequest", [*WAIT, KEY]),
-        },
-        JOB: {
-            "parameters": [path_parameter("job_id")],
-            "get": operation(
-                "get_job", "One job", _TAG, job_answers("It has ended."), _READ, parameters=WAIT
-            ),
-            "put": _submit_json(
-                "put_job",
-                "Submit a job under an id of your own; a repeat is the same job",
-                "NamedJobRequest",
-                WAIT,
-            ),
-            "delete": _cancel_job(),
-        },
-        RESULT: {"parameters": [path_parameter("job_id")], "get": _get_result()},
-        EVENTS: {"parameters": [path_parameter("job_id")], "get": _get_events()},
+        "200": answer(ended, ref("Job"), headers=common, links=links),
+        "202": answer(
+            "The job has not ended yet.",
+            ref("Job"),
+            headers={**common, **_NOT_YET_HEADERS},
+            example=QUEUED_JOB,
+            links=links,
+        ),
     }
 
 
-def _submit_input(method: str) -> dict[str, Any]:
-    body = {
-        JSON: {"schema": {}, "example": {"x": 1}},
-        "text/plain": {"schema": {"type": "string"}, "example": "water finds its way"},
-        "image/png": {"schema": {"type": "string", "format": "binary"}},
-        "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
-        "multipart/form-data": {
-            "schema": object_of({"data": {"type": "string", "format": "binary"}}),
+def _link(operation: str) -> dict[str, Any]:
+    return {"operationId": operation, "parameters": {"job_id": "$response.body#/id"}}
+
+
+_OUTPUT: Final[dict[str, Any]] = {
+    "description": "The output, with the content type of its handler.",
+    "content": {JSON: {"schema": {}}, "*/*": {"schema": {}}},
+    "headers": {
+        "Content-Security-Policy": {
+            "schema": STRING,
+            "description": "An output that is a web page runs no script in this origin.",
         },
-    }
-    return operation(
-        f"submit_input_{method}",
-        "Submit the body as the input of a job",
-        _TAG,
-        job_answers(_ENDED_IN_TIME, headers=SUBMITTED),
-        _SUBMIT,
-        parameters=[*option_parameters(), *WAIT, KEY],
-        requestBody={
-            "required": True,
-            "description": "The input itself, under any content type; here are some.",
-            "content": body,
+        "Accept-Ranges": {"schema": {"const": "bytes"}},
+        "ETag": {"schema": STRING, "description": "For If-Range."},
+    },
+}
+_CONTENT_RANGE: Final = {"Content-Range": {"schema": {"type": "string", "pattern": "^bytes "}}}
+_SUBMIT_INPUT: Final = Description(
+    "Submit the body as the input of a job",
+    job_answers(_ENDED_IN_TIME, headers=SUBMITTED),
+    _SUBMIT,
+    [*option_parameters(), *WAIT, KEY],
+    {
+        "required": True,
+        "description": "The input itself, with any content type; some examples.",
+        "content": {
+            JSON: {"schema": {}, "example": {"x": 1}},
+            "text/plain": {"schema": STRING, "example": "water finds its way"},
+            "image/png": {"schema": BINARY},
+            "application/octet-stream": {"schema": BINARY},
+            "multipart/form-data": {"schema": object_of({"data": BINARY})},
         },
-    )
+    },
+)
 
 
-def _submit_json(name: str, summary: str, schema: str, parameters: list[Any]) -> dict[str, Any]:
-    return operation(
-        name,
-        summary,
-        _TAG,
-        job_answers(_ENDED_IN_TIME, headers=SUBMITTED),
-        (*_SUBMIT, "input-forbidden"),
-        parameters=parameters,
-        requestBody={"required": True, "content": {JSON: {"schema": ref(schema)}}},
-    )
+def _submit_json(summary: str, component: str, *parameters: dict[str, Any]) -> Description:
+    answers = job_answers(_ENDED_IN_TIME, headers=SUBMITTED)
+    problems = (*_SUBMIT, "input-forbidden")
+    return Description(summary, answers, problems, parameters, json_body(component))
 
 
-def _cancel_job() -> dict[str, Any]:
-    answers = {
-        "200": answer("It will not run, or it had ended before.", ref("Cancellation")),
-        "202": answer("It runs; its result will be discarded.", ref("Cancellation")),
-    }
-    return operation("cancel_job", "Cancel a job", _TAG, answers, _READ)
-
-
-def _get_events() -> dict[str, Any]:
-    last_id = {"schema": {"type": "string"}}
-    stream = {
-        "description": "Events until the job has ended: `queued`, `scheduled`, `running`, "
-        "`progress`, and `ended` with the job object. docs/api.md says what is in each.",
-        "content": {"text/event-stream": {"schema": {}}},
-    }
-    return operation(
-        "get_events",
-        "What becomes of a job, as server-sent events",
-        _TAG,
-        {"200": stream, "204": {"description": "The end was told already."}},
-        (*_READ, "too-many-streams"),
-        parameters=[
-            {
-                "name": "last_event_id",
-                "in": "query",
-                "description": "As Last-Event-ID, which it wins over.",
-                **last_id,
-            },
-            {
-                "name": "Last-Event-ID",
-                "in": "header",
-                "description": "The id of the last event that the client has: only what came "
-                "after it is told. An id that is none of ours counts for nothing.",
-                **last_id,
-            },
-        ],
-    )
-
-
-def _get_result() -> dict[str, Any]:
-    not_yet = job_answers("")["202"]
-    output: dict[str, Any] = {
-        "description": "The output, with the content type that its handler gave it.",
-        "content": {JSON: {"schema": {}}, "*/*": {"schema": {}}},
-        "headers": {
-            "Content-Security-Policy": {
-                "schema": {"type": "string"},
-                "description": "An output that is a web page runs no script in this origin.",
-            },
-            "Accept-Ranges": {"schema": {"const": "bytes"}},
-            "ETag": {"schema": {"type": "string"}, "description": "For If-Range."},
-        },
-    }
-    content_range = {"schema": {"type": "string", "pattern": "^bytes "}}
-    part = {
-        **output,
-        "description": "The bytes of the output that Range asked for.",
-        "headers": {**output["headers"], "Content-Range": content_range},
-    }
-    found = operation(
-        "get_result",
-        "The output as it is; of a job that failed, its problem",
-        _TAG,
+JOB_OPERATIONS: Final[Descriptions] = {
+    "submit_input_post": _SUBMIT_INPUT,
+    "submit_input_put": _SUBMIT_INPUT,
+    "submit_job": _submit_json("Submit a job", "JobRequest", *WAIT, KEY),
+    "put_job": _submit_json(
+        "Submit a job under an id of your own; a repeat is the same job", "NamedJobRequest", *WAIT
+    ),
+    "get_job": Description("One job", job_answers("The job has ended."), _READ, WAIT),
+    "cancel_job": Description(
+        "Cancel a job",
         {
-            "200": output,
-            "206": part,
-            "202": not_yet,
-            "204": {"description": "A Celery client asked for no result (`ignore_result`)."},
+            "200": answer("It will not run, or it had ended before.", ref("Cancellation")),
+            "202": answer("It runs; its result will be discarded.", ref("Cancellation")),
+        },
+        _READ,
+    ),
+    "get_result": Description(
+        "The output of a job; for a failed job, its problem",
+        {
+            "200": _OUTPUT,
+            "206": {
+                **_OUTPUT,
+                "description": "The bytes of the output that Range asked for.",
+                "headers": {**_OUTPUT["headers"], **_CONTENT_RANGE},
+            },
+            "202": job_answers("")["202"],
+            "204": {"description": "A Celery client submitted it with `ignore_result`."},
         },
         (*_READ, "result-freed", "range-not-satisfiable", "store-unavailable", *JOB_PROBLEMS),
-        parameters=[*WAIT, *_RANGE],
-    )
-    # A handler may fail with a code of its own.
-    found["responses"]["500"]["content"]["application/problem+json"]["schema"]["anyOf"].append(
-        ref("Problem")
-    )
-    return found
+        [
+            *WAIT,
+            parameter("Range", STRING, "One range of bytes, such as bytes=0-99.", where="header"),
+            parameter(
+                "If-Range", STRING, "Apply the range only if the output has this ETag.",
+                where="header",
+            ),
+        ],
+    ),
+    "get_events": Description(
+        "The events of a job, as server-sent events",
+        {
+            "200": {
+                "description": "Events until the job has ended: `queued`, `scheduled`, `running`, "
+                "`progress`, and `ended` with the job object. docs/api.md describes each.",
+                "content": {"text/event-stream": {"schema": {}}},
+            },
+            "204": {"description": "The client has received the last event already."},
+        },
+        (*_READ, "too-many-streams"),
+        [
+            parameter("last_event_id", STRING, "Like Last-Event-ID, and with precedence over it."),
+            parameter(
+                "Last-Event-ID", STRING,
+                "The id of the last event that the client has; only later events are sent. An "
+                "unknown id is ignored.",
+                where="header",
+            ),
+        ],
+    ),
+}  # fmt: skip

@@ -1,109 +1,105 @@
-"""What the descriptions of routes are made of: parameters, answers, operations."""
+"""The building blocks of the description: schemas, parameters, answers, operations."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Final
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
-from api.openapi.job_schemas import IDEMPOTENCY_KEY, JOB_ID, OPTIONS, QUEUED_JOB
-from api.openapi.problems import DOOR_PROBLEMS, problem_responses
-from api.openapi.shapes import MODEL_NAME, QUEUE_NAME, Schema, ref
+import msgspec
+
+Schema = dict[str, Any]
 
 JSON: Final = "application/json"
-#: Routes that want no API key.
-OPEN_TAG: Final = "health"
+MODEL_NAME: Final = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$"
+JOB_ID: Final = r"^[A-Za-z0-9_.:@-]{1,128}$"
 
-WAIT: Final[list[dict[str, Any]]] = [
-    {
-        "name": "wait",
-        "in": "query",
-        "schema": {"type": "number", "minimum": 0},
-        "description": "Seconds to wait for the job's end, capped at `max_wait_s`.",
-        "example": 10,
-    },
-    {
-        "name": "Prefer",
-        "in": "header",
-        "schema": {"type": "string"},
-        "description": "`wait=N`, as `?wait=N`, which wins.",
-    },
-]
-KEY: Final[dict[str, Any]] = {
-    "name": "Idempotency-Key",
-    "in": "header",
-    "schema": {"type": "string", "pattern": IDEMPOTENCY_KEY},
-    # No example: the documentation page would send it, and twice for two requests.
-    "description": "Under the same key a repeat is the same job, and another request a conflict; "
-    "a random UUID is a good one.",
-}
+STRING: Final = {"type": "string"}
+BOOLEAN: Final = {"type": "boolean"}
+BINARY: Final = {"type": "string", "format": "binary"}
+TIME: Final = {"type": "string", "format": "date-time"}
+COUNT: Final = {"type": "integer", "minimum": 0}
+AMOUNT: Final = {"type": "number", "minimum": 0}
+MODEL: Final = {"type": "string", "pattern": MODEL_NAME}
 
-_NOT_YET_HEADERS: Final = {
-    "Retry-After": {
-        "schema": {"type": "integer", "minimum": 1},
-        "description": "Seconds after which to ask again.",
-    }
-}
-_APPLIED: Final = {
-    "Preference-Applied": {
-        "schema": {"type": "string"},
-        "description": "The wait that was applied, where one was asked for.",
-    }
-}
-SUBMITTED: Final = {
-    "Location": {"schema": {"type": "string"}, "description": "The job's own path."},
-    "Idempotency-Replayed": {
-        "schema": {"const": "true"},
-        "description": "There where the job had been submitted before.",
-    },
-}
-
-
-#: Of what a part of a path names: its pattern, and an example where one is there everywhere.
-_NAMED: Final[dict[str, tuple[str, str]]] = {
+#: The pattern of each parameter of a path, and an example that exists on every server.
+_PATH_PARAMETERS: Final[dict[str, tuple[str, str]]] = {
     "model": (MODEL_NAME, "echo"),
     "job_id": (JOB_ID, ""),
     "run_id": (JOB_ID, ""),
-    "letter": (r"^[^\s/]{1,255}$", ""),
-    "queue": (QUEUE_NAME, "headrace.echo"),
+    "name": (r"^[^\s/]{1,255}$", ""),
+    "queue": (r"^headrace\.[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$", "headrace.echo"),
     "code": (r"^[a-z-]{1,64}$", "queue-full"),
     "file_id": (r"^[^\s/]{1,64}$", ""),
     "batch_id": (r"^[^\s/]{1,64}$", ""),
 }
 
 
-def path_parameter(name: str, kind: str = "") -> dict[str, Any]:
-    """A part of a path.
+def ref(name: str) -> Schema:
+    """Return a reference to a component's schema."""
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def nullable(schema: Schema) -> Schema:
+    """Return the schema that allows null too."""
+    return {**schema, "type": [schema["type"], "null"]}
+
+
+def array(items: Schema) -> Schema:
+    """Return the schema of a list."""
+    return {"type": "array", "items": items}
+
+
+def described(schema: Schema, description: str) -> Schema:
+    """Return the schema with a description."""
+    return {**schema, "description": description}
+
+
+def object_of(
+    properties: dict[str, Schema], *, optional: tuple[str, ...] = (), **members: Any
+) -> Schema:
+    """Return the schema of an object; every property but the optional ones is required."""
+    required = [name for name in properties if name not in optional]
+    return {"type": "object", "required": required, "properties": properties, **members}
+
+
+def properties_of(struct: type[msgspec.Struct], texts: Mapping[str, str]) -> dict[str, Schema]:
+    """Return the properties of a struct as msgspec decodes them.
 
     Args:
-        name: as the path has it.
-        kind: what it names: a model, a job_id, a letter, a queue, a code, a file_id or a
-            batch_id; left out, as `name`.
+        struct: the struct.
+        texts: the descriptions, by the name of the property.
     """
-    pattern, example = _NAMED[kind or name]
-    found: dict[str, Any] = {
-        "name": name,
-        "in": "path",
-        "required": True,
-        "schema": {"type": "string", "pattern": pattern},
-    }
+    _, components = msgspec.json.schema_components([struct])
+    found = {}
+    for name, schema in components[struct.__name__]["properties"].items():
+        kinds = schema.get("anyOf", [schema])
+        found[name] = next(kind for kind in kinds if kind.get("type") != "null")
+        if len(kinds) > 1:
+            found[name] = nullable(found[name])
+        if name in texts:
+            found[name] = described(found[name], texts[name])
+    return found
+
+
+def parameter(
+    name: str, schema: Schema, description: str = "", *, where: str = "query", **members: Any
+) -> dict[str, Any]:
+    """Return a parameter of the query or, by `where`, of the headers."""
+    found = {"name": name, "in": where, "schema": schema}
+    return {**found, **({"description": description} if description else {}), **members}
+
+
+def path_parameters(path: str) -> list[dict[str, Any]]:
+    """Return the parameters of a path's template."""
+    return [_path_parameter(name, path) for name in re.findall(r"\{(\w+)\}", path)]
+
+
+def _path_parameter(name: str, path: str) -> dict[str, Any]:
+    pattern, example = _PATH_PARAMETERS["queue" if path.startswith("/api/v1/queues") else name]
+    schema = {"type": "string", "pattern": pattern}
+    found = {"name": name, "in": "path", "required": True, "schema": schema}
     return {**found, "example": example} if example else found
-
-
-def option_parameters() -> list[dict[str, Any]]:
-    """A job's options as parameters of the query."""
-    return [_option(name, schema) for name, schema in OPTIONS.items()]
-
-
-def _option(name: str, schema: Schema) -> dict[str, Any]:
-    bare = {key: value for key, value in schema.items() if key != "description"}
-    found = {"name": name, "in": "query", "description": schema["description"]}
-    if name == "metadata":
-        # An object in a query is JSON as text.
-        return {**found, "content": {JSON: {"schema": bare, "example": {"batch": 7}}}}
-    if schema["type"] == "array":
-        # Between commas.
-        return {**found, "schema": bare, "style": "form", "explode": False}
-    return {**found, "schema": bare}
 
 
 def answer(
@@ -114,60 +110,39 @@ def answer(
     example: Any = None,
     **members: Any,
 ) -> dict[str, Any]:
-    """An answer of JSON; without an example it is as its schema's first."""
+    """Return a JSON answer; without an example that of its schema applies."""
     media = {"schema": schema} if example is None else {"schema": schema, "example": example}
     found = {"description": description, "content": {JSON: media}, **members}
     return {**found, "headers": headers} if headers else found
 
 
-def job_answers(ended: str, *, headers: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The answers of a route that gives a job, by then ended or not."""
-    common = {**(headers or {}), **_APPLIED}
-    links = {
-        "job": _link("get_job"),
-        "result": _link("get_result"),
-        "cancel": _link("cancel_job"),
-    }
-    return {
-        "200": answer(ended, ref("Job"), headers=common, links=links),
-        "202": answer(
-            "It has not ended yet.",
-            ref("Job"),
-            headers={**common, **_NOT_YET_HEADERS},
-            example=QUEUED_JOB,
-            links=links,
-        ),
-    }
+def ok(description: str, component: str, status: str = "200") -> dict[str, Any]:
+    """Return the only successful answer of an operation, by the name of its schema."""
+    return {status: answer(description, ref(component))}
 
 
-def _link(operation: str) -> dict[str, Any]:
-    return {"operationId": operation, "parameters": {"job_id": "$response.body#/id"}}
+def json_body(component: str, *, required: bool = True) -> dict[str, Any]:
+    """Return a JSON body, by the name of its schema."""
+    return {"required": required, "content": {JSON: {"schema": ref(component)}}}
 
 
-def operation(
-    name: str,
-    summary: str,
-    tag: str,
-    answers: dict[str, Any],
-    problems: Iterable[str] = (),
-    *,
-    parameters: Sequence[dict[str, Any]] = (),
-    **members: Any,
-) -> dict[str, Any]:
-    """One operation.
+class Description(NamedTuple):
+    """What the description adds to an operation of the table.
 
-    Args:
-        name: its operationId, by which generated clients name their function.
-        summary: what it does, in a few words.
-        tag: the group that it is shown in.
-        answers: its answers by status, other than problems.
-        problems: the codes of the problems that it can answer with, besides internal-error.
-        parameters: what it takes besides what its path does.
-        members: more members of the operation.
+    Attributes:
+        summary: its effect, in a few words.
+        answers: its answers by status, without problems.
+        problems: the codes of its problems, besides those that every such operation has.
+        parameters: its parameters, besides those of its path.
+        body: its requestBody.
     """
-    if tag != OPEN_TAG:
-        problems = (*problems, *DOOR_PROBLEMS)
-    found: dict[str, Any] = {"operationId": name, "summary": summary, "tags": [tag], **members}
-    if parameters:
-        found["parameters"] = list(parameters)
-    return {**found, "responses": {**answers, **problem_responses(problems)}}
+
+    summary: str
+    answers: dict[str, Any]
+    problems: Sequence[str] = ()
+    parameters: Sequence[dict[str, Any]] = ()
+    body: dict[str, Any] | None = None
+
+
+#: The descriptions of some operations, by operationId.
+Descriptions = dict[str, Description]

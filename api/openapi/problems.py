@@ -1,4 +1,4 @@
-"""Every problem (RFC 9457) as a component, and the responses of routes that answer with them."""
+"""Every problem (RFC 9457) as a component, and the answers of operations with problems."""
 
 from __future__ import annotations
 
@@ -7,45 +7,44 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from api.http.problems import PROBLEM_TYPE, PROBLEMS, TYPE_PREFIX
-from api.openapi.shapes import Schema, ref
+from api.openapi.operations import Schema, ref
 from headrace.errors import HeadraceError, JobError
 
-#: How a job may have ended, and so what a route that gives its output may answer with.
+#: The problems of failed jobs, and so of the operation that returns an output.
 JOB_PROBLEMS: Final = tuple(code for code, cls in PROBLEMS.items() if issubclass(cls, JobError))
-#: What any route that asks Redis may answer with.
-BROKER_PROBLEMS: Final = ("broker-unavailable",)
-#: What a route may answer with whose path has a parameter: what is decoded may be of two parts.
-PATH_PROBLEMS: Final = ("not-found",)
-#: What any route may answer with that wants an API key, where keys are asked for.
-DOOR_PROBLEMS: Final = ("unauthorized", "forbidden", "rate-limited")
-#: What any route may answer with.
+#: The problems of every operation that requires an API key.
+ACCESS_PROBLEMS: Final = ("unauthorized", "forbidden", "rate-limited")
+#: The problem that every operation may have ...
 INTERNAL: Final = "internal-error"
-#: ... and what it is answered with before anybody reads it.
+#: ... and those before an endpoint reads the request.
 UNREAD: Final = ("request-timeout", "header-too-large")
 
 _RETRY_AFTER: Final = {
     "Retry-After": {
         "schema": {"type": "integer", "minimum": 1},
-        "description": "Seconds after which to try again.",
+        "description": "Seconds after which to retry.",
     }
 }
 _PROBLEM: Final[Schema] = {
     "type": "object",
     "required": ["type", "title", "status", "detail", "instance"],
     "properties": {
-        "type": {"type": "string", "description": "/problems/<code>; says there what it means."},
+        "type": {
+            "type": "string",
+            "description": "/problems/<code>; the server explains it at this path.",
+        },
         "title": {"type": "string"},
         "status": {"type": "integer"},
-        "detail": {"type": "string", "description": "What was wrong, where, with which value."},
-        "instance": {"type": "string", "description": "The path that was asked for."},
-        "remedy": {"type": "string", "description": "What to do about it."},
+        "detail": {"type": "string", "description": "What is wrong, where, with which value."},
+        "instance": {"type": "string", "description": "The path of the request."},
+        "remedy": {"type": "string", "description": "What the client can do."},
     },
 }
 _EXTENSIONS: Final[dict[str, dict[str, Schema]]] = {
     "broker-unavailable": {
         "job": {
             "type": "string",
-            "description": "After a submit, the id under which it may have been taken.",
+            "description": "After a submit, the id of the job that may be queued.",
         }
     },
     "models-not-ready": {"models": {"type": "object"}},
@@ -65,7 +64,7 @@ def _cause(cls: type[HeadraceError]) -> str:
 
 
 def problem_schemas() -> dict[str, Schema]:
-    """The schema of each problem by its component's name, and the one that all of them share."""
+    """Return the schema of each problem by its component's name, and the common one."""
     found = {"Problem": _PROBLEM}
     for code, cls in PROBLEMS.items():
         found[_name(code)] = {
@@ -86,7 +85,7 @@ def problem_schemas() -> dict[str, Schema]:
 
 
 def problem_examples() -> dict[str, dict[str, Any]]:
-    """An example of each problem, by its code."""
+    """Return an example of each problem, by its code."""
     return {
         code: {
             "summary": cls.title,
@@ -103,7 +102,7 @@ def problem_examples() -> dict[str, dict[str, Any]]:
 
 
 def problem_responses(codes: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """The responses of a route that can answer with these problems, by status."""
+    """Return the answers of an operation with these problems, by status."""
     by_status: dict[int, list[str]] = {}
     for code in sorted({*codes, INTERNAL, *UNREAD}, key=list(PROBLEMS).index):
         by_status.setdefault(PROBLEMS[code].status, []).append(code)

@@ -1,34 +1,39 @@
-"""Offline runs in OpenAPI: routes and schemas."""
+"""Offline runs in OpenAPI: operations and schemas."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
-from api.openapi.operations import JSON, answer, operation, path_parameter
-from api.openapi.problems import BROKER_PROBLEMS, PATH_PROBLEMS
-from api.openapi.shapes import COUNT, STRING, TIME, Schema, array, nullable, object_of, ref
+from api.openapi.operations import (
+    STRING,
+    TIME,
+    Description,
+    Descriptions,
+    Schema,
+    array,
+    json_body,
+    object_of,
+    ok,
+    parameter,
+    properties_of,
+    ref,
+)
+from headrace.runs.records import RunStatus
 
-_TAG: Final = "runs"
-_PATH: Final = "/api/v1/runs"
-_PROBLEMS: Final = (*PATH_PROBLEMS, *BROKER_PROBLEMS)
-_TOLD: Final = ("running", "ended", "stopped", "cancelled", "failed")
-_COUNT: Final = {**COUNT, "maximum": 2**53 - 1}
-_SAID: Final[dict[str, Schema]] = {
-    "model": STRING,
-    "name": {**STRING, "description": "What its user calls it."},
-    "source": {**STRING, "description": "Where its inputs come from."},
-    "output": {**STRING, "description": "Where its rows go."},
-    "state": STRING,
-    "total": nullable({**_COUNT, "description": "How many inputs there are, where that is known."}),
-    "succeeded": {**_COUNT, "description": "Rows with a result."},
-    "failed": {**_COUNT, "description": "Rows without one."},
-    "in_flight": _COUNT,
-    "per_second": {"type": "number", "minimum": 0},
-    "command": {**array(STRING), "description": "What goes on with it."},
-    "host": STRING,
-    "folder": {**STRING, "description": "The working directory there."},
-    "error": {**STRING, "description": "Why it failed."},
-}
+_REPORT: Final = properties_of(
+    RunStatus,
+    {
+        "name": "The name that its user has given.",
+        "source": "The source of its inputs.",
+        "output": "The destination of its rows.",
+        "total": "The number of inputs, if known.",
+        "succeeded": "Rows with a result.",
+        "failed": "Rows without one.",
+        "command": "The command that resumes it.",
+        "folder": "Its working directory on the host.",
+        "error": "Why it failed.",
+    },
+)
 _EXAMPLE: Final = {
     "model": "digits", "name": "", "source": "/data/scans", "output": "/data/out.jsonl",
     "state": "running", "total": 1000000, "succeeded": 40123, "failed": 2, "in_flight": 4000,
@@ -39,25 +44,21 @@ _ID: Final = "run-5d0c1a9e4b7f3a6c2d81"
 
 RUN_SCHEMAS: Final[dict[str, Schema]] = {
     "RunTold": object_of(
-        {
-            **_SAID,
-            "state": {"enum": list(_TOLD), "default": "running"},
-            "started_at": {"type": "number", "minimum": 0, "maximum": 1e11},
-        },
-        optional=tuple(name for name in (*_SAID, "started_at") if name != "model"),
+        _REPORT,
+        optional=tuple(name for name in _REPORT if name != "model"),
         additionalProperties=False,
         examples=[{"model": "digits", "succeeded": 40123, "started_at": 1795280422.5}],
     ),
     "Run": object_of(
         {
             "id": STRING,
-            **_SAID,
-            "state": {"enum": [*_TOLD, "lost"]},
+            **_REPORT,
+            "state": {"enum": [*_REPORT["state"]["enum"], "lost"]},
             "started_at": TIME,
             "told_at": TIME,
             "cancel_requested": {"type": "boolean"},
         },
-        description="As it told last; `lost` where it runs and has told nothing for 30 s.",
+        description="As it last reported; `lost` if it runs and has not reported for 30 s.",
         examples=[
             {
                 "id": _ID, **_EXAMPLE, "started_at": "2026-11-21T10:15:00.123456+00:00",
@@ -74,42 +75,22 @@ RUN_SCHEMAS["Runs"] = object_of(
     {"runs": array(ref("Run"))}, examples=[{"runs": RUN_SCHEMAS["Run"]["examples"]}]
 )
 
+_BEGUN: Final = parameter(
+    "begun",
+    {"type": "string", "enum": ["0", "1"], "default": "0"},
+    "1 when a process has just started it: an earlier cancellation is dropped.",
+)
+_ONE: Final = ("run-not-found",)
 
-def run_paths() -> dict[str, Any]:
-    """The paths of offline runs."""
-    one = ("run-not-found", *_PROBLEMS)
-    begun = {
-        "name": "begun",
-        "in": "query",
-        "schema": {"type": "string", "enum": ["0", "1"], "default": "0"},
-        "description": "1 where a process has just begun with it: an older cancel is over.",
-    }
-    return {
-        _PATH: {
-            "get": operation(
-                "list_runs", "Offline runs, that told last first", _TAG,
-                {"200": answer("The newest 1,000.", ref("Runs"))}, BROKER_PROBLEMS,
-            )
-        },
-        f"{_PATH}/{{run_id}}": {
-            "parameters": [path_parameter("run_id")],
-            "get": operation(
-                "get_run", "One offline run", _TAG,
-                {"200": answer("As it told last.", ref("Run"))}, one,
-            ),
-            "put": operation(
-                "tell_run", "Tell how far a run is", _TAG,
-                {"200": answer("Whether its end was asked for.", ref("RunHeard"))},
-                ("invalid-request", "invalid-id", "conflict", "payload-too-large", *_PROBLEMS),
-                parameters=[begun],
-                requestBody={"required": True, "content": {JSON: {"schema": ref("RunTold")}}},
-            ),
-        },
-        f"{_PATH}/{{run_id}}/cancel": {
-            "parameters": [path_parameter("run_id")],
-            "post": operation(
-                "cancel_run", "End a run", _TAG,
-                {"200": answer("Its record.", ref("Run"))}, one,
-            ),
-        },
-    }  # fmt: skip
+RUN_OPERATIONS: Final[Descriptions] = {
+    "list_runs": Description("Offline runs, newest report first", ok("The newest 1,000.", "Runs")),
+    "get_run": Description("One offline run", ok("The run as it last reported.", "Run"), _ONE),
+    "tell_run": Description(
+        "Report the progress of a run",
+        ok("Whether its cancellation is requested.", "RunHeard"),
+        ("invalid-request", "invalid-id", "conflict", "payload-too-large"),
+        [_BEGUN],
+        json_body("RunTold"),
+    ),
+    "cancel_run": Description("Cancel a run", ok("Its record.", "Run"), _ONE),
+}

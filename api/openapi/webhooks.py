@@ -1,21 +1,30 @@
-"""Webhooks in OpenAPI: what is sent, and the routes that tell what became of it."""
+"""Webhooks in OpenAPI: the message, and the operations on deliveries."""
 
 from __future__ import annotations
 
 from typing import Any, Final, get_args
 
 from api.openapi.job_schemas import SUCCEEDED_JOB
-from api.openapi.operations import JSON, answer, operation, path_parameter
-from api.openapi.problems import BROKER_PROBLEMS, PATH_PROBLEMS
-from api.openapi.shapes import COUNT, STRING, TIME, Schema, array, nullable, object_of, ref
-from api.routes.jobs.webhooks import PATH
+from api.openapi.operations import (
+    COUNT,
+    STRING,
+    TIME,
+    Description,
+    Descriptions,
+    Schema,
+    array,
+    described,
+    json_body,
+    nullable,
+    object_of,
+    ok,
+    ref,
+)
 from headrace.queue.webhook_deliveries import DeliveryState
 from headrace.webhooks.task_message import EVENTS
 
-_TAG: Final = "jobs"
 _ID: Final = "msg_5f2b7c1a9e4d3a6c2d81b0f47e6a9d35"
 _TYPES: Final = tuple(f"job.{event}" for event in EVENTS)
-_PROBLEMS: Final = ("job-not-found", *PATH_PROBLEMS, *BROKER_PROBLEMS)
 _DELIVERY: Final[dict[str, Any]] = {
     "id": _ID, "type": "job.succeeded", "url": "https://example.com/hook", "state": "pending",
     "created_at": "2026-11-21T10:15:00.140250+00:00",
@@ -29,22 +38,21 @@ _DELIVERY: Final[dict[str, Any]] = {
 WEBHOOK_SCHEMAS: Final[dict[str, Schema]] = {
     "WebhookDelivery": object_of(
         {
-            "id": {**STRING, "description": "The header `webhook-id` of each try."},
+            "id": described(STRING, "The header `webhook-id` of each attempt."),
             "type": {"enum": list(_TYPES)},
-            "url": {**STRING, "description": "Where to, without its query."},
+            "url": described(STRING, "The URL without its query."),
             "state": {"enum": list(get_args(DeliveryState))},
             "created_at": TIME,
             "next_attempt_at": nullable(TIME),
-            "tries": {**COUNT, "description": "How many there were; the newest are listed."},
+            "tries": described(COUNT, "The number of attempts; the newest are listed."),
             "attempts": array(
                 object_of(
                     {
                         "at": TIME,
                         "duration_ms": COUNT,
-                        "status": {
-                            **nullable(COUNT),
-                            "description": "What the receiver answered; null where it did not.",
-                        },
+                        "status": described(
+                            nullable(COUNT), "The receiver's status; null without an answer."
+                        ),
                         "error": nullable(STRING),
                     }
                 )
@@ -53,7 +61,7 @@ WEBHOOK_SCHEMAS: Final[dict[str, Schema]] = {
         examples=[_DELIVERY],
     ),
     "WebhookRedelivery": object_of(
-        {"id": {**nullable(STRING), "description": "Which; left out, the newest."}},
+        {"id": described(nullable(STRING), "The delivery; by default the newest.")},
         optional=("id",),
         additionalProperties=False,
         examples=[{"id": _ID}],
@@ -61,11 +69,11 @@ WEBHOOK_SCHEMAS: Final[dict[str, Schema]] = {
     "WebhookEvent": object_of(
         {
             "type": {"enum": list(_TYPES)},
-            "timestamp": {**TIME, "description": "When it happened."},
+            "timestamp": described(TIME, "The time of the event."),
             "data": {
                 "type": "object",
-                "description": "The job as `GET /api/v1/jobs/{job_id}` shows it. Where its record "
-                "has run out: `id`, `model`, `status`, `finished_at` and `record_expired`.",
+                "description": "The job as `GET /api/v1/jobs/{job_id}` shows it. After its record "
+                "has expired: `id`, `model`, `status`, `finished_at` and `record_expired`.",
             },
         },
         examples=[
@@ -82,34 +90,24 @@ WEBHOOK_SCHEMAS["WebhookDeliveries"] = object_of(
 )
 
 
-def webhook_paths() -> dict[str, Any]:
-    """The paths of a job's webhooks."""
-    return {
-        PATH: {
-            "parameters": [path_parameter("job_id")],
-            "get": operation(
-                "list_webhooks", "What webhooks were told of a job", _TAG,
-                {"200": answer("The oldest first.", ref("WebhookDeliveries"))}, _PROBLEMS,
-            ),
-        },
-        f"{PATH}/redeliver": {
-            "parameters": [path_parameter("job_id")],
-            "post": operation(
-                "redeliver_webhook", "Tell a webhook again", _TAG,
-                {"202": answer("It is tried within a second.", ref("WebhookDelivery"))},
-                ("invalid-request", "conflict", "payload-too-large", "webhook-not-found",
-                 "broker-full", *_PROBLEMS),
-                requestBody={
-                    "required": False,
-                    "content": {JSON: {"schema": ref("WebhookRedelivery")}},
-                },
-            ),
-        },
-    }  # fmt: skip
+WEBHOOK_OPERATIONS: Final[Descriptions] = {
+    "list_webhooks": Description(
+        "The webhook deliveries of a job",
+        ok("The oldest first.", "WebhookDeliveries"),
+        ("job-not-found",),
+    ),
+    "redeliver_webhook": Description(
+        "Send a webhook again",
+        ok("It is sent within a second.", "WebhookDelivery", "202"),
+        ("invalid-request", "conflict", "payload-too-large", "webhook-not-found", "broker-full",
+         "job-not-found"),
+        body=json_body("WebhookRedelivery", required=False),
+    ),
+}  # fmt: skip
 
 
 def webhooks() -> dict[str, Any]:
-    """What is sent, as a receiver has to take it."""
+    """Return the message as a receiver has to accept it."""
     header = {"in": "header", "required": True, "schema": STRING}
     return {
         "job": {
@@ -117,20 +115,17 @@ def webhooks() -> dict[str, Any]:
                 "operationId": "receive_webhook",
                 "summary": "A job has begun or ended",
                 "description": "Sent to the `webhook` of a submit, signed by the Standard Webhooks "
-                "scheme. Any 2xx is success; it may come more than once, under the same id.",
+                "scheme. Any 2xx is success; it may arrive more than once, with the same id.",
                 "parameters": [
-                    {**header, "name": "webhook-id", "description": "The same for each try."},
+                    {**header, "name": "webhook-id", "description": "The same for each attempt."},
                     {**header, "name": "webhook-timestamp", "description": "Seconds since 1970."},
                     {**header, "name": "webhook-signature", "description": "`v1,` and base64."},
                 ],
-                "requestBody": {
-                    "required": True,
-                    "content": {JSON: {"schema": ref("WebhookEvent")}},
-                },
+                "requestBody": json_body("WebhookEvent"),
                 "responses": {
-                    "2XX": {"description": "It has arrived."},
-                    "410": {"description": "Not wanted any more: it is not tried again."},
-                    "default": {"description": "It is tried again for a day."},
+                    "2XX": {"description": "It was received."},
+                    "410": {"description": "The receiver wants no more: it is not sent again."},
+                    "default": {"description": "It is retried for a day."},
                 },
             }
         }

@@ -17,7 +17,8 @@ from referencing.jsonschema import DRAFT202012
 
 from api.http.problems import PROBLEMS
 from api.openapi import SCHEMAS, document
-from api.openapi.job_schemas import IDEMPOTENCY_KEY, JOB_ID, OPTIONS
+from api.openapi.job_schemas import IDEMPOTENCY_KEY, OPTIONS
+from api.openapi.operations import JOB_ID
 from api.openapi.problems import problem_schemas
 from api.routes.table import TABLE
 from api.submission.job_request import JobRequest

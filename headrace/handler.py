@@ -1,18 +1,18 @@
-"""The handler: TorchServe's four verbs, list in, list out.
+"""The base class of handlers, with TorchServe's four verbs: list in, list out.
 
-A handler lives in a model process and sees batches. The process calls, in this order and, unless
-the handler says `overlap = True`, never at the same time::
+A handler runs in a model process and receives batches. The process calls the verbs in this order,
+and never two at the same time unless the handler sets `overlap = True`::
 
     initialize(context)                    once, before the first batch
-    initialize_preprocess(context)         instead, in a process that preprocesses only
-    example_input()                        once; runs through the verbs before the first batch
+    initialize_preprocess(context)         instead, in a process for `preprocess` only
+    example_input()                        once; its input runs through the verbs to warm up
     preprocess(inputs)  -> items           one item per input, in order
-    inference(items)    -> outputs         whatever the model gives for the good items
+    inference(items)    -> outputs         whatever the model returns for the good items
     postprocess(outputs) -> results        one result per good item, in order
 
-An exception *instance* in place of an item or a result fails that job alone. A verb that raises
-fails nobody at first: the batch is split and its halves tried again until the bad inputs stand
-alone (workers/model_process/executor.py).
+An exception *instance* in place of an item or a result fails only that job. If a verb raises, the
+batch is split and its halves run again, until each bad input is alone and only its job fails
+(workers/model_process/executor.py).
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Context:
-    """What a handler knows of its surroundings. One per model process; attributes may be added.
+    """The environment of a handler. One per model process; handlers may add attributes.
 
     Attributes:
         model_name: the model's name in the models file.
         version: the model's version in the models file.
         device: a torch device string, such as "cpu" or "cuda:0".
-        model_dir: the directory that relative paths in the models file are taken from.
+        model_dir: the directory to which relative paths in the models file refer.
         weights: the weights file, if the models file names one.
         options: the model's free `options`.
-        channels_last: "on", "off" or "auto", as the models file has it.
-        max_batch_size: the most inputs that one batch can hold.
-        allowed_batch_sizes: the sizes that `inference` is called with, ascending; empty is any.
-        request_ids: the job ids of the batch at hand, in order.
-        content_types: the content type of each input of the batch at hand, in order.
-        traceparents: where in a trace each job of it was submitted (W3C `traceparent`), "" for
-            nowhere; empty where that holds for all.
+        channels_last: the models file's setting: "on", "off" or "auto".
+        max_batch_size: the most inputs of one batch.
+        allowed_batch_sizes: the batch sizes that `inference` receives, ascending; empty for any.
+        request_ids: the job ids of the current batch, in order.
+        content_types: the content type of each input of the current batch, in order.
+        traceparents: the trace of each job of the current batch (W3C `traceparent`), "" for none;
+            empty if no job has one.
     """
 
     model_name: str
@@ -60,11 +60,11 @@ class Context:
     request_ids: list[str] = field(default_factory=list)
     content_types: list[str] = field(default_factory=list)
     traceparents: list[str] = field(default_factory=list)
-    #: Takes what `progress` is told on to the worker; None outside of a model process.
+    #: Reports progress to the worker; None outside of a model process.
     _reports: Callable[[int | None, Progress], None] | None = field(
         default=None, init=False, repr=False, compare=False
     )
-    _complained: bool = field(default=False, init=False, repr=False, compare=False)
+    _warned: bool = field(default=False, init=False, repr=False, compare=False)
 
     def progress(
         self,
@@ -74,32 +74,31 @@ class Context:
         *,
         item: int | None = None,
     ) -> None:
-        """Say how far the batch at hand has come; whoever watches one of its jobs sees it.
+        """Report the progress of the current batch to the clients that watch its jobs.
 
-        Cheap enough for an inner loop: the newest word counts, and a few a second are passed on.
-        It never raises and never waits; outside of a batch it does nothing.
+        It is cheap enough for an inner loop: only the latest report counts, and a few per second
+        are sent. It never raises and never waits. Outside of a batch it does nothing.
 
         Args:
-            done: a fraction from 0 to 1; with `total`, how much of that.
-            total: how much there is, in any unit.
-            message: a few words for people, 200 characters at the most.
-            item: the place, in what the verb was given, of the item that this is about; None for
-                all of them.
+            done: a fraction from 0 to 1; with `total`, the finished part of it.
+            total: the whole amount, in any unit.
+            message: a few words for people, at most 200 characters.
+            item: the position of one item in the verb's argument, from 0; None for all items.
         """
         if self._reports is not None:
-            said = progress_of(done, total, message, self._complain)
-            if said is not None:
-                self._reports(item, said)
+            progress = progress_of(done, total, message, self._warn_once)
+            if progress is not None:
+                self._reports(item, progress)
 
-    def _complain(self, words: str, *values: Any) -> None:
-        """Log a mistake once, as it may be made in an inner loop."""
-        if not self._complained:
-            self._complained = True
-            logger.warning("%s; so are others like it, without a word", words % values)
+    def _warn_once(self, text: str, *values: Any) -> None:
+        """Log the first mistake only, as an inner loop may repeat it."""
+        if not self._warned:
+            self._warned = True
+            logger.warning("%s; further warnings are suppressed", text % values)
 
-    def reports_to(self, take: Callable[[int | None, Progress], None]) -> None:
-        """Have what `progress` is told taken on; for whoever runs the handler."""
-        self._reports = take
+    def reports_to(self, report: Callable[[int | None, Progress], None]) -> None:
+        """Set the function that receives the progress; the model process calls this."""
+        self._reports = report
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,46 +110,46 @@ class Response:
 
 
 class Handler:
-    """Base class of handlers; each verb passes its argument on unless it is overridden.
+    """Base class of handlers; a verb that is not overridden returns its argument.
 
     An input is what the client sent: the parsed value of JSON, `str` for text/*, `bytes` for the
-    rest. A result is anything that JSON can say (numpy arrays and torch tensors become lists),
-    `bytes`, or a `Response`.
+    rest. A result is any JSON value (numpy arrays and torch tensors become lists), `bytes`, or a
+    `Response`.
     """
 
-    #: The verbs keep nothing between each other but what they hand on, so that `preprocess` of the
-    #: next batch and `postprocess` of the last may run in other threads while `inference` runs.
+    #: True if the verbs share no state besides their arguments. Then `preprocess` of the next batch
+    #: and `postprocess` of the last may run in other threads while `inference` runs.
     overlap: ClassVar[bool] = False
 
-    #: `preprocess` sees each input for itself, so that several of it may share a batch.
+    #: True if `preprocess` treats each input separately. Then its processes may share a batch.
     preprocess_per_item: ClassVar[bool] = False
 
     context: Context
 
     def initialize(self, context: Context) -> None:
-        """Load the model. Called once; an exception here is a failed load, shown in /ready."""
+        """Load the model. Called once; an exception here fails the load, which /ready shows."""
         self.context = context
 
     def initialize_preprocess(self, context: Context) -> None:
         """Load what `preprocess` needs, without the model.
 
-        Called in place of `initialize` in each of the model's `preprocess_processes`.
+        Called instead of `initialize` in each of the model's `preprocess_processes`.
         """
         self.context = context
 
     def example_input(self) -> Any:
-        """An input as a client would send it, or None. It may be an attribute as well.
+        """Return an input as a client would send it, or None. It may also be an attribute.
 
-        Before the first batch it runs through the other verbs, alone and `max_batch_size` times
-        together; where that raises, or gives an error, the load has failed.
+        Before the first batch it runs through the other verbs, once alone and once as a batch of
+        `max_batch_size`. If a verb raises or returns an error for it, the load fails.
         """
         return None
 
     def preprocess(self, inputs: list[Any]) -> list[Any]:
-        """Turn inputs into items for the model, one each; an exception instance fails that one.
+        """Turn inputs into items for the model, one each; an exception instance fails its job.
 
         Raises:
-            headrace.errors.InputError: better returned at its position than raised.
+            headrace.errors.InputError: an input is bad; better return it at its position.
         """
         return inputs
 

@@ -32,6 +32,20 @@ from headrace.runs.records import RunRecords
 from headrace.webhooks.endpoint import WebhookPolicy
 
 
+def redis_url_of(settings: Settings) -> str:
+    """Return the URL of Redis.
+
+    Raises:
+        ConfigError: it is not set.
+    """
+    if settings.redis_url is None:
+        raise ConfigError(
+            "the API has no Redis: redis_url is not set",
+            hint="Set HEADRACE_REDIS_URL, or run `headrace up`, which brings its own.",
+        )
+    return settings.redis_url
+
+
 def build(settings: Settings, catalog: Catalog, describe: Callable[[], dict[str, Any]]) -> Services:
     """Build the services; they connect when first used.
 
@@ -43,12 +57,8 @@ def build(settings: Settings, catalog: Catalog, describe: Callable[[], dict[str,
     Raises:
         ConfigError: redis_url is not set, or the payload store cannot be used.
     """
-    if settings.redis_url is None:
-        raise ConfigError(
-            "the API has no Redis: redis_url is not set",
-            hint="Set HEADRACE_REDIS_URL, or run `headrace up`, which brings its own.",
-        )
-    client = connect_async(settings.redis_url)
+    redis_url = redis_url_of(settings)
+    client = connect_async(redis_url)
     queue = JobQueue(client, job_index_max=settings.job_index_max)
     counters = Counters()
     # A new id for each start: a restarted process must not receive its predecessor's completions.
@@ -71,12 +81,12 @@ def build(settings: Settings, catalog: Catalog, describe: Callable[[], dict[str,
         expiry_task=ExpiryTask(queue),
         scraper=Scraper(client, catalog.served, counter_reporter.report),
         exposition=Exposition(),
-        input_store=build_input_store(settings, settings.redis_url),
-        files=build_file_service(settings, settings.redis_url),
+        input_store=build_input_store(settings, redis_url),
+        files=build_file_service(settings, redis_url),
         authenticator=Authenticator(settings, queue, client) if settings.asks_for_keys else None,
         webhook_policy=WebhookPolicy(settings),
         webhook_deliveries=DeliveryStore(queue),
-        clients=[client],
+        client=client,
         pending_waits=PendingWaits(),
         spans=api_spans(os.environ),
     )

@@ -19,6 +19,7 @@ import uvicorn
 from typing_extensions import override
 
 from api.app import Application, create_app
+from api.build import redis_url_of
 from api.http.tls import check_certificate, renew
 from api.http.uvicorn_protocol import protocol_with, watch
 from api.observability.access_log import access_log
@@ -34,7 +35,7 @@ from headrace.server.ports import BACKLOG, http_url
 #: Seconds for which a stop waits for requests in progress.
 SHUTDOWN_MAX_S: Final = 4
 KEEP_ALIVE_S: Final = 75
-#: The garbage collector runs when this many more objects live than before.
+#: The garbage collector runs when this many objects were added since its last run.
 GC_AFTER_OBJECTS: Final = 10_000
 
 _NO_KEY: Final = (
@@ -67,7 +68,7 @@ class ApiProcess(uvicorn.Server):
                 os.write(self.ready_fd, b"\n")
 
     def _background_jobs(self) -> Iterator[Coroutine[Any, Any, None]]:
-        """Return the background tasks of the server."""
+        """Yield the background tasks of the server."""
         app = self.config.app
         assert isinstance(app, Application)  # noqa: S101 - server_for serves no other
         settings = app.settings
@@ -113,18 +114,14 @@ def server_for(app: Application, host: str, port: int, log_level: str = "info") 
 
 
 def _serve(settings: Settings, inherited: argparse.Namespace) -> None:
-    if settings.redis_url is None:
-        raise ConfigError(
-            "the API has no Redis: redis_url is not set",
-            hint="Set HEADRACE_REDIS_URL, or run `headrace up`, which brings its own.",
-        )
-    for warning in check_broker(settings.redis_url).warnings():
-        logging.getLogger("api").warning("%s", warning)
+    redis_url = redis_url_of(settings)
+    for warning in check_broker(redis_url).warnings():
+        logger.warning("%s", warning)
     check_certificate(settings)
-    for warning in _access_warnings(settings, settings.redis_url):
+    for warning in _access_warnings(settings, redis_url):
         logger.warning("%s", warning)
     catalog = load_catalog(settings.models_file, timeout_s=settings.timeout_s)
-    stores = build_stores(settings, settings.redis_url)
+    stores = build_stores(settings, redis_url)
     try:
         stores.check()
     finally:

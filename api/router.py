@@ -27,8 +27,8 @@ from api.http.messages import (
     send_reply,
     send_stream,
 )
-from api.http.openai_errors import envelope, unexpected_envelope
-from api.http.problems import problem, unexpected
+from api.http.openai_errors import envelope
+from api.http.problems import internal_error, problem, unexpected
 from api.routes.table import Operation
 from api.services import Services
 from headrace.errors import Forbidden, HeadraceError, MethodNotAllowed, PathNotFound
@@ -99,7 +99,7 @@ class _Node:
         self.routes: Routes | None = None
 
     def inherit(self) -> None:
-        """Let every literal segment also be a value of its parameter sibling."""
+        """Let every literal segment also be a value of the parameter at its level."""
         for child in self.literals.values():
             if self.parameter is not None:
                 child.add(self.parameter)
@@ -172,8 +172,8 @@ class Router:
         except ClientGone:
             return
         except Exception as error:  # noqa: BLE001 - logged; the client receives its id
-            answer = unexpected_envelope if openai else unexpected
-            reply = answer(error, request.path)
+            path = request.path
+            reply = envelope(internal_error(error, path)[0]) if openai else unexpected(error, path)
         if isinstance(reply, Delegated):
             await self._app(scope, receive, _counting(send, services, label, request.method))
             return

@@ -41,7 +41,7 @@ class Services:
     Attributes:
         describe: returns the OpenAPI description.
         authenticator: authenticates requests; None where no API keys are required.
-        clients: the connections, which are closed at the end.
+        client: the connection to Redis.
         spans: of requests and submits; None where none are sent.
     """
 
@@ -65,7 +65,7 @@ class Services:
     authenticator: Authenticator | None
     webhook_policy: WebhookPolicy
     webhook_deliveries: DeliveryStore
-    clients: list[redis.asyncio.Redis]
+    client: redis.asyncio.Redis
     pending_waits: PendingWaits
     spans: ApiSpans | None = None
 
@@ -93,7 +93,6 @@ class Services:
         await self.queue.close()
         self.input_store.close()
         self.files.close()
-        for client in self.clients:
-            await client.aclose()
+        await self.client.aclose()
         if self.spans is not None:
             await asyncio.to_thread(self.spans.close)

@@ -11,7 +11,7 @@ from headrace.queue.job_queue import JobQueue
 from headrace.queue.tasks import cancel_and_wait
 from headrace.redis.scripts.jobs import EXPIRE_MAX_JOBS
 
-#: Seconds between two looks.
+#: Seconds between two runs.
 INTERVAL_S: Final = 1.0
 
 logger = logging.getLogger(__name__)

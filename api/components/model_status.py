@@ -23,7 +23,7 @@ NO_WORKER: Final = "no-worker"
 _RANKS: Final = {state: rank for rank, state in enumerate((*BEST_FIRST, NO_WORKER))}
 
 
-class ServingWorkers(msgspec.Struct, frozen=True):
+class ServingWorker(msgspec.Struct, frozen=True):
     """One model in one worker."""
 
     worker: str
@@ -42,7 +42,7 @@ class ModelStatus(msgspec.Struct, frozen=True):
 
     state: str
     ready: int
-    workers: list[ServingWorkers]
+    workers: list[ServingWorker]
 
     @property
     def error(self) -> str:
@@ -114,16 +114,16 @@ def _pipeline_status(own: ModelStatus, models: list[ModelStatus]) -> ModelStatus
     return ModelStatus(worst.state, min(status.ready for status in models), own.workers)
 
 
-def _serving(reports: dict[str, WorkerReport]) -> dict[str, list[ServingWorkers]]:
+def _serving(reports: dict[str, WorkerReport]) -> dict[str, list[ServingWorker]]:
     """Return the workers of each model, by the workers' names."""
-    serving: defaultdict[str, list[ServingWorkers]] = defaultdict(list)
+    serving: defaultdict[str, list[ServingWorker]] = defaultdict(list)
     for owner, report in sorted(reports.items()):
         for name, state in report.models.items():
-            serving[name].append(ServingWorkers(owner, report.pid, state))
+            serving[name].append(ServingWorker(owner, report.pid, state))
     return serving
 
 
-def _status(workers: list[ServingWorkers]) -> ModelStatus:
+def _status(workers: list[ServingWorker]) -> ModelStatus:
     best, ready = NO_WORKER, 0
     for served in workers:
         state = served.state

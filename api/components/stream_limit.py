@@ -11,8 +11,8 @@ class StreamLimit:
     """Counts the open event streams of one API process.
 
     Args:
-        most: the limit of all streams.
-        most_per_key: the limit of each API key.
+        most: the limit for all streams.
+        most_per_key: the limit for each API key.
     """
 
     def __init__(self, most: int, most_per_key: int) -> None:

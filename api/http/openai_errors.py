@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import logging
-import uuid
-
 import msgspec
 
-from api.http.messages import Header, Reply
-from api.http.problems import CHALLENGE, retry_after_s
-from headrace.errors import HeadraceError, InternalError, InvalidRequest, Unauthorized
-
-logger = logging.getLogger(__name__)
+from api.http.messages import Reply
+from api.http.problems import error_headers
+from headrace.errors import HeadraceError, InvalidRequest
 
 
 class InvalidParameter(InvalidRequest):
-    """A parameter, or a member of the body, does not fit.
+    """A parameter, or a member of the body, is not valid.
 
     Args:
         message: the error.
@@ -30,12 +25,6 @@ class InvalidParameter(InvalidRequest):
 
 def envelope(error: HeadraceError) -> Reply:
     """Return an error as the answer to a request."""
-    headers: tuple[Header, ...] = ()
-    wait_s = retry_after_s(error)
-    if wait_s:
-        headers = ((b"retry-after", b"%d" % wait_s),)
-    elif isinstance(error, Unauthorized):
-        headers = (CHALLENGE,)
     document = {
         "error": {
             "message": f"{error.message}. {error.hint}" if error.hint else error.message,
@@ -44,15 +33,7 @@ def envelope(error: HeadraceError) -> Reply:
             "code": error.code,
         }
     }
-    return Reply(error.status, msgspec.json.encode(document), headers=headers)
-
-
-def unexpected_envelope(error: Exception, path: str) -> Reply:
-    """Return an internal error: its details go to the log, its id also to the client."""
-    error_id = str(uuid.uuid4())
-    logger.error("internal error", exc_info=error, extra={"error_id": error_id, "path": path})
-    hint = f"Search the log of the API process for {error_id}."
-    return envelope(InternalError("the API failed on this request", hint=hint))
+    return Reply(error.status, msgspec.json.encode(document), headers=error_headers(error))
 
 
 def _type_of(status: int) -> str:

@@ -34,13 +34,12 @@ logger = logging.getLogger(__name__)
 
 PROBLEM_TYPE: Final = b"application/problem+json"
 TYPE_PREFIX: Final = "/problems/"
+#: Seconds for `Retry-After`.
 BROKER_RETRY_S: Final = 1
+BROKER_FULL_RETRY_S: Final = 5
 #: The challenge of a 401 (RFC 6750).
 CHALLENGE: Final[Header] = (b"www-authenticate", b'Bearer realm="headrace"')
-BROKER_FULL_RETRY_S: Final = 5
-
-
-#: Every error of an answer, by its code.
+#: Every error that the API answers with, by its code.
 PROBLEMS: Final[dict[str, type[HeadraceError]]] = {
     code: cls
     for code, cls in BY_CODE.items()
@@ -50,15 +49,10 @@ PROBLEMS: Final[dict[str, type[HeadraceError]]] = {
 
 def problem(error: HeadraceError, path: str, **members: Any) -> Reply:
     """Return an error as the answer to a request for `path`; `members` extend the problem."""
-    headers: tuple[Header, ...] = ()
-    wait_s = retry_after_s(error)
-    if wait_s:
-        headers = ((b"retry-after", b"%d" % wait_s),)
-    elif isinstance(error, Unauthorized):
-        headers = (CHALLENGE,)
     return _reply(
-        error.status, error.code, error.title, error.message, path, headers, error.hint, members
-    )
+        error.status, error.code, error.title, error.message, path,
+        error_headers(error), error.hint, members,
+    )  # fmt: skip
 
 
 def job_problem(job: Job, failure: JobError, path: str) -> Reply:
@@ -69,14 +63,24 @@ def job_problem(job: Job, failure: JobError, path: str) -> Reply:
 
 
 def unexpected(error: Exception, path: str) -> Reply:
-    """Return an internal error: its details go to the log, its id also to the client."""
+    """Log an unexpected error; return the problem with its id."""
+    failure, error_id = internal_error(error, path)
+    return problem(failure, path, id=error_id)
+
+
+def internal_error(error: Exception, path: str) -> tuple[InternalError, str]:
+    """Log an unexpected error; return the error for the client, and the id of both."""
     error_id = str(uuid.uuid4())
     logger.error("internal error", exc_info=error, extra={"error_id": error_id, "path": path})
-    ours = InternalError(
-        "the API failed on this request",
-        hint=f"Search the log of the API process for {error_id}.",
-    )
-    return problem(ours, path, id=error_id)
+    hint = f"Search the log of the API process for {error_id}."
+    return InternalError("the API failed on this request", hint=hint), error_id
+
+
+def error_headers(error: HeadraceError) -> tuple[Header, ...]:
+    """Return the headers of an error's answer: when to retry, or how to authenticate."""
+    if wait_s := retry_after_s(error):
+        return ((b"retry-after", b"%d" % wait_s),)
+    return (CHALLENGE,) if isinstance(error, Unauthorized) else ()
 
 
 def explain(code: str) -> dict[str, Any]:
@@ -98,7 +102,7 @@ def explain(code: str) -> dict[str, Any]:
 
 
 def retry_after_s(error: HeadraceError) -> int:
-    """Return the seconds after which a retry is useful; 0 where no retry helps."""
+    """Return the seconds after which a retry is useful; 0 if no retry helps."""
     if isinstance(error, Throttled):
         return error.retry_after_s
     if isinstance(error, (BrokerFull, StoreFull)):

@@ -75,7 +75,7 @@ class Exposition:
         return parts
 
 
-class _One(Collector):
+class _OneMetric(Collector):
     def __init__(self, metric: Metric) -> None:
         self._metric = metric
 
@@ -90,7 +90,7 @@ def _placeholder(samples: MetricSamples) -> bytes:
 
 
 def _template(samples: MetricSamples, placeholder: bytes) -> bytes:
-    lines = generate_latest(_One(_metric(samples))).removesuffix(b"\n").replace(b"%", b"%%")
+    lines = generate_latest(_OneMetric(_metric(samples))).removesuffix(b"\n").replace(b"%", b"%%")
     return b"".join(
         line + b"\n" if line.startswith(b"#") else line.rpartition(b" ")[0] + placeholder
         for line in lines.split(b"\n")

@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, Generic, Literal, Protocol, TypeVar
 
+from headrace.config.model_catalog import ModelConfig
 from headrace.redis.keys import OFFLINE_STEP, STEPS
 from workers.batching.latency_model import LatencyModel
 from workers.batching.waiting import FIRST, KeyQueue, Number, Row, put
@@ -94,6 +95,17 @@ class BatchPolicy:
     max_batch_cost: int | None = None
     keyed: bool = False
     sizes: tuple[int, ...] = ()
+
+
+def batch_policy(config: ModelConfig) -> BatchPolicy:
+    """Return the bounds that the models file sets for a model."""
+    return BatchPolicy(
+        max_batch_size=config.max_batch_size,
+        max_batch_delay_s=config.max_batch_delay_ms / 1000,
+        max_batch_cost=config.max_batch_cost,
+        keyed=config.batch_key is not None,
+        sizes=tuple(config.allowed_batch_sizes or ()),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ from workers.models.served_model import ServedModel
 from workers.observability.gpu_metrics import GpuMetrics
 from workers.observability.host_metrics import HostMetrics
 from workers.observability.worker_report import WorkerReport
+from workers.protocol.environment import PARENT_VARIABLE
 from workers.replicas.devices import device_of, model_environ, tuned
 from workers.replicas.orphan_guard import OrphanGuard
 from workers.replicas.replica import Replica
@@ -78,9 +79,8 @@ def build_consumer(worker: Any, settings: Settings, catalog: Catalog, redis_url:
         settings.job_index_max,
     )
     leases = LeaseManager(owner, PipelinedConnection(client), limits, event_publisher)
-    # Before the guard, which starts a process: an invalid setting ends this one first.
     transfer = _transfer(settings, redis_url)
-    orphan_guard = OrphanGuard(f"{os.getpid()}:{secrets.token_hex(8)}")
+    orphan_guard = OrphanGuard(PARENT_VARIABLE, f"{os.getpid()}:{secrets.token_hex(8)}")
     lists = [[name] for model in models for name in keys.step_keys(model.queue)]
     notifications = QueueNotifications(client, lists, keys.cancel_channel(owner))
     dispatcher = Dispatcher(models, settings.device_slots)

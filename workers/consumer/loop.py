@@ -1,9 +1,9 @@
 """The consumer: one thread that wakes, claims, dispatches, collects and settles for all models.
 
-Each turn gathers what the model processes answered and what the batchers want, and says it to Redis
-in one write, whose answers are read when they are there. Of a deep backlog the next claim leaves
-before what is at hand is read and settled, so that Redis works at it meanwhile. While Redis is away
-the model processes go on; what they answer is settled when it is back, under the same tokens.
+Each turn gathers what the model processes returned and what the batchers need, and sends it to
+Redis in one write, whose replies are read when they come. If a deep backlog waits, the next claim
+is sent before the last one is read, so that Redis works on it meanwhile. While Redis is away the
+model processes go on, and their results are settled with the same tokens when it is back.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import selectors
 import threading
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, NamedTuple
 
 from redis.exceptions import RedisError
 
@@ -23,44 +23,55 @@ from headrace.redis.outages import DISCONNECTED
 from workers.canvas.notifier import CanvasNotifier
 from workers.consumer.cancellation import Cancellation
 from workers.consumer.claiming import Claimer
-from workers.consumer.finished_batches import FinishedBatches
+from workers.consumer.observer import WorkerObserver
 from workers.consumer.payload_transfer import PayloadTransfer
 from workers.consumer.progress import ProgressWriter
 from workers.consumer.replica_failures import ReplicaFailures
-from workers.consumer.timers import model_due_times, wants_notification
 from workers.jobs.batch import Batch
 from workers.jobs.leased_job import NEVER
-from workers.leases.dialing import BackgroundConnect, watch_sockets
+from workers.leases.connection import BackgroundConnect, watch_sockets
 from workers.leases.manager import LeaseManager
 from workers.leases.notifications import POLL_S, QueueNotifications
+from workers.models.claiming import claim_request, wants_notification
 from workers.models.served_model import ServedModel
-from workers.observability.batch_log import log_left
+from workers.models.settling import BatchResult
+from workers.models.timing import due_times
+from workers.observability.batch_log import log_ended, log_left
+from workers.observability.worker_report import WorkerReport
 from workers.protocol.phases import Phase
 from workers.replicas.orphan_guard import OrphanGuard
 from workers.replicas.replica import Replica
 from workers.scheduling.dispatcher import Dispatcher
-from workers.scheduling.staging import replica_for_second, requeue
-
-if TYPE_CHECKING:
-    from workers.celery.event_publisher import EventPublisher
-    from workers.observability.worker_report import WorkerReport
+from workers.scheduling.staging import replica_for_second, stage_at
 
 SWEEP_S: Final = 1.0
 
 
+class FinishedBatch(NamedTuple):
+    """A batch that has run and is not settled.
+
+    Between the two the next batch is dispatched, so that no device waits for settlements.
+    """
+
+    model: ServedModel
+    batch: Batch
+    result: BatchResult
+    at: float
+
+
 class Consumer:
-    """The loop over one worker's lanes; `run` is the body of its thread.
+    """The loop over one worker's models; `run` is the body of its thread.
 
     Args:
         models: the models.
-        leases: the account with Redis.
-        notifications: the tracking connection.
+        leases: the session with Redis.
+        notifications: the connection on which Redis reports changed queues.
         observer: publishes task events.
         report: reports model states and counters.
         orphan_guard: ends what model processes have started when this worker is gone.
-        transfer: moves payloads to and from their store.
-        dispatcher: says which batch is to run next.
-        notifier: tells what follows a job of its end.
+        transfer: fetches and stores payloads.
+        dispatcher: decides which batch runs next.
+        notifier: sends the callbacks of ended jobs.
     """
 
     def __init__(
@@ -68,7 +79,7 @@ class Consumer:
         models: list[ServedModel],
         leases: LeaseManager,
         notifications: QueueNotifications,
-        observer: EventPublisher,
+        observer: WorkerObserver,
         report: WorkerReport,
         orphan_guard: OrphanGuard,
         transfer: PayloadTransfer,
@@ -76,6 +87,7 @@ class Consumer:
         notifier: CanvasNotifier,
     ) -> None:
         self.models = models
+        # The place of each model's best list among all lists of `notifications`.
         self._first_list = {model.config.name: n * len(STEPS) for n, model in enumerate(models)}
         self._leases = leases
         self._notifications = notifications
@@ -86,7 +98,7 @@ class Consumer:
         self._cancellation = Cancellation(models, leases)
         self._progress = ProgressWriter(leases)
         self._notifier = notifier
-        self._finished = FinishedBatches(leases, observer, transfer)
+        self._finished: list[FinishedBatch] = []
         self._claimer = Claimer(models, leases, dispatcher)
         self._selector = selectors.DefaultSelector()
         self._failures = ReplicaFailures(self._selector, leases, observer, orphan_guard)
@@ -101,15 +113,18 @@ class Consumer:
         self._sweep_at = self._renew_at = 0.0
 
     def stop(self) -> None:
-        """Drain: claim nothing more, give back what has not begun, finish and settle the rest."""
+        """Drain: claim nothing more, release what has not begun, finish and settle the rest."""
         self._drain_until = time.monotonic() + self._leases.limits.drain_timeout_s
         self._stopping.set()
         os.write(self._signal_in, b"x")
 
     def run(self) -> None:
-        """Serve until `stop`, then drain. Model processes are children of this very thread."""
-        for heard in (self._signal_out, self._transfer, self._notifier):
-            self._selector.register(heard, selectors.EVENT_READ)
+        """Serve until `stop`, then drain.
+
+        Model processes end with the thread that started them, which is this one.
+        """
+        for part in (self._signal_out, self._transfer, self._notifier):
+            self._selector.register(part, selectors.EVENT_READ)
         try:
             while not (self._stopping.is_set() and self._drained(time.monotonic())):
                 self._turn()
@@ -126,34 +141,33 @@ class Consumer:
         self._work(now)
         for model in self.models:
             if self._stopping.is_set():
-                self._leases.release(model, model.take_all(), "free")
-            if model.pending_payloads.has_work:
-                self._transfer.take(model)
-            if model.callbacks.has_work:
-                self._notifier.take(model)
+                self._leases.release(model, model.release_prepared(), "free")
+            self._transfer.take(model)
+            self._notifier.take(model)
         if self._leases.connected:
             if not self._stopping.is_set():
                 self._claimer.claim(now)
             self._upkeep(now)
             self._leases.flush(now)
         if self._leases.connected or not connected:
-            self._sleep()  # else what was held for an answer is to leave first
+            self._sleep()
+        # Else the connection was lost in this turn, and the next one tries to connect at once.
 
     def _claim_first(self, now: float) -> None:
-        """Say at once what nothing is to be handed over before: a lone job waits for it."""
+        """Claim and settle before anything else if no batch could be dispatched meanwhile."""
         if not self._leases.connected or self._stopping.is_set():
             return
-        if not any(model.claim_replies or len(model.batcher) for model in self.models):
+        if not any(model.unread or model.prepared for model in self.models):
             self._settle(now, claims=True)
             self._claimer.claim(now)
             self._leases.flush(now)
 
     def _work(self, now: float) -> None:
-        """Hand over what can run, then settle what has."""
+        """Dispatch the batches that can run, then settle those that have run."""
         claims = self._leases.connected and not self._stopping.is_set()
         if claims:
             self._claimer.claim_before_reading(now)
-        self._claimer.read_replies(now)
+        self._claimer.read_claims(now)
         self._maintain(now)
         if not self._cancellation.leases_in_doubt(now):
             self._dispatch(now)
@@ -162,14 +176,24 @@ class Consumer:
     def _settle(self, now: float, *, claims: bool) -> None:
         if self._finished and claims:
             self._claimer.claim_before_settling(now)
-        self._finished.settle()
+        self._settle_finished()
+
+    def _settle_finished(self) -> None:
+        finished, self._finished = self._finished, []
+        for model, batch, result, at in finished:
+            log_ended(model, batch, result.outcomes, at)
+            ready, storing = model.batch_done(batch, result, at)
+            self._observer.finished(batch, [*ready, *storing])
+            self._leases.settle(model, ready)
+            if storing:
+                self._transfer.take(model)
 
     def _connect(self, now: float) -> None:
         if self._connecting is None:
             if now >= self._leases.reconnect_at:
-                # What was watched on an older connection is over, whichever of the two broke.
+                # Both connections are opened again, whichever of the two broke.
                 self._notifications.close()
-                self._connecting = BackgroundConnect(self._dial, self._signal_in)
+                self._connecting = BackgroundConnect(self._open, self._signal_in)
             return
         if not self._connecting.over:
             return
@@ -185,7 +209,7 @@ class Consumer:
         for model in self.models:
             model.backlog.assume_waiting()
 
-    def _dial(self) -> None:
+    def _open(self) -> None:
         self._leases.connect()
         self._notifications.connect()
 
@@ -220,7 +244,7 @@ class Consumer:
                 batch = replica.batch
                 if batch is not None and now >= batch.deadline and replica.hangs(batch, now):
                     self._failures.timed_out(model, replica, batch, now)
-            model.deadlines.expire(model.batcher, now)
+            model.expire(now)
             self._failures.release_prepared(model, now)
 
     def _read_frames(self, model: ServedModel, replica: Replica, now: float) -> None:
@@ -245,14 +269,14 @@ class Consumer:
             else:
                 self._phase_changed(model, replica, kind, rest[0])
 
-    def _phase_changed(self, model: ServedModel, replica: Replica, kind: str, told: Any) -> None:
+    def _phase_changed(self, model: ServedModel, replica: Replica, kind: str, value: Any) -> None:
         if kind == "phase":
-            replica.phase_changed(Phase(told))
+            replica.phase_changed(Phase(value))
         elif kind == "ready":
-            self._replica_manager.ready(model, replica, told)
+            self._replica_manager.ready(model, replica, value)
             model.backlog.assume_waiting()
         else:
-            self._replica_manager.load_failed(model, replica, told)
+            self._replica_manager.load_failed(model, replica, value)
         self._sweep_at = 0.0
 
     def _done(self, model: ServedModel, replica: Replica, rest: list[Any], now: float) -> None:
@@ -263,18 +287,22 @@ class Consumer:
         if batch is None:
             return
         replica.jobs += len(batch.jobs)
-        self._finished.add(model, batch, (outcomes, times, padding, fits), now)
-        # What arrived while it ran is asked for with its settlement; watched lists have told.
-        first = self._first_list[model.config.name]
-        model.backlog.guess(
-            place for place in range(len(STEPS)) if first + place in self._notifications.unwatched
+        self._finished.append(
+            FinishedBatch(model, batch, BatchResult(outcomes, times, padding, fits), now)
         )
+        if fits:
+            self._settle_finished()  # the next batch must be smaller
+        # The settlement takes a claim along for jobs that came while the batch ran. Lists that are
+        # watched would have woken this worker.
+        first = self._first_list[model.config.name]
+        unwatched = self._notifications.unwatched
+        model.backlog.guess(place for place in range(len(STEPS)) if first + place in unwatched)
 
     def _preempted(self, model: ServedModel, replica: Replica, seq: int, now: float) -> None:
         batch = replica.finished(seq, now)
         if batch is not None:
             self._observer.preempted(batch)
-            self._leases.settle(model, requeue(model, batch))
+            self._leases.settle(model, model.batch_returned(batch))
 
     def _dispatch(self, now: float) -> None:
         draining = self._stopping.is_set()
@@ -291,9 +319,8 @@ class Consumer:
             if second is not None and staged is not None:
                 self._run(model, second, staged)
         for model in self.models:
-            if model.deadlines.ended:
-                self._leases.settle(model, model.deadlines.ended)
-                model.deadlines.ended = []
+            if ended := model.take_ended():
+                self._leases.settle(model, ended)
 
     def _run(self, model: ServedModel, replica: Replica, batch: Batch) -> None:
         self._seq += 1
@@ -306,7 +333,7 @@ class Consumer:
     def _sleep(self) -> None:
         now = time.monotonic()
         try:
-            timeout_s = self._arm(now)
+            timeout_s = self._prepare_sleep(now)
             self._watch_sockets()
             events = self._selector.select(max(0.0, timeout_s))
             for key, _ in events:
@@ -319,7 +346,7 @@ class Consumer:
             self._leases.connection_lost(now, error)
 
     def _ready(self, key: selectors.SelectorKey) -> None:
-        """Something can be read: an answer, a frame, a wake-up or the call to stop."""
+        """Read what has come: a frame, a reply, a notification, or the signal to stop."""
         if key.data is not None:
             model, replica = key.data
             self._read_frames(model, replica, time.monotonic())
@@ -335,8 +362,8 @@ class Consumer:
             self._woken(self._notifications.read_changes())
             self._cancellation.read_cancels(self._notifications.take_messages())
 
-    def _arm(self, now: float) -> float:
-        """Ask to be woken where that helps; the seconds to sleep at the most."""
+    def _prepare_sleep(self, now: float) -> float:
+        """Request the notifications that are needed; return for how many seconds to sleep."""
         if self._leases.connected and not self._stopping.is_set():
             wanted = [
                 index
@@ -348,7 +375,7 @@ class Consumer:
                     self.models[index // len(STEPS)].backlog.found(index % len(STEPS))
                 if self._cancellation.read_cancels(self._notifications.take_messages()):
                     return 0.0
-            if any(model.claimable for model in self.models):
+            if any(claim_request(model) for model in self.models):
                 return self._claimer.top_up_at - now
         until = min(self._due_times(now))
         return (min(until, now + POLL_S) if self._notifications.polls else until) - now
@@ -359,28 +386,28 @@ class Consumer:
             self.models[model].backlog.assume_waiting([place])
 
     def _due_times(self, now: float) -> list[float]:
-        """The times at which something is to be done."""
-        moments = [now + SWEEP_S]
+        """Return the times at which the loop must turn although nothing has come."""
+        times = [now + SWEEP_S]
         if self._leases.connected:
-            moments += (self._sweep_at, self._renew_at)
-            moments += (self._observer.events_at, self._leases.reply_due_at)
+            times += (self._sweep_at, self._renew_at)
+            times += (self._observer.events_at, self._leases.reply_due_at)
         elif self._connecting is None:
-            moments.append(self._leases.reconnect_at)
+            times.append(self._leases.reconnect_at)
         for model in self.models:
-            held = bool(len(model.batcher)) and self._dispatcher.may_run(model)
-            moments += model_due_times(model, now, held=held)
+            # A held batch waits only for `hold_until` if it could run now.
+            may_run = bool(model.prepared) and self._dispatcher.may_run(model)
+            times += due_times(model, may_run=may_run)
+            if (at := stage_at(model, now)) is not None:
+                times.append(at)
             if not self._stopping.is_set():
-                moments += self._replica_manager.due_times(model)
-        return moments
+                times += self._replica_manager.due_times(model)
+        return times
 
     def _watch_sockets(self) -> None:
-        # After a reconnect there are others; while it dials, they are that thread's.
-        now = (
-            (self._notifications.socket(), self._leases.socket())
-            if self._connecting is None
-            else ()
-        )
-        self._watched = watch_sockets(self._selector, self._watched, now)
+        # A reconnect has new sockets. While it connects, they belong to that thread.
+        connecting = self._connecting is not None
+        sockets = () if connecting else (self._notifications.socket(), self._leases.socket())
+        self._watched = watch_sockets(self._selector, self._watched, sockets)
 
     def _drained(self, now: float) -> bool:
         running = any(replica.batch for model in self.models for replica in model.replicas)
@@ -390,9 +417,9 @@ class Consumer:
         )
 
     def _end(self) -> None:
-        """Stop the model processes, then give back what did not end in time, uncharged."""
-        self._claimer.read_replies(time.monotonic())
-        self._finished.settle()
+        """Stop the model processes, then release the jobs that did not end in time, uncharged."""
+        self._claimer.read_claims(time.monotonic())
+        self._settle_finished()
         self._failures.release_all(self.models, time.monotonic())
         last_report = [*self._report.commands(self.models), *self._report.removal()]
         for command in (*last_report, *self._observer.events(NEVER)):
@@ -405,7 +432,7 @@ class Consumer:
         self._transfer.close()
         self._notifier.close()
         if self._connecting is not None:
-            self._connecting.leave()
+            self._connecting.abandon()
         for part in (self._notifications, self._leases, self._observer, self._selector):
             part.close()
         os.close(self._signal_out)

@@ -1,4 +1,4 @@
-"""Progress on its way from a model process to the records of its jobs."""
+"""Writes the progress that model processes report into the records of the jobs."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from workers.replicas.replica import Replica
 
 
 class ProgressWriter:
-    """What the model processes of a worker say of their jobs.
+    """The progress of one worker's jobs.
 
     Args:
-        leases: says it to Redis.
+        leases: sends it to Redis.
     """
 
     def __init__(self, leases: LeaseManager) -> None:
         self._leases = leases
-        # The newest word of each job while that is held: an outage may have swallowed it.
+        # The latest progress of each held job, to write again after an outage.
         self._latest: WeakKeyDictionary[LeasedJob, bytes] = WeakKeyDictionary()
         self._number = 0
 
     def write(self, replica: Replica, seq: int, rows: Sequence[Sequence[Any]]) -> None:
-        """A model process has said something of a batch; passed over where it has none such.
+        """Write the progress that a replica reports for a batch; ignore batches it does not have.
 
         Args:
-            replica: the process.
+            replica: the replica.
             seq: the batch's number.
             rows: job id and the fields of a `Progress`, for each job.
         """
@@ -40,20 +40,20 @@ class ProgressWriter:
         batch = next((one for one in batches if one is not None and one.seq == seq), None)
         if batch is None:
             return
-        said = {job_id: rest for job_id, *rest in rows}
-        about = [job for job in batch.jobs if job.id in said and not job.dropped]
-        for job in about:
-            # No other word under the same token has that number.
+        fields = {job_id: rest for job_id, *rest in rows}
+        jobs = [job for job in batch.jobs if job.id in fields and not job.dropped]
+        for job in jobs:
+            # The number orders the progress under one token.
             self._number += 1
-            word = msgspec.json.encode(Progress(*said[job.id]))
-            self._latest[job] = b"%d %s" % (self._number, word)
-        self._say(about)
+            text = msgspec.json.encode(Progress(*fields[job.id]))
+            self._latest[job] = b"%d %s" % (self._number, text)
+        self._send(jobs)
 
     def write_again(self) -> None:
-        """Redis is back."""
-        self._say(list(self._latest))
+        """Write the latest progress of all held jobs again; the outage may have lost it."""
+        self._send(list(self._latest))
 
-    def _say(self, jobs: Iterable[LeasedJob]) -> None:
+    def _send(self, jobs: Iterable[LeasedJob]) -> None:
         rows = [(job.id, job.token, self._latest[job]) for job in jobs]
         if rows and self._leases.connected:
             self._leases.send(job_scripts.progress(rows))

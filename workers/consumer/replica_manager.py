@@ -1,9 +1,9 @@
-"""Keeps the model processes of one worker alive: starts, watches and recycles them.
+"""Starts, watches and recycles the model processes of one worker.
 
-A process is recycled after `max_jobs`, or when it has grown beyond `max_memory_mb`. There is no
-gap: the next one is loaded and warm before the old one takes its last batch. Where two copies do
-not fit into memory (`recycle_overlap: false`) the old one ends first. One at a time, so that of
-several replicas the others go on.
+A process is recycled after `max_jobs`, or when it exceeds `max_memory_mb`. The next process is
+loaded and warm before the old one takes its last batch. If two copies do not fit into memory
+(`recycle_overlap: false`), the old one ends first. Replicas are recycled one at a time, so that the
+others go on.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import selectors
 from collections.abc import Callable
 from typing import Any, Final
 
-from headrace.observability import worker_report
 from workers.models.served_model import ServedModel
 from workers.observability.batch_log import about
 from workers.protocol.phases import STARTING, Phase
@@ -22,7 +21,7 @@ from workers.replicas.replica import Replica
 
 logger = logging.getLogger(__name__)
 
-#: How often the memory of the processes is looked at.
+#: How often the memory of the processes is checked.
 MEMORY_S: Final = 1.0
 
 
@@ -30,9 +29,9 @@ class ReplicaManager:
     """The model processes of one worker.
 
     Args:
-        selector: their sockets are registered there, with (lane, replica).
-        lost: called when a process is to be given up, with its lane.
-        orphan_guard: ends what they started when the worker is gone.
+        selector: the sockets of the processes are registered there, with (model, replica).
+        lost: called with model, replica and time when a process must be given up.
+        orphan_guard: ends what the processes started when the worker is gone.
     """
 
     def __init__(
@@ -47,9 +46,9 @@ class ReplicaManager:
         self._memory_at = 0.0
 
     def maintain(self, models: list[ServedModel], now: float) -> None:
-        """Do what is due: start, give up, recycle."""
-        look = now >= self._memory_at
-        if look:
+        """Start, give up and recycle the processes that are due."""
+        check_memory = now >= self._memory_at
+        if check_memory:
             self._memory_at = now + MEMORY_S
         for model in models:
             for replica in list(model.replicas):
@@ -60,10 +59,10 @@ class ReplicaManager:
                     if replica.state in STARTING:
                         self.load_failed(model, replica, replica.error)
                     self._lost(model, replica, now)
-            self._recycle(model, now, look)
+            self._recycle(model, now, check_memory)
 
     def due_times(self, model: ServedModel) -> list[float]:
-        """The times at which something is to be done for a lane, though nothing happens."""
+        """Return the times at which `maintain` must be called for a model."""
         return [
             replica.restart_at if replica.process is None else replica.due_at
             for replica in model.replicas
@@ -71,28 +70,31 @@ class ReplicaManager:
 
     @staticmethod
     def load_failed(model: ServedModel, replica: Replica, traceback: str) -> None:
-        """A process cannot be loaded, and this is why."""
-        # It is tried again and again: what was said in full before is not repeated.
-        again = traceback == model.last_error
-        told = traceback.rstrip().rpartition("\n")[2] if again else traceback
-        logger.error("the model cannot be loaded", extra={**about(model), "traceback": told})
-        model.last_error = traceback
-        model.stats.count(worker_report.LOAD_FAILURES)
+        """Log a failed load; the same traceback in a row is logged in full only once."""
+        repeated = model.replica_history.add_load_failure(traceback)
+        shown = traceback.rstrip().rpartition("\n")[2] if repeated else traceback
+        logger.error("the model cannot be loaded", extra={**about(model), "traceback": shown})
         replica.load_failed(traceback)
 
     def ready(self, model: ServedModel, replica: Replica, info: dict[str, Any]) -> None:
-        """A process is loaded and warm; if it is a successor, its predecessor drains."""
+        """Put a loaded process into service; drain the process that it replaces, if any.
+
+        Args:
+            model: the model.
+            replica: the process.
+            info: what the process reported: `load_s`, `fits`, `helpers` and `overlap`.
+        """
         replica.ready(info)
-        model.stats.count(worker_report.LOADS)
-        model.stats.count(worker_report.LOAD_S, info["load_s"])
+        model.replica_history.add_load(info["load_s"])
         if replica.fits:
             model.observe_memory(model.config.max_batch_size, replica.fits)
         logger.info("loaded in %.2f s", info["load_s"], extra=about(model))
         limit = model.config.max_memory_mb
         if limit is not None and (taken := replica.memory_mib()) > limit:
             logger.error(
-                "loaded, it takes %d MiB, more than max_memory_mb, %d: it is not recycled for its "
-                "memory; raise max_memory_mb", taken, limit, extra=about(model),
+                "the process needs %d MiB right after its load, more than max_memory_mb (%d), so "
+                "it is not recycled for its memory; raise max_memory_mb",
+                taken, limit, extra=about(model),
             )  # fmt: skip
             replica.outgrown = True
         for old in model.replicas:
@@ -100,20 +102,22 @@ class ReplicaManager:
                 old.drain()
 
     def ended(self, model: ServedModel, replica: Replica, now: float, why: str) -> None:
-        """A process is gone, for whatever reason (`why`); its socket is not watched any more."""
+        """Clean up after a process that is gone, for the reason `why`.
+
+        The selector must not watch its socket any more.
+        """
         if replica.loaded:
             trace = replica.trace()
-            model.restart_limit.add(now, f"{why}\n{trace}" if trace else why)
-            model.stats.count(f"{worker_report.RESTARTS}:lost")
+            model.replica_history.add_loss(now, f"{why}\n{trace}" if trace else why)
         if replica.process is not None:
             self._orphan_guard.forget(replica.process.pid)
         replica.ended(now)
         if replica.successor is not None:
-            # Whether or not the next one is ready yet, it stands in this one's place.
+            # The successor takes its place, even while it still loads.
             model.replicas.remove(replica)
 
     def stop(self, model: ServedModel, now: float) -> None:
-        """End all processes of a lane; those with a batch, and those that load, at once."""
+        """End all processes of a model; those that run a batch or still load, at once."""
         for replica in model.replicas:
             if replica.batch is not None or replica.state in STARTING:
                 replica.kill()
@@ -121,25 +125,25 @@ class ReplicaManager:
                 replica.retire(now)
 
     def close(self) -> None:
-        """End the guard, when all processes have ended."""
+        """End the orphan guard, when all processes have ended."""
         self._orphan_guard.close()
 
     def _restart(self, model: ServedModel, replica: Replica, now: float) -> None:
-        replica.restart_at = model.restart_limit.earliest_start(now)
+        replica.restart_at = model.replica_history.restart_at(now)
         if replica.restart_at <= now:
             self._start(model, replica, now)
         else:
-            told = model.restart_limit.reason(now).partition("\n")[0]
-            logger.error("%s", told, extra=about(model))
+            reason = model.replica_history.wait_reason(now).partition("\n")[0]
+            logger.error("%s", reason, extra=about(model))
 
     def _start(self, model: ServedModel, replica: Replica, now: float) -> None:
-        model.deadlines.least_time.forget()
+        model.replica_started()
         frames = replica.start(now, self._orphan_guard.mark)
         if replica.process is not None:
             self._orphan_guard.watch(replica.process.pid)
         self._selector.register(frames, selectors.EVENT_READ, (model, replica))
 
-    def _recycle(self, model: ServedModel, now: float, look: bool) -> None:
+    def _recycle(self, model: ServedModel, now: float, check_memory: bool) -> None:
         for replica in model.replicas:
             if (
                 replica.state is Phase.DRAINING
@@ -150,32 +154,29 @@ class ReplicaManager:
         if any(replica.recycling for replica in model.replicas):
             return
         for replica in model.replicas:
-            why = self._worn(model, replica, look)
+            why = self._worn(model, replica, check_memory)
             if why:
                 replica.recycling = why
-                logger.info("a model process is recycled: %s", why, extra=about(model))
-                model.recycled += 1
-                model.stats.count(f"{worker_report.RESTARTS}:recycled")
+                logger.info("recycling a model process: %s", why, extra=about(model))
+                model.replica_history.add_recycle()
                 if model.config.recycle_overlap:
-                    self._succeed(model, replica)
+                    old = replica
+                    old.successor = Replica(old.init, old.environ, old.load_timeout_s)
+                    model.replicas.append(old.successor)
                 else:
                     replica.drain()
                 return
 
     @staticmethod
-    def _worn(model: ServedModel, replica: Replica, look: bool) -> str:
+    def _worn(model: ServedModel, replica: Replica, check_memory: bool) -> str:
         config = model.config
         if replica.state is not Phase.READY:
             return ""
         if config.max_jobs is not None and replica.jobs >= config.max_jobs:
             return f"it has run {replica.jobs} jobs (max_jobs: {config.max_jobs})"
-        if look and config.max_memory_mb is not None and replica.jobs and not replica.outgrown:
+        limit = config.max_memory_mb
+        if check_memory and limit is not None and replica.jobs and not replica.outgrown:
             taken = replica.memory_mib()
-            if taken > config.max_memory_mb:
-                return f"it takes {taken:.0f} MiB (max_memory_mb: {config.max_memory_mb})"
+            if taken > limit:
+                return f"it takes {taken:.0f} MiB (max_memory_mb: {limit})"
         return ""
-
-    @staticmethod
-    def _succeed(model: ServedModel, old: Replica) -> None:
-        old.successor = Replica(old.init, old.environ, old.load_timeout_s)
-        model.replicas.append(old.successor)

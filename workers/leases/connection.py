@@ -1,14 +1,17 @@
-"""One connection to Redis for all that a worker writes: many script calls, one round trip.
+"""The connection to Redis over which a worker writes: many script calls in one round trip.
 
-Knows scripts and connections, not what the calls are for. A server that does not know the scripts
-any more is another server, and one that takes no writes for now is no primary or cannot keep what
-it is told: both count as a broken connection, after which the caller decides what to say again.
+A server that does not know the scripts is a different server, and one that takes no writes is no
+primary or cannot persist them. Both count as a broken connection, and the caller decides what to
+send again.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import os
+import selectors
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import redis
@@ -43,11 +46,11 @@ class PipelinedConnection:
 
     @property
     def connected(self) -> bool:
-        """Whether the last exchange left the connection in order."""
+        """Whether the connection is open and the last exchange succeeded."""
         return self._connection is not None
 
     def connect(self) -> None:
-        """Connect, and make the scripts known.
+        """Connect, and load the scripts.
 
         Raises:
             redis.RedisError, OSError: Redis does not answer.
@@ -61,36 +64,36 @@ class PipelinedConnection:
             raise
 
     def close(self) -> None:
-        """Drop the connection; the next call wants `connect` first."""
+        """Close the connection, if it is open."""
         if self._connection is not None:
             connection, self._connection = self._connection, None
             connection.disconnect()
             self._client.connection_pool.release(connection)
 
     def socket(self) -> Any:
-        """For selectors: readable when a reply is there or the connection is gone."""
+        """Return the socket for a selector: readable when a reply came or the connection broke."""
         return socket_of(self._connection)
 
     def more(self) -> bool:
-        """Whether more can be read now; what was read ahead is in no socket any more.
+        """Return whether more can be read now; replies that were read ahead are in no socket.
 
         Raises:
-            RedisConnectionError, OSError: the server hung up.
+            RedisConnectionError, OSError: the server closed the connection.
         """
         return bool(self._connection.can_read(0))
 
     def exchange(self, commands: Sequence[Command]) -> list[Reply]:
-        """Send commands and read their replies; an error of one command stands at its place.
+        """Send commands and return their replies; the error of one command is its reply.
 
         Raises:
-            RedisConnectionError, RedisTimeoutError, OSError: the outcome of every command is
-                unknown; the connection is closed.
+            RedisConnectionError, RedisTimeoutError, OSError: the connection is closed, and the
+                outcome of every command is unknown.
         """
         self.send(commands)
         return self.receive(commands)
 
     def send(self, commands: Sequence[Command]) -> None:
-        """Send commands in one write, without waiting for what Redis says.
+        """Send commands in one write, without waiting for their replies.
 
         Raises:
             RedisConnectionError, RedisTimeoutError, OSError: as for `exchange`.
@@ -99,14 +102,14 @@ class PipelinedConnection:
         if connection is None:
             raise RedisConnectionError("not connected")
         try:
-            # One write: redis-py would send each long command by itself, and look at each argument.
+            # redis-py would write each long command separately, and check each argument.
             connection.send_packed_command([pack_all(commands)])
         except DISCONNECTED:
             self.close()
             raise
 
     def receive(self, commands: Sequence[Command]) -> list[Reply]:
-        """Read the replies to the oldest commands that are unanswered; blocks until all are there.
+        """Return the replies to the oldest unanswered commands; block until all have come.
 
         Raises:
             RedisConnectionError, RedisTimeoutError, OSError: as for `exchange`.
@@ -117,7 +120,7 @@ class PipelinedConnection:
             replies = self._read(len(commands))
             for error in [reply for reply in replies if isinstance(reply, ResponseError)]:
                 if isinstance(error, NoScriptError):
-                    # The server is another one than at connect: a failover under our feet.
+                    # A failover has put another server in the place of the first one.
                     raise RedisConnectionError("the server does not know the scripts any more")
         except DISCONNECTED:
             self.close()
@@ -137,7 +140,61 @@ class PipelinedConnection:
                 replies.append(read(disable_decoding=True))
             except ResponseError as error:
                 if outage_code(error):
-                    # With some of these the connection is closed already.
+                    # redis-py has closed the connection already for some of these.
                     raise RedisConnectionError(f"the server takes no writes: {error}") from error
                 replies.append(error)
         return replies
+
+
+class BackgroundConnect:
+    """One attempt to connect, in a thread, because it takes seconds if Redis does not answer.
+
+    Args:
+        connect: connects or raises; nothing else uses its connections until the attempt is over.
+        wake_fd: a byte is written to it when the attempt is over.
+
+    Attributes:
+        error: why the attempt failed; None if it succeeded.
+    """
+
+    def __init__(self, connect: Callable[[], None], wake_fd: int) -> None:
+        self.error: Exception | None = None
+        self._connect = connect
+        self._wake_fd = wake_fd
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+        self._abandoned = False
+        # A daemon, so that a worker stops without waiting for a server that does not answer.
+        threading.Thread(target=self._try, name="headrace-connect", daemon=True).start()
+
+    @property
+    def over(self) -> bool:
+        """Whether the attempt has succeeded or failed."""
+        return self._over.is_set()
+
+    def abandon(self) -> None:
+        """Write nothing to `wake_fd` any more, because it is about to be closed."""
+        with self._lock:
+            self._abandoned = True
+
+    def _try(self) -> None:
+        try:
+            self._connect()
+        except Exception as error:  # noqa: BLE001 - the consumer checks it
+            self.error = error
+        self._over.set()
+        with self._lock:
+            if not self._abandoned:
+                os.write(self._wake_fd, b"x")
+
+
+def watch_sockets(
+    selector: selectors.BaseSelector, watched: list[Any], found: Iterable[Any]
+) -> list[Any]:
+    """Watch the sockets in `found`, except None, instead of those in `watched`; return them."""
+    sockets = [sock for sock in found if sock is not None]
+    for old in [old for old in watched if old not in sockets]:
+        selector.unregister(old)
+    for new in [new for new in sockets if new not in watched]:
+        selector.register(new, selectors.EVENT_READ)
+    return sockets

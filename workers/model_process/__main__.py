@@ -27,9 +27,9 @@ from workers.model_process.overlap import YIELDED, Inbox, OverlappedExecutor, do
 from workers.model_process.preprocess.pool import LoadFailed, PreprocessProcess, install_pool
 from workers.model_process.startup import context_of, die_with_parent, handler_of, why_not_loaded
 from workers.model_process.warm_up import warm_up
+from workers.protocol.environment import PARENT_VARIABLE
 from workers.protocol.frames import FrameSocket
 from workers.protocol.phases import Phase, write_stacks_to
-from workers.replicas.orphan_guard import MARK
 
 logger = logging.getLogger("headrace.model")
 
@@ -39,7 +39,7 @@ BATCHES_MAX: Final = 8
 
 def main() -> None:
     """Load the handler that the first frame names, warm it up, then run batches until stopped."""
-    die_with_parent(int(os.environ.get(MARK, "0").partition(":")[0]))
+    die_with_parent(int(os.environ.get(PARENT_VARIABLE, "0").partition(":")[0]))
     write_stacks_to(int(sys.argv[2]))
     # Ctrl-C signals the whole foreground group; the worker decides when this process ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""What waits in Redis for one model, as far as its worker knows. Knows no Redis."""
+"""How many messages wait in Redis for one model, as far as its worker knows."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Final
 
 from headrace.redis.keys import STEPS
 
-#: After so many guesses in a row that brought nothing no more are made, until jobs were found.
+#: After this many wrong guesses in a row, the next guess waits until jobs were found.
 WRONG_MAX: Final = 3
 
 
 @dataclass(slots=True)
 class Backlog:
-    """What waits, and the claim that is under way.
+    """What waits in Redis, and whether a claim is pending.
 
     Attributes:
-        waiting: how many messages the last claim or look saw in the list of each step.
-        paused: somebody has paused the queue; each sweep looks whether it still is.
-        claiming: a claim is not yet answered.
-        online_awaited: ... and better jobs than offline ones were known to wait when it was sent.
+        waiting: messages at each priority step, as the last claim, sweep or notification said.
+        paused: the queue is paused; each sweep checks it again.
+        claiming: a claim has no reply yet.
+        online_awaited: online jobs were known to wait when that claim was sent.
     """
 
     waiting: list[int] = field(default_factory=lambda: [0] * len(STEPS))
@@ -32,47 +32,48 @@ class Backlog:
 
     @property
     def online(self) -> bool:
-        """Whether jobs wait that are not offline."""
+        """Whether online jobs wait."""
         return any(self.waiting[:-1])
 
     @property
     def claimable(self) -> bool:
-        """Whether a claim could bring something now."""
+        """Whether a claim could return jobs now."""
         return not self.paused and not self.claiming and any(self.waiting)
 
-    def fills(self, rooms: Sequence[int]) -> bool:
-        """Whether something waits at one of these steps for which there is room."""
-        return any(room and left for room, left in zip(rooms, self.waiting, strict=False))
+    def fills(self, room: Sequence[int]) -> bool:
+        """Return whether messages wait at a step for which there is room."""
+        return any(free and left for free, left in zip(room, self.waiting, strict=False))
 
     def begin_claim(self) -> None:
-        """A claim is sent; what it leaves it will say."""
+        """Note that a claim was sent; its reply counts the messages that are left."""
         self.claiming, self.online_awaited = True, self.online
         self.waiting = [0] * len(STEPS)
 
     def end_claim(self) -> None:
-        """A claim was answered, or never will be."""
+        """Note that the claim was answered, or never will be."""
         self.claiming = self.online_awaited = self._guessed = False
 
-    def claim_answered(self, jobs: int) -> None:
-        """The claim that is under way is answered, with so many jobs."""
+    def claim_answered(self, taken: int, left: Sequence[int]) -> None:
+        """Note that the pending claim returned `taken` jobs and left these messages."""
         if self._guessed:
-            self._wrong = 0 if jobs else self._wrong + 1
+            self._wrong = 0 if taken else self._wrong + 1
         self.end_claim()
+        self.set_waiting(left)
 
-    def set_waiting(self, lefts: Sequence[int]) -> None:
-        """Learn how many messages wait at each step; -1 says that the queue is paused."""
-        self.paused = lefts[0] < 0
-        self.waiting = [max(0, left) for left in lefts]
+    def set_waiting(self, left: Sequence[int]) -> None:
+        """Set how many messages wait at each step; -1 first means that the queue is paused."""
+        self.paused = left[0] < 0
+        self.waiting = [max(0, count) for count in left]
 
-    def raise_waiting(self, lefts: Sequence[int]) -> None:
-        """As `saw`, but something else may have been seen since."""
-        self.set_waiting(lefts if lefts[0] < 0 else list(map(max, self.waiting, lefts)))
+    def raise_waiting(self, left: Sequence[int]) -> None:
+        """Set the counts, but keep larger ones: they may be newer."""
+        self.set_waiting(left if left[0] < 0 else list(map(max, self.waiting, left)))
 
     def guess(self, places: Iterable[int]) -> None:
-        """A batch has ended: ask at these steps for what may have come, where that pays.
+        """Assume after a batch that new messages wait at these steps, if such guesses pay off.
 
-        Under load it does, and saves those jobs a round trip. Behind a lone job it would only keep
-        Redis from publishing that one's end.
+        Under load they do, and save those jobs a round trip. After a lone job the extra claim would
+        only delay the publication of its end.
         """
         places = list(places)
         if self._wrong < WRONG_MAX and places:
@@ -80,11 +81,11 @@ class Backlog:
             self.assume_waiting(places)
 
     def found(self, place: int) -> None:
-        """Jobs wait at this step: those that a guess would have brought."""
+        """Note that messages wait at this step, which a guess would have found."""
         self._wrong = max(0, self._wrong - 1)
         self.assume_waiting([place])
 
     def assume_waiting(self, places: Iterable[int] = range(len(STEPS))) -> None:
-        """Something may wait at these steps: the next claim tells."""
+        """Assume that a message waits at each of these steps; the next claim finds out."""
         for place in places:
             self.waiting[place] = max(1, self.waiting[place])

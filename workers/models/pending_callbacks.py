@@ -1,7 +1,7 @@
-"""The ends of one lane's jobs that others wait for: to be told before the job is settled.
+"""Ended jobs of one model whose Celery callbacks must be sent before the job is settled.
 
-A mailbox between the lane and the ledger, which fill it, and the consumer, which hands what is in
-it to the herald's thread. All of it lives on the consumer's thread.
+`ServedModel` and `LeaseManager` fill it, and `workers.canvas.notifier` empties it. All run on the
+consumer's thread.
 """
 
 from __future__ import annotations
@@ -10,30 +10,29 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from workers.jobs.canvas import read_canvas
 from workers.jobs.leased_job import LeasedJob
 from workers.jobs.settlement import Settlement
 
-#: No more is claimed while so many jobs wait to be told of.
-TELLING_MAX: Final = 256
-#: How many ends that scripts have left are taken over at once.
-UNTOLD_MAX: Final = 100
+#: While this many jobs wait for their callbacks, nothing more is claimed.
+NOTIFYING_MAX: Final = 256
+#: The most orphaned ends that one sweep returns.
+ORPHANED_MAX: Final = 100
 
 
 class EndedJob(NamedTuple):
-    """A job that has ended, with what follows it, and the settlement that is to say so."""
+    """A job that has ended and has callbacks, with the settlement to send after these."""
 
     job: LeasedJob
     settlement: Settlement
 
 
 class OrphanedEnd(NamedTuple):
-    """An end that a script has left to be told.
+    """The end of a job that a Redis script settled, so no worker has sent its callbacks.
 
     Attributes:
-        queue: where the job was.
-        name: the entry's name there.
-        entry: as `save_orphaned_end` in lib/canvas.lua writes it.
+        queue: the job's queue.
+        name: the name of the entry in the queue's list of such ends.
+        entry: the entry, as `save_orphaned_end` in lib/canvas.lua writes it.
     """
 
     queue: str
@@ -43,52 +42,40 @@ class OrphanedEnd(NamedTuple):
 
 @dataclass(slots=True)
 class PendingCallbacks:
-    """What one lane has under way.
+    """The callbacks of one model's jobs.
 
     Attributes:
-        linked: jobs that this worker holds and that something follows, by token.
-        ends: of these, those whose end is known and is to be told.
-        notifying: of these, those that the herald has not told yet.
-        orphaned: ends that scripts have left.
-        orphaned_pending: how many of them the herald has.
+        linked: held jobs that have callbacks, by token.
+        notifying: ended jobs whose callbacks have not been sent, by token.
+        orphaned_pending: how many orphaned ends the notifier has not handled.
     """
 
     linked: dict[str, LeasedJob] = field(default_factory=dict)
-    ends: list[EndedJob] = field(default_factory=list)
     notifying: dict[str, LeasedJob] = field(default_factory=dict)
-    orphaned: list[OrphanedEnd] = field(default_factory=list)
     orphaned_pending: int = 0
-
-    @property
-    def has_work(self) -> bool:
-        """Whether there is something for the herald."""
-        return bool(self.ends or self.orphaned)
+    _ends: list[EndedJob] = field(default_factory=list)
+    _orphaned: list[OrphanedEnd] = field(default_factory=list)
 
     @property
     def full(self) -> bool:
-        """Whether the herald is so far behind that nothing is to be claimed."""
-        return len(self.notifying) >= TELLING_MAX
+        """Whether so many callbacks are pending that nothing more should be claimed."""
+        return len(self.notifying) >= NOTIFYING_MAX
 
     @property
     def orphaned_room(self) -> int:
-        """How many ends that scripts have left may be asked for."""
-        return 0 if self.orphaned_pending else UNTOLD_MAX
-
-    def link(self, job: LeasedJob, raw: bytes) -> bool:
-        """Note what follows a job that was claimed with this message; whether anything does."""
-        job.canvas = read_canvas(raw)
-        if job.canvas is not None:
-            self.linked[job.token] = job
-        return job.canvas is not None
+        """How many orphaned ends the next sweep may return."""
+        return 0 if self.orphaned_pending else ORPHANED_MAX
 
     def keep_results(self, jobs: Iterable[LeasedJob], outcomes: Iterable[Any]) -> None:
-        """Keep the results for those that follow."""
+        """Keep the results that callbacks need."""
         for job, outcome in zip(jobs, outcomes, strict=True):
             if job.canvas is not None and not job.dropped and outcome[0]:
                 job.result = outcome[1]
 
-    def hold_back(self, settlements: Iterable[Settlement]) -> list[Settlement]:
-        """Keep back what is to be told first; the settlements that can be said at once."""
+    def hold_back(self, settlements: list[Settlement]) -> list[Settlement]:
+        """Keep the settlements that must wait for callbacks; return the others."""
+        if not self.linked:
+            return settlements
         free = []
         for settlement in settlements:
             job = None if settlement.retried else self.linked.pop(settlement.token, None)
@@ -96,16 +83,20 @@ class PendingCallbacks:
                 free.append(settlement)
             else:
                 self.notifying[settlement.token] = job
-                self.ends.append(EndedJob(job, settlement))
+                self._ends.append(EndedJob(job, settlement))
         return free
 
     def add_orphaned(self, queue: str, pairs: Iterable[bytes]) -> None:
-        """Take over what a sweep has found: names, each with its entry."""
-        each = iter(pairs)
-        found = [OrphanedEnd(queue, name, entry) for name, entry in zip(each, each, strict=False)]
-        self.orphaned += found
+        """Add the orphaned ends that a sweep returned: the name and the entry of each in turn."""
+        flat = iter(pairs)
+        found = [OrphanedEnd(queue, name, entry) for name, entry in zip(flat, flat, strict=False)]
+        self._orphaned += found
         self.orphaned_pending += len(found)
 
-    def notified(self, job: LeasedJob) -> None:
-        """What follows the item knows of its end."""
-        self.notifying.pop(job.token, None)
+    def take_work(self) -> tuple[list[EndedJob], list[OrphanedEnd]] | None:
+        """Return what was added since the last call; None if there is nothing to do."""
+        if not (self._ends or self._orphaned):
+            return None
+        work = self._ends, self._orphaned
+        self._ends, self._orphaned = [], []
+        return work

@@ -1,6 +1,7 @@
-"""One model inside a worker: its batcher, its replicas, and the jobs that it holds.
+"""What one worker holds of one model: its jobs, its batcher, its replicas and its limits.
 
-Decides and keeps account; the consumer talks to Redis and to the selector.
+`ServedModel` decides and keeps the state. The consumer talks to Redis and to the model processes,
+and calls it for each event. Other rooms do not use its batcher, deadlines, payloads or callbacks.
 """
 
 from __future__ import annotations
@@ -8,34 +9,43 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from dataclasses import replace
+from typing import Final
 
 import msgspec
 
 from headrace.config.model_catalog import ModelConfig
-from headrace.errors import HeadraceError, InvalidRequest
 from headrace.jobs.media_types import is_json
-from headrace.jobs.message import read_envelope
 from headrace.observability.worker_report import ModelStats
 from headrace.redis.clock import US_PER_S
 from headrace.redis.scripts.jobs import ClaimReply
-from workers.batching.batcher import Batcher, BatchPolicy, Hold, Leave
+from headrace.redis.scripts.queues import SweepReply
+from workers.batching.batcher import STEP_PLACE, Batcher, Hold, Leave, batch_policy
 from workers.batching.expected_arrivals import ExpectedArrivals
 from workers.batching.input_cost import InputCost
 from workers.batching.memory_limit import MemoryLimit
 from workers.jobs.batch import Batch
-from workers.jobs.claim_reply import read_jobs
+from workers.jobs.claim_reply import read_jobs, read_message
 from workers.jobs.leased_job import NEVER, LeasedJob
 from workers.jobs.retries import RetryPolicy
-from workers.jobs.settlement import Settlement, cancelled, failed, postponed, unreadable_message
+from workers.jobs.settlement import (
+    Settlement,
+    cancelled,
+    failed,
+)
 from workers.models.backlog import Backlog
 from workers.models.deadlines import Deadlines
 from workers.models.event_sampling import EventSampler
-from workers.models.pending_callbacks import PendingCallbacks
-from workers.models.pending_payloads import PendingPayloads
-from workers.models.restart_limit import RestartLimit
-from workers.models.settling import discarded, settle_batch
+from workers.models.pending_callbacks import EndedJob, OrphanedEnd, PendingCallbacks
+from workers.models.pending_payloads import PayloadWork, PendingPayloads, TransferOutcome
+from workers.models.replica_history import ReplicaHistory
+from workers.models.settling import (
+    BatchResult,
+    BatchSettlements,
+    discarded,
+    observe_batch,
+    settle_batch,
+)
 from workers.protocol.phases import Phase
 from workers.replicas.replica import Replica
 
@@ -45,85 +55,73 @@ logger = logging.getLogger(__name__)
 NEWEST_WEIGHT: Final = 0.2
 
 
-@dataclass(slots=True)
 class ServedModel:
     """One model of one worker.
 
+    Args:
+        config: its section of the models file.
+        max_retries: how often its jobs are retried, unless their message sets it.
+        replicas: its model processes, not yet started.
+        pending_payloads: where long results are stored; by default they stay in their messages.
+        events_per_s: how many jobs a second get task events when these are sampled.
+
     Attributes:
-        config: its configuration.
-        replicas: its model processes.
         held: every job that this worker has leased for the model, by id.
-        backlog: what waits in Redis.
-        expected_arrivals: what is known to come from there.
-        pending_payloads: its payloads on their way.
-        claim_replies: answers to claims, as they came.
-        cancelled_tokens: tokens of jobs cancelled before the reply to their claim was read.
-        callbacks: its jobs that others follow, and what is to be told to these.
-        memory_limit: how many items its memory has room for together.
-        recycled: how many of its processes were recycled.
-        restart_limit: which of them were lost, and when the next may be started.
-        retry_policy: how often and when its jobs are tried again, unless they say.
-        deadlines: until when its jobs must have begun, and have ended.
-        events_per_s: of how many jobs a second monitors are told where they get a sample.
-        event_sampler: of which jobs they are told.
-        last_error: why a load failed last.
-        traced: a job was part of a trace, as others may be from then on.
-        prepare_s: what `preprocess` takes for one item, of late.
-        starved: which share of the device's time it stood idle, of late, because the batch that it
-            was to run was still in `preprocess`.
+        hold_until: until when the prepared jobs wait for others; None if they do not.
+        next_due_at: when the next delayed job joins the queue; None if unknown.
+        prepare_s: recent seconds of `preprocess` for one input.
+        starved: the recent share of the device's time spent waiting for `preprocess`.
+        replica_history: what happened to its replicas.
+        stats: its counters and histograms.
+        event_sampler: chooses the jobs that get task events.
+        retry_policy: how often and when its jobs are retried, unless their message sets it.
     """
 
-    config: ModelConfig
-    max_retries: int
-    replicas: list[Replica]
-    stats: ModelStats = field(default_factory=ModelStats)
-    claim_replies: list[ClaimReply] = field(default_factory=list)
-    cancelled_tokens: set[str] = field(default_factory=set)
-    held: dict[str, LeasedJob] = field(default_factory=dict)
-    backlog: Backlog = field(default_factory=Backlog)
-    expected_arrivals: ExpectedArrivals = field(default_factory=ExpectedArrivals)
-    next_due_at: float | None = None
-    hold_until: float | None = None
-    recycled: int = 0
-    last_error: str = ""
-    pending_payloads: PendingPayloads = field(default_factory=PendingPayloads)
-    callbacks: PendingCallbacks = field(default_factory=PendingCallbacks)
-    traced: bool = False
-    prepare_s: float = 0.0
-    starved: float = 0.0
-    events_per_s: int = 100
-    event_sampler: EventSampler = field(init=False)
-    deadlines: Deadlines = field(init=False)
-    restart_limit: RestartLimit = field(init=False)
-    retry_policy: RetryPolicy = field(init=False)
-    memory_limit: MemoryLimit = field(init=False)
-    batcher: Batcher[LeasedJob] = field(init=False)
-    input_cost: InputCost = field(init=False)
-
-    def __post_init__(self) -> None:
-        model = self.config
-        self.deadlines = Deadlines(model)
-        self.event_sampler = EventSampler(model.name, model.events, self.events_per_s, self.stats)
-        bounds = (model.retry_backoff_s, model.retry_backoff_max_s)
-        self.retry_policy = RetryPolicy(self.max_retries, *bounds)
-        self.restart_limit = RestartLimit(model.max_restarts_per_minute)
-        self.memory_limit = MemoryLimit(
-            model.max_batch_size, tuple(model.allowed_batch_sizes or ())
+    def __init__(
+        self,
+        config: ModelConfig,
+        max_retries: int,
+        replicas: list[Replica],
+        pending_payloads: PendingPayloads | None = None,
+        events_per_s: int = 100,
+    ) -> None:
+        self.config = config
+        self.replicas = replicas
+        self.held: dict[str, LeasedJob] = {}
+        self.hold_until: float | None = None
+        self.next_due_at: float | None = None
+        self.prepare_s = self.starved = 0.0
+        self.stats = ModelStats()
+        self.event_sampler = EventSampler(config.name, config.events, events_per_s, self.stats)
+        self.replica_history = ReplicaHistory(config.max_restarts_per_minute, self.stats)
+        self.retry_policy = RetryPolicy(
+            max_retries, config.retry_backoff_s, config.retry_backoff_max_s
         )
-        policy = BatchPolicy(
-            max_batch_size=model.max_batch_size,
-            max_batch_delay_s=model.max_batch_delay_ms / 1000,
-            max_batch_cost=model.max_batch_cost,
-            keyed=model.batch_key is not None,
-            sizes=tuple(model.allowed_batch_sizes or ()),
-        )
-        self.batcher = Batcher(policy)
-        self.input_cost = InputCost(model)
+        sizes = tuple(config.allowed_batch_sizes or ())
+        self.memory_limit = MemoryLimit(config.max_batch_size, sizes)
+        self.batcher: Batcher[LeasedJob] = Batcher(batch_policy(config))
+        self.backlog = Backlog()
+        self.expected_arrivals = ExpectedArrivals()
+        self.deadlines = Deadlines(config)
+        self.pending_payloads = pending_payloads or PendingPayloads()
+        self.callbacks = PendingCallbacks()
+        self._input_cost = InputCost(config)
+        self._unread_claims: list[ClaimReply] = []
+        # Tokens of jobs that were cancelled before the reply to their claim was read.
+        self.cancelled_tokens: set[str] = set()
+        # A job belonged to a trace, so others may too.
+        self._traced = False
 
     @property
     def queue(self) -> str:
         """The queue that it is served from."""
         return self.config.queue
+
+    @property
+    def device(self) -> str:
+        """The torch device of its replicas."""
+        device: str = self.replicas[0].init["device"]
+        return "cuda:0" if device == "cuda" else device
 
     @property
     def serving(self) -> bool:
@@ -136,149 +134,183 @@ class ServedModel:
         return any(replica.idle for replica in self.replicas)
 
     @property
+    def prepared(self) -> int:
+        """How many jobs are in the batcher, ready to run."""
+        return len(self.batcher)
+
+    @property
+    def online(self) -> int:
+        """How many of the prepared jobs are online jobs."""
+        return self.batcher.online
+
+    @property
+    def online_at(self) -> float:
+        """When its latest online job was submitted."""
+        return self.batcher.online_at
+
+    @property
+    def isolated(self) -> bool:
+        """Whether a prepared job must run alone."""
+        return self.batcher.isolated
+
+    @property
+    def batch_size_limit(self) -> int:
+        """The largest batch that runs now: `max_batch_size`, or what fits into memory."""
+        return self.batcher.policy.max_batch_size
+
+    @property
+    def unread(self) -> bool:
+        """Whether a claim was answered and its jobs have not been read."""
+        return bool(self._unread_claims)
+
+    @property
+    def unread_jobs(self) -> int:
+        """How many claimed jobs have not been read."""
+        return sum(len(claim.jobs) for claim in self._unread_claims)
+
+    @property
     def unfinished(self) -> bool:
-        """Whether it holds jobs that are in no model process and of which Redis is yet to hear."""
-        ended = self.deadlines.ended
-        prepared = len(self.batcher) or self.claim_replies or ended
+        """Whether it holds jobs outside model processes that must be settled or released."""
+        prepared = self.prepared or self._unread_claims or self.deadlines.ended
         return bool(prepared or self.pending_payloads.in_transfer or self.callbacks.notifying)
 
     @property
-    def device(self) -> str:
-        """The torch device that its replicas are on."""
-        device: str = self.replicas[0].init["device"]
-        return "cuda:0" if device == "cuda" else device
-
-    @property
     def wants_turn(self) -> bool:
-        """Whether a batch could leave for a loaded replica."""
-        return bool(len(self.batcher)) and self.idle
+        """Whether a batch could run on a loaded replica."""
+        return bool(self.prepared) and self.idle
 
     @property
-    def claimable(self) -> list[int]:
-        """How many jobs there may be when those of each step are claimed; empty: no claim now.
+    def online_known(self) -> bool:
+        """Whether online jobs are known to wait in Redis, or to be in the pending claim."""
+        return self.backlog.online or self.backlog.online_awaited
 
-        One prepared batch, if there is anything to take.
-        """
-        if not self.backlog.claimable or not self.serving:
-            return []
-        rooms = self.room
-        return rooms if self.backlog.fills(rooms) else []
+    def overdue(self, now: float) -> bool:
+        """Return whether a prepared job has waited too long for better priorities."""
+        return self.batcher.overdue(now)
 
-    def note_due(self, at: float) -> None:
-        """Learn that a delayed job joins its queue then."""
-        self.next_due_at = at if self.next_due_at is None else min(self.next_due_at, at)
-
-    @property
-    def needs_better(self) -> bool:
-        """Whether a claim would bring better jobs than all that are here."""
-        return not self.batcher.online and (not len(self.batcher) or self.backlog.online)
-
-    @property
-    def expects_online(self) -> bool:
-        """Whether online jobs are known to come, that an idle process could run at once."""
-        if not self.idle:
-            return False
-        if self.backlog.claiming:
-            return self.backlog.online_awaited
-        return self.backlog.online and any(self.claimable[:-1])
-
-    @property
-    def yield_us(self) -> int:
-        """After how long a wait a claim takes a job before better ones; 0: it takes none so."""
-        if self.batcher.overdue(time.monotonic()):
-            return 0  # one is here already
-        return int(self.config.max_yield_s * US_PER_S)
+    # Claims
 
     @property
     def room(self) -> list[int]:
-        """How many more jobs fit of each step, with those whose payloads are on their way."""
-        rooms = self.batcher.room
+        """How many more jobs of each step fit, counting those whose payloads are in transfer."""
+        room = self.batcher.room
         if self.callbacks.full:
-            return [0] * len(rooms)
-        return (
-            self.pending_payloads.room_left(rooms) if self.pending_payloads.in_transfer else rooms
-        )
+            return [0] * len(room)
+        payloads = self.pending_payloads
+        return payloads.room_left(room) if payloads.in_transfer else room
+
+    def claim_sent(self, room: Sequence[int], now: float) -> None:
+        """Note that a claim for this room was sent."""
+        self.backlog.begin_claim()
+        self.expected_arrivals.claim_sent(room, now)
+
+    def claim_ended(self) -> None:
+        """Note that Redis refused the pending claim, or that its reply was lost."""
+        self.backlog.end_claim()
 
     def claim_answered(self, reply: ClaimReply, now: float) -> None:
-        """A claim was answered; what it gave is read next."""
-        jobs = len(reply.jobs)
-        self.backlog.claim_answered(jobs)
-        self.backlog.set_waiting(reply.waiting)
-        self.expected_arrivals.claim_answered(jobs, reply.waiting, now)
-        self.claim_replies.append(reply)
+        """Keep the reply to a claim; `read_claims` reads its jobs."""
+        taken = len(reply.jobs)
+        self.backlog.claim_answered(taken, reply.waiting)
+        self.expected_arrivals.claim_answered(taken, reply.waiting, now)
+        self._unread_claims.append(reply)
+
+    def connection_lost(self) -> None:
+        """Expect no more arrivals until Redis is back."""
+        self.expected_arrivals.connection_lost()
 
     def read_claims(self, now: float) -> list[Settlement]:
-        """Read what claims gave; settle at once what will not run."""
-        replies, self.claim_replies = self.claim_replies, []
-        ended = [settlement for reply in replies for settlement in self.accept(reply, now)]
+        """Read the claimed jobs; return the settlements of those that will not run now."""
+        claims, self._unread_claims = self._unread_claims, []
+        ended, yield_s, name = [], self.config.max_yield_s or NEVER, self.config.name
+        for claim in claims:
+            for job, raw in read_jobs(claim, now, yield_s):
+                self.held[job.id] = job
+                settlement = read_message(job, raw, name, self.queue, claim.now_us)
+                message = job.message
+                if job.canvas is not None:
+                    self.callbacks.linked[job.token] = job
+                if message is not None:
+                    if message.trace is not None:
+                        self._traced = True
+                    if job.token in self.cancelled_tokens:
+                        settlement = self._cancelled(job)
+                if settlement is not None:
+                    ended.append(settlement)
+                elif message is not None and message.source:
+                    self.pending_payloads.add_fetch(job, name, message.source)
+                else:
+                    self._prepare(job)
         if not self.backlog.claiming:
             self.cancelled_tokens.clear()
         return ended
 
-    def accept(self, reply: ClaimReply, now: float) -> list[Settlement]:
-        """Take in what a claim gave; settle at once what will not run."""
-        ended, yield_s = [], self.config.max_yield_s or NEVER
-        for job, raw in read_jobs(reply, now, yield_s):
-            self.held[job.id] = job
-            settlement = self._read(job, raw, now, reply.now_us)
-            if settlement is not None:
-                ended.append(settlement)
-            elif job.message is not None and job.message.source:
-                self.pending_payloads.add_fetch(job, self.config.name, job.message.source)
-            else:
-                self.join(job)
-        return ended
-
-    def join(self, job: LeasedJob) -> None:
-        """The item's input is here: it waits for its batch."""
-        if self.input_cost.needed:
-            job.cost = self.input_cost.cost(job.input, job.content_type)
-            job.key = self.input_cost.key(job.input, job.content_type)
+    def _prepare(self, job: LeasedJob) -> None:
+        """Add a job whose input is here to the batcher."""
+        if self._input_cost.needed:
+            job.cost = self._input_cost.cost(job.input, job.content_type)
+            job.key = self._input_cost.key(job.input, job.content_type)
         if job.expires_at == NEVER or not self.deadlines.expires_too_soon(job, self.replicas):
             self.batcher.add(job)
 
-    def _read(self, job: LeasedJob, raw: bytes, now: float, now_us: int) -> Settlement | None:
-        """Read the message; the settlement of a job that is not to run now, else None."""
-        try:
-            message = read_envelope(raw)
-        except InvalidRequest as error:
-            self.callbacks.link(job, raw)
-            return unreadable_message(job, raw, error)
-        job.message = message
-        if message.trace is not None:
-            self.traced = True
-        if message.followed and not self.callbacks.link(job, raw):
-            problem = "the signatures of what follows the job cannot be read"
-            return failed(job, InvalidRequest.code, problem)
-        if job.token in self.cancelled_tokens:
-            self.cancelled_tokens.discard(job.token)
-            return self.cancel(job)
-        if message.model != self.config.name:
-            return failed(
-                job,
-                "invalid-request",
-                f"the queue {self.queue} serves {self.config.name!r}, not {message.model!r}",
-            )
-        if message.expires_s is None and message.eta_s is None:
+    # Payloads and callbacks
+
+    def take_payload_work(self) -> PayloadWork | None:
+        """Return the transfers to begin; None if there are none."""
+        return self.pending_payloads.take_work()
+
+    def transfer_done(self, outcome: TransferOutcome) -> Settlement | None:
+        """Take a fetched input, or return the settlement of a job whose transfer has ended."""
+        job, body, result, error, retryable = outcome
+        self.pending_payloads.transfer_done(job)
+        if self.held.get(job.id) is not job:
+            # The claim is over: another worker, or a newer claim, has the job.
+            self.pending_payloads.forget([job])
             return None
-        wait_s = job.set_deadlines(message, now, now_us)
-        if job.expires_at <= now:
-            return self.deadlines.expired(job)
-        return postponed(job, wait_s) if wait_s else None
+        if job.dropped and result is None:
+            return None  # settled when it was cancelled
+        if error is not None:
+            logger.warning("%s", error.message, extra={"model": self.config.name, "job": job.id})
+            if job.dropped:
+                return discarded(job, 0, "")
+            retries = self.retry_policy
+            return failed(job, error.code, error.message, retryable=retryable, retries=retries)
+        if result is not None:
+            return result.settlement
+        if body is not None:
+            self._input_arrived(job, body)
+        return None
 
-    def take_all(self) -> list[LeasedJob]:
-        """The prepared jobs, for their release."""
-        jobs = self.batcher.take_all()
-        self.deadlines.forget(jobs)
-        return jobs
+    def _input_arrived(self, job: LeasedJob, body: bytes) -> None:
+        message = job.message
+        if message is None or message.source is None:
+            raise RuntimeError(f"no input was requested for job {job.id}")
+        kind = message.source.type
+        job.content_type = "" if is_json(kind.partition(";")[0].strip().lower()) else kind
+        job.message = msgspec.structs.replace(message, input=body)
+        self._prepare(job)
 
-    def cancel(self, job: LeasedJob) -> Settlement:
-        """The end of a job that was not handed over yet."""
-        job.dropped = "cancelled"
-        return cancelled(job)
+    def hold_back(self, settlements: list[Settlement]) -> list[Settlement]:
+        """Keep the settlements of jobs whose callbacks must be sent first; return the others."""
+        return self.callbacks.hold_back(settlements)
+
+    def take_callback_work(self) -> tuple[list[EndedJob], list[OrphanedEnd]] | None:
+        """Return the ends whose callbacks must be sent; None if there are none."""
+        return self.callbacks.take_work()
+
+    def callbacks_sent(self, job: LeasedJob) -> bool:
+        """Note that a job's callbacks were sent; return whether the job is still held."""
+        self.callbacks.notifying.pop(job.token, None)
+        return self.held.get(job.id) is job
+
+    def orphan_handled(self) -> None:
+        """Note that the callbacks of an orphaned end were sent."""
+        self.callbacks.orphaned_pending -= 1
+
+    # Batches
 
     def next_batch(self, now: float, *, draining: bool = False) -> Batch | None:
-        """The batch that leaves now for an idle replica, if one does."""
+        """Return the batch that leaves now for an idle replica; None if none does."""
         self.hold_until = (
             None if draining else self.expected_arrivals.hold_until(self.batcher, self.room, now)
         )
@@ -300,100 +332,128 @@ class ServedModel:
         epoch = time.time()
         for job in jobs:
             job.dispatched_at, job.dispatched_epoch_s = now, epoch
-        return Batch(jobs, reason, now, now + limit_s, traced=self.traced)
+        return Batch(jobs, reason, now, now + limit_s, traced=self._traced)
+
+    def batch_done(self, batch: Batch, result: BatchResult, now: float) -> BatchSettlements:
+        """Return how the jobs of a batch end; `now` is when its result came."""
+        size = len(batch.jobs)
+        self.stats.left(batch.reason)
+        self.observe_memory(size, result.fits)
+        self._observe_times(size, *result.times)
+        # The device ran the padding too.
+        self.batcher.observe(size + result.padding, now - batch.started_at)
+        self.deadlines.least_time.add(now - batch.started_at, now)
+        observe_batch(self.stats, batch, result, now)
+        if self.callbacks.linked:
+            self.callbacks.keep_results(batch.jobs, result.outcomes)
+        retries = self.retry_policy
+        return settle_batch(batch, result, self.pending_payloads, retries, self.config.name)
 
     def observe_memory(self, size: int, fits: int) -> None:
-        """Learn how much memory has room for: a batch of `size` ran, or only `fits` at once."""
+        """Learn that a batch of `size` ran, or that only `fits` of it fit into memory."""
         if self.memory_limit.observe(size, fits):
             limit = self.memory_limit.limit
             self.batcher.policy = replace(self.batcher.policy, max_batch_size=limit)
             if fits:
                 logger.warning(
-                    "out of memory with %d items; its batches have at most %d for now",
+                    "out of memory with %d inputs; batches are limited to %d for now",
                     size, limit, extra={"model": self.config.name, "size": size},
                 )  # fmt: skip
 
-    def _weigh(self, size: int, prepare: float, infer: float, _: float, starved: float) -> None:
-        """Learn where the time goes, from a batch's stages in ms."""
+    def _observe_times(
+        self, size: int, prepare: float, infer: float, _: float, starved: float
+    ) -> None:
+        """Learn from the times of a batch's stages, in ms."""
         self.prepare_s += NEWEST_WEIGHT * (prepare / 1000 / size - self.prepare_s)
         busy = infer + starved
         if busy:
             self.starved += NEWEST_WEIGHT * (starved / busy - self.starved)
 
-    def batch_done(
-        self,
-        batch: Batch,
-        outcomes: list[Any],
-        times: list[float],
-        padding: int,
-        fits: int,
-        now: float,
-    ) -> list[Settlement]:
-        """Turn what a replica answered into settlements; what is too long is left as cargo.
-
-        Args:
-            batch: what it was given.
-            outcomes: one per item.
-            times: of the three stages, and how long the device waited for the first, in ms.
-            padding: how many inputs it added to reach an allowed size.
-            fits: how many of the items memory had room for; 0 if for all.
-            now: when the answer came.
-        """
-        size = len(batch.jobs)
+    def batch_timed_out(self, batch: Batch, now: float, trace: str) -> Settlement:
+        """Return the settlement of a job that exceeded its timeout alone in this batch."""
         self.stats.left(batch.reason)
-        self.observe_memory(size, fits)
-        self._weigh(size, *times)
-        # The device ran the padding too.
-        self.batcher.observe(size + padding, now - batch.started_at)
-        self.deadlines.least_time.add(now - batch.started_at, now)
-        self._observe(batch, times, padding, now)
-        if self.callbacks.linked:
-            self.callbacks.keep_results(batch.jobs, outcomes)
-        return settle_batch(
-            batch,
-            outcomes,
-            times,
-            padding,
-            self.pending_payloads,
-            self.retry_policy,
-            self.config.name,
-        )
+        return self.deadlines.timed_out(batch, now, trace)
 
-    def _observe(self, batch: Batch, times: list[float], padding: int, now: float) -> None:
-        """Put a batch that has run into the histograms; its times are in ms."""
-        jobs = batch.jobs
-        self.stats.observe_batch(
-            len(jobs),
-            [job.claimed_at - job.enqueued_at for job in jobs],
-            [job.dispatched_at - job.claimed_at for job in jobs],
-            [now - job.enqueued_at for job in jobs],
-            [took / 1000 for took in times[:3]],
-            padding,
-            times[3] / 1000,
-        )
+    def batch_returned(self, batch: Batch) -> list[Settlement]:
+        """Put the jobs of a preempted batch back in front; return those that end instead."""
+        ended, waiting = [], []
+        for job in batch.jobs:
+            job.dispatched_at = 0.0
+            if job.dropped == "cancelled":
+                ended.append(self._cancelled(job))
+            elif job.dropped:
+                self.forget([job])
+            elif job.expires_at == NEVER or not self.deadlines.expires_too_soon(job, self.replicas):
+                waiting.append(job)
+        self.batcher.put_back(waiting)
+        return ended
 
-    def input_arrived(self, job: LeasedJob, body: bytes) -> None:
-        """The item's input was fetched: it joins the others."""
-        message = job.message
-        if message is None or message.source is None:
-            raise RuntimeError(f"no input of job {job.id} was asked for")
-        kind = message.source.type
-        job.content_type = "" if is_json(kind.partition(";")[0].strip().lower()) else kind
-        job.message = msgspec.structs.replace(message, input=body)
-        self.join(job)
+    # Ends
 
-    def transfer_failed(
-        self, job: LeasedJob, error: HeadraceError, *, retryable: bool
-    ) -> Settlement:
-        """The end, or another try, of a job whose payload could not be moved."""
+    def expire(self, now: float) -> None:
+        """End the prepared jobs that have expired."""
+        self.deadlines.expire(self.batcher, now)
+
+    def take_ended(self) -> list[Settlement]:
+        """Return the settlements of the jobs that ended without running."""
+        return self.deadlines.take_ended() if self.deadlines.ended else []
+
+    def cancel(self, job_id: str, token: str) -> list[Settlement]:
+        """Cancel a job; return its settlement if no replica has it.
+
+        For a dispatched job, the model process is asked to skip it. If that is too late, its result
+        is discarded.
+        """
+        job = self.held.get(job_id)
+        if job is None or job.token != token:
+            if self.backlog.claiming or self._unread_claims:
+                self.cancelled_tokens.add(token)
+            return []
         if job.dropped:
-            return discarded(job, 0, "")
-        return failed(
-            job, error.code, error.message, retryable=retryable, retries=self.retry_policy
+            return []
+        if self._take_out(job):
+            return [self._cancelled(job)]
+        if job.dispatched_at:
+            self._skip(job, "cancelled")
+        return []
+
+    def lose(self, job: LeasedJob) -> None:
+        """Drop a job that another worker has claimed since."""
+        logger.warning(
+            "lease lost: another worker has claimed the job",
+            extra={"model": self.config.name, "job": job.id},
         )
+        # A job in neither state has a pending settlement or release, whose reply reports it too.
+        if self._take_out(job):
+            job.dropped = "lost"
+            self.forget([job])
+        elif job.dispatched_at:
+            self._skip(job, "lost")
+
+    @staticmethod
+    def _cancelled(job: LeasedJob) -> Settlement:
+        job.dropped = "cancelled"
+        return cancelled(job)
+
+    def _skip(self, job: LeasedJob, why: str) -> None:
+        job.dropped = why
+        for replica in self.replicas:
+            replica.drop(job)
+
+    def _take_out(self, job: LeasedJob) -> bool:
+        """Remove a job that is prepared or in transfer; return whether it was."""
+        if job.dispatched_at:
+            return False
+        if self.batcher.remove(job):
+            self.deadlines.forget([job])
+            return True
+        if job.token in self.pending_payloads.in_transfer:
+            self.pending_payloads.transfer_done(job)
+            return True
+        return False
 
     def forget(self, claims: Sequence[LeasedJob | Settlement]) -> None:
-        """These claims are over; of the jobs themselves it may hold newer ones."""
+        """Forget these claims, which are over; newer claims of the same jobs stay held."""
         held, linked = self.held, self.callbacks.linked
         for claim in claims:
             job = held.get(claim.id)
@@ -402,3 +462,42 @@ class ServedModel:
             if linked:
                 linked.pop(claim.token, None)
         self.pending_payloads.forget(claims)
+
+    def released(self, jobs: Sequence[LeasedJob]) -> None:
+        """Forget these jobs, which are back in the queue."""
+        self.forget(jobs)
+        for job in jobs:
+            self.backlog.waiting[STEP_PLACE[job.step]] += 1
+
+    def release_prepared(self) -> list[LeasedJob]:
+        """Empty the batcher; return its jobs for their release."""
+        jobs = self.batcher.take_all()
+        self.deadlines.forget(jobs)
+        return jobs
+
+    def release_all(self) -> list[LeasedJob]:
+        """Return all jobs that are in no model process, for their release."""
+        transfers, notifying = self.pending_payloads.in_transfer, self.callbacks.notifying
+        return [*self.release_prepared(), *transfers.values(), *notifying.values()]
+
+    def postponed_until(self, at: float) -> None:
+        """Note that a delayed job joins its queue at this time."""
+        self.next_due_at = at if self.next_due_at is None else min(self.next_due_at, at)
+
+    def begin_sweep(self) -> int:
+        """Forget `next_due_at`; return how many orphaned ends the sweep may return."""
+        # The reply sets it again; until then it would cause a sweep in each turn.
+        self.next_due_at = None
+        return self.callbacks.orphaned_room
+
+    def swept(self, reply: SweepReply, now: float) -> None:
+        """Take the reply to a sweep."""
+        due_in_us = reply.due_in_us
+        self.next_due_at = None if due_in_us is None else now + due_in_us / US_PER_S
+        self.backlog.raise_waiting(reply.waiting)
+        if reply.orphaned:
+            self.callbacks.add_orphaned(self.queue, reply.orphaned)
+
+    def replica_started(self) -> None:
+        """Forget what old processes took for a batch."""
+        self.deadlines.least_time.forget()

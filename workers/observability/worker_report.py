@@ -62,7 +62,7 @@ def model_report(model: ServedModel) -> dict[str, Any]:
     states = [replica.state for replica in model.replicas]
     first_error = next((replica.error for replica in model.replicas if replica.error), "")
     if any(replica.process is None for replica in model.replicas):
-        first_error = first_error or model.restart_limit.reason(time.monotonic())
+        first_error = first_error or model.replica_history.wait_reason(time.monotonic())
     memory_limit = model.memory_limit
     return {
         "state": min(states, key=BEST_FIRST.index),
@@ -70,8 +70,8 @@ def model_report(model: ServedModel) -> dict[str, Any]:
         "ready": sum(state is Phase.READY for state in states),
         "device": model.replicas[0].init["device"],
         "error": first_error,
-        "recycled": model.recycled,
-        "lost": model.restart_limit.lost,
+        "recycled": model.replica_history.recycled,
+        "lost": model.replica_history.lost,
         "starved": round(model.starved, 3),
         "fits": memory_limit.limit if memory_limit.limit < memory_limit.max_size else 0,
         "pids": [r.process.pid for r in model.replicas if r.process is not None],

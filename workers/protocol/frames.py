@@ -1,6 +1,6 @@
 """Frames between a worker and its model processes: a 4-byte little-endian length, then msgpack.
 
-Knows sockets and bytes only. Nothing is pickled.
+Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -19,10 +19,7 @@ _decoder: Final = msgspec.msgpack.Decoder()
 
 
 class FrameSocket:
-    """One end of a socketpair. Sends block; `receive` takes what is there without blocking.
-
-    Several threads may send.
-    """
+    """One end of a socketpair. Several threads may send; only one may receive."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -30,11 +27,11 @@ class FrameSocket:
         self._sending = threading.Lock()
 
     def fileno(self) -> int:
-        """For selectors."""
+        """Return the descriptor for a selector."""
         return self._sock.fileno()
 
     def send(self, frame: list[Any]) -> None:
-        """Send one frame.
+        """Send one frame; block until it is written.
 
         Raises:
             OSError: the other end is gone.
@@ -44,7 +41,7 @@ class FrameSocket:
             self._sock.sendall(_LENGTH.pack(len(payload)) + payload)
 
     def receive(self) -> list[list[Any]]:
-        """Read once and give the frames that are complete; blocks if nothing is there.
+        """Read once and return the complete frames; block if there is nothing to read.
 
         Raises:
             EOFError: the other end is gone.
@@ -67,5 +64,5 @@ class FrameSocket:
         return frames
 
     def close(self) -> None:
-        """Close this end; the other sees EOF."""
+        """Close this end; the other end reads EOF."""
         self._sock.close()

@@ -1,4 +1,4 @@
-"""The life of a model process, in order. The process and its worker both go by this list.
+"""The phases of a model process, in order; the process and its worker both use this list.
 
 =========  =====================================================  ==============================
 phase      what happens                                           what ends it
@@ -8,12 +8,13 @@ loading    the handler is imported and `initialize` runs          it returns or 
 warming    the handler's `example_input` goes through all verbs,  as loading, under the same
            alone and as a batch of `max_batch_size`               time limit
 ready      batches run                                            the worker stops, or the process
-                                                                  is to be recycled
-draining   what was handed over ends; nothing more is handed over the last batch has ended
-stopped    the process is told to stop, and exits                 it is gone, or is killed
+                                                                  is recycled
+draining   dispatched batches end; no more are dispatched         the last batch has ended
+stopped    the process was ordered to stop, and exits             it is gone, or is killed
 =========  =====================================================  ==============================
 
-Between two lives a replica is `failed` (its load failed, and `error` says why) or `restarting`.
+Between two processes a replica is `failed` (the load failed, and `error` has the reason) or
+`restarting`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ TRACE_SIGNAL: Final = signal.SIGUSR2
 
 
 class Phase(StrEnum):
-    """Where a model process stands in its life."""
+    """The phase of a model process."""
 
     LOADING = "loading"
     WARMING = "warming"
@@ -39,11 +40,11 @@ class Phase(StrEnum):
     RESTARTING = "restarting"
 
 
-#: The phases of one life, in order.
+#: The phases of one process, in order.
 LIFE: Final = (Phase.LOADING, Phase.WARMING, Phase.READY, Phase.DRAINING, Phase.STOPPED)
-#: What `load_timeout_s` bounds.
+#: The phases that `load_timeout_s` limits.
 STARTING: Final = frozenset({Phase.LOADING, Phase.WARMING})
-#: A model's state is the best of its processes'.
+#: A model's state is the first of these that one of its replicas has.
 BEST_FIRST: Final = (
     Phase.READY,
     Phase.DRAINING,
@@ -56,9 +57,9 @@ BEST_FIRST: Final = (
 
 
 def write_stacks_to(descriptor: int) -> None:
-    """In a model process: write the stacks of all threads there at a crash, or when asked.
+    """Make this process write the stacks of all threads there at a crash or on `TRACE_SIGNAL`.
 
-    It is C code that does so, whatever holds the interpreter.
+    C code writes them, so they are written even while something holds the interpreter.
     """
     faulthandler.enable(descriptor)
     faulthandler.register(TRACE_SIGNAL, descriptor, all_threads=True)

@@ -1,9 +1,9 @@
-"""Nothing that a model process started outlives the worker, whatever becomes of the worker.
+"""Kills what model processes have started once their worker is gone, however it ended.
 
 The kernel kills a model process when its worker is gone, but not the children that its handler has
-started. So each worker has a guard: a small process that is told of the model processes' groups and
-otherwise waits for EOF on its input. Run with `-I -S`, so that it starts at once and stays small:
-this module needs the standard library alone.
+started. So each worker has an orphan guard: a small process that knows the process groups of the
+model processes and waits for EOF on its input. It runs by path with `-I -S`, so that it starts at
+once and stays small; this module may import the standard library alone.
 """
 
 from __future__ import annotations
@@ -15,41 +15,37 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
-
-#: Stands in the environment of every model process and, unless it is taken out, of what it starts.
-MARK: Final = "HEADRACE_MODEL_PARENT"
-#: As `MARK`, for one model process and what that one starts.
-LIFE: Final = "HEADRACE_MODEL_LIFE"
 
 
 class OrphanGuard:
-    """The guard of one worker, seen from the worker; it is started when it is first needed.
+    """The orphan guard of one worker; its process starts when it is first needed.
 
     Args:
-        mark: the value of `MARK` that only this worker's model processes have.
+        variable: the environment variable that this worker's model processes have.
+        mark: its value, which no other worker's processes have.
     """
 
-    def __init__(self, mark: str) -> None:
+    def __init__(self, variable: str, mark: str) -> None:
         self.mark = mark
+        self._variable = variable
         self._groups: set[int] = set()
         self._process: subprocess.Popen[bytes] | None = None
 
     def watch(self, group: int) -> None:
-        """End this process group when the worker is gone."""
+        """Kill this process group when the worker is gone."""
         self._groups.add(group)
         if self._process is None or self._process.poll() is not None:
             self._start()
         else:
-            self._tell(f"+{group}\n")
+            self._send(f"+{group}\n")
 
     def forget(self, group: int) -> None:
-        """The group has ended; its number may become another's."""
+        """Stop watching a group that has ended; its number may be used again."""
         self._groups.discard(group)
-        self._tell(f"-{group}\n")
+        self._send(f"-{group}\n")
 
     def close(self) -> None:
-        """End the guard, and with it whatever is left of the groups that it watches."""
+        """End the guard, which kills what is left of the groups that it watches."""
         if self._process is not None and self._process.stdin is not None:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
@@ -57,16 +53,16 @@ class OrphanGuard:
 
     def _start(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(Path(__file__).resolve()), self.mark],
+            [sys.executable, "-I", "-S", str(Path(__file__).resolve()), self._variable, self.mark],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             start_new_session=True,
             bufsize=0,
         )
         for group in self._groups:
-            self._tell(f"+{group}\n")
+            self._send(f"+{group}\n")
 
-    def _tell(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         if self._process is not None and self._process.stdin is not None:
             # A guard that was killed is replaced when the next process is watched.
             with contextlib.suppress(OSError):
@@ -74,7 +70,7 @@ class OrphanGuard:
 
 
 def main() -> None:
-    """Wait for the worker's end, then kill all that it left."""
+    """Wait for the worker's end, then kill the processes that it left."""
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
     groups: set[int] = set()
@@ -84,20 +80,20 @@ def main() -> None:
     for group in groups:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)
-    # Those that went into a session of their own are known by what they inherited.
-    end_marked(MARK, sys.argv[1])
+    # Processes with a session of their own are recognised by the variable that they inherited.
+    end_marked(*sys.argv[1:])
 
 
-def end_marked(name: str, mark: str) -> None:
-    """Kill the processes that have this mark in their environment."""
-    for pid in marked(name, mark):
+def end_marked(variable: str, mark: str) -> None:
+    """Kill the processes whose environment has this variable with this value."""
+    for pid in marked(variable, mark):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
 
 
-def marked(name: str, mark: str) -> list[int]:
-    """The processes that have this mark in their environment, as far as /proc shows it."""
-    wanted, found = f"{name}={mark}".encode(), []
+def marked(variable: str, mark: str) -> list[int]:
+    """Return the processes whose environment has this value, as far as /proc shows it."""
+    wanted, found = f"{variable}={mark}".encode(), []
     with contextlib.suppress(OSError):
         for entry in Path("/proc").iterdir():
             if not entry.name.isdecimal() or int(entry.name) == os.getpid():

@@ -19,9 +19,10 @@ import psutil
 
 from workers.jobs.batch import Batch
 from workers.jobs.leased_job import NEVER, LeasedJob
+from workers.protocol.environment import LIFE_VARIABLE, PARENT_VARIABLE
 from workers.protocol.frames import FrameSocket
 from workers.protocol.phases import STARTING, TRACE_SIGNAL, Phase
-from workers.replicas.orphan_guard import LIFE, MARK, end_marked
+from workers.replicas.orphan_guard import end_marked
 from workers.replicas.stack_dump import LOOK_S, TELL_S, StackDump
 
 logger = logging.getLogger(__name__)
@@ -120,7 +121,7 @@ class Replica:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "workers.model_process", *map(str, passed)],
                 pass_fds=passed,
-                env={**self.environ, MARK: mark, LIFE: self._life},
+                env={**self.environ, PARENT_VARIABLE: mark, LIFE_VARIABLE: self._life},
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
@@ -344,7 +345,7 @@ class Replica:
             self.process = None
             if self.state is not Phase.STOPPED:
                 # What left the group goes too; after an orderly end there is nothing to look for.
-                end_marked(LIFE, self._life)
+                end_marked(LIFE_VARIABLE, self._life)
         if self.frames is not None:
             self.frames.close()
             self.frames = None

@@ -1,10 +1,10 @@
-"""Whose turn it is on a device: weighted shares of its time. No clock, no batches, no threads.
+"""Whose turn it is on a device: weighted shares of its time. Reads no clock.
 
-Start-time fair queueing (Goyal, Vin and Cheng, 1996): each name has a virtual time, which its use
-of the device moves on by seconds over weight, and the turn goes to the one that is furthest behind.
-Plain deficit round robin wants to know what a batch takes before it runs; here it is charged when
-it has ended. One that wanted nothing for a while takes up where the others are: it saves no credit
-up, and is next unless it has used more than its share before.
+This is start-time fair queueing (Goyal, Vin and Cheng, 1996). Each name has a virtual time, which
+advances by seconds of use over weight, and the name that is furthest behind has the next turn.
+Deficit round robin must know how long a batch takes before it runs; here the time is charged when
+the batch has ended. A name that wanted nothing for a while continues at the time of the others, so
+it saves up no credit.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ class FairQueue:
     """The turns on one device.
 
     Attributes:
-        weights: the share of each name, against the others.
-        slots: how many may run at once.
+        weights: the share of each name, relative to the others.
+        slots: how many batches may run at once.
     """
 
     weights: Mapping[str, float]
@@ -32,30 +32,30 @@ class FairQueue:
 
     @property
     def free(self) -> bool:
-        """Whether one more may run."""
+        """Whether one more batch may run."""
         return self._running < self.slots
 
     def order(self, wanting: Iterable[str]) -> list[str]:
-        """Those that want the device, whose turn it is first.
+        """Return these names in the order of their turns.
 
-        Of several that are equally far behind, the one comes first that has waited longest.
+        Among names that are equally far behind, the one that has waited longest is first.
         """
         return sorted(wanting, key=lambda name: (self._start(name), self._began.get(name, 0)))
 
     def behind(self, name: str, other: str, seconds: float) -> bool:
-        """Whether the other's turn is next, once this one is charged for so many seconds more."""
+        """Return whether `other` is next once `name` is charged for `seconds` more."""
         used = self._start(name) + seconds / self.weights[name]
         return self._start(other) < used
 
     def begin(self, name: str) -> None:
-        """It takes its turn, and a slot."""
+        """Give a name its turn and a slot."""
         self._turn += 1
         self._running += 1
         self._began[name] = self._turn
         self._now = self._used[name] = self._start(name)
 
     def end(self, name: str, seconds: float) -> None:
-        """It gives its slot back, after so much time of the device."""
+        """Take the slot back, and charge the name for `seconds` of the device."""
         self._running -= 1
         self._used[name] += seconds / self.weights[name]
 

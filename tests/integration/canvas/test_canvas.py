@@ -282,6 +282,6 @@ def test_what_can_never_be_sent_is_a_failure_with_errbacks(
     linked.link(stock(app, "same").set(**options))
     linked.link_error(stock(app, "note", where))
     sent = linked.apply_async()
-    with pytest.raises(errors.InvalidRequest, match="what follows the job cannot be sent"):
+    with pytest.raises(errors.InvalidRequest, match="callbacks cannot be sent"):
         sent.get(timeout=GET_TIMEOUT_S)
     assert told(site, where)

@@ -166,7 +166,7 @@ def test_what_cannot_be_told_is_tried_again_until_redis_is_back(site: Site) -> N
     wait_until(lambda: (site.folder / "runs.log").exists(), "it runs", timeout_s=30)
     site.server.stop(kill=True)
     gate.touch()
-    wait_until(lambda: "cannot be told, tried again" in site.first.log, "it tries", timeout_s=60)
+    wait_until(lambda: "callbacks not sent" in site.first.log, "it tries", timeout_s=60)
     site.server.start()
     (ended,) = site.ours.wait("member")
     assert ended.state is State.SUCCEEDED, ended.error_json

@@ -283,10 +283,10 @@ def test_what_follows_and_cannot_be_sent(app: Celery) -> None:
     linked = signature(app, 1)
     unsendable: Any = following(app)
     linked.link(unsendable.set(expires="no time at all"))
-    with pytest.raises(errors.InvalidRequest, match="what follows the job cannot be sent"):
+    with pytest.raises(errors.InvalidRequest, match="callbacks cannot be sent"):
         linked.apply_async().get(timeout=GET_TIMEOUT_S)
     odd = send(app, "tricky", 1, link=[{"task": "stock.same", "options": 7}])
-    with pytest.raises(errors.InvalidRequest, match="signatures of what follows"):
+    with pytest.raises(errors.InvalidRequest, match="signatures of the job"):
         odd.get(timeout=GET_TIMEOUT_S)
 
 

@@ -174,7 +174,7 @@ def test_recycled_after_max_jobs_without_a_gap(redis_db: RedisServer, tmp_path: 
         new = {json.loads(job.result_json or "") for job in after}
         assert old not in new
         wait_until(lambda: worker.states()["worn"]["recycled"] >= 1, "it is told")
-        assert "a model process is recycled: it has run 5 jobs" in worker.log
+        assert "recycling a model process: it has run 5 jobs" in worker.log
         assert "died under" not in worker.log
 
 

@@ -214,7 +214,7 @@ def test_overlapped_verbs_say_their_own_batch(site: Site) -> None:
 
 
 def test_losses_name_their_jobs(site: Site) -> None:
-    assert site.about("a model process died under a batch", model="talking", level="error")
+    assert site.about("model process died during a batch", model="talking", level="error")
     assert any(
         site.jobs["hang"] in (line.get("job"), *line.get("jobs", ()))
         for line in site.about("ran into its timeout", model="talking")

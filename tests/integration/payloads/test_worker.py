@@ -290,7 +290,7 @@ def test_a_worker_stopped_while_it_fetches_cannot_settle_what_another_has_run(si
             assert site.result(job) == BODY
             before = redis.hgetall(keys.job(job_id))
             os.kill(site.worker.pid, signal.SIGCONT)
-            wait_until(lambda: site.worker.says("is another's by now", job_id), "it is told")
+            wait_until(lambda: site.worker.says("lease lost", job_id), "it is told")
             assert redis.hgetall(keys.job(job_id)) == before
     finally:
         os.kill(site.worker.pid, signal.SIGCONT)

@@ -202,15 +202,13 @@ def test_a_stopped_worker_whose_pool_prepares_a_job_cannot_settle_it(
             ) as second:
                 wait_until(lambda: begun() == 2, "another's pool prepares it", 60)
                 os.kill(first.pid, signal.SIGCONT)
-                wait_until(lambda: "lets go of it" in first.log, "its renewal is refused", 60)
+                wait_until(lambda: "lease lost" in first.log, "its renewal is refused", 60)
                 (theirs,) = second.model_pids()
                 gate.touch()
                 (job,) = client.wait(job_id)
                 assert (job.state, job.attempts) == (State.SUCCEEDED, 2)
                 assert client.result(job_id)["model_pid"] == theirs
-                wait_until(
-                    lambda: "this answer is dropped" in first.log, "its answer is refused", 60
-                )
+                wait_until(lambda: "result discarded" in first.log, "its answer is refused", 60)
                 assert client.result(job_id)["model_pid"] == theirs
         finally:
             os.kill(first.pid, signal.SIGCONT)
@@ -287,7 +285,7 @@ def test_a_stopped_worker_can_do_nothing_to_what_another_holds(
                 os.kill(at.worker.pid, signal.SIGCONT)
                 for job_id in ids:
                     wait_until(
-                        lambda one=job_id: at.worker.says("is another's by now", one),  # type: ignore[misc]
+                        lambda one=job_id: at.worker.says("lease lost", one),  # type: ignore[misc]
                         "it hears that it is another's",
                     )
                 assert at.client.job(inside).state is State.RUNNING
@@ -321,16 +319,14 @@ def test_a_stopped_worker_whose_batch_runs_on_can_neither_renew_nor_settle_it(
                 wait_until(lambda: at.lines().count("inference slow begins") == 2, "it has it", 60)
                 token = at.client.redis.hget(keys.job(job_id), keys.F.TOKEN)
                 os.kill(at.worker.pid, signal.SIGCONT)
-                wait_until(lambda: "lets go of it" in at.worker.log, "its renewal is refused")
+                wait_until(lambda: "lease lost" in at.worker.log, "its renewal is refused")
                 record = at.client.redis.hmget(keys.job(job_id), keys.F.TOKEN, keys.F.STATE)
                 assert record == [token, b"r"]
                 (theirs,) = second.model_pids()
                 at.open("open")
                 assert at.job(job_id).attempts == 2
                 assert at.client.result(job_id)["pid"] == theirs
-                wait_until(
-                    lambda: "this answer is dropped" in at.worker.log, "its answer is refused"
-                )
+                wait_until(lambda: "result discarded" in at.worker.log, "its answer is refused")
                 assert at.client.result(job_id)["pid"] == theirs
         finally:
             os.kill(at.worker.pid, signal.SIGCONT)

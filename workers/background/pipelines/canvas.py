@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 from headrace.redis.backoff import MAX_S
 from workers.background.pipelines.execution import PipelineExecution, about
 from workers.background.pipelines.stage_jobs import StageJobs
-from workers.canvas.notifier import tell_end, tell_left
+from workers.canvas.notifier import send_end, send_orphaned
 from workers.canvas.sender import TRY_AGAIN, CanvasSender, ChordBusy, Malformed, SendProgress
 from workers.jobs.settlement import Settlement
 from workers.models.pending_callbacks import EndedJob, OrphanedEnd
@@ -44,7 +44,7 @@ class PipelineCanvas:
         progress, end = SendProgress(), EndedJob(execution.job, settlement)
         while True:
             try:
-                return await self._send(partial(tell_end, end), progress)
+                return await self._send(partial(send_end, end), progress)
             except _LATER as error:
                 logger.warning("callbacks not sent yet: %s", error, extra=about(execution))
                 progress.tries += 1
@@ -59,7 +59,7 @@ class PipelineCanvas:
             end = OrphanedEnd(queue, name, entry)
             job = {"job": name.decode("utf-8", "replace")}
             try:
-                await self._send(partial(tell_left, end), SendProgress())
+                await self._send(partial(send_orphaned, end), SendProgress())
             except _LATER as error:
                 logger.warning("callbacks of an ended job not sent yet: %s", error, extra=job)
             except Exception:

@@ -22,7 +22,7 @@ from workers.jobs.claim_reply import read_jobs
 from workers.jobs.leased_job import NEVER, LeasedJob
 from workers.jobs.settlement import Settlement
 from workers.leases.reap_clock import ReapClock
-from workers.models.pending_callbacks import UNTOLD_MAX
+from workers.models.pending_callbacks import ORPHANED_MAX
 
 #: A lost orchestrator is never a job's fault, as it runs no user code: no job is charged for it,
 #: and none waits.
@@ -146,7 +146,7 @@ class PipelineLeases:
         busy = queue.orphans is not None and not queue.orphans.done()
         sweep = queue_scripts.sweep(
             queue.name, reap_until_us=self._reap.until_us(now), losses=LOSSES,
-            orphaned_max=0 if busy else UNTOLD_MAX,
+            orphaned_max=0 if busy else ORPHANED_MAX,
         )  # fmt: skip
         reply = queue_scripts.read_sweep(await self._jobs.call_once(sweep))
         self._reap.set_server_time(reply.now_us, time.monotonic())

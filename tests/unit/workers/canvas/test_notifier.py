@@ -18,6 +18,7 @@ from workers.jobs.leased_job import LeasedJob
 from workers.jobs.settlement import Settlement
 from workers.leases.manager import LeaseManager
 from workers.models.served_model import ServedModel
+from workers.models.settling import BatchResult
 
 TOLD_MAX_S = 30
 CANVAS = Canvas("a", "a", [{"task": "next"}], [], [], None, None, None)
@@ -75,8 +76,9 @@ def test_who_is_followed_is_settled_once_all_is_told(
     model.held["a"] = job
     model.callbacks.linked["1"] = job
     batch = Batch([job], "idle", 1, 60)
-    ended = model.batch_done(batch, [[True, b"7", ""]], [1.0, 1.0, 1.0, 0.0], 0, 0, 2)
-    assert model.callbacks.hold_back(ended) == []
+    result = BatchResult([[True, b"7", ""]], [1.0, 1.0, 1.0, 0.0], 0, 0)
+    ended = model.batch_done(batch, result, 2)
+    assert model.hold_back(ended.ready) == []
     job.dropped = dropped
     broker, books = Broker(sends=sends), Books()
     with contextlib.closing(CanvasNotifier(lambda: cast(CanvasSender, broker))) as notifier:

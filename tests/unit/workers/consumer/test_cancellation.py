@@ -71,7 +71,8 @@ def claim(model: ServedModel, *ids: str) -> list[Settlement]:
     for job_id in ids:
         raw = envelope(job_id, "m", "headrace.m", b"1", timeout_s=60.0)
         flat += [raw, job_id.encode(), f"token-{job_id}".encode(), b"", b"1", b"", b"", b"0"]
-    return model.accept(ClaimReply([b"1", *[b"0"] * 4, 0, *flat]), NOW)
+    model.claim_answered(ClaimReply([b"1", *[b"0"] * 4, 0, *flat]), NOW)
+    return model.read_claims(NOW)
 
 
 def told(*ids: str, model: str = "m") -> list[bytes]:

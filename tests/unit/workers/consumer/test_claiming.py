@@ -32,9 +32,9 @@ class Desk:
     connected: bool = True
     breaks: bool = False
 
-    def claim(self, model: ServedModel, rooms: Sequence[int]) -> None:
-        model.backlog.begin_claim()
-        self.said.append(("claim", model.config.name, list(rooms)))
+    def claim(self, model: ServedModel, room: Sequence[int], now: float) -> None:
+        model.claim_sent(room, now)
+        self.said.append(("claim", model.config.name, list(room)))
 
     def flush(self, now: float) -> None:
         self.said.append("flush")
@@ -74,7 +74,7 @@ def test_the_next_batch_is_asked_for_before_the_one_that_came_is_read() -> None:
     one = served()
     came(one, SIZE, left=100)
     assert said([one], "claim_before_reading") == [("claim", "m", [SIZE] * 4), "flush"]
-    assert said([one], "read_replies") == [("settle", [])]
+    assert said([one], "read_claims") == [("settle", [])]
     assert len(one.batcher) == SIZE
     assert said([one], "claim") == [], "a claim is under way"
 
@@ -126,8 +126,8 @@ def test_nothing_more_is_asked_for_when_the_first_write_finds_redis_gone() -> No
     desk = Desk(breaks=True)
     claims = Claimer([one, other], cast(LeaseManager, desk), Dispatcher([one, other]))
     claims.claim_before_reading(NOW)
-    claims.read_replies(NOW)
-    other.take_all()
+    claims.read_claims(NOW)
+    other.release_prepared()
     claims.claim_before_settling(NOW)
     assert [word for word in desk.said if word[0] == "claim"] == [("claim", "one", [SIZE] * 4)]
     assert not other.backlog.claiming
@@ -138,7 +138,7 @@ def test_behind_lone_jobs_nothing_is_asked_for_until_a_look_has_found_some() -> 
     one = served()
 
     def at_its_end(brings: int) -> bool:
-        one.take_all()
+        one.release_prepared()
         one.backlog.guess([0])
         asked = bool(said([one], "claim"))
         if asked:
@@ -166,7 +166,7 @@ def test_a_cancel_told_before_the_answer_is_read_is_kept_until_then_and_no_longe
     one = served()
     came(one, 2)
     one.cancelled_tokens |= {"t1", "of a job that was never ours"}
-    assert said([one], "read_replies") == [("settle", ["j1"])]
+    assert said([one], "read_claims") == [("settle", ["j1"])]
     assert not one.cancelled_tokens
     came(one, 1)
     one.cancelled_tokens.add("of the claim that is under way")

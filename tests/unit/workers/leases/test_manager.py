@@ -12,6 +12,7 @@ from headrace.config.model_catalog import ModelConfig
 from headrace.errors import ResultNotStored
 from headrace.jobs.message import InputSource
 from headrace.jobs.message_writer import envelope
+from headrace.payloads.store import PayloadEntry
 from headrace.redis.clock import US_PER_S
 from headrace.redis.scripts import Command
 from headrace.redis.scripts.jobs import FENCED, ClaimReply
@@ -19,6 +20,7 @@ from workers.jobs.leased_job import LeasedJob
 from workers.jobs.settlement import Settlement, cancelled
 from workers.leases.connection import PipelinedConnection
 from workers.leases.manager import LeaseLimits, LeaseManager
+from workers.models.pending_payloads import PendingResult, TransferOutcome
 from workers.models.served_model import ServedModel
 
 NOW = 1000.0
@@ -67,7 +69,8 @@ def model() -> ServedModel:
         source = InputSource(ref="redis:" + job_id * 32)
         raw = envelope(job_id, "m", "headrace.m", b"1", timeout_s=60.0, source=source)
         flat += [raw, job_id.encode(), f"token-{job_id}".encode(), b"", b"1", b"", b"", b"0"]
-    model.accept(ClaimReply([b"1", *[b"0"] * 4, 0, *flat]), NOW)
+    model.claim_answered(ClaimReply([b"1", *[b"0"] * 4, 0, *flat]), NOW)
+    model.read_claims(NOW)
     return model
 
 
@@ -118,11 +121,17 @@ def test_of_a_refused_call_nothing_stays_behind(
     assert answered(model, release, ResponseError("WRONGTYPE")) == [heard, heard]
     assert not model.held
     assert not model.pending_payloads._entries
-    assert [entry.job_id for entry in model.pending_payloads.ended] == ["a", "b"]
+    work = model.take_payload_work()
+    assert work is not None
+    assert [entry.job_id for entry in work.ended] == ["a", "b"]
 
 
 def test_a_cancelled_job_whose_result_cannot_be_stored_was_cancelled(model: ServedModel) -> None:
     job = model.held["a"]
     job.dropped = "cancelled"
-    settlement = model.transfer_failed(job, ResultNotStored("the store is full"), retryable=True)
+    result = PendingResult(job, cancelled(job), PayloadEntry("redis:r", "a", "m", "r"), b"1", "")
+    error = ResultNotStored("the store is full")
+    outcome = TransferOutcome(job, result=result, error=error, retryable=True)
+    settlement = model.transfer_done(outcome)
+    assert settlement is not None
     assert not settlement.retried

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from workers.consumer.loop import Consumer
-from workers.leases.dialing import watch_sockets
+from workers.leases.connection import watch_sockets
 
 WAIT_S = 30.0
 

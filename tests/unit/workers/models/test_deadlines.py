@@ -10,6 +10,7 @@ import msgspec
 from headrace.config.model_catalog import ModelConfig
 from headrace.jobs.message import read_envelope
 from headrace.jobs.message_writer import envelope
+from headrace.observability.worker_report import ModelStats
 from workers.batching.batcher import Batcher, BatchPolicy
 from workers.jobs.batch import Batch
 from workers.jobs.leased_job import NEVER, LeasedJob
@@ -20,7 +21,7 @@ from workers.models.deadlines import (
     Expiring,
     LeastTime,
 )
-from workers.models.restart_limit import WINDOW_S, RestartLimit
+from workers.models.replica_history import WINDOW_S, ReplicaHistory
 from workers.models.served_model import ServedModel
 from workers.protocol.phases import Phase
 from workers.replicas.replica import Replica
@@ -89,7 +90,7 @@ def test_only_what_still_waits_ends_as_expired() -> None:
         batcher.add(one)
         deadlines._expiring.add(one)
     deadlines.expire(batcher, 6)
-    assert [settlement.id for settlement in deadlines.ended] == ["early"]
+    assert [settlement.id for settlement in deadlines.take_ended()] == ["early"]
     assert batcher.take_all() == [later]
 
 
@@ -98,7 +99,7 @@ def model_with(*inputs: tuple[str, float]) -> ServedModel:
     config = ModelConfig(name="m", handler="echo", timeout_s=9, min_timeout_s=0.2)
     model = ServedModel(config, 0, [Replica({"device": "cpu"}, {}, state=Phase.READY)])
     for name, timeout_s in inputs:
-        model.join(sent(name, timeout_s=timeout_s))
+        model._prepare(sent(name, timeout_s=timeout_s))
     return model
 
 
@@ -117,8 +118,9 @@ def test_who_cannot_make_it_is_left_out_of_the_batch_and_of_its_deadline() -> No
     assert [one.id for one in batch.jobs] == ["b", "c"]
     assert batch.deadline == 100.31
     # The model's own floor is what the last one would have been given.
-    messages = [str(end.value) for end in model.deadlines.ended]
-    assert [(end.id, end.state) for end in model.deadlines.ended] == [("a", "x"), ("d", "x")]
+    ended = model.take_ended()
+    messages = [str(end.value) for end in ended]
+    assert [(end.id, end.state) for end in ended] == [("a", "x"), ("d", "x")]
     assert "its timeout of 0.2 s" in messages[1]
 
 
@@ -126,9 +128,8 @@ def test_a_model_with_which_nobody_can_make_it_has_no_batch() -> None:
     model = model_with(("a", 0.3), ("b", 0.3))
     model.deadlines.least_time = seen(LEAST_BATCHES, 5, at=99)
     assert model.next_batch(100) is None
-    assert [end.id for end in model.deadlines.ended] == ["a", "b"]
     assert model.unfinished, "a worker that drains must not end before Redis knows"
-    model.deadlines.ended.clear()
+    assert [end.id for end in model.take_ended()] == ["a", "b"]
     assert not model.unfinished
 
 
@@ -148,31 +149,31 @@ def test_what_must_begin_before_a_process_can_be_free_ends_at_once() -> None:
             replica.batch = None if at is None else Batch([], "idle", at, at + 60)
         late = job("late", expires_at=time.monotonic() + 6)
         assert deadlines.expires_too_soon(late, running) is hopeless
-        assert [end.id for end in deadlines.ended] == (["late"] if hopeless else [])
+        assert [end.id for end in deadlines.take_ended()] == (["late"] if hopeless else [])
         assert (deadlines.next_at == NEVER) is hopeless
 
 
 def test_restarts_are_bounded_in_any_window() -> None:
     most = 3
-    restarts = RestartLimit(most)
+    restarts = ReplicaHistory(most, ModelStats())
     lost: deque[float] = deque()
     now = 0.0
     for _ in range(50):
-        now = restarts.earliest_start(now)
+        now = restarts.restart_at(now)
         lost.append(now)
-        restarts.add(now, "it died")
+        restarts.add_loss(now, "it died")
         now += 7.5
         assert sum(at > lost[-1] - WINDOW_S for at in lost) <= most
     assert restarts.lost == 50
 
 
 def test_what_is_told_of_restarts() -> None:
-    restarts = RestartLimit(2)
-    restarts.add(100, "it died")
-    assert (restarts.earliest_start(100), restarts.reason(100)) == (100, "")
-    restarts.add(110, "a job ran longer than its timeout\nin one")
-    assert restarts.earliest_start(110) == 160
-    told = restarts.reason(110)
-    assert "the next one is started in 50 s" in told
+    restarts = ReplicaHistory(2, ModelStats())
+    restarts.add_loss(100, "it died")
+    assert (restarts.restart_at(100), restarts.wait_reason(100)) == (100, "")
+    restarts.add_loss(110, "a job ran longer than its timeout\nin one")
+    assert restarts.restart_at(110) == 160
+    told = restarts.wait_reason(110)
+    assert "the next one starts in 50 s" in told
     assert told.endswith("a job ran longer than its timeout\nin one")
-    assert restarts.reason(160) == ""
+    assert restarts.wait_reason(160) == ""

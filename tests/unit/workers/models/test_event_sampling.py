@@ -66,7 +66,7 @@ def test_what_was_left_out_is_counted_and_said_once(caplog: pytest.LogCaptureFix
     assert dict(stats.drain()) == {UNTOLD: "7.0"}
     assert sampled.report() == {"events": "sampled", "events_left_out": 7}
     (line,) = caplog.messages
-    assert "of more than 100 jobs a second" in line
+    assert "sampled above 100 jobs a second" in line
     off = telling(False)
     off.count_omitted(5)
     assert off.omitted == 0

@@ -14,7 +14,7 @@ from workers.models.served_model import ServedModel
 from workers.protocol.phases import Phase
 from workers.replicas.replica import Replica
 from workers.scheduling.dispatcher import Dispatcher
-from workers.scheduling.staging import QUIET_S, replica_for_second, requeue, stage_at
+from workers.scheduling.staging import QUIET_S, replica_for_second, stage_at
 
 NOW = 1000.0
 numbers = itertools.count(1)
@@ -201,7 +201,7 @@ def test_what_gave_way_waits_again_but_for_those_that_were_dropped() -> None:
         flooded.held[one.id] = one
     kept, cancelled, lost = returned.jobs
     cancelled.dropped, lost.dropped = "cancelled", "lost"
-    ended = requeue(flooded, returned)
+    ended = flooded.batch_returned(returned)
     assert [(end.id, end.state) for end in ended] == [(cancelled.id, "c")]
     assert set(flooded.held) == {kept.id, cancelled.id}
     assert flooded.batcher.take_all() == [kept]

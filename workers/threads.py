@@ -1,4 +1,4 @@
-"""Threads beside a worker's main loop."""
+"""Threads that run next to a worker's main loop."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class BackgroundThreads(Generic[TaskT, ResultT]):
 
     Args:
         work: does one task, in a thread. It passes results to `deliver`, and returns the seconds
-            after which the task is to be tried again, or None if it is done.
+            after which to try the task again, or None if it is done.
         name: of the threads, to which their number is added.
         max_threads: how many tasks may run at once.
     """

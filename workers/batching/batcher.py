@@ -1,23 +1,23 @@
-"""When a batch leaves: decided from the items and the time alone. No Redis, no threads, no clock.
+"""When a batch leaves, decided from the items and the time alone. Does no I/O and reads no clock.
 
-The policy is work-conserving. A free device takes what is there; while it is busy, items collect.
-Holding a batch back for company happens only while the device is free, and only when it pays: an
-item that waits for the next arrival costs each waiting item one inter-arrival gap, and saves the
-fixed cost of one batch. So a batch of n is held while n * gap < b, where the time of a batch of
-size s is fitted as a*s + b (least squares with forgetting, as in Clipper and BentoML's CORK), and
-never beyond `max_batch_delay_s` from when its oldest item was enqueued. Who is known to be on the
-way is no bet, and a matter of `workers/batching/expected_arrivals.py`.
+The policy is work-conserving. A free device takes the items that are here; while it is busy, items
+collect. A batch is held back for more items only while the device is free, and only if that pays.
+Waiting for the next arrival costs each waiting item one inter-arrival gap, and saves the fixed cost
+of one batch. So a batch of n is held while n * gap < b, where the time of a batch of size s is
+fitted as a*s + b (least squares with forgetting, as in Clipper and BentoML's CORK). It is never
+held longer than `max_batch_delay_s` after its oldest item was enqueued. Arrivals that are already
+known are handled by `workers/batching/expected_arrivals.py`.
 
-Items of different keys never share a batch. Keys take turns by their first items, best priority
-first and then in the order in which these came: a batch that leaves holds the first item of all,
-unless that one is held for company and another key's need not wait for it. So no key can starve
+Items of different keys never share a batch. Keys take turns by their first items: best priority
+first, then in the order in which the items came. So a batch that leaves holds the first item of
+all, unless that item is held back and the batch of another key need not wait. No key can starve
 another.
 
-Items of the last step are offline: nothing is held for their sake beside online ones, and they fill
-places that an online batch leaves empty. Where the batch is padded up to an allowed size anyway
-that costs nothing; beyond it k more make the batch longer by k*a, so that they go along while that
-is no more than a tenth. An item that has waited beyond its
-`overdue_at` goes before all others, but no more than one in `OVERDUE_EVERY` items does.
+Items of the last step are offline. No online batch is held back for them, but they fill the places
+that it leaves empty. If the batch is padded up to an allowed size, that costs nothing. Beyond that,
+k more items make the batch longer by k*a, so they are added while this is at most a tenth. An item
+that has waited beyond its `overdue_at` goes before all others, but at most one in `OVERDUE_EVERY`
+items does.
 """
 
 from __future__ import annotations
@@ -33,35 +33,35 @@ from headrace.redis.keys import OFFLINE_STEP, STEPS
 from workers.batching.latency_model import LatencyModel
 from workers.batching.waiting import FIRST, KeyQueue, Number, Row, put
 
-#: Why a batch left. full: `max_batch_size` were there. cost: one more would have been above
-#: `max_batch_cost`. deadline: its oldest was enqueued `max_batch_delay_s` ago. idle: the device was
-#: free, and a hold would not have paid. alone: it was in a batch that was lost. drain: its worker
-#: is about to stop. What is said is why its online items left, where it has any.
+#: Why a batch left. full: it has `max_batch_size` items. cost: one more item would have exceeded
+#: `max_batch_cost`. deadline: its oldest item was enqueued `max_batch_delay_s` ago. idle: the
+#: device was free, and waiting would not have paid. alone: its item was in a batch that was lost.
+#: drain: the worker is about to stop. If it has online items, the reason is why these left.
 Reason = Literal["full", "cost", "deadline", "idle", "alone", "drain"]
 
-#: Jobs that arrive together say that the next comes at once; a hold of no length would be a spin.
+#: Items that arrive together have a gap of 0, and a hold of no length would be a busy loop.
 HOLD_MIN_S: Final = 0.0005
-#: How many batches' worth of items may wait where they fall into keys: with one batch's worth, two
-#: keys in turn would halve each other's batches.
+#: How many batches' worth of items may wait if they have keys. With one batch's worth, two keys in
+#: turn would halve each other's batches.
 KEYED_LOOK_AHEAD: Final = 2
-#: Of so many keys the arrivals are remembered, the latest ones.
+#: For how many keys arrivals are remembered: the latest ones.
 KEYS_MAX: Final = 256
-#: By which share of its time an online batch may become longer by offline items that go along.
+#: The share of its time by which offline items may make an online batch longer.
 FILL_SHARE: Final = 0.1
-#: At most one in so many items goes before better ones because it has waited too long: a backlog
-#: that is all too old must not turn the order round.
+#: At most one in this many items goes before better ones because it has waited too long. Otherwise
+#: a backlog of old items would reverse the order.
 OVERDUE_EVERY: Final = 10
 STEP_PLACE: Final = {step: place for place, step in enumerate(STEPS)}
 
 
 class Batchable(Protocol):
-    """What the batcher needs to know of an item.
+    """What the batcher reads of an item.
 
     Attributes:
         enqueued_at: seconds, on the same clock as every `now`.
         step: its priority, one of `headrace.redis.keys.STEPS`.
         overdue_at: from then on it no longer yields to better ones.
-        isolated: it was in a batch that was lost and must run by itself.
+        isolated: it was in a batch that was lost and must run alone.
         cost: its share of `max_batch_cost`.
         key: only items of one key run together.
     """
@@ -79,15 +79,15 @@ ItemT = TypeVar("ItemT", bound=Batchable)
 
 @dataclass(frozen=True, slots=True)
 class BatchPolicy:
-    """Bounds of a model's batches.
+    """The limits of a model's batches.
 
     Attributes:
         max_batch_size: items of a batch.
-        max_batch_delay_s: how long an item may be held for company, from when it was enqueued.
-        max_batch_cost: the most that the items of a batch may cost together; a lone item above it
-            still runs, alone. None is no bound.
+        max_batch_delay_s: how long an item may be held back for others, from when it was enqueued.
+        max_batch_cost: the most that the items of a batch may cost together; an item above it runs
+            alone. None for no limit.
         keyed: items have keys.
-        sizes: those that a batch is padded up to, in order; none: it runs as it is.
+        sizes: the sizes that a batch is padded up to, in order; empty for no padding.
     """
 
     max_batch_size: int
@@ -98,7 +98,7 @@ class BatchPolicy:
 
 
 def batch_policy(config: ModelConfig) -> BatchPolicy:
-    """Return the bounds that the models file sets for a model."""
+    """Return the limits that the models file sets for a model."""
     return BatchPolicy(
         max_batch_size=config.max_batch_size,
         max_batch_delay_s=config.max_batch_delay_ms / 1000,
@@ -110,7 +110,7 @@ def batch_policy(config: ModelConfig) -> BatchPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Leave(Generic[ItemT]):
-    """These items leave now as one batch."""
+    """The decision that these items leave now as one batch."""
 
     items: list[ItemT]
     reason: Reason
@@ -118,7 +118,7 @@ class Leave(Generic[ItemT]):
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Nothing leaves before `until`, unless more arrives."""
+    """The decision that nothing leaves before `until`, unless more items arrive."""
 
     until: float
 
@@ -128,24 +128,24 @@ class Batcher(Generic[ItemT]):
     """The waiting items of one model, and when they leave.
 
     Attributes:
-        latency_model: what batches take.
-        online_at: when the last item that came and is not offline was enqueued.
+        latency_model: how long batches take.
+        online_at: when the latest online item was enqueued.
     """
 
     policy: BatchPolicy
     latency_model: LatencyModel = field(default_factory=LatencyModel)
     online_at: float = float("-inf")
-    # Those that have somebody who waits, and all that are remembered.
+    # The keys that have waiting items, and all that are remembered.
     _groups: dict[str | None, KeyQueue[ItemT]] = field(default_factory=dict)
     _known: dict[str | None, KeyQueue[ItemT]] = field(default_factory=dict)
     _isolated: Row[ItemT] = field(default_factory=deque)
     _came: int = 0
     _back: int = 0
     _length: int = 0
-    # Of each step, how many wait and what they cost together.
+    # For each step, how many items wait and their cost.
     _counts: list[int] = field(default_factory=lambda: [0] * len(STEPS))
     _costs: list[int] = field(default_factory=lambda: [0] * len(STEPS))
-    # When the first of them is overdue, or sooner; and how many have left since one went first.
+    # When the first item is overdue, or earlier; and how many left since an overdue one went first.
     _overdue_at: float = float("inf")
     _since_overdue: int = OVERDUE_EVERY
 
@@ -154,34 +154,34 @@ class Batcher(Generic[ItemT]):
 
     @property
     def isolated(self) -> bool:
-        """Whether an item waits that must run by itself."""
+        """Whether an item waits that must run alone."""
         return bool(self._isolated)
 
     @property
     def online(self) -> int:
-        """How many items wait that are not offline."""
+        """How many online items wait."""
         return self._length - self._counts[-1]
 
     @property
     def room(self) -> list[int]:
-        """How many more items it takes of each step.
+        """How many more items of each step it takes.
 
-        One prepared batch, or two where items fall into keys, of a step and all better ones: what
-        is prepared of worse ones takes no room from better ones.
+        The limit is one batch, or two if items have keys, for a step and all better steps together:
+        prepared items of worse steps take no room from better ones.
         """
         policy, counts = self.policy, self._counts
         ahead = KEYED_LOOK_AHEAD if policy.keyed else 1
         most, limit = policy.max_batch_size * ahead, policy.max_batch_cost
-        rooms, held, cost = [], 0, 0
+        room, held, cost = [], 0, 0
         for place, count in enumerate(counts):
             held += count
             cost += self._costs[place]
             full = limit is not None and cost >= limit * ahead
-            rooms.append(0 if full else max(0, most - held))
-        return rooms
+            room.append(0 if full else max(0, most - held))
+        return room
 
     def overdue(self, now: float) -> bool:
-        """Whether an item has waited too long."""
+        """Return whether an item has waited too long."""
         if now < self._overdue_at:
             return False
         late = [item.overdue_at for row in self._rows() for _, item in row]
@@ -189,7 +189,7 @@ class Batcher(Generic[ItemT]):
         return now >= self._overdue_at
 
     def add(self, item: ItemT) -> None:
-        """Take an item, in the order in which those of a step are to run."""
+        """Add an item; the items of a step run in the order in which they are added."""
         self._came += 1
         step, key, at = item.step, item.key, item.enqueued_at
         place = STEP_PLACE[step]
@@ -215,18 +215,18 @@ class Batcher(Generic[ItemT]):
             row.append((number, item))
 
     def observe(self, size: int, seconds: float) -> None:
-        """Learn what a batch of this size took on the device."""
+        """Learn how long a batch of this size took on the device."""
         self.latency_model.add(size, seconds)
 
     def decide(self, now: float, *, draining: bool = False) -> Leave[ItemT] | Hold | None:
-        """What to do with a free device: run a batch, hold it back, or nothing (None).
+        """Return what to do with a free device: run a batch, hold it back, or nothing (None).
 
         Args:
-            now: the time, on the clock of `enqueued_at`.
-            draining: nothing is held any more; what waits leaves, or goes back to its queue.
+            now: the current time, by the clock of `enqueued_at`.
+            draining: nothing is held back any more.
         """
         if self.overdue(now) and self._since_overdue >= OVERDUE_EVERY:
-            self._let_before(now)
+            self._move_overdue_first(now)
         if self._isolated and self._isolated_is_next():
             return self._leave(self._isolated, 1, "alone")
         if not self._groups:
@@ -234,7 +234,7 @@ class Batcher(Generic[ItemT]):
         until: float | None = None
         for key in self._in_turn():
             if until is not None and not self._groups[key].urgent:
-                break  # an offline batch would be in the way of the one that is held
+                break  # an offline batch would delay the one that is held
             decision = self._consider(key, now, draining)
             if isinstance(decision, Leave):
                 if not self._groups[key].waiting:
@@ -244,7 +244,7 @@ class Batcher(Generic[ItemT]):
         return None if until is None else Hold(until)
 
     def remove(self, item: ItemT) -> bool:
-        """Take one item out, wherever it waits; False where it does not."""
+        """Remove an item; return False if it does not wait here."""
         group = self._groups.get(item.key)
         for waiting in (self._isolated, group.waiting if group is not None else deque()):
             for pair in waiting:
@@ -257,7 +257,7 @@ class Batcher(Generic[ItemT]):
         return False
 
     def put_back(self, items: Sequence[ItemT]) -> None:
-        """Take items in front of those of their step: they had left, and were not run."""
+        """Add items that had left and did not run, in front of the others of their step."""
         for item in reversed(items):
             self._back -= 1
             row = self._isolated
@@ -270,7 +270,7 @@ class Batcher(Generic[ItemT]):
             put(row, (item.step, self._back), item)
 
     def take_all(self) -> list[ItemT]:
-        """Empty the batcher, in the order in which the items came: for release and drain."""
+        """Remove all items, and return them in the order in which they came."""
         waiting = [pair for row in self._rows() for pair in row]
         for row in self._rows():
             row.clear()
@@ -285,31 +285,32 @@ class Batcher(Generic[ItemT]):
             yield group.waiting
 
     def _remembered(self, key: str | None) -> KeyQueue[ItemT]:
-        """The group of a key for which nobody waits."""
+        """Return the queue of a key without waiting items."""
         group = self._known.get(key)
         if group is None:
             if len(self._known) >= KEYS_MAX:
-                # Should somebody wait in it, it lives on among those until it is empty.
+                # If items wait in it, it stays in `_groups` until it is empty.
                 del self._known[next(iter(self._known))]
             group = self._known[key] = KeyQueue()
         return group
 
     def _in_turn(self) -> list[str | None]:
-        """The keys that wait, by their first items."""
+        """Return the keys with waiting items, in the order of their first items."""
         groups = self._groups
         if len(groups) < 2:
             return list(groups)
         return sorted(groups, key=lambda key: groups[key].waiting[0][0])
 
     def _isolated_is_next(self) -> bool:
-        """Whether nothing of a better step waits beside what must run alone."""
+        """Return whether no better item waits than the first one that must run alone."""
         steps = [group.waiting[0][0][0] for group in self._groups.values()]
         return self._isolated[0][0][0] <= min(steps, default=OFFLINE_STEP)
 
-    def _let_before(self, now: float) -> None:
-        """Put what has waited longest beyond its time before all, where better ones wait.
+    def _move_overdue_first(self, now: float) -> None:
+        """Put the item that is most overdue in front of all, if better ones wait.
 
-        Of each step that is the first: an answer's way makes times of neighbours differ a little.
+        Only the first item of each step counts, because small delays of replies blur the times of
+        neighbours.
         """
         heads: dict[int, tuple[float, Number, Row[ItemT]]] = {}
         for row in self._rows():
@@ -340,7 +341,7 @@ class Batcher(Generic[ItemT]):
         if now >= deadline:
             return self._leave(waiting, filled, "deadline")
         gap = group.arrivals(not urgent).expected_s(now)
-        # Without room nobody can join, however long it is held.
+        # Without room no item can join, however long the batch is held.
         room = self.room[-2 if urgent else -1]
         if (
             gap is None
@@ -354,7 +355,7 @@ class Batcher(Generic[ItemT]):
         return Hold(min(deadline, now + max(gap * 2, HOLD_MIN_S)))
 
     def _fitting(self, row: Row[ItemT], count: int) -> tuple[int, Reason | None]:
-        """How many of the first `count` fit into a batch, and what bounds them, if anything."""
+        """Return how many of the first `count` items fit into a batch, and what limits them."""
         most, limit = self.policy.max_batch_size, self.policy.max_batch_cost
         if limit is None:
             return (most, "full") if count >= most else (count, None)
@@ -370,7 +371,7 @@ class Batcher(Generic[ItemT]):
         return count, None
 
     def _filled(self, row: Row[ItemT], size: int) -> int:
-        """How many leave when offline ones go along with the first `size`."""
+        """Return how many items leave when offline ones join the first `size`."""
         if len(row) == size:
             return size
         most, limit = min(len(row), self._fills_to(size)), self.policy.max_batch_cost
@@ -384,7 +385,7 @@ class Batcher(Generic[ItemT]):
         return most
 
     def _fills_to(self, size: int) -> int:
-        """Up to which size a batch of so many urgent items takes offline ones along."""
+        """Return up to which size offline items may join a batch of `size` urgent ones."""
         most = self.policy.max_batch_size
         sizes = [allowed for allowed in self.policy.sizes if size <= allowed <= most]
         runs_as = sizes[0] if sizes else size

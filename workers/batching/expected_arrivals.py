@@ -1,9 +1,8 @@
-"""Jobs that are known to come: the last claim had room for them and ended before. Knows no Redis.
+"""Jobs that are known to come, because the last claim had room for them and left them in Redis.
 
-A claim takes so many bytes at the most, and so fewer jobs than a batch has where inputs are large.
-What it has left is asked for at once and is here a round trip later. A batch is held for it as for
-an arrival that is no guess, whatever the age of its items, where that is worth the round trip, and
-for as long as there is a connection on which it can come.
+A claim takes a limited number of bytes, which is less than a batch if inputs are large. The jobs
+that it left are claimed at once and arrive a round trip later. A batch is held for them if that is
+worth the round trip, whatever the age of its items, while Redis is connected.
 """
 
 from __future__ import annotations
@@ -18,35 +17,35 @@ from workers.batching.batcher import Batcher
 
 @dataclass(slots=True)
 class ExpectedArrivals:
-    """What the last claim of one model has left behind."""
+    """What the last claim of one model has left in Redis."""
 
-    _rooms: Sequence[int] = ()
+    _room: Sequence[int] = ()
     _place: int | None = None
     _trip_s: float = 0.0
     _taken: int = 0
     _at: float = 0.0
 
-    def claim_sent(self, rooms: Sequence[int], now: float) -> None:
-        """A claim was sent, with room for so many jobs of each step and all better ones."""
-        self._rooms, self._at = rooms, now
+    def claim_sent(self, room: Sequence[int], now: float) -> None:
+        """Note that a claim was sent, with this room for jobs of each step and all better steps."""
+        self._room, self._at = room, now
 
-    def claim_answered(self, taken: int, lefts: Sequence[int], now: float) -> None:
-        """It gave so many jobs, and says how many it has left of each step."""
-        left = [taken < room and some > 0 for room, some in zip(self._rooms, lefts, strict=False)]
+    def claim_answered(self, taken: int, counts: Sequence[int], now: float) -> None:
+        """Note that the claim took `taken` jobs, and how many it left at each step."""
+        left = [taken < most and some > 0 for most, some in zip(self._room, counts, strict=False)]
         self._place = left.index(True) if taken and any(left) else None
         self._taken, self._trip_s, self._at = taken, now - self._at, now
 
     def connection_lost(self) -> None:
-        """Redis is away: whoever waits there comes nobody knows when."""
+        """Expect no arrivals, because Redis is away."""
         self._place = None
 
-    def hold_until(self, batcher: Batcher[Any], rooms: Sequence[int], now: float) -> float | None:
-        """Until when what waits is to be held for who is known to come; None: not for anybody.
+    def hold_until(self, batcher: Batcher[Any], room: Sequence[int], now: float) -> float | None:
+        """Return until when the prepared jobs should wait for expected ones; None for not at all.
 
         Args:
-            batcher: what waits, and what batches take.
-            rooms: for how many more jobs of each step and all better ones there is room.
-            now: the time.
+            batcher: the prepared jobs.
+            room: how many more jobs of each step and all better steps fit.
+            now: the current time.
         """
         place, policy = self._place, batcher.policy
         if place is None or not len(batcher) or batcher.isolated:
@@ -56,14 +55,14 @@ class ExpectedArrivals:
         if not batcher.online:
             size = len(batcher)
         elif place == len(STEPS) - 1:
-            return None  # who is offline is no company for those who wait
+            return None  # online jobs do not wait for offline ones
         else:
             size = batcher.online
-        if not rooms[place]:
-            return None  # nobody is asked for
-        claims = -(-rooms[place] // self._taken)
+        if not room[place]:
+            return None  # they are not claimed
+        claims = -(-room[place] // self._taken)
         worth_s = batcher.latency_model.worth_s(size) if size < policy.max_batch_size else 0.0
-        # Should the claim be late: while the batch that it may still save is worth more than all
-        # that was waited, as one who rents skis buys none before that.
+        # Ski-rental rule for a late claim: wait only while the expected saving exceeds the time
+        # that was waited already.
         until = self._at + worth_s
         return until if self._trip_s * claims < worth_s and now < until else None

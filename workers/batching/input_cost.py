@@ -1,7 +1,7 @@
-"""What an input counts towards `max_batch_cost`, and its `batch_key`, read from its bytes alone.
+"""The cost of an input for `max_batch_cost`, and its `batch_key`, read from its bytes.
 
-This runs in the worker, which never runs a handler's code, for each input of a model that has one
-of the two keys. Nothing is decoded that is not needed, and no input can make it raise.
+It runs in the worker, which never runs a handler's code, for each input of a model with one of
+these options. It decodes no more than it needs, and no input can make it raise.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from headrace.errors import InvalidRequest
 from headrace.jobs.encoding import binary_head, decode_input, input_bytes, loads
 from headrace.jobs.media_types import JSON_TYPE, image_size
 
-#: The key of an input in which there is nothing where the pointer leads.
+#: The key of an input without a value at the JSON pointer.
 ABSENT: Final = None
-#: The key of an input that cannot be read; it fails on its own, with others of its kind.
+#: The key of inputs that cannot be read; each fails by itself, in a batch with others like it.
 UNREADABLE: Final = "unreadable"
 CONTENT_TYPE: Final = "content_type"
-#: English has about four letters a token; most other scripts have fewer, but more bytes a letter.
+#: English has about four letters per token; other scripts have fewer, but more bytes per letter.
 BYTES_PER_TOKEN: Final = 4
-#: How much of an image's base64 is read for its size before all of it is.
+#: How much of an image's base64 is decoded to find its size, before all of it is.
 IMAGE_HEAD_BYTES: Final = 16 * 1024
 _encode: Final = msgspec.json.Encoder(order="sorted").encode
 
-#: What reading a hostile input may raise: depth, integers of any length, half a character.
+#: What reading a hostile input may raise: deep nesting, huge integers, broken characters.
 _UNREADABLE_ERRORS: Final = (InvalidRequest, ValueError, TypeError, OverflowError, RecursionError)
 
-#: Reads an input as it is in its message, or as it was fetched, with its content type.
+#: Reads an input as in its message, or as it was fetched, with its content type.
 Cost = Callable[[bytes, str], int]
 Key = Callable[[bytes, str], str | None]
 
@@ -39,7 +39,7 @@ class InputCost:
     """Reads the inputs of one model.
 
     Args:
-        model: its configuration; without `max_batch_cost` and `batch_key` there is nothing to read.
+        model: its options; `needed` is false without `max_batch_cost` and `batch_key`.
     """
 
     def __init__(self, model: ModelConfig) -> None:
@@ -49,11 +49,11 @@ class InputCost:
         self.needed = self._cost is not None or self._key is not None
 
     def cost(self, raw: bytes, kind: str = "") -> int:
-        """What an input costs; one that cannot be measured costs a whole batch, and runs alone.
+        """Return the cost of an input; an input without one costs a whole batch, and runs alone.
 
         Args:
             raw: its JSON text as in the message, or its bytes if it was fetched.
-            kind: content type of what was fetched, else empty.
+            kind: its content type if it was fetched, else empty.
         """
         if self._cost is None or self._limit is None:
             return 0
@@ -63,7 +63,7 @@ class InputCost:
             return self._limit
 
     def key(self, raw: bytes, kind: str = "") -> str | None:
-        """Which inputs it may run with; the arguments are those of `cost`."""
+        """Return the key that inputs of one batch share; the arguments are as for `cost`."""
         if self._key is None:
             return None
         try:
@@ -73,7 +73,7 @@ class InputCost:
 
 
 class _Unmeasured(Exception):
-    """The input does not say how large it is."""
+    """The size of the input cannot be read."""
 
 
 def _bytes(raw: bytes, kind: str) -> int:
@@ -97,7 +97,7 @@ def _inline_image_size(raw: bytes) -> tuple[int, int] | None:
         size = image_size(head[1])
         if size is not None or len(raw) <= IMAGE_HEAD_BYTES:
             return size
-    # A JPEG whose camera wrote much before the picture, or a client that wrote its base64 first.
+    # A JPEG with long metadata in front, or a client that writes the base64 first.
     value, _ = decode_input(raw)
     return image_size(value) if isinstance(value, bytes) else None
 

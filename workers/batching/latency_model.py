@@ -1,21 +1,21 @@
-"""What a batch takes on the device by its size, learnt from those that ran. Knows no clock."""
+"""How long a batch takes on the device by its size, learnt from earlier batches."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final
 
-#: What is kept of the past with each new batch.
+#: The weight that earlier batches keep with each new one.
 MEMORY: Final = 0.95
-#: Below this spread of batch sizes (variance) a slope cannot be told from a constant.
+#: With less variance of batch sizes, the slope cannot be separated from the constant.
 MIN_VARIANCE: Final = 0.25
-#: Which share of its time a batch may wait for company that is known to come.
+#: The share of its time that a batch may wait for jobs that are known to come.
 KNOWN_SHARE: Final = 0.02
 
 
 @dataclass(slots=True)
 class LatencyModel:
-    """Running least squares of batch seconds over batch size, older batches forgotten."""
+    """Running least squares of batch seconds over batch size; older batches count less."""
 
     weight: float = 0.0
     size: float = 0.0
@@ -24,7 +24,7 @@ class LatencyModel:
     size_time: float = 0.0
 
     def add(self, size: int, seconds: float) -> None:
-        """Learn from one batch."""
+        """Add a batch that has run."""
         for name, value in (
             ("weight", 1.0), ("size", size), ("size2", size * size),
             ("time", seconds), ("size_time", size * seconds),
@@ -33,7 +33,7 @@ class LatencyModel:
 
     @property
     def line(self) -> tuple[float, float] | None:
-        """Seconds that a batch costs beyond its items, and per item; None while unknown."""
+        """The fixed seconds of a batch, and the seconds per item; None while unknown."""
         if not self.weight:
             return None
         mean = self.size / self.weight
@@ -46,19 +46,19 @@ class LatencyModel:
 
     @property
     def fixed_s(self) -> float:
-        """Seconds that a batch costs beyond its items; 0 while that cannot be told."""
+        """The fixed seconds of a batch; 0 while unknown."""
         line = self.line
         return 0.0 if line is None else line[0]
 
     @property
     def usual_s(self) -> float:
-        """What batches have taken of late; 0 while unknown."""
+        """The recent mean seconds of a batch; 0 while unknown."""
         return self.time / self.weight if self.weight else 0.0
 
     def worth_s(self, size: int) -> float:
-        """How long so many items are to wait for company that is known to come.
+        """Return how long `size` items should wait for jobs that are known to come.
 
-        As long as a batch less saves more than that, or as it hardly counts beside what a batch
-        takes: what is saved is not known before there were batches of several sizes.
+        They wait while one batch less saves more than that. The wait is at least a small share of a
+        batch's time, because the saving is unknown until batches of several sizes have run.
         """
         return max(self.fixed_s / size, KNOWN_SHARE * self.usual_s)

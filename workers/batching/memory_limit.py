@@ -1,8 +1,8 @@
-"""How many items a model's memory has room for together, as its batches have shown.
+"""How many items fit into a model's memory together, learnt from its batches.
 
-A batch that is too large is halved in the model process, at the price of the attempts that failed.
-So the size that fits is remembered for the batches to come, and tried to be passed again slowly:
-what took the memory may be gone. Knows no clock and no queue.
+A batch that is too large is halved in the model process, which costs the failed attempts. So later
+batches are limited to the size that fits. The limit is raised again slowly, because what used the
+memory may be gone.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-#: So many full batches must run before a larger one is tried; twice as many after each failure.
+#: How many full batches must run before a larger one is tried; doubled after each failure.
 PATIENCE_MIN: Final = 16
 PATIENCE_MAX: Final = 4096
 
 
 @dataclass(slots=True)
 class MemoryLimit:
-    """The size of batch that one model has memory for.
+    """The batch size that fits into one model's memory.
 
     Attributes:
         max_size: the size that the models file allows.
-        allowed: the only sizes that run, in order; empty if all do.
-        limit: the size that fits, as far as is known.
+        allowed: the allowed batch sizes in order; empty if all are.
+        limit: the largest size that is known to fit.
     """
 
     max_size: int
@@ -36,18 +36,18 @@ class MemoryLimit:
         self.limit = self.max_size
 
     def observe(self, size: int, fits: int) -> bool:
-        """Learn from a batch.
+        """Learn from a batch that has run.
 
         Args:
             size: how many items it had.
-            fits: how many of them memory had room for; 0 if it had room for all.
+            fits: how many of them fit together; 0 if all did.
 
         Returns:
             Whether `limit` has changed.
         """
         before = self.limit
         if fits:
-            # A size that ran before is known to fit, unless this very batch shows that no more.
+            # A size that ran before fits, unless this batch has just failed with it.
             known = max(fits, self._good if self._good < size else 0)
             self.limit = max((step for step in self.allowed if step <= known), default=known)
             self._good, self._full = self.limit, 0

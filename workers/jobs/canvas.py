@@ -1,8 +1,7 @@
-"""What follows a job: the links, chain and chord in a stock client's message.
+"""A job's callbacks: the links, chain and chord in a stock Celery client's message.
 
-The signatures are read as plain JSON, and each that has no id gets one that is derived from the
-job's, so that saying it again says the same. Knows no Celery and no Redis; workers/canvas/sender.py
-sends.
+The signatures are read as plain JSON. Each that has no id gets one that is derived from the job's
+id, so that sending it again sends the same task. workers/canvas/sender.py sends them.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from headrace.jobs.message import body_text, decode_body
 
 #: A signature as Celery writes it: a dictionary of task, args, kwargs, options and subtask_type.
 Signature = dict[str, Any]
-#: A nested signature is deeper than this only by mistake, or by malice.
+#: Signatures that are nested deeper are a mistake or an attack.
 DEPTH_MAX: Final = 100
 
 
 class _Headers(msgspec.Struct, frozen=True):
-    """As `messages.Headers`, but whatever is wrong with the rest, what follows can be read."""
+    """The headers that callbacks need; they can be read even if other headers are invalid."""
 
     id: str
     root_id: Any = None
@@ -47,17 +46,17 @@ _ENVELOPE: Final = msgspec.json.Decoder(_Envelope)
 
 
 class Canvas(msgspec.Struct, frozen=True):
-    """What follows one job.
+    """The callbacks of one job.
 
     Attributes:
-        id: the job's.
-        root_id: the first task of all that hangs together.
+        id: the job's id.
+        root_id: the first task of the whole canvas.
         callbacks: sent with the result, if it succeeds.
-        errbacks: sent with its id, if it fails.
-        chain: what comes next in its chain, the next one last.
-        chord: the body of the chord of which it is a member.
-        group: the group of which it is a member.
-        group_index: its place there.
+        errbacks: sent with the job's id, if it fails.
+        chain: the remaining tasks of its chain, the next one last.
+        chord: the body of the chord that it belongs to.
+        group: the id of the group that it belongs to.
+        group_index: its place in the group.
     """
 
     id: str
@@ -71,7 +70,7 @@ class Canvas(msgspec.Struct, frozen=True):
 
 
 def read_canvas(raw: bytes) -> Canvas | None:
-    """What follows the job of a message; None where nothing does, or none can be read."""
+    """Return the callbacks in a raw message; None if it has none, or they cannot be read."""
     try:
         envelope = _ENVELOPE.decode(raw)
         headers = envelope.headers
@@ -124,16 +123,16 @@ def _listed(value: Any) -> list[Any]:
 
 
 def name(signature: Signature, own: str, place: str = "", depth: int = 0) -> None:
-    """Give ids to a signature, and to those inside it, where they have none.
+    """Give ids to a signature and to the signatures inside it that have none.
 
-    Celery would take random ones when it sends them. The ids that it takes over from each other
-    are the same as there: a chain's is that of its last task, a chord's that of its body.
+    Celery would draw random ids when it sends them. As in Celery, a chain has the id of its last
+    task, and a chord has the id of its body.
 
     Args:
         signature: as Celery writes it; changed in place.
         own: its id, unless it has one.
-        place: where in the signature of that id it stands.
-        depth: in how many others it stands.
+        place: its place inside the signature that has that id.
+        depth: how many signatures it is nested in.
 
     Raises:
         TypeError, LookupError, AttributeError: it is no signature.

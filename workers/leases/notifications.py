@@ -1,11 +1,9 @@
-"""Knowing at once that a queue has work, without polling and without moving a payload.
+"""Notifications from Redis: queues that have changed, and held jobs that were cancelled.
 
-The same connection hears which jobs were cancelled while this worker holds them.
-
-One RESP3 connection with CLIENT TRACKING: the lengths of a queue's lists are read in a pipeline,
-and the server then pushes one invalidation when one of them changes, whoever changed it. The push
-names the list and wakes the consumer's selector; only its queue is read again, when the consumer is
-about to sleep and could take more of it.
+They come over one RESP3 connection with CLIENT TRACKING. The lengths of a queue's lists are read in
+a pipeline, and the server then pushes one invalidation when one of them changes. The push names the
+list and wakes the consumer's selector. A queue is watched again when the consumer is about to sleep
+and has room for more of its jobs. Nothing is polled, and no payload is moved.
 """
 
 from __future__ import annotations
@@ -27,28 +25,28 @@ from headrace.redis.traffic import TRAFFIC
 
 logger = logging.getLogger(__name__)
 
-#: How often the lengths are read where the server does not push, in seconds.
+#: How often the lengths are read if the server does not push, in seconds.
 POLL_S: Final = 0.05
-#: How long the consumer waits for lengths, which usually takes a tenth of a millisecond, in
-#: seconds. What comes later is read when it comes; what takes longer than the second is an outage.
+#: How long the consumer waits for lengths, in seconds; usually it takes 0.1 ms. Later replies are
+#: read when they come. After ANSWER_MAX_S a missing reply counts as an outage.
 WATCH_MAX_S: Final = 0.05
 ANSWER_MAX_S: Final = 5.0
-#: In place of what a push says, which is no reply.
+#: Returned by the push handlers, because a push is no reply.
 _PUSH: Final = object()
 
 
 class QueueNotifications:
-    """The tracking connection of one worker.
+    """The notification connection of one worker.
 
     Args:
-        client: the connection is taken from this client's pool; it must speak RESP3.
-        lists: what to watch: the lists of each queue.
-        channel: what to listen to; "" for none.
+        client: the connection is taken from this client's pool; it must use RESP3.
+        lists: the lists of each queue to watch.
+        channel: the channel of cancels to subscribe to; empty for none.
 
     Attributes:
-        polls: the server knows no tracking: it pushes nothing, and is to be asked again.
-        unwatched: the queues, by their place in `lists`, of whose next change the server will not
-            tell: one of their lists has changed, or they were never watched.
+        polls: the server does not support tracking, so lengths must be read every `POLL_S`.
+        unwatched: the queues, by their place in `lists`, whose next change is not pushed: one of
+            their lists has changed, or they were never watched.
     """
 
     def __init__(
@@ -56,7 +54,7 @@ class QueueNotifications:
     ) -> None:
         self._client = client
         self._channel = channel
-        self._heard: list[bytes] = []
+        self._messages: list[bytes] = []
         self._lists = [list(group) for group in lists]
         self._queue_of = {
             name.encode(): index for index, group in enumerate(self._lists) for name in group
@@ -65,12 +63,12 @@ class QueueNotifications:
         self.polls = False
         self.unwatched: set[int] = set()
         self._changed: set[int] = set()
-        # Per length that was asked for and is not here yet its queue, and since when that is so.
+        # The queue of each requested length that has not come, and when they were requested.
         self._awaited: deque[int] = deque()
-        self._asked_at = 0.0
+        self._requested_at = 0.0
 
     def connect(self) -> None:
-        """Connect and ask for tracking.
+        """Connect, turn tracking on and subscribe.
 
         Raises:
             redis.RedisError, OSError: Redis does not answer.
@@ -96,9 +94,9 @@ class QueueNotifications:
         try:
             connection.read_response()
         except ResponseError as error:
-            _raise_if_for_now(error)
+            _raise_if_temporary(error)
             logger.warning(
-                "Redis refuses CLIENT TRACKING, so new jobs are looked for every %d ms: %s",
+                "Redis refuses CLIENT TRACKING, so queues are polled every %d ms: %s",
                 POLL_S * 1000, error,
             )  # fmt: skip
             return False
@@ -107,42 +105,42 @@ class QueueNotifications:
     def _listen(self, connection: Any) -> None:
         connection.send_command("SUBSCRIBE", self._channel)
         try:
-            # The confirmation is a push too; so that it is here, something is read behind it.
+            # The confirmation is a push; the reply behind it proves that it has come.
             connection.send_command("PING")
             connection.read_response()
         except ResponseError as error:
-            _raise_if_for_now(error)
+            _raise_if_temporary(error)
             logger.warning(
-                "Redis refuses SUBSCRIBE, so a cancel is seen when leases are renewed: %s", error
+                "Redis refuses SUBSCRIBE, so cancels are found when leases are renewed: %s", error
             )
             connection.read_response()
 
     def close(self) -> None:
-        """Drop the connection."""
+        """Close the connection."""
         if self._connection is not None:
             connection, self._connection = self._connection, None
             connection.disconnect()
             self._client.connection_pool.release(connection)
 
     def socket(self) -> Any:
-        """The socket, for a selector; readable when a push is there or the connection is gone."""
+        """Return the socket for a selector: readable when a push came or the connection broke."""
         return None if self._connection is None else socket_of(self._connection)
 
     def watch(self, queues: Iterable[int]) -> set[int]:
-        """Read the lengths of these queues; from here on their next change is pushed.
+        """Read the lengths of these queues; from now on their next change is pushed.
 
         Returns:
-            Those that have something, or have changed meanwhile: there is no push to wait for. Of
-            a server that takes long they are told by `drain`, when it has answered.
+            The queues that have messages or have changed meanwhile. If the server is slow,
+            `read_changes` returns them when it has replied.
 
         Raises:
             RedisConnectionError, RedisTimeoutError, OSError: the connection is closed.
         """
         awaited = set(self._awaited)
-        asked = [queue for queue in queues if queue not in awaited]
+        wanted = [queue for queue in queues if queue not in awaited]
         if not self.polls:
-            self.unwatched.difference_update(asked)
-        commands = [("LLEN", name) for queue in asked for name in self._lists[queue]]
+            self.unwatched.difference_update(wanted)
+        commands = [("LLEN", name) for queue in wanted for name in self._lists[queue]]
         if not commands:
             return set()
         connection = self._connection
@@ -153,28 +151,28 @@ class QueueNotifications:
             self.close()
             raise
         if not awaited:
-            self._asked_at = time.monotonic()
-        self._awaited.extend(queue for queue in asked for _ in self._lists[queue])
-        # Who has not answered the question before is not waited for again.
+            self._requested_at = time.monotonic()
+        self._awaited.extend(queue for queue in wanted for _ in self._lists[queue])
+        # The consumer waits only once for a slow server.
         return self._read(0.0 if awaited else WATCH_MAX_S)
 
     def check_timeout(self, now: float) -> None:
-        """A server that does not answer at all is an outage: a half-open connection says nothing.
+        """Check for an overdue reply, because a half-open connection reports no error.
 
         Raises:
-            RedisTimeoutError: it is; the connection is closed.
+            RedisTimeoutError: a reply is overdue; the connection is closed.
         """
-        if self._awaited and now >= self._asked_at + ANSWER_MAX_S:
+        if self._awaited and now >= self._requested_at + ANSWER_MAX_S:
             self.close()
             raise RedisTimeoutError(f"no queue's length in {ANSWER_MAX_S:g} s")
 
     def take_messages(self) -> list[bytes]:
-        """What was published on the channel, as far as it was read by `watch` and `drain`."""
-        heard, self._heard = self._heard, []
-        return heard
+        """Return the channel's messages that `watch` and `read_changes` have read."""
+        messages, self._messages = self._messages, []
+        return messages
 
     def read_changes(self) -> set[int]:
-        """Take the pushes that are there; the queues that have changed, or have something.
+        """Read the pushes that have come; return the queues that have changed or have messages.
 
         Raises:
             RedisConnectionError, RedisTimeoutError, OSError: the connection is closed.
@@ -182,10 +180,10 @@ class QueueNotifications:
         return self._read(0.0)
 
     def _read(self, wait_s: float) -> set[int]:
-        """Read what is there, and wait a little for the lengths that are not."""
+        """Read what has come, and wait up to `wait_s` for missing lengths."""
         filled, connection = set(), self._connection
         try:
-            # A push may be read together with the last reply; no selector would tell of it.
+            # A push may be read together with the last reply; the selector would not report it.
             while connection.can_read(wait_s if self._awaited else 0.0):
                 length = self._reply(connection)
                 if length is _PUSH:
@@ -203,17 +201,17 @@ class QueueNotifications:
     def _reply(connection: Any) -> Any:
         try:
             return connection.read_response(push_request=True)
-        except ResponseError:  # a key of another type: the claim will say so
+        except ResponseError:  # a key of another type; the claim reports it
             return 0
 
     def _published(self, message: Any) -> Any:
         if _raw(message[0]) == b"message":
-            self._heard.append(message[2])
+            self._messages.append(message[2])
         return _PUSH
 
     def _invalidated(self, message: Any) -> Any:
         names = message[1]
-        if names is None:  # the server forgot all that it was to watch (FLUSHALL)
+        if names is None:  # the server has dropped all keys (FLUSHALL)
             queues = set(range(len(self._lists)))
         else:
             queues = {self._queue_of[name] for name in map(_raw, names) if name in self._queue_of}
@@ -222,8 +220,8 @@ class QueueNotifications:
         return _PUSH
 
 
-def _raise_if_for_now(error: ResponseError) -> None:
-    """A server that cannot serve at the moment says nothing of what it can do otherwise."""
+def _raise_if_temporary(error: ResponseError) -> None:
+    """Raise if the error is temporary, because it does not show what the server supports."""
     if outage_code(error):
         raise RedisConnectionError(f"the server takes no writes: {error}") from error
 

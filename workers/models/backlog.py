@@ -17,7 +17,7 @@ class Backlog:
     """What waits in Redis, and whether a claim is pending.
 
     Attributes:
-        waiting: messages at each priority step, as the last claim, sweep or notification said.
+        waiting: messages at each priority step, by the last claim, sweep or notification.
         paused: the queue is paused; each sweep checks it again.
         claiming: a claim has no reply yet.
         online_awaited: online jobs were known to wait when that claim was sent.

@@ -46,7 +46,7 @@ class LeastTime:
         self._took.clear()
 
     def at(self, now: float) -> float:
-        """Return the estimate in seconds; 0 while there is none."""
+        """Return the estimate in seconds; 0 while it is unknown."""
         if len(self._took) < LEAST_BATCHES or self._took[0][0] < now - LEAST_AGE_S:
             return 0.0
         return min(seconds for _, seconds in self._took) * LEAST_SHARE

@@ -256,7 +256,7 @@ class ServedModel:
     # Payloads and callbacks
 
     def take_payload_work(self) -> PayloadWork | None:
-        """Return the transfers to begin; None if there are none."""
+        """Return the transfers to begin; None for none."""
         return self.pending_payloads.take_work()
 
     def transfer_done(self, outcome: TransferOutcome) -> Settlement | None:
@@ -295,7 +295,7 @@ class ServedModel:
         return self.callbacks.hold_back(settlements)
 
     def take_callback_work(self) -> tuple[list[EndedJob], list[OrphanedEnd]] | None:
-        """Return the ends whose callbacks must be sent; None if there are none."""
+        """Return the ends whose callbacks must be sent; None for none."""
         return self.callbacks.take_work()
 
     def callbacks_sent(self, job: LeasedJob) -> bool:

@@ -1,4 +1,4 @@
-"""Which device a model runs on, its share of the cores, its allocator. Never imports torch."""
+"""A model's device, its share of the cores, and its memory allocator. Never imports torch."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Final
 
 from headrace.config.model_catalog import ModelConfig
 
-#: glibc gives large blocks back with each free(), and the kernel zeroes their pages anew for the
-#: next batch: of a ResNet-18's time at batch 32 that is a quarter. With these it keeps them.
+#: glibc returns large blocks with each free(), and the kernel zeroes their pages for the next
+#: batch, which costs a quarter of a ResNet-18's time at batch 32. These settings keep them.
 TUNABLES: Final = {
     "glibc.malloc.mmap_threshold": 4 * 1024**3,
     "glibc.malloc.trim_threshold": 8 * 1024**3,
 }
 
-#: How often a thread of libgomp looks whether its neighbours are done before it sleeps. Its own
-#: 300,000 is milliseconds: where anything else wants a core (the next batch's decoding, Redis, the
-#: API) one that lost its core for a moment keeps the others spinning, a fifth of the model's CPU.
+#: How often a libgomp thread spins for the other threads before it sleeps. The default of 300,000
+#: takes milliseconds: if another process needs a core, a thread that has lost its core keeps the
+#: others spinning, which costs a fifth of the model's CPU.
 SPINS: Final = "10000"
 
 
 def device_of(model: ModelConfig, environ: Mapping[str, str]) -> str:
-    """The torch device of a model in this worker.
+    """Return the torch device of a model in this worker.
 
-    A worker sees one GPU at the most (`CUDA_VISIBLE_DEVICES` is set by whoever starts it), so that
-    "auto" is the first that it sees, and the CPU where it sees none.
+    A worker has at most one GPU, which `CUDA_VISIBLE_DEVICES` sets. So "auto" is its first GPU, or
+    the CPU if it has no GPU.
     """
     if model.device != "auto":
         return model.device
@@ -34,7 +34,7 @@ def device_of(model: ModelConfig, environ: Mapping[str, str]) -> str:
 
 
 def threads_per_process(processes: int) -> int:
-    """How many threads each of a worker's model processes may use for its arithmetic."""
+    """Return how many threads each of a worker's model processes may compute with."""
     return max(1, _cores() // max(1, processes))
 
 
@@ -45,11 +45,11 @@ def _cores() -> int:
 
 
 def slots_of(device: str, replicas: int, processes: int) -> int:
-    """How many batches may run at once on a device, where no setting says it.
+    """Return how many batches may run at once on a device without `HEADRACE_DEVICE_SLOTS`.
 
     Args:
         device: a torch device.
-        replicas: the most that any of its models has; so many of that one run at once anyway.
+        replicas: the most replicas that one of its models has.
         processes: all model processes of the worker, which share its cores.
     """
     if device != "cpu":
@@ -58,9 +58,9 @@ def slots_of(device: str, replicas: int, processes: int) -> int:
 
 
 def model_environ(environ: Mapping[str, str], processes: int) -> dict[str, str]:
-    """The environment of a model process: the worker's, with its share of the cores.
+    """Return the environment of a model process: the worker's, with its share of the cores.
 
-    How its threads wait is what the user has said (OMP_WAIT_POLICY, GOMP_SPINCOUNT), else `SPINS`.
+    If the user sets OMP_WAIT_POLICY or GOMP_SPINCOUNT, that counts; else threads wait for `SPINS`.
     """
     threads = str(threads_per_process(processes))
     shares = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads)
@@ -70,7 +70,7 @@ def model_environ(environ: Mapping[str, str], processes: int) -> dict[str, str]:
 
 
 def tuned(environ: Mapping[str, str], device: str) -> dict[str, str]:
-    """The environment in which glibc keeps activations mapped; what the user has set there wins."""
+    """Return the environment with `TUNABLES` for the CPU; the user's own tunables count first."""
     given = environ.get("GLIBC_TUNABLES", "")
     if device != "cpu":
         return dict(environ)

@@ -1,4 +1,4 @@
-"""One model process seen from its worker: start it, hand it a batch, see it end, kill it."""
+"""One model process seen from its worker: start it, send it batches, watch it, kill it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from workers.protocol.environment import LIFE_VARIABLE, PARENT_VARIABLE
 from workers.protocol.frames import FrameSocket
 from workers.protocol.phases import STARTING, TRACE_SIGNAL, Phase
 from workers.replicas.orphan_guard import end_marked
-from workers.replicas.stack_dump import LOOK_S, TELL_S, StackDump
+from workers.replicas.stack_dump import LOOK_S, STACKS_S, StackDump
 
 logger = logging.getLogger(__name__)
 
@@ -40,25 +40,25 @@ class Replica:
     """One model process of one model.
 
     Args:
-        init: the first frame: what the process needs to load the handler.
+        init: the first frame, with what the process needs to load the handler.
         environ: its environment.
         load_timeout_s: how long it may load and warm up.
 
     Attributes:
-        staged: the batch that was handed over behind the one that runs.
-        staged_began: the process said that it works at the staged one too.
-        yield_requested: it was told to give the staged one back, if `inference` has not begun.
-        overlap: its handler works at two batches at once.
-        due_at: when something is to be done about it, though it says nothing: its load has taken
-            too long, or its stop.
-        jobs: how many jobs it has run in this life.
-        fits: as the process said when it was ready: 0, or the size that its memory has room for.
+        staged: the batch that was sent behind the one that runs.
+        staged_began: the process has begun to work on the staged batch too.
+        yield_requested: the staged batch was requested back, if its `inference` has not begun.
+        overlap: its handler works on two batches at once.
+        due_at: when its load or its stop has taken too long.
+        jobs: how many jobs this process has run.
+        fits: the batch size that fits into memory, as the process reported after its load; 0 for
+            `max_batch_size`.
         helpers: pids of processes that belong to it.
         successor: the replica that takes its place when it is recycled.
-        recycling: why this life is to end in order; empty while it is not.
+        recycling: why this process is being replaced; empty if it is not.
         stacks_requested: its load or its batch took too long, so a signal made it write its stacks.
             Later frames are ignored, because the signal itself may have woken it.
-        outgrown: it took more memory than it may before it had run anything.
+        outgrown: it exceeded `max_memory_mb` before it had run anything.
         device_lost: it has lost its device and ends by itself; batches sent to it since then have
             not begun.
     """
@@ -93,26 +93,26 @@ class Replica:
 
     @property
     def loaded(self) -> bool:
-        """Whether its handler is loaded and it has not been told to stop."""
+        """Whether its handler is loaded and it was not ordered to stop."""
         return self.state in (Phase.READY, Phase.DRAINING)
 
     @property
     def idle(self) -> bool:
-        """Ready and without a batch."""
+        """Whether it is ready and has no batch."""
         return self.state is Phase.READY and self.batch is None
 
     def start(self, now: float, mark: str) -> FrameSocket:
-        """Spawn the process, from a thread that lives as long as the worker.
+        """Start the process; call it on a thread that lives as long as the worker.
 
         The kernel kills the process when the thread that started it ends.
 
         Args:
-            now: the time.
-            mark: what the guard knows this worker's processes by.
+            now: the current time.
+            mark: as for `OrphanGuard`.
         """
         ours, theirs = socket.socketpair()
-        # A process that reads nothing (stopped, say) must not stop the worker with it; the
-        # batch's timeout then ends the process.
+        # A process that reads nothing, because it is stopped, must not block the worker. The
+        # timeout of its batch then ends it.
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", SEND_S, 0))
         self._stacks = StackDump()
         self._life = f"{mark}:{secrets.token_hex(8)}"
@@ -131,7 +131,7 @@ class Replica:
         self.jobs, self.fits, self.helpers = 0, 0, []
         self.recycling, self.outgrown, self.stacks_requested = "", False, False
         self.device_lost = False
-        with contextlib.suppress(OSError):  # died at once: EOF on the socket tells
+        with contextlib.suppress(OSError):  # it died at once, and its socket reads EOF
             self.frames.send(["init", self.init])
         return self.frames
 
@@ -139,7 +139,7 @@ class Replica:
     def takes_second(self) -> bool:
         """Whether it takes a batch behind the one that runs.
 
-        What was lost with a batch runs alone in the process, so that nobody else is to blame.
+        A job that was in a lost batch runs alone in the process, so that no other is to blame.
         """
         running = self.batch
         return (
@@ -151,23 +151,23 @@ class Replica:
         )
 
     def run(self, batch: Batch) -> None:
-        """Hand over a batch; a process that is gone is seen as EOF, with the batch on its name.
+        """Send a batch; it is staged if another one runs.
 
-        Where one runs already, this one is staged.
+        If the process is gone, its socket reads EOF, and the batch counts as lost with it.
         """
         if self.batch is None:
             self.batch = batch
         else:
             self.staged, self.staged_began, self.yield_requested = batch, False, False
         if self.frames is None:
-            raise RuntimeError("a batch was given to a model process that was not started")
+            raise RuntimeError("the model process of a batch was not started")
         with contextlib.suppress(OSError):
             rows: list[tuple[Any, ...]] = [
                 (job.id, job.input, job.content_type) if job.content_type else (job.id, job.input)
                 for job in batch.jobs
             ]
             if batch is self.staged:
-                # It may expire before it begins, which only the process can see.
+                # Its jobs may expire before it begins, which only the process notices.
                 rows = [
                     row
                     if job.expires_at == NEVER
@@ -175,28 +175,28 @@ class Replica:
                     for row, job in zip(rows, batch.jobs, strict=True)
                 ]
             traces = batch.traces if batch.traced else None
-            told = [[traces, batch.span]] if traces else []
-            self.frames.send(["batch", batch.seq, rows, *told])
+            trace = [[traces, batch.span]] if traces else []
+            self.frames.send(["batch", batch.seq, rows, *trace])
 
     def request_yield(self) -> None:
-        """Ask for the staged batch, as another model is to have the device first."""
+        """Request the staged batch back, because another model has the device first."""
         if self.staged is not None and self.frames is not None and not self.yield_requested:
             self.yield_requested = True
             with contextlib.suppress(OSError):
                 self.frames.send(["yield", self.staged.seq])
 
     def drop(self, job: LeasedJob) -> None:
-        """Tell the process that an item of a batch which it was given is not wanted any more."""
+        """Request that the process skips a job of its batches."""
         for batch in (self.batch, self.staged):
             if batch is not None and job in batch.jobs and self.frames is not None:
                 with contextlib.suppress(OSError):
                     self.frames.send(["drop", batch.seq, [batch.jobs.index(job)]])
 
     def finished(self, seq: int, now: float) -> Batch | None:
-        """The process has answered for a batch; one that is staged is now the one that runs.
+        """Remove a batch that the process has finished or returned; a staged one then runs.
 
         Returns:
-            The batch; None if it is none that it should have.
+            The batch; None if the process does not have it.
         """
         batch, staged = self.batch, self.staged
         if batch is not None and batch.seq == seq:
@@ -210,7 +210,7 @@ class Replica:
         return None
 
     def take_batches(self) -> tuple[list[Batch], list[Batch]]:
-        """Take the batches out: those that the process worked at, and those it had not begun."""
+        """Remove and return the batches that the process had begun, and those that it had not."""
         begun = [self.batch] if self.batch is not None else []
         untouched: list[Batch] = []
         if self.staged is not None:
@@ -221,11 +221,11 @@ class Replica:
         return begun, untouched
 
     def phase_changed(self, phase: Phase) -> None:
-        """The process said that this phase of its life has begun."""
+        """Note that the process has entered a phase."""
         self._set(phase)
 
     def ready(self, info: dict[str, Any]) -> None:
-        """The process said that its handler is loaded and has run."""
+        """Note that the process has loaded its handler and run it."""
         self._set(Phase.READY)
         self.error = ""
         self.due_at = NEVER
@@ -233,14 +233,14 @@ class Replica:
         self.overlap = info["overlap"]
 
     def load_failed(self, traceback: str) -> None:
-        """The process said that its handler cannot be loaded; it ends by itself."""
+        """Note that the process cannot load its handler; it ends by itself."""
         self.error = traceback
 
     def overdue(self, now: float) -> bool:
-        """See to a load or a stop that takes too long.
+        """Handle a load or a stop that takes too long.
 
         Returns:
-            Whether the process is to be given up now.
+            Whether the process must be given up now.
         """
         if now < self.due_at:
             return False
@@ -250,18 +250,18 @@ class Replica:
         if not self.stacks_requested and self.process is not None:
             self.stacks_requested = True
             self.error = f"{limit}; the process was killed"
-            self.due_at = now + TELL_S
+            self.due_at = now + STACKS_S
             self.process.send_signal(TRACE_SIGNAL)
             return False
         trace = self.trace()
-        self.error = f"{limit}, and was here:\n{trace}" if trace else self.error
+        self.error = f"{limit}; its stacks:\n{trace}" if trace else self.error
         return True
 
     def hangs(self, batch: Batch, now: float) -> bool:
-        """See to a batch that takes too long: the process, and what prepares for it, tell where.
+        """Handle a batch that takes too long: the process and its helpers write their stacks.
 
         Returns:
-            Whether the process is to be given up now; else the batch's deadline is a little later.
+            Whether the process must be given up now; else the batch's deadline is a little later.
         """
         if self._stacks is None or self.process is None:
             return True
@@ -278,7 +278,7 @@ class Replica:
         return False
 
     def _ask_next(self, stacks: StackDump) -> bool:
-        # One after the other: they write a line in several pieces, and into one file.
+        # One after the other, because all write into one file, a line in several pieces.
         while self._to_ask:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._to_ask.pop(0), TRACE_SIGNAL)
@@ -287,11 +287,11 @@ class Replica:
         return False
 
     def trace(self) -> str:
-        """What the process' C code has written of its threads' stacks, at a crash or when asked."""
+        """Return the stacks that the process' C code has written, at a crash or on request."""
         return self._stacks.text() if self._stacks is not None else ""
 
     def memory_mib(self) -> float:
-        """The resident memory of the process and of what belongs to it."""
+        """Return the resident memory of the process and its helpers, in MiB."""
         pids = [self.process.pid, *self.helpers] if self.process is not None else []
         total = 0
         for pid in pids:
@@ -300,17 +300,17 @@ class Replica:
         return total / MIB
 
     def drain(self) -> None:
-        """Hand over nothing more: what runs ends, then the process is told to stop."""
+        """Send no more batches; when the last one has ended, `retire` follows."""
         self._set(Phase.DRAINING)
 
     def lost_device(self, now: float) -> None:
-        """The process said that its device is lost and that it ends: nothing more for it."""
+        """Note that the process has lost its device and ends; send it no more batches."""
         self.device_lost = True
         self._set(Phase.DRAINING)
         self.due_at = now + STOP_S
 
     def retire(self, now: float) -> None:
-        """Tell the process, which runs nothing, to stop; its end is seen as EOF."""
+        """Order the process, which runs nothing, to stop; its socket then reads EOF."""
         self._set(Phase.STOPPED)
         self.due_at = now + STOP_S
         if self.frames is not None:
@@ -318,7 +318,7 @@ class Replica:
                 self.frames.send(["stop"])
 
     def ended(self, now: float) -> None:
-        """The process is gone: clean up, and say when to start it again (`restart_at`)."""
+        """Clean up after a process that is gone, and set `restart_at`."""
         self.kill()
         self.due_at = NEVER
         if self.recycling and self.state is Phase.STOPPED:
@@ -326,7 +326,7 @@ class Replica:
             self._set(Phase.RESTARTING)
             return
         if self.loaded:
-            # How often a loaded one may be lost is for the lane to say.
+            # `ReplicaHistory` limits how often a loaded process may be lost.
             self._failures = 0
             self.restart_at = now
             self._set(Phase.RESTARTING)
@@ -337,14 +337,14 @@ class Replica:
         self._set(Phase.FAILED if self.error else Phase.RESTARTING)
 
     def kill(self) -> None:
-        """End the process and all that it started, now."""
+        """Kill the process and all that it started."""
         if self.process is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
             self.process = None
             if self.state is not Phase.STOPPED:
-                # What left the group goes too; after an orderly end there is nothing to look for.
+                # Also those that left the process group; after an orderly end none is left.
                 end_marked(LIFE_VARIABLE, self._life)
         if self.frames is not None:
             self.frames.close()
@@ -354,7 +354,7 @@ class Replica:
             self._stacks = None
 
     def stop(self) -> None:
-        """End the process in order, if it has been told to: it frees the device and exits."""
+        """Wait for a process that was ordered to stop; kill any other."""
         if self.process is not None and self.state is Phase.STOPPED:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(STOP_S)

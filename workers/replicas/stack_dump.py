@@ -1,6 +1,6 @@
-"""The stacks of a model process' threads, as its own C code has written them into a file.
+"""The stacks of a model process' threads, which its C code writes into a file.
 
-It does so at a crash, and when a signal asks for it, whatever holds the interpreter.
+It writes them at a crash and on a signal, even while something holds the interpreter.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import tempfile
 from typing import Final
 
 TRACE_MAX_BYTES: Final = 16_000
-#: How long a process that hangs is given to say where.
-TELL_S: Final = 0.5
-#: How often it is looked whether it has.
+#: How long a process that hangs has to write its stacks.
+STACKS_S: Final = 0.5
+#: How often the file is checked for them.
 LOOK_S: Final = 0.02
 
 
 class StackDump:
-    """One file of stacks, open as long as its process lives."""
+    """The file of stacks of one process; open as long as the process lives."""
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
@@ -25,33 +25,33 @@ class StackDump:
         self._until = 0.0
 
     def fileno(self) -> int:
-        """The descriptor that the process inherits."""
+        """Return the descriptor that the process inherits."""
         return self._file.fileno()
 
     def request(self, now: float) -> None:
-        """The process is asked; what is written from now on is the answer."""
+        """Note that the process was signalled: what it writes from now on are its stacks."""
         self._from = self._begun = self._seen = os.fstat(self.fileno()).st_size
-        self._until = now + TELL_S
+        self._until = now + STACKS_S
 
     def request_another(self) -> None:
-        """One that writes into the same file is asked, after the answer of the one before."""
+        """Note that another process that writes into the same file was signalled."""
         self._begun = self._seen
 
     def expired(self, now: float) -> bool:
-        """Whether nothing is waited for any longer."""
+        """Return whether the time to wait for stacks is over."""
         return now >= self._until
 
     def complete(self, now: float) -> bool:
-        """Whether the answer is whole, or is waited for no longer; to be asked each LOOK_S."""
+        """Return whether the stacks are whole or the time is over; call it every LOOK_S."""
         size = os.fstat(self.fileno()).st_size
         whole = size == self._seen > self._begun
         self._seen = size
         return whole or self.expired(now)
 
     def text(self) -> str:
-        """What the process has written, since it was asked if it was."""
+        """Return what the process has written; since the request, if there was one."""
         return os.pread(self.fileno(), TRACE_MAX_BYTES, self._from).decode("utf-8", "replace")
 
     def close(self) -> None:
-        """The process is gone, and what it wrote has been read."""
+        """Close the file, once the process is gone and its stacks have been read."""
         self._file.close()

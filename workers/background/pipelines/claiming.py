@@ -5,13 +5,11 @@ from __future__ import annotations
 import time
 
 from headrace.config.pipelines import PipelineConfig
-from headrace.errors import InvalidRequest
-from headrace.jobs.message import read_envelope
 from headrace.redis.keys import queue_name
 from workers.background.pipelines.execution import PipelineExecution, StageBackend
-from workers.jobs.canvas import read_canvas
+from workers.jobs.claim_reply import read_message
 from workers.jobs.leased_job import LeasedJob
-from workers.jobs.settlement import Settlement, failed, postponed, unreadable_message
+from workers.jobs.settlement import Settlement
 
 
 def read_execution(
@@ -29,22 +27,7 @@ def read_execution(
     wall = time.time()
     job.dispatched_at, job.dispatched_epoch_s = job.claimed_at, wall
     execution = PipelineExecution(pipeline, job, backend, wall + pipeline.timeout_s)
-    try:
-        message = job.message = read_envelope(raw)
-    except InvalidRequest as error:
-        job.canvas = read_canvas(raw)
-        return execution, unreadable_message(job, raw, error)
-    if message.timeout_s is not None:
-        execution.deadline = wall + message.timeout_s
-    if message.followed:
-        job.canvas = read_canvas(raw)
-        if job.canvas is None:
-            problem = "the job's callbacks cannot be read: invalid signatures"
-            return execution, failed(job, InvalidRequest.code, problem)
-    if message.model != pipeline.name:
-        wrong = f"the queue {queue_name(pipeline.name)} is not the queue of {message.model[:64]!r}"
-        return execution, failed(job, InvalidRequest.code, wrong)
-    wait_s = job.set_deadlines(message, job.claimed_at, now_us)
-    if job.expires_at <= job.claimed_at:
-        return execution, failed(job, "expired", "the job expired before it started")
-    return execution, postponed(job, wait_s) if wait_s else None
+    settlement = read_message(job, raw, pipeline.name, queue_name(pipeline.name), now_us)
+    if job.message is not None and job.message.timeout_s is not None:
+        execution.deadline = wall + job.message.timeout_s
+    return execution, settlement

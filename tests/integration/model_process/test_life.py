@@ -130,7 +130,7 @@ def test_out_of_memory_costs_no_job_and_is_remembered_and_outgrown(
         assert all(job.attempts == 1 for job in jobs)
         # The batch that showed it was whole for the worker; those after it are small.
         assert max(job.batch_size for job in jobs) == 16
-        assert "out of memory with 16 items; its batches have at most 4 for now" in worker.log
+        assert "out of memory with 16 inputs; batches are limited to 4 for now" in worker.log
         later = client.wait(*client.submit("worn", *range(32)))
         assert max(job.batch_size for job in later) == 4
         room.write_text("1000")

@@ -29,6 +29,7 @@ from workers.jobs.leased_job import LeasedJob
 from workers.jobs.settlement import Settlement
 from workers.leases.connection import PipelinedConnection
 from workers.leases.outbox import ANSWER_MAX_S, Outbox
+from workers.leases.reap_clock import ReapClock
 from workers.models.claiming import yield_us
 from workers.models.served_model import ServedModel
 
@@ -95,10 +96,8 @@ class LeaseManager:
         # Fast enough to renew the leases before workers that are back already may reap them.
         self._backoff = Backoff(min(MAX_S, limits.lease_ttl_s / 3))
         self.reconnect_at = 0.0
-        self._reap_after = float("inf")
+        self._reap_clock = ReapClock(limits.lease_ttl_s)
         self._restored = False
-        # Redis' clock at the worker's second 0, by the last reply that had it.
-        self._server_zero_us: int | None = None
 
     @property
     def connected(self) -> bool:
@@ -126,9 +125,7 @@ class LeaseManager:
     def connection_restored(self, models: Iterable[ServedModel], now: float) -> None:
         """Go on after an outage, or begin."""
         self._restored = True
-        self._server_zero_us = None
-        # Workers that the same outage cut off need one lease_ttl to renew their leases.
-        self._reap_after = now + self.limits.lease_ttl_s
+        self._reap_clock.connected(now)
         logger.info("connected to Redis")
         if self._claim_lost:
             for model in models:
@@ -250,11 +247,11 @@ class LeaseManager:
 
         def swept(reply: Any, at: float) -> None:
             result = queue_scripts.read_sweep(reply)
-            self._server_zero_us = result.now_us - int(at * US_PER_S)
+            self._reap_clock.set_server_time(result.now_us, at)
             model.swept(result, at)
 
         sweep = queue_scripts.sweep(
-            model.queue, reap_until_us=self._reap_until_us(now),
+            model.queue, reap_until_us=self._reap_clock.until_us(now),
             losses=self._losses(model), orphaned_max=model.begin_sweep(),
         )  # fmt: skip
         self._outbox.add(sweep, swept)
@@ -271,17 +268,7 @@ class LeaseManager:
 
     def delay_reaping(self, now: float) -> None:
         """Reap nothing for one lease_ttl: other workers may have been paused as this one was."""
-        self._reap_after = max(self._reap_after, now + self.limits.lease_ttl_s)
-
-    def _reap_until_us(self, now: float) -> int:
-        """Return until when, by Redis' clock, a sweep that is sent now may reap; 0 for never.
-
-        A sweep may arrive a minute late if the network is cut or the server hangs. By then all
-        leases have expired, and no worker could renew them.
-        """
-        if now < self._reap_after or self._server_zero_us is None:
-            return 0
-        return self._server_zero_us + int((now + self.limits.lease_ttl_s / 3) * US_PER_S)
+        self._reap_clock.delay(now)
 
     def send(self, command: Command) -> None:
         """Send a command with the next write; its reply is ignored, and it is not resent."""
@@ -312,7 +299,7 @@ class LeaseManager:
                 self._backoff.reset()
                 if took_s > self.limits.lease_ttl_s / 3:
                     # A server this slow has kept the other workers from renewing too.
-                    self._reap_after = now + self.limits.lease_ttl_s
+                    self._reap_clock.delay(now)
                 if not self._outbox.more:
                     return
         except DISCONNECTED as error:

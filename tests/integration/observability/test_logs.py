@@ -217,7 +217,7 @@ def test_losses_name_their_jobs(site: Site) -> None:
     assert site.about("model process died during a batch", model="talking", level="error")
     assert any(
         site.jobs["hang"] in (line.get("job"), *line.get("jobs", ()))
-        for line in site.about("ran into its timeout", model="talking")
+        for line in site.about("exceeded its timeout", model="talking")
     )
 
 

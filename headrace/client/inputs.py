@@ -73,8 +73,8 @@ def encode_input(value: Any, content_type: str | None = None) -> bytes:
     """The JSON text of an input.
 
     Args:
-        value: the input; the table above says how each kind is sent.
-        content_type: what it is, where its kind does not say so, or says otherwise.
+        value: the input; see the table above.
+        content_type: its media type, if it differs from the default of its Python type.
 
     Raises:
         InvalidRequest: it is of a kind that cannot be sent, not of the type that is given, or a

@@ -1,4 +1,4 @@
-"""`headrace top`: samples of /metrics, the rates between them, and a screen that shows them.
+"""`headrace top`: samples /metrics, computes rates, and shows them on a terminal.
 
 Start with view.py.
 """

@@ -1,4 +1,4 @@
-"""`headrace top`: a live view of a server, or one that is printed once."""
+"""`headrace top`: a live view of a server, or one view printed once."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from headrace.cli.top.view import view_of
 
 
 def top(url: str | None, *, interval_s: float, once: bool) -> ExitCode:
-    """Show queues, models, hosts and devices.
+    """Show a live view of queues, models, hosts and devices.
 
     Raises:
         HeadraceError: with `once`, the server does not answer.
-        typer.BadParameter: there is no terminal to show them on.
+        typer.BadParameter: a live view has no terminal.
     """
-    # Whoever looks every few seconds repeats nothing in between.
+    # The next poll is the retry.
     with Client(url, retry_s=0.0) as client:
         if once:
             _print_once(client, interval_s)
             return ExitCode.DONE
         if not (sys.stdin.isatty() and sys.stdout.isatty()):
             raise typer.BadParameter(
-                "a live view needs a terminal; --once prints one view and ends",
+                "a live view needs a terminal; --once prints one view",
                 param_hint="standard output",
             )
         return _live(client, interval_s)
@@ -54,15 +54,15 @@ def _print_once(client: Client, interval_s: float) -> None:
 
 
 def _live(client: Client, interval_s: float) -> ExitCode:
-    watch = Poller(client, interval_s)
+    poller = Poller(client, interval_s)
     with InterruptHandler(None) as stops:
         try:
-            screen.run(watch, client.session.url)
+            screen.run(poller, client.session.url)
         except KeyboardInterrupt:
             return ExitCode.INTERRUPTED
         except Terminated:
             return ExitCode.TERMINATED
         finally:
             stops.ignore()
-            watch.stop()
+            poller.stop()
     return ExitCode.DONE

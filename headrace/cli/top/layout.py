@@ -1,54 +1,52 @@
-"""Draws a view to the size of a terminal: columns are left out by their rank, never broken."""
+"""Draws a view for a terminal's size. Narrow terminals show fewer columns, by width classes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from io import StringIO
+from typing import Any, Final
 
+from rich.console import Console, RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from headrace.cli.doctor.check import size
-from headrace.cli.top.tables import (
-    BAD,
-    DIM,
-    SOON,
-    Column,
-    age,
-    bar,
-    duration,
-    joined,
-    number,
-    one_line,
-    rate,
-    side_by_side,
-    table,
-)
+from headrace.cli.top.cells import BAD, DIM, WARN, bar, duration, number, one_line, rate
 from headrace.cli.top.view import STEPS, ModelRow, View
 
-#: Lines that the models get at the least, before other tables give way.
+#: Terminal widths from which further columns are shown.
+MEDIUM: Final = 70
+LARGE: Final = 100
+WIDE: Final = 140
+FULL: Final = 190
+#: Spaces between two columns, and between two tables side by side.
+GAP: Final = 2
+TABLES_GAP: Final = 4
+NAME_MAX: Final = 64
+#: Minimum number of lines for models before the other tables are dropped.
 MODELS_MIN: Final = 4
-#: An empty line, a head and a row.
+#: Lines of the smallest table: an empty line, the header and a row.
 _TABLE_LEAST: Final = 3
-_ANY: Final = 1 << 30
+_UNLIMITED: Final = 1 << 30
 KEYS: Final = "q quit  s sort  r reverse  p pause  up/down"
 
-_STATES: Final = {"ready": "green", "failed": "bold red", "restarting": "red", "no-worker": "red"}
+_STATES: Final = {"ready": "green", "failed": BAD, "restarting": "red", "no-worker": "red"}
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """How the viewer wants it.
+class ViewOptions:
+    """How the viewer wants the view.
 
     Attributes:
         width: columns of the terminal.
-        height: its lines; 0 for as many as it takes.
-        sort: the head of the column that models are sorted by; empty for the order of the file.
-        reverse: the other way round.
-        offset: models above the first one that is shown.
-        note: stands in the first line: that it is paused, or what is wrong.
-        bad: the note is about something wrong.
+        height: lines of the terminal; 0 for no limit.
+        sort: the header of the column by which models are sorted; empty for the file's order.
+        reverse: reverse the order.
+        offset: number of models above the first visible one.
+        note: text in the first line: paused, or an error.
+        bad: the note is an error.
     """
 
     width: int
@@ -60,125 +58,148 @@ class Shown:
     bad: bool = False
 
 
-def _plain(text: str, style: str = "") -> Text:
-    return Text(one_line(text), style=style)
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a table.
+
+    Attributes:
+        head: its header.
+        cell: returns the cell of a row.
+        from_width: the terminal width from which it is shown.
+        left: aligned to the left.
+        sort: the sort key of a row; None if the column cannot be sorted by.
+        least: minimum width, so that columns do not move while numbers change.
+    """
+
+    head: str
+    cell: Callable[[Any], Text | str]
+    from_width: int = 0
+    left: bool = False
+    sort: Callable[[Any], float] | None = None
+    least: int = 0
 
 
 def _state(row: ModelRow) -> Text:
     if row.paused:
-        return _plain("paused", SOON)
-    return _plain(row.state, _STATES.get(row.state, SOON))
+        return Text("paused", WARN)
+    return Text(one_line(row.state), _STATES.get(row.state, WARN))
 
 
-def _eta(row: ModelRow) -> Text:
-    left_s = row.eta_s
-    if left_s is None:
+def _time_to_empty(row: ModelRow) -> Text:
+    if row.eta_s is None:
         return Text("")
-    return Text("never", style=SOON) if math.isinf(left_s) else Text(duration(left_s))
+    return Text("never", WARN) if math.isinf(row.eta_s) else Text(duration(row.eta_s))
 
 
-def _counted(value: float | None, style: str, show: Callable[[float | None], str]) -> Text:
-    """A number that catches the eye where it is not zero."""
-    return Text(show(value), style=style if value else DIM)
+def _nonzero(value: float | None, style: str, show: Callable[[float | None], str]) -> Text:
+    """Return a number that is dimmed if it is zero."""
+    return Text(show(value), style if value else DIM)
 
 
-def _waits(step: str) -> Callable[[ModelRow], Text]:
-    return lambda row: _counted(row.waits[step], "", number)
+def _waiting_at(step: str) -> Callable[[ModelRow], Text]:
+    return lambda row: _nonzero(row.waits[step], "", number)
 
 
-MODELS: Final = (
-    Column("MODEL", lambda r: _plain(r.name), 0, left=True),
-    Column("STATE", _state, 1, left=True, least=7),
-    Column("WAIT", lambda r: Text(number(r.waiting)), 0, sort=lambda r: r.waiting, least=5),
-    Column("OLDEST", lambda r: Text(age(r.oldest_s)), 2, sort=lambda r: r.oldest_s),
-    Column("RUN", lambda r: Text(number(r.running)), 2, sort=lambda r: r.running, least=4),
-    Column("IN/S", lambda r: Text(rate(r.in_s)), 3, sort=lambda r: r.in_s or 0, least=5),
-    Column("OUT/S", lambda r: Text(rate(r.out_s)), 1, sort=lambda r: r.out_s or 0, least=5),
-    Column("P50", lambda r: Text(duration(r.p50_s)), 5, sort=lambda r: r.p50_s or 0, least=5),
-    Column("P99", lambda r: Text(duration(r.p99_s)), 3, sort=lambda r: r.p99_s or 0, least=5),
-    Column("BATCH", lambda r: Text("" if r.batch is None else f"{r.batch:.1f}"), 5),
-    Column("FAIL/S", lambda r: _counted(r.failed_s, BAD, rate), 4, sort=lambda r: r.failed_s or 0),
-    Column("DEAD", lambda r: _counted(r.dead, SOON, number), 6, sort=lambda r: r.dead),
-    Column("EMPTY IN", _eta, 6, least=8),
-    Column("READY", lambda r: Text(f"{r.ready}/{r.replicas}"), 7),
-    Column("SCHED", lambda r: _counted(r.scheduled, "", number), 8),
-    Column("RETRY/S", lambda r: _counted(r.retried_s, SOON, rate), 8),
-    Column("REFUSED/S", lambda r: _counted(r.rejected_s, SOON, rate), 9),
-    Column("RESTARTS", lambda r: _counted(r.restarts, SOON, number), 9),
-    Column("MEMORY", lambda r: Text(size(r.memory) if r.memory else ""), 7),
-    *(Column(f"WAIT P{step}", _waits(step), 10) for step in STEPS),
-)
-HOSTS: Final = (
-    Column("HOST", lambda r: _plain(r.name), 0, left=True),
-    Column("CPUS", lambda r: Text(str(r.cpus)), 3),
-    Column("CPU", lambda r: bar(r.cpu, alarming=False), 0, left=True),
-    Column("MEMORY", lambda r: bar(_share(r.memory_used, r.memory)), 1, left=True),
-    Column("OF", lambda r: Text(size(r.memory)), 2),
-    Column("DISK", lambda r: bar(_share(r.disk_used, r.disk)), 4, left=True),
-    Column("FREE", lambda r: Text(size(r.disk - r.disk_used)), 5),
-)
-DEVICES: Final = (
-    Column("HOST", lambda r: _plain(r.host), 3, left=True),
-    Column("GPU", lambda r: _plain(r.device), 0, left=True),
-    Column("NAME", lambda r: _plain(r.name), 4, left=True),
-    Column("BUSY", lambda r: bar(r.busy, alarming=False), 0, left=True),
-    Column("MEMORY", lambda r: bar(_share(r.memory_used, r.memory)), 1, left=True),
-    Column("OF", lambda r: Text("" if r.memory is None else size(r.memory)), 5),
-    Column("TEMP", lambda r: Text("" if r.celsius is None else f"{r.celsius:.0f} °C"), 2),
-    Column("POWER", lambda r: Text("" if r.watts is None else f"{r.watts:.0f} W"), 2),
-)
-PROCESSES: Final = (
-    Column("WORKER", lambda r: _plain(r.worker), 0, left=True),
-    Column("MODEL", lambda r: _plain(r.model), 0, left=True),
-    Column("MEMORY", lambda r: Text(size(r.memory)), 0),
-)
-#: What models can be sorted by, in the order in which `s` goes through them.
-SORTS: Final = ("", *(column.head for column in MODELS if column.sort is not None))
+def _age(seconds: float) -> str:
+    return duration(seconds) if seconds >= 0.05 else ""
 
 
 def _share(used: float | None, most: float | None) -> float | None:
     return None if used is None or not most else used / most
 
 
-def lines(view: View, shown: Shown) -> list[Text]:
-    """A view, line by line; no line is wider than the terminal, and there are no more than fit."""
-    drawn = [*_header(view, shown), Text("")]
-    models = ordered(view.models, shown)
-    offset, part = 0, models
-    if shown.height:
-        room = shown.height - len(drawn)
-        # Head and foot of the models' table come before anything else.
-        below = _below(view, shown.width, room - min(len(models), MODELS_MIN) - 2)
+MODELS: Final = (
+    Column("MODEL", lambda r: one_line(r.name), left=True),
+    Column("STATE", _state, left=True, least=7),
+    Column("WAIT", lambda r: number(r.waiting), sort=lambda r: r.waiting, least=5),
+    Column("OLDEST", lambda r: _age(r.oldest_s), MEDIUM, sort=lambda r: r.oldest_s),
+    Column("RUN", lambda r: number(r.running), MEDIUM, sort=lambda r: r.running, least=4),
+    Column("IN/S", lambda r: rate(r.in_s), MEDIUM, sort=lambda r: r.in_s or 0, least=5),
+    Column("OUT/S", lambda r: rate(r.out_s), sort=lambda r: r.out_s or 0, least=5),
+    Column("P50", lambda r: duration(r.p50_s), LARGE, sort=lambda r: r.p50_s or 0, least=5),
+    Column("P99", lambda r: duration(r.p99_s), MEDIUM, sort=lambda r: r.p99_s or 0, least=5),
+    Column("BATCH", lambda r: "" if r.batch is None else f"{r.batch:.1f}", LARGE),
+    Column(
+        "FAIL/S", lambda r: _nonzero(r.failed_s, BAD, rate), MEDIUM, sort=lambda r: r.failed_s or 0
+    ),
+    Column("DEAD", lambda r: _nonzero(r.dead, WARN, number), LARGE, sort=lambda r: r.dead),
+    Column("EMPTY IN", _time_to_empty, WIDE, least=8),
+    Column("READY", lambda r: f"{r.ready}/{r.replicas}", WIDE),
+    Column("SCHED", lambda r: _nonzero(r.scheduled, "", number), WIDE),
+    Column("RETRY/S", lambda r: _nonzero(r.retried_s, WARN, rate), FULL),
+    Column("REFUSED/S", lambda r: _nonzero(r.rejected_s, WARN, rate), FULL),
+    Column("RESTARTS", lambda r: _nonzero(r.restarts, WARN, number), FULL),
+    Column("MEMORY", lambda r: size(r.memory) if r.memory else "", WIDE),
+    *(Column(f"WAIT P{step}", _waiting_at(step), FULL) for step in STEPS),
+)
+HOSTS: Final = (
+    Column("HOST", lambda r: one_line(r.name), left=True),
+    Column("CPUS", lambda r: str(r.cpus), MEDIUM),
+    Column("CPU", lambda r: bar(r.cpu, warn=False), left=True),
+    Column("MEMORY", lambda r: bar(_share(r.memory_used, r.memory)), left=True),
+    Column("OF", lambda r: size(r.memory), MEDIUM),
+    Column("DISK", lambda r: bar(_share(r.disk_used, r.disk)), MEDIUM, left=True),
+    Column("FREE", lambda r: size(r.disk - r.disk_used), LARGE),
+)
+DEVICES: Final = (
+    Column("HOST", lambda r: one_line(r.host), MEDIUM, left=True),
+    Column("GPU", lambda r: one_line(r.device), left=True),
+    Column("NAME", lambda r: one_line(r.name), LARGE, left=True),
+    Column("BUSY", lambda r: bar(r.busy, warn=False), left=True),
+    Column("MEMORY", lambda r: bar(_share(r.memory_used, r.memory)), left=True),
+    Column("OF", lambda r: "" if r.memory is None else size(r.memory), LARGE),
+    Column("TEMP", lambda r: "" if r.celsius is None else f"{r.celsius:.0f} °C", MEDIUM),
+    Column("POWER", lambda r: "" if r.watts is None else f"{r.watts:.0f} W", MEDIUM),
+)
+PROCESSES: Final = (
+    Column("WORKER", lambda r: one_line(r.worker), left=True),
+    Column("MODEL", lambda r: one_line(r.model), left=True),
+    Column("MEMORY", lambda r: size(r.memory)),
+)
+#: The columns by which models can be sorted, in the order of the key `s`.
+SORTS: Final = ("", *(column.head for column in MODELS if column.sort is not None))
+
+
+def lines(view: View, options: ViewOptions) -> list[Text]:
+    """Draw a view; no line is wider than the terminal, and there are at most `height` lines."""
+    drawn = [*_header(view, options), Text("")]
+    models = ordered(view.models, options)
+    offset, visible = 0, models
+    if options.height:
+        room = options.height - len(drawn)
+        # The models' table has priority over the tables below it.
+        below = _below(view, options.width, room - min(len(models), MODELS_MIN) - 2)
         rows = room - len(below) - 1
         if len(models) > rows:
-            rows = max(rows - 1, 1)  # for the line that says which are shown
-        offset = min(shown.offset, max(len(models) - rows, 0))
-        part = models[offset : offset + rows]
+            rows = max(rows - 1, 1)  # one line shows the position
+        offset = min(options.offset, max(len(models) - rows, 0))
+        visible = models[offset : offset + rows]
     else:
-        below = _below(view, shown.width, _ANY)
-    drawn += table(MODELS, part, shown.width, sort=shown.sort, reverse=shown.reverse)
-    if len(part) < len(models):
-        drawn.append(_cut(Text(f"{offset + 1}-{offset + len(part)} of {len(models)}", DIM), shown))
+        below = _below(view, options.width, _UNLIMITED)
+    table = _table(MODELS, visible, options.width, options.sort, reverse=options.reverse)
+    drawn += _rendered(table, options.width)
+    if len(visible) < len(models):
+        position = Text(f"{offset + 1}-{offset + len(visible)} of {len(models)}", DIM)
+        drawn.append(_cut(position, options))
     drawn += below
-    return drawn[: shown.height] if shown.height else drawn
+    return drawn[: options.height] if options.height else drawn
 
 
-def ordered(models: Sequence[ModelRow], shown: Shown) -> list[ModelRow]:
-    """The models in the order that the viewer wants."""
-    by = next((c.sort for c in MODELS if c.head == shown.sort and c.sort is not None), None)
+def ordered(models: Sequence[ModelRow], options: ViewOptions) -> list[ModelRow]:
+    """Return the models in the viewer's order."""
+    by = next((c.sort for c in MODELS if c.head == options.sort and c.sort is not None), None)
     if by is None:
-        return list(reversed(models)) if shown.reverse else list(models)
-    return sorted(models, key=by, reverse=not shown.reverse)
+        return list(reversed(models)) if options.reverse else list(models)
+    return sorted(models, key=by, reverse=not options.reverse)
 
 
-def _header(view: View, shown: Shown) -> list[Text]:
+def _header(view: View, options: ViewOptions) -> list[Text]:
     first = Text(f"headrace {view.version}", style="bold")
     first.append(f"  {view.workers} worker{'' if view.workers == 1 else 's'}", style="not bold")
-    if shown.note:
-        first.append(f"  {one_line(shown.note)}", style=BAD if shown.bad else SOON)
-    waiting = sum(row.waiting for row in view.models)
+    if options.note:
+        first.append(f"  {one_line(options.note)}", style=BAD if options.bad else WARN)
     jobs = _facts(
-        ("waiting", number(waiting)),
+        ("waiting", number(sum(row.waiting for row in view.models))),
         ("running", number(sum(row.running for row in view.models))),
         ("in", _per_s(view.sum_of(lambda row: row.in_s))),
         ("out", _per_s(view.sum_of(lambda row: row.out_s))),
@@ -188,14 +209,14 @@ def _header(view: View, shown: Shown) -> list[Text]:
     memory = size(view.redis_memory) if view.redis_memory else ""
     if view.redis_limit:
         memory += f" of {size(view.redis_limit)}"
-    around = _facts(
+    servers = _facts(
         ("API", _per_s(view.requests_s)),
         ("5xx", _per_s(view.errors_s) if view.errors_s else ""),
         ("held", number(view.held)),
         ("Redis", memory if view.broker else "does not answer"),
         ("round trips", _per_s(view.trips_s)),
     )
-    return [_cut(line, shown) for line in (first, jobs, around)]
+    return [_cut(line, options) for line in (first, jobs, servers)]
 
 
 def _per_s(value: float | None) -> str:
@@ -211,25 +232,90 @@ def _facts(*facts: tuple[str, str]) -> Text:
     return text
 
 
-def _cut(text: Text, shown: Shown) -> Text:
-    text.truncate(shown.width, overflow="ellipsis")
+def _cut(text: Text, options: ViewOptions) -> Text:
+    text.truncate(options.width, overflow="ellipsis")
     return text
 
 
 def _below(view: View, width: int, room: int) -> list[Text]:
-    """Devices, hosts and processes: side by side where there is room, else one below the other.
+    """Draw GPUs, hosts and processes: side by side if they fit, else one below the other.
 
     Args:
-        view: what there is.
-        width: of the terminal.
-        room: lines that they may take; a table without room for one row is left out.
+        view: the view.
+        width: columns of the terminal.
+        room: maximum number of lines; a table without room for a row is dropped.
     """
-    tables = ((DEVICES, view.devices), (HOSTS, view.hosts), (PROCESSES, view.processes))
-    blocks = [table(columns, rows, width) for columns, rows in tables if rows]
-    stacked: list[Text] = []
-    for group in side_by_side(blocks, width):
-        left = room - len(stacked)
+    parts = ((DEVICES, view.devices), (HOSTS, view.hosts), (PROCESSES, view.processes))
+    drawn: list[Text] = []
+    for group in _side_by_side([_table(c, rows, width) for c, rows in parts if rows], width):
+        left = room - len(drawn)
         if left < _TABLE_LEAST:
             break
-        stacked += [Text(""), *joined(group)][:left]
-    return stacked
+        drawn += [Text(""), *_rendered(group, width)][:left]
+    return drawn
+
+
+def _side_by_side(tables: list[Table], width: int) -> list[Table]:
+    """Return grids of tables that fit side by side, in their order."""
+    console = _console(width)
+    groups: list[list[Table]] = []
+    used = 0
+    for table in tables:
+        natural = console.measure(table).maximum
+        if groups and used + TABLES_GAP + natural <= width:
+            groups[-1].append(table)
+            used += TABLES_GAP + natural
+        else:
+            groups.append([table])
+            used = natural
+    grids = []
+    for group in groups:
+        grid = Table.grid(padding=(0, TABLES_GAP, 0, 0))
+        grid.add_row(*group)
+        grids.append(grid)
+    return grids
+
+
+def _table(
+    columns: Sequence[Column],
+    rows: Sequence[Any],
+    width: int,
+    sort: str = "",
+    *,
+    reverse: bool = False,
+) -> Table:
+    """Return a table of the columns for this width; the first column is shortened to fit."""
+    visible = [column for column in columns if width >= column.from_width]
+    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
+    for at, column in enumerate(visible):
+        mark = "" if column.head != sort else "^" if reverse else "v"
+        table.add_column(
+            column.head + mark,
+            justify="left" if column.left else "right",
+            min_width=column.least or None,
+            max_width=NAME_MAX if at == 0 else None,
+            # rich shortens only columns that may wrap; the cells themselves never wrap.
+            no_wrap=at > 0,
+        )
+    for row in rows:
+        table.add_row(*(_cell(column.cell(row)) for column in visible))
+    return table
+
+
+def _cell(value: Text | str) -> Text:
+    text = Text(value) if isinstance(value, str) else value
+    text.no_wrap, text.overflow = True, "ellipsis"
+    return text
+
+
+def _console(width: int) -> Console:
+    return Console(width=width, file=StringIO())
+
+
+def _rendered(renderable: RenderableType, width: int) -> list[Text]:
+    """Return the lines of a table, cut to the width."""
+    rows = _console(width).render_lines(renderable, pad=False)
+    drawn = [Text.assemble(*((part.text, part.style or "") for part in row)) for row in rows]
+    for line in drawn:
+        line.rstrip()
+    return drawn

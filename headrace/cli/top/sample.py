@@ -1,4 +1,4 @@
-"""One look at a deployment: what `/metrics` and the list of models say at a moment."""
+"""One sample of a deployment: the values of `/metrics` and the states of the models."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from headrace.client.retries import Session, exchange
 from headrace.client.sansio import HttpRequest, Plan
 from headrace.errors import UnexpectedAnswer
 
-#: A server that takes longer is shown as one that does not answer.
+#: Timeout of a request; a slower server is shown as not answering.
 ANSWER_S: Final = 10.0
 
 Labels = tuple[str, ...]
 
-#: The series that are read, with the labels by which they are told apart.
+#: The series that are read, with their labels.
 SERIES: Final[Mapping[str, Labels]] = {
     "headrace_broker_up": (),
     "headrace_build_info": ("version",),
@@ -69,10 +69,10 @@ _NOTHING: Final[dict[Labels, float]] = {}
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What was read.
+    """One sample.
 
     Attributes:
-        at_s: when, by `time.monotonic`.
+        at_s: the time, by `time.monotonic`.
         series: the values of each of `SERIES`, by the values of its labels.
         states: the state of each model, in the order of the models file.
     """
@@ -82,15 +82,15 @@ class Sample:
     states: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, name: str) -> Mapping[Labels, float]:
-        """The values of one series; none where the server does not tell it."""
+        """Return the values of one series; none if the server does not have it."""
         return self.series.get(f"headrace_{name}", _NOTHING)
 
     def one(self, name: str, *labels: str) -> float:
-        """One value; 0 where it is not told."""
+        """Return one value; 0 if it is missing."""
         return self.of(name).get(labels, 0.0)
 
     def total(self, name: str, *labels: str) -> float:
-        """The sum of the values whose first labels are these."""
+        """Return the sum of the values with these first labels."""
         return sum(v for k, v in self.of(name).items() if k[: len(labels)] == labels)
 
 
@@ -104,27 +104,27 @@ class _Models(msgspec.Struct):
 
 
 def read(session: Session) -> Plan[Sample]:
-    """Ask a server how it is.
+    """Read a sample from a server.
 
     Raises:
-        HeadraceError: it does not answer, refuses, or answers something else.
+        HeadraceError: the server does not answer, refuses, or is not Headrace.
     """
     metrics = yield from exchange(session, HttpRequest("GET", "/metrics", within_s=ANSWER_S))
     at_s = time.monotonic()
     series = parse(metrics.body.decode("utf-8", "replace"))
     if "headrace_build_info" not in series:
         raise UnexpectedAnswer(
-            f"{session.url}/metrics answers something else than Headrace does",
-            hint="Name the API's own address, with its path if it lies below one.",
+            f"{session.url}/metrics is not from Headrace",
+            hint="Use the address of Headrace's API, with its path if it has one.",
         )
     if not series.get("headrace_broker_up", _NOTHING).get((), 0.0):
-        return Sample(at_s, series)  # without its Redis the server cannot list the models
+        return Sample(at_s, series)  # without Redis the server cannot list the models
     listed = yield from exchange(session, HttpRequest("GET", "/api/v1/models", within_s=ANSWER_S))
     return Sample(at_s, series, {m.name: m.state for m in decoded(listed, _Models).models})
 
 
 def parse(text: str) -> dict[str, dict[Labels, float]]:
-    """Read Prometheus' text format, as far as `SERIES` names it. What is no line is left out."""
+    """Parse the series of `SERIES` in Prometheus' text format; skip invalid lines."""
     found: defaultdict[str, dict[Labels, float]] = defaultdict(dict)
     for line in text.splitlines():
         name = line.partition("{")[0].partition(" ")[0]

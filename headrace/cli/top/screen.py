@@ -1,4 +1,4 @@
-"""The terminal: the view is kept on it, keys are answered, and it is given back as it was."""
+"""The terminal: shows the view, handles keys, and restores the terminal at the end."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from rich.live import Live
 from rich.text import Text
 
 from headrace.cli.shared.output import error_text
-from headrace.cli.top.layout import KEYS, SORTS, Shown, lines
+from headrace.cli.top.cells import one_line
+from headrace.cli.top.layout import KEYS, SORTS, ViewOptions, lines
 from headrace.cli.top.poller import Poller, PollResult
-from headrace.cli.top.tables import one_line
 from headrace.cli.top.view import View
 
-#: Drawn anew at least so often, as it says how long a server has not answered.
+#: Maximum seconds between two redraws; the first line counts the seconds without an answer.
 REDRAW_S: Final = 1.0
 _UP: Final = ("\x1b[A", "\x1bOA", "k")
 _DOWN: Final = ("\x1b[B", "\x1bOB", "j")
@@ -33,53 +33,53 @@ _QUIT: Final = ("q", "Q", "\x1b")
 
 
 class Screen:
-    """What the viewer sees, and what keys change of it.
+    """The screen and the state that keys change.
 
     Args:
-        watch: what looks at the server.
+        poller: polls the server.
         console: the terminal.
-        url: stands in the last line.
+        url: the server's address, for the last line.
     """
 
-    def __init__(self, watch: Poller, console: Console, url: str) -> None:
-        self._watch = watch
+    def __init__(self, poller: Poller, console: Console, url: str) -> None:
+        self._poller = poller
         self._console = console
         self._url = url
-        self._shown = Shown(width=80)
-        self._held: PollResult | None = None  # what was seen as it was paused
+        self._options = ViewOptions(width=80)
+        self._paused: PollResult | None = None  # the result that a paused view shows
 
     def key(self, pressed: str) -> bool:
-        """Answer a key; whether to go on."""
+        """Handle a key; return False for quit."""
         if pressed in _QUIT:
             return False
-        shown = self._shown
+        options = self._options
         if pressed == "s":
-            at = (SORTS.index(shown.sort) + 1) % len(SORTS)
-            self._shown = replace(shown, sort=SORTS[at], offset=0)
+            at = (SORTS.index(options.sort) + 1) % len(SORTS)
+            self._options = replace(options, sort=SORTS[at], offset=0)
         elif pressed == "r":
-            self._shown = replace(shown, reverse=not shown.reverse, offset=0)
+            self._options = replace(options, reverse=not options.reverse, offset=0)
         elif pressed == "p":
-            self._held = None if self._held is not None else self._watch.seen
+            self._paused = None if self._paused is not None else self._poller.result
         elif pressed in _DOWN:
-            view = self._seen().view
+            view = self._result().view
             most = max(len(view.models) - 1, 0) if view is not None else 0
-            self._shown = replace(shown, offset=min(shown.offset + 1, most))
+            self._options = replace(options, offset=min(options.offset + 1, most))
         elif pressed in _UP:
-            self._shown = replace(shown, offset=max(shown.offset - 1, 0))
+            self._options = replace(options, offset=max(options.offset - 1, 0))
         return True
 
-    def _seen(self) -> PollResult:
-        return self._watch.seen if self._held is None else self._held
+    def _result(self) -> PollResult:
+        return self._poller.result if self._paused is None else self._paused
 
     def drawn(self) -> Group:
-        """The whole screen, to the terminal's present size."""
+        """Draw the whole screen for the terminal's present size."""
         width, height = self._console.size
-        seen = self._seen()
-        note, bad = self._note(seen)
-        shown = replace(self._shown, width=width, height=max(height - 1, 1), note=note, bad=bad)
-        body = waiting(self._url, shown) if seen.view is None else lines(seen.view, shown)
-        body += [Text("")] * (shown.height - len(body))
-        order = self._shown.sort.lower() or "file"
+        result = self._result()
+        note, bad = self._note(result)
+        options = replace(self._options, width=width, height=max(height - 1, 1), note=note, bad=bad)
+        body = waiting(self._url, options) if result.view is None else lines(result.view, options)
+        body += [Text("")] * (options.height - len(body))
+        order = self._options.sort.lower() or "file"
         now = time.strftime("%H:%M:%S")
         foot = Text(f"{now}  {KEYS}  by {order}  {self._url}", style="bright_black")
         foot.truncate(width, overflow="ellipsis")
@@ -87,52 +87,52 @@ class Screen:
             line.no_wrap, line.overflow = True, "crop"
         return Group(*body, foot)
 
-    def _note(self, seen: PollResult) -> tuple[str, bool]:
-        if self._held is not None:
-            return "paused: p goes on", False
-        if seen.error is not None:
-            silent_s = time.monotonic() - seen.since_s
-            return f"no answer for {silent_s:.0f} s: {error_text(seen.error)}", True
-        if seen.view is not None and not seen.view.broker:
+    def _note(self, result: PollResult) -> tuple[str, bool]:
+        if self._paused is not None:
+            return "paused, p continues", False
+        if result.error is not None:
+            silent_s = time.monotonic() - result.since_s
+            return f"no answer for {silent_s:.0f} s: {error_text(result.error)}", True
+        if result.view is not None and not result.view.broker:
             return "Redis does not answer the API", True
         return "", False
 
 
-def waiting(url: str, shown: Shown) -> list[Text]:
-    """What is shown before the first answer."""
-    text = one_line(shown.note or f"looking at {url}")
-    wrapped = Text(text, style="bold red" if shown.bad else "")
-    return list(wrapped.wrap(Console(width=shown.width), shown.width))[: shown.height]
+def waiting(url: str, options: ViewOptions) -> list[Text]:
+    """Draw the screen before the first answer."""
+    text = one_line(options.note or f"connecting to {url}")
+    wrapped = Text(text, style="bold red" if options.bad else "")
+    return list(wrapped.wrap(Console(width=options.width), options.width))[: options.height]
 
 
-def run(watch: Poller, url: str) -> None:
-    """Show it until somebody quits."""
-    # Where a shell has exported them, they would stay what they were when it is resized.
+def run(poller: Poller, url: str) -> None:
+    """Show the view until the user quits."""
+    # Exported COLUMNS and LINES would not change when the terminal is resized.
     sizes = ("COLUMNS", "LINES")
     console = Console(_environ={k: v for k, v in os.environ.items() if k not in sizes})
-    screen = Screen(watch, console, url)
-    with _winch(watch), _keys(sys.stdin.fileno()) as keyboard:
+    screen = Screen(poller, console, url)
+    with _redraw_on_resize(poller), _keys(sys.stdin.fileno()) as keyboard:
         live = Live(screen.drawn(), console=console, screen=True, auto_refresh=False)
         with live:
-            watch.start()
+            poller.start()
             going = True
             while going:
                 live.update(screen.drawn(), refresh=True)
-                ready, _, _ = select.select([keyboard, watch.wake_fd], [], [], REDRAW_S)
-                if watch.wake_fd in ready:
-                    watch.drain()
+                ready, _, _ = select.select([keyboard, poller.wake_fd], [], [], REDRAW_S)
+                if poller.wake_fd in ready:
+                    poller.drain()
                 if keyboard in ready:
                     going = all(screen.key(one) for one in pressed(keyboard))
 
 
 def pressed(keyboard: int) -> list[str]:
-    """The keys that were pressed, arrows as one each; `q` where nobody can press any more."""
+    """Read the pressed keys, an arrow as one key; return `q` if the terminal is closed."""
     typed = os.read(keyboard, 1024).decode("utf-8", "replace")
     if not typed:
         return ["q"]
     found, at = [], 0
     while at < len(typed):
-        # An arrow is an escape and two more; an escape alone is itself.
+        # An arrow is an escape with two more characters.
         length = 3 if typed[at] == "\x1b" and typed[at + 1 : at + 2] in ("[", "O") else 1
         found.append(typed[at : at + length])
         at += length
@@ -140,16 +140,16 @@ def pressed(keyboard: int) -> list[str]:
 
 
 def once(view: View, console: Console) -> list[Text]:
-    """A view as it is printed, to the width of the terminal or of COLUMNS."""
-    return lines(view, Shown(width=console.width))
+    """Draw a view for printing, with the width of the terminal or of COLUMNS."""
+    return lines(view, ViewOptions(width=console.width))
 
 
 @contextmanager
 def _keys(keyboard: int) -> Iterator[int]:
-    """Keys come one by one and are not echoed; Ctrl-Z would leave the screen behind, and does not.
+    """Read keys one by one without echo, and ignore Ctrl-Z, which would leave the screen behind.
 
     Raises:
-        termios.error: there is no terminal.
+        termios.error: standard input is not a terminal.
     """
     before = termios.tcgetattr(keyboard)
     stopped = signal.signal(signal.SIGTSTP, signal.SIG_IGN)
@@ -157,18 +157,18 @@ def _keys(keyboard: int) -> Iterator[int]:
         tty.setcbreak(keyboard)
         yield keyboard
     finally:
-        # The terminal may be gone.
+        # The terminal may be closed.
         with contextlib.suppress(termios.error):
             termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
         signal.signal(signal.SIGTSTP, stopped)
 
 
 @contextmanager
-def _winch(watch: Poller) -> Iterator[None]:
-    """A terminal that changes its size is drawn anew at once."""
+def _redraw_on_resize(poller: Poller) -> Iterator[None]:
+    """Redraw at once when the terminal's size changes."""
 
     def changed(*_: Any) -> None:
-        watch.poke()
+        poller.poke()
 
     before = signal.signal(signal.SIGWINCH, changed)
     try:

@@ -1,4 +1,4 @@
-"""What is shown, worked out from two samples: rates and percentiles are those between them."""
+"""Computes what is shown: rates and percentiles between two samples."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Final
 from headrace.cli.top.sample import Sample
 
 STEPS: Final = ("0", "3", "6", "9")
-#: A backlog that is worked off more slowly than this is not said to end.
+#: A backlog that takes longer than this is shown as never empty.
 SLOWEST_S: Final = 7 * 86_400
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRow:
-    """One model, or pipeline. Rates are a second; what is not known yet is None.
+    """One model or pipeline. Rates are per second; unknown values are None.
 
     Attributes:
-        waits: jobs that wait, by step.
-        batch: jobs that ran together, on average.
+        waits: waiting jobs by priority step.
+        batch: average batch size.
         memory: bytes of its processes.
     """
 
@@ -47,12 +47,12 @@ class ModelRow:
 
     @property
     def waiting(self) -> int:
-        """Jobs that wait, of all priorities."""
+        """Return the number of waiting jobs of all priorities."""
         return sum(self.waits.values())
 
     @property
     def eta_s(self) -> float | None:
-        """Until its queue is empty at the present rates; infinite where it is not worked off."""
+        """Return the seconds until the queue is empty at present rates; infinite if it grows."""
         if self.in_s is None or self.out_s is None or not self.waiting:
             return None
         gain_s = self.out_s - self.in_s
@@ -62,7 +62,7 @@ class ModelRow:
 
 @dataclass(frozen=True, slots=True)
 class HostRow:
-    """One worker's host."""
+    """The host of a worker."""
 
     name: str
     cpus: int
@@ -75,7 +75,7 @@ class HostRow:
 
 @dataclass(frozen=True, slots=True)
 class DeviceRow:
-    """One GPU. What the driver does not tell of it is None."""
+    """One GPU. Values that the driver does not report are None."""
 
     host: str
     device: str
@@ -89,7 +89,7 @@ class DeviceRow:
 
 @dataclass(frozen=True, slots=True)
 class ProcessRow:
-    """The processes of a model in one worker."""
+    """The processes of a model on one worker."""
 
     worker: str
     model: str
@@ -98,11 +98,11 @@ class ProcessRow:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """All that is shown.
+    """Everything that is shown.
 
     Attributes:
         broker: whether Redis answered the API.
-        requests_s: requests to the API a second, of which `errors_s` were answered 5xx.
+        requests_s: requests to the API per second; `errors_s` of them were answered with 5xx.
     """
 
     version: str
@@ -120,17 +120,17 @@ class View:
     redis_limit: float = 0.0
 
     def sum_of(self, value: Callable[[ModelRow], float | None]) -> float | None:
-        """A sum over the models; None where it is known of none."""
+        """Return the sum over the models; None if no value is known."""
         known = [found for row in self.models if (found := value(row)) is not None]
         return sum(known) if known or not self.models else None
 
 
 def view_of(now: Sample, before: Sample | None) -> View:
-    """What to show of a sample.
+    """Return the view of a sample.
 
     Args:
-        now: the newest.
-        before: the one that rates are counted from; None where there is none yet.
+        now: the newest sample.
+        before: the sample from which rates are measured; None for no rates.
     """
     span = _Span(now, before)
     version = next(iter(now.of("build_info")), ("",))[0]
@@ -171,7 +171,7 @@ class _Span:
     def rate(
         self, name: str, *labels: str, only: Callable[[tuple[str, ...]], bool] = lambda _: True
     ) -> float | None:
-        """How much the counters with these first labels grew a second; None without a sample."""
+        """Return the growth per second of the counters with these first labels, or None."""
         if self.before is None or self.seconds <= 0:
             return None
         return self.grown(name, *labels, only=only) / self.seconds
@@ -179,7 +179,7 @@ class _Span:
     def grown(
         self, name: str, *labels: str, only: Callable[[tuple[str, ...]], bool] = lambda _: True
     ) -> float:
-        """How much they grew. One that went back was set to zero in between: it counts anew."""
+        """Return the growth of the counters; a counter that decreased was reset to 0."""
         if self.before is None:
             return 0.0
         old, total = self.before.of(name), 0.0
@@ -190,7 +190,7 @@ class _Span:
         return total
 
     def quantile(self, name: str, model: str, share: float) -> float | None:
-        """A percentile of what fell into a histogram meanwhile, as Prometheus works it out."""
+        """Return a percentile of a histogram's growth, like Prometheus' histogram_quantile."""
         if self.before is None:
             return None
         buckets = [
@@ -200,14 +200,14 @@ class _Span:
 
 
 def quantile(buckets: Sequence[tuple[float, float]], share: float) -> float | None:
-    """A percentile from cumulative buckets, by a line within the one that it falls into.
+    """Return a percentile from cumulative buckets, interpolated within a bucket.
 
     Args:
-        buckets: upper bounds, the last of which is infinite, and how many fell at or below them.
+        buckets: upper bounds, the last one infinite, and the number of values up to each bound.
         share: 0.5 for the median.
 
     Returns:
-        The value; beyond the last finite bound, that bound. None where nothing fell anywhere.
+        The value; at most the last finite bound. None without values.
     """
     if not buckets or buckets[-1][1] <= 0:
         return None
@@ -233,7 +233,7 @@ def _model(name: str, now: Sample, span: _Span) -> ModelRow:
     out_s = span.rate("jobs_ended_total", name)
     in_s = None
     if out_s is not None and span.before is not None:
-        # Whoever sent them, over HTTP or by Celery: what ended, and what there is more than before.
+        # Ended jobs plus the growth of the queue count jobs from HTTP and from Celery.
         before = span.before.total("queue_depth", name) + sum(
             span.before.one(series, name) for series in ("jobs_in_flight", "jobs_scheduled")
         )

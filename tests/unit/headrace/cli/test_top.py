@@ -19,11 +19,11 @@ from rich.console import Console
 
 from api.observability.metric_families import FAMILIES
 from headrace import Client
-from headrace.cli.top.layout import DEVICES, HOSTS, MODELS, SORTS, Shown, lines
+from headrace.cli.top.cells import bar, duration, rate
+from headrace.cli.top.layout import DEVICES, HOSTS, MODELS, SORTS, ViewOptions, lines
 from headrace.cli.top.poller import GAP_S, History, Poller, PollResult
 from headrace.cli.top.sample import SERIES, Sample, parse
 from headrace.cli.top.screen import Screen, pressed
-from headrace.cli.top.tables import bar, duration, rate
 from headrace.cli.top.view import View, quantile, view_of
 from headrace.errors import ServerUnreachable
 
@@ -83,7 +83,7 @@ def shown(*models: str, **given: float) -> View:
     return view_of(sample(12.0, *models, scale=2, **given), sample(2.0, *models))
 
 
-def texts(view: View, how: Shown) -> list[str]:
+def texts(view: View, how: ViewOptions) -> list[str]:
     return [line.plain for line in lines(view, how)]
 
 
@@ -154,13 +154,13 @@ def test_a_percentile_lies_on_a_line_within_its_bucket(share: float, expected: f
 
 def test_at_80_columns_the_first_ranks_fit_and_at_200_all_do() -> None:
     view = shown("digits", "resnet", "echo")
-    small = texts(view, Shown(80, 24))
+    small = texts(view, ViewOptions(80, 24))
     assert len(small) <= 24
     (head,) = [line for line in small if line.startswith("MODEL ")]
     for name in ("MODEL", "STATE", "WAIT", "OLDEST", "RUN", "IN/S", "OUT/S", "P99", "FAIL/S"):
         assert name in head.split()
     assert any(line.startswith("a     0") for line in small), small
-    wide = texts(view, Shown(200, 50))
+    wide = texts(view, ViewOptions(200, 50))
     (head,) = [line for line in wide if line.startswith("MODEL ")]
     assert [name for name in HEADS if name not in head] == []
     # Devices, hosts and processes stand beside each other there.
@@ -184,7 +184,7 @@ def test_no_line_is_wider_than_the_terminal_and_none_too_many(
     view = replace(
         view, models=[replace(row, name=f"{name}{i}") for i, row in enumerate(view.models)]
     )
-    how = Shown(width, height, sort=sort, offset=offset, note="no answer: " + name, bad=True)
+    how = ViewOptions(width, height, sort=sort, offset=offset, note="no answer: " + name, bad=True)
     drawn = lines(view, how)
     assert len(drawn) <= height
     assert all(line.cell_len <= width for line in drawn), [line.plain for line in drawn]
@@ -193,32 +193,32 @@ def test_no_line_is_wider_than_the_terminal_and_none_too_many(
 
 def test_a_long_list_is_scrolled_and_says_where_it_is() -> None:
     names = [f"model-{i:02d}" for i in range(50)]
-    first = texts(shown(*names), Shown(80, 24))
+    first = texts(shown(*names), ViewOptions(80, 24))
     (place,) = [line for line in first if re.match(r"\d+-\d+ of 50", line)]
     count = int(place.split(" ")[0].split("-")[1])
     assert [line.split()[0] for line in first if line.startswith("model-")] == names[:count]
-    last = texts(shown(*names), Shown(80, 24, offset=1000))
+    last = texts(shown(*names), ViewOptions(80, 24, offset=1000))
     assert [line.split()[0] for line in last if line.startswith("model-")] == names[-count:]
 
 
 def test_models_are_sorted_by_a_column_and_the_column_says_so() -> None:
     view = shown("a", "b", "c")  # each with one more that waits
-    down = texts(view, Shown(80, 24, sort="WAIT"))
+    down = texts(view, ViewOptions(80, 24, sort="WAIT"))
     assert [line[0] for line in down if re.match(r"[abc] +ready", line)] == ["c", "b", "a"]
     assert any("WAITv" in line for line in down)
-    up = texts(view, Shown(80, 24, sort="WAIT", reverse=True))
+    up = texts(view, ViewOptions(80, 24, sort="WAIT", reverse=True))
     assert [line[0] for line in up if re.match(r"[abc] +ready", line)] == ["a", "b", "c"]
 
 
 def test_what_is_wrong_is_said() -> None:
     view = shown("a", redis_memory_used_bytes=3 * GIB, redis_memory_max_bytes=4 * GIB)
-    assert "Redis 3.0 GiB of 4.0 GiB" in texts(view, Shown(80, 24))[2]
+    assert "Redis 3.0 GiB of 4.0 GiB" in texts(view, ViewOptions(80, 24))[2]
     paused = replace(view, models=[replace(view.models[0], paused=True)], broker=False)
-    drawn = texts(paused, Shown(80, 24))
+    drawn = texts(paused, ViewOptions(80, 24))
     assert "Redis does not answer" in drawn[2]
     assert any(re.match(r"a +paused", line) for line in drawn)
     bare = view_of(Sample(0.0, parse("headrace_broker_up 0\n")), None)
-    assert len(texts(bare, Shown(80, 24))) <= 24
+    assert len(texts(bare, ViewOptions(80, 24))) <= 24
 
 
 def test_numbers_as_people_read_them() -> None:
@@ -230,7 +230,7 @@ def test_numbers_as_people_read_them() -> None:
     ]  # fmt: skip
     assert bar(0.5).plain == "█████░░░░░  50%"
     assert bar(None).plain == ""
-    assert (bar(0.97).style, bar(0.97, alarming=False).style) == ("bold red", "green")
+    assert (bar(0.97).style, bar(0.97, warn=False).style) == ("bold red", "green")
     assert cell_len(bar(7.0).plain) == cell_len(bar(-1.0).plain)
 
 
@@ -250,7 +250,7 @@ class Watching(Poller):
     """One that has seen what it is told, and looks at nothing."""
 
     def __init__(self, seen: PollResult) -> None:
-        self.seen = seen
+        self.result = seen
 
 
 def screen_of(seen: PollResult, width: int = 80, height: int = 24) -> Screen:
@@ -273,7 +273,7 @@ def test_keys_change_what_is_seen() -> None:
         screen.key("s")
     assert "by file" in drawn(screen)[-1]
     screen.key("p")
-    screen._watch.seen = PollResult(shown("other"))
+    screen._poller.result = PollResult(shown("other"))
     assert any(line.startswith("a ") for line in drawn(screen))
     assert "paused" in drawn(screen)[0]
     screen.key("p")
@@ -299,10 +299,10 @@ def test_a_look_that_hangs_counts_into_how_long_there_was_no_answer(
     monkeypatch.setattr("headrace.cli.top.poller.read", lambda _: None)
     watch = Poller(cast(Client, Hanging()), 2.0)
     for _ in range(2):
-        watch.seen = watch._look()
+        watch.result = watch._poll()
     os.close(watch.wake_fd)
-    os.close(watch._told_fd)
-    assert watch.seen.since_s == 100.0
+    os.close(watch._notify_fd)
+    assert watch.result.since_s == 100.0
 
 
 def test_a_server_that_is_away_is_said_above_what_was_seen_last() -> None:
@@ -327,6 +327,6 @@ def test_other_tables_have_their_columns_too() -> None:
     heads: Mapping[str, list[str]] = {
         "host": [column.head for column in HOSTS], "gpu": [column.head for column in DEVICES],
     }  # fmt: skip
-    text = "\n".join(texts(shown("a"), Shown(200, 60)))
+    text = "\n".join(texts(shown("a"), ViewOptions(200, 60)))
     for names in heads.values():
         assert all(name in text for name in names)

@@ -103,7 +103,7 @@ def _all(
     yield _one(f.BUILD, 1, (__version__,))
     yield _one(f.WORKERS, len(scraped.workers))
     yield _one(f.WAITING, waiting)
-    yield _one(f.BACKGROUND_TASKS, scraped.errands)
+    yield _one(f.BACKGROUND_TASKS, scraped.background_tasks)
     yield _one(f.WEBHOOKS_PENDING, scraped.webhooks)
     if scraped.memory is not None:
         used, limit = scraped.memory

@@ -1,7 +1,7 @@
-"""Gathers what is asked at the same time into one call, and answers each on its own.
+"""Gathers requests that are made at the same time into one call. Knows nothing of Redis.
 
-One call is under way at a time; what is asked meanwhile leaves with the next. Alone, a question
-leaves at once; under load the calls grow by themselves. Knows nothing of Redis.
+One call is under way at a time; requests that come meanwhile go into the next. A lone request is
+sent at once, and under load the calls grow by themselves.
 """
 
 from __future__ import annotations
@@ -14,77 +14,77 @@ from typing import Generic, TypeVar
 from headrace.errors import BrokerUnavailable, HeadraceError
 from headrace.queue.tasks import cancel_and_wait
 
-Question = TypeVar("Question")
-Answer = TypeVar("Answer")
+RequestT = TypeVar("RequestT")
+ReplyT = TypeVar("ReplyT")
 
 
-class Coalescer(Generic[Question, Answer]):
-    """Turns single questions into calls of many.
+class Coalescer(Generic[RequestT, ReplyT]):
+    """Turns single requests into calls for many.
 
     Args:
-        call: answers many at once; an error stands at the place of the question that it concerns.
-        max_items: the most questions of one call.
-        max_bytes: ... and the most bytes of them, unless the first alone is larger.
-        size_bytes: the size of one question.
+        call: answers many requests; an error takes the place of the reply to its request.
+        max_items: how many requests one call has at most.
+        max_bytes: how many bytes they have at most, unless the first alone is larger.
+        size_bytes: returns the size of one request.
     """
 
     def __init__(
         self,
-        call: Callable[[list[Question]], Awaitable[Sequence[Answer | HeadraceError]]],
+        call: Callable[[list[RequestT]], Awaitable[Sequence[ReplyT | HeadraceError]]],
         *,
         max_items: int,
         max_bytes: int = 0,
-        size_bytes: Callable[[Question], int] | None = None,
+        size_bytes: Callable[[RequestT], int] | None = None,
     ) -> None:
         self._call = call
         self._max_items = max_items
         self._max_bytes = max_bytes
         self._size_bytes = size_bytes
-        self._pending: deque[tuple[Question, asyncio.Future[Answer]]] = deque()
+        self._pending: deque[tuple[RequestT, asyncio.Future[ReplyT]]] = deque()
         self._flusher: asyncio.Task[None] | None = None
-        # The flusher's. To ask which loop runs is a system call each time, on Python 3.11.
+        # The flusher's loop. On Python 3.11 asking for the running loop is a system call.
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    async def ask(self, question: Question) -> Answer:
-        """Ask one question together with whoever asks at the same time.
+    async def ask(self, request: RequestT) -> ReplyT:
+        """Make one request, together with all others at the same time.
 
         Raises:
-            HeadraceError: what the call answered at this question's place, or raised as a whole.
+            HeadraceError: the error for this request, or of the whole call.
         """
         loop = self._loop
         if self._flusher is None or loop is None:
             loop = self._loop = asyncio.get_running_loop()
             self._flusher = loop.create_task(self._flush())
-        future: asyncio.Future[Answer] = loop.create_future()
-        self._pending.append((question, future))
+        future: asyncio.Future[ReplyT] = loop.create_future()
+        self._pending.append((request, future))
         return await future
 
     async def close(self) -> None:
-        """End the call under way; whoever still waits is told that the broker is unavailable."""
+        """End the call under way; pending requests fail with BrokerUnavailable."""
         flusher = self._flusher
         if flusher is not None:
             await cancel_and_wait(flusher)
 
     async def _flush(self) -> None:
-        taken: list[tuple[Question, asyncio.Future[Answer]]] = []
+        taken: list[tuple[RequestT, asyncio.Future[ReplyT]]] = []
         try:
             while self._pending:
                 taken = self._take()
                 try:
-                    answers = await self._call([question for question, _ in taken])
-                except Exception as error:  # noqa: BLE001 - raised again by each who asked
+                    replies = await self._call([request for request, _ in taken])
+                except Exception as error:  # noqa: BLE001 - raised again for each request
                     _fail(taken, error)
                     continue
-                for (_, future), answer in zip(taken, answers, strict=True):
-                    _resolve(future, answer)
+                for (_, future), reply in zip(taken, replies, strict=True):
+                    _resolve(future, reply)
         finally:
             self._flusher = None
             stopped = BrokerUnavailable("this API process is stopping", hint="Try again.")
             _fail([*taken, *self._pending], stopped)
             self._pending.clear()
 
-    def _take(self) -> list[tuple[Question, asyncio.Future[Answer]]]:
-        taken: list[tuple[Question, asyncio.Future[Answer]]] = []
+    def _take(self) -> list[tuple[RequestT, asyncio.Future[ReplyT]]]:
+        taken: list[tuple[RequestT, asyncio.Future[ReplyT]]] = []
         size = 0
         while self._pending and len(taken) < self._max_items:
             if self._size_bytes is not None:
@@ -95,16 +95,16 @@ class Coalescer(Generic[Question, Answer]):
         return taken
 
 
-def _resolve(future: asyncio.Future[Answer], answer: Answer | HeadraceError) -> None:
-    if future.done():  # whoever asked has hung up
+def _resolve(future: asyncio.Future[ReplyT], reply: ReplyT | HeadraceError) -> None:
+    if future.done():  # the caller was cancelled
         return
-    if isinstance(answer, HeadraceError):
-        future.set_exception(answer)
+    if isinstance(reply, HeadraceError):
+        future.set_exception(reply)
     else:
-        future.set_result(answer)
+        future.set_result(reply)
 
 
-def _fail(taken: Sequence[tuple[object, asyncio.Future[Answer]]], error: BaseException) -> None:
+def _fail(taken: Sequence[tuple[object, asyncio.Future[ReplyT]]], error: BaseException) -> None:
     for _, future in taken:
         if not future.done():
             future.set_exception(error)

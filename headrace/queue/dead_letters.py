@@ -1,7 +1,7 @@
-"""Dead letters: what could not run, kept with its reason until somebody looks.
+"""Dead letters: jobs and messages that could not run, kept with the reason. Knows no HTTP.
 
-A job comes here when its model process died each time that it ran alone, or when its retries were
-used up; a message comes here when it is no job that could run. Knows no HTTP.
+A job becomes a dead letter if its model process died each time that it ran alone, or if its retries
+are used up; a message does if it is no job that could run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headrace.redis import keys
 from headrace.redis.outages import translate
 from headrace.redis.scripts import queues as queue_scripts
 
-#: So many letters are put back or removed in one call, so that Redis serves others in between.
+#: How many one call requeues or deletes, so that Redis serves other clients in between.
 CHUNK: Final = 200
 PAGE_MAX: Final = 1_000
 
@@ -30,14 +30,14 @@ class DeadLetter:
     """One dead letter. Times are microseconds of Redis' clock.
 
     Attributes:
-        name: its name among the queue's letters: the job's id, or one of its own.
-        job_id: the job that it was; "" where the message could not be read.
+        name: its name in the queue's dead letters: the job's id, or a name of its own.
+        job_id: the id of the job; "" if the message could not be read.
         reason: a code of `headrace.errors`, or why the message was refused.
         message: the error in a sentence.
-        attempts: how often it was handed out.
+        attempts: how often it was claimed.
         created_us: when it was submitted.
-        died_us: when it came here.
-        traceback: the handler's, where it raised.
+        died_us: when it became a dead letter.
+        traceback: the handler's, if it raised.
         raw: the task message, byte for byte.
     """
 
@@ -56,7 +56,7 @@ class DeadLetters:
     """The dead letters of any queue.
 
     Args:
-        client: the connections, to read with.
+        client: reads.
         jobs: calls the scripts.
     """
 
@@ -67,12 +67,12 @@ class DeadLetters:
     async def page(
         self, queue: str, *, limit: int, before: tuple[int, str] | None = None
     ) -> list[DeadLetter]:
-        """Letters of a queue, the newest first, without traceback and message bytes.
+        """Return dead letters of a queue, the newest first, without traceback and message bytes.
 
         Args:
             queue: the queue's name.
-            limit: how many at the most.
-            before: (died_us, name) of the last letter of the page before.
+            limit: how many at most.
+            before: (died_us, name) of the last one on the previous page.
 
         Raises:
             BrokerError: Redis does not answer.
@@ -94,7 +94,7 @@ class DeadLetters:
     async def _names(
         self, queue: str, limit: int, before: tuple[int, str] | None
     ) -> list[tuple[str, int]]:
-        """Names with the time of their death; equal times stand in the order of their names."""
+        """Return names and times, the newest first; equal times are ordered by name."""
         top = "+inf" if before is None else before[0]
         offset = 0
         taken: list[tuple[str, int]] = []
@@ -110,7 +110,7 @@ class DeadLetters:
         return taken[:limit]
 
     async def show(self, queue: str, name: str) -> DeadLetter | None:
-        """One letter, whole; None where there is none of that name.
+        """Return one dead letter with all its fields; None if the name is unknown.
 
         Raises:
             BrokerError: Redis does not answer.
@@ -124,13 +124,14 @@ class DeadLetters:
         return _letter(name, {key.decode(): value for key, value in found.items()})
 
     async def requeue(self, queue: str, names: Sequence[str]) -> list[Outcome]:
-        """Put letters back at the end of their list, as the jobs that they were.
+        """Requeue dead letters at the end of their list, as the jobs that they were.
 
-        Per name: `queued`; `unknown`; `unreadable`, which can never run; or `alive`: a job of its
-        id waits or runs, or came later and has ended as something of its own.
+        Returns:
+            For each name `queued`, `unknown`, `unreadable` (it can never run) or `alive` (a job of
+            its id waits or runs, or a later job of its id has ended).
 
         Raises:
-            BrokerError: Redis does not answer; what was put back before stays so.
+            BrokerError: Redis does not answer; some may have been requeued.
         """
         outcomes: list[Outcome] = []
         for at in range(0, len(names), CHUNK):
@@ -141,10 +142,10 @@ class DeadLetters:
         return outcomes
 
     async def purge(self, queue: str, names: Sequence[str]) -> int:
-        """Remove letters for good; how many there were.
+        """Delete dead letters; return how many there were.
 
         Raises:
-            BrokerError: Redis does not answer; what was removed before stays so.
+            BrokerError: Redis does not answer; some may have been deleted.
         """
         removed = 0
         for at in range(0, len(names), CHUNK):
@@ -154,7 +155,7 @@ class DeadLetters:
         return removed
 
     async def all_names(self, queue: str) -> list[str]:
-        """The names of all letters that there are now, the oldest first.
+        """Return the names of all dead letters of a queue, the oldest first.
 
         Raises:
             BrokerError: Redis does not answer.

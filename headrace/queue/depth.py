@@ -1,4 +1,4 @@
-"""The state of a queue, as queues/depth.lua tells it. Knows no Redis."""
+"""The depth of queues, from the reply of queues/depth.lua. Knows no Redis."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class Depth:
     """The state of one queue.
 
     Attributes:
-        waiting: jobs that wait, by step: {0: …, 3: …, 6: …, 9: …}.
-        scheduled: jobs that wait for a countdown or a retry.
-        in_flight: jobs that a worker holds.
-        dead: dead letters.
-        oldest_age_s: how long the oldest waiting job has waited; None where none waits, or only
-            messages of stock clients, which carry no time.
-        oldest_ages_s: the same of each step where it is known.
+        waiting: how many jobs wait, by step: {0: …, 3: …, 6: …, 9: …}.
+        scheduled: how many jobs wait for a countdown or a retry.
+        in_flight: how many jobs a worker has leased.
+        dead: how many dead letters there are.
+        oldest_age_s: how long the oldest waiting job has waited; None if none waits, or only
+            messages of stock clients, which have no time.
+        oldest_ages_s: the same for each step, if it is known.
     """
 
     queue: str
@@ -34,17 +34,17 @@ class Depth:
 
     @property
     def total(self) -> int:
-        """All that admission counts: waiting and scheduled."""
+        """The jobs that count for admission: waiting and scheduled."""
         return sum(self.waiting.values()) + self.scheduled
 
 
 @dataclass(frozen=True, slots=True)
 class Depths:
-    """The state of many queues, in their order; see `Depth`.
+    """The state of many queues by column, in the order of the queues; see `Depth`.
 
     Attributes:
-        waiting: of each step.
-        oldest_ages_s: of each step; 0 where it is not known.
+        waiting: for each step.
+        oldest_ages_s: for each step; 0 if it is unknown.
     """
 
     waiting: Sequence[Sequence[int]]
@@ -55,7 +55,7 @@ class Depths:
 
 
 def read_columns(answer: Sequence[Any]) -> Depths:
-    """The reply of queues/depth.lua for many queues, at a third of the cost of a `Depth` each."""
+    """Read the reply for many queues by column, which costs a third of a `Depth` for each."""
     now, *rows = answer
     columns = list(zip(*rows, strict=True)) or [()] * 11
     now_us = int(now)
@@ -68,7 +68,7 @@ def _age_s(now_us: int, since: bytes) -> float:
 
 
 def read_depths(queues: Sequence[str], answer: Sequence[Any]) -> list[Depth]:
-    """What queues/depth.lua has answered for these queues."""
+    """Read the reply for these queues."""
     now, *rows = answer
     return [_depth(queue, row, int(now)) for queue, row in zip(queues, rows, strict=True)]
 

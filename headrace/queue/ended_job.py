@@ -1,4 +1,4 @@
-"""The ends of jobs as jobs/settle.lua publishes them to one API process. Knows no Redis."""
+"""Ended jobs, as jobs/settle.lua publishes them to an API process. Knows no Redis."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import msgspec
 from headrace.jobs.job import Job, State, read_batch, stored_result
 from headrace.redis.keys import F
 
-#: Several times faster than State(letter), which matters once per job.
+#: Several times faster than State(letter); used once for each job.
 _STATES: Final = {state.value: state for state in State}
 
 
 class EndedJob(msgspec.Struct, array_like=True, frozen=True):
     """How a job ended, as jobs/settle.lua publishes it.
 
-    A row with the id alone says: look at the record. Times are microseconds of Redis' clock as
-    text; Lua writes what is absent as false.
+    A row with the id alone means that the record must be read. Times are microseconds of Redis'
+    clock as text; Lua writes an absent value as false.
     """
 
     id: str
@@ -33,7 +33,7 @@ class EndedJob(msgspec.Struct, array_like=True, frozen=True):
     dead: str = ""
 
     def job(self, model: str, version: str, created_us: int, metadata_json: str = "") -> Job:
-        """The job, as its record would tell it."""
+        """Return the job as it would be read from its record."""
         batch_size, batch_padding = read_batch(self.batch)
         return Job(
             id=self.id,
@@ -64,6 +64,6 @@ def read_ended(data: bytes) -> list[EndedJob]:
     """Read one publication.
 
     Raises:
-        msgspec.MsgspecError: it is none.
+        msgspec.MsgspecError: it cannot be read.
     """
     return _ROWS.decode(data)

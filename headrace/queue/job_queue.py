@@ -1,4 +1,4 @@
-"""What an API needs of the queue: submit, read, cancel, depths. asyncio; knows no HTTP."""
+"""The queue as an API process uses it: submit, read, cancel, depths. Knows no HTTP."""
 
 from __future__ import annotations
 
@@ -33,30 +33,30 @@ from headrace.redis.scripts import queues as queue_scripts
 
 __all__ = ["JobQueue", "JobSubmission", "Receipt", "hash_request", "submission"]
 
-#: The most jobs that one call of jobs/submit.lua takes: bounds how long it holds Redis.
+#: How many jobs one call of jobs/submit.lua takes, which limits how long it blocks Redis, ...
 SUBMIT_MAX_JOBS: Final = 256
-#: ... and the most bytes of their messages.
+#: ... and how many bytes their messages have.
 SUBMIT_MAX_BYTES: Final = 4 * 1024 * 1024
-#: The most jobs that one call of queues/purge.lua ends.
+#: How many jobs one call of queues/purge.lua cancels.
 PURGE_MAX_JOBS: Final = 500
-#: The most jobs that one call of jobs/view.lua reads or jobs/cancel.lua ends.
+#: How many jobs one call of jobs/view.lua reads or jobs/cancel.lua cancels.
 VIEW_MAX_JOBS: Final = 128
-#: The most jobs that one call of jobs/outcomes.lua reads or jobs/delete.lua removes.
+#: How many jobs one call of jobs/outcomes.lua reads or jobs/delete.lua deletes.
 OUTCOMES_MAX_JOBS: Final = 256
 
 
 class JobQueue(AsyncScriptClient):
     """Submits, reads and cancels jobs over one asyncio client.
 
-    What is asked at the same time (`submit`, `read`, `cancel_one`) leaves in one call of the
-    script, and each is answered on its own.
+    Requests that are made at the same time (`submit`, `read`, `cancel_one`) share one call of their
+    script.
 
     Args:
         client: the connections.
-        job_index_max: how many of a model's newest jobs are indexed, to be listed; 0 for none.
+        job_index_max: how many of a model's newest jobs are indexed for lists; 0 for none.
 
     Attributes:
-        clock: told by each `expire`, and by whoever else hears Redis' time.
+        clock: Redis' time, updated by each `expire`.
     """
 
     def __init__(self, client: redis.asyncio.Redis, *, job_index_max: int = 0) -> None:
@@ -78,17 +78,17 @@ class JobQueue(AsyncScriptClient):
             await coalescer.close()
 
     async def submit(self, job: JobSubmission) -> Receipt:
-        """Enqueue one job, together with whoever submits at the same time.
+        """Enqueue one job, together with all that are submitted at the same time.
 
         Raises:
             QueueFull, Conflict: nothing was enqueued.
-            BrokerFull, BrokerUnavailable: the outcome may be unknown; say it again under the same
+            BrokerFull, BrokerUnavailable: the outcome may be unknown; submit it again with the same
                 id.
         """
         return await self._submits.ask(job)
 
     async def submit_many(self, jobs: Sequence[JobSubmission]) -> list[Receipt | HeadraceError]:
-        """Enqueue many jobs in one call; an error stands at the place of the job it concerns."""
+        """Enqueue many jobs in one call; return for each its receipt or its error."""
         try:
             submit = job_scripts.submit(self._job_index_max, submit_arguments(jobs))
             answer = await self.call(submit)
@@ -97,7 +97,7 @@ class JobQueue(AsyncScriptClient):
         return read_receipts(jobs, answer)
 
     async def read(self, job_id: str) -> Job | None:
-        """Read one job with its result, together with whoever reads at the same time.
+        """Read one job with its result, together with all that are read at the same time.
 
         Raises:
             BrokerUnavailable: Redis does not answer.
@@ -105,7 +105,7 @@ class JobQueue(AsyncScriptClient):
         return await self._reads.ask(job_id)
 
     async def view(self, ids: Sequence[str], *, results: bool = True) -> list[Job | None]:
-        """Read jobs; None where an id is unknown.
+        """Read jobs; None for an unknown id.
 
         Raises:
             BrokerUnavailable: Redis does not answer.
@@ -114,7 +114,7 @@ class JobQueue(AsyncScriptClient):
         return [_job(job_id, row) for job_id, row in zip(ids, rows, strict=True)]
 
     async def watched(self, ids: Sequence[str]) -> list[job_scripts.WatchedJob | None]:
-        """Read the state of jobs: less than `view`, and cheaper. None where an id is unknown.
+        """Read the state of jobs: less than `view`, and cheaper. None for an unknown id.
 
         Raises:
             BrokerUnavailable: Redis does not answer.
@@ -122,7 +122,7 @@ class JobQueue(AsyncScriptClient):
         return [job_scripts.read_watch(row) for row in await self.call(job_scripts.watch(ids))]
 
     async def outcomes(self, ids: Sequence[str], owner: str | None = None) -> list[Any]:
-        """How jobs have ended, as jobs/outcomes.lua gives it: less than `view`, and cheaper.
+        """Read how jobs have ended, as jobs/outcomes.lua replies: less than `view`, and cheaper.
 
         Args:
             ids: the jobs.
@@ -134,7 +134,7 @@ class JobQueue(AsyncScriptClient):
         return await read_outcomes(self._client, self.call_once, ids, owner)
 
     async def forget(self, ids: Sequence[str], owner: str | None = None) -> int:
-        """Remove the records and results of those of these jobs that have ended; how many.
+        """Delete those of these jobs that have ended; return how many.
 
         Args:
             ids: the jobs.
@@ -146,7 +146,7 @@ class JobQueue(AsyncScriptClient):
         return int((await self.call(job_scripts.delete(ids, owner)))[0])
 
     async def listen(self, job_id: str) -> None:
-        """See to it that the end of a quiet job is published.
+        """Let the end of a quiet job be published.
 
         Raises:
             BrokerError: Redis does not answer.
@@ -154,24 +154,27 @@ class JobQueue(AsyncScriptClient):
         await self.call(job_scripts.listen(job_id))
 
     async def cancel_one(self, job_id: str, owner: str | None = None) -> str:
-        """Cancel one job, together with whoever cancels at the same time; see `cancel`."""
+        """Cancel one job, together with all that are cancelled at the same time; see `cancel`."""
         return await self._cancels.ask(_owned(job_id, owner))
 
     async def cancel(self, ids: Sequence[str], owner: str | None = None) -> list[str]:
-        """Cancel jobs: per id `unknown`, `removed`, `asked` (it was running) or `ended` before.
+        """Cancel jobs.
 
         Args:
             ids: the jobs.
             owner: the API key whose jobs are known; None for all.
+
+        Returns:
+            For each job `unknown`, `removed`, `asked` (it was running) or `ended` (before).
         """
         return await self._cancel_owned([_owned(job_id, owner) for job_id in ids])
 
     async def cancel_for(self, job_id: str, token: str, ids: Sequence[str]) -> list[str] | None:
-        """Cancel jobs for the sake of another one; None where that is no longer held so.
+        """Cancel jobs on behalf of another one; return None if the lease of that one is lost.
 
         Args:
-            job_id: the job for whose sake.
-            token: the fence of its claim.
+            job_id: the job on whose behalf they are cancelled.
+            token: the fencing token of its claim.
             ids: the jobs.
         """
         reply = await self.call_once(job_scripts.cancel(ids, parent=(job_id, token)))
@@ -181,19 +184,19 @@ class JobQueue(AsyncScriptClient):
         return job_scripts.read_words(await self.call(job_scripts.cancel(ids)))
 
     async def expire(self) -> int:
-        """End jobs that wait though they must have begun by now; how many were looked at.
+        """End waiting jobs that must have started by now; return how many were looked at.
 
         Raises:
             BrokerError: Redis does not answer.
         """
         looked_at, now_us = job_scripts.read_expire(await self.call(job_scripts.expire()))
-        self.clock.heard(now_us)
+        self.clock.update(now_us)
         return looked_at
 
     async def take_tokens(
         self, key_id: str, rate: float, wanted: int, least: int
     ) -> tuple[int, float]:
-        """Take of an API key's rate: how many were taken, and seconds until `least` are there.
+        """Take tokens of an API key's rate; return how many, and seconds until `least` are there.
 
         Raises:
             BrokerError: Redis does not answer.
@@ -203,7 +206,7 @@ class JobQueue(AsyncScriptClient):
         return int(taken), int(wait_us) / US_PER_S
 
     async def api_key(self, key_id: str) -> ApiKey | None:
-        """An API key; None where there is none.
+        """Read an API key; None if it does not exist.
 
         Raises:
             BrokerError: Redis does not answer.
@@ -212,7 +215,7 @@ class JobQueue(AsyncScriptClient):
         return key_from(key_id, fields) if fields else None
 
     async def fields(self, key: str) -> dict[bytes, bytes]:
-        """A hash; empty where there is none.
+        """Read a hash; empty if it does not exist.
 
         Raises:
             BrokerError: Redis does not answer.
@@ -224,7 +227,7 @@ class JobQueue(AsyncScriptClient):
         return found
 
     async def pause(self, queue: str, paused: bool) -> None:
-        """Let nothing more be claimed from a queue, or let it be claimed again.
+        """Pause a queue, so that nothing is claimed from it, or resume it.
 
         Raises:
             BrokerError: Redis does not answer.
@@ -236,7 +239,7 @@ class JobQueue(AsyncScriptClient):
             raise translate(error) from error
 
     async def paused(self) -> set[str]:
-        """The queues that are paused.
+        """Return the paused queues.
 
         Raises:
             BrokerError: Redis does not answer.
@@ -248,12 +251,12 @@ class JobQueue(AsyncScriptClient):
         return {member.decode() for member in members}
 
     async def purge(self, queue: str) -> int:
-        """Cancel all that waits in a queue, also what is delayed; how many jobs ended so.
+        """Cancel all waiting and delayed jobs of a queue; return how many.
 
-        What comes meanwhile may stay; running jobs are not touched.
+        Jobs that are submitted meanwhile may stay; running jobs are not touched.
 
         Raises:
-            BrokerError: Redis does not answer; what was cancelled before stays so.
+            BrokerError: Redis does not answer; some jobs may have been cancelled.
         """
         (depth,) = await self.depths([queue])
         cancelled, left = 0, 1
@@ -266,22 +269,26 @@ class JobQueue(AsyncScriptClient):
         return cancelled
 
     async def depths(self, queues: Sequence[str]) -> list[Depth]:
-        """The state of queues in one round trip, at a cost that does not grow with their length."""
+        """Read the depth of queues in one round trip, at a cost independent of their length."""
         return read_depths(queues, await self.call(queue_scripts.depth(queues)))
 
     async def worker_states(self) -> dict[str, WorkerReport]:
-        """What live workers say of themselves, by owner."""
+        """Return the reports of live workers, by owner."""
         try:
             owners = [owner.decode() for owner in await self._client.zrange(keys.WORKERS, 0, -1)]
             states = await self._hashes([keys.worker(owner) for owner in owners])
         except RedisError as error:
             raise translate(error) from error
         pairs = zip(owners, states, strict=True)
-        # A worker's own key runs out WORKER_TTL_S after its last word; its name may stand longer.
+        # A worker's key expires WORKER_TTL_S after its last report; its name may be listed longer.
         return {owner: read_report(state) for owner, state in pairs if state}
 
     async def ping(self) -> None:
-        """Raises BrokerUnavailable unless Redis answers."""
+        """Check that Redis answers.
+
+        Raises:
+            BrokerUnavailable: it does not.
+        """
         try:
             await self._client.execute_command("PING")
         except RedisError as error:
@@ -297,7 +304,7 @@ class JobQueue(AsyncScriptClient):
 
 
 def _owned(job_id: str, owner: str | None) -> str:
-    """A job as jobs/cancel.lua is given it; no id has a blank."""
+    """Return a job as `job_scripts.cancel` takes it; no id has a space."""
     return job_id if owner is None else f"{job_id} {owner}"
 
 

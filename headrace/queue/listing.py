@@ -1,7 +1,7 @@
-"""Lists of jobs, newest first: walks along the models' indices, merged. Knows no HTTP.
+"""Lists of jobs, newest first, merged from the indices of the models. Knows no HTTP.
 
-All models have one order, by when a job was created and then by its id, so that a place in it is a
-cursor: jobs that come later stand before it and shift nothing.
+Jobs of all models have one order, by creation time and then by id. So a place in it is a cursor:
+later jobs come before it and shift nothing.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Final, NamedTuple
 from headrace.queue.job_queue import JobQueue
 from headrace.redis.scripts import queues as queue_scripts
 
-#: What one call of queues/list_jobs.lua looks at, so that Redis serves others in between, ...
+#: How many jobs one call of queues/list_jobs.lua looks at: Redis serves others in between.
 STRETCH_JOBS: Final = 500
-#: ... and what one page does. Where few jobs are in the states that are asked for, a page is short.
+#: How many jobs one page looks at. If few of them match, the page is short.
 PAGE_LOOK_JOBS: Final = 10_000
 
 
 class JobPlace(NamedTuple):
-    """Where a job stands in the order of lists; the newest is the greatest."""
+    """The place of a job in the order of lists; the newest is the greatest."""
 
     created_us: int
     job_id: str
@@ -32,7 +32,7 @@ class JobPage:
 
     Attributes:
         places: the jobs, newest first.
-        end: where the next page begins; None where there is none.
+        end: where the next page begins; None on the last page.
     """
 
     places: list[JobPlace]
@@ -41,11 +41,11 @@ class JobPage:
 
 @dataclass(slots=True)
 class _Walk:
-    """One model's, as far as it has come.
+    """The walk along the index of one model.
 
     Attributes:
         at: the last place that was looked at.
-        found: jobs that fit, newest first.
+        found: matching jobs, newest first.
     """
 
     model: str
@@ -64,15 +64,15 @@ async def list_jobs(
     limit: int,
     owner: str | None = None,
 ) -> JobPage:
-    """A page of the jobs of these models.
+    """Return a page of the jobs of these models.
 
     Args:
         queue: calls the scripts.
         models: their names.
-        before: where the page before has ended; None for the newest.
-        since_us: jobs that were created before are left out.
+        before: the end of the previous page; None for the newest.
+        since_us: jobs created before this are left out.
         states: letters of the states that count; "" for all.
-        limit: how many jobs at the most; fewer are no sign of the end.
+        limit: how many jobs at most; a page with fewer may not be the last.
         owner: the API key whose jobs count; None for all.
 
     Raises:
@@ -85,7 +85,7 @@ async def list_jobs(
             await _step(queue, walk, since_us, states, limit, owner)
         looks -= STRETCH_JOBS * len(behind)
         going = [walk for walk in walks if walk.more]
-        # What is older than a place that some walk has not come to yet cannot be told apart yet.
+        # Older jobs may still come from a walk that has not reached this place.
         horizon = max((walk.at for walk in going if walk.at is not None), default=None)
         found = sorted((place for walk in walks for place in walk.found), reverse=True)
         sure = [place for place in found if horizon is None or place >= horizon]

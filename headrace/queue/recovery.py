@@ -1,4 +1,4 @@
-"""Giving back at once what a dead worker held; `lease_ttl` is for lost hosts only."""
+"""Releases the jobs of a dead worker at once; `lease_ttl` is for lost hosts only."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from headrace.redis.scripts import jobs as job_scripts
 
 
 def release_incarnation(redis_url: str, incarnation: str, max_deliveries: int | None = 3) -> int:
-    """Put the jobs of a dead worker back at the head of their queues; how many there were.
+    """Release the jobs of a dead worker to the head of their queues; return how many.
 
-    Each then runs alone, and only one that ran alone when its worker died is charged for it.
+    Each then runs alone, and only a job that ran alone when its worker died is charged.
 
     Args:
-        redis_url: where the jobs are.
-        incarnation: the HEADRACE_INCARNATION that the worker was started with.
-        max_deliveries: how many processes a job may take with it while it runs alone; None: it is
-            charged for none.
+        redis_url: the Redis of the jobs.
+        incarnation: the HEADRACE_INCARNATION of the worker.
+        max_deliveries: how many processes may crash while they run the job alone; None: no crash
+            is charged.
 
     Raises:
-        redis.RedisError: Redis does not answer; the leases run out by themselves.
+        redis.RedisError: Redis does not answer; the leases expire by themselves.
     """
     with connect(redis_url) as client:
-        # What the worker last said of itself names its models, and how long jobs wait that were
-        # lost alone; it outlives it by WORKER_TTL_S.
-        said: Any = client.hgetall(keys.worker(incarnation))
+        # The worker's last report names its models and the delay after a crash. It expires
+        # WORKER_TTL_S after the worker's death.
+        report: Any = client.hgetall(keys.worker(incarnation))
         released = 0
         mode = "free" if max_deliveries is None else "crash"
-        for model, state in read_report(said).models.items():
+        for model, state in read_report(report).models.items():
             base_us, most_us = state.backoff_us
             losses = f"{max_deliveries or 0} {base_us} {most_us}"
             queue = keys.queue_name(model)

@@ -1,8 +1,7 @@
-"""What a scrape reads of Redis, in one round trip, however many models and workers there are.
+"""What /metrics reads from Redis, in one round trip for any number of models and workers.
 
-In two where a worker or an API process has come or gone since the last one, or where something is
-counted that was not before. Nothing here walks a list: lengths, ages and counters are read as they
-stand.
+It takes two if a worker or an API process has started or ended since the last scrape, or if a
+counter is new. Nothing here walks a list.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ from headrace.redis.scripts import Command, load_command
 from headrace.redis.scripts import queues as queue_scripts
 
 _NONE: Final[Fields] = {}
-#: Counters are asked for by their names, of every model: whole hashes, which repeat the names,
-#: cost an API process eight times as much to read. So many more are learned of what was found;
-#: of a model that has others still, the whole hash is asked for, in a second round trip.
+#: Counters are read by name, for every model: whole hashes, which repeat the names, cost an API
+#: process eight times as much. Up to LEARNED_MAX other names are learned when they appear. If a
+#: model has still others, its whole hash is read in a second round trip.
 _ALWAYS: Final = tuple(name.encode() for name in (*COUNTED, *map(field_of, HISTOGRAMS)))
 LEARNED_MAX: Final = 100
 _MEMORY: Final = re.compile(rb"^(used_memory|maxmemory):(\d+)", re.MULTILINE)
@@ -43,18 +42,18 @@ _MEMORY: Final = re.compile(rb"^(used_memory|maxmemory):(\d+)", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class ScrapeResult:
-    """What Redis has.
+    """What was read.
 
     Attributes:
         depths: of the models' queues, in the order of the models.
-        counted: what was counted: the fields of `hr:stats:<model>`, in the same order.
-        shared: the fields of `hr:stats:`, what was counted of no model.
-        workers: what live workers say of themselves, by owner.
-        waiting: the requests that wait in each live API process, by its id, as far as it has said.
-        paused: whether nothing is claimed from a model's queue, in the same order.
-        errands: errands that wait.
-        webhooks: deliveries that wait for another try.
-        memory: bytes that Redis uses, and its maxmemory, where it says so; 0 for no bound.
+        counted: the fields of `hr:stats:<model>`, in the same order.
+        shared: the fields of `hr:stats:`, the counters of no model.
+        workers: the reports of live workers, by owner.
+        waiting: how many requests wait in each live API process, by its id.
+        paused: whether a model's queue is paused, in the same order.
+        background_tasks: how many background tasks wait.
+        webhooks: how many deliveries wait for another try.
+        memory: bytes that Redis uses, and its maxmemory (0 for no limit); None if unknown.
     """
 
     depths: Depths
@@ -63,7 +62,7 @@ class ScrapeResult:
     workers: dict[str, WorkerReport]
     waiting: dict[str, int]
     paused: Sequence[bool]
-    errands: int = 0
+    background_tasks: int = 0
     webhooks: int = 0
     memory: tuple[int, int] | None = None
 
@@ -73,19 +72,19 @@ class Scraper:
 
     Args:
         client: the connections.
-        models: the registered ones.
-        ask: sends so many packed commands, perhaps behind others, and gives their replies.
+        models: the registered models.
+        send: sends packed commands, of which it is given the number, and returns their replies.
     """
 
     def __init__(
         self,
         client: redis.asyncio.Redis,
         models: Sequence[ModelConfig],
-        ask: Callable[[bytes, int], Awaitable[list[Any]]],
+        send: Callable[[bytes, int], Awaitable[list[Any]]],
     ) -> None:
-        # redis-py types its own replies as unions of all that a command could give.
+        # redis-py types its replies as unions of all that any command could return.
         self._client: Any = client
-        self._ask = ask
+        self._send = send
         self._names = [model.name for model in models]
         self._queues = [model.queue for model in models]
         self._depth = queue_scripts.depth(self._queues)
@@ -101,14 +100,14 @@ class Scraper:
         ]
         self._first = (pack_all(commands), len(commands))
         self._counters = _Counters(self._names, _ALWAYS)
-        # Those that lived at the last scrape; nearly always they still do.
+        # Live processes at the last scrape; nearly always they are the same.
         self._living = _Living([], [])
 
     async def read(self) -> ScrapeResult:
-        """Read all.
+        """Read everything.
 
         Raises:
-            BrokerError: Redis does not answer, or takes no scripts.
+            BrokerError: Redis does not answer, or refuses the script.
         """
         try:
             return await self._read()
@@ -118,54 +117,54 @@ class Scraper:
     async def _read(self) -> ScrapeResult:
         (commands, count), counters, guessed = self._first, self._counters, self._living
         all_commands = commands + counters.commands + guessed.commands
-        replies = await self._asked(all_commands, count + counters.count + guessed.count)
-        rows, owners, channels, paused, shared, errands, hooks, memory = replies[:count]
+        replies = await self._replies(all_commands, count + counters.count + guessed.count)
+        rows, owners, channels, paused, shared, tasks, deliveries, memory = replies[:count]
         if isinstance(rows, NoScriptError):
             await self._client.execute_command(*load_command(self._depth))
-            rows = (await self._asked(*self._first))[0]
+            rows = (await self._replies(*self._first))[0]
         if isinstance(rows, RedisError):
             raise rows
         of_workers = count + counters.count
-        living, said = self._living_of(_listed(owners), _listed(channels)), replies[of_workers:]
+        living, reports = self._living_of(_listed(owners), _listed(channels)), replies[of_workers:]
         if living is not guessed:
-            said = await self._asked(living.commands, living.count) if living.count else []
-        reports = list(map(_fields, said[: len(living.owners)]))
-        waiting = _listed(said[-1]) if living.api_ids else []
+            reports = await self._replies(living.commands, living.count) if living.count else []
+        states = list(map(_fields, reports[: len(living.owners)]))
+        waiting = _listed(reports[-1]) if living.api_ids else []
         halted = {raw.decode("utf-8", "replace") for raw in _listed(paused)}
         return ScrapeResult(
             depths=read_columns(rows),
             counted=await self._counted(counters, replies[count:of_workers]),
             shared=_fields(shared),
-            # A worker's own key runs out before its name is trimmed.
+            # A worker's own key expires before its name is trimmed.
             workers={
                 owner: read_report(fields)
-                for owner, fields in zip(living.owners, reports, strict=True)
+                for owner, fields in zip(living.owners, states, strict=True)
                 if fields
             },
             waiting={
-                api_id: int(said or 0)
-                for api_id, said in zip(living.api_ids, waiting, strict=False)
+                api_id: int(number or 0)
+                for api_id, number in zip(living.api_ids, waiting, strict=False)
             },
             paused=[queue in halted for queue in self._queues],
-            errands=errands if isinstance(errands, int) else 0,
-            webhooks=hooks if isinstance(hooks, int) else 0,
+            background_tasks=tasks if isinstance(tasks, int) else 0,
+            webhooks=deliveries if isinstance(deliveries, int) else 0,
             memory=_memory(memory),
         )
 
     async def _counted(self, counters: _Counters, replies: list[Any]) -> Totals:
-        """The counters of every model; those that have fields that were not asked for, anew."""
+        """Return the counters of every model; hashes with unknown fields are read whole."""
         rows, sizes = replies[::2], replies[1::2]
         more = []
         for model, (row, size) in enumerate(zip(rows, sizes, strict=True)):
             if not isinstance(row, list):
-                # Another type lies under the key.
+                # The key has another type.
                 rows[model] = counters.none
             elif len(row) - row.count(None) != size:
                 more.append(model)
         totals = Totals(counters.fields, rows)
         if more:
             asked = pack_all([("HGETALL", keys.stats(self._names[model])) for model in more])
-            for model, reply in zip(more, await self._asked(asked, len(more)), strict=True):
+            for model, reply in zip(more, await self._replies(asked, len(more)), strict=True):
                 totals.add(model, _fields(reply))
             learned = totals.fields[: len(_ALWAYS) + LEARNED_MAX]
             if learned != counters.fields:
@@ -173,8 +172,8 @@ class Scraper:
         return totals
 
     def _living_of(self, owners: list[bytes], channels: list[bytes]) -> _Living:
-        """Those that live now: the same object as before where they are the same."""
-        # By name: Redis has them by when each was last seen.
+        """Return the live processes; the same object as before if they are the same."""
+        # Sorted by name, as Redis sorts them by when each was last seen.
         names = sorted(owner.decode() for owner in owners)
         prefix = keys.done_channel("")
         api_ids = sorted(raw.decode().removeprefix(prefix) for raw in channels)
@@ -182,17 +181,17 @@ class Scraper:
             self._living = _Living(names, api_ids)
         return self._living
 
-    async def _asked(self, commands: bytes, count: int) -> list[Any]:
-        """Send commands in one write; their replies, with an error at the place of its command."""
+    async def _replies(self, commands: bytes, count: int) -> list[Any]:
+        """Send commands in one write; return their replies, an error in place of its reply."""
         try:
-            return await self._ask(commands, count)
+            return await self._send(commands, count)
         except RedisConnectionError:
-            # It may have been an idle connection that the server has closed since.
-            return await self._ask(commands, count)
+            # The server may have closed an idle connection.
+            return await self._send(commands, count)
 
 
 class _Living:
-    """Workers and API processes, and the commands that read what they say of themselves.
+    """Live workers and API processes, and the commands that read their reports.
 
     Args:
         owners: the workers.
@@ -212,9 +211,9 @@ class _Living:
 
 
 class _Counters:
-    """The fields of counters that are asked for of every model, and the commands that do.
+    """The fields of counters that are read for every model, and the commands for that.
 
-    With each model's comes how many fields it has: so none goes unseen.
+    The number of fields of each model is read too, so that no field is missed.
     """
 
     __slots__ = ("commands", "count", "fields", "none")
@@ -230,20 +229,20 @@ class _Counters:
 
 
 def _listed(reply: Any) -> list[Any]:
-    """A reply that is a list or a set; empty where another type lies under the key."""
+    """Return a list or set; empty if its key has another type."""
     return list(reply) if isinstance(reply, (list, set)) else []
 
 
 def _fields(reply: Any) -> Fields:
-    """A hash; empty where another type lies under its key, which is to blind nobody to the rest."""
+    """Return a hash; empty if its key has another type."""
     return reply if isinstance(reply, dict) else _NONE
 
 
 def _memory(reply: Any) -> tuple[int, int] | None:
-    """What INFO says of memory; None where the user may not ask."""
+    """Return the memory fields of INFO; None if the user may not run it."""
     if not isinstance(reply, bytes):
         return None
-    said = dict(_MEMORY.findall(reply))
-    if b"used_memory" not in said:
+    fields = dict(_MEMORY.findall(reply))
+    if b"used_memory" not in fields:
         return None
-    return int(said[b"used_memory"]), int(said.get(b"maxmemory", 0))
+    return int(fields[b"used_memory"]), int(fields.get(b"maxmemory", 0))

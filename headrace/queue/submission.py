@@ -1,4 +1,4 @@
-"""One job on its way into a queue: arguments and reply of jobs/submit.lua. Knows no Redis."""
+"""Job submissions: the arguments and the reply of jobs/submit.lua. Knows no Redis."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ _STEPS: Final = tuple(str(keys.step_of(priority)) for priority in range(10))
 
 
 class JobSubmission(msgspec.Struct, frozen=True, gc=False):
-    """One job on its way into a queue.
+    """One job to be submitted.
 
     Attributes:
-        shared: how a run of jobs/submit.lua begins in which this job can be.
-        own: this job's part of it: id, message, and the request's hash where it has one.
+        shared: the `submit_run` that it can share with similar jobs.
+        own: its own part: id, message, and the hash of the request, if it has one.
     """
 
     id: str
@@ -53,11 +53,11 @@ class JobSubmission(msgspec.Struct, frozen=True, gc=False):
 
 
 class Receipt(NamedTuple):
-    """What jobs/submit.lua said of one job.
+    """The reply of jobs/submit.lua for one job.
 
     Attributes:
-        created_us: when it was (first) submitted, by Redis' clock.
-        repeated: the id was known already; nothing was enqueued.
+        created_us: when it was first submitted, by Redis' clock.
+        repeated: the id was known already, and nothing was enqueued.
     """
 
     created_us: int
@@ -79,21 +79,21 @@ def submission(
     quiet: bool = False,
     trace: Trace | None = None,
 ) -> JobSubmission:
-    """Build what jobs/submit.lua is given for one job.
+    """Return the submission of one job.
 
     Args:
-        job_id: the id, new or that of an earlier try.
-        model: the model, with the bounds of its queue.
+        job_id: the id, new or from an earlier try.
+        model: the model, with the limits of its queue.
         input_json: the input's JSON text.
-        options: what the client asked for.
-        now_s: seconds since 1970 by Redis' clock, from which `expires` counts.
-        result_ttl_s: for jobs that do not say.
-        waiter: id of the API process that wants to hear of the end, or "".
-        source: where the input lies, if not in the message; input_json is `null` then.
+        options: what the client requested.
+        now_s: seconds since 1970 by Redis' clock; `expires` counts from then.
+        result_ttl_s: for jobs without their own.
+        waiter: id of the API process that waits for the end, or "".
+        source: where the input is stored, if not in the message; input_json is `null` then.
         request_hash: see `hash_request`; a repeat of the id under another hash is a conflict.
-        caller: whose job it is to be.
-        quiet: nobody but who asks hears of its end: it has no Celery result, and is not listed.
-        trace: where in a trace it is submitted.
+        caller: the owner of the job.
+        quiet: its end is not published; it has no Celery result, and is not listed.
+        trace: the trace context of the submit.
     """
     if quiet and source is None and trace is None and _is_plain(options):
         shared, pieces = _quiet_kind(
@@ -124,7 +124,7 @@ def submission(
         rare = _rare_fields(options, model, source)
         if options.webhook:
             rare += tuple(webhook_fields(job_id, model.name, caller.key_id, options))
-            # No other job's are the same: they are not to displace what others share.
+            # No other job has the same fields: they must not displace shared entries of the cache.
             shared_by = _shared.__wrapped__
     shared = shared_by(
         model.name,
@@ -144,7 +144,7 @@ def submission(
 
 
 def _is_plain(options: JobOptions) -> bool:
-    """Whether nothing but the input makes such jobs differ, and no field of the record is rare."""
+    """Return whether such jobs differ in their input alone, and have no rare fields."""
     return (
         options.expires is None
         and options.metadata is None
@@ -165,7 +165,7 @@ def _quiet_kind(
     hashed: bool,
     caller: Caller,
 ) -> tuple[tuple[Arg, ...], tuple[bytes, ...]]:
-    """What plain quiet jobs of a request have in common: of a run that is all but id and input."""
+    """Return what plain quiet jobs of a request share: their run, and most of the message."""
     queue = keys.queue_name(model)
     shared = _shared(
         model,
@@ -200,7 +200,7 @@ def _shared(
     rare: tuple[Arg, ...],
     caller: Caller,
 ) -> tuple[Arg, ...]:
-    """How a run of such jobs begins: one object for many, so that runs are found by identity."""
+    """Return the `submit_run` of such jobs: one object for many, so that runs compare quickly."""
     fields: list[Arg] = [F.MODEL, model, F.VERSION, version]
     if ttl_s != keys.DEFAULT_TTL_S:
         fields += (F.TTL, ttl_s)
@@ -231,7 +231,7 @@ def _rare_fields(
 
 
 def _backoff(options: JobOptions, model: ModelConfig) -> str:
-    """The record's `rb`: for the scripts, which do not read messages."""
+    """Return the record's `rb` for the scripts, which do not read messages."""
     asked = (options.retry_backoff, options.retry_backoff_max)
     usual = (model.retry_backoff_s, model.retry_backoff_max_s)
     both = (mine if own is None else own for own, mine in zip(asked, usual, strict=True))
@@ -241,16 +241,16 @@ def _backoff(options: JobOptions, model: ModelConfig) -> str:
 def hash_request(
     model: str, input_json: bytes, options: JobOptions = DEFAULT_OPTIONS, version: str | None = None
 ) -> str:
-    """A short digest of what was asked, by which a repeat is told from another request.
+    """Return a short digest of a request, which is the same for a repeat and for no other.
 
     Args:
         model: the model's name.
         input_json: the input as it was sent.
-        options: what was asked of the job.
-        version: the version that was asked for; None where the client took any, so that a repeat
-            is one also after the model was renewed.
+        options: the options that were requested.
+        version: the version that was requested; None if any is accepted, so that a repeat matches
+            after an update of the model too.
     """
-    # Metadata cannot be a key; without it most requests of a client differ in their input alone.
+    # Metadata cannot be hashed; without it most requests of a client differ in their input alone.
     begun = _begun_digest if options.metadata is None else _begun_digest.__wrapped__
     digest = begun(model, options, version).copy()
     digest.update(input_json)
@@ -260,14 +260,14 @@ def hash_request(
 @lru_cache(maxsize=256)
 def _begun_digest(model: str, options: JobOptions, version: str | None) -> hashlib.blake2b:
     digest = hashlib.blake2b(digest_size=16)
-    # Each part ends where only it can end: a name has no NUL, and the rest is JSON.
+    # Unambiguous: a name has no NUL, and the rest is JSON.
     digest.update(b"%s\0%s\0" % (model.encode(), msgspec.json.encode(version)))
     digest.update(msgspec.json.encode(options, order="deterministic"))
     return digest
 
 
 def submit_arguments(jobs: Iterable[JobSubmission]) -> list[Arg]:
-    """What jobs/submit.lua is given for jobs: their runs, in their order."""
+    """Return the runs of these jobs for `job_scripts.submit`, in their order."""
     arguments: list[Arg] = []
     for shared, run in groupby(jobs, attrgetter("shared")):
         own = [job.own for job in run]
@@ -302,11 +302,11 @@ def _not_queued(job: JobSubmission, row: NotQueued) -> Receipt | HeadraceError:
         return of_another(job.id)
     if row.code == SubmitCode.IN_FLIGHT_LIMIT:
         return TooManyInFlight(
-            f"this API key has {row.depth} jobs that have not ended, as many as it may",
-            hint="Try again once some have ended: each that ends makes room for one.",
+            f"this API key has {row.depth} jobs in flight, its limit",
+            hint="Try again when some of them have ended.",
         )
     return BrokerUnavailable(
-        f"the queue of model {job.model} cannot be used: its key in Redis is not a list",
+        f"the queue of model {job.model} is unusable: its key in Redis is not a list",
         hint="Remove the key, or give Headrace a Redis database of its own.",
     )
 
@@ -314,9 +314,9 @@ def _not_queued(job: JobSubmission, row: NotQueued) -> Receipt | HeadraceError:
 def repeat_of(
     job: Job, request_hash: str, caller: Caller = EVERYBODY
 ) -> Job | Conflict | JobNotFound:
-    """What a request under the id of a known job is answered with, as jobs/submit.lua has it.
+    """Return the answer to a request with the id of a known job, as jobs/submit.lua decides it.
 
-    For a request that jobs/submit.lua cannot be given, as its input cannot be kept again.
+    It is for requests whose input cannot be stored again, so that they are not submitted.
     """
     if not caller.may_see(job.key):
         return of_another(job.id)
@@ -324,9 +324,9 @@ def repeat_of(
 
 
 def of_another(job_id: str) -> JobNotFound:
-    """The error where an id is that of a job which does not exist for whoever asks."""
+    """Return the error for an id of a job that the caller cannot see."""
     return JobNotFound(
-        f"there is no job {job_id[:128]!r}, and this API key cannot have one of that id",
+        f"the job id {job_id[:128]!r} is not available to this API key",
         hint="Choose another id.",
     )
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
-#: A task that has not ended by then is cancelled once more.
+#: After this many seconds a task that has not ended is cancelled once more.
 AGAIN_S: Final = 1.0
 
 
 async def cancel_and_wait(*tasks: asyncio.Task[Any]) -> None:
-    """Cancel tasks and wait until they have ended, whatever they end with.
+    """Cancel tasks and wait until they have ended, with whatever result.
 
-    Before Python 3.12 `asyncio.wait_for` loses a cancel that comes in the moment in which what it
-    waits for is done, and redis-py sends through it. So it is said again until it was heard: a task
-    that repeats something for ever would keep its process from ending.
+    Before Python 3.12 `asyncio.wait_for`, which redis-py uses, loses a cancellation that arrives at
+    the moment its awaitable is done. A task with an endless loop would then never end, so the
+    cancellation is repeated.
     """
     left = {task for task in tasks if not task.done()}
     while left:

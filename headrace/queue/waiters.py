@@ -2,9 +2,9 @@
 
 Each process has a channel of its own. It receives the ends of the jobs that it submitted with a
 wait, a batch at a time, with everything that the answer needs. For any other job it subscribes to
-the channel of the Celery result, which says that the job has ended, and to `hr:ended:<id>`, which
-says how; if that says nothing, the waiter reads the record. A publication can be lost with its
-connection, so after a reconnect every waiter reads its record again.
+two channels: that of the Celery result, on which the end is published, and `hr:ended:<id>`, on
+which short results follow. Without the latter the waiter reads the record. A publication can be
+lost with its connection, so after a reconnect every waiter reads its record again.
 """
 
 from __future__ import annotations

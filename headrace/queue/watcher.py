@@ -44,7 +44,7 @@ class JobStatus(NamedTuple):
         token: the fencing token of its claim.
         place: its place in the queue; 0 if it does not wait there.
         due_us: when it joins its queue, while it is scheduled.
-        mark: tells one report of progress from another under the same token.
+        mark: differs between two reports of progress under the same token.
         error_json: how its last try ended, while it is scheduled.
     """
 
@@ -238,7 +238,7 @@ class JobWatcher:
             try:
                 await self._read(wanted)
             except BrokerError:
-                # The queue's log says why. The next read of all jobs catches up.
+                # The reason is logged. The next read of all jobs catches up.
                 read_all_at = loop.time() + READ_ALL_S
             except Exception:
                 # Without this task no watch would be updated again.

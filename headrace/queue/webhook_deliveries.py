@@ -1,4 +1,4 @@
-"""The deliveries of a job's webhooks, as Redis keeps them."""
+"""The webhook deliveries of jobs in Redis."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from headrace.redis.scripts import webhooks as webhook_scripts
 from headrace.webhooks.task_message import WebhookTask, message
 
 PREFIX: Final = "msg_"
-#: Counts tries, in `hr:stats:`, by what came of them.
+#: The counter of tries in `hr:stats:`; the outcome follows.
 COUNTER: Final = "webhooks"
 OUTCOMES: Final = ("delivered", "retried", "failed")
-#: A job that is put back again and again ends as often; so many of its deliveries are kept, ...
+#: A job that is requeued again and again ends as often. This many of its deliveries are kept, ...
 DELIVERIES_MAX: Final = 20
-#: ... and so many tries of each, the newest.
+#: ... and this many tries of each, the newest.
 ATTEMPTS_MAX: Final = 30
 
 DeliveryState = Literal["pending", "delivered", "failed"]
@@ -32,8 +32,8 @@ class Attempt(msgspec.Struct, frozen=True):
     Attributes:
         at_us: when it began.
         ms: how long it took.
-        status: what the receiver answered; 0 where it did not.
-        error: what was wrong; "" where nothing was.
+        status: the HTTP status; 0 without an answer.
+        error: what failed; "" if nothing did.
     """
 
     at_us: int
@@ -43,21 +43,21 @@ class Attempt(msgspec.Struct, frozen=True):
 
 
 class Delivery(msgspec.Struct, frozen=True):
-    """One thing that is told, until it has arrived or is given up.
+    """One delivery of a webhook, until it succeeds or fails.
 
     Attributes:
         id: the header `webhook-id`, the same for each try.
         type: as `job.succeeded`.
         job: the job.
-        url: where to.
-        owner: the API key whose job it is; "" for nobody's.
-        model: the job's.
-        at_us: when what is told happened.
+        url: the receiver.
+        owner: the API key that owns the job; "" for none.
+        model: the job's model.
+        at_us: when the event happened.
         until_us: no try begins after this.
-        created_us: when it was tried first, or was to be.
-        next_us: when it is tried again; 0 for not at all.
-        tries: how many there were.
-        attempts: the newest of them.
+        created_us: when its first try was due.
+        next_us: when it is tried again; 0 for never.
+        tries: how many tries there were.
+        attempts: the newest tries.
     """
 
     id: str
@@ -75,21 +75,21 @@ class Delivery(msgspec.Struct, frozen=True):
     attempts: tuple[Attempt, ...] = ()
 
     def tried(self, attempt: Attempt) -> Delivery:
-        """The same after one more try."""
+        """Return the delivery after one more try."""
         kept = (*self.attempts, attempt)[-ATTEMPTS_MAX:]
         return msgspec.structs.replace(self, tries=self.tries + 1, attempts=kept)
 
     def becoming(self, state: DeliveryState, next_us: int = 0) -> Delivery:
-        """The same in another state."""
+        """Return the delivery in another state."""
         return msgspec.structs.replace(self, state=state, next_us=next_us)
 
 
 class PendingDelivery(msgspec.Struct, frozen=True):
-    """What Redis has of one delivery.
+    """One delivery, as it was read from Redis.
 
     Attributes:
-        text: as it stands there, by which a change by another is noticed; b"" where it is new.
-        body: what it sends; b"" where that is to be made of the job's record.
+        text: its JSON as it was read, to detect changes by others; b"" for a new one.
+        body: what it sends; b"" if that is made from the job's record.
     """
 
     delivery: Delivery
@@ -98,12 +98,12 @@ class PendingDelivery(msgspec.Struct, frozen=True):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """What a delivery is to become.
+    """A change of a delivery.
 
     Attributes:
-        delay_s: after how long it is tried again; None for not at all.
-        body: what it sends, to be kept; b"" leaves that as it is, None removes it.
-        counted: a counter that goes up with it.
+        delay_s: after how long it is tried again; None for never.
+        body: what it sends, to be saved; b"" keeps the saved one, None removes it.
+        counted: a counter that grows by one.
     """
 
     delivery: Delivery
@@ -113,10 +113,10 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class DeliveryLog(msgspec.Struct, frozen=True):
-    """All that Redis has of one job's webhooks.
+    """All webhook deliveries of one job.
 
     Attributes:
-        state: the letter of the state in which the job has ended last, where a webhook asked; "".
+        state: the letter of the state in which the job last ended, if a webhook wants it; else "".
         ended_us: when that was.
     """
 
@@ -126,20 +126,20 @@ class DeliveryLog(msgspec.Struct, frozen=True):
 
     @property
     def surplus(self) -> list[str]:
-        """Deliveries that are to be forgotten when one more is kept: the oldest that are over."""
+        """Deliveries to delete when one more is saved: the oldest that have ended."""
         over = [one.delivery for one in self.deliveries.values()]
         over.sort(key=lambda delivery: (delivery.state == "pending", delivery.created_us))
         return [delivery.id for delivery in over[: max(0, len(over) + 1 - DELIVERIES_MAX)]]
 
 
-def delivery_id(said: str, at_us: int) -> str:
-    """The id of what an errand tells: the same for a repeat of it, another for another end."""
-    digest = hashlib.blake2b(f"{said} {at_us}".encode(), digest_size=16)
+def delivery_id(event: str, at_us: int) -> str:
+    """Return the id of a delivery: the same for a repeat, another for another end of the job."""
+    digest = hashlib.blake2b(f"{event} {at_us}".encode(), digest_size=16)
     return PREFIX + digest.hexdigest()
 
 
 def read_log(fields: Mapping[bytes, bytes]) -> DeliveryLog:
-    """Read `hr:hook:<id>`; a delivery that cannot be read, as of another version, is left out."""
+    """Read `hr:hook:<id>`; unreadable deliveries, as of another version, are left out."""
     found: dict[str, PendingDelivery] = {}
     for raw, text in fields.items():
         name = raw.decode("utf-8", "replace")
@@ -166,7 +166,7 @@ class DeliveryStore:
         self._queue = queue
 
     async def read(self, job_id: str) -> DeliveryLog:
-        """What there is of a job's webhooks.
+        """Read the deliveries of a job.
 
         Raises:
             BrokerError: Redis does not answer.
@@ -176,19 +176,19 @@ class DeliveryStore:
     async def save(
         self, kept: PendingDelivery, change: Change, *, ttl_s: int, surplus: tuple[str, ...] = ()
     ) -> bytes | None:
-        """Keep what became of a delivery, if nobody else has changed it.
+        """Save a delivery, unless another process has changed it.
 
         Args:
             kept: as it was read.
-            change: as it is to be.
-            ttl_s: how long the job's deliveries are kept from now.
-            surplus: deliveries of the job that are to be forgotten.
+            change: the change.
+            ttl_s: how long the job's deliveries are kept.
+            surplus: deliveries of the job to delete.
 
         Returns:
-            None, or how it stands there by now.
+            None, or its text by now if another process has changed it.
 
         Raises:
-            BrokerError: Redis does not answer; whether it was kept is not known.
+            BrokerError: Redis does not answer; it may have been saved.
         """
         new, delay_s = change.delivery, change.delay_s
         again = b"" if delay_s is None else message(WebhookTask(new.job, delivery=new.id))
@@ -202,7 +202,7 @@ class DeliveryStore:
         return None if answer[0] == 1 else bytes(answer[1])
 
     async def send_due(self, most: int) -> int:
-        """Send the errands of what is due for another try; how many were due.
+        """Send the background tasks of deliveries that are due; return how many.
 
         Raises:
             BrokerError: Redis does not answer.

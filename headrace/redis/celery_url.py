@@ -18,7 +18,7 @@ class CeleryUrl:
     Attributes:
         url: the URL in kombu's form.
         database: the number of the database.
-        transport_options: what the URL cannot say.
+        transport_options: options that a URL cannot hold.
     """
 
     url: str = field(repr=False)
@@ -49,7 +49,7 @@ def celery_url(url: str) -> CeleryUrl:
         rest = {name: values for name, values in query.items() if name != "db"}
         parts = parts._replace(path=f"/{database}", query=urlencode(rest, doseq=True))
     if parts.scheme == "rediss" and _TLS_CHECK not in query:
-        # Unless it is told so, kombu takes any certificate; redis-py takes none but a valid one.
+        # Without this kombu accepts any certificate; redis-py accepts only a valid one.
         parts = parts._replace(
             query="&".join(filter(None, (parts.query, f"{_TLS_CHECK}=required")))
         )

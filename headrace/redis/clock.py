@@ -1,4 +1,4 @@
-"""What time it is by Redis' clock, as far as its answers have told."""
+"""The time by Redis' clock, estimated from its replies."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import time
 from typing import Final
 
 US_PER_S: Final = 1_000_000
-#: An answer may have been late. One that says more is believed at once, any after so many seconds.
-BELIEVED_S: Final = 60.0
+#: A reply may have been late. A later time is taken at once, any time after this many seconds.
+VALID_S: Final = 60.0
 
 
 class RedisClock:
-    """The one clock by which all hosts agree. This host's own, until an answer was heard."""
+    """The one clock on which all hosts agree; this host's own until the first reply."""
 
     def __init__(self) -> None:
         self._began_s: float | None = None
         self._until = 0.0
 
-    def heard(self, now_us: int) -> None:
-        """An answer came; it was that late, or earlier."""
+    def update(self, now_us: int) -> None:
+        """Take the time from a reply that has just arrived."""
         now = time.monotonic()
         began_s = now_us / US_PER_S - now
         if self._began_s is None or began_s >= self._began_s or now > self._until:
-            self._began_s, self._until = began_s, now + BELIEVED_S
+            self._began_s, self._until = began_s, now + VALID_S
 
     def now_s(self) -> float:
-        """The time in seconds since 1970, less what the answers' ways took at the most."""
+        """Return seconds since 1970; it may be behind by the latency of the replies."""
         return time.time() if self._began_s is None else time.monotonic() + self._began_s

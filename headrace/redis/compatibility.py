@@ -1,4 +1,4 @@
-"""Is the Redis at a URL one that Headrace can use? Asked once, before anything is started on it."""
+"""Checks that Headrace can use the Redis at a URL, once, before anything starts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SAFE_POLICIES: Final = frozenset({"noeviction", ""})
 
 @dataclass(frozen=True, slots=True)
 class BrokerInfo:
-    """What a usable server said of itself.
+    """What a usable server reports about itself.
 
     Attributes:
         name: "redis" or "valkey".
@@ -33,7 +33,7 @@ class BrokerInfo:
     maxmemory_policy: str
 
     def warnings(self) -> list[str]:
-        """What works but can lose jobs, one sentence each."""
+        """Return settings that can lose jobs, one sentence each."""
         found = []
         if self.maxmemory_policy not in _SAFE_POLICIES:
             found.append(
@@ -49,7 +49,7 @@ class BrokerInfo:
 
 
 def check_broker(url: str) -> BrokerInfo:
-    """Connect to the URL and refuse what cannot work, with one line that says why.
+    """Connect to a URL and refuse a server that cannot work, with the reason in one line.
 
     Args:
         url: a URL that `headrace.redis.connection.connect` takes.
@@ -60,8 +60,7 @@ def check_broker(url: str) -> BrokerInfo:
         ConfigError: the URL cannot be read.
     """
     where = f"Redis at {redact_url(url)}"
-    # RESP2, because a server from before Redis 6 answers RESP3's HELLO with an error that says
-    # nothing of its version.
+    # RESP2: a server older than Redis 6 answers RESP3's HELLO with an error without its version.
     client = connect(url, protocol=2, decode_responses=True)
     try:
         info = _info(client, where)
@@ -82,7 +81,7 @@ def _info(client: Any, where: str) -> dict[str, Any]:
         info: dict[str, Any] = client.info()
     except redis.exceptions.AuthenticationError as error:
         raise BrokerUnavailable(
-            f"{where} refuses to let us in: {_sentence(error)}",
+            f"{where} refuses the login: {_sentence(error)}",
             hint="correct user and password in HEADRACE_REDIS_URL",
         ) from error
     except redis.exceptions.BusyLoadingError as error:
@@ -97,7 +96,7 @@ def _info(client: Any, where: str) -> dict[str, Any]:
     except (redis.exceptions.RedisError, OSError, UnicodeError) as error:
         raise BrokerUnavailable(
             f"{where} does not answer: {_sentence(error)}",
-            hint="start it or correct HEADRACE_REDIS_URL; unset, `headrace up` brings its own",
+            hint="start it or correct HEADRACE_REDIS_URL; without it, `headrace up` starts its own",
         ) from error
     return info
 
@@ -108,7 +107,7 @@ def _refuse_unsupported(info: dict[str, Any], where: str) -> None:
     mode = str(info.get("redis_mode") or info.get("server_mode") or "")
     if not numbers:
         raise BrokerUnsupported(
-            f"{where} does not say its version", hint="Headrace needs Redis >= 6.2 or Valkey"
+            f"{where} does not report its version", hint="Headrace needs Redis >= 6.2 or Valkey"
         )
     if mode == "cluster" or info.get("cluster_enabled"):
         raise BrokerUnsupported(
@@ -131,6 +130,6 @@ def _refuse_unsupported(info: dict[str, Any], where: str) -> None:
 
 
 def _sentence(error: BaseException) -> str:
-    """The error in one line, without redis-py's own addresses repeated."""
+    """Return the error in one line of at most 200 characters."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text.rstrip(".")[:200]

@@ -1,7 +1,7 @@
-"""What an error of Redis says: that it cannot serve for now, or that it refuses for good.
+"""Which errors of Redis are outages that pass, and which are refusals.
 
-A server that is a replica by now, that loads its data or cannot write to its disk answers each
-write with an error. Nothing was written then, and the same command passes later, or on another
+A server that has become a replica, that loads its data or cannot write to its disk answers each
+write with an error. Nothing was written then, and the same command succeeds later, or on another
 connection, which finds the new primary.
 """
 
@@ -31,24 +31,24 @@ from headrace.redis.traffic import TRAFFIC
 
 logger = logging.getLogger(__name__)
 
-#: The connection broke, or nobody answers on it.
+#: The connection broke, or Redis does not answer on it.
 DISCONNECTED: Final = (RedisConnectionError, RedisTimeoutError, OSError)
 
-#: The codes that say: this server is not the primary, or not any more.
+#: The codes of a server that is not the primary, or not any more.
 NO_PRIMARY: Final = ("READONLY", "MASTERDOWN")
-#: redis-py takes the code off the text of those that it has a class for.
+#: redis-py removes the code from errors for which it has a class.
 _TAKEN_OFF: Final = {ReadOnlyError: "READONLY", MasterDownError: "MASTERDOWN"}
-# Redis 6.2 puts the line of the script before the error that a command in it met.
+# Redis 6.2 puts the line of the script before the error of a command in it.
 _FOR_NOW: Final = re.compile(r"(?:^|-)(READONLY|MASTERDOWN|MISCONF|NOREPLICAS|BUSY)(?= )")
 
 
 def is_outage(error: BaseException | None) -> bool:
-    """Whether Redis is away, as far as this error says: what was asked may be asked again."""
+    """Return whether this error is an outage, after which the command may be sent again."""
     return isinstance(error, DISCONNECTED) or (error is not None and bool(outage_code(error)))
 
 
 def outage_code(error: BaseException) -> str:
-    """The code of an error that passes by itself, such as READONLY; "" for any other."""
+    """Return the code of an error that passes by itself, such as READONLY; else ""."""
     if not isinstance(error, ResponseError):
         return ""
     for kind, code in _TAKEN_OFF.items():
@@ -59,9 +59,9 @@ def outage_code(error: BaseException) -> str:
 
 
 def translate(error: RedisError) -> HeadraceError:
-    """A redis-py error as one of the tree's.
+    """Return the error of `headrace.errors` for one of redis-py.
 
-    The message is for clients: hosts and ports stay in the log.
+    Its message is for clients, so hosts and ports are only logged.
     """
     TRAFFIC.errors += 1
     if isinstance(error, OutOfMemoryError) or "OOM" in str(error)[:64]:

@@ -170,7 +170,7 @@ class AsyncScriptClient:
             raise
         if isinstance(reply, ResponseError):
             if outage_code(reply) in NO_PRIMARY:
-                # The same name now stands for another server.
+                # The same name is another server now.
                 await drop_connections(self._client, idle=False)
             raise reply
         return reply

@@ -1,7 +1,7 @@
-"""What one process has exchanged with Redis, counted where it is done.
+"""Counters of the traffic between one process and Redis.
 
-Plain numbers of the process, as its log is one: the connections are made in many places, and each
-would have to be told where to count. Whoever reports for the process takes them.
+They are global, like a log: connections are made in many places. The metrics of the process take
+and reset them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-#: Fields of `hr:stats:`, with the part of the system behind a colon.
+#: Fields of `hr:stats:`; a colon and the part of the system follow.
 ROUND_TRIPS: Final = "redis_round_trips"
 ERRORS: Final = "redis_errors"
 
@@ -19,7 +19,7 @@ class Traffic:
     """Counts since the last `take`.
 
     Attributes:
-        round_trips: writes to Redis, with however many commands in each.
+        round_trips: writes to Redis, of any number of commands each.
         errors: exchanges that failed: a connection was lost, or Redis refused a command.
     """
 
@@ -27,9 +27,9 @@ class Traffic:
     errors: int = 0
 
     def take(self, part: str) -> dict[str, int]:
-        """Take the counts, as fields of `hr:stats:` for this part: `api` or `worker`."""
+        """Return the counts as fields of `hr:stats:`, and reset them; part: `api` or `worker`."""
         taken = {f"{ROUND_TRIPS}:{part}": self.round_trips, f"{ERRORS}:{part}": self.errors}
-        # What is added while this runs, by another thread, stays for the next time.
+        # What another thread adds meanwhile stays for the next call.
         self.round_trips -= taken[f"{ROUND_TRIPS}:{part}"]
         self.errors -= taken[f"{ERRORS}:{part}"]
         return {name: count for name, count in taken.items() if count}

@@ -127,7 +127,7 @@ class PipelineLeases:
             job_index_max=settings.job_index_max, yield_us=int(model.max_yield_s * US_PER_S),
         )  # fmt: skip
         reply = ClaimReply(await self._jobs.call_once(claim))
-        self._jobs.clock.heard(reply.now_us)
+        self._jobs.clock.update(reply.now_us)
         queue.paused = reply.waiting[0] < 0
         return reply.now_us, read_jobs(reply, time.monotonic(), NEVER)
 

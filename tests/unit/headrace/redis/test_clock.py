@@ -17,7 +17,7 @@ def answer(ahead_s: float) -> int:
 def test_it_is_this_host_s_until_an_answer_comes() -> None:
     clock = RedisClock()
     assert clock.now_s() == pytest.approx(time.time(), abs=5)
-    clock.heard(answer(100))
+    clock.update(answer(100))
     assert clock.now_s() == pytest.approx(time.time() + 100, abs=5)
 
 
@@ -25,12 +25,12 @@ def test_an_answer_that_was_late_is_believed_only_after_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = RedisClock()
-    clock.heard(answer(1000))
-    clock.heard(answer(900))
+    clock.update(answer(1000))
+    clock.update(answer(900))
     assert clock.now_s() == pytest.approx(time.time() + 1000, abs=5)
-    clock.heard(answer(1100))
+    clock.update(answer(1100))
     assert clock.now_s() == pytest.approx(time.time() + 1100, abs=5)
-    monkeypatch.setattr(redis_clock, "BELIEVED_S", -1.0)
-    clock.heard(answer(1200))
-    clock.heard(answer(-1000))
+    monkeypatch.setattr(redis_clock, "VALID_S", -1.0)
+    clock.update(answer(1200))
+    clock.update(answer(-1000))
     assert clock.now_s() == pytest.approx(time.time() - 1000, abs=5)

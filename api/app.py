@@ -45,7 +45,7 @@ class Application(FastAPI):
         settings: the settings.
         operations: answers every HTTP request; FastAPI serves the mounted files.
         services: the services of this process, while the application runs.
-        cors: handles requests of pages of other origins; None where none may call.
+        cors: handles requests of pages of other origins; None if none may call.
         access_log: writes a line for each request; None writes none.
     """
 

@@ -85,7 +85,7 @@ class _Node:
 
     Attributes:
         literals: the next segments by their text.
-        parameter: the next segment where it may be any text.
+        parameter: the next segment if it may be any text.
         may_be_empty: this text may be empty.
         routes: the operations whose path ends here; None for none.
     """

@@ -40,9 +40,9 @@ class Services:
 
     Attributes:
         describe: returns the OpenAPI description.
-        authenticator: authenticates requests; None where no API keys are required.
+        authenticator: authenticates requests; None if no API keys are required.
         client: the connection to Redis.
-        spans: of requests and submits; None where none are sent.
+        spans: the spans of requests and submits; None if tracing is off.
     """
 
     settings: Settings

@@ -292,7 +292,7 @@ def rate_limited(caller: Caller, wait_s: float) -> RateLimited:
 
 
 def _presented(request: Request) -> str:
-    """Return the API key of a request as text; "" where it has none."""
+    """Return the API key of a request as text; "" if it has none."""
     authorization = request.header(b"authorization")
     if authorization[:7].lower() == b"bearer ":
         return authorization[7:].strip().decode("latin-1")

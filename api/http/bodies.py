@@ -167,7 +167,7 @@ def not_json(error: Exception, body: bytes) -> InvalidRequest:
 
 
 def media_type(content_type: str) -> str:
-    """Return the type without its parameters, in lower case; "" where none is given.
+    """Return the type without its parameters, in lower case; "" if none is given.
 
     Raises:
         UnsupportedMedia: it is not a media type.

@@ -166,7 +166,7 @@ class Upload:
         limit_bytes: the largest file.
 
     Attributes:
-        filename: of the file; None until it begins.
+        filename: the name of the file; None until it begins.
         fields: the other fields.
 
     Raises:

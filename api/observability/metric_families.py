@@ -126,7 +126,7 @@ STARVED: Final = _counter(
 )
 
 REDIS_MEMORY: Final = _gauge("redis_memory_used_bytes", "Memory that Redis uses.")
-REDIS_LIMIT: Final = _gauge("redis_memory_max_bytes", "Redis' maxmemory; 0 where it has none.")
+REDIS_LIMIT: Final = _gauge("redis_memory_max_bytes", "The maxmemory of Redis; 0 if it has none.")
 READY: Final = _gauge("model_ready_replicas", "Loaded replicas of all workers.", _MODEL)
 REPLICAS: Final = _gauge("model_replicas", "Replicas that live workers should have.", _MODEL)
 MODEL_MEMORY: Final = _gauge(

@@ -33,11 +33,11 @@ STORED_MAX_S: Final = GRACE_S / 2
 
 
 class StoredInput(NamedTuple):
-    """Where the input of a job is stored.
+    """The place at which the input of a job is stored.
 
     Attributes:
         source: the input as the message names it.
-        entry: its payload; None where the input is the operator's own file.
+        entry: its payload; None if the input is the operator's own file.
         at: when it was stored, in monotonic seconds.
     """
 
@@ -153,8 +153,8 @@ class InputStore:
             receive: ASGI's, to notice when the client hangs up.
             stored: the result.
             first: the first chunk, which was read already.
-            end: the byte behind the last.
-            at: the first byte.
+            end: the position after the last byte.
+            at: the position of the first byte.
 
         Raises:
             ClientGone: the client hung up.
@@ -195,6 +195,6 @@ def build_input_store(settings: Settings, redis_url: str) -> InputStore:
     """Build the payload stores of one API process; they connect when first used.
 
     Raises:
-        ConfigError: the settings of the store are wrong.
+        ConfigError: the settings of the store are not valid.
     """
     return InputStore(build_stores(settings, redis_url), InputRefs(settings, THREADS))

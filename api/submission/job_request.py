@@ -1,4 +1,4 @@
-"""A submit request before it is a job: model, input, options and id."""
+"""Decode and validate a submit request: its model, input, options and id."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class JobRequest(msgspec.Struct, forbid_unknown_fields=True):
     """The JSON of a submit: the body of `POST /api/v1/jobs`.
 
     Attributes:
-        input: the input; empty where the request has an `input_ref` instead.
+        input: the input; empty if the request has an `input_ref` instead.
         content_type: the content type of the file of `input_ref`; None derives it from the name.
     """
 
@@ -112,7 +112,7 @@ class ValidatedRequest(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def request_hash(self) -> str:
-        """The hash by which a repeat is recognised; "" where no repeat is possible."""
+        """The hash by which a repeat is recognised; "" if no repeat is possible."""
         if not self.identity.chosen:
             return ""
         hashed = self.input_json
@@ -125,7 +125,7 @@ class ValidatedRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 def request_trace(request: Request) -> Trace | None:
-    """Return the trace of a request; None where it has no valid one."""
+    """Return the trace of a request; None if it has no valid one."""
     parent = request.header(b"traceparent")
     if not parent:
         return None
@@ -139,10 +139,10 @@ def with_trace(request: ValidatedRequest, trace: Trace | None) -> ValidatedReque
 
 
 def idempotency_key(request: Request) -> str:
-    """Return the idempotency key of a request; "" where it has none.
+    """Return the idempotency key of a request; "" if it has none.
 
     Raises:
-        InvalidId: the header is empty, as from an unset variable: a repeat would be a new job.
+        InvalidId: the header is empty, as from an unset variable; a repeat would be a new job.
     """
     key = request.header(b"idempotency-key").decode("latin-1")
     if not key and request.has(b"idempotency-key"):
@@ -156,7 +156,7 @@ def identity_of(given_id: str | None, key: str, fresh_id: str = "", owner: str =
     Args:
         given_id: the client's id, or None.
         key: the idempotency key, or "".
-        fresh_id: the id to use where the client gave neither; "" makes a new one.
+        fresh_id: the id to use if the client gave neither; "" makes a new one.
         owner: the API key, which has its own idempotency keys; "" for none.
 
     Raises:
@@ -184,7 +184,7 @@ def decode_job_request(body: bytes, decoder: RequestDecoder[T]) -> T:
     """Decode the JSON of a submit, or a line of a bulk request.
 
     Raises:
-        InvalidRequest: the body is not JSON in UTF-8, or a member does not fit.
+        InvalidRequest: the body is not JSON in UTF-8, or a member is not valid.
     """
     try:
         request = decoder.decode(body)
@@ -222,23 +222,19 @@ def request_from_json(
     """Validate a request whose body is JSON.
 
     Raises:
-        InvalidRequest: an option does not fit, or the request does not have exactly one input.
+        InvalidRequest: an option is not valid, or the request does not have exactly one input.
     """
     options = request.options
     if options is not DEFAULT_OPTIONS:
         check_options(options)
-    text = bytes(request.input)
+    text, payload, source = bytes(request.input), None, None
     if not text or request.input_ref is not None or request.content_type is not None:
-        source = _named_input(request, text)
-        return ValidatedRequest(
-            model, b"null", options, identity, request.version, source=source, caller=caller
-        )
-    if len(text) > inline_limit_bytes:
-        payload = Payload(text, "")
-        return ValidatedRequest(
-            model, b"null", options, identity, request.version, payload, caller=caller
-        )
-    return ValidatedRequest(model, text, options, identity, request.version, caller=caller)
+        text, source = b"null", _named_input(request, text)
+    elif len(text) > inline_limit_bytes:
+        text, payload = b"null", Payload(text, "")
+    return ValidatedRequest(
+        model, text, options, identity, request.version, payload, source, caller
+    )
 
 
 def request_from_input(
@@ -249,9 +245,8 @@ def request_from_input(
     caller: Caller = EVERYBODY,
 ) -> ValidatedRequest:
     """Return the request whose body is the input itself."""
-    if isinstance(found, bytes):
-        return ValidatedRequest(model, found, options, identity, caller=caller)
-    return ValidatedRequest(model, b"null", options, identity, payload=found, caller=caller)
+    text, payload = (found, None) if isinstance(found, bytes) else (b"null", found)
+    return ValidatedRequest(model, text, options, identity, payload=payload, caller=caller)
 
 
 def _named_input(request: JobRequest, text: bytes) -> InputSource:
@@ -266,9 +261,7 @@ def _named_input(request: JobRequest, text: bytes) -> InputSource:
             hint='Leave it out, or give bytes as {"content_type": "…", "base64": "…"}.',
         )
     if reference is None:
-        raise InvalidRequest(
-            "object missing required field input", hint="Give input, or input_ref in its place."
-        )
+        raise InvalidRequest("object missing required field input", hint="Give input or input_ref.")
     if kind is not None and not media_type(kind):
         raise InvalidRequest(
             "content_type is empty", hint="Leave it out to derive it from the name."

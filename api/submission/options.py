@@ -24,7 +24,7 @@ def options_from_query(given: Mapping[str, str]) -> JobOptions:
     """Return the options among a query's parameters.
 
     Raises:
-        InvalidRequest: an option does not fit.
+        InvalidRequest: an option is not valid.
     """
     if not given:
         return DEFAULT_OPTIONS

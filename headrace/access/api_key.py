@@ -22,7 +22,7 @@ import msgspec
 
 SECRET_BYTES: Final = 32
 NAME_MAX_CHARS: Final = 64
-#: Replaces the id of a key where a job has no owner.
+#: Replaces the id of a key if a job has no owner.
 NO_OWNER: Final = "-"
 _ID_BYTES: Final = 6
 _KEY = re.compile(r"hr_([0-9a-f]{12})_([A-Za-z0-9_-]{43})")
@@ -66,7 +66,7 @@ class ApiKey(msgspec.Struct, frozen=True, gc=False):
     old_until_s: float = 0.0
 
     def is_secret(self, secret: str, now_s: float) -> bool:
-        """Return whether this is its secret; the time does not depend on where they differ."""
+        """Return whether this is its secret; its duration reveals nothing."""
         digest = digest_of(secret)
         if hmac.compare_digest(digest, self.digest):
             return True
@@ -102,7 +102,7 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
         return None if self.sees_all else self.key_id or NO_OWNER
 
 
-#: The caller of every request where no API keys are required.
+#: The caller of every request if no API keys are required.
 EVERYBODY: Final = Caller(key_id="", sees_all=True)
 
 

@@ -65,10 +65,10 @@ def connected(api: ApiServer) -> Iterator[socket.socket]:
 
 def answered(connection: socket.socket) -> tuple[int, dict[str, str], dict[str, Any]]:
     """The last answer before the server closes: status, headers and problem."""
-    said = b""
+    received = b""
     while data := connection.recv(65_536):
-        said += data
-    head, _, body = said.rpartition(b"\r\n\r\n")
+        received += data
+    head, _, body = received.rpartition(b"\r\n\r\n")
     lines = head.decode().splitlines()
     headers = dict(line.lower().split(": ", 1) for line in lines[1:])
     assert headers["content-type"] == "application/problem+json"
@@ -143,16 +143,16 @@ def test_a_drip_is_no_progress(hasty: ApiServer) -> None:
     with connected(hasty) as connection:
         connection.sendall(post)
         connection.settimeout(0.1)
-        said = b""
+        received = b""
         for _ in range(600):
             try:
-                said = connection.recv(65_536)
+                received = connection.recv(65_536)
                 break
             except TimeoutError:
                 # It may have answered and closed just now.
                 with suppress(ConnectionError):
                     connection.sendall(b" ")
-        assert said.startswith(b"HTTP/1.1 408 ")
+        assert received.startswith(b"HTTP/1.1 408 ")
 
 
 def test_waiting_for_an_answer_or_between_requests_is_not_standing_still(
@@ -199,11 +199,11 @@ def test_an_answer_that_is_under_way_is_not_mixed_with_a_refusal(
             b"GET " + f"{JOBS}/{job['id']}?wait=1".encode() + b" HTTP/1.1\r\n" + HOST + b"\r\n"
         )
         connection.sendall(waiting + b"nonsense\r\n\r\n")
-        said = b""
+        received = b""
         while data := connection.recv(65_536):
-            said += data
-    assert said.startswith(b"HTTP/1.1 202 ")
-    assert said.count(b"HTTP/1.1 ") == 1
+            received += data
+    assert received.startswith(b"HTTP/1.1 202 ")
+    assert received.count(b"HTTP/1.1 ") == 1
     with redis_db.client() as client:
         client.flushall()
 
@@ -212,17 +212,17 @@ def test_a_bulk_request_has_so_many_lines(api: ApiServer, redis_db: RedisServer)
     line = json.dumps({"model": "echo", "input": 1}) + "\n"
     whole = api.http.post(f"{JOBS}/bulk", content=line * LINES)
     assert len(whole.text.splitlines()) == LINES
-    said: list[Any] = []
+    received: list[Any] = []
 
     def read_on() -> None:
         body = line * (LINES + 50)
         with api.http.stream("POST", f"{JOBS}/bulk", content=body) as answer:
-            said.extend(map(json.loads, answer.iter_lines()))
+            received.extend(map(json.loads, answer.iter_lines()))
 
     with pytest.raises(httpx2.RemoteProtocolError):
         read_on()
-    assert [("error" in one) for one in said] == [False] * LINES + [True]
-    assert said[-1]["error"]["type"] == "/problems/payload-too-large"
+    assert [("error" in one) for one in received] == [False] * LINES + [True]
+    assert received[-1]["error"]["type"] == "/problems/payload-too-large"
     with redis_db.client() as client:
         assert client.llen("headrace.echo") == 2 * LINES
         client.flushall()
@@ -235,14 +235,16 @@ def test_a_bulk_body_of_which_nothing_more_comes_is_cut_off_and_its_lines_are_jo
     line = json.dumps({"model": "echo", "input": 1}).encode() + b"\n"
     head = b"POST %s/bulk HTTP/1.1\r\n%s" % (JOBS.encode(), HOST)
     head += b"Content-Type: application/x-ndjson\r\nContent-Length: 1000\r\n\r\n"
-    said = b""
+    received = b""
     with connected(api) as connection:
         connection.sendall(head + line + b'{"model": ')
         while data := connection.recv(65_536):
-            said += data
-    assert said.startswith(b"HTTP/1.1 200 ")
-    assert said.count(b'"status":"queued"') == 1, "what had come whole is a job, and nothing else"
-    assert not said.endswith(b"0\r\n\r\n"), "the answer is cut off, and not ended"
+            received += data
+    assert received.startswith(b"HTTP/1.1 200 ")
+    assert received.count(b'"status":"queued"') == 1, (
+        "what had come whole is a job, and nothing else"
+    )
+    assert not received.endswith(b"0\r\n\r\n"), "the answer is cut off, and not ended"
     with redis_db.client() as client:
         assert client.llen("headrace.echo") == 1
         client.flushall()
@@ -251,24 +253,24 @@ def test_a_bulk_body_of_which_nothing_more_comes_is_cut_off_and_its_lines_are_jo
 def test_pages_of_named_origins_may_call_and_no_others(
     api: ApiServer, redis_db: RedisServer
 ) -> None:
-    asked = {
+    preflight = {
         "access-control-request-method": "POST",
         "access-control-request-headers": "authorization",
     }
     for path in (JOBS, "/api/v1/queues"):
-        allowed = api.http.options(path, headers={"origin": ORIGIN, **asked})
+        allowed = api.http.options(path, headers={"origin": ORIGIN, **preflight})
         assert allowed.status_code == 200
         assert allowed.headers["access-control-allow-origin"] == ORIGIN
-        refused = api.http.options(path, headers={"origin": "https://evil.example", **asked})
+        refused = api.http.options(path, headers={"origin": "https://evil.example", **preflight})
         assert refused.status_code == 400
         assert "access-control-allow-origin" not in refused.headers
-    seen = api.http.get("/api/v1/models", headers={"origin": ORIGIN})
-    assert seen.headers["access-control-allow-origin"] == ORIGIN
-    assert "Location" in seen.headers["access-control-expose-headers"]
+    answer = api.http.get("/api/v1/models", headers={"origin": ORIGIN})
+    assert answer.headers["access-control-allow-origin"] == ORIGIN
+    assert "Location" in answer.headers["access-control-expose-headers"]
     unseen = api.http.get("/api/v1/models", headers={"origin": "https://evil.example"})
     assert "access-control-allow-origin" not in unseen.headers
     with api_server(redis_db.url, catalog(echo={})) as plain:
-        answer = plain.http.options(JOBS, headers={"origin": ORIGIN, **asked})
+        answer = plain.http.options(JOBS, headers={"origin": ORIGIN, **preflight})
         assert answer.status_code == 405
         assert (
             "access-control-allow-origin"

@@ -57,12 +57,14 @@ def test_what_redis_refuses_to_count_is_told_later(api: ApiServer, redis_db: Red
         for model in ("tiny", "echo"):
             path = f"/api/v1/models/{model}/jobs?priority=x"
             assert api.http.post(path, json=1).status_code == 400
-        # A scrape tells too, and its own answers stand behind the refusal.
+        # A scrape reports too, and its own replies come after the refused ones.
         assert counts(api)["headrace_jobs_rejected_total", "invalid-request"] == 1
         client.delete(keys.stats("tiny"))
         wait_until(lambda: client.hget(keys.stats("tiny"), "rejected:invalid-request"), "tiny's")
-        told = {m: client.hget(keys.stats(m), "rejected:invalid-request") for m in ("echo", "tiny")}
-    assert told == {"echo": b"1", "tiny": b"1"}
+        rejected = {
+            m: client.hget(keys.stats(m), "rejected:invalid-request") for m in ("echo", "tiny")
+        }
+    assert rejected == {"echo": b"1", "tiny": b"1"}
 
 
 def test_a_stop_tells_the_rest(redis_db: RedisServer) -> None:
@@ -102,13 +104,13 @@ def test_scrapes_that_stand_behind_one_another_fail_together(
         os.kill(pid, signal.SIGSTOP)
         try:
             monkeypatch.setattr(counter_reporter, "exchange", late)
-            asked = [pool.submit(names, api) for _ in range(scrapes)]
+            scraping = [pool.submit(names, api) for _ in range(scrapes)]
             wait_until(lambda: sent, "the first asks Redis")
             # Whoever asks for anything else is answered meanwhile.
             assert httpx2.get(f"{api.url}/live", timeout=60).status_code == 200
-            assert not any(one.done() for one in asked)
+            assert not any(one.done() for one in scraping)
             free.set()
-            for one in asked:
+            for one in scraping:
                 assert one.result(60) == {"headrace_broker_up", "headrace_build_info"}
             assert len([count for count in sent if count > 5]) <= 1
         finally:

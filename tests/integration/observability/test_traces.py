@@ -223,11 +223,11 @@ def test_stock_celery_clients_and_the_sdk_pass_their_trace_on(site: Site) -> Non
 def test_lines_of_the_log_name_the_trace(site: Site) -> None:
     job_id = site.submit("plain", traceparent=PARENT)
 
-    def told() -> list[dict[str, Any]]:
+    def logged() -> list[dict[str, Any]]:
         lines = [json.loads(line) for line in site.up.text().splitlines()]
         return [line for line in lines if line.get("job") == job_id and line["part"] == "api"]
 
-    assert [line["trace_id"] for line in wait_until(told, "it is logged")] == [TRACE_ID]
+    assert [line["trace_id"] for line in wait_until(logged, "it is logged")] == [TRACE_ID]
 
 
 def test_without_an_endpoint_a_trace_passes_and_nothing_is_loaded(dark: Site) -> None:
@@ -242,12 +242,12 @@ def test_without_an_endpoint_too_lines_of_the_log_name_the_trace(dark: Site) -> 
     job_id = dark.submit("plain", traceparent=PARENT)
     events = {"request", "batch dispatched", "batch ended"}
 
-    def told() -> dict[str, Any] | None:
+    def logged() -> dict[str, Any] | None:
         lines = [json.loads(line) for line in dark.up.text().splitlines() if job_id in line]
         found = {line["event"]: line.get("trace_id") for line in lines if line["event"] in events}
         return found if found.keys() == events else None
 
-    assert wait_until(told, "it is logged") == dict.fromkeys(events, TRACE_ID)
+    assert wait_until(logged, "it is logged") == dict.fromkeys(events, TRACE_ID)
 
 
 def test_without_the_extra_there_is_one_warning() -> None:

@@ -14,61 +14,61 @@ from api.http.send_buffer import TAKE_BYTES, SendBuffer
 
 def run(test: Callable[[SendBuffer], Coroutine[Any, Any, None]], **bounds: int) -> None:
     async def inside() -> None:
-        with SendBuffer(**bounds) as outbox:
-            await test(outbox)
+        with SendBuffer(**bounds) as buffer:
+            await test(buffer)
 
     asyncio.run(inside())
 
 
-async def filled(outbox: SendBuffer, count: int) -> None:
+async def filled(buffer: SendBuffer, count: int) -> None:
     for n in range(count):
-        await outbox.put(b"%03d" % n)
-    outbox.end()
+        await buffer.put(b"%03d" % n)
+    buffer.end()
 
 
-async def drained(outbox: SendBuffer) -> bytes:
+async def drained(buffer: SendBuffer) -> bytes:
     found = b""
-    while data := await outbox.take():
+    while data := await buffer.take():
         assert len(data) <= TAKE_BYTES
         found += data
     return found
 
 
 def test_order_is_kept_over_memory_and_file() -> None:
-    async def test(outbox: SendBuffer) -> None:
+    async def test(buffer: SendBuffer) -> None:
         pieces = [b"%06d," % n for n in range(3000)]
         taken = b""
         for at, piece in enumerate(pieces):
-            await outbox.put(piece)
+            await buffer.put(piece)
             if at % 500 == 499:
-                assert outbox.spooled_bytes > 0
-                taken += await outbox.take() + await outbox.take()
-        outbox.end()
-        assert taken + await drained(outbox) == b"".join(pieces)
-        assert outbox.spooled_bytes == 0
+                assert buffer.spooled_bytes > 0
+                taken += await buffer.take() + await buffer.take()
+        buffer.end()
+        assert taken + await drained(buffer) == b"".join(pieces)
+        assert buffer.spooled_bytes == 0
 
     run(test, memory_max_bytes=100)
 
 
 def test_who_reads_along_never_needs_the_file() -> None:
-    async def test(outbox: SendBuffer) -> None:
+    async def test(buffer: SendBuffer) -> None:
         for n in range(1000):
-            await outbox.put(b"%d" % n)
-            assert await outbox.take() == b"%d" % n
-        assert outbox.spooled_bytes == 0
+            await buffer.put(b"%d" % n)
+            assert await buffer.take() == b"%d" % n
+        assert buffer.spooled_bytes == 0
 
     run(test, memory_max_bytes=10)
 
 
 def test_where_all_is_full_the_answers_wait_for_the_reader() -> None:
-    async def test(outbox: SendBuffer) -> None:
-        filling = asyncio.create_task(filled(outbox, 100))
-        # Whoever can go on does, until nobody can.
+    async def test(buffer: SendBuffer) -> None:
+        filling = asyncio.create_task(filled(buffer, 100))
+        # Every task that can continue does, until none can.
         for _ in range(300):
             await asyncio.sleep(0)
         assert not filling.done()
-        assert outbox.spooled_bytes == 30
-        assert await drained(outbox) == b"".join(b"%03d" % n for n in range(100))
+        assert buffer.spooled_bytes == 30
+        assert await drained(buffer) == b"".join(b"%03d" % n for n in range(100))
         await filling
 
     run(test, memory_max_bytes=9, file_max_bytes=30)
@@ -89,9 +89,9 @@ def test_a_full_disk_is_as_a_full_outbox(
 
     monkeypatch.setattr(os, "pwrite", pwrite)
 
-    async def test(outbox: SendBuffer) -> None:
-        filling = asyncio.create_task(filled(outbox, 20))
-        assert await drained(outbox) == b"".join(b"%03d" % n for n in range(20))
+    async def test(buffer: SendBuffer) -> None:
+        filling = asyncio.create_task(filled(buffer, 20))
+        assert await drained(buffer) == b"".join(b"%03d" % n for n in range(20))
         await filling
 
     run(test, memory_max_bytes=3)
@@ -99,10 +99,10 @@ def test_a_full_disk_is_as_a_full_outbox(
 
 
 def test_the_end_is_told_to_who_waits() -> None:
-    async def test(outbox: SendBuffer) -> None:
-        taking = asyncio.create_task(outbox.take())
+    async def test(buffer: SendBuffer) -> None:
+        taking = asyncio.create_task(buffer.take())
         await asyncio.sleep(0)
-        outbox.end()
+        buffer.end()
         assert await taking == b""
 
     run(test)

@@ -82,7 +82,7 @@ def cycle_of(method: str = "GET", *, keep_alive: bool = True) -> tuple[Any, Tran
 
 def state_of(cycle: Any) -> dict[str, Any]:
     kept = {name: value for name, value in vars(cycle).items() if isinstance(value, bool | int)}
-    return {**kept, "told": cycle.message_event.is_set()}
+    return {**kept, "notified": cycle.message_event.is_set()}
 
 
 async def by_uvicorn(cycle: Any, status: int, headers: Headers, body: bytes) -> None:
@@ -117,10 +117,10 @@ def test_parts_are_written_as_one_answer() -> None:
 
 
 def wrapped(send: Callable[[Any], Awaitable[None]]) -> Any:
-    async def seen(message: Any) -> None:
+    async def wrapped(message: Any) -> None:
         await send(message)
 
-    return seen
+    return wrapped
 
 
 def disconnected(cycle: Any) -> Any:
@@ -210,7 +210,7 @@ def test_a_connection_without_a_request_is_closed_once_its_time_is_up() -> None:
     asyncio.run(asyncio.wait_for(work(), 30))
 
 
-#: By whom is read: each was read when what is ours in its place was written.
+#: The modules that read each field; they were read when our replacement was written.
 _READ = {
     RequestResponseCycle.send: "abdd8601b326a8da",
     HttpToolsProtocol.on_response_complete: "64e254f28e389e76",

@@ -49,8 +49,8 @@ def test_values_change_and_series_come_and_go() -> None:
         text = written(
             exposition, MetricSamples(JOBS, series, values), MetricSamples(UP, [()], [1])
         )
-        told = {labels: value for (name, labels), value in samples(text).items() if labels}
-        assert told == {
+        shown = {labels: value for (name, labels), value in samples(text).items() if labels}
+        assert shown == {
             (("model", model), ("reason", reason)): value
             for (model, reason), value in zip(series, values, strict=True)
         }

@@ -1,4 +1,4 @@
-"""The description of the API: complete, valid, and true where it can be told without a server."""
+"""The description of the API: complete, valid, and true as far as that shows without a server."""
 
 from __future__ import annotations
 

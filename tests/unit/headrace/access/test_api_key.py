@@ -59,11 +59,11 @@ def test_a_key_comes_back_out_of_redis_or_not_at_all() -> None:
 
 
 def test_for_whom_a_job_exists() -> None:
-    plain, manager, nobody = Caller("a", False), Caller("a", True), Caller("", False)
+    plain, manager, unowned = Caller("a", False), Caller("a", True), Caller("", False)
     assert [plain.may_see(owner) for owner in ("a", "b", "")] == [True, False, False]
     assert all(manager.may_see(owner) for owner in ("a", "b", ""))
-    assert [nobody.may_see(owner) for owner in ("a", "")] == [False, True]
-    assert (plain.only, manager.only, nobody.only) == ("a", None, "-")
+    assert [unowned.may_see(owner) for owner in ("a", "")] == [False, True]
+    assert (plain.only, manager.only, unowned.only) == ("a", None, "-")
 
 
 @pytest.mark.parametrize(

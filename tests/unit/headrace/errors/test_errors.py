@@ -1,4 +1,4 @@
-"""The tree of errors: one module for whoever names or catches them, whatever file each is in."""
+"""The tree of errors: its classes belong to one module, whatever file each is in."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def test_each_is_named_by_the_one_module_that_celery_results_name(
 def test_a_celery_client_raises_the_class_that_a_result_names() -> None:
     with Celery("client", broker="memory://", backend="cache+memory://") as app:
         backend: Backend = app.backend
-        said = {"exc_type": "InputError", "exc_message": ["bad"], "exc_module": "headrace.errors"}
-        raised = backend.exception_to_python(said)
+        fields = {"exc_type": "InputError", "exc_message": ["bad"], "exc_module": "headrace.errors"}
+        raised = backend.exception_to_python(fields)
     assert type(raised) is errors.InputError
     assert str(raised) == "bad"
 

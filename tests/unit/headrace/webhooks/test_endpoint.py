@@ -101,10 +101,10 @@ def test_a_url_taken_apart() -> None:
 
 
 def test_what_a_submit_may_ask_for() -> None:
-    asked = JobOptions(webhook="https://example.com/")
+    wanted = JobOptions(webhook="https://example.com/")
     policy = WebhookPolicy(Settings(webhook_secrets=(new_secret(),)))
     policy.check(DEFAULT_OPTIONS)
-    policy.check(asked)
+    policy.check(wanted)
     for options, sentence in (
         (JobOptions(webhook="https://192.168.1.7/"), "private or reserved network"),
         (JobOptions(webhook="https://localhost/"), "private or reserved network"),
@@ -113,7 +113,7 @@ def test_what_a_submit_may_ask_for() -> None:
         with pytest.raises(InvalidRequest, match=sentence):
             policy.check(options)
     with pytest.raises(InvalidRequest, match="sends no webhooks") as caught:
-        WebhookPolicy(Settings()).check(asked)
+        WebhookPolicy(Settings()).check(wanted)
     assert "webhook_secrets" in caught.value.message
     home = Settings(webhook_secrets=(new_secret(),), webhook_allow_networks=("192.168.0.0/16",))
     WebhookPolicy(home).check(JobOptions(webhook="https://192.168.1.7/"))
@@ -153,8 +153,8 @@ def test_a_bad_setting_is_named_and_a_secret_never_shown(text: str) -> None:
 def test_options_without_a_webhook_have_the_digest_that_they_had_before() -> None:
     # A repeat of a request that an older version took is no other request.
     assert b"webhook" not in msgspec.json.encode(DEFAULT_OPTIONS)
-    plain, asked = JobOptions(priority=3), JobOptions(priority=3, webhook="https://x.y/")
-    assert hash_request("m", b"1", plain) != hash_request("m", b"1", asked)
+    plain, wanted = JobOptions(priority=3), JobOptions(priority=3, webhook="https://x.y/")
+    assert hash_request("m", b"1", plain) != hash_request("m", b"1", wanted)
 
 
 def fields(options: JobOptions) -> dict[Any, Any]:

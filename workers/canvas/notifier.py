@@ -18,6 +18,7 @@ import msgspec
 from headrace.errors import BY_CODE, HeadraceError
 from headrace.jobs.failure import read_error
 from headrace.jobs.job import State
+from headrace.redis.scripts.jobs import CANCELLED, FENCED
 from workers.canvas.sender import (
     FAILURE,
     REVOKED,
@@ -28,7 +29,6 @@ from workers.canvas.sender import (
     ChordBusy,
     Malformed,
     SendProgress,
-    SendVerdict,
     as_json,
     value_of,
 )
@@ -170,12 +170,12 @@ def send_end(end: EndedJob, sender: CanvasSender, progress: SendProgress) -> Set
     """
     job, settlement = end
     canvas = job.canvas
-    verdict = sender.verdict(job.id, job.token)
-    if canvas is None or verdict == SendVerdict.FENCED:
+    verdict = sender.begin(job.id, job.token)
+    if canvas is None or verdict == FENCED:
         # Another worker has the job and will send them; jobs/settle.lua discards this settlement.
         return settlement
-    if verdict == SendVerdict.CANCELLED:
-        sender.tell(canvas, _outcome(job, cancelled(job)), progress)
+    if verdict == CANCELLED:
+        sender.report(canvas, _outcome(job, cancelled(job)), progress)
         return settlement
     try:
         outcome = _outcome(job, settlement)
@@ -189,7 +189,7 @@ def send_end(end: EndedJob, sender: CanvasSender, progress: SendProgress) -> Set
     if progress.children:
         settlement = with_children(settlement, as_json(progress.children))
         outcome = outcome._replace(meta=settlement.meta)
-    sender.tell(canvas, outcome, progress)
+    sender.report(canvas, outcome, progress)
     return settlement
 
 
@@ -220,8 +220,10 @@ def send_orphaned(entry: OrphanedEnd, sender: CanvasSender, progress: SendProgre
     canvas = read_canvas(rest[int(length) :]) if length.isdigit() else None
     if canvas is not None:
         meta = msgspec.json.decode(rest[: int(length)], type=_Meta)
-        sender.tell(canvas, CanvasOutcome(meta.status, meta.result, meta.traceback, b""), progress)
-    sender.done(entry.queue, entry.name)
+        sender.report(
+            canvas, CanvasOutcome(meta.status, meta.result, meta.traceback, b""), progress
+        )
+    sender.remove_orphan(entry.queue, entry.name)
 
 
 class _Meta(msgspec.Struct):

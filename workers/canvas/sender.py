@@ -1,9 +1,9 @@
-"""Sends what follows a job, with Celery's own machinery: callbacks, chains, chords.
+"""Sends the callbacks of a job through Celery: links, chains and chords.
 
-It does what `celery.app.trace` and `Backend.mark_as_failure` do with a task's request. What they
-leave to luck is made sure of: whatever is sent again after a crash has the same ids, and a chord
-whose last member was seen by a process that died is looked at until its body was sent. A sender
-lives in one thread, as Celery's apps and results like it.
+It does what `celery.app.trace` and `Backend.mark_as_failure` do with a task's request, with two
+guarantees more. Tasks that are sent again after a crash have the same ids. A chord whose last
+member was handled by a process that died is checked until its body is sent. A sender belongs to one
+thread, as Celery's apps and results do.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ logger = logging.getLogger(__name__)
 SUCCESS: Final = "SUCCESS"
 FAILURE: Final = "FAILURE"
 REVOKED: Final = "REVOKED"
-#: What Celery's Redis backend leaves under a chord's claim once its body was sent.
+#: The value of a chord's claim, in Celery's Redis backend, once its body is sent.
 _DONE: Final = b"done"
-#: What may be otherwise in a moment: Redis is away, or refuses a write.
+#: Errors that may pass: Redis is away, or refuses a write.
 TRY_AGAIN: Final = (OperationalError, RedisError, OSError)
 
 
 def never_passes(error: BaseException) -> bool:
-    """Whether Redis will say no each time: a key that is to be written is of another type."""
+    """Return whether Redis will always refuse: a key to be written has another type."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ResponseError) and "WRONGTYPE" in str(cause):
@@ -51,26 +51,18 @@ def never_passes(error: BaseException) -> bool:
     return False
 
 
-class SendVerdict:
-    """What jobs/canvas_begin.lua answers."""
-
-    FENCED: Final = 0
-    TELL: Final = 1
-    CANCELLED: Final = 3
-
-
 class ChordBusy(Exception):
-    """Another process has begun to send a chord's body; it may have died over it."""
+    """Another process has begun to send a chord's body, and may have died before the end."""
 
 
 class CanvasOutcome(NamedTuple):
-    """How a job has ended, in Celery's words.
+    """The end of a job, in Celery's terms.
 
     Attributes:
         state: SUCCESS, FAILURE or REVOKED.
-        value: the result as `.get()` gives it, or the exception as Celery writes it in JSON.
-        traceback: of the handler, where it raised.
-        meta: the Celery result as it is to be stored; b"" where none is (ignore_result).
+        value: the result as `.get()` returns it, or the exception as Celery writes it in JSON.
+        traceback: the handler's traceback, if it raised.
+        meta: the Celery result to store; b"" if none is stored (ignore_result).
     """
 
     state: str
@@ -80,30 +72,30 @@ class CanvasOutcome(NamedTuple):
 
 
 class Malformed(Exception):
-    """What follows a job can never be sent."""
+    """A job's callbacks can never be sent."""
 
 
 @dataclass(slots=True)
 class SendProgress:
-    """How far the telling of one job has come, so that another try does not say all again.
+    """What was sent for one job, so that the next attempt does not send it again.
 
     Attributes:
-        children: what was sent, as Celery's results list it; None while it was not.
-        told: what was told: the chord, the chain, the errbacks.
-        tries: how often it was tried in vain.
+        children: the sent tasks, as Celery's results list them; None before they are sent.
+        reported: the parts that know of the end: the chord, the chain, the errbacks.
+        tries: the number of failed attempts.
     """
 
     children: list[Any] | None = None
-    told: set[str] = field(default_factory=set)
+    reported: set[str] = field(default_factory=set)
     tries: int = 0
 
 
 class CanvasSender:
-    """One connection to the broker and to Celery's results.
+    """A connection to the broker and to Celery's results.
 
     Args:
         redis_url: the deployment's Redis.
-        result_ttl_s: how long results are kept that are written here.
+        result_ttl_s: how long the results that it writes are kept, in seconds.
     """
 
     def __init__(self, redis_url: str, result_ttl_s: int) -> None:
@@ -113,27 +105,27 @@ class CanvasSender:
         self._backend: Any = self._app.backend
 
     def close(self) -> None:
-        """Drop the connections."""
+        """Close the connections."""
         close_app(self._app)
         self._redis.close()
 
-    def verdict(self, job_id: str, token: str) -> int:
-        """What jobs/canvas_begin.lua says of a leased job."""
+    def begin(self, job_id: str, token: str) -> int:
+        """Return whether to send: SEND_CALLBACKS, FENCED or CANCELLED of `job_scripts`."""
         return int(call_script(self._redis, job_scripts.canvas_begin(job_id, token)))
 
-    def done(self, queue: str, name: bytes) -> None:
-        """The end that a script has left under this name was told."""
+    def remove_orphan(self, queue: str, name: bytes) -> None:
+        """Remove the end of a job that a script has left under this name."""
         with self._redis.pipeline() as pipe:
             pipe.zrem(keys.orphaned(queue), name)
             pipe.hdel(keys.orphaned_ends(queue), name)
             pipe.execute()
 
     def send(self, canvas: Canvas, outcome: CanvasOutcome, progress: SendProgress) -> None:
-        """Send what a success sets off: the callbacks, then the next in the chain.
+        """Send the tasks that a success starts: the callbacks, then the next in the chain.
 
         Raises:
-            Malformed: it cannot be sent.
-            TRY_AGAIN: it cannot be sent now.
+            Malformed: they can never be sent.
+            TRY_AGAIN: they cannot be sent now.
         """
         if progress.children is not None or outcome.state != SUCCESS:
             return
@@ -154,34 +146,35 @@ class CanvasSender:
                 raise
             raise Malformed(f"{type(error).__name__}: {error}") from error
 
-    def tell(self, canvas: Canvas, outcome: CanvasOutcome, progress: SendProgress) -> None:
-        """Tell the chord of the end; of a failure also the rest of the chain, and the errbacks.
+    def report(self, canvas: Canvas, outcome: CanvasOutcome, progress: SendProgress) -> None:
+        """Report the end to the chord, and a failure also to the chain's rest and the errbacks.
 
-        A part that can never be told is logged and hinders no other.
+        A part that can never be reported to is logged, and the others are still reported to.
 
         Raises:
-            TRY_AGAIN, ChordBusy: something could not be told now.
+            TRY_AGAIN, ChordBusy: a part cannot be reported to now.
         """
         if outcome.meta and (canvas.chord is not None or outcome.state != SUCCESS):
-            # As Celery has it. A chord of groups is joined by its members' results, this one too.
+            # As Celery does. It joins a chord of groups by the stored results of its members.
             self._redis.set(keys.meta(canvas.id), outcome.meta, ex=self._ttl_s)
         parts: list[tuple[str, Callable[[Canvas, CanvasOutcome], None]]] = [
-            ("chord", self._tell_chord)
+            ("chord", self._report_to_chord)
         ]
         if outcome.state != SUCCESS:
             parts.append(("chain", self._fail_chain))
         if outcome.state == FAILURE:
             parts.append(("link_error", self._call_errbacks))
+        job = {"job": canvas.id}
         for name, part in parts:
-            if name in progress.told:
+            if name in progress.reported:
                 continue
             try:
                 part(canvas, outcome)
             except Exception as error:
                 if isinstance(error, (*TRY_AGAIN, ChordBusy)) and not never_passes(error):
                     raise
-                logger.exception("its %s cannot be told", name, extra={"job": canvas.id})
-            progress.told.add(name)
+                logger.exception("end of job not reported to its %s", name, extra=job)
+            progress.reported.add(name)
 
     def _signature(self, written: Signature) -> Any:
         return signature_of(written, self._app)
@@ -199,7 +192,7 @@ class CanvasSender:
         together = [self._group(others, id_of_sequel(canvas.id, "links"))] if others else []
         return [*groups, *together]
 
-    def _tell_chord(self, canvas: Canvas, outcome: CanvasOutcome) -> None:
+    def _report_to_chord(self, canvas: Canvas, outcome: CanvasOutcome) -> None:
         if canvas.chord is None:
             return
         request = Context(
@@ -220,7 +213,7 @@ class CanvasSender:
             raise ChordBusy(f"the body of the chord {request.group} is being sent")
 
     def _fail_chain(self, canvas: Canvas, outcome: CanvasOutcome) -> None:
-        """What would have come next ends as this job did, in the form that Celery gives it."""
+        """End the rest of the chain as this job has ended, in the form that Celery gives it."""
         left = deque(copy.deepcopy(canvas.chain))
         while left:
             element = left.popleft()
@@ -240,7 +233,7 @@ class CanvasSender:
                 request.chord = self._signature(chord_body(request.chord, request.group))
                 self._part_return(request, outcome)
             body = (request.kwargs or {}).get("body")
-            # A step that is a chord is over when its body is.
+            # A step that is a chord ends with its body.
             if element.get("subtask_type") == "chord" and body is not None:
                 left.append(body)
 
@@ -252,10 +245,10 @@ class CanvasSender:
 
 
 def value_of(result: bytes) -> Any:
-    """A result's JSON text as `.get()` gives it: kombu's forms become bytes.
+    """Return a result's JSON text as `.get()` returns it: kombu's forms become bytes.
 
     Raises:
-        Malformed: it looks like a form of kombu's, and is none.
+        Malformed: it looks like one of kombu's forms, but is invalid.
     """
     try:
         return kombu_json.loads(result.decode())
@@ -264,10 +257,10 @@ def value_of(result: bytes) -> Any:
 
 
 def as_json(value: Any) -> bytes:
-    """JSON as Celery writes it, of whatever a message said: all that JSON cannot say is replaced.
+    """Return JSON as Celery writes it, of any value from a message.
 
-    Python's own reader takes half of a surrogate pair and numbers without end, and its writer
-    writes them again, as no other reader takes them.
+    Lone surrogates and infinite numbers are replaced: Python's JSON module reads and writes them,
+    but no other parser accepts them.
     """
     text: str = kombu_json.dumps(value, ensure_ascii=False)
     return strict_json(text.encode("utf-8", "replace"))

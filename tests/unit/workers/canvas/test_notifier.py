@@ -1,4 +1,4 @@
-"""How jobs end that are told of before they are settled."""
+"""How jobs with callbacks end: they are settled after their callbacks are sent."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import pytest
 
 from headrace.config.model_catalog import ModelConfig
 from headrace.jobs.job import State
+from headrace.redis.scripts.jobs import SEND_CALLBACKS
 from workers.canvas.notifier import MALFORMED_TRIES, CanvasNotifier
-from workers.canvas.sender import CanvasSender, Malformed, SendVerdict
+from workers.canvas.sender import CanvasSender, Malformed
 from workers.jobs.batch import Batch
 from workers.jobs.canvas import Canvas
 from workers.jobs.leased_job import LeasedJob
@@ -20,7 +21,7 @@ from workers.leases.manager import LeaseManager
 from workers.models.served_model import ServedModel
 from workers.models.settling import BatchResult
 
-TOLD_MAX_S = 30
+SENT_MAX_S = 30
 CANVAS = Canvas("a", "a", [{"task": "next"}], [], [], None, None, None)
 
 
@@ -31,15 +32,15 @@ class Broker:
         self._sends = sends
         self.tries = 0
 
-    def verdict(self, job_id: str, token: str) -> int:
-        return SendVerdict.TELL
+    def begin(self, job_id: str, token: str) -> int:
+        return SEND_CALLBACKS
 
     def send(self, *_: Any) -> None:
         self.tries += 1
         if not self._sends:
             raise Malformed("no signature")
 
-    def tell(self, *_: Any) -> None:
+    def report(self, *_: Any) -> None:
         pass
 
     def close(self) -> None:
@@ -65,7 +66,7 @@ class Books:
         (True, "lost", State.SUCCEEDED),
     ],
 )
-def test_who_is_followed_is_settled_once_all_is_told(
+def test_a_job_with_callbacks_is_settled_once_they_are_sent(
     sends: bool, dropped: str, state: State
 ) -> None:
     model = ServedModel(ModelConfig(name="m", handler="echo"), 0, [])
@@ -83,7 +84,7 @@ def test_who_is_followed_is_settled_once_all_is_told(
     broker, books = Broker(sends=sends), Books()
     with contextlib.closing(CanvasNotifier(lambda: cast(CanvasSender, broker))) as notifier:
         notifier.take(model)
-        assert select.select([notifier.fileno()], [], [], TOLD_MAX_S)[0], "it is told"
+        assert select.select([notifier.fileno()], [], [], SENT_MAX_S)[0], "the callbacks are sent"
         notifier.deliver(cast(LeaseManager, books))
     assert broker.tries == (1 if sends else MALFORMED_TRIES + 1)
     assert [settled.state for settled in books.settled] == [state]

@@ -104,14 +104,14 @@ def test_an_item_that_waited_in_the_queue_is_not_held_again() -> None:
 
 def test_items_that_must_run_alone_do() -> None:
     waiting = batcher(size=8)
-    company = [Waiting(1.0), Waiting(1.1)]
+    others = [Waiting(1.0), Waiting(1.1)]
     lonely = [Waiting(0.5, isolated=True), Waiting(0.6, isolated=True)]
-    for item in (*company, *lonely):
+    for item in (*others, *lonely):
         waiting.add(item)
     assert [left(waiting.decide(2.0)).items for _ in range(3)] == [
         [lonely[0]],
         [lonely[1]],
-        company,
+        others,
     ]
 
 

@@ -125,9 +125,9 @@ def test_nobody_is_waited_for_without_redis_or_without_room() -> None:
 
 
 def test_of_a_paused_queue_nothing_is_known() -> None:
-    company = ExpectedArrivals()
-    company.claim_sent([SIZE] * 4, NOW)
-    company.claim_answered(0, [-1, 0, 0, 0], NOW)
+    arrivals = ExpectedArrivals()
+    arrivals.claim_sent([SIZE] * 4, NOW)
+    arrivals.claim_answered(0, [-1, 0, 0, 0], NOW)
     found = served(3, 9)
-    found.expected_arrivals = company
+    found.expected_arrivals = arrivals
     assert size(found.next_batch(NOW)) == 3

@@ -48,7 +48,7 @@ class Broker:
 
 
 class Books:
-    """A ledger that remembers what was settled."""
+    """Leases that record the settlements."""
 
     def __init__(self) -> None:
         self.settled: list[Settlement] = []

@@ -45,7 +45,7 @@ class Dispatcher:
 
 @dataclass
 class Desk:
-    """A publisher, its lane, and what it has said so far."""
+    """A publisher, its model, and the events so far."""
 
     model: ServedModel
     dispatcher: Dispatcher | None = field(default_factory=Dispatcher)

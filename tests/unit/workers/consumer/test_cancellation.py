@@ -24,7 +24,7 @@ LEASE_S = 15.0
 
 @dataclass
 class Desk:
-    """A ledger that only remembers what it was told; answers come when the test says."""
+    """Leases that only record the calls; the test gives the replies."""
 
     limits: LeaseLimits = field(default_factory=lambda: LeaseLimits(LEASE_S, 3, 20, 60))
     connected: bool = True

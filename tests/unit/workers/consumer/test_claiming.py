@@ -26,7 +26,7 @@ SIZE = 4
 
 @dataclass
 class Desk:
-    """A ledger that only remembers what it was told, in order."""
+    """Leases that only record the calls, in order."""
 
     said: list[Any] = field(default_factory=list)
     connected: bool = True
@@ -45,7 +45,7 @@ class Desk:
 
 
 def served(name: str = "m", **options: Any) -> ServedModel:
-    """A lane with one process, which waits for a batch."""
+    """A model with one idle process."""
     replica = Replica({"device": "cpu"}, {}, state=Phase.READY)
     return ServedModel(
         ModelConfig(name=name, handler="echo", max_batch_size=SIZE, **options), 0, [replica]

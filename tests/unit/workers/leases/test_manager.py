@@ -75,7 +75,7 @@ def model() -> ServedModel:
 
 
 def answered(model: ServedModel, release: bool, answer: Any) -> list[Any]:
-    """Settle or release all that the lane holds; what was heard of the answer."""
+    """Settle or release all jobs of the model; return what the observer got."""
     server, observer = Server(), Observer()
     leases = LeaseManager(
         "w", cast(PipelinedConnection, server), LeaseLimits(15, 3, 20, 60), observer

@@ -20,7 +20,7 @@ WAIT_S = 30.0
 
 @pytest.fixture
 def consumer() -> Iterator[Consumer]:
-    """Without models, and with a ledger that has just lost its connection."""
+    """Without models, and with leases that have just lost their connection."""
     away: Any = SimpleNamespace(connected=False, owner="w", socket=lambda: None)
     nobody: Any = SimpleNamespace()
     made = Consumer([], away, away, nobody, nobody, nobody, nobody, nobody, nobody)
@@ -30,7 +30,7 @@ def consumer() -> Iterator[Consumer]:
     os.close(made._signal_out)
 
 
-@pytest.mark.parametrize("lost", ["wake", "ledger"])
+@pytest.mark.parametrize("lost", ["notifications", "leases"])
 def test_a_new_process_whose_socket_gets_the_number_of_a_lost_connection_is_heard(
     consumer: Consumer, lost: str
 ) -> None:
@@ -41,7 +41,7 @@ def test_a_new_process_whose_socket_gets_the_number_of_a_lost_connection_is_hear
             stack.enter_context(sock)
         watched = [ours for ours, _ in pairs]
         consumer._watched = watch_sockets(consumer._selector, [], watched)
-        broken = watched[lost == "ledger"]
+        broken = watched[lost == "leases"]
         # As if closed, but that no other thread gets the number.
         number = broken.detach()
         theirs, ours = map(stack.enter_context, socket.socketpair())

@@ -18,7 +18,7 @@ def jobs(count: int, attempts: int = 1) -> list[LeasedJob]:
     ]
 
 
-def telling(mode: bool | str, per_s: float = 1.0) -> EventSampler:
+def sampler(mode: bool | str, per_s: float = 1.0) -> EventSampler:
     return EventSampler("m", mode, per_s, ModelStats())
 
 
@@ -34,22 +34,22 @@ def test_a_bucket_gives_its_rate_after_its_burst() -> None:
 @pytest.mark.parametrize("mode", [True, False, "sampled"])
 def test_small_loads_are_told_whole_unless_they_are_not_to_be(mode: bool | str) -> None:
     batch = jobs(7)
-    assert list(telling(mode).sample(batch, 1.0)) == (batch if mode else [])
-    assert telling(mode).take_notable(1.0) is bool(mode)
+    assert list(sampler(mode).sample(batch, 1.0)) == (batch if mode else [])
+    assert sampler(mode).take_notable(1.0) is bool(mode)
 
 
 def test_beyond_the_rate_a_sample_is_spread_over_each_batch() -> None:
-    sampled, at = telling("sampled", 4), 1000.0
+    sampled, at = sampler("sampled", 4), 1000.0
     batch = jobs(40)
     assert sampled.sample(batch, at) is batch
     assert list(sampled.sample(batch, at)) == []
     assert [job.id for job in sampled.sample(batch, at + 1)] == ["5", "15", "25", "35"]
-    every = telling(True, 4)
+    every = sampler(True, 4)
     assert all(every.sample(batch, at) is batch for _ in range(10))
 
 
 def test_later_attempts_and_bad_ends_have_a_rate_of_their_own() -> None:
-    sampled, at = telling("sampled", 1), 1000.0
+    sampled, at = sampler("sampled", 1), 1000.0
     sampled.sample(jobs(10), at)
     again = jobs(4, attempts=2)
     assert list(sampled.sample([*jobs(3), *again], at)) == again
@@ -67,6 +67,6 @@ def test_what_was_left_out_is_counted_and_said_once(caplog: pytest.LogCaptureFix
     assert sampled.report() == {"events": "sampled", "events_left_out": 7}
     (line,) = caplog.messages
     assert "sampled above 100 jobs a second" in line
-    off = telling(False)
+    off = sampler(False)
     off.count_omitted(5)
     assert off.omitted == 0

@@ -33,7 +33,7 @@ def batch(reason: str = "idle", started_at: float = NOW) -> Batch:
 
 
 def served(name: str = "m", *, overlap: bool = True, **options: Any) -> ServedModel:
-    """A lane with one loaded process."""
+    """A model with one loaded process."""
     config = ModelConfig(name=name, handler="echo", max_batch_size=4, **options)
     replica = Replica({"device": "cpu"}, {}, state=Phase.READY, overlap=overlap)
     return ServedModel(config, 0, [replica])
@@ -42,7 +42,7 @@ def served(name: str = "m", *, overlap: bool = True, **options: Any) -> ServedMo
 def busy(
     running: ServedModel, waiting: int, *, ends_in_s: float = 1.0, prepare_s: float = 0.01
 ) -> ServedModel:
-    """The lane with a batch that runs, so many items waiting, and what is known of its times."""
+    """The model with a running batch, `waiting` jobs, and known times."""
     running.batcher.latency_model.add(1, ends_in_s)
     running.prepare_s = prepare_s
     running.replicas[0].batch = batch()
@@ -140,7 +140,7 @@ def test_who_is_suspect_when_the_process_dies(began: bool) -> None:
 
 
 def offline_flood(running: ServedModel) -> ServedModel:
-    """The lane with a batch that runs, and offline jobs that wait."""
+    """The model with a running batch and waiting offline jobs."""
     busy(running, 0)
     for _ in range(4):
         running.batcher.add(job(step=9))

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 NAMES = [check.name for check in CHECKS]
 
 
-def test_every_check_stands_in_the_table_in_its_order() -> None:
+def test_every_check_is_in_the_table_in_its_order() -> None:
     rows = re.findall(r"^\| `([\w-]+)` \|", (ROOT / "docs/doctor.md").read_text(), re.MULTILINE)
     assert rows == NAMES
     assert len(set(NAMES)) == len(NAMES)
@@ -30,6 +30,6 @@ def test_every_check_has_a_test_that_breaks_what_it_looks_at() -> None:
     assert broken == set(NAMES)
 
 
-def test_every_check_says_what_it_looks_at() -> None:
+def test_every_check_has_a_description() -> None:
     for check in CHECKS:
         assert (check.run.__doc__ or "").startswith(f"`{check.name}`"), check.name

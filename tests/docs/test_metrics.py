@@ -23,7 +23,7 @@ ROWS = {
 UNITS = ("seconds", "bytes", "celsius", "watts", "ratio")
 
 
-def test_every_metric_stands_there_once_and_no_other() -> None:
+def test_every_metric_is_listed_once_and_no_other() -> None:
     assert sorted(ROWS) == sorted(family.shown for family in FAMILIES)
     assert len(ROWS) == sum(line.startswith("| `") for line in TEXT.splitlines())
 

@@ -47,7 +47,7 @@ def commands_in(path: Path) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("path", DOCS, ids=name_of)
-def test_every_metric_that_a_document_names_is_told(path: Path) -> None:
+def test_every_metric_that_a_document_names_exists(path: Path) -> None:
     known = {family.shown for family in FAMILIES} | {family.name for family in FAMILIES}
     named = re.findall(r"\bheadrace_[a-z_]+", text_of(path))
     # The volume of Redis is called so too.

@@ -196,7 +196,7 @@ def test_many_lines_keep_their_order(redis_db: RedisServer) -> None:
     assert inputs(redis_db, "other") == list(range(1, count, 2))
 
 
-def test_a_client_that_waits_to_be_told_to_go_on(api: ApiServer, redis_db: RedisServer) -> None:
+def test_a_client_that_expects_100_continue(api: ApiServer, redis_db: RedisServer) -> None:
     with BulkSocket(api.port, "Expect: 100-continue\r\n") as talk:
         assert talk._socket.recv(4096) == b"HTTP/1.1 100 Continue\r\n\r\n"
         talk.send(ndjson([job(1)]))
@@ -290,7 +290,7 @@ def test_the_longest_key_makes_every_line_repeatable_too(
     assert api.http.post(BULK, content=ndjson(lines), headers=longer).status_code == 422
 
 
-def test_of_a_client_that_hangs_up_whole_lines_count(api: ApiServer, redis_db: RedisServer) -> None:
+def test_whole_lines_count_when_the_client_hangs_up(api: ApiServer, redis_db: RedisServer) -> None:
     with BulkSocket(api.port) as talk:
         talk.send(ndjson([job(n) for n in range(10)]) + b'{"model":"echo","input":"half"}')
         assert what([talk.line() for _ in range(10)]) == ["queued"] * 10
@@ -313,7 +313,7 @@ def test_while_redis_is_away_lines_are_held_back() -> None:
         assert inputs(server) == [0, 1, 2]
 
 
-def test_without_redis_each_line_says_so() -> None:
+def test_without_redis_each_line_has_the_error() -> None:
     with (
         redis_server("valkey9") as server,
         api_server(server.url, catalog(echo=DEEP), bulk_hold_s=0.1) as api,
@@ -339,7 +339,7 @@ def test_an_answer_of_redis_that_is_lost_repeats_nothing(redis_db: RedisServer) 
     assert inputs(redis_db) == ["warm", *([n, "only-once"] for n in range(20))]
 
 
-def test_a_stop_cuts_the_answer_so_that_nobody_takes_it_for_whole(redis_db: RedisServer) -> None:
+def test_a_stop_cuts_the_answer_so_that_it_is_not_taken_for_whole(redis_db: RedisServer) -> None:
     with api_server(redis_db.url, catalog(echo=DEEP)) as api, BulkSocket(api.port) as talk:
         talk.send(ndjson([job(n) for n in range(5)]))
         assert what([talk.line() for _ in range(5)]) == ["queued"] * 5

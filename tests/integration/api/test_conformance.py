@@ -112,7 +112,7 @@ expected-statuses = ["2xx", "4xx", {", ".join(str(status) for status in ended if
 
 @pytest.mark.timeout(RUN_TIMEOUT_S)
 @pytest.mark.leaves_keys
-def test_the_server_is_what_it_says_it_is(
+def test_the_server_conforms_to_its_description(
     api: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Here, since no other process of the tests needs it.

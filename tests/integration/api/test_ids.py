@@ -211,7 +211,7 @@ def test_of_many_at_once_one_makes_the_job(
     assert end_all(redis_db) == 1
 
 
-def test_all_who_wait_are_told_whoever_submitted_it(
+def test_every_waiting_request_is_answered_whichever_submitted_the_job(
     api: ApiServer, redis_db: RedisServer, pool: ThreadPoolExecutor
 ) -> None:
     path, prefer = f"{JOBS}/awaited", {"Prefer": "wait=30"}
@@ -248,22 +248,20 @@ def test_the_first_of_several_waits_in_one_process(
     nobody_waits(api)
 
 
-def test_the_job_of_a_celery_client_is_nobodys_repeat(
-    api: ApiServer, redis_db: RedisServer
-) -> None:
+def test_the_job_of_a_celery_client_is_not_a_repeat(api: ApiServer, redis_db: RedisServer) -> None:
     job_id = new_id()
     with redis_db.client() as client:
         queue = Queue(client, "echo")
         queue.push(foreign(headers={"id": job_id}))
         queue.settle(*queue.claim().jobs)
     problem_of(api.http.put(f"{JOBS}/{job_id}", json=BODY), 409, "conflict")
-    # Nor is a job that was submitted under no id of its client's.
+    # Nor is a job that was submitted without an id of the client.
     plain = api.http.post(JOBS, json=BODY).json()["id"]
     problem_of(api.http.put(f"{JOBS}/{plain}", json=BODY), 409, "conflict")
     assert end_all(redis_db) == 1
 
 
-def test_what_is_said_again_after_an_unknown_outcome_is_one_job(redis_db: RedisServer) -> None:
+def test_a_submit_repeated_after_an_unknown_outcome_is_one_job(redis_db: RedisServer) -> None:
     with (
         proxy(redis_db.port) as between,
         api_server(f"redis://127.0.0.1:{between.port}/0", catalog(echo={})) as api,

@@ -120,7 +120,7 @@ def test_a_head_without_an_end_is_431_before_it_takes_more_memory(api: ApiServer
     assert (status, problem["type"]) == (431, "/problems/header-too-large")
 
 
-def test_what_stands_still_is_408(hasty: ApiServer) -> None:
+def test_a_request_without_progress_is_408(hasty: ApiServer) -> None:
     timed_out = (408, "/problems/request-timeout")
     assert exchange(hasty, b"G") == timed_out
     assert exchange(hasty, GET) == timed_out
@@ -133,7 +133,7 @@ def test_what_stands_still_is_408(hasty: ApiServer) -> None:
     assert exchange(hasty, letters + b"Content-Length: 9\r\n\r\n{") == timed_out
 
 
-def test_a_connection_that_never_says_anything_is_closed(hasty: ApiServer) -> None:
+def test_a_connection_that_sends_nothing_is_closed(hasty: ApiServer) -> None:
     with connected(hasty) as connection:
         assert connection.recv(1) == b""
 

@@ -38,7 +38,7 @@ def process(env: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
             started.kill()
 
 
-def test_a_stop_answers_those_who_wait(redis_db: RedisServer, models: Path) -> None:
+def test_a_stop_answers_waiting_requests(redis_db: RedisServer, models: Path) -> None:
     port = free_port()
     env = environ(models, redis_url=redis_db.url, port=str(port))
     with (

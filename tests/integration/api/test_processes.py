@@ -105,7 +105,7 @@ def test_a_process_that_ends_comes_back_and_the_port_never_refuses_until_a_stop(
         assert "Traceback" not in api.text()
 
 
-def test_who_comes_while_it_stops_is_refused_and_does_not_hang(
+def test_a_client_that_connects_during_a_stop_is_refused_and_does_not_hang(
     tmp_path: Path, redis_db: RedisServer
 ) -> None:
     with api_processes(tmp_path, redis_db.url, 2) as api:

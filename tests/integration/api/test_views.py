@@ -209,7 +209,7 @@ def test_every_problem_type_is_explained_at_its_path(api: ApiServer) -> None:
     assert api.http.get("/problems/nope").status_code == 404
 
 
-def test_an_error_that_nobody_foresaw_outside_the_hot_routes(
+def test_an_unexpected_error_outside_the_hot_routes(
     api: ApiServer, redis_db: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def broken(_queues: object) -> None:

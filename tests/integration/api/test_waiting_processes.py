@@ -93,7 +93,7 @@ def claimed_jobs(client: redis.Redis, count: int = 1) -> Claimed:
     return found
 
 
-def test_those_who_wait_on_several_processes_are_all_answered(
+def test_requests_that_wait_on_several_processes_are_all_answered(
     pair: tuple[ApiProcesses, ApiProcesses], client: redis.Redis, pool: ThreadPoolExecutor
 ) -> None:
     one, other = pair
@@ -113,7 +113,7 @@ def test_those_who_wait_on_several_processes_are_all_answered(
     one.wait_for_waiters(0)
 
 
-def test_who_waits_for_a_quiet_job_is_woken_on_each_process(
+def test_a_wait_for_a_quiet_job_ends_on_each_process(
     pair: tuple[ApiProcesses, ApiProcesses], client: redis.Redis, pool: ThreadPoolExecutor
 ) -> None:
     line = b'{"model":"echo","input":1,"id":"quiet-1"}'
@@ -129,7 +129,7 @@ def test_who_waits_for_a_quiet_job_is_woken_on_each_process(
 
 
 @pytest.mark.parametrize("ignore_result", [False, True])
-def test_a_stock_clients_job_wakes_who_waits_for_it(
+def test_a_stock_clients_job_wakes_its_waiting_requests(
     server: RedisServer,
     pair: tuple[ApiProcesses, ApiProcesses],
     client: redis.Redis,
@@ -240,7 +240,7 @@ def ask_until_ended(api: ApiProcesses, job_id: str, broken: list[str]) -> Any:
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_processes_end_under_those_who_wait(
+def test_processes_end_while_requests_wait(
     tmp_path: Path, server: RedisServer, client: redis.Redis, how: signal.Signals
 ) -> None:
     broken: list[str] = []
@@ -277,7 +277,7 @@ def test_processes_end_under_those_who_wait(
         wait_until(lambda: not job_channels(client), "the subscriptions are given up")
 
 
-def test_an_id_that_nobody_knows_is_not_waited_for(
+def test_an_unknown_id_is_not_waited_for(
     pair: tuple[ApiProcesses, ApiProcesses], client: redis.Redis
 ) -> None:
     answer = httpx2.get(f"{pair[1].url}/api/v1/jobs/{new_id()}?wait=60", timeout=90)

@@ -40,7 +40,7 @@ def names(api: ApiServer) -> set[str]:
     return {sample.name for family in families for sample in family.samples}
 
 
-def test_what_is_counted_in_an_outage_is_told_after_it() -> None:
+def test_counts_of_an_outage_are_reported_after_it() -> None:
     with redis_server() as server, api_server(server.url, catalog(echo={})) as api:
         assert counts(api)[FULL] == 0
         server.stop()
@@ -51,7 +51,9 @@ def test_what_is_counted_in_an_outage_is_told_after_it() -> None:
         wait_until(lambda: counts(api).get(UNAVAILABLE) == 3, "the refusals of the outage", 30)
 
 
-def test_what_redis_refuses_to_count_is_told_later(api: ApiServer, redis_db: RedisServer) -> None:
+def test_counts_that_redis_refuses_are_reported_later(
+    api: ApiServer, redis_db: RedisServer
+) -> None:
     with redis_db.client() as client:
         client.set(keys.stats("tiny"), "of another type", ex=60)
         for model in ("tiny", "echo"):
@@ -67,7 +69,7 @@ def test_what_redis_refuses_to_count_is_told_later(api: ApiServer, redis_db: Red
     assert rejected == {"echo": b"1", "tiny": b"1"}
 
 
-def test_a_stop_tells_the_rest(redis_db: RedisServer) -> None:
+def test_a_stop_reports_the_rest(redis_db: RedisServer) -> None:
     with redis_db.client() as client:
         with api_server(redis_db.url, catalog(echo={})) as api:
             for _ in range(5):
@@ -105,8 +107,8 @@ def test_scrapes_that_stand_behind_one_another_fail_together(
         try:
             monkeypatch.setattr(counter_reporter, "exchange", late)
             scraping = [pool.submit(names, api) for _ in range(scrapes)]
-            wait_until(lambda: sent, "the first asks Redis")
-            # Whoever asks for anything else is answered meanwhile.
+            wait_until(lambda: sent, "the first report is sent")
+            # Other requests are answered meanwhile.
             assert httpx2.get(f"{api.url}/live", timeout=60).status_code == 200
             assert not any(one.done() for one in scraping)
             free.set()

@@ -165,7 +165,7 @@ def _a_batch_over_http(site: Site) -> None:
     site.jobs["batch"] = batch.json()["id"]
 
 
-def test_no_line_holds_what_nobody_is_to_see(site: Site) -> None:
+def test_no_line_holds_a_secret_an_input_or_a_result(site: Site) -> None:
     words = ("MARKER", urllib.parse.quote(PASSWORD, safe=""), "of:redis")
     assert [line for line in site.text.splitlines() for word in words if word in line] == []
 
@@ -226,7 +226,7 @@ def test_the_runner_names_its_batch(site: Site) -> None:
     assert (told["part"], told["event"]) == ("runner", "completed: 0 completed, 1 failed")
 
 
-def test_the_access_log_says_who_asked_for_what(site: Site) -> None:
+def test_the_access_log_names_each_request_and_its_client(site: Site) -> None:
     [made] = [
         line
         for line in site.about("request", method="POST", job=site.jobs["talk"])

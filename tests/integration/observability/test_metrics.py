@@ -106,7 +106,7 @@ def test_every_metric_is_there_before_anything_has_run(
             assert sample.labels.keys() - {"le"} == set(family.labels)
 
 
-def test_hosts_and_devices_are_told_once_though_workers_share_them(
+def test_hosts_and_devices_are_shown_once_though_workers_share_them(
     api: ApiServer, redis_db: RedisServer
 ) -> None:
     with redis_db.client() as client:
@@ -137,7 +137,7 @@ def test_hosts_and_devices_are_told_once_though_workers_share_them(
         assert samples(api, "headrace_host_cpu_ratio") == {}
 
 
-def test_who_comes_and_goes_between_two_scrapes_is_seen_at_once(
+def test_workers_that_come_and_go_between_two_scrapes_are_shown_at_once(
     api: ApiServer, redis_db: RedisServer
 ) -> None:
     def memory() -> dict[Labels, float]:
@@ -203,8 +203,8 @@ def test_every_scrape_of_every_process_shows_what_redis_has_now(redis_db: RedisS
             assert samples(api, "headrace_queue_seconds_count") == {("m",): 0, ("still",): 0}
 
 
-def test_who_wants_to_be_named_gets_the_same_answer(api: ApiServer) -> None:
-    """Then it goes out by ASGI's own messages; and nothing is compressed for anybody."""
+def test_a_scrape_with_a_request_id_gets_the_same_answer(api: ApiServer) -> None:
+    """Its answer is sent by ASGI's messages; and no answer is compressed."""
     plain = api.http.get("/metrics", headers={"accept-encoding": "gzip"})
     named = api.http.get("/metrics", headers={"x-request-id": "a"})
     assert named.headers.pop("x-request-id") == "a"
@@ -271,7 +271,7 @@ def test_traffic_with_redis_is_counted(api: ApiServer, redis_db: RedisServer) ->
     assert TRAFFIC.errors == 0, "told once"
 
 
-def test_the_keys_of_others_blind_nobody(api: ApiServer, redis_db: RedisServer) -> None:
+def test_foreign_keys_in_redis_do_not_break_a_scrape(api: ApiServer, redis_db: RedisServer) -> None:
     stats = ModelStats()
     stats.left("full")
     with redis_db.client() as client:

@@ -202,7 +202,7 @@ def filled_in(expr: str) -> str:
     return expr
 
 
-def test_jobs_are_counted_once_whoever_ended_them(
+def test_jobs_are_counted_once_whichever_part_ended_them(
     site: Site, ended: Counter[tuple[str, str]]
 ) -> None:
     found = site.prometheus.query("headrace_jobs_ended_total > 0")
@@ -272,7 +272,7 @@ def test_every_rule_is_evaluated_over_series(site: Site, ended: Counter[tuple[st
     assert {(rule["health"], rule.get("lastError")) for rule in group["rules"]} == {("ok", None)}
 
 
-def test_alerts_reach_who_is_to_hear_of_them(site: Site, ended: Counter[tuple[str, str]]) -> None:
+def test_alerts_reach_their_receivers(site: Site, ended: Counter[tuple[str, str]]) -> None:
     del ended
     tickets = {"HeadraceDeadLettersArriving", "HeadraceLeaseLosses", "HeadraceModelProcessesLost"}
     pages = {"HeadraceNoReadyReplica", "HeadraceErrorRatio"}

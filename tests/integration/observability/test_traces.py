@@ -155,7 +155,7 @@ def test_verbs_elsewhere_are_in_the_trace_too(site: Site, model: str) -> None:
     assert site.last["result"]["traceparent"][3:35] == spans["settle"].trace_id
 
 
-def test_a_failed_job_says_its_code_and_nothing_of_its_input(site: Site) -> None:
+def test_a_failed_job_has_its_code_and_nothing_of_its_input(site: Site) -> None:
     _, job = site.up.request(
         "POST", "/api/v1/models/plain/jobs?wait=60", b'"raise"',
         **{"content-type": "application/json"},

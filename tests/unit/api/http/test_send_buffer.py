@@ -50,7 +50,7 @@ def test_order_is_kept_over_memory_and_file() -> None:
     run(test, memory_max_bytes=100)
 
 
-def test_who_reads_along_never_needs_the_file() -> None:
+def test_a_fast_reader_never_needs_the_file() -> None:
     async def test(buffer: SendBuffer) -> None:
         for n in range(1000):
             await buffer.put(b"%d" % n)
@@ -74,7 +74,7 @@ def test_where_all_is_full_the_answers_wait_for_the_reader() -> None:
     run(test, memory_max_bytes=9, file_max_bytes=30)
 
 
-def test_a_full_disk_is_as_a_full_outbox(
+def test_a_full_disk_is_as_a_full_buffer(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     real = os.pwrite
@@ -98,7 +98,7 @@ def test_a_full_disk_is_as_a_full_outbox(
     assert "not spooled to a file" in caplog.text
 
 
-def test_the_end_is_told_to_who_waits() -> None:
+def test_the_end_wakes_a_waiting_reader() -> None:
     async def test(buffer: SendBuffer) -> None:
         taking = asyncio.create_task(buffer.take())
         await asyncio.sleep(0)

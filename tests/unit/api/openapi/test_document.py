@@ -110,7 +110,7 @@ def test_every_route_is_described_and_no_other() -> None:
     assert len(set(routed.values())) == len(routed)
 
 
-def test_every_problem_is_a_component_and_stands_at_a_route() -> None:
+def test_every_problem_is_a_component_and_belongs_to_a_route() -> None:
     named: set[str] = set()
     for method, path, operation in operations():
         for status, response in operation["responses"].items():

@@ -111,5 +111,5 @@ def test_it_is_recorded_by_a_command(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "## [Unreleased]\n\n- Nothing.\n"])
-def test_a_changelog_that_names_none(text: str) -> None:
+def test_a_changelog_that_names_no_description(text: str) -> None:
     assert said(text) == []

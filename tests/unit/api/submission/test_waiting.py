@@ -33,7 +33,7 @@ from headrace.queue.waiters import JobWaiter
         (b"wait=99999999999", None),
     ],
 )
-def test_a_preference_that_cannot_be_read_is_none(prefer: bytes, seconds: float | None) -> None:
+def test_an_invalid_preference_is_ignored(prefer: bytes, seconds: float | None) -> None:
     assert preferred_wait_s(prefer, 60) == seconds
 
 

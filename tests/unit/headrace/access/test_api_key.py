@@ -58,7 +58,7 @@ def test_a_key_comes_back_out_of_redis_or_not_at_all() -> None:
         assert key_from(key.id, {k: v for k, v in stored.items() if k != name}) is None
 
 
-def test_for_whom_a_job_exists() -> None:
+def test_which_jobs_a_caller_may_see() -> None:
     plain, manager, unowned = Caller("a", False), Caller("a", True), Caller("", False)
     assert [plain.may_see(owner) for owner in ("a", "b", "")] == [True, False, False]
     assert all(manager.may_see(owner) for owner in ("a", "b", ""))

@@ -41,7 +41,7 @@ def test_a_celery_client_raises_the_class_that_a_result_names() -> None:
     assert str(raised) == "bad"
 
 
-def test_whoever_derives_one_keeps_a_module_of_his_own() -> None:
+def test_a_derived_class_keeps_its_own_module() -> None:
     class Mine(errors.InputError): ...
 
     assert Mine.__module__ == __name__

@@ -1,7 +1,7 @@
 """Headrace: asynchronous inference for PyTorch models on a message queue.
 
-Users' handlers and clients import from this package alone. It needs no torch, no Celery and no
-web framework.
+Users' handlers and clients import only from this package. It needs no torch, no Celery and no web
+framework.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> object:
-        # Each brings imports that others need not wait for: the clients httpx2, the rest msgspec.
+        # Imported on use: the clients import httpx2, the rest msgspec.
         if name in ("AsyncClient", "Client", "InputRef"):
             from headrace import client
 

@@ -9,13 +9,12 @@ import signal
 def main() -> None:
     """Run the command.
 
-    Its imports, and putting the commands together, take a while. Ctrl-C meanwhile ends the process
-    as it ends any other, without the traceback of whichever import it met. Once it is known which
-    command was asked for, `headrace.cli.main.every` lets Ctrl-C be heard.
+    The imports take a while. Until then Ctrl-C ends the process without a traceback; once the
+    command is known, `headrace.cli.main.every` restores Python's handling of Ctrl-C.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    # What is imported stays: to look through it for garbage is in vain.
+    # Imported modules stay: a garbage collection among them finds nothing.
     gc.disable()
     from headrace.cli.main import main as run
 

@@ -1,3 +1,3 @@
-"""The version of Headrace, where every module may import it from."""
+"""The version of Headrace, which any module may import."""
 
 __version__ = "0.1.0"

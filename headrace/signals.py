@@ -1,4 +1,4 @@
-"""Signals as wake-ups of a loop that selects, and requests to stop as a count."""
+"""Signals that wake a selector loop, and a count of requests to stop."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from types import FrameType
 from typing import Final, Self
 
-#: A terminal and a wrapper may both pass on the same Ctrl-C; that is one request, not two.
+#: A terminal and a wrapper can both forward one Ctrl-C; that is one request.
 _SAME_REQUEST_S: Final = 0.3
 _STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -16,11 +16,11 @@ _STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class StopSignals:
     """While entered, counts SIGINT, SIGTERM and SIGHUP; `fileno` is readable after any signal.
 
-    SIGCHLD wakes the loop too, and counts for nothing. Afterwards the signals that ask to stop are
-    ignored: the process is about to end.
+    SIGCHLD wakes the loop too and is not counted. Afterwards the stop signals are ignored, because
+    the process ends.
 
     Attributes:
-        requests: how often somebody asked to stop.
+        requests: how many requests to stop came.
     """
 
     def __init__(self) -> None:
@@ -31,18 +31,18 @@ class StopSignals:
         self._writer.setblocking(False)
 
     def fileno(self) -> int:
-        """For a selector."""
+        """Return the descriptor for a selector."""
         return self._reader.fileno()
 
     def clear(self) -> None:
-        """Take the wake-ups that came so far."""
+        """Discard the wake-ups so far."""
         try:
             self._reader.recv(4096)
         except BlockingIOError:
             return
 
     def __enter__(self) -> Self:
-        # Under nohup SIGHUP is ignored, and must stay so.
+        # Under nohup SIGHUP is ignored, and must stay ignored.
         self._caught = [s for s in _STOP_SIGNALS if signal.getsignal(s) != signal.SIG_IGN]
         for signum in self._caught:
             signal.signal(signum, self._count)
@@ -52,8 +52,7 @@ class StopSignals:
 
     def __exit__(self, *_: object) -> None:
         signal.set_wakeup_fd(self._old_fd)
-        # Not restored: who asks for the third time, while the process tidies up and ends, must not
-        # get a traceback for it.
+        # Not restored: a third Ctrl-C while the process ends must not print a traceback.
         for signum in self._caught:
             signal.signal(signum, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -1,7 +1,7 @@
-"""The payload store `file`: one file each, in a folder that all hosts share.
+"""The payload store `file`: one file per payload, in a folder that all hosts share.
 
-A file appears under its name only when all of it is on the disk, so that a reader sees a whole
-payload or none. Folders are 0700 and files 0600.
+A file gets its name when it is complete on disk, so a reader never sees a partial payload. Folders
+have mode 0700 and files 0600.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class FilePayloadStore(PayloadStore):
     """Payloads in a folder.
 
     Args:
-        account: told of each payload before it is written.
-        folder: the folder, the same on every host; made if it is not there.
+        account: gets the entry of each payload before it is written.
+        folder: the folder, the same on every host; created if it is missing.
     """
 
     name: ClassVar[str] = "file"
@@ -66,13 +66,13 @@ class FilePayloadStore(PayloadStore):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(
-                f"payload_dir: {self.folder} cannot be made: {error.strerror}",
-                hint="Name a folder that the API and every worker may write to.",
+                f"payload_dir: {self.folder} cannot be created: {error.strerror}",
+                hint="Set it to a folder that the API and all workers may write to.",
             ) from None
         if not os.access(self.folder, os.R_OK | os.W_OK | os.X_OK):
             raise ConfigError(
-                f"payload_dir: {self.folder} may not be read and written by this user",
-                hint="Run the API and every worker as the user that the folder belongs to.",
+                f"payload_dir: this user may not read and write {self.folder}",
+                hint="Run the API and all workers as the owner of the folder.",
             )
 
     @override
@@ -91,21 +91,22 @@ class FilePayloadStore(PayloadStore):
             raise self._why(error, name) from error
 
     def _path(self, ref: str) -> Path:
-        # Two levels, so that no folder grows beyond what a file system likes.
+        # Subfolders keep the folders small for the file system.
         name = name_in(ref, self.name)
         return self.folder / name[:2] / name
 
     def _why(self, error: OSError, ref: str) -> Exception:
         if isinstance(error, FileNotFoundError) and self.folder.is_dir():
             return missing(ref)
-        # What clients read names no path; the log does, by the cause.
+        # Clients see no path; the log does, by the cause.
         if error.errno in _NO_ROOM:
             return StoreFull(
-                "the disk of the payload store is full", hint="Make room, or move payload_dir."
+                "the disk of the payload store is full",
+                hint="Make room, or move payload_dir.",
             )
         return StoreUnavailable(
             f"the payload store `file` cannot be used: {os.strerror(error.errno or errno.EIO)}",
-            hint="See the server's log; payload_dir must be the same folder on every host.",
+            hint="See the server's log. payload_dir must be the same folder on all hosts.",
         )
 
 
@@ -114,7 +115,7 @@ def _unfinished(path: Path) -> Path:
 
 
 def _sync_folder(folder: Path) -> None:
-    """The name itself is on the disk only after this."""
+    """Write the folder to disk: a new name is safe only then."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(handle)

@@ -1,7 +1,7 @@
-"""The account of payloads in Redis: what was written for which job, and what is to be deleted.
+"""The index of payloads in Redis: which payload belongs to which job, and when to check it.
 
-An entry is made before its payload and removed after it, so that whatever dies in between leaves an
-entry behind, which the sweep finds.
+An entry is written before its payload and removed after it. A process that dies in between leaves
+an entry, which the sweep finds.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from headrace.redis.scripts import Command
 from headrace.redis.scripts import payloads as payload_scripts
 from headrace.redis.scripts import pipelines as pipeline_scripts
 
-#: A payload whose job is not known so long after it was entered was given up by its sender.
+#: Seconds after which a payload without a job was abandoned by its sender.
 GRACE_S: Final = 900
-#: How many entries one call of the sweep looks at: bounds how long it holds Redis.
+#: The most entries of one sweep call, which blocks Redis meanwhile.
 SWEEP_MAX_ENTRIES: Final = 100
-#: max_payload_memory_bytes where neither the setting nor Redis' maxmemory says.
+#: max_payload_memory_bytes if neither the setting nor Redis' maxmemory is set.
 DEFAULT_MAX_BYTES: Final = 1024 * 1024 * 1024
-#: What is longer is not passed through Lua, which copies it while all others wait.
+#: Longer payloads are not passed through Lua, which copies them and blocks Redis.
 SCRIPT_MAX_BYTES: Final = 1024 * 1024
-#: How long Redis' maxmemory is taken to be what it was.
+#: How long Redis' maxmemory is cached.
 MAXMEMORY_S: Final = 60.0
 
 
 class PayloadIndex(ScriptClient):
-    """The account. Its methods block and may be called from any thread.
+    """The index. Its methods block, and any thread may call them.
 
     Args:
-        client: Redis, in its own pool of connections.
-        max_bytes: how much may lie in Redis; None takes half of its maxmemory, or 1 GiB.
+        client: Redis, with its own pool of connections.
+        max_bytes: the limit of payloads in Redis; None takes half of its maxmemory, or 1 GiB.
     """
 
     def __init__(self, client: redis.Redis, max_bytes: int | None = None) -> None:
@@ -51,11 +51,11 @@ class PayloadIndex(ScriptClient):
         self._found_at = float("-inf")
 
     def note(self, entry: PayloadEntry, body: bytes | None = None, *, bounded: bool = True) -> None:
-        """Enter a payload; with its body, also write it to Redis.
+        """Add the entry of a payload; with a body, also write the payload to Redis.
 
         Raises:
-            StoreFull: more would lie in Redis than max_payload_memory_bytes; nothing was written.
-            PayloadTooLarge: it alone is more than that.
+            StoreFull: payloads in Redis would exceed max_payload_memory_bytes; nothing was written.
+            PayloadTooLarge: this payload alone exceeds it.
             BrokerError: Redis does not answer, or is full.
         """
         size = 0 if body is None else len(body)
@@ -66,7 +66,7 @@ class PayloadIndex(ScriptClient):
         in_script = size <= SCRIPT_MAX_BYTES
         put = _put(entry, limit, size, body if in_script else None)
         taken, total = self.call(put)
-        # Results whose time is over are gone from Redis, but stand in the account until a sweep.
+        # Expired results are gone from Redis, but stay in the index until a sweep.
         if not taken and self.due()[0]:
             taken, total = self.call(put)
         if taken and not in_script:
@@ -75,15 +75,14 @@ class PayloadIndex(ScriptClient):
             raise StoreFull(
                 f"payloads take {int(total)} bytes of Redis; with {len(body)} more they would "
                 f"exceed {limit}",
-                hint="Inputs count until their jobs have ended, results until their result_ttl. "
-                "Try again later, raise max_payload_memory_bytes, or set payload_store to "
-                "file or s3.",
+                hint="Try again later, raise max_payload_memory_bytes, or set payload_store to "
+                "file or s3. Inputs count until their jobs end, results until their result_ttl.",
             )
 
     def note_all(self, payloads: Sequence[tuple[PayloadEntry, bytes]]) -> list[bool]:
-        """Enter and write several payloads in one round trip; for each whether that was done.
+        """Add and write several payloads in one round trip; return whether each was written.
 
-        Whoever is told False says `note`, and hears why.
+        For one that was not, `note` raises the reason.
 
         Raises:
             BrokerError: Redis does not answer; some may have been written.
@@ -95,11 +94,11 @@ class PayloadIndex(ScriptClient):
         return [len(body) <= SCRIPT_MAX_BYTES and _taken(next(answers)) for _, body in payloads]
 
     def _fitting(self, size: int) -> int:
-        """How many bytes may lie in Redis; a payload that is larger will never have room."""
+        """Return the limit of payloads in Redis. A larger payload never fits."""
         limit = self.max_bytes()
         if size > limit:
             raise PayloadTooLarge(
-                f"the input has {size} bytes; all payloads in Redis together may have {limit} "
+                f"the input has {size} bytes, more than the {limit} bytes of all payloads in Redis "
                 "(max_payload_memory_bytes)",
                 hint="Send a smaller input, raise max_payload_memory_bytes "
                 "(HEADRACE_MAX_PAYLOAD_MEMORY_BYTES), or set payload_store to file or s3.",
@@ -107,33 +106,33 @@ class PayloadIndex(ScriptClient):
         return limit
 
     def _write(self, entry: PayloadEntry, body: bytes, limit: str, *, bounded: bool) -> None:
-        """Write a payload that was entered and counted."""
+        """Write a payload that has its entry."""
         try:
             self.execute("SET", PAYLOAD_PREFIX + entry.ref.partition(":")[2], body)
         except BrokerFull:
             if bounded:
                 self.look(entry)
                 raise
-            # Only a script that begins by removing passes at maxmemory.
+            # At maxmemory only scripts that begin with a removal run.
             self.call(_put(entry, limit, len(body), body))
 
     def look(self, *entries: PayloadEntry) -> list[PayloadEntry]:
-        """Have those of these payloads deleted that nobody needs.
+        """Delete those of these payloads that are not needed.
 
-        Those that lie in Redis are gone then; the others are given back, for the caller to delete
-        and to `forget`.
+        Payloads in Redis are deleted. The others are returned; the caller deletes them and calls
+        `forget`.
         """
         return self._looked(0, *(entry.text for entry in entries))[1]
 
     def due(self) -> tuple[int, list[PayloadEntry]]:
-        """As `look`, for payloads whose time to be looked at has come; also how many these were.
+        """Do the same as `look` for payloads that are due; return how many were checked, too.
 
-        At most SWEEP_MAX_ENTRIES are looked at.
+        At most SWEEP_MAX_ENTRIES are checked.
         """
         return self._looked(SWEEP_MAX_ENTRIES)
 
     def hand_over(self, old: PayloadEntry, new: PayloadEntry) -> None:
-        """Let a job's result be that of another job, which is about to name it.
+        """Make a job's result the result of another job, whose record will name it.
 
         Raises:
             BrokerError: Redis does not answer, or is full.
@@ -145,7 +144,7 @@ class PayloadIndex(ScriptClient):
         self.execute("ZREM", keys.PAYLOADS, entry.text)
 
     def max_bytes(self) -> int:
-        """How many bytes of payloads may lie in Redis."""
+        """Return the limit of payloads in Redis, in bytes."""
         if self._max_bytes is not None:
             return self._max_bytes
         if time.monotonic() >= self._found_at + MAXMEMORY_S:

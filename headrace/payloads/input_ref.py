@@ -1,9 +1,9 @@
-"""`input_ref`: files and objects of the operator's own that a client names as its input.
+"""`input_ref`: files and objects of the operator that a client names as its input.
 
-Nothing may be named but what lies in `input_roots` and `input_buckets`, both empty by default. The
-text is taken as it stands: no percent-decoding, no `~`, no variables. A file is opened folder by
-folder, from its root on and through no symbolic link, and what was opened is what is judged: nobody
-who may write below a root can lead a reader out of it, or exchange the file after the check.
+Clients may only name what is in `input_roots` and `input_buckets`, both empty by default. The text
+is used unchanged: no percent-decoding, no `~`, no variables. A file is opened folder by folder from
+its root, without symbolic links, and the open file is what is checked. So a process that writes
+below a root cannot lead a reader out of it, or replace the file after the check.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from headrace.payloads.store import PayloadMissing
 #: The longest `input_ref`.
 REFERENCE_MAX_CHARS: Final = 4096
 _FORMS: Final = (
-    "Give file:/folder/name in a folder of input_roots, or s3://bucket/key in a bucket of "
+    "Write file:/folder/name in a folder of input_roots, or s3://bucket/key in a bucket of "
     "input_buckets, as in docs/payloads.md."
 )
-_AS_IT_STANDS: Final = (
-    "Correct input_ref. Its name is taken as it stands, without any decoding, and looked for in "
-    "input_roots or input_buckets alone."
+_UNCHANGED: Final = (
+    "Correct input_ref. Its name is used without any decoding, and must be in input_roots or "
+    "input_buckets."
 )
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 _BUCKET: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,62}")
 _FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# Without O_NONBLOCK the opening of a fifo would wait for its writer.
+# Without O_NONBLOCK, opening a fifo waits for its writer.
 _FILE_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _LINKS: Final = frozenset({errno.ELOOP, errno.EMLINK})
-#: Python's own table alone: the host's would make a job's type depend on where it was submitted.
+#: Only Python's own table: with the host's, a job's type would depend on the host.
 _TYPES: Final = mimetypes.MimeTypes()
 
 
@@ -60,13 +60,13 @@ class _Object(NamedTuple):
 
 
 def type_of(reference: str) -> str:
-    """The content type that a name suggests, by its suffix; else `application/octet-stream`."""
+    """Return the content type of a name by its suffix, else `application/octet-stream`."""
     kind, encoding = _TYPES.guess_type(reference.rpartition("/")[2], strict=False)
     return kind if kind is not None and encoding is None else "application/octet-stream"
 
 
 class InputRefs:
-    """Reads what clients name. Its methods block and may be called from any thread.
+    """Reads what clients name. Its methods block, and any thread may call them.
 
     Args:
         settings: input_roots, input_buckets, body_limit_bytes and payload_endpoint_url.
@@ -75,7 +75,7 @@ class InputRefs:
 
     def __init__(self, settings: Settings, threads: int) -> None:
         roots = {Path(os.path.normpath(root.absolute())) for root in settings.input_roots}
-        # The innermost root that fits is the one that a name is opened from.
+        # A name is opened from the innermost root that contains it.
         self._roots = sorted(roots, key=lambda root: len(root.parts), reverse=True)
         self._limit_bytes = settings.body_limit_bytes
         self._buckets: dict[str, Bucket] = {}
@@ -84,11 +84,11 @@ class InputRefs:
             self._buckets = {name: Bucket(name, client) for name in settings.input_buckets}
 
     def look(self, reference: str) -> int:
-        """The size in bytes of what a client names; -1 where this host does not have its root.
+        """Return the size in bytes of what a client names; -1 if this host has no such root.
 
         Raises:
-            InvalidRequest: it is no reference, or names nothing that can be read.
-            InputForbidden: it names what clients may not name.
+            InvalidRequest: it is malformed, or names nothing that can be read.
+            InputForbidden: clients may not name it.
             PayloadTooLarge: it is larger than a body may be.
             StoreUnavailable: the S3 server does not answer.
         """
@@ -101,25 +101,25 @@ class InputRefs:
             with self._opened(target, reference) as handle:
                 return self._fitting(os.fstat(handle).st_size, reference)
         except InputUnavailable as error:
-            raise InvalidRequest(error.message, hint=_AS_IT_STANDS) from None
+            raise InvalidRequest(error.message, hint=_UNCHANGED) from None
 
     def read(self, reference: str) -> bytes:
-        """What a client named.
+        """Return the bytes that a client named.
 
         Raises:
             InvalidRequest, InputForbidden, PayloadTooLarge: as for `look`.
-            InputUnavailable: it is not there, or is no regular file, or may not be read.
-            StoreUnavailable: the S3 server does not answer, or the disk does not.
+            InputUnavailable: it does not exist, is not a regular file, or access is denied.
+            StoreUnavailable: the S3 server or the disk does not answer.
         """
         target = self._target(reference)
         if isinstance(target, _Object):
             self._fitting(self._object(target, reference, "size"), reference)
-            # Another may have taken its place since.
+            # It may have been replaced since.
             body: bytes = self._object(target, reference, "read", 0, self._limit_bytes + 1)
         else:
             with self._opened(target, reference) as handle, open(handle, "rb", closefd=False) as it:
                 self._fitting(os.fstat(handle).st_size, reference)
-                # It may be growing.
+                # It may grow.
                 body = it.read(self._limit_bytes + 1)
         self._fitting(len(body), reference)
         return body
@@ -128,56 +128,56 @@ class InputRefs:
         if size > self._limit_bytes:
             raise PayloadTooLarge(
                 f"{_shown(reference)} has {size} bytes; the limit is {self._limit_bytes}",
-                hint="Name a smaller one, or raise body_limit_bytes (HEADRACE_BODY_LIMIT_BYTES).",
+                hint="Use a smaller one, or raise body_limit_bytes (HEADRACE_BODY_LIMIT_BYTES).",
             )
         return size
 
     def _target(self, reference: str) -> _File | _Object:
         if len(reference) > REFERENCE_MAX_CHARS or _CONTROL.search(reference):
-            raise _unreadable(reference, "it is too long, or holds control characters")
+            raise _unreadable(reference, "it is too long, or has control characters")
         scheme, colon, rest = reference.partition(":")
         if colon and scheme == "file":
             return self._file(reference, rest)
         if colon and scheme == "s3" and rest.startswith("//"):
             return self._s3_object(reference, rest[2:])
-        raise _unreadable(reference, "it begins with neither file:/ nor s3://")
+        raise _unreadable(reference, "it must begin with file:/ or s3://")
 
     def _file(self, reference: str, path: str) -> _File:
         if not path.startswith("/"):
-            raise _unreadable(reference, "the path is not absolute")
+            raise _unreadable(reference, "the path must be absolute")
         if path.startswith("//"):
             raise _unreadable(
                 reference,
-                "it names a host; input_roots are folders of the server: write file:/folder/name",
+                "it names a host; write file:/folder/name, in input_roots of the server",
             )
         parts = tuple(path[1:].split("/"))
         if any(part in ("", ".", "..") for part in parts):
             raise _unreadable(
                 reference,
-                "the path holds an empty part, `.` or `..`: name it by its own path in input_roots",
+                "the path must not have an empty part, `.` or `..`; use its path in input_roots",
             )
         for root in self._roots:
             inside = root.parts[1:]
             if parts[: len(inside)] == inside and len(parts) > len(inside):
                 return _File(root, parts[len(inside) :])
         raise InputForbidden(
-            f"{_shown(reference)} lies in none of the folders that input_roots names",
-            hint="The operator may add the folder to input_roots (HEADRACE_INPUT_ROOTS).",
+            f"{_shown(reference)} is not in a folder of input_roots",
+            hint="The operator can add the folder to input_roots (HEADRACE_INPUT_ROOTS).",
         )
 
     def _s3_object(self, reference: str, rest: str) -> _Object:
         bucket, _, key = rest.partition("/")
         if not _BUCKET.fullmatch(bucket) or not key:
-            raise _unreadable(reference, "it names no bucket and key")
+            raise _unreadable(reference, "it must name a bucket and a key")
         if any(part in (".", "..") for part in key.split("/")):
             raise _unreadable(
                 reference,
-                "the key holds `.` or `..`: name it by its own key in input_buckets",
+                "the key must not have `.` or `..`; write its own key in input_buckets",
             )
         if bucket not in self._buckets:
             raise InputForbidden(
-                f"{_shown(reference)} lies in none of the buckets that input_buckets names",
-                hint="The operator may add the bucket to input_buckets (HEADRACE_INPUT_BUCKETS).",
+                f"{_shown(reference)} is not in a bucket of input_buckets",
+                hint="The operator can add the bucket to input_buckets (HEADRACE_INPUT_BUCKETS).",
             )
         return _Object(bucket, key)
 
@@ -185,11 +185,11 @@ class InputRefs:
         try:
             return getattr(self._buckets[target.bucket], what)(target.key, *more)
         except PayloadMissing:
-            raise InputUnavailable(f"{_shown(reference)} is not there") from None
+            raise InputUnavailable(f"{_shown(reference)} does not exist") from None
 
     @contextmanager
     def _opened(self, target: _File, reference: str) -> Iterator[int]:
-        """A handle of the file itself, opened from its root without following any link."""
+        """Open the file from its root without following links; yield its descriptor."""
         try:
             handle = os.open(target.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
@@ -206,38 +206,38 @@ class InputRefs:
 
 
 def _step(folder: int, name: str, reference: str, *, last: bool) -> int:
-    """Open one part of a path inside an opened folder."""
+    """Open one part of a path inside an open folder."""
     try:
-        # Only to say what is wrong, and to open no device; what is opened is judged below.
-        _judge(os.stat(name, dir_fd=folder, follow_symlinks=False), reference, last=last)
+        # For a precise error, and to open no device. The open file is checked below.
+        _check_mode(os.stat(name, dir_fd=folder, follow_symlinks=False), reference, last=last)
         handle = os.open(name, _FILE_FLAGS if last else _FOLDER_FLAGS, dir_fd=folder)
     except OSError as error:
         raise _why(error, reference) from None
     try:
-        _judge(os.fstat(handle), reference, last=last)
+        _check_mode(os.fstat(handle), reference, last=last)
     except BaseException:
         os.close(handle)
         raise
     return handle
 
 
-def _judge(found: os.stat_result, reference: str, *, last: bool) -> None:
+def _check_mode(found: os.stat_result, reference: str, *, last: bool) -> None:
     if stat.S_ISLNK(found.st_mode):
         raise _link(reference)
     if last and not stat.S_ISREG(found.st_mode):
-        raise InputUnavailable(f"{_shown(reference)} is no regular file")
+        raise InputUnavailable(f"{_shown(reference)} is not a regular file")
 
 
 def _link(reference: str) -> InputForbidden:
     return InputForbidden(
-        f"a symbolic link stands in {_shown(reference)}; none is followed below input_roots",
-        hint="Name the file by its own path, and add its folder to input_roots.",
+        f"{_shown(reference)} contains a symbolic link, which is not followed below input_roots",
+        hint="Use the file's real path, and add its folder to input_roots.",
     )
 
 
 def _why(error: OSError, reference: str) -> Exception:
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
-        return InputUnavailable(f"{_shown(reference)} is not there")
+        return InputUnavailable(f"{_shown(reference)} does not exist")
     if error.errno in _LINKS:
         return _link(reference)
     if error.errno in (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ENXIO):

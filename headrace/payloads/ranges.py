@@ -1,4 +1,4 @@
-"""JSON text that is put together from stretches of payloads, where it is needed."""
+"""JSON text made of ranges of payloads."""
 
 from __future__ import annotations
 
@@ -11,46 +11,44 @@ from headrace.errors import InputUnavailable
 from headrace.jobs.message import PayloadRange
 from headrace.payloads.stores import PayloadStores
 
-#: What stands around the base64 of a stretch that is not JSON.
+#: Around the base64 of a range that is not JSON.
 _HEAD = b'{"content_type":%s,"base64":"'
 _TAIL = b'"}'
 
 
 def read_parts(stores: PayloadStores, parts: Iterable[str | PayloadRange]) -> bytes:
-    """The text of which these are the parts.
+    """Join texts and payload ranges.
 
     Raises:
         PayloadMissing, StoreError, BrokerError: a payload cannot be read.
-        InputUnavailable: it is not what it was.
+        InputUnavailable: a payload is shorter than its range.
     """
     return b"".join(
-        part.encode() if isinstance(part, str) else read_stretch(stores, part) for part in parts
+        part.encode() if isinstance(part, str) else read_range(stores, part) for part in parts
     )
 
 
-def read_stretch(stores: PayloadStores, stretch: PayloadRange) -> bytes:
-    """A stretch as it stands in JSON text; errors as for `read_parts`."""
-    body = read_bytes(stores, stretch)
-    return binary_json(stretch.type, body) if stretch.type else body
+def read_range(stores: PayloadStores, part_range: PayloadRange) -> bytes:
+    """Read a range as JSON text; errors as for `read_parts`."""
+    body = read_bytes(stores, part_range)
+    return binary_json(part_range.type, body) if part_range.type else body
 
 
-def read_bytes(stores: PayloadStores, stretch: PayloadRange) -> bytes:
-    """A stretch as it lies in the store; errors as for `read_parts`."""
-    body = stores.of(stretch.ref).read(stretch.ref, stretch.start, stretch.length)
-    if len(body) != stretch.length:
-        raise InputUnavailable(
-            f"of {stretch.length} bytes in the payload store {len(body)} are left"
-        )
+def read_bytes(stores: PayloadStores, part_range: PayloadRange) -> bytes:
+    """Read the bytes of a range; errors as for `read_parts`."""
+    body = stores.of(part_range.ref).read(part_range.ref, part_range.start, part_range.length)
+    if len(body) != part_range.length:
+        raise InputUnavailable(f"the payload store has {len(body)} of {part_range.length} bytes")
     return body
 
 
 def binary_json(content_type: str, body: bytes) -> bytes:
-    """Bytes as they stand in JSON text."""
+    """Return bytes as a JSON object with their base64."""
     return b"%s%s%s" % (_head(content_type), base64.b64encode(body), _TAIL)
 
 
 def size_of(parts: Iterable[str | PayloadRange]) -> int:
-    """How many bytes the text has."""
+    """Return the length of the joined text in bytes."""
     total = 0
     for part in parts:
         if isinstance(part, str):

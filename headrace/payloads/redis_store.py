@@ -1,4 +1,4 @@
-"""The payload store `redis`: strings beside the queues, counted and bounded."""
+"""The payload store `redis`: strings in the same Redis, with a limit for their total size."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class RedisPayloadStore(PayloadStore):
         name_in(entry.ref, self.name)
         if len(body) >= VALUE_MAX_BYTES:
             raise PayloadTooLarge(
-                f"{len(body)} bytes are more than a value of Redis can have ({VALUE_MAX_BYTES})",
+                f"a payload of {len(body)} bytes is too large for Redis ({VALUE_MAX_BYTES})",
                 hint="Set payload_store to file or s3.",
             )
         self.account.note(entry, body, bounded=bounded)
@@ -48,7 +48,7 @@ class RedisPayloadStore(PayloadStore):
         try:
             written = self.account.note_all(payloads)
         except BrokerError as error:
-            # Each would only wait for as long again.
+            # One by one they would wait just as long again.
             return [error for _ in payloads]
         return [
             None if done else self._error_of(*one)
@@ -70,7 +70,7 @@ class RedisPayloadStore(PayloadStore):
     def size(self, ref: str) -> int:
         length = int(self._ask(ref, "STRLEN"))
         if not length:
-            # An empty payload is never stored: it is no longer than any limit.
+            # Empty payloads are never stored, so this one is missing.
             raise missing(ref)
         return length
 
@@ -80,7 +80,7 @@ class RedisPayloadStore(PayloadStore):
 
     @override
     def check(self) -> None:
-        """Redis itself is checked before anything is started on it."""
+        """Do nothing: Redis is checked before all else."""
 
     @override
     def _write(self, name: str, body: bytes) -> None:

@@ -10,7 +10,7 @@ from headrace.errors import ConfigError
 from headrace.payloads.s3_client import Bucket
 from headrace.payloads.store import PayloadAccount, PayloadStore, name_in
 
-#: A request costs tens of milliseconds, whatever it reads.
+#: A request takes tens of milliseconds, whatever its size.
 S3_CHUNK_BYTES: Final = 2 * 1024 * 1024
 
 
@@ -18,8 +18,8 @@ class S3PayloadStore(PayloadStore):
     """Payloads as objects under a prefix of a bucket.
 
     Args:
-        account: told of each payload before it is written.
-        bucket: the bucket; nobody else is to write under the prefix.
+        account: gets the entry of each payload before it is written.
+        bucket: the bucket; only Headrace may write under the prefix.
         prefix: how the names of the objects begin.
     """
 

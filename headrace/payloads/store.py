@@ -1,7 +1,7 @@
-"""What a payload store does, and the names of what lies in it. Knows no Redis, files or buckets.
+"""The interface of payload stores, and references to payloads. Knows no Redis, files or buckets.
 
-A reference is `<store>:<128 random bits in hex>`. It is made here and nowhere else, so that whoever
-writes one into a message can at most name another payload of ours.
+A reference is `<store>:<128 random bits in hex>` and is made only here. So a forged reference can
+name no more than another payload.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from typing import ClassVar, Final, NamedTuple, Protocol
 from headrace.errors import HeadraceError, InputUnavailable
 from headrace.jobs.ids import PAYLOAD_REFERENCE
 
-#: How much is read at a time of what is passed on.
+#: Bytes of one read of a payload that is streamed.
 CHUNK_BYTES: Final = 256 * 1024
 
 
 class PayloadMissing(HeadraceError):
-    """The store has no payload of that name; it was deleted, or its time is over."""
+    """The store has no payload with this name: it was deleted or has expired."""
 
 
 class PayloadEntry(NamedTuple):
-    """One payload in the account: what it is, and whose.
+    """One payload in the index.
 
     Attributes:
         ref: its reference.
-        job_id: the job whose input or result it is, or the file that it is a part of.
+        job_id: the job whose input or result it is, or the file whose part it is.
         model: that job's model; `-` for a file.
         kind: `i` for an input, `r` for a result, `f` for a part of a file.
     """
@@ -39,85 +39,84 @@ class PayloadEntry(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The member of the account's zset; none of its parts holds a space."""
+        """Return the member of the index's zset. None of the fields contains a space."""
         return " ".join(self)
 
     @property
     def store(self) -> str:
-        """The name of the store that it lies in."""
+        """Return the name of its store."""
         return self.ref.partition(":")[0]
 
 
 def read_entry(text: str) -> PayloadEntry:
-    """Read a member of the account's zset.
+    """Parse a member of the index's zset.
 
     Raises:
-        ValueError: it is none of ours.
+        ValueError: it is malformed.
     """
     ref, job_id, model, kind = text.split(" ")
     return PayloadEntry(ref, job_id, model, kind)
 
 
 def new_entry(store: str, job_id: str, model: str, kind: str) -> PayloadEntry:
-    """An entry under a fresh reference."""
+    """Return an entry with a new reference."""
     return PayloadEntry(f"{store}:{secrets.token_hex(16)}", job_id, model, kind)
 
 
 def name_in(ref: str, store: str) -> str:
-    """The name of a payload inside its store.
+    """Return the name of a payload inside its store.
 
     Raises:
-        InputUnavailable: it is no reference, or that of another store.
+        InputUnavailable: this is not a reference, or a reference into another store.
     """
     found = PAYLOAD_REFERENCE.fullmatch(ref)
     if found is None or found[1] != store:
-        raise InputUnavailable(f"{ref[:64]!r} is no reference into the payload store {store}")
+        raise InputUnavailable(f"{ref[:64]!r} is not a reference into the payload store {store}")
     return found[2]
 
 
 class PayloadAccount(Protocol):
-    """Where a store says what it is about to write."""
+    """Where a store registers a payload before it writes it."""
 
     def note(self, entry: PayloadEntry, body: bytes | None = None, *, bounded: bool = True) -> None:
-        """Enter a payload; see `headrace.payloads.index.PayloadIndex`."""
+        """Add an entry; see `headrace.payloads.index.PayloadIndex`."""
 
     def note_all(self, payloads: Sequence[tuple[PayloadEntry, bytes]]) -> list[bool]:
-        """Enter and write several payloads that lie in Redis; see there."""
+        """Add and write several payloads in Redis; see there."""
 
 
 class PayloadStore(ABC):
-    """One place for payloads. Its methods block and may be called from any thread.
+    """A place for payloads. Its methods block, and any thread may call them.
 
     Args:
-        account: told of each payload before it is written.
+        account: gets the entry of each payload before it is written.
     """
 
     name: ClassVar[str]
-    #: How much one read should ask for: less costs round trips, more costs memory.
+    #: Bytes of one read: fewer cost round trips, more cost memory.
     chunk_bytes: int = CHUNK_BYTES
-    #: Whether several payloads are written in one call. Else the caller does well to use threads.
+    #: Whether `put_all` is one round trip. If not, callers should use threads.
     together: ClassVar[bool] = False
 
     def __init__(self, account: PayloadAccount) -> None:
         self.account = account
 
     def put(self, entry: PayloadEntry, body: bytes, *, bounded: bool = True) -> None:
-        """Write a payload, after it was entered in the account.
+        """Add the entry of a payload, then write the payload.
 
         Args:
             entry: made by `new_entry` for this store.
             body: the bytes.
-            bounded: whether max_payload_memory_bytes counts; a result ends a job and is not held
-                to it.
+            bounded: whether max_payload_memory_bytes applies. It does not apply to results.
 
         Raises:
-            StoreFull, StoreUnavailable, BrokerError: it may be there in part; the sweep removes it.
+            StoreFull, StoreUnavailable, BrokerError: a part may be written; the sweep deletes it.
         """
         self.account.note(entry, bounded=bounded)
         self._write(name_in(entry.ref, self.name), body)
 
     def put_all(self, payloads: Sequence[tuple[PayloadEntry, bytes]]) -> list[HeadraceError | None]:
-        """Write several payloads, each as `put` does; for each None, or why it is not there."""
+        """Write several payloads as `put` does; return None or the error of each."""
         return [self._error_of(*one) for one in payloads]
 
     def _error_of(self, entry: PayloadEntry, body: bytes) -> HeadraceError | None:
@@ -128,42 +127,42 @@ class PayloadStore(ABC):
         return None
 
     def get(self, ref: str) -> bytes:
-        """A whole payload.
+        """Return a whole payload.
 
         Raises:
-            PayloadMissing: there is none.
-            StoreUnavailable, BrokerError: no answer.
+            PayloadMissing: it does not exist.
+            StoreUnavailable, BrokerError: the store does not answer.
         """
         return self.read(ref, 0, None)
 
     @abstractmethod
     def read(self, ref: str, start: int, length: int | None) -> bytes:
-        """`length` bytes (None: all) from `start`; fewer where the payload ends before.
+        """Return `length` bytes (None: all) from `start`; fewer if the payload ends before.
 
         Raises:
-            PayloadMissing: there is no such payload.
-            StoreUnavailable, BrokerError: no answer.
+            PayloadMissing: it does not exist.
+            StoreUnavailable, BrokerError: the store does not answer.
         """
 
     @abstractmethod
     def size(self, ref: str) -> int:
-        """The length of a payload in bytes; errors as for `read`."""
+        """Return the length of a payload in bytes; errors as for `read`."""
 
     @abstractmethod
     def delete(self, ref: str) -> None:
-        """Delete a payload, and what a broken-off write of it left; none is no error.
+        """Delete a payload, and the rest of an interrupted write, if they exist.
 
         Raises:
-            StoreUnavailable, BrokerError: no answer.
+            StoreUnavailable, BrokerError: the store does not answer.
         """
 
     @abstractmethod
     def check(self) -> None:
-        """Look at the start whether the store can be used.
+        """Check at the start whether the store can be used.
 
         Raises:
-            ConfigError: it is not there, or may not be used.
-            StoreUnavailable, BrokerError: no answer; it may come later.
+            ConfigError: it does not exist, or access is denied.
+            StoreUnavailable, BrokerError: it does not answer now.
         """
 
     @abstractmethod
@@ -171,5 +170,5 @@ class PayloadStore(ABC):
 
 
 def missing(ref: str) -> PayloadMissing:
-    """The error for a reference under which nothing lies."""
-    return PayloadMissing(f"the payload {ref} is not in its store any more")
+    """Return the error for a reference without a payload."""
+    return PayloadMissing(f"the payload {ref} is no longer in its store")

@@ -1,7 +1,7 @@
-"""The stores of one installation, built from its settings: one for what is new, any for the rest.
+"""The payload stores of a deployment, by its settings: one for new payloads, all for reads.
 
-A deployment may change its payload_store while payloads lie in the old one: every store whose
-settings are there can still be read and swept.
+A deployment may change payload_store while the old store still has payloads. All stores whose
+settings are present are read and swept.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ THREADS: Final = 8
 
 
 class PayloadStores:
-    """All stores that can be used, and the account that they share.
+    """All configured stores, and the index that they share.
 
     Args:
-        index: the account.
-        stores: every store that is configured.
-        default: the name of the one that new payloads go to.
+        index: the index.
+        stores: all configured stores.
+        default: the name of the store for new payloads.
         client: closed with the stores.
     """
 
@@ -49,10 +49,10 @@ class PayloadStores:
         self.client = client
 
     def check(self) -> None:
-        """Look at the start whether new payloads can be stored.
+        """Check at the start whether new payloads can be stored.
 
         Raises:
-            ConfigError: they cannot, until a setting is corrected.
+            ConfigError: they cannot, because a setting is wrong.
         """
         try:
             self._default.check()
@@ -62,7 +62,7 @@ class PayloadStores:
             logger.warning("payload store %s: %s", self._default.name, error.message)
 
     def new_entry(self, job_id: str, model: str, kind: str) -> PayloadEntry:
-        """An entry for a new payload; see `PayloadEntry`."""
+        """Return an entry for a new payload."""
         return new_entry(self._default.name, job_id, model, kind)
 
     def put(self, entry: PayloadEntry, body: bytes, *, bounded: bool = True) -> None:
@@ -71,7 +71,7 @@ class PayloadStores:
 
     @property
     def together(self) -> bool:
-        """Whether several new payloads are written in one call."""
+        """Return whether several new payloads are written in one round trip."""
         return self._default.together
 
     def put_all(self, payloads: Sequence[tuple[PayloadEntry, bytes]]) -> list[HeadraceError | None]:
@@ -79,21 +79,21 @@ class PayloadStores:
         return self._default.put_all(payloads)
 
     def of(self, ref: str) -> PayloadStore:
-        """The store that a reference is into.
+        """Return the store of a reference.
 
         Raises:
-            InputUnavailable: this process has no such store.
+            InputUnavailable: the store is not configured here.
         """
         kind = ref.partition(":")[0]
         store = self._stores.get(kind)
         if store is None:
             raise InputUnavailable(
-                f"the payload lies in the store {kind[:16]!r}, which this server has no settings of"
+                f"the payload is in the store {kind[:16]!r}, which is not configured on this server"
             )
         return store
 
     def drop(self, *entries: PayloadEntry) -> None:
-        """Delete those of these payloads that nobody needs any more.
+        """Delete those of these payloads that are no longer needed.
 
         Raises:
             HeadraceError: a store does not answer; the sweep tries again.
@@ -101,7 +101,7 @@ class PayloadStores:
         self._delete(self.index.look(*entries))
 
     def sweep(self) -> int:
-        """Delete payloads that are due and that nobody needs; how many were looked at.
+        """Delete due payloads that are not needed; return how many were checked.
 
         Raises:
             BrokerError: Redis does not answer.
@@ -111,11 +111,13 @@ class PayloadStores:
             try:
                 self._delete([entry])
             except HeadraceError as error:
-                logger.warning("payload %s cannot be deleted yet: %s", entry.ref, error.message)
+                logger.warning(
+                    "payload %s not deleted, the next sweep retries: %s", entry.ref, error.message
+                )
         return looked
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close the connection to Redis."""
         self.client.close()
 
     def _delete(self, entries: list[PayloadEntry]) -> None:
@@ -125,10 +127,10 @@ class PayloadStores:
 
 
 def build_stores(settings: Settings, redis_url: str) -> PayloadStores:
-    """The stores that the settings describe; they connect when first used.
+    """Return the stores of the settings. They connect when they are first used.
 
     Raises:
-        ConfigError: payload_store names one whose settings are missing.
+        ConfigError: the settings of payload_store are missing.
     """
     client = connect(redis_url, socket_timeout=SOCKET_TIMEOUT_S)
     index = PayloadIndex(client, settings.max_payload_memory_bytes)
@@ -142,8 +144,8 @@ def build_stores(settings: Settings, redis_url: str) -> PayloadStores:
     wanted = {"file": "payload_dir", "s3": "payload_bucket"}
     if settings.payload_store not in {store.name for store in stores}:
         raise ConfigError(
-            f"payload_store is {settings.payload_store}, and {wanted[settings.payload_store]} "
-            "is not set",
+            f"payload_store: {settings.payload_store} needs {wanted[settings.payload_store]}, "
+            "which is not set",
             hint=f"Set it, or HEADRACE_{wanted[settings.payload_store].upper()}.",
         )
     return PayloadStores(index, stores, settings.payload_store, client)

@@ -166,7 +166,7 @@ def test_what_we_did_not_mint_is_no_reference(site: Site, ref: str) -> None:
 
 def test_a_store_without_settings_is_named(site: Site) -> None:
     other = "s3:" + "0" * 32 if site.kind != "s3" else "file:" + "0" * 32
-    with pytest.raises(InputUnavailable, match="which this server has no settings of"):
+    with pytest.raises(InputUnavailable, match="which is not configured on this server"):
         site.stores.of(other)
 
 
@@ -238,7 +238,7 @@ def test_a_folder_that_cannot_be_made_is_a_mistake_of_the_settings(
     redis_db: RedisServer, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"payload_dir: .* cannot be made"):
+    with pytest.raises(ConfigError, match=r"payload_dir: .* cannot be created"):
         folder_stores(redis_db, tmp_path / "file" / "p").check()
 
 
@@ -253,9 +253,13 @@ def test_a_link_in_the_folder_is_not_followed(redis_db: RedisServer, tmp_path: P
 
 
 def test_a_store_whose_settings_are_missing_is_a_mistake(redis_db: RedisServer) -> None:
-    with pytest.raises(ConfigError, match="payload_store is s3, and payload_bucket is not set"):
+    with pytest.raises(
+        ConfigError, match="payload_store: s3 needs payload_bucket, which is not set"
+    ):
         build_stores(Settings(payload_store="s3"), redis_db.url)
-    with pytest.raises(ConfigError, match="payload_store is file, and payload_dir is not set"):
+    with pytest.raises(
+        ConfigError, match="payload_store: file needs payload_dir, which is not set"
+    ):
         build_stores(Settings(payload_store="file"), redis_db.url)
 
 

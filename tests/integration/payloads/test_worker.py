@@ -128,7 +128,7 @@ def test_a_payload_that_is_gone_is_the_jobs_own_error(site: Site) -> None:
     mates = site.ours.submit("echo", 1, 2, 3)
     error = error_of(site.ends(job_id))
     assert error["type"] == "input-unavailable"
-    assert "is not in its store any more" in error["message"]
+    assert "is no longer in its store" in error["message"]
     assert [site.ours.result(job.id) for job in site.ours.wait(*mates)] == [1, 2, 3]
 
 

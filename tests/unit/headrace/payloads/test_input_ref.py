@@ -127,10 +127,10 @@ def test_a_way_out_is_refused_with_the_name_of_the_setting(
 def test_nothing_is_decoded(root: Path, encoded: str) -> None:
     error = refused(origins(root), f"file:{root}/{encoded}")
     assert isinstance(error, InvalidRequest)
-    assert "is not there" in error.message
-    assert "as it stands" in error.hint
+    assert "does not exist" in error.message
+    assert "without any decoding" in error.hint
     assert "input_roots" in error.hint
-    assert "is not there" in str(refused(origins(root), f"file:{root}/deep/{encoded}"))
+    assert "does not exist" in str(refused(origins(root), f"file:{root}/deep/{encoded}"))
 
 
 @pytest.mark.parametrize("where", ["a", "deep/a", "d/a", "deep/d/a", "dangling", "loop"])
@@ -204,9 +204,9 @@ def test_only_regular_files_are_read(root: Path) -> None:
         for name in ("fifo", "socket", "deep"):
             error = refused(origins(root), f"file:{root}/{name}")
             assert isinstance(error, InvalidRequest)
-            assert "no regular file" in error.message
+            assert "not a regular file" in error.message
     error = refused(origins(Path("/dev")), "file:/dev/zero")
-    assert "no regular file" in error.message
+    assert "not a regular file" in error.message
 
 
 def test_a_fifo_that_takes_the_place_of_a_file_does_not_block(
@@ -215,7 +215,7 @@ def test_a_fifo_that_takes_the_place_of_a_file_does_not_block(
     os.mkfifo(root / "fifo")
     regular = os.stat(root / "a.png")
     monkeypatch.setattr("headrace.payloads.input_ref.os.stat", lambda *_, **__: regular)
-    with pytest.raises(InputUnavailable, match="no regular file"):
+    with pytest.raises(InputUnavailable, match="not a regular file"):
         origins(root).read(f"file:{root}/fifo")
 
 
@@ -240,9 +240,9 @@ def test_a_file_that_grows_meanwhile_is_refused(
 
 def test_what_is_gone_is_a_bad_request_now_and_the_jobs_error_later(root: Path) -> None:
     own = origins(root)
-    with pytest.raises(InvalidRequest, match="is not there"):
+    with pytest.raises(InvalidRequest, match="does not exist"):
         own.look(f"file:{root}/gone")
-    with pytest.raises(InputUnavailable, match="is not there"):
+    with pytest.raises(InputUnavailable, match="does not exist"):
         own.read(f"file:{root}/gone")
 
 

@@ -1,4 +1,4 @@
-"""Decompress message bodies as kombu names the methods, with a bound on what may come out."""
+"""Decompresses message bodies by kombu's names of methods, with a limit on the result."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Final
 
 from headrace.errors import InvalidRequest
 
-#: The most bytes that one compressed body may become.
+#: How many bytes one compressed body may become.
 DECOMPRESSED_MAX_BYTES: Final = 256 * 1024 * 1024
-#: The most memory that an LZMA header may ask for; its strongest preset needs 65 MiB.
+#: How much memory an LZMA header may request; its strongest preset needs 65 MiB.
 LZMA_MAX_BYTES: Final = 128 * 1024 * 1024
 
 
@@ -46,13 +46,13 @@ def decompress(body: bytes, method: str) -> bytes:
     """
     if method not in METHODS:
         known = ", ".join(METHODS)
-        raise InvalidRequest(f"compression {method!r} is not served; use one of {known}")
+        raise InvalidRequest(f"compression {method!r} is not supported; use one of {known}")
     try:
         text, complete = METHODS[method](body)
     except (zlib.error, OSError, EOFError, lzma.LZMAError) as error:
         raise InvalidRequest(f"the body is not {method}: {error}") from None
     if not complete:
         raise InvalidRequest(
-            f"the compressed body is cut off, or more than {DECOMPRESSED_MAX_BYTES} bytes unpacked"
+            f"the compressed body is incomplete, or has more than {DECOMPRESSED_MAX_BYTES} bytes"
         )
     return text

@@ -1,7 +1,7 @@
-"""Inputs and results on the wire: JSON as its sender wrote it, and in it what is not JSON.
+"""Inputs and results on the wire: JSON as the client wrote it, and binary data inside JSON.
 
-A user's JSON is never decoded and encoded again on its way: it travels as the text that the client
-sent (`msgspec.Raw`). Knows no Redis and no HTTP.
+A client's JSON is never decoded and encoded again: it stays the text that the client sent
+(`msgspec.Raw`). Knows no Redis and no HTTP.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from headrace.jobs.media_types import BINARY_TYPE, JSON_TYPE, is_json
 _encode: Final = msgspec.json.encode
 #: Checks JSON without building values; a decoder that is made once is faster.
 _RAW: Final = msgspec.json.Decoder(msgspec.Raw)
-#: How an input that is not JSON begins, in our form and in kombu's.
+#: How a binary input begins, in our form and in kombu's.
 _BINARY_HEAD: Final = re.compile(
     rb'\{\s*"(?:content_type"\s*:\s*"(?P<kind>[^"\\]{1,128})"\s*,\s*"base64'
     rb'|__type__"\s*:\s*"(?P<coding>base64|bytes)"\s*,\s*"__value__)"\s*:\s*"'
 )
 
-#: From so many bytes on an input in our form is decoded in one pass: binascii takes five times as
-#: long for its base64. What does not fit is read again by the slow way, which can say why.
+#: A longer input in our form is decoded in one pass, as binascii takes five times as long for its
+#: base64. If that fails, the slow way finds the reason.
 _ONE_PASS_BYTES: Final = 1000
 
 
@@ -64,7 +64,7 @@ def kombu_base64(text: bytes) -> str:
 
 
 def kombu_size(text: bytes | memoryview) -> int:
-    """Return how many bytes a text of `kombu_bytes` stands for, without decoding it."""
+    """Return how many bytes a text of `kombu_bytes` holds, without decoding it."""
     base64_chars = len(text) - len(_KOMBU_HEAD) - len(_KOMBU_TAIL)
     return base64_chars * 3 // 4 - bytes(text[-4:]).count(b"=")
 
@@ -77,16 +77,16 @@ def from_kombu(text: bytes) -> bytes | None:
 
 
 def binary_input(body: bytes, content_type: str) -> bytes:
-    """The wire form of an input that is not JSON."""
+    """Return the wire form of a binary input."""
     encoded = base64.b64encode(body)
     return b'{"content_type":%s,"base64":"%s"}' % (_encode(content_type), encoded)
 
 
 def loads(raw: bytes | msgspec.Raw) -> Any:
-    """Parse JSON; also the NaN and Infinity that Python's own json writes.
+    """Parse JSON, with the NaN and Infinity that Python's own json writes.
 
     Raises:
-        InvalidRequest: it is no JSON.
+        InvalidRequest: it is not JSON.
     """
     try:
         return msgspec.json.decode(raw)
@@ -98,7 +98,7 @@ def loads(raw: bytes | msgspec.Raw) -> Any:
 
 
 def parses(text: bytes) -> bool:
-    """Whether it is JSON, in UTF-8, that every parser reads."""
+    """Return whether it is JSON in UTF-8 that every parser reads."""
     try:
         _RAW.decode(text.decode())
     except (ValueError, RecursionError):
@@ -107,10 +107,10 @@ def parses(text: bytes) -> bool:
 
 
 def strict_json(text: bytes) -> bytes:
-    """JSON text that every parser reads: where it says NaN or Infinity, `null` stands.
+    """Return JSON text that every parser reads, with `null` for NaN and Infinity.
 
     Raises:
-        ValueError: it is not JSON for Python's own parser either.
+        ValueError: Python's own parser cannot read it either.
     """
     if parses(text):
         return text
@@ -121,10 +121,10 @@ def strict_json(text: bytes) -> bytes:
 
 
 def decode_payload(body: bytes, content_type: str) -> tuple[Any, str]:
-    """As `decode_input`, for bytes that never were in a message; "" says that they are its JSON.
+    """Decode bytes that were not in a message, as `decode_input`; "" is the type of its JSON text.
 
     Raises:
-        InvalidRequest: they are not what their type says.
+        InvalidRequest: they do not match their type.
     """
     kind = content_type.partition(";")[0].strip().lower()
     if not kind or is_json(kind):
@@ -133,7 +133,7 @@ def decode_payload(body: bytes, content_type: str) -> tuple[Any, str]:
 
 
 def decode_input(raw: bytes | msgspec.Raw) -> tuple[Any, str]:
-    """The value that a handler sees, and its content type.
+    """Return the value for the handler, and its content type.
 
     `{"content_type", "base64"}` and kombu's `{"__type__": "base64" | "bytes", "__value__"}` become
     bytes (str for text/*, parsed for JSON); everything else is the JSON value itself.
@@ -177,16 +177,18 @@ def _typed(body: bytes, content_type: str) -> tuple[Any, str]:
         try:
             return body.decode(), content_type
         except UnicodeDecodeError as error:
-            raise InvalidRequest(f"the input says {kind} but is not UTF-8: {error}") from None
+            raise InvalidRequest(
+                f"the input has the type {kind} but is not UTF-8: {error}"
+            ) from None
     return body, content_type
 
 
 def binary_head(raw: bytes, max_base64_bytes: int) -> tuple[str, bytes] | None:
-    """Content type and beginning of an input that is not JSON; None where it is.
+    """Return content type and beginning of a binary input; None for JSON.
 
     Args:
-        raw: the input as it is in the message.
-        max_base64_bytes: how much of its base64 is decoded at the most.
+        raw: the input, as in the message.
+        max_base64_bytes: how much of its base64 is decoded at most.
 
     Raises:
         InvalidRequest: the base64 cannot be read.
@@ -201,13 +203,13 @@ def binary_head(raw: bytes, max_base64_bytes: int) -> tuple[str, bytes] | None:
 
 
 def describe_input(raw: bytes) -> str:
-    """Type and size of an input for logs, Flower and `inspect`: never its content."""
+    """Return type and size of an input for logs, Flower and `inspect`, never its content."""
     found = _BINARY_HEAD.match(raw)
     return f"<json, {len(raw)} bytes>" if found is None else _described_binary(raw, found)
 
 
 def described_in_json(raw: bytes) -> bytes:
-    """As `describe_input`, escaped to stand within a JSON string."""
+    """The same as `describe_input`, escaped for a JSON string."""
     found = _BINARY_HEAD.match(raw)
     if found is None:
         return b"<json, %d bytes>" % len(raw)
@@ -220,7 +222,7 @@ def _described_binary(raw: bytes, found: re.Match[bytes]) -> str:
 
 
 def input_bytes(raw: bytes) -> int:
-    """The size of an input: of its JSON text, or of the bytes that it carries."""
+    """Return the size of an input: of its JSON text, or of the bytes in it."""
     found = _BINARY_HEAD.match(raw)
     return len(raw) if found is None else _binary_bytes(raw, found)
 

@@ -15,14 +15,14 @@ from headrace.errors import InvalidId
 ID_GRAMMAR: Final = "1 to 128 of A-Z a-z 0-9 - _ . : @"
 KEY_GRAMMAR: Final = "1 to 255 visible ASCII characters, without spaces"
 
-#: A payload in a store, as messages and records refer to it: the store and a random id.
+#: A reference of a payload: the store and a random id.
 PAYLOAD_REFERENCE: Final = re.compile(r"(redis|file|s3):([0-9a-f]{32})")
 
 _ID = re.compile(r"[A-Za-z0-9_.:@-]{1,128}")
 _ID_BYTES: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.:@"
 _ID_MAX_CHARS: Final = 128
 _KEY = re.compile(r"[!-~]{1,255}")
-#: Every client of HTTP takes these out of a path.
+#: HTTP clients remove these from a path.
 _NO_PATH: Final = frozenset({".", ".."})
 _SHOWN_MAX_CHARS: Final = 128
 #: The variant of RFC 9562 and two random bits, by a random hexadecimal digit.
@@ -67,12 +67,12 @@ def _random_parts(count: int) -> list[str]:
 
 
 def is_id(text: str) -> bool:
-    """Whether a job can have this id from a client."""
+    """Return whether a client may choose this id."""
     return _ID.fullmatch(text) is not None and text not in _NO_PATH
 
 
 def are_ids(texts: Sequence[str]) -> bool:
-    """Whether jobs can have all of these ids; of many at once quicker than one by one."""
+    """Return whether a client may choose all of these ids, faster than one by one."""
     odd = "".join(texts).encode(errors="replace").translate(None, _ID_BYTES)
     lengths = [*map(len, texts)]
     within = 0 not in lengths and max(lengths, default=0) <= _ID_MAX_CHARS
@@ -80,46 +80,46 @@ def are_ids(texts: Sequence[str]) -> bool:
 
 
 def check_id(text: str) -> str:
-    """The id itself.
+    """Return the id.
 
     Raises:
-        InvalidId: a job cannot have it.
+        InvalidId: a client may not choose it.
     """
     if not is_id(text):
         raise InvalidId(
-            f"a job cannot have the id {text[:_SHOWN_MAX_CHARS]!r}",
-            hint=f"Give {ID_GRAMMAR}, other than . and .. alone.",
+            f"invalid job id {text[:_SHOWN_MAX_CHARS]!r}",
+            hint=f"An id has {ID_GRAMMAR}, and is not . or .. alone.",
         )
     return text
 
 
 def check_key(text: str) -> str:
-    """The idempotency key itself.
+    """Return the idempotency key.
 
     Raises:
-        InvalidId: it is none.
+        InvalidId: it cannot be used.
     """
     if not _KEY.fullmatch(text):
         raise InvalidId(
-            f"the Idempotency-Key {text[:_SHOWN_MAX_CHARS]!r} cannot be used",
-            hint=f"Give {KEY_GRAMMAR}; a random UUID is a good one.",
+            f"invalid Idempotency-Key {text[:_SHOWN_MAX_CHARS]!r}",
+            hint=f"A key has {KEY_GRAMMAR}; a random UUID is a good key.",
         )
     return text
 
 
 def id_of_key(key: str, owner: str = "") -> str:
-    """The id of the job that was submitted under a key: a UUID of version 8 (RFC 9562, 5.8).
+    """Return the id of the job of an idempotency key: a UUID of version 8 (RFC 9562, 5.8).
 
     Args:
         key: the idempotency key.
-        owner: the API key that it is of, whose idempotency keys are its own; "" for nobody's.
+        owner: the API key of the client, whose idempotency keys are its own; "" for none.
     """
-    # No key has a NUL, so that no owner and key can read as others do.
+    # No key has a NUL, so that two different pairs never give the same text.
     return _uuid8(f"{key}\0{owner}" if owner else key, b"headrace-key")
 
 
-def id_of_sequel(job_id: str, place: str) -> str:
-    """The id of a task that follows a job and was given none: always the same for its place."""
+def callback_id(job_id: str, place: str) -> str:
+    """Return the id of a callback without one: always the same for its place after a job."""
     return _uuid8(f"{job_id}/{place}", b"headrace-sequel")
 
 

@@ -1,4 +1,4 @@
-"""The job: its states, options, and record as Redis holds it. Knows no Redis and no HTTP."""
+"""The job: its states, and its record as Redis holds it. Knows no Redis and no HTTP."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headrace.redis.keys import NO_WAITER, F
 
 
 class State(StrEnum):
-    """Where a job stands; the value is the letter in its record."""
+    """The state of a job; the value is the letter in its record."""
 
     QUEUED = "q"
     SCHEDULED = "d"
@@ -29,7 +29,7 @@ class State(StrEnum):
 
     @property
     def status(self) -> str:
-        """The word that the API says."""
+        """The word in the API."""
         return self.name.lower()
 
     @property
@@ -39,7 +39,7 @@ class State(StrEnum):
 
     @property
     def celery(self) -> str:
-        """Celery's own word."""
+        """The word of Celery."""
         return CELERY_STATES[self]
 
 
@@ -56,17 +56,17 @@ CELERY_STATES: Final = {
 
 
 def iso(us: int) -> str:
-    """Microseconds since 1970 as RFC 3339 in UTC."""
+    """Return microseconds since 1970 as RFC 3339 in UTC."""
     return datetime.fromtimestamp(us / US_PER_S, UTC).isoformat(timespec="microseconds")
 
 
 class StoredResult(NamedTuple):
-    """A result that lies in the payload store.
+    """A result in the payload store.
 
     Attributes:
         ref: its reference.
         size: its length in bytes.
-        content_type: `application/json` where it is JSON text.
+        content_type: `application/json` for JSON text.
     """
 
     ref: str
@@ -75,32 +75,32 @@ class StoredResult(NamedTuple):
 
 
 def stored_result(value: str) -> StoredResult | None:
-    """Read the record's `rr`; None where there is none."""
+    """Read the record's `rr`; None if it is empty."""
     if not value:
         return None
     ref, size, content_type = value.split(" ", 2)
     return StoredResult(ref, int(size), content_type)
 
 
-#: Of a job's fields, those that no line in a log may have.
+#: Fields of a job that must not be logged.
 _NOT_SHOWN: Final = frozenset({"recorded", "meta"})
 
 
 class Job(msgspec.Struct, gc=False):
-    """A job as the record tells it. Times are microseconds of Redis' clock; 0 = not yet.
+    """A job as its record holds it. Times are microseconds of Redis' clock; 0 for not yet.
 
     Attributes:
-        place: its place in the queue; 0 where it does not wait there, or that is not known.
-        due_us: when it joins its queue, while it is scheduled; 0 where that is not known.
-        key: id of the API key that it belongs to; "" for nobody's.
-        stages_json: of a pipeline's job, how far its stages have come.
-        freed: of a job of a pipeline's stage, that its result was taken, and freed.
-        quiet: nobody is told of its end, until somebody listens.
-        recorded: its result, JSON text, where that stands in the record.
-        token: the fence of its last claim; "" where there is none, and where its end was told, not
-            read.
-        progress: how far it has come, while it runs and its handler says so.
-        progress_mark: tells one word of that from any other under the same token.
+        place: its place in the queue; 0 if it does not wait there, or if that is unknown.
+        due_us: when it joins its queue, while it is scheduled; 0 if that is unknown.
+        key: id of the API key that owns it; "" for none.
+        stages_json: the stages of a pipeline's job.
+        freed: for a stage job, that its result was used and freed.
+        quiet: its end is not published, until a client listens.
+        recorded: its result as JSON text, if that is in the record.
+        token: the fencing token of its last claim; "" without one, and for a job that was not read
+            from its record.
+        progress: its progress, while it runs and its handler reports any.
+        progress_mark: differs between two reports of progress under the same token.
     """
 
     id: str
@@ -120,7 +120,7 @@ class Job(msgspec.Struct, gc=False):
     error_json: str = ""
     metadata_json: str = ""
     dead_lettered: bool = False
-    cancel_asked: bool = False
+    cancel_requested: bool = False
     request_hash: str = ""
     key: str = ""
     stages_json: str = ""
@@ -140,7 +140,7 @@ class Job(msgspec.Struct, gc=False):
 
     @property
     def timings_ms(self) -> dict[str, float] | None:
-        """Where the time went, once the job has run."""
+        """The milliseconds of each part of its time, once it has run."""
         if not self.timings:
             return None
         names = ("queued", "hold", "preprocess", "inference", "postprocess")
@@ -150,7 +150,7 @@ class Job(msgspec.Struct, gc=False):
 
     @property
     def result_json(self) -> bytes | None:
-        """The result as JSON text; None where it is not kept in the record or the Celery result."""
+        """The result as JSON text; None if neither the record nor the Celery result has it."""
         if self.recorded:
             return self.recorded.encode()
         if not self.meta or self.stored is not None or self.state is not State.SUCCEEDED:
@@ -159,7 +159,7 @@ class Job(msgspec.Struct, gc=False):
 
     @property
     def traceback(self) -> str | None:
-        """The handler's traceback, for those who may see it."""
+        """The handler's traceback; not for every client."""
         return _read_meta(self.meta).traceback if self.meta else None
 
 
@@ -172,7 +172,7 @@ _META: Final = msgspec.json.Decoder(_Meta)
 
 
 def result_in(meta: str | bytes) -> bytes:
-    """The result, as JSON text, in a Celery result that tells of success."""
+    """Return the result, as JSON text, in a Celery result of a success."""
     return bytes(_read_meta(meta).result)
 
 
@@ -180,8 +180,8 @@ def _read_meta(meta: str | bytes) -> _Meta:
     try:
         return _META.decode(meta)
     except msgspec.DecodeError:
-        # Celery's own backend writes there too, where somebody stores by the id of a job, and
-        # says NaN where no JSON parser but Python's would.
+        # Celery's own backend may have written this, with NaN, which only Python's JSON parser
+        # reads.
         text = meta.encode() if isinstance(meta, str) else meta
         try:
             return _META.decode(strict_json(text))
@@ -190,12 +190,12 @@ def _read_meta(meta: str | bytes) -> _Meta:
 
 
 def batch_text(size: int, padding: int) -> int | str:
-    """The record's `b`: how many jobs ran together, and how many inputs were added to them."""
+    """Return the record's `b`: how many jobs ran together, and how many inputs were added."""
     return f"{size}+{padding}" if padding else size
 
 
 def read_batch(text: str) -> tuple[int, int]:
-    """Size and padding out of the record's `b`."""
+    """Return size and padding from the record's `b`."""
     size, _, padding = text.partition("+")
     return int(size or 0), int(padding or 0)
 
@@ -203,15 +203,15 @@ def read_batch(text: str) -> tuple[int, int]:
 _PROGRESS: Final = msgspec.json.Decoder(Progress)
 
 
-def read_progress(token: str, said: str, stages: str) -> tuple[str, Progress | None]:
-    """How far a running job has come: a mark of that word, and the word; None where none is.
+def read_progress(token: str, reported: str, stages: str) -> tuple[str, Progress | None]:
+    """Return the mark and the progress of a running job; None if it has no progress.
 
     Args:
-        token: the fence of its claim.
-        said: the record's `pg`; what stands there under another token was said of an earlier try.
-        stages: the record's `sg`, of a pipeline's job.
+        token: the fencing token of its claim.
+        reported: the record's `pg`; under another token it belongs to an earlier try.
+        stages: the record's `sg`, for a pipeline's job.
     """
-    of, _, rest = said.partition(" ")
+    of, _, rest = reported.partition(" ")
     if rest and of == token:
         mark, _, text = rest.partition(" ")
         try:
@@ -223,13 +223,13 @@ def read_progress(token: str, said: str, stages: str) -> tuple[str, Progress | N
 
 
 def job_from_record(job_id: str, record: dict[str, str], meta: str = "", place: int = 0) -> Job:
-    """Read a record (HGETALL's fields).
+    """Read a record, the fields of HGETALL.
 
     Args:
         job_id: the job.
         record: its fields.
         meta: its Celery result.
-        place: what jobs/view.lua says beside: a place, or when a scheduled job is due.
+        place: its place, or for a scheduled job when it is due, in us.
     """
     get = record.get
     state = State(record[F.STATE])
@@ -257,7 +257,7 @@ def job_from_record(job_id: str, record: dict[str, str], meta: str = "", place: 
         error_json=get(F.ERROR, ""),
         metadata_json=get(F.METADATA, ""),
         dead_lettered=F.DEAD in record,
-        cancel_asked=F.CANCEL in record,
+        cancel_requested=F.CANCEL in record,
         request_hash=get(F.REQUEST_HASH, ""),
         key=get(F.KEY, ""),
         quiet=get(F.WAITER) == NO_WAITER,

@@ -1,4 +1,4 @@
-"""What bytes are, and how large an image is, by their beginning. Knows nothing of requests."""
+"""Media types of bytes and sizes of images, from their beginning. Knows nothing of requests."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ _SIGNATURES: Final = (
     (b"GIF87a", "image/gif"),
     (b"GIF89a", "image/gif"),
 )
-#: Where width and height stand: how the file begins, their layout, their place.
+#: Where width and height are: the beginning of the file, their layout, their offset.
 _SIZES: Final = (
     (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", ">II", 16),
     (b"GIF87a", "<HH", 6),
     (b"GIF89a", "<HH", 6),
     (b"BM", "<ii", 18),
 )
-#: JPEG: a marker's first byte, markers without a length, and the frames that say the size.
+#: JPEG: a marker's first byte, markers without a length, and the frames that hold the size.
 _MARK: Final = 0xFF
 _BARE_MARKERS: Final = frozenset({0x01, *range(0xD0, 0xD9)})
 _FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 
 
 def image_type(body: bytes) -> str:
-    """The media type of a PNG, JPEG, GIF or WebP; "" for everything else."""
+    """Return the media type of a PNG, JPEG, GIF or WebP; "" for everything else."""
     for signature, kind in _SIGNATURES:
         if body.startswith(signature):
             return kind
@@ -36,18 +36,18 @@ def image_type(body: bytes) -> str:
 
 
 def is_json(kind: str) -> bool:
-    """Whether a media type, in small letters and without parameters, is JSON."""
+    """Return whether a media type, in lower case and without parameters, is JSON."""
     return kind == JSON_TYPE or kind.endswith("+json")
 
 
 def image_size(body: bytes) -> tuple[int, int] | None:
-    """Width and height of a PNG, JPEG, GIF, WebP or BMP, from its header and without decoding.
+    """Return width and height of a PNG, JPEG, GIF, WebP or BMP, from its header alone.
 
     Args:
-        body: the image or its beginning; for a JPEG, as much as lies before its first frame.
+        body: the image or its beginning; for a JPEG, everything before its first frame.
 
     Returns:
-        None where it is none of these, or the size does not stand in what was given.
+        None for another format, or if `body` does not include the size.
     """
     try:
         if body.startswith(b"\xff\xd8"):

@@ -1,6 +1,6 @@
-"""The one message: a Celery protocol 2 task in kombu's Redis envelope, read.
+"""Reading the message of a job: a Celery protocol 2 task in kombu's Redis envelope.
 
-`headrace.jobs.message_writer` writes it. The input stands in it as the text that the client sent
+`headrace.jobs.message_writer` writes it. It holds the input as the text that the client sent
 (`headrace.jobs.encoding`). Knows no Redis and no HTTP.
 """
 
@@ -21,9 +21,9 @@ from headrace.jobs.options import Backoff
 from headrace.jobs.trace_context import Trace, read_trace
 from headrace.redis.keys import TASK_NAME
 
-#: A stock client's message may name a model of any length.
+#: A model's name in a stock client's message may have any length; this much is shown.
 SHOWN_MAX_CHARS: Final = 128
-#: The end of the year 9999, as far as times go.
+#: The end of the year 9999, the last time that can be written.
 LAST_INSTANT_S: Final = 253_402_300_799.0
 _encode: Final = msgspec.json.encode
 
@@ -33,9 +33,9 @@ class PayloadRange(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         ref: the payload.
-        start: where it begins there, in bytes.
-        length: its bytes.
-        type: its content type; it then stands in the JSON text as base64. "" for JSON text.
+        start: its first byte in the payload.
+        length: its length in bytes.
+        type: its content type, if it goes into the JSON text as base64; "" for JSON text.
     """
 
     ref: str
@@ -45,15 +45,14 @@ class PayloadRange(msgspec.Struct, frozen=True, array_like=True):
 
 
 class InputSource(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the input of a job lies that is not in its message.
+    """Where the input of a job is stored, if not in its message.
 
     Attributes:
-        ref: a reference into the payload store; "" where the input is the operator's own.
+        ref: a reference into the payload store; "" for an `input_ref`.
         origin: the file or object that the client named as `input_ref`, else "".
         type: its content type; "" for JSON text.
-        size: its bytes; -1 where they are not known yet.
-        parts: of what it is put together, where it is JSON text out of several places: text as it
-            is, and stretches of payloads.
+        size: its length in bytes; -1 if it is unknown yet.
+        parts: the parts of a JSON text from several places: text, and ranges of payloads.
     """
 
     ref: str = ""
@@ -64,26 +63,26 @@ class InputSource(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def described(self) -> str:
-        """Type and size, for logs, Flower and `inspect`; where it lies is not told."""
+        """Type and size for logs, Flower and `inspect`, without the place."""
         kind = self.type.partition(";")[0] or "json"
-        # It stands in JSON and between quotes.
+        # It is put into JSON, between quotes.
         kind = "".join(char for char in kind if char.isalnum() or char in "/+.-_")
         return f"<{kind}, {self.size} bytes>" if self.size >= 0 else f"<{kind}>"
 
 
 def arguments_repr(model: str, input_json: bytes, source: InputSource | None = None) -> str:
-    """The arguments as Flower and `inspect` show them."""
+    """Return the arguments as Flower and `inspect` show them."""
     described = describe_input(input_json) if source is None else source.described
     return shown_arguments(model, described)
 
 
 def shown_arguments(model: str, described: str) -> str:
-    """The same where it is known what the input is called."""
+    """The same for an input with a known description."""
     return f"{{'model': {model[:SHOWN_MAX_CHARS]!r}, 'input': '{described}'}}"
 
 
 class _HeadraceHeader(msgspec.Struct, frozen=True):
-    """Our own header; only the API writes it, but any client can."""
+    """Our own header; the API writes it, but any client could."""
 
     max_retries: int | None = None
     retry_backoff: Backoff | None = None
@@ -96,17 +95,19 @@ class _HeadraceHeader(msgspec.Struct, frozen=True):
     quiet: bool = False
 
     def source(self) -> InputSource:
-        """Where the input lies.
+        """Return where the input is stored.
 
         Raises:
-            InvalidRequest: under no name that the API can have given it.
+            InvalidRequest: the API cannot have written this reference.
         """
-        stretches = [part for part in self.parts if isinstance(part, PayloadRange)]
-        for ref in (self.ref, *(part.ref for part in stretches)):
+        ranges = [part for part in self.parts if isinstance(part, PayloadRange)]
+        for ref in (self.ref, *(part.ref for part in ranges)):
             if ref and not PAYLOAD_REFERENCE.fullmatch(ref):
-                raise InvalidRequest(f"the header headrace.ref {ref[:64]!r} is no reference")
-        if any(part.start < 0 or part.length < 1 for part in stretches):
-            raise InvalidRequest("the header headrace.parts has a stretch that is none")
+                raise InvalidRequest(
+                    f"invalid payload reference {ref[:64]!r} in the header headrace.ref"
+                )
+        if any(part.start < 0 or part.length < 1 for part in ranges):
+            raise InvalidRequest("invalid byte range in the header headrace.parts")
         if self.parts:
             return InputSource(size=self.size, parts=self.parts)
         origin = "" if self.ref else self.origin
@@ -117,7 +118,7 @@ _STOCK: Final = _HeadraceHeader()
 
 
 class Headers(msgspec.Struct, frozen=True, gc=False):
-    """The headers of a task message that Headrace acts on; the rest pass by."""
+    """The headers of a task message that Headrace uses."""
 
     id: str
     task: str
@@ -131,7 +132,7 @@ class Headers(msgspec.Struct, frozen=True, gc=False):
     group: str | None = None
     compression: str | None = None
     headrace: _HeadraceHeader = _STOCK
-    # Of any type: what is no trace is passed over.
+    # Of any type: an invalid trace context is ignored.
     traceparent: Any = None
     tracestate: Any = None
 
@@ -148,7 +149,7 @@ class _Envelope(msgspec.Struct, frozen=True, gc=False):
 
 
 class Embed(msgspec.Struct, frozen=True, gc=False):
-    """What follows the task, in the signatures of Celery's canvas."""
+    """The callbacks of a task, as signatures of Celery's canvas."""
 
     callbacks: Any = None
     errbacks: Any = None
@@ -157,7 +158,7 @@ class Embed(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def any(self) -> bool:
-        """Whether anything does."""
+        """Whether there are any callbacks."""
         return bool(self.callbacks or self.errbacks or self.chain or self.chord)
 
 
@@ -169,21 +170,21 @@ class _Kwargs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     input: msgspec.Raw
 
 
-#: The usual body, decoded in one pass; whatever does not fit is read by `_BODY`, which can say why.
+#: The usual body, decoded in one pass. If that fails, `_BODY` finds the reason.
 _USUAL_BODY: Final = msgspec.json.Decoder(tuple[tuple[()], _Kwargs, Embed | None])
 _BODY: Final = msgspec.json.Decoder(tuple[list[msgspec.Raw], dict[str, msgspec.Raw], Embed | None])
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
-    """A task message as the worker needs it. Times are seconds since 1970.
+    """A task message, as workers use it. Times are seconds since 1970.
 
     Attributes:
-        input: the input's JSON text; once it was fetched from its `source`, what lay there.
-        ours: the API wrote it, and not a Celery client.
-        source: where the input lies; None where it is in the message.
-        followed: other tasks follow its end, as workers.jobs.canvas reads them.
-        quiet: its result goes into the record, and no Celery result is kept of its success.
-        trace: where in a trace it was submitted.
+        input: the input's JSON text; or the payload, once it was fetched from its `source`.
+        ours: the API wrote it, not a Celery client.
+        source: where the input is stored; None if it is in the message.
+        followed: it has callbacks, which workers.jobs.canvas reads.
+        quiet: its result goes into the record, and a success has no Celery result.
+        trace: the trace context of the submit.
     """
 
     id: str
@@ -207,11 +208,11 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     trace: Trace | None = None
 
 
-def read_envelope(raw: bytes) -> Message:
+def decode_message(raw: bytes) -> Message:
     """Read a message that any Celery client may have written.
 
     Raises:
-        InvalidRequest: with a sentence for the job's error; the message's id was read by the claim.
+        InvalidRequest: its text is the job's error; the claim has read the message's id.
     """
     try:
         envelope_ = _ENVELOPE.decode(raw)
@@ -224,7 +225,7 @@ def read_envelope(raw: bytes) -> Message:
         headers.id,
         model,
         payload,
-        # Most have neither, and a call costs as much as the rest of a line.
+        # Most have neither, and a call costs as much as several other fields.
         None if eta is None else _instant(eta, "eta"),
         None if expires is None else _instant(expires, "expires"),
         None if limits is None else limits[0] or limits[1],
@@ -246,7 +247,7 @@ def read_envelope(raw: bytes) -> Message:
     first, most = own.retry_backoff, own.retry_backoff_max
     if first is None and most is None:
         return message
-    # Few ask for it; as two more arguments above they would cost every message a third more.
+    # Rare: as two more arguments above they would cost every message a third more time.
     return msgspec.structs.replace(message, retry_backoff_s=first, retry_backoff_max_s=most)
 
 
@@ -258,10 +259,10 @@ def _body_text(envelope_: _Envelope) -> bytes:
 
 
 def body_text(text: str, coding: str | None, compressed: str | None, encoding: str | None) -> bytes:
-    """The JSON text of a message's body, in UTF-8.
+    """Return the JSON text of a message's body, in UTF-8.
 
     Args:
-        text: the body as it stands in the message.
+        text: the body, as in the message.
         coding: its `body_encoding`.
         compressed: its header `compression`.
         encoding: its `content-encoding`.
@@ -293,15 +294,15 @@ def _decode_body(body: bytes) -> tuple[str, bytes, Embed | None]:
 def decode_body(
     body: bytes,
 ) -> tuple[list[msgspec.Raw], dict[str, msgspec.Raw], Embed | None]:
-    """Arguments by position, arguments by name, and what follows the task.
+    """Return positional arguments, named arguments, and callbacks.
 
     Raises:
-        ValueError, TypeError: it is no task's body.
+        ValueError, TypeError: it is not the body of a task.
     """
     try:
         return _BODY.decode(body)
     except msgspec.DecodeError:
-        # Python's json writes NaN and Infinity, which no JSON parser but its own reads.
+        # Python's json writes NaN and Infinity, which only its own parser reads.
         args, kwargs, embed = json.loads(body)
         dumps = json.dumps
         return (
@@ -312,7 +313,7 @@ def decode_body(
 
 
 def _arguments(args: list[msgspec.Raw], kwargs: dict[str, msgspec.Raw]) -> tuple[str, bytes]:
-    # In a chain, what the task before gave stands in front: then the model is given by name.
+    # In a chain, the result of the previous task comes first, and the model is given by name.
     names = ("input",) if "model" in kwargs else ("model", "input")
     if len(args) > len(names):
         count = len(args) + len(kwargs)
@@ -327,17 +328,17 @@ def _arguments(args: list[msgspec.Raw], kwargs: dict[str, msgspec.Raw]) -> tuple
     given.update(kwargs)
     missing = [name for name in ("model", "input") if name not in given]
     if missing:
-        raise InvalidRequest(f"{TASK_NAME} wants {' and '.join(missing)}")
+        raise InvalidRequest(f"{TASK_NAME} requires {' and '.join(missing)}")
     model = loads(given["model"])
     if not isinstance(model, str):
-        raise InvalidRequest(f"model is to be a string, not {type(model).__name__}")
+        raise InvalidRequest(f"model must be a string, not {type(model).__name__}")
     return model, bytes(given["input"])
 
 
 def _instant(value: str | float, name: str) -> float:
-    """Celery writes ISO 8601; a time without a zone is UTC. Numbers are seconds since 1970.
+    """Return seconds since 1970. Celery writes ISO 8601; a time without a zone is UTC.
 
-    What lies outside of the years that a time can be written in means "long ago" or "never".
+    A time outside of the years 1970 to 9999 becomes the first or the last of them.
     """
     if isinstance(value, (int, float)):
         seconds = value

@@ -1,4 +1,4 @@
-"""The one message, written: a Celery protocol 2 task in kombu's Redis envelope."""
+"""Writing the message of a job: a Celery protocol 2 task in kombu's Redis envelope."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from headrace.jobs.trace_context import TRACEPARENT, TRACESTATE, Trace
 from headrace.redis.keys import TASK_NAME
 
 _encode: Final = msgspec.json.encode
-# jobs/claim.lua knows our own messages by their ends: `{"headers":{"id":"…","task":"…",` and this.
+# jobs/claim.lua recognizes our own messages by `{"headers":{"id":"…","task":"…",` and this end.
 _TAIL: Final = b'"content-encoding":"utf-8","content-type":"application/json"'
-#: The options that stand in our own header.
+#: The options in our own header.
 _OWN_OPTIONS: Final = ("max_retries", "retry_backoff", "retry_backoff_max")
-#: Where the jobs of a model differ; no name has it, and JSON leaves it as it is.
+#: Where the jobs of a model differ: a character that no name has, and that JSON does not escape.
 _SLOT: Final = "\x7f"
 
 
-def envelope(
+def write_message(
     job_id: str,
     model: str,
     queue: str,
@@ -36,12 +36,12 @@ def envelope(
     quiet: bool = False,
     trace: Trace | None = None,
 ) -> bytes:
-    """One task message, ready for LPUSH.
+    """Return a task message, ready for LPUSH.
 
-    The body is plain JSON text (`body_encoding` utf-8), which kombu reads and which spares a third
+    The body is plain JSON text (`body_encoding` utf-8), which kombu reads and which saves a third
     of the bytes. The caller has checked that id, model and queue need no escaping, and that
-    `input_json` is one JSON value. A quiet job's message has nothing that no reader needs, as it is
-    copied half a dozen times on its way.
+    `input_json` is one JSON value. A quiet job's message has only what readers need, as it is
+    copied several times.
 
     Raises:
         InvalidRequest: the input is not UTF-8.
@@ -49,7 +49,7 @@ def envelope(
     text = _escaped(input_json)
     own = _own_header(options, quiet) if source is None else _sourced_header(options, source, quiet)
     if trace is not None:
-        # Where Celery's own instrumentation puts it: among the headers, behind the last of ours.
+        # Celery's own instrumentation also puts it among the headers.
         own += _trace_headers(trace)
     expires = b"null" if expires_at is None else b'"%s"' % expires_at.encode()
     name = job_id.encode()
@@ -63,7 +63,7 @@ def envelope(
 
 @lru_cache(maxsize=256)
 def _blank(model: str, queue: str, timeout_s: float | None, priority: int) -> bytes:
-    """The envelope of such jobs with a `%s` for each thing in which they differ."""
+    """Return the message of such jobs with a `%s` for each difference."""
     headers = (
         f'{{"id":"{_SLOT}","task":"{TASK_NAME}","lang":"py","root_id":"{_SLOT}","parent_id":null,'
         f'"group":null,"retries":0,"eta":null,"expires":{_SLOT},'
@@ -97,14 +97,14 @@ def _short_blank(model: str, queue: str, timeout_s: float | None, priority: int)
 def quiet_pieces(
     model: str, queue: str, options: JobOptions, timeout_s: float | None
 ) -> tuple[bytes, ...]:
-    """The message of quiet jobs that begin at any time, cut where id, id and input stand in it."""
+    """Return the message of quiet jobs without `expires`, split at id, id and input."""
     slot = _SLOT.encode()
     blank = _short_blank(model, queue, timeout_s, options.priority)
     return tuple((blank % (slot, b"null", _own_header(options, True), slot, slot)).split(slot))
 
 
 def quiet_message(pieces: tuple[bytes, ...], job_id: str, input_json: bytes) -> bytes:
-    """What `envelope` gives for a job of that kind.
+    """Return the message of a quiet job from the pieces of its kind.
 
     Raises:
         InvalidRequest: the input is not UTF-8.
@@ -116,7 +116,7 @@ def quiet_message(pieces: tuple[bytes, ...], job_id: str, input_json: bytes) -> 
 
 def _escaped(input_json: bytes) -> bytes:
     try:
-        # The body is JSON within JSON: escaped char by char, so that it can be put together after.
+        # The body is JSON inside JSON; escaping works char by char, so parts can be joined later.
         return _encode(input_json.decode())[1:-1]
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"the input is not UTF-8, as JSON must be: {error}") from None
@@ -148,8 +148,8 @@ def _own_options(options: JobOptions, quiet: bool) -> dict[str, Any]:
 
 
 def _trace_headers(trace: Trace) -> bytes:
-    told = {TRACEPARENT: trace.parent, **({TRACESTATE: trace.state} if trace.state else {})}
-    return b"," + _encode(told)[1:-1]
+    headers = {TRACEPARENT: trace.parent, **({TRACESTATE: trace.state} if trace.state else {})}
+    return b"," + _encode(headers)[1:-1]
 
 
 def _sourced_header(options: JobOptions, source: InputSource, quiet: bool) -> bytes:

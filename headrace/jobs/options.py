@@ -16,29 +16,29 @@ WebhookEvent = Literal["started", "succeeded", "failed", "cancelled", "expired"]
 ENDS: Final = {
     state.status: state for state in (State.SUCCEEDED, State.FAILED, State.CANCELLED, State.EXPIRED)
 }
-#: Not given at all, where None would change the digests of requests that older versions took.
+#: None here would change the digests of requests that older versions have stored.
 _NotGiven = msgspec.UnsetType
 
-#: Seconds between tries.
+#: Seconds between two tries.
 Backoff = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
 _Seconds = Annotated[float, msgspec.Meta(gt=0, le=MAX_WAIT_FOR_START_S)]
 
 
 class JobOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a client may ask of one job; None takes the model's or the server's default.
+    """The options of one job; None takes the default of the model or of the server.
 
     Attributes:
-        priority: 0 (first) to 9 (offline), as Celery has it on Redis.
-        expires: seconds from submit in which it must have started; else it ends as expired.
+        priority: 0 (first) to 9 (batch priority), as in Celery on Redis.
+        expires: seconds after the submit; a job that has not started by then ends as expired.
         countdown: seconds before it joins the queue.
-        timeout: seconds that it may run, from its hand-over to the model process.
-        result_ttl: seconds that record and result are kept after the end.
+        timeout: seconds that it may run after it was sent to the model process.
+        result_ttl: seconds for which record and result are kept after the end.
         max_retries: how often a retryable error is tried again.
-        retry_backoff: the longest wait before the first retry, in seconds; each more doubles it.
-        retry_backoff_max: the longest wait before any.
-        metadata: the client's own, given back with the job; at most 4 KiB as JSON.
-        webhook: the URL that is told of the job.
-        webhook_events: of what it is told; left out, of the end, whichever it is.
+        retry_backoff: the longest wait before the first retry, in seconds; it doubles each time.
+        retry_backoff_max: the longest wait before any retry, in seconds.
+        metadata: data of the client, returned with the job; at most 4 KiB as JSON.
+        webhook: the URL that is notified.
+        webhook_events: the events that are sent; without it, any end.
     """
 
     priority: Annotated[int, msgspec.Meta(ge=0, le=9)] = 0

@@ -1,4 +1,4 @@
-"""How far an item has come, as a handler says it. Knows no batches, no Redis and no HTTP."""
+"""The progress of an item, as its handler reports it. Knows no batches, no Redis and no HTTP."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import msgspec
 logger = logging.getLogger(__name__)
 
 MESSAGE_MAX_CHARS: Final = 200
-#: A fraction is told to so many decimals.
+#: The decimals of a fraction.
 DECIMALS: Final = 4
 
 
 class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How far an item has come.
+    """The progress of an item.
 
     Attributes:
-        fraction: 0 to 1; None where that is not known.
-        done: of `total`, in the handler's own unit.
-        total: None where it was not said.
+        fraction: 0 to 1; None if it is unknown.
+        done: how much of `total` is done, in the handler's own unit.
+        total: None if the handler did not give one.
         message: a few words for people.
     """
 
@@ -43,7 +43,7 @@ _STAGES: Final = msgspec.json.Decoder(list[_Stage])
 
 
 def stages_progress(stages: str) -> Progress | None:
-    """How far a pipeline's job has come, by what its record says of its stages."""
+    """Return the progress of a pipeline's job, from the stages in its record."""
     try:
         found = _STAGES.decode(stages)
     except msgspec.MsgspecError:
@@ -62,16 +62,16 @@ def stages_progress(stages: str) -> Progress | None:
 def progress_of(
     done: Any, total: Any, message: Any, complain: Callable[..., None] = logger.warning
 ) -> Progress | None:
-    """What a handler said; None where it says nothing that could be shown.
+    """Return the progress that a handler reported; None if nothing of it can be shown.
 
-    It never raises: a mistake in what is only told must not fail a job. What cannot be used is
-    passed over, and `complain` is told of it, as a logger's method is.
+    It never raises: a wrong report must not fail a job. `complain`, a method of a logger, is called
+    for values that are ignored.
     """
     text = _shown(message)
     so_far, most = _number(done), _number(total)
     if (done is not None and so_far is None) or (total is not None and not (most and most > 0)):
         complain(
-            "progress of %.40s of %.40s is passed over: give a fraction, or a number and a total "
+            "progress of %.40s of %.40s is ignored: give a fraction, or a number and a total "
             "above 0",
             _text(done, repr),
             _text(total, repr),
@@ -86,10 +86,10 @@ def progress_of(
 
 
 def _number(value: Any) -> float | None:
-    """A finite number, whole where it is; None for anything else."""
+    """Return a finite number, as an int if it is whole; None for anything else."""
     try:
         number = float(value)
-    except Exception:  # noqa: BLE001 - whatever an object of the handler's raises there
+    except Exception:  # noqa: BLE001 - an object of the handler may raise anything
         return None
     if not math.isfinite(number):
         return None
@@ -97,7 +97,7 @@ def _number(value: Any) -> float | None:
 
 
 def _shown(message: Any) -> str:
-    """A message on one line, cut where it is long."""
+    """Return a message on one line, cut if it is long."""
     text = "" if message is None else _text(message, str)
     text = " ".join(text[: 4 * MESSAGE_MAX_CHARS].split())
     text = "".join(char if char.isprintable() else "\ufffd" for char in text)
@@ -108,4 +108,4 @@ def _text(value: Any, words: Callable[[Any], str]) -> str:
     try:
         return words(value)
     except Exception:  # noqa: BLE001 - likewise
-        return f"a {type(value).__name__} without words"
+        return f"a {type(value).__name__} without text"

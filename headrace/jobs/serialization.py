@@ -1,4 +1,4 @@
-"""The job object, as JSON. A user's own JSON (result, metadata) is spliced in as it was written."""
+"""The job object as JSON. A client's own JSON (result, metadata) is inserted as it was written."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REPLICA: Final = "replica"
 
 
 class _JobObject(msgspec.Struct):
-    """The fields that every answer has; `result` or `error` follow once the job has ended."""
+    """The fields of every job object; `result` or `error` follow once the job has ended."""
 
     id: str
     model: str
@@ -49,7 +49,7 @@ class _JobObject(msgspec.Struct):
 
 
 _STATUS: Final = {state: state.status for state in State}
-#: In place of an id, and how often it stands in an object.
+#: Takes the place of an id, and how often an object has it.
 _BLANK: Final = "\x7f"
 _IDS: Final = 3
 _NULL: Final = msgspec.Raw(b"null")
@@ -60,12 +60,12 @@ _TIMINGS: Final = (
 
 
 def job_object(job: Job, *, has_replica: bool = True, with_result: bool = True) -> bytes:
-    """The job object.
+    """Return the job object.
 
     Args:
-        job: as its record tells it.
+        job: the job.
         has_replica: whether a replica of its model is loaded anywhere.
-        with_result: whether the result of a job that has succeeded is to stand in it.
+        with_result: whether it has the result of a succeeded job.
     """
     state = job.state
     ended = job.ended_us
@@ -92,7 +92,7 @@ def job_object(job: Job, *, has_replica: bool = True, with_result: bool = True) 
     if job.dead_lettered:
         view.dead_lettered = True
     if not state.final:
-        _add_on_its_way(view, job)
+        _add_unfinished(view, job)
     if state is State.SUCCEEDED:
         if with_result:
             view.result = _result(job)
@@ -105,8 +105,8 @@ def job_object(job: Job, *, has_replica: bool = True, with_result: bool = True) 
     return _ENCODER.encode(view)
 
 
-def _add_on_its_way(view: _JobObject, job: Job) -> None:
-    if job.cancel_asked:
+def _add_unfinished(view: _JobObject, job: Job) -> None:
+    if job.cancel_requested:
         view.cancel_requested = True
     if job.progress is not None:
         view.progress = job.progress
@@ -117,7 +117,7 @@ def _add_on_its_way(view: _JobObject, job: Job) -> None:
 def fresh_line(
     job_id: str, model: str, version: str, state: State, created_us: int, has_replica: bool
 ) -> bytes:
-    """The job object of a job without metadata that was just enqueued, made faster."""
+    """Return the job object of a job without metadata that was just enqueued, faster."""
     blank = _fresh_blank(model, version, state, created_us, has_replica)
     if not blank:
         job = Job(job_id, model, version, state, created_us)
@@ -130,7 +130,7 @@ def fresh_line(
 def _fresh_blank(
     model: str, version: str, state: State, created_us: int, has_replica: bool
 ) -> bytes:
-    """The object of such jobs with a `%s` for each of its ids; b"" where that cannot be told."""
+    """Return the object of such jobs with a `%s` for each id; b"" if the ids are ambiguous."""
     job = Job(id=_BLANK, model=model, version=version, state=state, created_us=created_us)
     text = job_object(job, has_replica=has_replica)
     slot = _BLANK.encode()
@@ -144,7 +144,7 @@ def _time(us: int) -> str:
 
 @lru_cache(maxsize=1024)
 def _second(seconds: int) -> str:
-    """The jobs of one second have the same beginning of their times."""
+    """Return the beginning of all times in one second."""
     return iso(seconds * US_PER_S)[:19]
 
 
@@ -153,32 +153,31 @@ def _timings(job: Job) -> msgspec.Raw:
 
 
 def timings_member(timings: bytes, total_us: int) -> bytes:
-    """The milliseconds of a job by stage.
+    """Return the timings of a job in milliseconds.
 
     Args:
         timings: the record's `tm`.
-        total_us: from when it was submitted until its end.
+        total_us: from its submit to its end.
     """
     return _TIMINGS % (*timings.split(b","), total_us / 1000)
 
 
 def _urls(job_id: str) -> msgspec.Raw:
-    # An id is of letters that need no escaping, in JSON as in a path.
+    # An id needs no escaping, in JSON and in a path.
     own = JOBS_PATH + job_id
     return msgspec.Raw(f'{{"self":"{own}","result":"{own}/result"}}'.encode())
 
 
 def _result(job: Job) -> Any:
     stored = job.result_json
-    said = None if stored is None else _shown(stored, job.result_type)
-    return None if said is None else msgspec.Raw(said)
+    return None if stored is None else msgspec.Raw(_shown(stored, job.result_type))
 
 
 def result_member(meta: bytes, result_type: str) -> bytes | None:
-    """The result of a job that succeeded as the job object has it; None where none was kept.
+    """Return the result of a succeeded job as in the job object; None if none was kept.
 
     Args:
-        meta: its Celery result; empty where there is none.
+        meta: its Celery result; empty without one.
         result_type: the record's `rt`.
     """
     return _shown(result_in(meta), result_type) if meta else None
@@ -195,10 +194,10 @@ def _shown(stored: bytes, result_type: str) -> bytes:
 
 
 def raw_result(job: Job) -> tuple[bytes, str] | None:
-    """A succeeded job's output with its content type; None where none was kept.
+    """Return the result of a succeeded job with its content type; None if none was kept.
 
     Raises:
-        ValueError: what is stored is not the bytes that the record says it is.
+        ValueError: the stored result does not match the type in the record.
     """
     stored = job.result_json
     if stored is None:

@@ -1,4 +1,4 @@
-"""The trace that a job is part of, by W3C Trace Context. Knows no OpenTelemetry."""
+"""The trace context of a job, by W3C Trace Context. Knows no OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Final, NamedTuple
 
 TRACEPARENT: Final = "traceparent"
 TRACESTATE: Final = "tracestate"
-#: version-trace-parent-flags; later versions may bring more behind a dash.
+#: version-trace-parent-flags; later versions may add more after a dash.
 _PARENT: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _INVALID_VERSION: Final = "ff"
 _FIRST_VERSION: Final = "00"
 PARENT_MAX_CHARS: Final = 256
-#: The specification has whoever passes it on carry at least so much.
+#: The specification requires that at least this much is passed on.
 STATE_MAX_CHARS: Final = 512
 _STATE_MAX_MEMBERS: Final = 32
 _MEMBER: Final = re.compile(
@@ -22,11 +22,11 @@ _MEMBER: Final = re.compile(
 
 
 class Trace(NamedTuple):
-    """Where in a trace a job was submitted.
+    """The trace context in which a job was submitted.
 
     Attributes:
         parent: the header `traceparent`.
-        state: the header `tracestate`; "" where there is none.
+        state: the header `tracestate`; "" without one.
     """
 
     parent: str
@@ -44,9 +44,9 @@ class Trace(NamedTuple):
 
 
 def read_trace(parent: object, state: object = "") -> Trace | None:
-    """The trace that these headers name; None where they name none, which is no error.
+    """Read the headers; return None if they name no trace, which is no error.
 
-    A `tracestate` that cannot be read is dropped by itself.
+    An unreadable `tracestate` alone is dropped.
     """
     if not isinstance(parent, str) or len(parent) > PARENT_MAX_CHARS:
         return None
@@ -57,17 +57,17 @@ def read_trace(parent: object, state: object = "") -> Trace | None:
     wrong = version == _INVALID_VERSION or (version == _FIRST_VERSION and more is not None)
     if wrong or not int(trace_id, 16) or not int(span_id, 16):
         return None
-    # What a later version says beyond that is not ours to pass on.
+    # Additions of later versions are not passed on.
     return Trace(f"{_FIRST_VERSION}-{trace_id}-{span_id}-{flags}", _state(state))
 
 
 def trace_in(headers: Iterable[tuple[bytes, bytes]]) -> Trace | None:
-    """The trace that a request names among its headers, whose names are in lower case."""
+    """Return the trace context in the headers of a request, whose names are in lower case."""
     found: dict[bytes, list[str]] = {TRACEPARENT.encode(): [], TRACESTATE.encode(): []}
     for name, value in headers:
         if name in found:
             found[name].append(value.decode("latin-1"))
-    # A traceparent that stands twice is none.
+    # Two traceparents make no valid one.
     parent, state = (",".join(values) for values in found.values())
     return read_trace(parent, state)
 

@@ -23,7 +23,7 @@ from headrace.errors import (
 )
 from headrace.jobs.job import Job, iso
 from headrace.jobs.message import InputSource
-from headrace.jobs.message_writer import envelope, quiet_message, quiet_pieces
+from headrace.jobs.message_writer import quiet_message, quiet_pieces, write_message
 from headrace.jobs.options import DEFAULT_OPTIONS, JobOptions
 from headrace.jobs.trace_context import Trace
 from headrace.redis import keys
@@ -105,7 +105,7 @@ def submission(
         return JobSubmission(job_id, model.name, shared, own, len(message))
     expires = None if options.expires is None else iso(int((now_s + options.expires) * US_PER_S))
     queue = model.queue
-    message = envelope(
+    message = write_message(
         job_id,
         model.name,
         queue,

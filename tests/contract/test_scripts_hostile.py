@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from redis.exceptions import ResponseError
 
 from headrace.jobs.ids import new_id
-from headrace.jobs.message_writer import envelope
+from headrace.jobs.message_writer import write_message
 from headrace.redis import keys
 from tests.harness.clients.script_calls import Claimed, Job, Queue, foreign
 
@@ -32,7 +32,7 @@ REFUSALS = {
     "id-number": ("no-id", foreign(headers={"id": 17})),
     "id-empty": ("no-id", foreign(headers={"id": ""})),
     "id-long": ("no-id", foreign(headers={"id": "x" * 129})),
-    "id-long-in-our-form": ("no-id", envelope("x" * 129, "m", "headrace.m", b"1")),
+    "id-long-in-our-form": ("no-id", write_message("x" * 129, "m", "headrace.m", b"1")),
     "id-quote": ("no-id", foreign(headers={"id": 'a"b'})),
     "id-nul": ("no-id", foreign(headers={"id": "a\x00b"})),
     "id-accent": ("no-id", foreign(headers={"id": "é"})),

@@ -22,7 +22,7 @@ from kombu.utils import json as kombu_json
 from redis.exceptions import RedisError, ResponseError
 
 from headrace.jobs.encoding import strict_json
-from headrace.jobs.ids import id_of_sequel
+from headrace.jobs.ids import callback_id
 from headrace.redis import keys
 from headrace.redis.connection import connect
 from headrace.redis.script_client import call_script
@@ -189,7 +189,7 @@ class CanvasSender:
             return signatures
         groups = [one for one in signatures if isinstance(one, celery_group)]
         others = [one for one in signatures if not isinstance(one, celery_group)]
-        together = [self._group(others, id_of_sequel(canvas.id, "links"))] if others else []
+        together = [self._group(others, callback_id(canvas.id, "links"))] if others else []
         return [*groups, *together]
 
     def _report_to_chord(self, canvas: Canvas, outcome: CanvasOutcome) -> None:
@@ -240,7 +240,7 @@ class CanvasSender:
     def _call_errbacks(self, canvas: Canvas, _: CanvasOutcome) -> None:
         if canvas.errbacks:
             signatures = [self._signature(errback) for errback in canvas.errbacks]
-            together = self._group(signatures, id_of_sequel(canvas.id, "errors"))
+            together = self._group(signatures, callback_id(canvas.id, "errors"))
             together.apply_async((canvas.id,), parent_id=canvas.id, root_id=canvas.root_id)
 
 

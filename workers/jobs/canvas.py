@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from headrace.errors import InvalidRequest
-from headrace.jobs.ids import id_of_sequel
+from headrace.jobs.ids import callback_id
 from headrace.jobs.message import body_text, decode_body
 
 #: A signature as Celery writes it: a dictionary of task, args, kwargs, options and subtask_type.
@@ -97,7 +97,7 @@ def read_canvas(raw: bytes) -> Canvas | None:
 def _named(signatures: Any, job_id: str, place: str) -> list[Signature]:
     listed = [signatures] if isinstance(signatures, dict) else signatures or []
     for n, signature in enumerate(listed):
-        name(signature, id_of_sequel(job_id, f"{place}/{n}"))
+        name(signature, callback_id(job_id, f"{place}/{n}"))
     return list(listed)
 
 
@@ -111,9 +111,9 @@ def chord_body(body: Any, group: Any) -> Signature:
     Raises:
         TypeError, LookupError, AttributeError, ValueError: as `name` does.
     """
-    name(body, id_of_sequel(str(group), "chord"))
+    name(body, callback_id(str(group), "chord"))
     for n, errback in enumerate(_listed(body["options"].get("link_error"))):
-        name(errback, id_of_sequel(str(group), f"error/{n}"))
+        name(errback, callback_id(str(group), f"error/{n}"))
     signature: Signature = body
     return signature
 
@@ -148,9 +148,9 @@ def name(signature: Signature, own: str, place: str = "", depth: int = 0) -> Non
         if label in _TAKEN_OVER:
             name(part, own, f"{below}/", depth + 1)
         else:
-            name(part, id_of_sequel(own, below), "", depth + 1)
+            name(part, callback_id(own, below), "", depth + 1)
     if kind == "chord":
-        options.setdefault("task_id", id_of_sequel(own, f"{place}header"))
+        options.setdefault("task_id", callback_id(own, f"{place}header"))
     elif kind != "chain":
         options["task_id"] = own
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from headrace.errors import NOT_STARTED, InvalidRequest
-from headrace.jobs.message import read_envelope
+from headrace.jobs.message import decode_message
 from headrace.redis.clock import US_PER_S
 from headrace.redis.scripts.jobs import ClaimedRow, ClaimReply
 from workers.jobs.canvas import read_canvas
@@ -70,7 +70,7 @@ def read_message(
         The settlement of a job that will not run now; else None.
     """
     try:
-        message = job.message = read_envelope(raw)
+        message = job.message = decode_message(raw)
     except InvalidRequest as error:
         job.canvas = read_canvas(raw)
         return unreadable_message(job, raw, error)

@@ -12,7 +12,7 @@ import redis
 
 from headrace.jobs.ids import new_id
 from headrace.jobs.message import InputSource
-from headrace.jobs.message_writer import envelope
+from headrace.jobs.message_writer import write_message
 from headrace.redis import keys
 from headrace.redis.script_client import call_script
 from headrace.redis.scripts import Arg, Command, script
@@ -123,7 +123,7 @@ class Queue:
 
     def message(self, job: Job) -> bytes:
         source = InputSource(ref=job.source) if job.source else None
-        return job.raw or envelope(
+        return job.raw or write_message(
             job.id, self.model, self.name, job.input_json, timeout_s=60.0, source=source
         )
 

@@ -18,7 +18,7 @@ import redis
 from redis.exceptions import RedisError
 
 from headrace.jobs.job import State
-from headrace.jobs.message import Message, read_envelope
+from headrace.jobs.message import Message, decode_message
 from headrace.observability.host_figures import FIELD as FIGURES
 from headrace.observability.host_figures import Figures
 from headrace.observability.worker_report import ModelStats
@@ -69,7 +69,7 @@ def claim(
         job_index_max=0, yield_us=0,
     )  # fmt: skip
     reply = ClaimReply(call_script(client, call))
-    return [(read_envelope(raw), token.decode()) for raw, _, token, *_ in reply.jobs]
+    return [(decode_message(raw), token.decode()) for raw, _, token, *_ in reply.jobs]
 
 
 def settle(

@@ -16,7 +16,7 @@ from headrace.batches.runner import ACTS_FOR
 from headrace.client import Client
 from headrace.config.model_catalog import load_catalog
 from headrace.config.settings import Settings
-from headrace.jobs.ids import id_of_sequel
+from headrace.jobs.ids import callback_id
 from headrace.redis import keys
 from tests.harness.clients.access import http_as, in_flight, make_key, revoke_key
 from tests.harness.clients.openai_batches import Batches, line, sdk
@@ -55,7 +55,7 @@ def test_the_jobs_of_stages_exist_for_manage_alone_and_count_for_no_key(
         made = http.post("/api/v1/models/pieces/jobs", json={"pieces": 3, "size": 10})
         assert made.status_code == 202, made.text
         wait_until(lambda: site.runs("cut"), "the first stage runs", 60)
-        stage = f"{JOBS}/{id_of_sequel(made.json()['id'], 'stage/cut/0')}"
+        stage = f"{JOBS}/{callback_id(made.json()['id'], 'stage/cut/0')}"
         assert manage.get(stage).json()["status"] == "running"
         for one in (http, stranger):
             for method in ("GET", "DELETE"):

@@ -16,7 +16,7 @@ from celery import Celery
 
 from headrace.jobs.ids import new_id
 from headrace.jobs.job import State
-from headrace.jobs.message import read_envelope
+from headrace.jobs.message import decode_message
 from headrace.redis import keys
 from tests.harness.clients.celery_client import GET_TIMEOUT_S, Events, send, stock_client
 from tests.harness.servers.redis_servers import RedisServer, nothing_leaks, redis_server
@@ -141,7 +141,7 @@ def test_inspect_tells_the_truth_while_a_batch_runs(site: Site) -> None:
         active[0]["id"]: "active",
         reserved[0]["id"]: "reserved",
     }
-    size = len(read_envelope(input_json).input)
+    size = len(decode_message(input_json).input)
     pids = site.worker.states()["gated"]["pids"]
     for info in active:
         started = site.ours.job(info["id"]).started_us / 1e6

@@ -147,7 +147,7 @@ def test_terminate_and_revoke_cancel(flower: Flower, query: str) -> None:
     with flower.running() as job_id:
         flower.wait_for("STARTED", job_id)
         flower.json(f"/api/task/revoke/{job_id}{query}", {})
-        wait_until(lambda: flower.ours.job(job_id).cancel_asked, "the worker has heard of it")
+        wait_until(lambda: flower.ours.job(job_id).cancel_requested, "the worker has heard of it")
     (job,) = flower.ours.wait(job_id)
     assert job.state is State.CANCELLED
     flower.wait_for("REVOKED", job_id)
@@ -250,7 +250,7 @@ def test_the_buttons_of_its_pages_say_what_was_done(flower: Flower) -> None:
         assert "'model': 'gated'" in row.inner_text()
         row.locator("a", has_text=job_id).click()
         assert "Revoked" in told("#task-terminate")
-        wait_until(lambda: flower.ours.job(job_id).cancel_asked, "the worker has heard of it")
+        wait_until(lambda: flower.ours.job(job_id).cancel_requested, "the worker has heard of it")
     flower.wait_for("REVOKED", job_id)
 
 

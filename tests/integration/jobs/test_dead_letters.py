@@ -10,7 +10,7 @@ import pytest
 
 from headrace import Client, errors
 from headrace.config.model_catalog import load_catalog
-from headrace.jobs.message_writer import envelope
+from headrace.jobs.message_writer import write_message
 from headrace.redis import keys
 from tests.harness.clients.clients import SHELLS, client_of
 from tests.harness.fakes.proxy import proxy
@@ -126,7 +126,7 @@ def test_a_message_that_begins_and_ends_as_ours_and_is_broken_between(
     api: ApiServer, server: RedisServer
 ) -> None:
     queue = "headrace.tricky"
-    head, middle, tail = envelope("forged", "tricky", queue, b"1").partition(b'"properties"')
+    head, middle, tail = write_message("forged", "tricky", queue, b"1").partition(b'"properties"')
     forged = head + b"}{\xff" + middle + tail
     with server.client() as client:
         client.lpush(queue, forged)

@@ -159,7 +159,7 @@ def test_a_forged_reference_names_nothing(redis_site: Site, own: dict[str, Any])
     wait_until(lambda: redis_site.ours.redis.exists(keys.job(job_id)), "it is claimed")
     error = error_of(redis_site.ends(job_id))
     assert error["type"] == "invalid-request"
-    assert "is no reference" in error["message"]
+    assert "invalid payload reference" in error["message"]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from headrace.config.pipelines import PipelineConfig, Stage
-from headrace.jobs.ids import id_of_sequel
+from headrace.jobs.ids import callback_id
 from headrace.jobs.job import Job, State
 from workers.background.pipelines.stage_state import SavedStage, ended_stages
 
@@ -35,7 +35,7 @@ class PreviousAttempt:
 
 def stage_job_id(job_id: str, stage: str, n: int) -> str:
     """Return the id of a stage's job number `n`, which is the same in every attempt."""
-    return id_of_sequel(job_id, f"stage/{stage}/{n}")
+    return callback_id(job_id, f"stage/{stage}/{n}")
 
 
 async def read_previous(

@@ -343,7 +343,7 @@ class StageJobs:
 
     async def _cancelled(self, job_id: str) -> bool:
         job = await self._queue.read(job_id)
-        return job is not None and (job.cancel_asked or job.state is State.CANCELLED)
+        return job is not None and (job.cancel_requested or job.state is State.CANCELLED)
 
     async def _end(self, wait: JobWaiter, model: ModelConfig, created_us: int) -> Job | None:
         loop = asyncio.get_running_loop()

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import InvalidRequest
-from headrace.jobs.message import LAST_INSTANT_S, read_envelope
-from headrace.jobs.message_writer import envelope
+from headrace.jobs.message import LAST_INSTANT_S, decode_message
+from headrace.jobs.message_writer import write_message
 from headrace.redis.keys import TASK_NAME
 from tests.harness.clients.celery_client import caught
 
@@ -45,7 +45,7 @@ def client() -> Iterator[Client]:
 
 
 def test_a_plain_message(client: Client) -> None:
-    message = read_envelope(client.send())
+    message = decode_message(client.send())
     assert (message.id, message.root_id, message.model) == ("id-1", "id-1", "m")
     assert json.loads(message.input) == KWARGS["input"]
     assert (message.eta_s, message.expires_s, message.timeout_s) == (None, None, None)
@@ -68,7 +68,7 @@ def test_bodies_are_base64_and_that_is_read(client: Client) -> None:
 def test_positional_arguments(
     client: Client, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    message = read_envelope(client.send(args=args, kwargs=kwargs))
+    message = decode_message(client.send(args=args, kwargs=kwargs))
     assert (message.model, message.input) == ("m", b"1")
 
 
@@ -77,7 +77,7 @@ def test_compression(client: Client, method: str) -> None:
     big = {"model": "m", "input": ["é"] * 5000}
     raw = client.send(kwargs=big, compression=method)
     assert len(raw) < 5000
-    assert json.loads(read_envelope(raw).input) == big["input"]
+    assert json.loads(decode_message(raw).input) == big["input"]
 
 
 @pytest.mark.parametrize("name", ["eta", "expires"])
@@ -87,13 +87,13 @@ def test_compression(client: Client, method: str) -> None:
 def test_instants(client: Client, name: str, zone: timezone) -> None:
     when = datetime(2037, 1, 2, 3, 4, 5, 678900, tzinfo=zone)
     options: dict[str, Any] = {name: when}
-    message = read_envelope(client.send(**options))
+    message = decode_message(client.send(**options))
     assert (message.eta_s if name == "eta" else message.expires_s) == when.timestamp()
 
 
 def test_seconds_from_now(client: Client) -> None:
     before = datetime.now(UTC).timestamp()
-    message = read_envelope(client.send(countdown=100, expires=200))
+    message = decode_message(client.send(countdown=100, expires=200))
     after = datetime.now(UTC).timestamp()
     assert message.eta_s is not None
     assert message.expires_s is not None
@@ -119,30 +119,30 @@ def test_seconds_from_now(client: Client) -> None:
 def test_forms_of_an_instant(client: Client, value: object, seconds: float) -> None:
     message = json.loads(client.send())
     message["headers"]["expires"] = value
-    assert read_envelope(json.dumps(message).encode()).expires_s == seconds
+    assert decode_message(json.dumps(message).encode()).expires_s == seconds
 
 
 def test_limits_results_and_retries(client: Client) -> None:
-    assert read_envelope(client.send(time_limit=30)).timeout_s == 30
-    assert read_envelope(client.send(soft_time_limit=20)).timeout_s == 20
-    assert read_envelope(client.send(time_limit=30, soft_time_limit=20)).timeout_s == 30
-    assert read_envelope(client.send(ignore_result=True)).ignore_result
-    assert read_envelope(client.send(retries=4)).retries == 4
+    assert decode_message(client.send(time_limit=30)).timeout_s == 30
+    assert decode_message(client.send(soft_time_limit=20)).timeout_s == 20
+    assert decode_message(client.send(time_limit=30, soft_time_limit=20)).timeout_s == 30
+    assert decode_message(client.send(ignore_result=True)).ignore_result
+    assert decode_message(client.send(retries=4)).retries == 4
 
 
 def test_relations_of_a_message(client: Client) -> None:
-    message = read_envelope(client.send(root_id="r", parent_id="p", group_id="g"))
+    message = decode_message(client.send(root_id="r", parent_id="p", group_id="g"))
     assert (message.root_id, message.parent_id, message.group) == ("r", "p", "g")
 
 
 def test_bytes_as_kombu_writes_them(client: Client) -> None:
-    message = read_envelope(client.send(kwargs={"model": "m", "input": b"\xff\x00"}))
+    message = decode_message(client.send(kwargs={"model": "m", "input": b"\xff\x00"}))
     assert json.loads(message.input) == {"__type__": "base64", "__value__": "/wA="}
 
 
 def test_numbers_that_only_python_writes(client: Client) -> None:
     raw = client.send(kwargs={"model": "m", "input": [math.nan, math.inf, 2**70, "é"]})
-    value = json.loads(read_envelope(raw).input)
+    value = json.loads(decode_message(raw).input)
     assert math.isnan(value[0])
     assert value[1:] == [math.inf, 2**70, "é"]
 
@@ -153,7 +153,7 @@ def test_user_json_is_taken_over_as_it_was_written(client: Client) -> None:
         b'[[], {"model": "m", "input": { "a" : [] , "n": 1.0e-300,"n":123456789012345678901}}, {}]'
     )
     message["body"] = base64.b64encode(text).decode()
-    read = read_envelope(json.dumps(message).encode())
+    read = decode_message(json.dumps(message).encode())
     assert read.input == b'{ "a" : [] , "n": 1.0e-300,"n":123456789012345678901}'
 
 
@@ -166,25 +166,25 @@ def test_what_follows_a_task_is_seen(client: Client, kind: str) -> None:
         "chain": {"chain": chain(follow, follow, app=client.app).tasks},
         "chord": {"chord": chord([follow], follow, app=client.app).body},
     }
-    assert read_envelope(client.send(**follows[kind])).followed
-    assert not read_envelope(client.send()).followed
+    assert decode_message(client.send(**follows[kind])).followed
+    assert not decode_message(client.send()).followed
 
 
 def test_the_input_is_what_the_task_before_gave(client: Client) -> None:
-    message = read_envelope(client.send(args=([1, 2],), kwargs={"model": "m"}))
+    message = decode_message(client.send(args=([1, 2],), kwargs={"model": "m"}))
     assert (message.model, message.input) == ("m", b"[1, 2]")
 
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"kwargs": {}}, "wants model and input"),
-        ({"kwargs": {"model": "m"}}, "wants input"),
+        ({"kwargs": {}}, "requires model and input"),
+        ({"kwargs": {"model": "m"}}, "requires input"),
         ({"args": ("m", 1, 2), "kwargs": {}}, "not 3 arguments"),
         ({"args": ("m",), "kwargs": {"model": "m", "input": 1}}, "given twice: input"),
         ({"args": ("m", 1), "kwargs": {"model": "m"}}, "not 3 arguments"),
         ({"kwargs": {"model": "m", "input": 1, "b": 1, "a": 2}}, "unknown: a, b"),
-        ({"kwargs": {"model": 5, "input": 1}}, "model is to be a string, not int"),
+        ({"kwargs": {"model": 5, "input": 1}}, "model must be a string, not int"),
     ],
     ids=["nothing", "no-input", "three", "twice", "too many", "unknown", "model"],
 )
@@ -192,7 +192,7 @@ def test_wrong_arguments_say_what_is_wrong(
     client: Client, options: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=sentence):
-        read_envelope(client.send(**options))
+        decode_message(client.send(**options))
 
 
 BROKEN: dict[str, dict[str, Any]] = {
@@ -227,11 +227,11 @@ def test_broken_messages_are_that_jobs_own_error(client: Client, name: str) -> N
     message["headers"].update(changes.pop("headers", {}))
     message.update(changes)
     with pytest.raises(InvalidRequest) as refused:
-        read_envelope(json.dumps(message).encode())
+        decode_message(json.dumps(message).encode())
     assert 15 < len(refused.value.message) < 400
 
 
-OURS = envelope("id-1", "m", QUEUE, b'{"a": [1, "\\u00e9"]}', timeout_s=1.0)
+OURS = write_message("id-1", "m", QUEUE, b'{"a": [1, "\\u00e9"]}', timeout_s=1.0)
 
 
 @given(data=st.data())
@@ -240,7 +240,7 @@ def test_damage_to_a_message_is_never_worse_than_a_bad_request(data: st.DataObje
     length = data.draw(st.integers(0, 12))
     damaged = OURS[:at] + data.draw(st.binary(max_size=6)) + OURS[at + length :]
     try:
-        message = read_envelope(damaged)
+        message = decode_message(damaged)
     except InvalidRequest:
         return
     assert isinstance(message.model, str)
@@ -253,4 +253,4 @@ def test_bodies_of_any_shape_are_never_worse_than_a_bad_request(value: object) -
     for body in (value, json.dumps(value), json.dumps([value, value, value])):
         message["body"] = body
         with pytest.raises(InvalidRequest):
-            read_envelope(json.dumps(message).encode())
+            decode_message(json.dumps(message).encode())

@@ -32,7 +32,7 @@ def test_broken_bodies_are_refused(name: str, damage: str) -> None:
 
 
 def test_an_unknown_method_names_the_known_ones() -> None:
-    with pytest.raises(InvalidRequest, match=r"'application/x-brotli' is not served.*x-gzip"):
+    with pytest.raises(InvalidRequest, match=r"'application/x-brotli' is not supported.*x-gzip"):
         decompress(b"", "application/x-brotli")
 
 

@@ -131,7 +131,7 @@ def test_a_record_that_was_just_submitted() -> None:
     assert (job.attempts, job.place, job.batch_size) == (0, 3, 0)
     assert (job.timings_ms, job.result_json, job.traceback) == (None, None, None)
     assert not job.dead_lettered
-    assert not job.cancel_asked
+    assert not job.cancel_requested
 
 
 def test_a_record_that_ended_well() -> None:
@@ -148,7 +148,7 @@ def test_a_record_that_ended_well() -> None:
         "total": 20.5,
     }  # fmt: skip
     assert (job.attempts, job.batch_size, job.result_type) == (2, 8, "image/png")
-    assert job.cancel_asked
+    assert job.cancel_requested
 
 
 @pytest.mark.parametrize(("size", "padding"), [(8, 0), (5, 3)])

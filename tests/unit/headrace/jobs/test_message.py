@@ -16,8 +16,8 @@ from kombu.transport.virtual import Message as KombuMessage
 from headrace.errors import InvalidRequest
 from headrace.jobs.encoding import binary_input, decode_input, describe_input, loads
 from headrace.jobs.ids import new_id
-from headrace.jobs.message import InputSource, arguments_repr, read_envelope
-from headrace.jobs.message_writer import envelope
+from headrace.jobs.message import InputSource, arguments_repr, decode_message
+from headrace.jobs.message_writer import write_message
 from headrace.jobs.options import JobOptions
 from headrace.redis.keys import TASK_NAME, queue_name
 
@@ -60,7 +60,7 @@ def test_an_envelope_is_what_kombu_and_celery_expect(
     model: str, text: bytes, options: JobOptions, timeout_s: float | None, expires_at: str | None
 ) -> None:
     job_id = new_id()
-    raw = envelope(
+    raw = write_message(
         job_id, model, queue_name(model), text, options, timeout_s=timeout_s, expires_at=expires_at
     )
     message = _kombu(raw)
@@ -83,10 +83,10 @@ def test_an_envelope_is_what_kombu_and_celery_expect(
 def test_what_is_written_is_read_back(
     model: str, text: bytes, options: JobOptions, timeout_s: float | None, expires_at: str | None
 ) -> None:
-    raw = envelope(
+    raw = write_message(
         "id-1", model, queue_name(model), text, options, timeout_s=timeout_s, expires_at=expires_at
     )
-    message = read_envelope(raw)
+    message = decode_message(raw)
     assert (message.id, message.root_id, message.model) == ("id-1", "id-1", model)
     assert message.input == text.strip(), "not a byte of the input is written anew"
     assert message.timeout_s == timeout_s
@@ -99,7 +99,7 @@ def test_what_is_written_is_read_back(
 
 
 def test_an_envelope_has_the_ends_by_which_the_claim_knows_it() -> None:
-    raw = envelope("id-1", "m", "headrace.m", b"1")
+    raw = write_message("id-1", "m", "headrace.m", b"1")
     assert raw.startswith(b'{"headers":{"id":"id-1","task":"headrace.predict",')
     assert raw.endswith(b'","content-encoding":"utf-8","content-type":"application/json"}')
 
@@ -107,18 +107,18 @@ def test_an_envelope_has_the_ends_by_which_the_claim_knows_it() -> None:
 def test_a_quiet_jobs_message_says_so() -> None:
     options = JobOptions(max_retries=3)
     for source in (None, InputSource(ref="redis:" + "1f" * 16, type="", size=1)):
-        raw = envelope("id-1", "m", "headrace.m", b"1", options, source=source, quiet=True)
-        message = read_envelope(raw)
+        raw = write_message("id-1", "m", "headrace.m", b"1", options, source=source, quiet=True)
+        message = decode_message(raw)
         assert (message.quiet, message.max_retries, message.source) == (True, 3, source)
         assert raw.startswith(b'{"headers":{"id":"id-1","task":"headrace.predict",')
         assert raw.endswith(b'","content-encoding":"utf-8","content-type":"application/json"}')
         assert _kombu(raw).decode() == [[], {"model": "m", "input": 1}, {}]
-    assert not read_envelope(envelope("id-1", "m", "headrace.m", b"1")).quiet
+    assert not decode_message(write_message("id-1", "m", "headrace.m", b"1")).quiet
 
 
 def test_an_input_that_is_no_utf8_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="not UTF-8"):
-        envelope("id-1", "m", "headrace.m", b'"\xff"')
+        write_message("id-1", "m", "headrace.m", b'"\xff"')
 
 
 @given(text=JSON_TEXTS)
@@ -221,7 +221,7 @@ def test_a_stock_workers_task_gets_our_arguments() -> None:
         def predict(model: str, input: Any) -> None:
             seen.append((model, input))
 
-        raw = envelope("id-1", "m", "headrace.m", b'{"a": []}', timeout_s=60.0)
+        raw = write_message("id-1", "m", "headrace.m", b'{"a": []}', timeout_s=60.0)
         message = _kombu(raw)
         args, kwargs, _ = message.decode()
         predict(*args, **kwargs)

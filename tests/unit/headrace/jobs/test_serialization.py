@@ -70,7 +70,7 @@ def test_a_fresh_line_is_the_job_object(version: str) -> None:
         Job(
             "mine:1@x.y_z", "m", 'ä"\n%s', State.SUCCEEDED, 1_763_700_000_000_001,
             1_763_700_000_999_999, 1_763_700_001_000_000, attempts=3, batch_size=8, place=2,
-            metadata_json='{"a": "ä"}', request_hash="x", cancel_asked=True, due_us=1,
+            metadata_json='{"a": "ä"}', request_hash="x", cancel_requested=True, due_us=1,
         ),
         Job("b", "m", "1", State.SUCCEEDED, 5, 5, 5, dead_lettered=True, batch_padding=2),
         Job("c", "m", "1", State.SUCCEEDED, 5, 5, 5, stored=StoredResult("s:x", 9, "image/png")),

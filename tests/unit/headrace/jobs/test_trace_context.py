@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.jobs.message import read_envelope
-from headrace.jobs.message_writer import envelope
+from headrace.jobs.message import decode_message
+from headrace.jobs.message_writer import write_message
 from headrace.jobs.trace_context import Trace, read_trace, trace_in
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 def message(trace: Trace | None) -> bytes:
-    return envelope("job-1", "digits", "headrace.digits", b'{"x":1}', trace=trace)
+    return write_message("job-1", "digits", "headrace.digits", b'{"x":1}', trace=trace)
 
 
 def test_a_trace_is_read() -> None:
@@ -74,7 +74,7 @@ def test_it_travels_as_a_header_of_the_message() -> None:
     # jobs/claim.lua knows our own messages by their two ends.
     assert raw[:12] == message(None)[:12]
     assert raw[-80:] == message(None)[-80:]
-    read = read_envelope(raw)
+    read = decode_message(raw)
     assert read.trace == trace
     assert read.ours
     assert json.loads(message(Trace(PARENT)))["headers"].get("tracestate") is None
@@ -82,14 +82,14 @@ def test_it_travels_as_a_header_of_the_message() -> None:
 
 def test_without_one_a_message_is_as_it_was() -> None:
     assert b"trace" not in message(None)
-    assert read_envelope(message(None)).trace is None
+    assert decode_message(message(None)).trace is None
 
 
 @pytest.mark.parametrize("header", [7, None, ["a"], {"a": 1}, "nonsense"])
 def test_a_stock_clients_header_may_be_anything(header: object) -> None:
     document = json.loads(message(None))
     document["headers"] |= {"traceparent": header, "tracestate": header}
-    assert read_envelope(json.dumps(document).encode()).trace is None
+    assert decode_message(json.dumps(document).encode()).trace is None
 
 
 def test_among_the_headers_of_a_request_a_traceparent_that_stands_twice_is_none() -> None:

@@ -10,8 +10,8 @@ from headrace.access.api_key import EVERYBODY, Caller
 from headrace.config.model_catalog import ModelConfig
 from headrace.errors import BrokerUnavailable, Conflict, InvalidRequest, QueueFull
 from headrace.jobs.ids import new_ids
-from headrace.jobs.message import InputSource, read_envelope
-from headrace.jobs.message_writer import envelope
+from headrace.jobs.message import InputSource, decode_message
+from headrace.jobs.message_writer import write_message
 from headrace.jobs.options import JobOptions
 from headrace.queue.submission import (
     JobSubmission,
@@ -108,12 +108,12 @@ def test_a_plain_quiet_job_has_the_message_that_any_other_has() -> None:
         made = submission(
             "a.b", model, text, options, now_s=0, result_ttl_s=60, request_hash="h", quiet=True
         )
-        wanted = envelope(
+        wanted = write_message(
             "a.b", model.name, model.queue, text, options,
             timeout_s=options.timeout or model.timeout_s, quiet=True,
         )  # fmt: skip
         assert made.own == ("a.b", wanted, "h")
-        read = read_envelope(wanted)
+        read = decode_message(wanted)
         assert (read.input, read.quiet, read.max_retries) == (text, True, options.max_retries)
     with pytest.raises(InvalidRequest, match="not UTF-8"):
         submission("a.b", model, b'"\xff"', now_s=0, result_ttl_s=60, quiet=True)

@@ -11,7 +11,7 @@ from standardwebhooks import Webhook
 
 from headrace.config.settings import Settings, load_settings
 from headrace.errors import ConfigError, InvalidRequest
-from headrace.jobs.message import read_envelope
+from headrace.jobs.message import decode_message
 from headrace.jobs.options import DEFAULT_OPTIONS, JobOptions
 from headrace.queue.submission import hash_request
 from headrace.webhooks.allowed_addresses import may_reach, read_address, read_networks
@@ -175,7 +175,7 @@ def test_what_a_record_carries() -> None:
     assert "token" not in json_of(raw["headers"]), "Flower shows it"
     assert raw["headers"]["task"] == "headrace.webhook"
     with pytest.raises(InvalidRequest):
-        read_envelope(message(WebhookTask("id")))
+        decode_message(message(WebhookTask("id")))
 
 
 def json_of(value: Any) -> str:

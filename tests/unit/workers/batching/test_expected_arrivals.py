@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headrace.config.model_catalog import ModelConfig
-from headrace.jobs.message_writer import envelope
+from headrace.jobs.message_writer import write_message
 from headrace.redis.scripts.jobs import ClaimReply
 from workers.batching.expected_arrivals import ExpectedArrivals
 from workers.batching.latency_model import KNOWN_SHARE
@@ -36,7 +36,7 @@ def served(
     made.batcher.observe(SIZE, batch_s)
     flat: list[bytes] = []
     for n in range(taken):
-        raw = envelope(f"j{n}", "m", "q", b"1", timeout_s=60.0)
+        raw = write_message(f"j{n}", "m", "q", b"1", timeout_s=60.0)
         step = b"%d" % (steps[n] if steps else 0)
         # Submitted long ago: no delay of the policy is left.
         flat += [raw, b"j%d" % n, b"t%d" % n, b"1", b"1", b"", b"", step]
@@ -65,7 +65,7 @@ def test_a_batch_that_the_claims_bytes_cut_is_held_until_the_next_claim_fills_it
 
 
 def _row(job_id: str) -> list[bytes]:
-    raw = envelope(job_id, "m", "q", b"1", timeout_s=60.0)
+    raw = write_message(job_id, "m", "q", b"1", timeout_s=60.0)
     return [raw, job_id.encode(), b"t", b"1", b"1", b"", b"", b"0"]
 
 

@@ -17,8 +17,8 @@ from kombu.clocks import LamportClock
 from headrace.config.model_catalog import load_catalog
 from headrace.errors import InputError, TransientError
 from headrace.jobs.encoding import binary_input
-from headrace.jobs.message import read_envelope
-from headrace.jobs.message_writer import envelope
+from headrace.jobs.message import decode_message
+from headrace.jobs.message_writer import write_message
 from headrace.jobs.options import JobOptions
 from headrace.redis.keys import TASK_NAME
 from headrace.redis.scripts.jobs import CANCELLED, FENCED, POSTPONED
@@ -61,7 +61,7 @@ class Desk:
         now = time.monotonic()
         jobs = []
         for job_id in ids:
-            message = read_envelope(envelope(job_id, "m", "headrace.m", value, JobOptions()))
+            message = decode_message(write_message(job_id, "m", "headrace.m", value, JobOptions()))
             claimed = LeasedJob(
                 id=job_id, token=f"token-{job_id}", message=message, created_us=0,
                 enqueued_at=now - 2, claimed_at=now - 1, attempts=1, isolated=False,

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from headrace.config.model_catalog import ModelConfig
-from headrace.jobs.message_writer import envelope
+from headrace.jobs.message_writer import write_message
 from headrace.redis.scripts.jobs import CANCEL_REQUESTED, FENCED, RENEWED, ClaimReply
 from workers.consumer.cancellation import Cancellation
 from workers.jobs.leased_job import LeasedJob
@@ -69,7 +69,7 @@ def cancellation(model: ServedModel, desk: Desk) -> Cancellation:
 def claim(model: ServedModel, *ids: str) -> list[Settlement]:
     flat: list[bytes] = []
     for job_id in ids:
-        raw = envelope(job_id, "m", "headrace.m", b"1", timeout_s=60.0)
+        raw = write_message(job_id, "m", "headrace.m", b"1", timeout_s=60.0)
         flat += [raw, job_id.encode(), f"token-{job_id}".encode(), b"", b"1", b"", b"", b"0"]
     model.claim_answered(ClaimReply([b"1", *[b"0"] * 4, 0, *flat]), NOW)
     return model.read_claims(NOW)

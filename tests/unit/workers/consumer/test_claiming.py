@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from headrace.config.model_catalog import ModelConfig
-from headrace.jobs.message_writer import envelope
+from headrace.jobs.message_writer import write_message
 from headrace.redis.scripts.jobs import ClaimReply
 from workers.consumer.claiming import Claimer
 from workers.jobs.settlement import Settlement
@@ -56,7 +56,7 @@ def came(model: ServedModel, count: int, left: int = 0) -> None:
     """A claim is answered with so many jobs, and says how many it left."""
     flat: list[bytes] = []
     for n in range(count):
-        raw = envelope(f"j{n}", model.config.name, "q", b"1", timeout_s=60.0)
+        raw = write_message(f"j{n}", model.config.name, "q", b"1", timeout_s=60.0)
         flat += [raw, b"j%d" % n, b"t%d" % n, b"", b"1", b"", b"", b"0"]
     model.backlog.begin_claim()
     model.claim_answered(ClaimReply([b"1", b"%d" % left, b"0", b"0", b"0", 0, *flat]), NOW)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 from headrace.jobs.job import State
-from headrace.jobs.message import read_envelope
-from headrace.jobs.message_writer import envelope
+from headrace.jobs.message import decode_message
+from headrace.jobs.message_writer import write_message
 from headrace.jobs.options import JobOptions
 from headrace.redis.scripts.jobs import DEAD
 from workers.jobs.leased_job import LeasedJob
@@ -16,7 +16,7 @@ from workers.jobs.settlement import failed
 
 def job(*, attempts: int = 1, retries: int = 0, **options: float) -> LeasedJob:
     asked = JobOptions(**options)  # type: ignore[arg-type] # max_retries is a whole number
-    message = read_envelope(envelope("id", "m", "headrace.m", b"1", asked))
+    message = decode_message(write_message("id", "m", "headrace.m", b"1", asked))
     return LeasedJob(
         id="id", token="1", message=message, created_us=0, enqueued_at=0, claimed_at=0,
         attempts=attempts, isolated=False, retries=retries,

@@ -11,7 +11,7 @@ from redis.exceptions import ResponseError
 from headrace.config.model_catalog import ModelConfig
 from headrace.errors import ResultNotStored
 from headrace.jobs.message import InputSource
-from headrace.jobs.message_writer import envelope
+from headrace.jobs.message_writer import write_message
 from headrace.payloads.store import PayloadEntry
 from headrace.redis.clock import US_PER_S
 from headrace.redis.scripts import Command
@@ -67,7 +67,7 @@ def model() -> ServedModel:
     flat: list[bytes] = []
     for job_id in ("a", "b"):
         source = InputSource(ref="redis:" + job_id * 32)
-        raw = envelope(job_id, "m", "headrace.m", b"1", timeout_s=60.0, source=source)
+        raw = write_message(job_id, "m", "headrace.m", b"1", timeout_s=60.0, source=source)
         flat += [raw, job_id.encode(), f"token-{job_id}".encode(), b"", b"1", b"", b"", b"0"]
     model.claim_answered(ClaimReply([b"1", *[b"0"] * 4, 0, *flat]), NOW)
     model.read_claims(NOW)

@@ -8,8 +8,8 @@ from collections import deque
 import msgspec
 
 from headrace.config.model_catalog import ModelConfig
-from headrace.jobs.message import read_envelope
-from headrace.jobs.message_writer import envelope
+from headrace.jobs.message import decode_message
+from headrace.jobs.message_writer import write_message
 from headrace.observability.worker_report import ModelStats
 from workers.batching.batcher import Batcher, BatchPolicy
 from workers.jobs.batch import Batch
@@ -35,7 +35,7 @@ def job(name: str, expires_at: float = NEVER) -> LeasedJob:
 
 
 def sent(name: str, **given: float) -> LeasedJob:
-    message = read_envelope(envelope(name, "m", "headrace.m", b"1"))
+    message = decode_message(write_message(name, "m", "headrace.m", b"1"))
     return msgspec.structs.replace(job(name), message=msgspec.structs.replace(message, **given))
 
 

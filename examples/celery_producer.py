@@ -1,10 +1,9 @@
-"""A stock Celery producer: submits jobs and reads results with none of Headrace's code.
+"""A stock Celery producer: submits jobs and reads results without Headrace's code.
 
     python examples/celery_producer.py redis://127.0.0.1:6379/0 examples/digits/*.png
 
-Needs celery[redis] alone. `headrace up` prints the address of its own Redis; put the password from
-`.headrace/redis.password` in the place of the `***`. docs/celery.md says what else a stock client
-can do.
+Needs only celery[redis]. `headrace up` prints the address of its Redis; replace the `***` by the
+password in `.headrace/redis.password`. docs/celery.md lists what else a stock client can do.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from celery import Celery, group
 
 
 def main(redis_url: str, *paths: str) -> None:
-    """Send the images as one group, and print what each shows."""
+    """Send the images as one group and print the digit in each."""
     app = Celery(broker=redis_url, backend=redis_url)
     images = [Path(path).read_bytes() for path in paths]
     jobs = group(

@@ -1,10 +1,10 @@
-"""Run every file of a folder through a model, and write one line of CSV for each.
+"""Run every file of a folder through a model and write one line of CSV for each.
 
     python examples/classify_folder.py examples/digits digits.csv --model digits
 
-Any number of files, a thousand of them under way at a time. A job's id comes from its file, so that
-a second run, after Ctrl-C say, finds what the first one has done and does not do it again. A file
-that fails has its error in its line, and the others go on; the exit status is then 1.
+It handles any number of files, with up to a thousand jobs in flight. A job's id is made from its
+file, so a second run (after Ctrl-C, for example) finds the results of the first one and repeats no
+work. If a file fails, its line has the error, the others continue, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headrace.errors import HeadraceError
 
 
 def main() -> int:
-    """Map the files, and write what comes back."""
+    """Map the files and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("output", type=Path)
@@ -38,7 +38,7 @@ def main() -> int:
     with Client() as client, arguments.output.open("w", newline="") as out:
         table = csv.writer(out)
         table.writerow(["file", "status", "result"])
-        # Low priority: whoever waits for an answer goes first.
+        # Low priority: jobs with a waiting client go first.
         for result in client.map(
             arguments.model, files, ids=job_id, priority=9, return_errors=True
         ):

@@ -1,7 +1,7 @@
-"""`make demo`: start the whole system, send it real images of handwritten digits, show the answers.
+"""`make demo`: start the whole system, send it images of handwritten digits, show the answers.
 
-Everything goes the way that a client's requests would go: over HTTP, polling for the results. The
-images are twelve of those that the model's training never saw; each is named by its true digit.
+The demo works like any client: it sends requests over HTTP and polls for the results. The twelve
+images were not used for training; each file name begins with the true digit.
 """
 
 from __future__ import annotations
@@ -27,44 +27,46 @@ HOST = "127.0.0.1"
 START_TIMEOUT_S = 120
 JOB_TIMEOUT_S = 60
 POLL_S = 0.02
-# Eight pixels across, two rows of them a line.
+# Eight pixels wide; a line of text shows two rows of pixels.
 PICTURE_SIDE_PX = 8
 INK_BELOW = 128
 
 
 @dataclass
 class Answer:
-    """What came back for one image."""
+    """The result for one image."""
 
     file: Path
     job: dict[str, Any]
 
     @property
     def expected(self) -> int:
-        """The digit in the picture, as the file's name says it."""
+        """Return the true digit, from the file's name."""
         return int(self.file.name.partition("_")[0])
 
     @property
     def digit(self) -> int | None:
-        """The model's answer; None when the job failed."""
+        """Return the model's answer; None if the job failed."""
         result = self.job.get("result")
         return result["digit"] if isinstance(result, dict) else None
 
     @property
     def is_right(self) -> bool:
-        """Whether the answer is the digit in the picture."""
+        """Return whether the answer is the true digit."""
         return self.digit == self.expected
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         description="Run Headrace and classify real images.",
-        epilog="What else is given goes to headrace up, such as --no-flower.",
+        epilog="Other options, such as --no-flower, are passed to headrace up.",
     )
-    parser.add_argument("--port", type=int, default=8080, help="the API's port")
+    parser.add_argument("--port", type=int, default=8080, help="port of the API")
     parser.add_argument("--state-dir", type=Path, default=Path(".headrace"))
     parser.add_argument(
-        "--exit", action="store_true", help="end by itself; 1 if an answer is wrong"
+        "--exit",
+        action="store_true",
+        help="stop after the demo; exit status 1 if an answer is wrong",
     )
     options, others = parser.parse_known_args()
     up = start(options.port, options.state_dir, others)
@@ -88,20 +90,20 @@ def main() -> int:
 
 
 class DemoError(Exception):
-    """The demo cannot go on; the message says why."""
+    """The demo cannot continue; the message is the reason."""
 
 
 def start(port: int, state_dir: Path, others: list[str]) -> subprocess.Popen[bytes]:
-    """Start `headrace up` in a session of its own, so that Ctrl-C reaches it through us alone."""
+    """Start `headrace up` in its own session, so that Ctrl-C reaches only this process."""
     up = ["-m", "headrace", "up", "--port", str(port), "--state-dir", str(state_dir), *others]
     tied = ["-m", "headrace.server.supervisor.exec_child", "--signal", "TERM", "--", sys.executable]
     return subprocess.Popen([sys.executable, *tied, *up], start_new_session=True)
 
 
 def stop_with(up: subprocess.Popen[bytes]) -> None:
-    """Pass on Ctrl-C and SIGTERM; a second one makes it hurry.
+    """Forward Ctrl-C and SIGTERM as SIGTERM; a second signal stops `headrace up` faster.
 
-    Both as SIGTERM: what a script started with `&` ignores SIGINT, and so does all that it starts.
+    SIGTERM, because a process that a script starts with `&` ignores SIGINT, like its children.
     """
 
     def pass_on(_signum: int, _frame: object) -> None:
@@ -113,11 +115,11 @@ def stop_with(up: subprocess.Popen[bytes]) -> None:
 
 
 def wait_ready(up: subprocess.Popen[bytes], port: int, state_dir: Path) -> None:
-    """Wait until our `headrace up`, and no other on that port, has the model loaded."""
+    """Wait until our own `headrace up` has loaded the model."""
 
     def ready() -> bool:
         if up.poll() is not None:
-            raise DemoError(f"headrace up ended with status {up.returncode}; its lines say why")
+            raise DemoError(f"headrace up ended with status {up.returncode}; see its output")
         record = json.loads((state_dir / "headrace.json").read_text())
         if record["pids"]["headrace"] != up.pid:
             return False
@@ -131,7 +133,7 @@ def wait_ready(up: subprocess.Popen[bytes], port: int, state_dir: Path) -> None:
 
 
 def classify(port: int) -> list[Answer]:
-    """Send every image at once, then poll for the answers."""
+    """Send every image, then poll for the answers."""
     files = sorted(FOLDER.glob("*.png"))
     with ThreadPoolExecutor(len(files)) as pool:
         jobs = list(pool.map(lambda file: submit(port, file), files))
@@ -178,7 +180,7 @@ def request(
 def wait_for(condition: Callable[[], bool], what: str, timeout_s: float) -> None:
     deadline_s = time.monotonic() + timeout_s
     while True:
-        # Before the server is there, connections are refused and files are missing.
+        # Before the server has started, connections are refused and files are missing.
         with suppress(OSError, ValueError, KeyError, http.client.HTTPException):
             if condition():
                 return
@@ -188,7 +190,7 @@ def wait_for(condition: Callable[[], bool], what: str, timeout_s: float) -> None
 
 
 def table(answers: list[Answer], *, colour: bool) -> str:
-    """One picture a row, with what the queue and the model said of it."""
+    """Print a row per picture with the answer and its times."""
     head = f"{'image':<11}{'answer':>7}{'expected':>10}{'probability':>13}"
     head += f"{'queue ms':>10}{'batch':>7}{'total ms':>10}"
     lines = ["", head, "-" * len(head)]
@@ -215,7 +217,7 @@ def row(answer: Answer) -> str:
 
 
 def draw(file: Path, *, colour: bool) -> list[str]:
-    """A picture in lines of half blocks: two rows of pixels a line."""
+    """Return a picture as lines of half blocks, two rows of pixels per line."""
     side = PICTURE_SIDE_PX
     with Image.open(file) as image:
         small = image.convert("L").resize((side, side), Image.Resampling.BOX)
@@ -229,7 +231,7 @@ def draw(file: Path, *, colour: bool) -> list[str]:
 
 def half_block(upper: int, lower: int, *, colour: bool) -> str:
     if colour:
-        # 232 to 255 are the terminal's greys, dark to light.
+        # 232 to 255 are the terminal's greys, from dark to light.
         front, back = (232 + tone * 23 // 255 for tone in (upper, lower))
         return f"\x1b[38;5;{front}m\x1b[48;5;{back}m▀\x1b[0m"
     return " ▄▀█"[2 * (upper < INK_BELOW) + (lower < INK_BELOW)]
@@ -246,7 +248,7 @@ def what_next(port: int, state_dir: Path, answer: Answer) -> str:
     )
     flower = f"\n  Flower  {urls['flower']}" if "flower" in urls else ""
     return f"""
-It runs on until Ctrl-C.
+Headrace runs until Ctrl-C.
 
   API     {api}  (documentation: {api}/docs)
   broker  {urls["broker"]}{flower}
@@ -259,7 +261,7 @@ Try next, in another terminal:
   curl -s {api}/api/v1/queues
   curl -s {api}/ready
 
-A model of your own: docs/handlers.md
+Your own model: docs/handlers.md
 """
 
 

@@ -33,8 +33,8 @@ class Samples:
 
 
 def split() -> tuple[Samples, Samples]:
-    """1,437 images to train on and 360 held out, always the same ones."""
-    # Here, since it takes two seconds, and `to_png` does without it.
+    """Return 1,437 images for training and 360 held-out images, always the same ones."""
+    # Imported here: it takes two seconds, and `to_png` does not need it.
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
@@ -51,7 +51,7 @@ def split() -> tuple[Samples, Samples]:
 
 
 def to_png(image: NDArray[np.float32], *, side_px: int = PNG_PX, dark_ink: bool = True) -> bytes:
-    """An image as a PNG, enlarged smoothly."""
+    """Return an image as a smoothly enlarged PNG."""
     tones = np.rint(image * 255).astype(np.uint8)
     if dark_ink:
         tones = 255 - tones
@@ -62,7 +62,7 @@ def to_png(image: NDArray[np.float32], *, side_px: int = PNG_PX, dark_ink: bool 
 
 
 def held_out() -> list[tuple[bytes, int]]:
-    """The 360 that training never saw: PNG, dark on light, and label."""
+    """Return the 360 held-out images as PNG, dark on light, with their labels."""
     _, test = split()
     return [
         (to_png(image), int(label)) for image, label in zip(test.images, test.labels, strict=True)

@@ -1,4 +1,4 @@
-"""A FastAPI app on the asyncio client: enqueue and poll, or wait without blocking anybody.
+"""A FastAPI app on the asyncio client: enqueue and poll, or wait without blocking other requests.
 
     uvicorn --app-dir examples fastapi_app:app --port 5001
     curl -X POST 'localhost:5001/texts?text=asdfghjkl+qwertz'
@@ -21,7 +21,7 @@ from headrace.errors import HeadraceError, JobError, WaitTimeout
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    """One client for the life of the app."""
+    """Open one client for the life of the app."""
     async with AsyncClient() as app.state.client:
         yield
 
@@ -31,20 +31,20 @@ app = FastAPI(lifespan=lifespan)
 
 @app.exception_handler(HeadraceError)
 async def failed(request: Request, error: HeadraceError) -> JSONResponse:
-    """What Headrace refuses, in its own words and with its own status."""
+    """Return Headrace's error with its message and its status."""
     return JSONResponse({"error": error.message, "code": error.code}, error.status)
 
 
 @app.post("/texts", status_code=202)
 async def submit(request: Request, text: str) -> dict[str, str]:
-    """Take a text, and say where its answer will be."""
+    """Submit a text and return the id of its job."""
     job = await request.app.state.client.submit("gibberish", text)
     return {"id": job.id, "poll": f"/texts/{job.id}"}
 
 
 @app.get("/texts/{job_id}")
 async def result(request: Request, job_id: str, wait_s: float = 0) -> dict[str, object]:
-    """The answer; with `wait_s`, as soon as it is there."""
+    """Return the result; with `wait_s`, wait for it."""
     try:
         value = await request.app.state.client.result(job_id, timeout_s=wait_s)
     except WaitTimeout:

@@ -1,8 +1,8 @@
-"""A handler that finds the digits on a page, for a pipeline that names each of them.
+"""A handler that finds the digits on a page, for a pipeline that classifies each digit.
 
 In the models file: `handler: find_digits.py`, and a pipeline that spreads its `crops` over the
-model `digits`. A page is dark on light or light on dark; digits of a line stand apart from each
-other. It looks for rows and columns without ink; nothing is trained.
+model `digits`. A page is dark on light or light on dark, with space between the digits. The
+handler searches rows and columns without ink; nothing is trained.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from PIL import Image
 
 from headrace import Handler, errors
 
-#: Tones out of 255 by which ink differs from paper.
+#: Minimum difference between ink and paper, of 255 tones.
 CONTRAST = 64
-#: A mark that is smaller than this, in pixels, is dust.
+#: Smaller marks, in pixels, are ignored as dust.
 DUST_PX = 6
 MARGIN_PX = 3
 MAX_PIXELS = 50_000_000
 
 
 class FindDigits(Handler):
-    """`{"crops": [{"image": {"content_type", "base64"}, "box"}, …]}`, as one reads."""
+    """Returns `{"crops": [{"image": {"content_type", "base64"}, "box"}, …]}` in reading order."""
 
     def preprocess(self, inputs):
-        """The pages in grey; what is no image fails alone."""
+        """Return the pages in grey; an input that is not an image fails alone."""
         return [self.page(data) for data in inputs]
 
     def inference(self, items):
-        """The digits of each page."""
+        """Return the digits of each page."""
         return [{"crops": [crop(page, box) for box in boxes(page)]} for page in items]
 
     @staticmethod
     def page(data):
-        """One input, decoded."""
+        """Decode one input."""
         if not isinstance(data, bytes):
             return errors.InputError("send an image of a page")
         try:
@@ -49,7 +49,7 @@ class FindDigits(Handler):
 
 
 def boxes(page):
-    """Where the digits are: line by line, from left to right."""
+    """Return the boxes of the digits, line by line, from left to right."""
     tones = np.asarray(page, dtype=np.int16)
     ink = np.abs(tones - np.median(tones)) > CONTRAST
     for top, bottom in runs(ink.any(axis=1)):
@@ -61,16 +61,16 @@ def boxes(page):
 
 
 def runs(marks):
-    """Begin and end of each run of marks."""
+    """Return begin and end of each run of marks."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], marks, [False]]).astype(np.int8)))
     return edges.reshape(-1, 2)
 
 
 def crop(page, box):
-    """One digit with a little of the paper around it, as a PNG."""
+    """Return one digit with a margin of paper as a PNG."""
     left, top, right, bottom = box
     around = (left - MARGIN_PX, top - MARGIN_PX, right + MARGIN_PX, bottom + MARGIN_PX)
-    # Beyond the page's edge there is paper, too.
+    # Outside the page there is paper too.
     paper = int(np.median(np.asarray(page)))
     canvas = Image.new("L", (around[2] - around[0], around[3] - around[1]), paper)
     canvas.paste(page.crop(box), (MARGIN_PX, MARGIN_PX))

@@ -1,4 +1,4 @@
-"""A Flask app that enqueues and polls: no request of its own waits for a model.
+"""A Flask app that enqueues and polls: none of its requests waits for a model.
 
     python examples/flask_app.py --port 5000
     curl -F image=@examples/digits/3_0705.png localhost:5000/digits
@@ -22,7 +22,7 @@ client = Client()
 
 @app.post("/digits")
 def submit():
-    """Take an upload, and say where its answer will be."""
+    """Submit an upload and return where to poll for its result."""
     upload = request.files.get("image")
     if upload is None:
         return jsonify(error="send a form with the file `image`"), 400
@@ -32,7 +32,7 @@ def submit():
 
 @app.get("/digits/<job_id>")
 def poll(job_id: str):
-    """The answer, or that it is not there yet."""
+    """Return the result, or the job's status while it has not ended."""
     job = client.status(job_id)
     if not job.ended:
         return jsonify(id=job.id, status=job.status), 202
@@ -43,7 +43,7 @@ def poll(job_id: str):
 
 @app.errorhandler(HeadraceError)
 def failed(error: HeadraceError):
-    """What Headrace refuses, in its own words and with its own status."""
+    """Return Headrace's error with its message and its status."""
     return jsonify(error=error.message, code=error.code, remedy=error.hint), error.status
 
 

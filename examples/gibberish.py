@@ -1,12 +1,11 @@
 """A text model: tells text from gibberish. In the models file: `handler: gibberish.py`.
 
-A letter-trigram model in torch: the log-probability of each letter after the two before it. It is
-trained while it loads, in under a second, on text that Python itself brings: the prose of
-`pydoc_data.topics`, some 190,000 letters of English on programming. Run this file to see how often
-it is right on the first 20 letters of sentences that it was not trained on, and on the same letters
-shuffled.
+A letter-trigram model in torch: the log-probability of each letter after the two letters before it.
+It is trained when it loads, in less than a second, on text that comes with Python: the prose of
+`pydoc_data.topics`, about 190,000 letters of English on programming. Run this file to measure its
+accuracy on the first 20 letters of held-out sentences, and on the same letters shuffled.
 
-It knows nothing of meaning, and nothing of other languages; good for mashed keyboards in a form.
+It ignores meaning and other languages; it detects random typing in a form.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ from headrace import Handler, errors
 LETTERS = " abcdefghijklmnopqrstuvwxyz"
 MIN_LETTERS = 8
 MAX_LETTERS = 2000
-#: One sentence in so many is kept from the training.
+#: One sentence in HELD_OUT is not used for training.
 HELD_OUT = 10
 SNIPPET_LETTERS = 20
 
 
 def letters(text: str) -> str:
-    """The text in small letters, with one space for all else."""
+    """Return the text in lower case, with one space for all other characters."""
     return re.sub(r"[^a-z]+", " ", text.lower()).strip()
 
 
 def sentences() -> list[str]:
-    """The prose: paragraphs that are not indented, sentence by sentence."""
+    """Return the sentences of all paragraphs that are not indented."""
     found = []
     for topic in topics.topics.values():
         for paragraph in topic.split("\n\n"):
@@ -43,17 +42,17 @@ def sentences() -> list[str]:
 
 
 def shuffled(sentence: str, seed: int) -> str:
-    """The same letters in another order."""
+    """Return the same letters in random order."""
     mixed = list(sentence)
     random.Random(seed).shuffle(mixed)  # noqa: S311 - no secret
     return letters("".join(mixed))
 
 
 class Gibberish(Handler):
-    """`{"gibberish": true, "score": -4.1}`; the score is the mean log-probability of a letter."""
+    """Returns `{"gibberish": true, "score": -4.1}`: the mean log-probability of a letter."""
 
     def initialize(self, context):
-        """Count trigrams, and put the threshold where it splits best."""
+        """Count trigrams and set the threshold with the best accuracy."""
         super().initialize(context)
         training = [text for n, text in enumerate(sentences()) if n % HELD_OUT]
         counts = torch.ones(len(LETTERS) ** 3, dtype=torch.float64)
@@ -70,22 +69,22 @@ class Gibberish(Handler):
         self.threshold = float(edges[right.index(max(right))])
 
     def preprocess(self, inputs):
-        """Trigram numbers of each text; what is no text fails alone."""
+        """Return the trigram numbers of each text; an input that is not text fails alone."""
         return [self.item(text) for text in inputs]
 
     def inference(self, items):
-        """The mean log-probability of each, in one go for the whole batch."""
+        """Return the mean log-probability of each text, computed for the whole batch at once."""
         lengths = torch.tensor([len(item) for item in items])
         owner = torch.repeat_interleave(torch.arange(len(items)), lengths)
         sums = torch.zeros(len(items), dtype=torch.float64)
         return sums.index_add_(0, owner, self.table[torch.cat(list(items))]) / lengths
 
     def postprocess(self, outputs):
-        """Scores as results."""
+        """Return the results for the scores."""
         return [{"gibberish": s <= self.threshold, "score": round(s, 3)} for s in outputs.tolist()]
 
     def item(self, text):
-        """The trigrams of one input, or its error."""
+        """Return the trigrams of one input, or its error."""
         if not isinstance(text, str):
             return errors.InputError("send text")
         cleaned = letters(text)
@@ -94,18 +93,18 @@ class Gibberish(Handler):
         return self.trigrams(cleaned[:MAX_LETTERS])
 
     def score(self, text: str) -> float:
-        """The score of one cleaned text."""
+        """Return the score of one cleaned text."""
         return float(self.table[self.trigrams(text)].mean())
 
     @staticmethod
     def trigrams(text: str) -> torch.Tensor:
-        """The number of each trigram, in 0..27 ** 3."""
+        """Return the number of each trigram, in 0..27 ** 3."""
         number = torch.tensor([LETTERS.index(letter) for letter in text])
         return (number[:-2] * len(LETTERS) + number[1:-1]) * len(LETTERS) + number[2:]
 
 
 def held_out_accuracy(handler: Gibberish) -> tuple[float, int]:
-    """How often it is right on snippets that it never saw, half of them shuffled; of how many."""
+    """Return the number of correct answers on held-out snippets, half of them shuffled, and all."""
     unseen = [text[:SNIPPET_LETTERS] for text in sentences()[::HELD_OUT]]
     right = sum(handler.score(text) > handler.threshold for text in unseen)
     right += sum(
@@ -118,4 +117,4 @@ if __name__ == "__main__":
     model = Gibberish()
     model.initialize(None)
     accuracy, texts = held_out_accuracy(model)
-    print(f"right on {accuracy:.1%} of {texts} held-out snippets of {SNIPPET_LETTERS} letters")
+    print(f"correct on {accuracy:.1%} of {texts} held-out snippets of {SNIPPET_LETTERS} letters")

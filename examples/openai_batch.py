@@ -1,10 +1,10 @@
-"""Digits in the background, through OpenAI's own SDK: upload, run, read, and run again what failed.
+"""A batch with OpenAI's SDK: upload images, run them, read the results, run failed ones again.
 
     pip install openai
     headrace up &
     python examples/openai_batch.py examples/digits
 
-HEADRACE_URL names another server, and HEADRACE_API_KEY the key that it asks for.
+HEADRACE_URL sets another server, and HEADRACE_API_KEY the key that it requires.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A handler that says how far it has come: an estimate of pi, round by round.
+"""A handler that reports its progress: an estimate of pi, round by round.
 
 Watch it with `headrace watch ID`, or at `/api/v1/jobs/ID/events`.
 """
@@ -15,25 +15,25 @@ POINTS = 20_000
 
 
 class Pi(Handler):
-    """{"rounds": 50} -> {"pi": 3.14…}: points thrown at a square, and how many hit the circle."""
+    """{"rounds": 50} -> {"pi": 3.14…}: the share of random points of a square inside the circle."""
 
     def preprocess(self, inputs: list[Any]) -> list[Any]:
-        """How many rounds each input asks for."""
+        """Return the number of rounds of each input."""
         return [self.rounds(value) for value in inputs]
 
     def rounds(self, value: Any) -> Any:
-        """The rounds of one input, or what is wrong with it."""
+        """Return the number of rounds of one input, or its error."""
         rounds = value.get("rounds") if isinstance(value, dict) else None
         if isinstance(rounds, int) and 1 <= rounds <= ROUNDS_MAX:
             return rounds
         return InputError(f'send {{"rounds": n}}, n from 1 to {ROUNDS_MAX}')
 
     def inference(self, items: list[int]) -> list[Any]:
-        """One item after the other; `item` says which of them the progress is about."""
+        """Process one item after the other; `item` is the index of the item in progress."""
         return [self.estimate(n, rounds) for n, rounds in enumerate(items)]
 
     def estimate(self, item: int, rounds: int) -> Any:
-        """Each round adds points, and says what they have come to."""
+        """Add points in each round and report the estimate."""
         rng, inside = np.random.default_rng(), 0
         for n in range(1, rounds + 1):
             points = rng.random((POINTS, 2))

@@ -1,8 +1,8 @@
-"""A handler with a preprocessing of its own: names the tone in a WAV file.
+"""A handler with its own preprocessing: finds the note in a WAV file.
 
-In the models file: `handler: tone.py`. Decoding is the work of `preprocess`, on the CPU, one file
-at a time: any sample rate, any number of channels, 8 to 32 bits. What reaches `inference` is of one
-shape, so that a batch is one Fourier transform. It is signal processing; nothing is trained.
+In the models file: `handler: tone.py`. `preprocess` decodes on the CPU, one file at a time: any
+sample rate, any number of channels, 8 to 32 bits. All items for `inference` have one shape, so a
+batch is one Fourier transform. It is signal processing; nothing is trained.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ NAMES = ("C", "C#", "D", "D#", "E", "F", "F#", "G", "G#", "A", "A#", "B")
 
 
 class Tone(Handler):
-    """`{"note": "A4", "hz": 440.1}` of the loudest tone between 50 and 2,000 Hz."""
+    """Returns `{"note": "A4", "hz": 440.1}` for the loudest tone between 50 and 2,000 Hz."""
 
     def initialize(self, context):
-        """Prepare the window that hides the ends of a recording."""
+        """Prepare the window function."""
         super().initialize(context)
         self.window = torch.hann_window(WINDOW, device=context.device)
 
     def preprocess(self, inputs):
-        """A second of mono sound at 8 kHz of each; a broken file fails alone."""
+        """Return one second of mono sound at 8 kHz per file; a broken file fails alone."""
         return [self.decode(data) for data in inputs]
 
     def inference(self, items):
-        """The strength of each frequency, for the whole batch."""
+        """Return the strength of each frequency for the whole batch."""
         sound = torch.stack(list(items)).to(self.context.device)
         return torch.fft.rfft(sound * self.window).abs().cpu()
 
     def postprocess(self, outputs):
-        """The strongest frequency of each, placed between the steps of the transform."""
+        """Return the strongest frequency of each file, interpolated between bins."""
         low, high = (hz * WINDOW // RATE_HZ for hz in (LOWEST_HZ, HIGHEST_HZ))
         results = []
         for row in outputs:
@@ -50,7 +50,7 @@ class Tone(Handler):
         return results
 
     def decode(self, data):
-        """One file as a tensor of `WINDOW` samples, or its error."""
+        """Return one file as a tensor of `WINDOW` samples, or its error."""
         if not isinstance(data, bytes):
             return errors.InputError("send the bytes of a WAV file")
         try:
@@ -64,12 +64,12 @@ class Tone(Handler):
         seconds = np.arange(WINDOW) / RATE_HZ
         taken = np.interp(seconds, np.arange(len(samples)) / parameters.framerate, samples, right=0)
         if np.abs(taken).max() < 1e-3:
-            return errors.InputError("there is nothing to hear in it")
+            return errors.InputError("the recording is silent")
         return torch.from_numpy(taken.astype(np.float32))
 
 
 def mono(raw: bytes, width: int, channels: int) -> np.ndarray:
-    """Samples in -1..1, the mean of the channels."""
+    """Return samples in -1..1, the mean of the channels."""
     if width == 1:
         values = np.frombuffer(raw, np.uint8).astype(np.float64) / 128 - 1
     elif width == 3:
@@ -82,6 +82,6 @@ def mono(raw: bytes, width: int, channels: int) -> np.ndarray:
 
 
 def named(hz: float) -> dict:
-    """The nearest note of the well-tempered scale."""
+    """Return the nearest note of the equal-tempered scale."""
     number = round(69 + 12 * np.log2(hz / 440))
     return {"note": f"{NAMES[number % 12]}{number // 12 - 1}", "hz": round(hz, 1)}

@@ -1,12 +1,12 @@
-"""A TorchServe handler as it is, behind Headrace: from an unpacked archive, without its server.
+"""Run an unchanged TorchServe handler in Headrace, from an unpacked archive.
 
 In the models file, after `unzip densenet.mar -d densenet`:
 
     handler: torchserve_handler.py
     options: {archive: densenet}
 
-A handler that imports from `ts` wants `pip install torchserve` beside it (no Java). What does not
-carry over stands in docs/torchserve.md.
+A handler that imports from `ts` also needs `pip install torchserve` (no Java). docs/torchserve.md
+lists what is not supported.
 """
 
 import hashlib
@@ -26,21 +26,21 @@ from headrace.errors import ConfigError, HandlerError
 
 
 class TorchServe(Handler):
-    """Calls `handle(data, context)` once a batch, with the rows that TorchServe would make."""
+    """Calls `handle(data, context)` once per batch with the rows that TorchServe would pass."""
 
     def initialize(self, context: Context) -> None:
-        """Import the handler from the archive, and have it load its model."""
+        """Import the handler from the archive and let it load its model."""
         super().initialize(context)
         folder = (context.model_dir / str(context.options.get("archive", "."))).resolve()
         manifest = read_manifest(folder)
         self.ts = TsContext(context, folder, manifest)
-        # Handlers open the files beside them by name alone.
+        # Handlers open files of their folder by name.
         os.chdir(folder)
         sys.path.insert(0, str(folder))
         self.handle = entry(str(manifest["model"]["handler"]), folder, self.ts)
 
     def inference(self, items: list[Any]) -> list[Any]:
-        """The whole of their work: TorchServe's handlers call their own verbs."""
+        """Run the handler, which calls its own preprocess, inference and postprocess."""
         self.ts.begin(self.context)
         results = self.handle([{"body": as_row(item)} for item in items], self.ts)
         if not isinstance(results, list) or len(results) != len(items):
@@ -49,7 +49,7 @@ class TorchServe(Handler):
 
 
 class TsContext(SimpleNamespace):
-    """What handlers ask of TorchServe's context; they may add attributes of their own."""
+    """TorchServe's context for handlers; handlers may add attributes."""
 
     def __init__(self, context: Context, folder: Path, manifest: dict[str, Any]) -> None:
         config = manifest["model"].get("configFile")
@@ -69,18 +69,18 @@ class TsContext(SimpleNamespace):
         )
 
     def begin(self, context: Context) -> None:
-        """A batch begins: its ids, what was sent, and nothing said of the answers yet."""
+        """Set the ids and the inputs of a new batch, and reset the responses."""
         self.request_ids = dict(enumerate(context.request_ids))
         self._sent = list(context.content_types)
         self._types: dict[int, str] = {}
         self._statuses: dict[int, tuple[int, str]] = {}
 
     def get_request_id(self, idx: int = 0) -> str | None:
-        """The job's id."""
+        """Return the job's id."""
         return self.request_ids.get(idx)
 
     def get_request_header(self, idx: int, key: str) -> str | None:
-        """The content type; no other header travels with a job."""
+        """Return the content type; a job has no other header."""
         return self.get_all_request_header(idx).get(key.lower())
 
     def get_all_request_header(self, idx: int) -> dict[str, str]:
@@ -88,24 +88,24 @@ class TsContext(SimpleNamespace):
         return {"content-type": self._sent[idx]} if idx < len(self._sent) else {}
 
     def set_response_content_type(self, idx: int, value: str) -> None:
-        """The result is bytes or text of this type."""
+        """Set the content type of a result."""
         self._types[idx] = value
 
     def set_response_header(self, idx: int, key: str, value: str) -> None:
-        """A result has no headers but its type."""
+        """Ignore a header; a result has only a content type."""
         if key.lower() == "content-type":
             self._types[idx] = value
 
     def set_response_status(self, code: int = 200, phrase: str = "", idx: int = 0) -> None:
-        """From 400 on the row's job fails, with the result as its message."""
+        """Set a row's status; from 400 its job fails with the result as the message."""
         self._statuses[idx] = (code, phrase)
 
     def set_all_response_status(self, code: int = 200, phrase: str = "") -> None:
-        """The same for all rows."""
+        """Set the status of all rows."""
         self._statuses = dict.fromkeys(self.request_ids, (code, phrase))
 
     def answer(self, idx: int, result: Any) -> Any:
-        """A result as Headrace takes it, or the error that its status says."""
+        """Return a result for Headrace, or the error of its status."""
         code, phrase = self._statuses.get(idx, (200, ""))
         if code >= 400:
             said = result.decode("utf-8", "replace") if isinstance(result, bytes) else str(result)
@@ -117,7 +117,7 @@ class TsContext(SimpleNamespace):
 
 
 class Ignored:
-    """TorchServe's metrics: Headrace has its own, at `/metrics`."""
+    """A replacement for TorchServe's metrics; Headrace has its own at `/metrics`."""
 
     def __getattr__(self, name: str) -> "Ignored":
         if name.startswith("__"):
@@ -125,30 +125,30 @@ class Ignored:
         return self
 
     def __call__(self, *_: Any, **__: Any) -> "Ignored":
-        """Whatever is counted, nobody listens."""
+        """Ignore the value."""
         return self
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """`MAR-INF/MANIFEST.json`, with the handler that it names."""
+    """Return `MAR-INF/MANIFEST.json`, which has the name of the handler."""
     path = folder / "MAR-INF" / "MANIFEST.json"
     try:
         manifest: dict[str, Any] = json.loads(path.read_bytes())
         manifest["model"]["handler"] += ""
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"{path} cannot be read, or names no handler: {error}",
-            hint="options.archive is the folder into which the .mar was unzipped",
+            f"{path} cannot be read, or has no handler: {error}",
+            hint="set options.archive to the folder of the unzipped .mar",
         ) from error
     return manifest
 
 
 def loaded(named: str, folder: Path) -> Any:
-    """The handler's module: the archive's own file, else one that is installed."""
+    """Import the handler's module: a file of the archive, else an installed module."""
     stem = Path(named).name.removesuffix(".py")
     path = folder / f"{stem}.py"
     if path.is_file():
-        # Under a name of its own: another module may have that of the file, as in two archives.
+        # A unique name: two archives may have files with the same name.
         digest = hashlib.sha256(str(path).encode()).hexdigest()[:12]
         spec = importlib.util.spec_from_file_location(f"{stem}_{digest}", path)
         if spec is None or spec.loader is None:
@@ -161,12 +161,12 @@ def loaded(named: str, folder: Path) -> Any:
     except ModuleNotFoundError as error:
         if error.name != stem:
             raise
-        # One of TorchServe's own, such as image_classifier.
+        # A handler of TorchServe, such as image_classifier.
         return importlib.import_module(f"ts.torch_handler.{stem}")
 
 
 def entry(named: str, folder: Path, context: TsContext) -> Any:
-    """The function of the module, else `handle` of its only class, once its model is loaded."""
+    """Return the module's function, else `handle` of its only class with its model loaded."""
     name, _, function = named.partition(":")
     module = loaded(name, folder)
     found = getattr(module, function or "handle", None)
@@ -186,5 +186,5 @@ def entry(named: str, folder: Path, context: TsContext) -> Any:
 
 
 def as_row(value: Any) -> Any:
-    """JSON and text are as they are; anything else TorchServe gives as a bytearray."""
+    """Return JSON and text unchanged, and other inputs as a bytearray, like TorchServe."""
     return bytearray(value) if isinstance(value, bytes) else value

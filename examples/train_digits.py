@@ -2,8 +2,8 @@
 
     PYTHONPATH=. python examples/train_digits.py
 
-Needs the extra `dev` (scikit-learn brings the images). The same seed gives the same network on the
-same machine and version of torch. Prints the accuracy on the 360 images that it did not train on.
+Needs the extra `dev` (the images come with scikit-learn). The same seed gives the same network on
+the same machine and version of torch. Prints the accuracy on the 360 held-out images.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ DEMO_DIGITS = Path(__file__).parent / "digits"
 
 
 def main() -> None:
-    """Train, write, measure."""
+    """Train the network, write its weights and print its accuracy."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--weights", type=Path, default=WEIGHTS)
-    parser.add_argument("--images", type=Path, default=DEMO_DIGITS, help="where demo PNGs go")
+    parser.add_argument("--images", type=Path, default=DEMO_DIGITS, help="folder for demo PNGs")
     arguments = parser.parse_args()
     torch.manual_seed(arguments.seed)
     torch.use_deterministic_algorithms(mode=True)
@@ -47,7 +47,7 @@ def main() -> None:
     write_demo_images(test_set, arguments.images)
 
 
-#: How the held-out images are shown to the handler; the first is what the documentation states.
+#: Variants of the held-out images; the documentation states the accuracy of the first.
 VIEWS: dict[str, dict[str, int | bool]] = {
     "64 px dark on light": {"side_px": 64, "dark_ink": True},
     "64 px light on dark": {"side_px": 64, "dark_ink": False},
@@ -57,7 +57,7 @@ VIEWS: dict[str, dict[str, int | bool]] = {
 
 
 def train(samples: Samples) -> DigitsNet:
-    """Fit a fresh network, each epoch on freshly bent and stretched copies of the images."""
+    """Train a new network; each epoch uses new random distortions of the images."""
     model = DigitsNet()
     images, labels = torch.from_numpy(samples.images), torch.from_numpy(samples.labels)
     steps = EPOCHS * -(-len(labels) // BATCH)
@@ -80,12 +80,12 @@ def train(samples: Samples) -> DigitsNet:
 
 
 def augmented(images: Tensor) -> Tensor:
-    """Each image a little turned, sheared, stretched, thickened or thinned, and noisy."""
+    """Return each image slightly rotated, sheared, stretched, thickened or thinned, with noise."""
     count = len(images)
     large = F.interpolate(images[:, None], size=(CANVAS_PX, CANVAS_PX), mode="bicubic")
     angle = uniform(count, -0.2, 0.2)
     shear = uniform(count, -0.2, 0.2)
-    # Above 1 shrinks: the digit must stay on its canvas.
+    # A factor above 1 shrinks: the digit must stay inside the image.
     wide, high = uniform(count, 1.05, 1.35), uniform(count, 1.05, 1.35)
     turn = torch.zeros(count, 2, 3)
     turn[:, 0, 0] = wide * angle.cos()
@@ -101,12 +101,12 @@ def augmented(images: Tensor) -> Tensor:
 
 
 def uniform(count: int, low: float, high: float) -> Tensor:
-    """So many numbers between low and high."""
+    """Return `count` random numbers between low and high."""
     return torch.rand(count) * (high - low) + low
 
 
 def accuracy(weights: Path, samples: Samples, options: dict[str, int | bool]) -> float:
-    """The share that the handler names right, from PNG to result."""
+    """Return the accuracy of the handler, from PNG to result."""
     handler = Digits()
     handler.initialize(Context("digits", "1.0", "cpu", weights.parent, weights=weights))
     pngs = [to_png(image, **options) for image in samples.images]  # type: ignore[arg-type]
@@ -116,10 +116,10 @@ def accuracy(weights: Path, samples: Samples, options: dict[str, int | bool]) ->
 
 
 def write_demo_images(samples: Samples, folder: Path) -> None:
-    """The first held-out image of each digit and two more, named <digit>_<index>.png.
+    """Write the first held-out image of each digit and two more, named <digit>_<index>.png.
 
-    They show, they do not measure: 8_0905, one of the two that the network gets wrong, would have
-    been next among the eights and is left out, as the demo ends with an error on a wrong answer.
+    The images are for demonstration, not for measurement: 8_0905, one of the two images that the
+    network classifies wrongly, is skipped, because the demo fails on a wrong answer.
     """
     folder.mkdir(parents=True, exist_ok=True)
     chosen = [int(np.flatnonzero(samples.labels == digit)[0]) for digit in range(10)]

@@ -1,4 +1,4 @@
-"""A handler of your own. In the models file: `handler: ../examples/word_count.py`."""
+"""Your own handler. In the models file: `handler: ../examples/word_count.py`."""
 
 from headrace import Handler, errors
 
@@ -7,9 +7,9 @@ class WordCount(Handler):
     """Counts the words of a text."""
 
     def preprocess(self, inputs):
-        """One item per input; an error in its place fails that input alone."""
+        """Return one item per input; an error as the item fails only that input."""
         return [x if isinstance(x, str) else errors.InputError("send text") for x in inputs]
 
     def inference(self, items):
-        """The good items of the batch, together."""
+        """Return one result per valid item of the batch."""
         return [{"words": len(text.split())} for text in items]

@@ -70,7 +70,7 @@ class InputRef:
 
 
 def encode_input(value: Any, content_type: str | None = None) -> bytes:
-    """The JSON text of an input.
+    """Return the JSON text of an input.
 
     Args:
         value: the input; see the table above.

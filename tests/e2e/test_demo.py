@@ -59,7 +59,9 @@ def test_it_serves_until_ctrl_c_and_dies_with_everything(tmp_path: Path) -> None
     output = tmp_path / "output"
     with demo(ROOT / "examples", output) as process:
         try:
-            wait_until(lambda: "It runs on until Ctrl-C" in output.read_text(), "it is done", 200)
+            wait_until(
+                lambda: "Headrace runs until Ctrl-C" in output.read_text(), "it is done", 200
+            )
             text = output.read_text()
             assert "12 of 12 right" in text
             assert "curl -s -T" in text

@@ -269,7 +269,7 @@ def test_the_text_model_tells_text_from_gibberish(
     with pytest.raises(errors.InputError, match="send text"):
         client.result(client.submit("gibberish", {"not": "text"}))
     measured = example_here(EXAMPLES / "gibberish.py")
-    (share,) = re.findall(r"right on ([\d.]+)% of \d+ held-out", measured.stdout)
+    (share,) = re.findall(r"correct on ([\d.]+)% of \d+ held-out", measured.stdout)
     assert float(share) > 90
 
 
@@ -303,7 +303,7 @@ def test_the_handler_with_its_own_preprocessing_names_the_tone(client: Client) -
         b"no sound": "not a WAV file",
         "text": "send the bytes",
         recording(440, 8_000, 2, 1, seconds=0.05): "a tenth of a second",
-        recording(0, 8_000, 2, 1): "nothing to hear",
+        recording(0, 8_000, 2, 1): "recording is silent",
     }
     for bad in client.map("tone", broken, return_errors=True):
         assert isinstance(bad.error, errors.InputError)

@@ -60,18 +60,18 @@ def test_a_claim_notes_nobody_as_passed_over_where_it_can_take_nobody(queue: Que
     queue.settle_all()
 
 
-def test_errands_of_one_worker_wait_while_anothers_cannot_be_read(queue: Queue) -> None:
+def test_background_tasks_of_one_worker_wait_while_anothers_cannot_be_read(queue: Queue) -> None:
     client, owners = queue.client, ["one", "two", "three"]
     for owner in owners:
         client.sadd(keys.BACKGROUND_WORKERS, owner)
-        client.lpush(keys.background_taken(owner), f"errand of {owner}")
+        client.lpush(keys.background_taken(owner), f"task of {owner}")
         client.hset(keys.background_held(owner), "1", f"held by {owner}")
     for owner in owners:
         for name in (keys.background_taken(owner), keys.background_held(owner)):
             with refused_whole(client, name):
                 queue.call("background/requeue_dead", [], "", "", 0)
     assert queue.call("background/requeue_dead", [], "", "", 0) == 2 * len(owners)
-    said = {f"{word} {owner}".encode() for owner in owners for word in ("errand of", "held by")}
+    said = {f"{word} {owner}".encode() for owner in owners for word in ("task of", "held by")}
     assert set(client.lrange(keys.BACKGROUND_TASKS, 0, -1)) == said
     client.delete(keys.BACKGROUND_TASKS)
 

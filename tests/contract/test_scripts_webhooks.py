@@ -1,4 +1,4 @@
-"""Whatever ends a job sends the errand of its webhook, as its submit has written it."""
+"""Whatever ends a job sends the task of its webhook, as its submit wrote it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ ENDS = "sfcx"
 FAILED = ("e", '{"type":"handler-error","message":"no"}')
 
 
-def errands(queue: Queue) -> list[str]:
-    """The errands that wait, in the order in which they are taken; they are removed."""
+def tasks(queue: Queue) -> list[str]:
+    """Return the waiting tasks in the order in which they are claimed, and remove them."""
     found: Any = queue.client.lrange(keys.BACKGROUND_TASKS, 0, -1)
     queue.client.delete(keys.BACKGROUND_TASKS)
     return [raw.decode() for raw in reversed(found)]
@@ -95,7 +95,7 @@ def test_each_way_to_end_sends_it_once(queue: Queue, way: str, full: bool) -> No
             end(queue)
     else:
         end(queue)
-    assert errands(queue) == [f"end of {asked}"]
+    assert tasks(queue) == [f"end of {asked}"]
     assert noted(queue, asked) == state
     queue.client.delete("ids")
     # Who did not ask for this end is told nothing, and leaves nothing.
@@ -106,7 +106,7 @@ def test_each_way_to_end_sends_it_once(queue: Queue, way: str, full: bool) -> No
         queue.client.zadd("ids", {job_id: 1})
         end(queue)
         assert queue.record(job_id)["s"] == state
-        assert errands(queue) == []
+        assert tasks(queue) == []
         assert not queue.client.exists(keys.deliveries(job_id))
         queue.client.delete("ids")
     assert queue.claim().jobs == []
@@ -115,7 +115,7 @@ def test_each_way_to_end_sends_it_once(queue: Queue, way: str, full: bool) -> No
 def test_a_job_that_expires_while_it_waits(queue: Queue) -> None:
     asked = queue.submit_one(begin_us=1, webhook_ends="x")
     assert queue.expire() == 1
-    assert (errands(queue), noted(queue, asked)) == ([f"end of {asked}"], "x")
+    assert (tasks(queue), noted(queue, asked)) == ([f"end of {asked}"], "x")
     assert queue.claim().jobs == []
 
 
@@ -123,22 +123,22 @@ def test_a_retry_is_no_end_and_a_requeue_ends_again(queue: Queue) -> None:
     asked = queue.submit_one(webhook_ends=ENDS, webhook_started=True)
     queue.settle(queue.claim_one(), state="f", extra=FAILED, retry_us="1")
     queue.sweep()
-    assert errands(queue) == [f"start of {asked}"]
+    assert tasks(queue) == [f"start of {asked}"]
     failed_for_good(queue)
-    assert (errands(queue), noted(queue, asked)) == ([f"end of {asked}"], "f")
+    assert (tasks(queue), noted(queue, asked)) == ([f"end of {asked}"], "f")
     assert queue.requeue(asked) == ["queued"]
-    assert errands(queue) == []
+    assert tasks(queue) == []
     settled(queue)
-    assert (errands(queue), noted(queue, asked)) == ([f"end of {asked}"], "s")
+    assert (tasks(queue), noted(queue, asked)) == ([f"end of {asked}"], "s")
 
 
 def test_the_first_claim_alone_tells_of_a_start(queue: Queue) -> None:
     asked, other = queue.submit_one(webhook_started=True), queue.submit_one()
     claimed = queue.claim().jobs
-    assert errands(queue) == [f"start of {asked}"]
+    assert tasks(queue) == [f"start of {asked}"]
     queue.release(*claimed)
     queue.settle(*queue.claim().jobs)
-    assert errands(queue) == []
+    assert tasks(queue) == []
     assert {queue.record(job_id)["s"] for job_id in (asked, other)} == {"s"}
 
 
@@ -147,7 +147,7 @@ def test_a_repeated_settlement_sends_nothing_more(queue: Queue) -> None:
     leased = queue.claim_one()
     assert queue.settle(leased, leased) == [1, 2]
     assert queue.settle(leased) == [2]
-    assert errands(queue) == [f"end of {asked}"]
+    assert tasks(queue) == [f"end of {asked}"]
 
 
 def test_keys_of_another_type_hinder_no_end(queue: Queue) -> None:
@@ -167,13 +167,13 @@ def save(queue: Queue, was: str, now: str, *more: str | int) -> list[Any]:
 def test_deliveries_are_kept_unless_another_was_faster(queue: Queue) -> None:
     hook = keys.deliveries("job")
     with full_memory(queue):
-        assert save(queue, "", "one", 0, "errand", "body", "webhooks:retried") == [1]
+        assert save(queue, "", "one", 0, "task", "body", "webhooks:retried") == [1]
         assert save(queue, "", "two", "", "", "", "") == [0, b"one"]
         assert queue.client.hgetall(hook) == {
-            b"msg_1": b"one", b"b:msg_1": b"body", b"m:msg_1": b"errand",
+            b"msg_1": b"one", b"b:msg_1": b"body", b"m:msg_1": b"task",
         }  # fmt: skip
         assert queue.call("webhooks/due", [], 10) == [1]
-    assert errands(queue) == ["errand"]
+    assert tasks(queue) == ["task"]
     assert queue.call("webhooks/due", [], 10) == [0]
     assert save(queue, "one", "three", "", "", "-", "webhooks:delivered", "old") == [1]
     assert queue.client.hgetall(hook) == {b"msg_1": b"three"}
@@ -183,15 +183,15 @@ def test_deliveries_are_kept_unless_another_was_faster(queue: Queue) -> None:
 
 
 def test_what_is_not_due_waits_and_what_is_gone_is_passed_over(queue: Queue) -> None:
-    save(queue, "", "one", 10**9, "errand", "body", "")
+    save(queue, "", "one", 10**9, "task", "body", "")
     assert queue.call("webhooks/due", [], 10) == [0]
     queue.client.zadd(
         keys.DUE_DELIVERIES, {"gone msg_2": 1, "no member of ours": 1, "job msg_1": 2}
     )
     assert queue.call("webhooks/due", [], 2) == [2]
-    assert errands(queue) == []
+    assert tasks(queue) == []
     assert queue.call("webhooks/due", [], 2) == [1]
-    assert errands(queue) == ["errand"]
+    assert tasks(queue) == ["task"]
     queue.client.set(keys.BACKGROUND_TASKS, "another's", ex=60)
     queue.client.zadd(keys.DUE_DELIVERIES, {"job msg_1": 2})
     with pytest.raises(ResponseError, match="WRONGTYPE"):

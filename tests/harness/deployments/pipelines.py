@@ -42,7 +42,7 @@ class PipelineSite:
         lines = log.read_text().splitlines() if log.exists() else []
         return [line.partition(" ")[2] for line in lines if line.partition(" ")[0] == model]
 
-    def errands(
+    def background_worker(
         self, name: str = "errands", app: str = "workers.background.app", **environ: str
     ) -> Worker:
         """One more background worker."""

@@ -14,7 +14,7 @@ from headrace.redis import keys
 from headrace.webhooks.signing import new_secret
 from tests.harness.servers.api_server import ApiServer, api_server
 from tests.harness.servers.redis_servers import RedisServer, redis_server
-from tests.harness.servers.webhook_receiver import Receiver, hook_receiver
+from tests.harness.servers.webhook_receiver import Receiver, webhook_receiver
 from tests.harness.wait import wait_until
 from tests.harness.workers.worker import HANDLERS, Worker, celery_worker, write_models
 
@@ -38,7 +38,7 @@ class HookSite:
     receiver: Receiver
     stack: ExitStack
 
-    def errand_worker(self, owner: str) -> Worker:
+    def background_worker(self, owner: str) -> Worker:
         """One more; it is killed with the site, unless the test does it."""
         settings = {
             "SECRETS": ",".join(self.secrets),
@@ -99,11 +99,11 @@ class HookSite:
                 held = any(client.scan_iter("hr:errands:held:*"))
                 return not held and not client.exists(keys.BACKGROUND_TASKS, keys.DUE_DELIVERIES)
 
-            wait_until(settled, "all errands are done", 60)
+            wait_until(settled, "all background tasks are done", 60)
 
 
 @contextmanager
-def hook_site(folder: Path, *redis_arguments: str, **settings: Any) -> Iterator[HookSite]:
+def webhook_site(folder: Path, *redis_arguments: str, **settings: Any) -> Iterator[HookSite]:
     """A running one, without a background worker."""
     models = write_models(
         folder,
@@ -112,7 +112,7 @@ def hook_site(folder: Path, *redis_arguments: str, **settings: Any) -> Iterator[
     secrets = (new_secret(), new_secret())
     with ExitStack() as stack:
         server = stack.enter_context(redis_server("valkey9", *redis_arguments))
-        receiver = stack.enter_context(hook_receiver())
+        receiver = stack.enter_context(webhook_receiver())
         worker = stack.enter_context(celery_worker(server.url, models, folder))
         api = stack.enter_context(
             api_server(

@@ -135,7 +135,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def hook_receiver(context: ssl.SSLContext | None = None, port: int = 0) -> Iterator[Receiver]:
+def webhook_receiver(context: ssl.SSLContext | None = None, port: int = 0) -> Iterator[Receiver]:
     """Serve until the context ends; with a context of TLS over HTTPS."""
     server = _Server(("127.0.0.1", port), _Handler)
     if context is not None:

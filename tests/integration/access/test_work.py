@@ -34,7 +34,7 @@ PIECES: dict[str, Any] = {"stages": {"cut": {}, "weigh": {"each": "pieces[*]"}}}
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[PipelineSite]:
     with redis_server() as server, pipeline_site(server, tmp_path, {"pieces": PIECES}) as running:
-        running.errands()
+        running.background_worker()
         yield running
 
 

@@ -36,7 +36,7 @@ def models(tmp_path: Path) -> Path:
     return write_models(tmp_path, echo={"handler": "echo"})
 
 
-def errand_worker(server: RedisServer, models: Path, folder: Path, owner: str) -> Any:
+def background_worker(server: RedisServer, models: Path, folder: Path, owner: str) -> Any:
     return celery_worker(
         server.url, models, folder, node=f"{owner}@test", app="workers.background.app",
         environ={"HEADRACE_INCARNATION": owner}, arguments=TASKS,
@@ -66,7 +66,7 @@ def begun(client: Any, *names: str) -> None:
 
 def open_gate(client: Any, *names: str) -> None:
     client.set(GATE, "1")
-    wait_until(lambda: set(words(client, DONE)) == set(names), "all errands are done", 60)
+    wait_until(lambda: set(words(client, DONE)) == set(names), "all background tasks are done", 60)
 
 
 def nothing_held(client: redis.Redis) -> None:
@@ -84,14 +84,14 @@ def test_killed_in_the_middle_of_a_task_it_is_done_again(
 ) -> None:
     names = [f"n{n}" for n in range(6)]  # the last of them are killed while they are taken
     with server.client() as client, ExitStack() as stack:
-        first: Worker = stack.enter_context(errand_worker(server, models, tmp_path, "first"))
+        first: Worker = stack.enter_context(background_worker(server, models, tmp_path, "first"))
         send(server, *names)
         begun(client, "n0", "n1")
         first.kill()
         # It says nothing any more, and nobody has to say that it is gone: what it said runs out.
         assert 0 < client.ttl(keys.background_alive("first")) <= keys.BACKGROUND_TTL_S
         client.expire(keys.background_alive("first"), 1)
-        stack.enter_context(errand_worker(server, models, tmp_path, "second"))
+        stack.enter_context(background_worker(server, models, tmp_path, "second"))
 
         def again() -> bool:
             said = [word.split()[0] for word in words(client, BEGUN)]
@@ -104,7 +104,7 @@ def test_killed_in_the_middle_of_a_task_it_is_done_again(
 
 def test_redis_killed_while_tasks_run(server: RedisServer, models: Path, tmp_path: Path) -> None:
     with ExitStack() as stack:
-        stack.enter_context(errand_worker(server, models, tmp_path, "only"))
+        stack.enter_context(background_worker(server, models, tmp_path, "only"))
         with server.client() as client:
             send(server, "a", "b")
             begun(client, "a", "b")
@@ -120,7 +120,7 @@ def test_redis_killed_while_tasks_run(server: RedisServer, models: Path, tmp_pat
 def test_what_is_no_message_is_dropped_and_hinders_nothing(
     server: RedisServer, models: Path, tmp_path: Path
 ) -> None:
-    with server.client() as client, errand_worker(server, models, tmp_path, "only") as worker:
+    with server.client() as client, background_worker(server, models, tmp_path, "only") as worker:
         client.rpush(keys.BACKGROUND_TASKS, b"\xff", b"[]", b'{"properties": {}}')
         send(server, "after")
         open_gate(client, "after")
@@ -172,7 +172,7 @@ def test_up_starts_one_and_gives_back_what_it_held(server: RedisServer, tmp_path
         (owner,) = owners
         os.kill(pid, signal.SIGSTOP)
         # As if it were in the middle of a task, which nobody here has.
-        client.hset(keys.background_held(owner.decode()), "tag", b"some errand")
+        client.hset(keys.background_held(owner.decode()), "tag", b"some task")
         os.kill(pid, signal.SIGKILL)
         up.wait_for("requeued 1 background tasks of errands@")
         wait_until(lambda: up.record()["pids"].get("errands", pid) != pid, "it is back", 60)

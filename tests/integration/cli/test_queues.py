@@ -71,7 +71,7 @@ def test_a_paused_queue_is_not_asked_again_and_again(api: ApiServer, server: Red
     api.http.post(JOBS, json=1).raise_for_status()
     before = claims(server)
     with server.client() as client:
-        # Two sweeps of either lane: what the worker says of itself is refreshed with each.
+        # Two sweeps of either model: what the worker says of itself is refreshed with each.
         seen = client.zrange(keys.WORKERS, 0, -1, withscores=True)
 
         def swept_s() -> float:

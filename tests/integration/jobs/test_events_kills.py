@@ -181,7 +181,7 @@ def test_a_pipelines_stages_are_its_progress(tmp_path: Path) -> None:
         redis_server() as server,
         pipeline_site(server, tmp_path, {"pieces": {"stages": stages}}) as site,
     ):
-        site.errands()
+        site.background_worker()
         site.gate.touch()
         job_id = site.submit("pieces", {"pieces": 2, "size": 1})
         with reading(f"{site.api.url}/api/v1/jobs/{job_id}/events") as reader:

@@ -114,13 +114,15 @@ def only_its_own(site: PipelineSite, job_id: str) -> None:
     wait_until(lambda: not ids & records(site), "the records of its stages are removed", 30)
 
 
-def errands(site: PipelineSite, name: str, dies: str = "", after: int = 0) -> Worker:
+def background_worker(site: PipelineSite, name: str, dies: str = "", after: int = 0) -> Worker:
     """A background worker whose jobs are soon another's; dead already where `dies` says when."""
     environ = {"HEADRACE_LEASE_TTL_S": "2"}
     if not dies:
-        return site.errands(name, **environ)
+        return site.background_worker(name, **environ)
     killed = {"TEST_DIES": dies, "TEST_DIES_AFTER": str(after)}
-    return site.errands(name, "tests.harness.workers.killed_background", **environ, **killed)
+    return site.background_worker(
+        name, "tests.harness.workers.killed_background", **environ, **killed
+    )
 
 
 def died(worker: Worker) -> bool:
@@ -128,7 +130,7 @@ def died(worker: Worker) -> bool:
 
 
 def test_a_row_of_five_holds_two_long_results_at_the_most(site: PipelineSite) -> None:
-    running = errands(site, "row")
+    running = background_worker(site, "row")
     given = {"name": "a", "n": 0, "size": MIB, "fails_once": 3}
     job_id = site.submit("row", given)
     result = site.result(job_id)
@@ -143,7 +145,7 @@ def test_a_row_of_five_holds_two_long_results_at_the_most(site: PipelineSite) ->
 
 
 def test_two_that_take_from_one_have_it_until_the_second_has_ended(site: PipelineSite) -> None:
-    running = errands(site, "tree")
+    running = background_worker(site, "tree")
     result = site.result(site.submit("tree", {"name": "b", "n": 0, "size": 100_000}))
     assert result["n"] == 4
     assert runs(site) == [0, 1, 1, 2, 3]
@@ -154,7 +156,7 @@ def test_two_that_take_from_one_have_it_until_the_second_has_ended(site: Pipelin
 
 
 def test_what_is_freed_says_so_and_a_lost_record_brings_it_back(site: PipelineSite) -> None:
-    first, http = errands(site, "first"), site.api.http
+    first, http = background_worker(site, "first"), site.api.http
     site.gate.touch()
     job_id = site.submit("row", {"name": "c", "n": 0, "size": 100_000, "held_at": 4})
     wait_until(lambda: 4 in runs(site), "the fifth runs", 60)
@@ -173,7 +175,7 @@ def test_what_is_freed_says_so_and_a_lost_record_brings_it_back(site: PipelineSi
     forgotten = http.post("/api/v1/jobs/forget", json={"ids": [ids["fourth"]]})
     assert forgotten.status_code == 200, forgotten.text
     site.gate.unlink()
-    second = errands(site, "second")
+    second = background_worker(site, "second")
     assert site.result(job_id)["n"] == 5
     # From the input on, but for the fifth, which had begun.
     assert runs(site) == [0, 1, 2, 3, 4, 0, 1, 2, 3]
@@ -185,7 +187,7 @@ def test_what_is_freed_says_so_and_a_lost_record_brings_it_back(site: PipelineSi
 def test_a_dead_letter_whose_sources_were_freed_runs_again_from_the_input(
     site: PipelineSite, uncleared: bool
 ) -> None:
-    running = errands(site, "letters")
+    running = background_worker(site, "letters")
     given = {"name": f"d{uncleared}", "n": 0, "size": 100_000, "fails_once": 3}
     job_id = site.submit("row", given, max_retries=0)
     job = site.ended(job_id)
@@ -210,7 +212,7 @@ def test_a_dead_letter_whose_sources_were_freed_runs_again_from_the_input(
 def test_a_dead_letter_runs_again_though_a_neighbour_was_cancelled_with_it(
     site: PipelineSite,
 ) -> None:
-    running, go = errands(site, "sides"), site.folder / "go"
+    running, go = background_worker(site, "sides"), site.folder / "go"
     site.gate.touch()
     given = {"name": "s", "n": 0, "size": 1}
     failing = {**given, "fails_once": 0, "until": str(go)}
@@ -233,7 +235,7 @@ def test_a_dead_letter_runs_again_though_a_neighbour_was_cancelled_with_it(
 
 
 def test_a_cancel_in_the_middle_leaves_nothing(site: PipelineSite) -> None:
-    running = errands(site, "cancels")
+    running = background_worker(site, "cancels")
     site.gate.touch()
     job_id = site.submit("row", {"name": "e", "n": 0, "size": 100_000, "held_at": 3})
     wait_until(lambda: 3 in runs(site), "the fourth runs", 60)
@@ -245,12 +247,12 @@ def test_a_cancel_in_the_middle_leaves_nothing(site: PipelineSite) -> None:
 
 
 def test_kills_right_after_the_note_and_after_the_freeing(site: PipelineSite) -> None:
-    first = errands(site, "noted", dies="noted")
+    first = background_worker(site, "noted", dies="noted")
     given = {"name": "f", "n": 0, "size": 100_000}
     job_id = site.submit("row", given)
     wait_until(lambda: died(first), "the first background worker dies", 60)
     assert runs(site) == [0, 1]
-    second = errands(site, "freed", dies="freed")
+    second = background_worker(site, "freed", dies="freed")
     wait_until(lambda: died(second), "the second background worker dies", 60)
     assert runs(site) == [0, 1, 2]
     # And all else: what was noted and freed is in the log of Redis.
@@ -258,7 +260,7 @@ def test_kills_right_after_the_note_and_after_the_freeing(site: PipelineSite) ->
     site.worker.kill()
     site.server.start()
     site.worker.start()
-    third = errands(site, "third")
+    third = background_worker(site, "third")
     result = site.result(job_id)
     assert (result["n"], len(result["pad"])) == (5, 100_000)
     assert runs(site) == [0, 1, 2, 3, 4]
@@ -271,13 +273,13 @@ def test_kills_right_after_the_note_and_after_the_freeing(site: PipelineSite) ->
 
 def test_a_kill_between_two_calls_that_free_one_stage(site: PipelineSite) -> None:
     # `cut` takes one call; `weigh`, of four jobs, two.
-    first = errands(site, "half", dies="half noted", after=1)
+    first = background_worker(site, "half", dies="half noted", after=1)
     job_id = site.submit("list", {"pieces": 4, "size": 30_000})
     wait_until(lambda: died(first), "the first background worker dies", 60)
     with site.server.client() as client:
         ids = [stage_job_id(job_id, "weigh", n) for n in range(4)]
         assert [client.exists(keys.meta(name)) for name in ids] == [0, 0, 1, 1]
-    second = errands(site, "whole")
+    second = background_worker(site, "whole")
     weighed = [{"first": n, "bytes": 30_000} for n in range(4)]
     assert site.result(job_id) == {"given": {"given": weighed}}
     assert len(site.runs("cut")) == 1
@@ -290,7 +292,7 @@ def test_a_kill_between_two_calls_that_free_one_stage(site: PipelineSite) -> Non
 
 def test_more_jobs_at_once_than_there_are_connections_are_all_noted(site: PipelineSite) -> None:
     ids = [site.submit("many", n) for n in range(150)]
-    running = errands(site, "many")
+    running = background_worker(site, "many")
     for job_id in ids:
         site.result(job_id)
     assert "Too many connections" not in running.log
@@ -308,7 +310,7 @@ def test_what_lies_in_files_is_deleted_too(tmp_path: Path) -> None:
             server, tmp_path, {"row": PIPELINES["row"]}, environ, grow=grow(server.url)
         ) as site,
     ):
-        site.errands(**environ)
+        site.background_worker(**environ)
         site.gate.touch()
         job_id = site.submit("row", {"name": "g", "n": 0, "size": 100_000, "held_at": 4})
         wait_until(lambda: 4 in runs(site), "the fifth runs", 60)

@@ -57,7 +57,7 @@ def have_run(site: PipelineSite, count: int) -> bool:
 
 
 def test_a_kill_between_two_stages_runs_neither_again(site: PipelineSite) -> None:
-    first = site.errands("first")
+    first = site.background_worker("first")
     site.gate.touch()
     job_id = site.submit("pieces", {"pieces": PIECES, "size": 30_000})
     wait_until(lambda: len(site.runs("cut")) == 1, "the cut runs", 60)
@@ -69,7 +69,7 @@ def test_a_kill_between_two_stages_runs_neither_again(site: PipelineSite) -> Non
         wait_until(lambda: client.hget(ended, "ended:succeeded") == b"1", "the cut ends", 60)
     # Its lease may have run out by now.
     assert site.job(job_id)["status"] in ("running", "queued")
-    site.errands("second")
+    site.background_worker("second")
     assert site.result(job_id) == weighed(30_000)
     assert len(site.runs("cut")) == 1
     assert len(site.runs("weigh")) == PIECES
@@ -78,20 +78,20 @@ def test_a_kill_between_two_stages_runs_neither_again(site: PipelineSite) -> Non
 def test_a_redis_that_is_slow_to_tell_lengths_leaves_no_job_behind(site: PipelineSite) -> None:
     # More than run at once: what is left is found without anybody pushing anew.
     ids = [site.submit("pieces", {"pieces": 1, "size": 10}) for _ in range(20)]
-    site.errands("late", "tests.harness.workers.late_background")
+    site.background_worker("late", "tests.harness.workers.late_background")
     for job_id in ids:
         assert len(site.result(job_id)) == 1
 
 
 def test_a_stop_in_order_hands_on_at_once(site: PipelineSite) -> None:
-    first = site.errands("first")
+    first = site.background_worker("first")
     site.gate.touch()
     job_id = site.submit("pieces", {"pieces": PIECES, "size": 1})
     wait_until(lambda: len(site.runs("cut")) == 1, "the cut runs", 60)
     assert first.stop() == 0
     wait_until(lambda: site.job(job_id)["status"] == "queued", "it is given back", 60)
     site.gate.unlink()
-    site.errands("second")
+    site.background_worker("second")
     assert site.result(job_id) == weighed(1)
     assert site.job(job_id)["attempts"] == 1
     assert len(site.runs("cut")) == 1
@@ -101,9 +101,9 @@ def test_who_stood_still_past_the_jobs_deadline_leaves_it_to_who_has_gone_on_wit
     site: PipelineSite, tmp_path: Path
 ) -> None:
     """Its timeout is over, and so is its lease: it asks whose the job is before it ends it."""
-    second = site.errands("second")
+    second = site.background_worker("second")
     site.models = write_hasty(tmp_path)
-    first = site.errands("first", HEADRACE_LEASE_TTL_S="1")
+    first = site.background_worker("first", HEADRACE_LEASE_TTL_S="1")
     queue = keys.queue_name("cut")
     with site.server.client() as client, stock_client(site.server.url) as app:
         client.sadd(keys.PAUSED, queue)
@@ -126,19 +126,19 @@ def test_who_stood_still_past_the_jobs_deadline_leaves_it_to_who_has_gone_on_wit
 
 
 def test_kills_of_everything_while_jobs_are_between_their_stages(site: PipelineSite) -> None:
-    errands = site.errands("errands-0")
+    worker = site.background_worker("errands-0")
     sizes = [1, 30_000] * 8
     ids = [site.submit("pieces", {"pieces": PIECES, "size": size}) for size in sizes]
     for n in range(1, 4):
         # At a quarter, a half and three quarters of the way.
         quarter = n * len(ids)
         wait_until(partial(have_run, site, quarter), f"{n} quarters have run", 120)
-        errands.kill()
+        worker.kill()
         site.worker.kill()
         site.server.stop(kill=True)
         site.server.start()
         site.worker.start()
-        errands = site.errands(f"errands-{n}")
+        worker = site.background_worker(f"errands-{n}")
     for job_id, size in zip(ids, sizes, strict=True):
         assert site.result(job_id) == weighed(size)
     with site.server.client() as client:

@@ -59,7 +59,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PipelineSite]:
         redis_server() as server,
         pipeline_site(server, folder, PIPELINES, narrow=NARROW) as running,
     ):
-        running.errands()
+        running.background_worker()
         yield running
         with server.client() as client:
             nothing_leaks(client)

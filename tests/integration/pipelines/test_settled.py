@@ -48,10 +48,10 @@ def catalog(tmp_path: Path) -> Catalog:
 
 
 @contextmanager
-def conducting(
+def orchestrating(
     url: str, catalog: Catalog, monkeypatch: pytest.MonkeyPatch, meanwhile: Meanwhile
 ) -> Iterator[None]:
-    """A conductor in which the first settlement goes as `meanwhile` says, and an echo model."""
+    """An orchestrator in which the first settlement goes as `meanwhile` says, and an echo model."""
     settings = Settings(redis_url=url, lease_ttl_s=LEASE_TTL_S)
     running = PipelineOrchestrator(settings, catalog, url, "owner", "errands@test")
     settled = threading.Event()
@@ -87,7 +87,7 @@ def conducting(
     finally:
         running.stop()
         thread.join(LIMIT_S)
-        assert not thread.is_alive(), "the conductor did not stop"
+        assert not thread.is_alive(), "the orchestrator did not stop"
 
 
 def submit(api: ApiServer) -> str:
@@ -129,7 +129,7 @@ def test_a_renewal_that_comes_right_behind_the_settlement_takes_it_for_no_ones_b
     caplog.set_level(logging.WARNING, "workers")
     with (
         api_server(redis_db.url, catalog) as api,
-        conducting(redis_db.url, catalog, monkeypatch, renewed_before_it_is_answered),
+        orchestrating(redis_db.url, catalog, monkeypatch, renewed_before_it_is_answered),
     ):
         job_id = submit(api)
         assert ended(api, job_id)["result"] == [1]
@@ -150,6 +150,6 @@ def test_a_cancel_while_it_is_settled_through_an_outage_ends_it_at_once(
 
     with api_server(redis_db.url, catalog) as api:
         said.append(submit(api))
-        with conducting(redis_db.url, catalog, monkeypatch, cancelled_in_an_outage):
+        with orchestrating(redis_db.url, catalog, monkeypatch, cancelled_in_an_outage):
             assert ended(api, said[0])["status"] == "cancelled"
             only_its_own(redis_db, said[0])

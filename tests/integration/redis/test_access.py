@@ -185,7 +185,7 @@ def test_pipelines_and_errands_run_by_the_same_user(guarded: Guarded, tmp_path: 
         pipeline_site(server, tmp_path, {"pieces": {"stages": stages}}) as site,
     ):
         admin.execute_command("ACL", "LOG", "RESET")
-        site.errands()
+        site.background_worker()
         assert len(site.result(site.submit("pieces", {"pieces": 5, "size": 100_000}))) == 5
         assert guarded.refusals() == []
 

@@ -24,7 +24,7 @@ from headrace.server.embedded_redis import prepared_url
 from tests.harness.clients.openai_batches import Batches, sdk
 from tests.harness.servers.redis_servers import leaked_keys
 from tests.harness.servers.up import RunningUp, running_up
-from tests.harness.servers.webhook_receiver import hook_receiver
+from tests.harness.servers.webhook_receiver import webhook_receiver
 from tests.harness.wait import wait_until
 
 FIXTURE = Path(__file__).parents[2] / "fixtures/state_1106774"
@@ -152,7 +152,7 @@ def test_what_waits_runs_once(tmp_path: Path) -> None:
         (dead,) = client.dead_letters("words")
         assert (dead.job_id, dead.reason) == (old.jobs["dead"], "transient-error")
         assert client.requeue_dead_letters("words", [dead.id]).requeued == 1
-        with hook_receiver(port=manifest["webhook_port"]) as receiver:
+        with webhook_receiver(port=manifest["webhook_port"]) as receiver:
             for model in paused:
                 client.resume_queue(model)
             received = receiver.wait_for(old.jobs["queued_webhook"])

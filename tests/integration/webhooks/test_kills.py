@@ -21,10 +21,10 @@ from headrace.server.background_workers import requeue_tasks
 from headrace.server.ports import free_port
 from headrace.webhooks.signing import new_secret, secrets_of, signature, written
 from tests.harness.clients.access import http_as, make_key
-from tests.harness.deployments.webhooks import HookSite, hook_site
+from tests.harness.deployments.webhooks import HookSite, webhook_site
 from tests.harness.servers.redis_servers import nothing_leaks
 from tests.harness.servers.up import ROOT
-from tests.harness.servers.webhook_receiver import hook_receiver
+from tests.harness.servers.webhook_receiver import webhook_receiver
 from tests.harness.wait import wait_until
 
 AOF = ("--appendonly", "yes", "--appendfsync", "always")
@@ -32,7 +32,7 @@ AOF = ("--appendonly", "yes", "--appendfsync", "always")
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[HookSite]:
-    with hook_site(tmp_path, *AOF) as site:
+    with webhook_site(tmp_path, *AOF) as site:
         yield site
         site.receiver.gate.set()
         site.quiet()
@@ -41,7 +41,7 @@ def site(tmp_path: Path) -> Iterator[HookSite]:
 
 
 def test_killed_while_it_delivers_and_while_retries_wait(site: HookSite) -> None:
-    first = site.errand_worker("first")
+    first = site.background_worker("first")
     port = free_port()  # where nobody listens yet
     waits = site.submit("", webhook=f"http://127.0.0.1:{port}/200")
     pending = site.delivery(waits, "pending")
@@ -53,9 +53,9 @@ def test_killed_while_it_delivers_and_while_retries_wait(site: HookSite) -> None
     site.server.start()
     # As the supervisor of the dead one does at once; else others miss it in 15 s.
     requeue_tasks(site.server.url, "first")
-    with hook_receiver(port=port) as late:
+    with webhook_receiver(port=port) as late:
         site.receiver.gate.set()
-        site.errand_worker("second")
+        site.background_worker("second")
         site.hasten(pending, waits)
         said = site.delivery(waits, "delivered", tries=2)
         assert [got.id for got in late.of(waits)] == [said["id"]]
@@ -70,7 +70,7 @@ def test_what_ends_while_no_errands_worker_runs_and_whose_record_runs_out(site: 
     with site.server.client() as client:
         wait_until(lambda: client.hget(keys.deliveries(gone), "s"), "it has ended", 60)
         wait_until(lambda: not client.exists(keys.job(gone)), "its record is gone", 60)
-    site.errand_worker("late")
+    site.background_worker("late")
     (got,) = site.receiver.wait_for(gone)
     event = got.verified(site.secrets[1])
     assert event["type"] == "job.succeeded"
@@ -85,14 +85,14 @@ def test_what_ends_while_no_errands_worker_runs_and_whose_record_runs_out(site: 
 def test_a_secret_is_rotated_without_a_gap(site: HookSite) -> None:
     old, new = site.secrets[0], new_secret()
     site.secrets = (old,)
-    before = site.errand_worker("before")
+    before = site.background_worker("before")
     (got,) = site.receiver.wait_for(site.submit("/200"))
     assert got.verified(old)
     with pytest.raises(WebhookVerificationError):
         got.verified(new)
     assert before.stop() == 0
     site.secrets = (new, old)
-    site.errand_worker("after")
+    site.background_worker("after")
     (got,) = site.receiver.wait_for(site.submit("/200"))
     assert got.verified(old)
     assert got.verified(new)
@@ -135,8 +135,8 @@ def is_open(port: int) -> bool:
 
 @pytest.mark.leaves_keys
 def test_api_keys_have_secrets_and_deliveries_of_their_own(tmp_path: Path) -> None:
-    with hook_site(tmp_path, auth="on") as site:
-        site.errand_worker("only")
+    with webhook_site(tmp_path, auth="on") as site:
+        site.background_worker("only")
         (mine, my_key), (_, their_key) = make_key(site.server), make_key(site.server)
         _, operator = make_key(site.server, *Scope)
         body = {"model": "tricky", "input": 1, "options": {"webhook": site.receiver.url("/200")}}

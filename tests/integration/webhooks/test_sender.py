@@ -15,7 +15,7 @@ import pytest
 from headrace.config.settings import Settings
 from headrace.errors import ConfigError
 from tests.harness.servers.certificates import Authority
-from tests.harness.servers.webhook_receiver import Receiver, hook_receiver
+from tests.harness.servers.webhook_receiver import Receiver, webhook_receiver
 from workers.background.webhooks.http import WebhookResponse, WebhookSender, look_up
 
 HEADERS = {"webhook-id": "msg_1"}
@@ -54,7 +54,7 @@ def send(
 
 def test_the_name_is_looked_up_once_and_what_was_judged_is_connected_to() -> None:
     # Rebinding: the first answer is good, every later one is the machine itself.
-    with hook_receiver() as receiver:
+    with webhook_receiver() as receiver:
         resolver = Resolver(["127.0.0.1"], ["127.0.0.2"])
         url = f"http://rebinding.example:{receiver.port}/200?a=b"
         first, second = send(url, resolver, times=2, webhook_allow_networks=("127.0.0.1/32",))
@@ -69,7 +69,7 @@ def test_the_name_is_looked_up_once_and_what_was_judged_is_connected_to() -> Non
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1", "::ffff:127.0.0.1", "fe80::1%lo"])
 def test_a_name_in_a_private_network_is_not_connected_to(address: str) -> None:
-    with hook_receiver() as receiver:
+    with webhook_receiver() as receiver:
         (sent,) = send(f"http://inside.example:{receiver.port}/200", Resolver([address]))
         assert sent.final
         assert "private or reserved" in sent.error
@@ -77,7 +77,7 @@ def test_a_name_in_a_private_network_is_not_connected_to(address: str) -> None:
 
 
 def test_of_several_addresses_only_the_good_ones_are_tried() -> None:
-    with hook_receiver() as receiver:
+    with webhook_receiver() as receiver:
         url = f"http://several.example:{receiver.port}/200"
         # Nobody listens at the first; the last is not allowed.
         mixed = Resolver(["127.0.0.9", "127.0.0.1", "10.0.0.1"])
@@ -86,7 +86,7 @@ def test_of_several_addresses_only_the_good_ones_are_tried() -> None:
 
 
 def test_a_redirect_into_a_private_network_goes_nowhere() -> None:
-    with hook_receiver() as receiver:
+    with webhook_receiver() as receiver:
         url = f"http://outside.example:{receiver.port}/to"
         (sent,) = send(url, Resolver(["127.0.0.1"]), webhook_allow_networks=("127.0.0.1/32",))
         assert sent.status == 307
@@ -95,7 +95,7 @@ def test_a_redirect_into_a_private_network_goes_nowhere() -> None:
 
 
 def test_proxies_of_the_environment_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    with hook_receiver() as receiver, hook_receiver() as proxy:
+    with webhook_receiver() as receiver, webhook_receiver() as proxy:
         for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "HTTPS_PROXY"):
             monkeypatch.setenv(name, proxy.url(""))
         (sent,) = send(receiver.url("/200"), webhook_allow_networks=("127.0.0.0/8",))
@@ -155,7 +155,7 @@ def https(receiver: Receiver, host: str) -> str:
 
 def test_the_certificate_is_to_be_of_the_name_in_the_url(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
-    with hook_receiver(tls_context(authority)) as receiver:
+    with webhook_receiver(tls_context(authority)) as receiver:
         for host in ("localhost", "127.0.0.1"):
             assert over_tls(https(receiver, host), authority.ca_file).status == 200
         other = over_tls(https(receiver, "other.example"), authority.ca_file)

@@ -17,8 +17,8 @@ from headrace.server.ports import free_port
 from headrace.webhooks.signing import secrets_of, written
 from tests.harness.clients.celery_client import stock_client
 from tests.harness.clients.commands import CommandsWithin
-from tests.harness.deployments.webhooks import TIMEOUT_S, HookSite, hook_site
-from tests.harness.servers.webhook_receiver import HUGE_BYTES, hook_receiver
+from tests.harness.deployments.webhooks import TIMEOUT_S, HookSite, webhook_site
+from tests.harness.servers.webhook_receiver import HUGE_BYTES, webhook_receiver
 from tests.harness.wait import wait_until
 
 JOBS = "/api/v1/jobs"
@@ -26,8 +26,8 @@ JOBS = "/api/v1/jobs"
 
 @pytest.fixture(scope="module")
 def _site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HookSite]:
-    with hook_site(tmp_path_factory.mktemp("hooks")) as site:
-        site.errand_worker("first")
+    with webhook_site(tmp_path_factory.mktemp("hooks")) as site:
+        site.background_worker("first")
         yield site
 
 
@@ -140,7 +140,7 @@ def test_gone_ends_it_and_an_operator_sends_it_again(site: HookSite) -> None:
 
 def test_retry_after_is_honoured(site: HookSite) -> None:
     for status in (429, 503):
-        with hook_receiver() as other:
+        with webhook_receiver() as other:
             job_id = site.submit("", webhook=other.url(f"/later/{status}"))
             said = site.delivery(job_id, "pending")
             at, following = said["attempts"][0]["at"], said["next_attempt_at"]
@@ -178,7 +178,7 @@ def test_nobody_there(site: HookSite) -> None:
 
 
 def test_one_that_hangs_holds_up_no_other(site: HookSite) -> None:
-    with hook_receiver() as slow:
+    with webhook_receiver() as slow:
         ids = [site.submit("", webhook=slow.url("/gate")) for _ in range(40)]
         wait_until(lambda: slow.got, "the slow one has some", 60)
         other = site.submit("/200")
@@ -219,7 +219,7 @@ def test_what_is_counted(site: HookSite) -> None:
     before = counted()
     site.delivery(site.submit("/200"), "delivered")
     site.delivery(site.submit("/410"), "failed")
-    with hook_receiver() as other:
+    with webhook_receiver() as other:
         # Which is then left alone for an hour.
         site.delivery(site.submit("", webhook=other.url("/later/503")), "pending")
     after = counted()

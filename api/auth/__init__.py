@@ -1,4 +1,4 @@
-"""Who calls: authenticates API keys, checks scopes, limits rates.
+"""Authenticates API keys, checks scopes and limits rates.
 
 Start with authenticator.py. May import http and components.
 """

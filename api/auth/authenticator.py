@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from enum import Enum
 from typing import Final
 
 import redis.asyncio
 
+from api.auth.rate_limit import RateLimiter
 from api.http.messages import Request
 from headrace.access.api_key import NO_OWNER, ApiKey, Caller, Scope, caller_of, read_key
 from headrace.config.settings import Settings
-from headrace.errors import BrokerError, Forbidden, RateLimited, Unauthorized
+from headrace.errors import BrokerError, Forbidden, Unauthorized
 from headrace.queue.job_queue import JobQueue
 from headrace.queue.subscription import Subscription
 from headrace.redis import keys
@@ -33,8 +33,6 @@ STALE_S: Final = 300.0
 UNKNOWN_S: Final = 1.0
 #: The most cached keys; beyond it the cache is cleared.
 CACHED_MAX: Final = 10_000
-#: Seconds of a key's rate that a process takes from Redis at once.
-SHARE_S: Final = 0.05
 #: The header in which a component of the deployment names the key for which it acts.
 ACTS_FOR: Final = b"headrace-acts-for"
 
@@ -67,17 +65,6 @@ class _CachedKey:
         self.read_at = read_at
 
 
-class _Bucket:
-    """The part of one key's rate that this process holds."""
-
-    __slots__ = ("empty_until", "lock", "tokens")
-
-    def __init__(self) -> None:
-        self.tokens = 0
-        self.empty_until = 0.0
-        self.lock = asyncio.Lock()
-
-
 class Authenticator:
     """Authenticates the requests of one API process.
 
@@ -85,6 +72,9 @@ class Authenticator:
         settings: which operations are open.
         queue: reads keys and rates from Redis.
         client: the subscription connection is taken from its pool.
+
+    Attributes:
+        rates: limits the requests of keys.
     """
 
     def __init__(self, settings: Settings, queue: JobQueue, client: redis.asyncio.Redis) -> None:
@@ -94,9 +84,9 @@ class Authenticator:
         if not settings.auth_docs:
             self._open.add(Open.DOCS)
         self._queue = queue
+        self.rates = RateLimiter(queue)
         self._cache: dict[str, _CachedKey] = {}
         self._reading: dict[str, asyncio.Task[_CachedKey]] = {}
-        self._buckets: dict[str, _Bucket] = {}
         self._subscription = Subscription(
             client,
             "API key",
@@ -136,7 +126,7 @@ class Authenticator:
         if request.has(ACTS_FOR) and key.acts:
             key, caller = await self._owner(request)
         elif key.rate:
-            await self._spend_one(caller)
+            await self.rates.spend_one(caller)
         if needs is not None and needs not in key.scopes and not isinstance(needs, Open):
             raise Forbidden(
                 f"API key {key.id} lacks the required scope {needs.value!r}",
@@ -153,45 +143,6 @@ class Authenticator:
         except BrokerError:
             return True
         return key is not None and not key.expired(time.time())
-
-    async def spend(self, caller: Caller, count: int) -> tuple[int, float]:
-        """Take `count` requests of a key's rate.
-
-        Returns:
-            How many of them the rate allows now, and the seconds until it allows more.
-
-        Raises:
-            BrokerError: Redis does not answer.
-        """
-        if not caller.rate or not count:
-            return count, 0.0
-        bucket = self._buckets.get(caller.key_id)
-        if bucket is None:
-            if len(self._buckets) >= CACHED_MAX:
-                self._buckets.clear()
-            bucket = self._buckets[caller.key_id] = _Bucket()
-        # Concurrent requests share what the first of them fetches.
-        async with bucket.lock:
-            if bucket.tokens < count:
-                await self._fetch(bucket, caller, count)
-            taken = min(bucket.tokens, count)
-            bucket.tokens -= taken
-            return taken, max(0.0, bucket.empty_until - time.monotonic())
-
-    async def _fetch(self, bucket: _Bucket, caller: Caller, count: int) -> None:
-        now = time.monotonic()
-        if now < bucket.empty_until:
-            return
-        share = math.ceil(caller.rate * SHARE_S)
-        wanted = max(count - bucket.tokens, share)
-        taken, wait_s = await self._queue.take_tokens(caller.key_id, caller.rate, wanted, 1)
-        bucket.tokens += taken
-        bucket.empty_until = now + wait_s
-
-    async def _spend_one(self, caller: Caller) -> None:
-        taken, wait_s = await self.spend(caller, 1)
-        if not taken:
-            raise rate_limited(caller, wait_s)
 
     async def _authenticate(self, request: Request) -> _CachedKey:
         text = _presented(request)
@@ -280,15 +231,6 @@ class Authenticator:
         long_ago = time.monotonic() - FRESH_S - UNKNOWN_S
         for cached in self._cache.values():
             cached.read_at = min(cached.read_at, long_ago)
-
-
-def rate_limited(caller: Caller, wait_s: float) -> RateLimited:
-    """Return the error for a key that makes more requests than its rate."""
-    return RateLimited(
-        f"API key {caller.key_id} exceeds its rate of {caller.rate:g} requests a second",
-        hint="Send more slowly, or several jobs per request; an operator can raise the rate.",
-        retry_after_s=max(1, math.ceil(wait_s)),
-    )
 
 
 def _presented(request: Request) -> str:

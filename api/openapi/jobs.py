@@ -173,7 +173,7 @@ JOB_OPERATIONS: Final[Descriptions] = {
             "200": _OUTPUT,
             "206": {
                 **_OUTPUT,
-                "description": "The bytes of the output that Range asked for.",
+                "description": "The requested range of the output.",
                 "headers": {**_OUTPUT["headers"], **_CONTENT_RANGE},
             },
             "202": job_answers("")["202"],

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from api.auth.authenticator import rate_limited
+from api.auth.rate_limit import rate_limited
 from api.http.bodies import Payload
 from api.http.ndjson import Line
 from api.http.problems import problem, unexpected
@@ -149,7 +149,7 @@ class BulkSubmitter:
         until, taken = clock() + self._hold_s, 0
         while True:
             try:
-                more, wait_s = await authenticator.spend(caller, len(rows) - taken)
+                more, wait_s = await authenticator.rates.spend(caller, len(rows) - taken)
             except HeadraceError as error:
                 refused: HeadraceError = error
                 break

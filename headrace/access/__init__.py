@@ -1,4 +1,4 @@
-"""API keys: their scopes and limits, and where they are kept in Redis.
+"""API keys: their scopes and limits, and their records in Redis.
 
 Start with api_key.py. May import redis and errors.
 """

@@ -1,4 +1,4 @@
-"""`/v1/batches`, by OpenAI's conventions: create, list, retrieve, cancel."""
+"""`/v1/batches`, by OpenAI's conventions: fields, list, retrieve, cancel."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class _Expiry(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class BatchRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """The JSON of a create.
+    """The JSON of a fields.
 
     Attributes:
         rerun_of: a batch whose unsuccessful lines run again; absent members are as in that batch.
@@ -72,9 +72,9 @@ async def create_batch(services: Services, request: Request) -> Reply:
     """Create a batch; a batch runner executes it."""
     request.query(_NONE)
     require_json(request)
-    asked = _read(await read_body(request, BODY_LIMIT_BYTES))
-    _check_metadata(asked.metadata)
-    spec = await services.files.run(_spec, services, asked, request.caller)
+    fields = _read(await read_body(request, BODY_LIMIT_BYTES))
+    _check_metadata(fields.metadata)
+    spec = await services.files.run(_spec, services, fields, request.caller)
     return _reply(batch_object(await services.files.run(services.files.batches.create, spec)))
 
 
@@ -139,7 +139,7 @@ def batch_object(batch: Batch) -> dict[str, Any]:
 
 def _read(body: bytes) -> BatchRequest:
     try:
-        asked = _REQUEST.decode(body)
+        fields = _REQUEST.decode(body)
         if not body.isascii():
             body.decode()
     except msgspec.ValidationError as error:
@@ -154,44 +154,44 @@ def _read(body: bytes) -> BatchRequest:
         raise InvalidParameter(f"{param or 'the body'}: {_AT.sub('', text)}", param) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise not_json(error, body) from None
-    return asked
+    return fields
 
 
-def _spec(services: Services, asked: BatchRequest, caller: Caller) -> BatchSpec:
+def _spec(services: Services, fields: BatchRequest, caller: Caller) -> BatchSpec:
     """Validate a request, without reading its file. Blocks."""
-    before = None if asked.rerun_of is None else _rerun(services, asked, caller)
+    before = None if fields.rerun_of is None else _rerun(services, fields, caller)
     if before is not None:
         file_id: str | None = before.spec.input_file_id
         endpoint: str | None = before.spec.endpoint
         window = before.spec.window
     else:
-        file_id, endpoint = asked.input_file_id, asked.endpoint
+        file_id, endpoint = fields.input_file_id, fields.endpoint
         window = WINDOW_DEFAULT
-    if asked.completion_window is not None:
-        window = asked.completion_window
+    if fields.completion_window is not None:
+        window = fields.completion_window
     if endpoint is None or file_id is None:
         missing = "endpoint" if endpoint is None else "input_file_id"
         raise InvalidParameter(f"{missing} is missing", missing)
     _check_endpoint(services, endpoint)
     _check_file(services, caller, file_id)
-    expiry = asked.output_expires_after
+    expiry = fields.output_expires_after
     return BatchSpec(
         endpoint=endpoint,
         input_file_id=file_id,
         window=window,
         window_s=_window_s(window),
-        metadata=asked.metadata,
+        metadata=fields.metadata,
         output_ttl_s=None
         if expiry is None
         else ttl_of(expiry.seconds, expiry.anchor, "output_expires_after"),
-        rerun_of=asked.rerun_of,
+        rerun_of=fields.rerun_of,
         failed_file_id=None if before is None else before.error_file_id,
         owner=caller.key_id,
     )
 
 
-def _rerun(services: Services, asked: BatchRequest, caller: Caller) -> Batch:
-    batch_id = asked.rerun_of or ""
+def _rerun(services: Services, fields: BatchRequest, caller: Caller) -> Batch:
+    batch_id = fields.rerun_of or ""
     try:
         before = services.files.batches.get(batch_id, caller)
     except BatchNotFound as error:
@@ -208,7 +208,7 @@ def _rerun(services: Services, asked: BatchRequest, caller: Caller) -> Batch:
             f"rerun_of: the batch {batch_id} cannot run again: {none}", "rerun_of"
         )
     for name in ("input_file_id", "endpoint"):
-        given = getattr(asked, name)
+        given = getattr(fields, name)
         if given is not None and given != getattr(before.spec, name):
             raise InvalidParameter(
                 f"{name} differs from that of the batch {batch_id}, which runs again",

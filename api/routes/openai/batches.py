@@ -1,4 +1,4 @@
-"""`/v1/batches`, by OpenAI's conventions: fields, list, retrieve, cancel."""
+"""`/v1/batches`, by OpenAI's conventions: create, list, retrieve, cancel."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class _Expiry(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class BatchRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """The JSON of a fields.
+    """The JSON of a create.
 
     Attributes:
         rerun_of: a batch whose unsuccessful lines run again; absent members are as in that batch.

@@ -15,13 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import redis
-from redis.exceptions import (
-    ConnectionError as RedisConnectionError,
-)
-from redis.exceptions import (
-    NoScriptError,
-    ResponseError,
-)
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import NoScriptError, ResponseError
 
 from headrace.redis.fast_connection import pack_all, socket_of
 from headrace.redis.outages import DISCONNECTED, outage_code

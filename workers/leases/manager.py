@@ -17,13 +17,7 @@ from headrace.redis.outages import DISCONNECTED
 from headrace.redis.scripts import Command
 from headrace.redis.scripts import jobs as job_scripts
 from headrace.redis.scripts import queues as queue_scripts
-from headrace.redis.scripts.jobs import (
-    EXPIRE_MAX_JOBS,
-    FENCED,
-    POSTPONED,
-    SETTLED,
-    ClaimReply,
-)
+from headrace.redis.scripts.jobs import EXPIRE_MAX_JOBS, FENCED, POSTPONED, SETTLED, ClaimReply
 from headrace.redis.traffic import TRAFFIC
 from workers.jobs.leased_job import LeasedJob
 from workers.jobs.settlement import Settlement

@@ -28,11 +28,7 @@ from workers.jobs.batch import Batch
 from workers.jobs.claim_reply import read_jobs, read_message
 from workers.jobs.leased_job import NEVER, LeasedJob
 from workers.jobs.retries import RetryPolicy
-from workers.jobs.settlement import (
-    Settlement,
-    cancelled,
-    failed,
-)
+from workers.jobs.settlement import Settlement, cancelled, failed
 from workers.models.backlog import Backlog
 from workers.models.deadlines import Deadlines
 from workers.models.event_sampling import EventSampler

@@ -28,7 +28,7 @@ def test_out_of_memory_halves_the_batch_is_remembered_and_grown_out_of(on_gpu: S
         assert {job.state for job in jobs} == {State.SUCCEEDED}, jobs[0].error_json
         assert [client.result(job.id) for job in jobs] == list(range(8))
         wait_until(lambda: worker.states()["hungry"]["fits"] == 4, "it is remembered")
-        assert "out of memory with 8 items" in worker.log
+        assert "out of memory with 8 inputs" in worker.log
         # Twice the patience since it failed once; the next size has room.
         full = [n % 256 for n in range(4 * (2 * PATIENCE_MIN + 2))]
         jobs = client.wait(*client.submit("hungry", *full), timeout_s=LOAD_S)

@@ -182,7 +182,7 @@ class Message(msgspec.Struct, frozen=True, gc=False):
         input: the input's JSON text; or the payload, once it was fetched from its `source`.
         ours: the API wrote it, not a Celery client.
         source: where the input is stored; None if it is in the message.
-        followed: it has callbacks, which workers.jobs.canvas reads.
+        has_callbacks: it has callbacks, which workers.jobs.canvas reads.
         quiet: its result goes into the record, and a success has no Celery result.
         trace: the trace context of the submit.
     """
@@ -203,7 +203,7 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     source: InputSource | None = None
     retry_backoff_s: float | None = None
     retry_backoff_max_s: float | None = None
-    followed: bool = False
+    has_callbacks: bool = False
     quiet: bool = False
     trace: Trace | None = None
 
@@ -240,7 +240,7 @@ def decode_message(raw: bytes) -> Message:
         quiet=own.quiet,
     )
     if embed is not None and embed.any:
-        message = msgspec.structs.replace(message, followed=True)
+        message = msgspec.structs.replace(message, has_callbacks=True)
     if headers.traceparent is not None:
         trace = read_trace(headers.traceparent, headers.tracestate)
         message = msgspec.structs.replace(message, trace=trace)

@@ -1,4 +1,4 @@
-"""Everything that knows redis-py: connections, keys, fields, the clock and the scripts.
+"""Everything that uses redis-py: clients, keys, fields, the clock and the scripts.
 
-Start with keys.py and connection.py. May import errors.
+Start with keys.py, connection.py and scripts/__init__.py. May import errors.
 """

@@ -74,7 +74,7 @@ def read_message(
     except InvalidRequest as error:
         job.canvas = read_canvas(raw)
         return unreadable_message(job, raw, error)
-    if message.followed:
+    if message.has_callbacks:
         job.canvas = read_canvas(raw)
         if job.canvas is None:
             problem = "the signatures of the job's callbacks cannot be read"

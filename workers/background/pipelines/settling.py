@@ -38,7 +38,7 @@ async def success(jobs: StageJobs, execution: PipelineExecution, value: Value) -
     limit = jobs.inline_limit_bytes if message.ours else STOCK_RESULT_MAX_BYTES
     if isinstance(value, StoredValue) and value.whole and value.at.length > limit:
         at = value.at
-        if message.followed:
+        if message.has_callbacks:
             job.result = await jobs.in_thread(read_parts, jobs.stores, [at])
         await _hand_over(jobs, execution, at.ref)
         return stored_as(job, at.ref, at.length, at.type or JSON_TYPE, 1, took, done)

@@ -166,8 +166,8 @@ def test_what_follows_a_task_is_seen(client: Client, kind: str) -> None:
         "chain": {"chain": chain(follow, follow, app=client.app).tasks},
         "chord": {"chord": chord([follow], follow, app=client.app).body},
     }
-    assert decode_message(client.send(**follows[kind])).followed
-    assert not decode_message(client.send()).followed
+    assert decode_message(client.send(**follows[kind])).has_callbacks
+    assert not decode_message(client.send()).has_callbacks
 
 
 def test_the_input_is_what_the_task_before_gave(client: Client) -> None:

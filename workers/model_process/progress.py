@@ -65,7 +65,7 @@ class ProgressReporter:
         self._send = send
         self._shared = shared
         self._only: _Current | None = None
-        self._own: ContextVar[_Current | None] = ContextVar("headrace_at_hand", default=None)
+        self._own: ContextVar[_Current | None] = ContextVar("headrace_current_batch", default=None)
         self._changed = threading.Condition()
         self._waiting: dict[BatchProgress, None] = {}
         self._thread: threading.Thread | None = None

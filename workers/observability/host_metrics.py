@@ -59,7 +59,7 @@ class HostMetrics:
     def start(self) -> None:
         """Start the thread, which ends with the process."""
         psutil.cpu_percent()
-        threading.Thread(target=self._run, name="headrace-gauges", daemon=True).start()
+        threading.Thread(target=self._run, name="headrace-host-metrics", daemon=True).start()
 
     def stop(self) -> None:
         """End the thread."""

@@ -29,10 +29,10 @@ _save, _delete, _free = StageJobs._save, StageJobs._delete, StageJobs.free
 
 
 async def note(self: StageJobs, execution: Any, *freed: str) -> bool:
-    said = await _save(self, execution, *freed)
+    saved = await _save(self, execution, *freed)
     if freed and DIES == "half noted":
         _die()
-    return said
+    return saved
 
 
 async def delete(self: StageJobs, execution: Any, entries: Any) -> None:

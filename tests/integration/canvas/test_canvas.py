@@ -38,7 +38,7 @@ def notes(site: Deployment, where: str) -> list[str]:
     return [line.decode() for line in site.ours.redis.lrange(where, 0, -1)]
 
 
-def told(site: Deployment, where: str) -> list[str]:
+def noted(site: Deployment, where: str) -> list[str]:
     """What was noted, once there is anything."""
     return wait_until(lambda: notes(site, where), "something was noted", timeout_s=GET_TIMEOUT_S)
 
@@ -107,7 +107,7 @@ def test_links_are_called_with_the_result(app: Celery, site: Deployment, where: 
     sent = linked.apply_async()
     assert sent.get(timeout=GET_TIMEOUT_S) == 4
     assert app.AsyncResult("the-linked-job").get(timeout=GET_TIMEOUT_S) == 4
-    (line,) = told(site, where)
+    (line,) = noted(site, where)
     assert line.endswith(" 4")
     assert len(sent.children) == 1, "several callbacks are a group, as Celery has it"
     assert {child.id for child in sent.children[0]} == {line.split()[0], "the-linked-job"}
@@ -122,7 +122,7 @@ def test_a_failure_calls_the_errbacks_and_breaks_the_chain(
     with pytest.raises(errors.HandlerError, match="cannot do 7"):
         sent.get(timeout=GET_TIMEOUT_S)
     _, failing, *rest = all_of(sent)
-    (line,) = told(site, f"{where}-error")
+    (line,) = noted(site, f"{where}-error")
     assert line.endswith(f" {failing.id}"), "an errback takes the id of what has failed"
     for result in rest:
         with pytest.raises(errors.HandlerError, match="cannot do 7"):
@@ -152,7 +152,7 @@ def test_a_chord_with_a_failing_member(
     sent = chord([ours(app, "echo", 1), bad, ours(app, "tricky", 2)], body, app=app)()
     with pytest.raises(ChordError, match=r"Dependency .* raised"):
         itself(app, sent).get(timeout=GET_TIMEOUT_S)
-    (line,) = told(site, f"{where}-error")
+    (line,) = noted(site, f"{where}-error")
     assert line.endswith(f" {sent.id}")
     assert not notes(site, where)
 
@@ -193,7 +193,7 @@ def test_a_retried_member_calls_nothing_until_it_has_ended(
     sent = linked.apply_async()
     with pytest.raises(errors.TransientError):
         sent.get(timeout=GET_TIMEOUT_S)
-    told(site, where)
+    noted(site, where)
     assert site.ours.job(sent.id).attempts == 2
     assert len(notes(site, where)) == 1
 
@@ -210,8 +210,10 @@ def _chained(app: Celery, first: Any) -> tuple[Any, Any]:
 
 def _revoke(site: Deployment, job_id: str) -> None:
     """As a client does, until our worker has said that it knows; the stock one answers too."""
-    said = site.app.control.revoke(job_id, destination=[site.worker.node], reply=True, timeout=20)
-    assert said
+    replies = site.app.control.revoke(
+        job_id, destination=[site.worker.node], reply=True, timeout=20
+    )
+    assert replies
 
 
 def _broken(site: Deployment, sent: Any, member: Any, state: str) -> None:
@@ -284,4 +286,4 @@ def test_what_can_never_be_sent_is_a_failure_with_errbacks(
     sent = linked.apply_async()
     with pytest.raises(errors.InvalidRequest, match="callbacks cannot be sent"):
         sent.get(timeout=GET_TIMEOUT_S)
-    assert told(site, where)
+    assert noted(site, where)

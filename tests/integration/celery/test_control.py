@@ -111,16 +111,16 @@ def test_events_are_off_until_they_are_asked_for(site: Site) -> None:
         quiet = send(site.app, "echo", 1)
         quiet.get(timeout=GET_TIMEOUT_S)
         assert "ok" in site.control("enable_events")
-        told = send(site.app, "echo", 2)
-        events.wait_for("succeeded", told.id)
-        assert events.kinds(told.id) == ["received", "started", "succeeded"]
+        sent = send(site.app, "echo", 2)
+        events.wait_for("succeeded", sent.id)
+        assert events.kinds(sent.id) == ["received", "started", "succeeded"]
         assert not events.of(quiet.id)
         assert "ok" in site.control("disable_events")
         quiet = send(site.app, "echo", 3)
         quiet.get(timeout=GET_TIMEOUT_S)
         assert "ok" in site.control("enable_events")
-        told = send(site.app, "echo", 4)
-        events.wait_for("succeeded", told.id)
+        sent = send(site.app, "echo", 4)
+        events.wait_for("succeeded", sent.id)
         assert not events.of(quiet.id)
 
 
@@ -163,9 +163,9 @@ def test_heartbeats_count_running_jobs(site: Site) -> None:
                 lambda: any(event.get("active") == 4 for event in list(events.seen)),
                 "a heartbeat that counts the batch",
             )
-        heard = len(events.seen)
+        count = len(events.seen)
         wait_until(
-            lambda: any(event.get("active") == 0 for event in events.seen[heard:]),
+            lambda: any(event.get("active") == 0 for event in events.seen[count:]),
             "a heartbeat after the batch",
         )
 
@@ -298,11 +298,11 @@ def test_after_a_restart_of_redis_control_heartbeats_and_events_go_on(site: Site
             (replies,) = app.control.broadcast("active", reply=True, timeout=30, limit=1) or [{}]
             assert {info["id"] for info in replies[NODE]} == set(site.runs()) & set(ids)
     with stock_client(url) as app, Events(app) as events:
-        heard = len(events.seen)
-        wait_until(lambda: len(events.seen) > heard, "heartbeats come of themselves")
-        told = send(app, "echo", "after")
-        events.wait_for("succeeded", told.id)
-        assert events.kinds(told.id) == ["received", "started", "succeeded"]
+        count = len(events.seen)
+        wait_until(lambda: len(events.seen) > count, "heartbeats come of themselves")
+        sent = send(app, "echo", "after")
+        events.wait_for("succeeded", sent.id)
+        assert events.kinds(sent.id) == ["received", "started", "succeeded"]
     assert {job.state for job in site.ours.wait(*ids)} == {State.SUCCEEDED}
     assert {site.runs().count(job_id) for job_id in ids} == {1}, "some ran again after the outage"
     assert "Traceback" not in site.worker.log.partition("Connection to broker lost")[2]

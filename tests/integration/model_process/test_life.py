@@ -84,11 +84,11 @@ def test_a_load_that_hangs_is_killed_and_its_place_is_told(
                 return error if where in error else ""
 
             wait_until(there, f"it is killed in {where}", 120)
-        told = "cannot be loaded"
-        first = {load: worker.says(told, f"model={load}") for load in places}
+        reported = "cannot be loaded"
+        first = {load: worker.says(reported, f"model={load}") for load in places}
         for load, n in first.items():
             about = f"model={load}"
-            wait_until(lambda a=about, n=n: worker.says(told, a) > n, "killed again", 60)  # type: ignore[misc]
+            wait_until(lambda a=about, n=n: worker.says(reported, a) > n, "killed again", 60)  # type: ignore[misc]
         pids = wait_until(worker.model_pids, "one of them is tried again", 60)
         assert worker.states()["echo"]["state"] == "ready"
     wait_until(lambda: gone(*pids), "none is left")
@@ -173,7 +173,7 @@ def test_recycled_after_max_jobs_without_a_gap(redis_db: RedisServer, tmp_path: 
         after = client.wait(*client.submit("worn", *range(3)))
         new = {json.loads(job.result_json or "") for job in after}
         assert old not in new
-        wait_until(lambda: worker.states()["worn"]["recycled"] >= 1, "it is told")
+        wait_until(lambda: worker.states()["worn"]["recycled"] >= 1, "it is reported")
         assert "recycling a model process: it has run 5 jobs" in worker.log
         assert "died under" not in worker.log
 
@@ -188,11 +188,11 @@ def test_a_successor_that_cannot_load_leaves_the_old_one_serving(
         old = worker.states()["worn"]["pids"][0]
         client.wait(*client.submit("worn", *range(3)))
 
-        def told() -> bool:
+        def reported() -> bool:
             state = worker.states()["worn"]
             return state["state"] == "ready" and "load_timeout_s" in state["error"]
 
-        wait_until(told, "the failed load of the next one is told beside `ready`", 60)
+        wait_until(reported, "the failed load of the next one is told beside `ready`", 60)
         jobs = client.wait(*client.submit("worn", *range(10)))
         assert {json.loads(job.result_json or "") for job in jobs} == {old}
 
@@ -235,11 +235,11 @@ def test_a_limit_below_what_the_loaded_model_takes_is_told_and_not_followed(
 def test_a_handler_that_holds_the_gil_and_its_child_are_gone_with_their_worker(
     redis_db: RedisServer, tmp_path: Path, session: bool
 ) -> None:
-    told = tmp_path / "pids"
+    reported = tmp_path / "pids"
     with worn(redis_db, tmp_path) as (worker, client):
         worker.wait_ready("worn")
-        client.submit("worn", {"do": "child", "pid": str(told), "session": session})
-        pids = wait_until(lambda: [int(pid) for pid in told.read_text().split()], "it runs")
+        client.submit("worn", {"do": "child", "pid": str(reported), "session": session})
+        pids = wait_until(lambda: [int(pid) for pid in reported.read_text().split()], "it runs")
         assert not any(map(gone, pids))
         worker.kill()
         wait_until(lambda: gone(*pids), "both are gone")
@@ -247,7 +247,7 @@ def test_a_handler_that_holds_the_gil_and_its_child_are_gone_with_their_worker(
 
 @pytest.mark.leaves_keys
 def test_a_guard_that_was_killed_is_replaced(redis_db: RedisServer, tmp_path: Path) -> None:
-    told = tmp_path / "pids"
+    reported = tmp_path / "pids"
     with worn(redis_db, tmp_path) as (worker, client):
         worker.wait_ready("worn")
         (guard,) = children_with(worker.pid, "guard.py")
@@ -259,8 +259,8 @@ def test_a_guard_that_was_killed_is_replaced(redis_db: RedisServer, tmp_path: Pa
             lambda: [g for g in children_with(worker.pid, "guard.py") if g != guard],
             "the next guard",
         )
-        client.submit("worn", {"do": "child", "pid": str(told), "session": False}, timeout=2)
-        pids = wait_until(lambda: [int(pid) for pid in told.read_text().split()], "it runs")
+        client.submit("worn", {"do": "child", "pid": str(reported), "session": False}, timeout=2)
+        pids = wait_until(lambda: [int(pid) for pid in reported.read_text().split()], "it runs")
         worker.kill()
         wait_until(lambda: gone(*pids), "both are gone")
 

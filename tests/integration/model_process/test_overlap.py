@@ -87,7 +87,7 @@ def test_a_batch_that_had_not_begun_goes_back_uncharged_and_runs_as_it_was(
         second = at.submit({"name": "a"}, {"name": "b"})
         running = {State.RUNNING}
         wait_until(lambda: {at.client.job(job_id).state for job_id in second} == running, "claimed")
-        wait_until(lambda: len(at.worker.states()["m"]["pids"]) == 1, "it is told")
+        wait_until(lambda: len(at.worker.states()["m"]["pids"]) == 1, "it is reported")
         wait_until_handed_over(at.worker.redis_url, *second)
         at.open("x")
         jobs = at.client.wait(*first, *second)
@@ -178,7 +178,7 @@ def test_it_is_told_how_much_the_device_waits_for_preprocess(
         at.wait_for("preprocess a begins")
         at.open("a")
         at.client.wait(*ids)
-        wait_until(lambda: 0 < at.worker.states()["m"]["starved"] <= 1, "it is told")
+        wait_until(lambda: 0 < at.worker.states()["m"]["starved"] <= 1, "it is reported")
 
 
 def test_offline_work_that_is_prepared_makes_way_for_an_online_job(

@@ -166,8 +166,8 @@ def test_what_is_freed_says_so_and_a_lost_record_brings_it_back(site: PipelineSi
         assert problem.status_code == 410, problem.text
         assert problem.json()["type"] == "/problems/result-freed"
         assert "the stages of its pipeline that take it" in problem.json()["detail"]
-        told = site.job(ids[name])
-        assert (told["status"], told["result"]) == ("succeeded", None)
+        job = site.job(ids[name])
+        assert (job["status"], job["result"]) == ("succeeded", None)
     with Client(site.api.url) as client, pytest.raises(ResultFreed, match="have ended"):
         client.result(ids["first"])
     assert len(http.get(f"/api/v1/jobs/{ids['fourth']}/result").json()["pad"]) == 100_000

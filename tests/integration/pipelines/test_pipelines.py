@@ -272,15 +272,15 @@ def test_a_timeout_names_what_was_under_way(site: PipelineSite) -> None:
 
 def test_it_is_addressed_as_a_model_is(site: PipelineSite) -> None:
     http = site.api.http
-    said = {"model": "pieces", "input": {"pieces": 1, "size": 2}}
-    first = http.put("/api/v1/jobs/mine-1", json=said, params={"wait": 60})
+    body = {"model": "pieces", "input": {"pieces": 1, "size": 2}}
+    first = http.put("/api/v1/jobs/mine-1", json=body, params={"wait": 60})
     assert first.status_code == 200
     assert first.json()["result"] == weighed(1, 2)
     assert [stage["name"] for stage in first.json()["stages"]] == ["cut", "weigh"]
-    again = http.put("/api/v1/jobs/mine-1", json=said)
+    again = http.put("/api/v1/jobs/mine-1", json=body)
     assert again.headers["idempotency-replayed"] == "true"
     assert again.json() == first.json()
-    other = http.put("/api/v1/jobs/mine-1", json={**said, "input": {"pieces": 2, "size": 2}})
+    other = http.put("/api/v1/jobs/mine-1", json={**body, "input": {"pieces": 2, "size": 2}})
     assert other.status_code == 409
     listed = http.get("/api/v1/jobs", params={"model": "pieces"}).json()["jobs"]
     assert "mine-1" in {job["id"] for job in listed}

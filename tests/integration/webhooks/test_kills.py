@@ -57,8 +57,8 @@ def test_killed_while_it_delivers_and_while_retries_wait(site: HookSite) -> None
         site.receiver.gate.set()
         site.background_worker("second")
         site.hasten(pending, waits)
-        said = site.delivery(waits, "delivered", tries=2)
-        assert [got.id for got in late.of(waits)] == [said["id"]]
+        delivery = site.delivery(waits, "delivered", tries=2)
+        assert [got.id for got in late.of(waits)] == [delivery["id"]]
     site.delivery(under_way, "delivered")
     one, two = site.receiver.of(under_way)
     assert (one.id, one.body) == (two.id, two.body)

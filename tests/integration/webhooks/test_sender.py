@@ -23,7 +23,7 @@ BODY = b'{"data":{"id":"1"}}'
 
 
 class Resolver:
-    """Answers names as it is told, one answer after the other; the last one stays."""
+    """Answers names with the given replies in turn; the last one stays."""
 
     def __init__(self, *answers: Sequence[str]) -> None:
         self.answers = list(answers)
@@ -37,13 +37,13 @@ class Resolver:
 def send(
     url: str, resolver: Any = look_up, *, times: int = 1, **settings: Any
 ) -> list[WebhookResponse]:
-    told = {
+    options = {
         "webhook_allow_http": True, "webhook_timeout_s": 20, "webhook_connect_timeout_s": 10,
         **settings,
     }  # fmt: skip
 
     async def go() -> list[WebhookResponse]:
-        sender = WebhookSender(Settings(**told), resolver)
+        sender = WebhookSender(Settings(**options), resolver)
         try:
             return [await sender.send(url, HEADERS, BODY) for _ in range(times)]
         finally:
@@ -79,7 +79,7 @@ def test_a_name_in_a_private_network_is_not_connected_to(address: str) -> None:
 def test_of_several_addresses_only_the_good_ones_are_tried() -> None:
     with webhook_receiver() as receiver:
         url = f"http://several.example:{receiver.port}/200"
-        # Nobody listens at the first; the last is not allowed.
+        # Nothing listens at the first; the last is not allowed.
         mixed = Resolver(["127.0.0.9", "127.0.0.1", "10.0.0.1"])
         assert send(url, mixed, webhook_allow_networks=("127.0.0.0/8",))[0].status == 200
         assert send(url, mixed, webhook_allow_networks=("127.0.0.9/32",))[0].status == 0
@@ -128,10 +128,10 @@ def test_a_name_that_nobody_knows_and_one_that_is_asked_for_too_long() -> None:
     assert sent.error == "no answer within 0.1 s"
 
     async def broken(host: str, port: int) -> Sequence[str]:
-        raise RuntimeError("nobody has foreseen it")
+        raise RuntimeError("unexpected")
 
     (sent,) = send("http://broken.example/", broken)
-    assert (sent.error, sent.final) == ("it cannot be sent: nobody has foreseen it", False)
+    assert (sent.error, sent.final) == ("it cannot be sent: unexpected", False)
     (sent,) = send("http://plain.example/", webhook_allow_http=False)
     assert sent.final, "what was allowed at the submit need not be now"
 

@@ -64,9 +64,9 @@ def test_every_way_to_submit_tells_the_end_signed(site: HookSite) -> None:
             assert event["type"] == "job.succeeded"
             assert event["data"] == http.get(f"{JOBS}/{job_id}").json()
             assert event["timestamp"] == event["data"]["finished_at"]
-        said = site.delivery(job_id, "delivered")
-        assert (said["id"], said["tries"], said["next_attempt_at"]) == (got.id, 1, None)
-        assert said["url"] == site.receiver.url("/200?…"), "a token is not shown"
+        delivery = site.delivery(job_id, "delivered")
+        assert (delivery["id"], delivery["tries"], delivery["next_attempt_at"]) == (got.id, 1, None)
+        assert delivery["url"] == site.receiver.url("/200?…"), "a token is not shown"
     # A repeat of a submit is the same job, and told once.
     assert http.put(f"{JOBS}/named", json=body).headers["idempotency-replayed"] == "true"
     other = {**body, "options": {"webhook": f"{url}2"}}
@@ -110,17 +110,17 @@ def test_what_does_not_arrive_is_tried_again_as_it_was(site: HookSite, status: i
     assert str(status) in first["attempts"][0]["error"]
     assert first["next_attempt_at"] > first["attempts"][0]["at"]
     site.hasten(first, job_id)
-    said = site.delivery(job_id, "delivered")
+    delivery = site.delivery(job_id, "delivered")
     one, two = site.receiver.of(job_id)
     assert (one.id, one.body) == (two.id, two.body)
     assert two.verified(site.secrets[0])
-    assert [attempt["status"] for attempt in said["attempts"]] == [status, 204]
+    assert [attempt["status"] for attempt in delivery["attempts"]] == [status, 204]
 
 
 def test_gone_ends_it_and_an_operator_sends_it_again(site: HookSite) -> None:
     job_id = site.submit("/410")
-    said = site.delivery(job_id, "failed")
-    assert said["next_attempt_at"] is None
+    delivery = site.delivery(job_id, "failed")
+    assert delivery["next_attempt_at"] is None
     with Client(site.api.url) as client:
         assert client.redeliver_webhook(job_id).state == "pending"
         site.delivery(job_id, "failed", tries=2)
@@ -142,8 +142,8 @@ def test_retry_after_is_honoured(site: HookSite) -> None:
     for status in (429, 503):
         with webhook_receiver() as other:
             job_id = site.submit("", webhook=other.url(f"/later/{status}"))
-            said = site.delivery(job_id, "pending")
-            at, following = said["attempts"][0]["at"], said["next_attempt_at"]
+            delivery = site.delivery(job_id, "pending")
+            at, following = delivery["attempts"][0]["at"], delivery["next_attempt_at"]
             assert following[:13] > at[:13], "an hour later"
             # Nor is it sent anything else meanwhile.
             held = site.submit("", webhook=other.url("/200"))
@@ -153,8 +153,8 @@ def test_retry_after_is_honoured(site: HookSite) -> None:
 
 def test_a_redirect_is_not_followed(site: HookSite) -> None:
     job_id = site.submit("/to")
-    said = site.delivery(job_id, "pending")
-    assert "redirects are not followed" in said["attempts"][0]["error"]
+    delivery = site.delivery(job_id, "pending")
+    assert "redirects are not followed" in delivery["attempts"][0]["error"]
     assert "/stolen" not in [one.path for one in site.receiver.got]
 
 
@@ -172,9 +172,9 @@ def test_a_receiver_that_hangs_has_its_time(site: HookSite) -> None:
 
 def test_nobody_there(site: HookSite) -> None:
     job_id = site.submit("", webhook=f"http://127.0.0.1:{free_port()}/200")
-    said = site.delivery(job_id, "pending")["attempts"][0]
-    assert said["status"] is None
-    assert "ConnectError" in said["error"]
+    delivery = site.delivery(job_id, "pending")["attempts"][0]
+    assert delivery["status"] is None
+    assert "ConnectError" in delivery["error"]
 
 
 def test_one_that_hangs_holds_up_no_other(site: HookSite) -> None:
@@ -286,8 +286,8 @@ def test_the_commands(site: HookSite, tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_job_without_webhooks_has_none_and_an_unknown_one_is_unknown(site: HookSite) -> None:
     plain = site.api.http.post("/api/v1/models/tricky/jobs?wait=10", json=1).json()["id"]
     assert site.deliveries(plain) == []
-    told = site.api.http.post(f"{JOBS}/{plain}/webhooks/redeliver")
-    assert (told.status_code, told.json()["type"]) == (404, "/problems/webhook-not-found")
+    reply = site.api.http.post(f"{JOBS}/{plain}/webhooks/redeliver")
+    assert (reply.status_code, reply.json()["type"]) == (404, "/problems/webhook-not-found")
     for path in (f"{JOBS}/none/webhooks", f"{JOBS}/a b/webhooks"):
         assert site.api.http.get(path).json()["type"] == "/problems/job-not-found"
     assert site.api.http.post(f"{JOBS}/none/webhooks/redeliver").status_code == 404

@@ -1,4 +1,4 @@
-"""When a course frees what its stages gave, and where it goes on when it begins anew."""
+"""When an execution frees the results of its stages, and where it resumes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Death(Exception):
 
 
 class Redis:
-    """Holds what lasts from one life of a course to the next: jobs with results, and the note.
+    """Holds what lasts from one attempt to the next: jobs with results, and the saved states.
 
     Attributes:
         ran: the stages' jobs that were run, in order.
@@ -137,7 +137,7 @@ class Redis:
         return json.loads("".join(str(part) for part in parts_of(value))), execution
 
 
-def told(execution: PipelineExecution) -> dict[str, Any]:
+def stages_of(execution: PipelineExecution) -> dict[str, Any]:
     return {stage["name"]: stage for stage in json.loads(execution.stages_json())}
 
 
@@ -201,7 +201,7 @@ def test_a_death_at_any_moment_runs_nothing_again(stages: dict[str, Any]) -> Non
     whole = Redis(stages)
     whole.dies = lives
     expected, execution = whole.run()
-    timings = {name: stage["timings"] for name, stage in told(execution).items()}
+    timings = {name: stage["timings"] for name, stage in stages_of(execution).items()}
     assert len(moments) > len(stages)
     for at in range(len(moments)):
         redis, left = Redis(stages), [at]
@@ -216,7 +216,7 @@ def test_a_death_at_any_moment_runs_nothing_again(stages: dict[str, Any]) -> Non
         result, execution = redis.run()
         assert result == expected, moments[at]
         assert sorted(redis.ran) == sorted(whole.ran), moments[at]
-        stages_told = told(execution)
+        stages_told = stages_of(execution)
         assert {stage["status"] for stage in stages_told.values()} == {"succeeded"}
         for name, stage in stages_told.items():
             assert stage["jobs"] == stage["done"] > 0
@@ -238,7 +238,7 @@ def test_a_lost_job_of_a_stage_that_is_needed_brings_back_what_was_freed_before_
     result, execution = redis.run()
     assert result == "e of d of c of b of [1, 2]"
     assert redis.ran == [*"abcd", *"abcde"]
-    assert {stage["status"] for stage in told(execution).values()} == {"succeeded"}
+    assert {stage["status"] for stage in stages_of(execution).values()} == {"succeeded"}
 
 
 def test_a_lost_job_that_nobody_needs_is_not_missed() -> None:

@@ -87,16 +87,16 @@ def test_neither_conf_nor_stats_hold_a_password(tmp_path: Path, url: str) -> Non
     with deployed(tmp_path, url) as app, app.connection() as connection:
         assert SECRET not in json.dumps(app.conf.table(with_defaults=True), default=str)
         # What Celery's worker adds to its stats of its connection.
-        told = connection.info()
-        told.pop("password")
-        told["alternates"] = []
-        controller = SimpleNamespace(stats=lambda: {"broker": told})
+        info = connection.info()
+        info.pop("password")
+        info["alternates"] = []
+        controller = SimpleNamespace(stats=lambda: {"broker": info})
         state = SimpleNamespace(consumer=SimpleNamespace(controller=controller))
         assert SECRET not in json.dumps(Panel.data["stats"](state), default=str)
 
 
 @pytest.mark.parametrize(
-    ("app", "variables", "said"),
+    ("app", "variables", "message"),
     [
         (
             "workers.background.app",
@@ -111,14 +111,14 @@ def test_neither_conf_nor_stats_hold_a_password(tmp_path: Path, url: str) -> Non
     ],
 )
 def test_a_worker_that_cannot_start_says_why(
-    app: str, variables: dict[str, str], said: str
+    app: str, variables: dict[str, str], message: str
 ) -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "workers", app], env=clean_environment(**variables),
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert ended.returncode == 2
-    assert said in ended.stderr
+    assert message in ended.stderr
     assert "Traceback" not in ended.stderr
 
 

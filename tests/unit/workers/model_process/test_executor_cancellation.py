@@ -15,7 +15,7 @@ from workers.model_process.batch_state import BatchState
 from workers.model_process.executor import BatchExecutor
 
 
-class Told(Handler):
+class Dropping(Handler):
     """Notes what each verb is given; items of the batch are dropped as it begins."""
 
     overlap = True
@@ -40,28 +40,28 @@ class Told(Handler):
         return items
 
 
-class InTurn(Told):
+class InTurn(Dropping):
     overlap = False
 
 
-class AsArray(Told):
+class AsArray(Dropping):
     def preprocess(self, inputs: list[Any]) -> Any:
         return np.array(super().preprocess(inputs))
 
 
-class AsTensor(Told):
+class AsTensor(Dropping):
     def preprocess(self, inputs: list[Any]) -> Any:
         return torch.tensor(super().preprocess(inputs))
 
 
-class AsItself(Told):
+class AsItself(Dropping):
     """Its items are of a kind that nobody else can take apart."""
 
     def preprocess(self, inputs: list[Any]) -> Any:
         return dict.fromkeys(super().preprocess(inputs))
 
 
-def run_dropping(handler: Told, count: int, *allowed: int) -> tuple[BatchState, list[str]]:
+def run_dropping(handler: Dropping, count: int, *allowed: int) -> tuple[BatchState, list[str]]:
     """Run 0, 1, 2, …; the work, and each verb with what it was given."""
     context = Context("m", "1.0", "cpu", Path(), allowed_batch_sizes=list(allowed))
     handler.initialize(context)
@@ -76,8 +76,8 @@ def wanted(state: BatchState) -> list[int]:
     return [place for place, outcome in enumerate(state.outcomes) if outcome[0]]
 
 
-@pytest.mark.parametrize("kind", [Told, AsArray, AsTensor])
-def test_what_is_dropped_leaves_before_inference(kind: type[Told]) -> None:
+@pytest.mark.parametrize("kind", [Dropping, AsArray, AsTensor])
+def test_what_is_dropped_leaves_before_inference(kind: type[Dropping]) -> None:
     handler = kind(preprocess={1, 3})
     state, given = run_dropping(handler, 5)
     assert given == ["preprocess 0,1,2,3,4", "inference 0,2,4", "postprocess 0,2,4"]
@@ -97,7 +97,7 @@ def test_what_is_dropped_before_all_verbs_takes_none() -> None:
 
 
 @pytest.mark.parametrize("kind", [InTurn, AsItself])
-def test_where_an_item_cannot_be_taken_away_all_run(kind: type[Told]) -> None:
+def test_where_an_item_cannot_be_taken_away_all_run(kind: type[Dropping]) -> None:
     handler = kind(preprocess={1})
     state, given = run_dropping(handler, 3)
     assert given == ["preprocess 0,1,2", "inference 0,1,2", "postprocess 0,1,2"]
@@ -105,22 +105,22 @@ def test_where_an_item_cannot_be_taken_away_all_run(kind: type[Told]) -> None:
     assert state.outcomes[2][0]
 
 
-@pytest.mark.parametrize("kind", [InTurn, Told])
+@pytest.mark.parametrize("kind", [InTurn, Dropping])
 @pytest.mark.parametrize("verb", ["preprocess", "inference"])
-def test_of_whom_nobody_is_left_nothing_more_is_run(kind: type[Told], verb: str) -> None:
+def test_of_whom_nobody_is_left_nothing_more_is_run(kind: type[Dropping], verb: str) -> None:
     state, given = run_dropping(kind(**{verb: {0, 1}}), 2)
     assert given[-1] == f"{verb} 0,1"
     assert wanted(state) == []
 
 
 def test_between_inference_and_postprocess_nobody_is_taken_away() -> None:
-    state, given = run_dropping(Told(inference={1}), 2)
+    state, given = run_dropping(Dropping(inference={1}), 2)
     assert given[-1] == "postprocess 0,1"
     assert wanted(state) == [0, 1], "the worker discards it"
 
 
-@pytest.mark.parametrize("kind", [Told, AsArray, AsTensor])
-def test_the_padding_follows_what_is_left(kind: type[Told]) -> None:
+@pytest.mark.parametrize("kind", [Dropping, AsArray, AsTensor])
+def test_the_padding_follows_what_is_left(kind: type[Dropping]) -> None:
     state, given = run_dropping(kind(preprocess={1, 2, 3}), 5, 2, 4, 8)
     assert given[1:] == ["inference 0,4", "postprocess 0,4"]
     assert state.times.padding == 0
@@ -130,7 +130,7 @@ def test_the_padding_follows_what_is_left(kind: type[Told]) -> None:
 
 
 def test_a_batch_that_raises_is_split_without_those_that_were_dropped() -> None:
-    class Bad(Told):
+    class Bad(Dropping):
         def inference(self, items: Any) -> Any:
             self.at("inference", items)
             if 2 in items:

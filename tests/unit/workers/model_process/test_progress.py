@@ -27,7 +27,7 @@ Frame = tuple[int, list[list[Any]]]
 
 
 @pytest.mark.parametrize(
-    ("said", "shown"),
+    ("given", "shown"),
     [
         ((0.25, None, ""), Progress(0.25)),
         ((1, None, "done"), Progress(1.0, message="done")),
@@ -39,8 +39,8 @@ Frame = tuple[int, list[list[Any]]]
         ((None, None, "reading frames"), Progress(None, message="reading frames")),
     ],
 )
-def test_a_word_as_it_is_shown(said: tuple[Any, ...], shown: Progress) -> None:
-    assert progress_of(*said) == shown
+def test_a_word_as_it_is_shown(given: tuple[Any, ...], shown: Progress) -> None:
+    assert progress_of(*given) == shown
 
 
 class Wordless:
@@ -81,20 +81,20 @@ def test_a_mistake_in_an_inner_loop_is_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     context = Context(model_name="m", version="1", device="cpu", model_dir=tmp_path)
-    told: list[Progress] = []
-    context.reports_to(lambda _, said: told.append(said))
+    reports: list[Progress] = []
+    context.reports_to(lambda _, given: reports.append(given))
     for _ in range(3):
         context.progress("half")  # type: ignore[arg-type]
         context.progress(0.5, message=Wordless())  # type: ignore[arg-type]
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert told == [Progress(0.5, message="a Wordless without words")] * 3
+    assert reports == [Progress(0.5, message="a Wordless without words")] * 3
 
 
 def test_a_message_is_one_short_line() -> None:
-    said = progress_of(0.5, None, "a\nb\x1b[31m" + "x" * 1_000_000)
-    assert said is not None
-    assert said.message.startswith("a b\ufffd[31mxxx")
-    assert len(said.message) == MESSAGE_MAX_CHARS
+    given = progress_of(0.5, None, "a\nb\x1b[31m" + "x" * 1_000_000)
+    assert given is not None
+    assert given.message.startswith("a b\ufffd[31mxxx")
+    assert len(given.message) == MESSAGE_MAX_CHARS
 
 
 def test_a_pipeline_is_as_far_as_its_stages() -> None:
@@ -117,7 +117,7 @@ def test_a_record_shows_what_was_said_under_its_token_alone() -> None:
     assert job_from_record("a", {"s": "r", "t": "7"}).state is State.RUNNING
 
 
-class Told:
+class Reports:
     """Frames as they leave, and a runner over a handler whose words they are."""
 
     def __init__(self, handler: Handler, kind: type[Context] = Context) -> None:
@@ -135,7 +135,7 @@ class Told:
         return rows[-1][1:] if rows else None
 
     def wait_for(self, job_id: str, fraction: float) -> None:
-        wait_until(lambda: (self.newest(job_id) or [None])[0] == fraction, f"{job_id} is told")
+        wait_until(lambda: (self.newest(job_id) or [None])[0] == fraction, f"{job_id} is reported")
 
 
 class Speaks(Handler):
@@ -165,13 +165,13 @@ def test_an_item_is_named_by_its_place_in_what_the_verb_was_given() -> None:
             handler.context.progress(0.5, item=4)  # there is none
             handler.context.progress(0.5, item="a")  # type: ignore[arg-type] # a mistake, say
             for job_id, fraction in (("id0", 0.1), ("id2", 0.2), ("id3", 0.3)):
-                told.wait_for(job_id, fraction)
+                reports.wait_for(job_id, fraction)
         return None
 
-    told = Told(Speaks(verb))
-    told.executor.context.allowed_batch_sizes = [4]
-    assert [outcome[0] for outcome in told.run(1, 0, 2, 3)] == [True, False, True, True]
-    assert {(seq, row[1]) for seq, rows in told.frames for row in rows} == {
+    reports = Reports(Speaks(verb))
+    reports.executor.context.allowed_batch_sizes = [4]
+    assert [outcome[0] for outcome in reports.run(1, 0, 2, 3)] == [True, False, True, True]
+    assert {(seq, row[1]) for seq, rows in reports.frames for row in rows} == {
         (1, 0.1), (1, 0.2), (1, 0.3),
     }  # fmt: skip
 
@@ -184,13 +184,13 @@ def test_the_newest_word_is_sent_a_few_times_a_second_and_the_last_one_always() 
             began.append(time.monotonic())
             for n in range(50_000):
                 handler.context.progress(n + 1, 50_000, f"step {n}")
-            told.wait_for("id0", 1.0)
+            reports.wait_for("id0", 1.0)
             began.append(time.monotonic())
 
-    told = Told(Speaks(verb))
-    told.run("a", "b")
-    assert told.newest("id1") == [1.0, 50_000, 50_000, "step 49999"]
-    assert len(told.frames) <= 2 + (began[1] - began[0]) / INTERVAL_S
+    reports = Reports(Speaks(verb))
+    reports.run("a", "b")
+    assert reports.newest("id1") == [1.0, 50_000, 50_000, "step 49999"]
+    assert len(reports.frames) <= 2 + (began[1] - began[0]) / INTERVAL_S
 
 
 def test_nothing_is_said_of_a_batch_after_its_end_or_outside_of_one() -> None:
@@ -209,17 +209,17 @@ def test_nothing_is_said_of_a_batch_after_its_end_or_outside_of_one() -> None:
             threads[0].start()
 
     threads: list[threading.Thread] = []
-    told = Told(Speaks(verb))
-    told.run(1)
-    count = len(told.frames)  # the first one may have left at once, or was dropped at the end
+    reports = Reports(Speaks(verb))
+    reports.run(1)
+    count = len(reports.frames)  # the first one may have left at once, or was dropped at the end
     late.set()
     assert spoken.wait(30)
     threads[0].join()
-    told.executor.context.progress(0.9)
-    marker = Told(Speaks(lambda handler, *_: handler.context.progress(0.1)))
+    reports.executor.context.progress(0.9)
+    marker = Reports(Speaks(lambda handler, *_: handler.context.progress(0.1)))
     while not marker.frames:  # as long as it takes until a frame would have left
         marker.run(1)
-    assert len(told.frames) == count
+    assert len(reports.frames) == count
 
 
 def test_halves_of_a_batch_that_was_split_speak_for_themselves() -> None:
@@ -227,13 +227,13 @@ def test_halves_of_a_batch_that_was_split_speak_for_themselves() -> None:
         if name == "inference":
             handler.context.progress(1 / len(items))
             if len(items) > 1:
-                told.wait_for("id1", 1 / len(items))
+                reports.wait_for("id1", 1 / len(items))
                 raise ValueError("not together")
-            told.wait_for(f"id{items[0]}", 1.0)
+            reports.wait_for(f"id{items[0]}", 1.0)
 
-    told = Told(Speaks(verb))
-    assert all(outcome[0] for outcome in told.run(0, 1))
-    assert [row[:2] for _, rows in told.frames for row in rows] == [
+    reports = Reports(Speaks(verb))
+    assert all(outcome[0] for outcome in reports.run(0, 1))
+    assert [row[:2] for _, rows in reports.frames for row in rows] == [
         ["id0", 0.5], ["id1", 0.5], ["id0", 1.0], ["id1", 1.0],
     ]  # fmt: skip
 
@@ -244,11 +244,11 @@ def test_threads_of_a_handler_speak_of_the_batch_at_hand() -> None:
             thread = threading.Thread(target=handler.context.progress, args=(0.5,))
             thread.start()
             thread.join()
-            told.wait_for("id0", 0.5)
+            reports.wait_for("id0", 0.5)
 
-    told = Told(Speaks(elsewhere))
-    told.run(1)
-    assert told.newest("id0") == [0.5, None, None, ""]
+    reports = Reports(Speaks(elsewhere))
+    reports.run(1)
+    assert reports.newest("id0") == [0.5, None, None, ""]
 
 
 class Overlaps(Speaks):
@@ -265,11 +265,11 @@ def test_with_overlap_a_thread_speaks_in_the_context_of_its_verb() -> None:
                 thread = threading.Thread(target=run, args=arguments)
                 thread.start()
                 thread.join()
-            told.wait_for("id0", 0.5)
+            reports.wait_for("id0", 0.5)
 
-    told = Told(Overlaps(verb), ThreadContext)
-    told.run(1)
-    assert [rows for _, rows in told.frames] == [[["id0", 0.5, None, None, ""]]]
+    reports = Reports(Overlaps(verb), ThreadContext)
+    reports.run(1)
+    assert [rows for _, rows in reports.frames] == [[["id0", 0.5, None, None, ""]]]
 
 
 def test_threads_that_share_a_preprocess_name_their_own_items() -> None:
@@ -279,12 +279,12 @@ def test_threads_that_share_a_preprocess_name_their_own_items() -> None:
                 handler.context.progress(item, 10, item=n)
         elif name == "inference":
             for n in range(4):
-                told.wait_for(f"id{n}", n / 10)
+                reports.wait_for(f"id{n}", n / 10)
 
-    told = Told(Overlaps(verb), ThreadContext)
-    pool = PreprocessPool([told.executor.own_preprocess] * 2, per_item=True)
-    told.executor.preprocess = pool.prepare
-    assert all(outcome[0] for outcome in told.run(0, 1, 2, 3))
+    reports = Reports(Overlaps(verb), ThreadContext)
+    pool = PreprocessPool([reports.executor.own_preprocess] * 2, per_item=True)
+    reports.executor.preprocess = pool.prepare
+    assert all(outcome[0] for outcome in reports.run(0, 1, 2, 3))
 
 
 def test_a_handler_in_a_test_of_its_own_speaks_to_nobody() -> None:

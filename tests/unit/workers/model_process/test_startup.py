@@ -15,7 +15,7 @@ from workers.model_process.startup import why_not_loaded
 pytestmark = pytest.mark.usefixtures("imports_are_undone")
 
 
-def told(folder: Path, text: str, spec: str = "mine.py") -> str:
+def load_error(folder: Path, text: str, spec: str = "mine.py") -> str:
     (folder / "mine.py").write_text(text)
     with pytest.raises(ConfigError) as caught:
         load_handler(spec, folder)
@@ -25,7 +25,7 @@ def told(folder: Path, text: str, spec: str = "mine.py") -> str:
 
 
 def test_an_import_that_fails_shows_the_authors_frames_alone(tmp_path: Path) -> None:
-    text = told(tmp_path, "def load():\n    import no_such_dependency\n\nload()\n")
+    text = load_error(tmp_path, "def load():\n    import no_such_dependency\n\nload()\n")
     assert text.startswith("Traceback (most recent call last):\n")
     assert text.count('File "') == text.count(f'File "{tmp_path}/mine.py"') == 2
     assert "No module named 'no_such_dependency'" in text
@@ -33,7 +33,7 @@ def test_an_import_that_fails_shows_the_authors_frames_alone(tmp_path: Path) -> 
 
 
 def test_a_syntax_error_shows_its_line(tmp_path: Path) -> None:
-    text = told(tmp_path, "class Mine(Handler)\n    pass\n")
+    text = load_error(tmp_path, "class Mine(Handler)\n    pass\n")
     assert f'File "{tmp_path}/mine.py", line 1' in text
     assert "class Mine(Handler)\n" in text
     assert "importlib" not in text
@@ -41,7 +41,7 @@ def test_a_syntax_error_shows_its_line(tmp_path: Path) -> None:
 
 def test_what_to_do_is_said(tmp_path: Path) -> None:
     one = "from headrace import Handler\nclass {}(Handler): pass\n"
-    text = told(tmp_path, one.format("One") + one.format("Two"))
+    text = load_error(tmp_path, one.format("One") + one.format("Two"))
     assert text.splitlines() == [
         f"handler 'mine.py': {tmp_path}/mine.py defines 2 handlers; "
         "name one after a colon: One, Two"

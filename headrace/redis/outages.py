@@ -69,7 +69,7 @@ def translate(error: RedisError) -> HeadraceError:
             "Redis is at its maxmemory and takes no new jobs",
             hint="Wait until queued jobs have ended, or raise maxmemory; running jobs still end.",
         )
-    logger.warning("Redis: %s: %s", type(error).__name__, error)
+    logger.warning("Redis command failed: %s: %s", type(error).__name__, error)
     hint = "Try again in a moment."
     if isinstance(error, BusyLoadingError):
         return BrokerUnavailable("Redis is loading its data", hint=hint)

@@ -255,7 +255,11 @@ def test_a_request_has_an_id(site: Site) -> None:
 
 def test_errors_of_a_request_are_found_by_its_id(site: Site) -> None:
     # Of what the API says by itself, as each second, there is no request.
-    lines = [line for line in site.about("Redis command failed: ") if line["part"] == "api" and "request" in line]
+    lines = [
+        line
+        for line in site.about("Redis command failed: ")
+        if line["part"] == "api" and "request" in line
+    ]
     [line] = lines[:1]
     assert len(line["request"]) > 12
     assert site.about("request", request=line["request"], status=503)

@@ -74,7 +74,7 @@ def test_what_cannot_be_shown_fails_nobody(
 ) -> None:
     assert progress_of(done, total, "") is None
     assert progress_of(done, total, "still words") == Progress(None, message="still words")
-    assert "is passed over" in caplog.text
+    assert "is ignored" in caplog.text
 
 
 def test_a_mistake_in_an_inner_loop_is_logged_once(
@@ -87,7 +87,7 @@ def test_a_mistake_in_an_inner_loop_is_logged_once(
         context.progress("half")  # type: ignore[arg-type]
         context.progress(0.5, message=Wordless())  # type: ignore[arg-type]
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert reports == [Progress(0.5, message="a Wordless without words")] * 3
+    assert reports == [Progress(0.5, message="a Wordless without text")] * 3
 
 
 def test_a_message_is_one_short_line() -> None:

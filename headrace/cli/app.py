@@ -14,7 +14,7 @@ from typing import Annotated, Final
 
 import typer
 
-from headrace.cli.admin.keys_app import keys_group
+from headrace.cli.admin.keys import keys_group
 from headrace.cli.admin.webhooks import webhooks_group
 from headrace.cli.jobs.jobs import Status, since
 from headrace.cli.queues.app import dead_group, queues_group

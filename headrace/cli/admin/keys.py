@@ -5,25 +5,139 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from headrace.access.api_key import ApiKey, Scope
-from headrace.access.key_store import ApiKeyStore, ListedKey, api_keys_at
+from headrace.access.api_key import Scope
 from headrace.cli.shared import output
 from headrace.cli.shared.confirm import ask
-from headrace.config.settings import load_settings
+from headrace.cli.shared.options import JsonOption, YesOption
 from headrace.errors import ConfigError
-from headrace.server.embedded_redis import prepared_url
+
+if TYPE_CHECKING:
+    from headrace.access.api_key import ApiKey
+    from headrace.access.key_store import ApiKeyStore, ListedKey
 
 _UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
+keys_group: Final = typer.Typer(
+    help="Manage API keys in the Redis at HEADRACE_REDIS_URL, else in that of `headrace up` here.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
 
-def seconds(text: str | None, option: str, *, least: int = 0) -> float:
+KeyArgument = Annotated[
+    str, typer.Argument(metavar="ID", help="Id of the key: the middle part of its text.")
+]
+
+
+@keys_group.command()
+def create(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the key in lists.")],
+    scope: Annotated[
+        list[Scope] | None,
+        typer.Option("--scope", help="Scope of the key; repeatable (default: submit and read)."),
+    ] = None,
+    rate: Annotated[
+        float,
+        typer.Option(
+            "--rate",
+            min=0,
+            metavar="N",
+            show_default=False,
+            help="Requests (and lines of bulk requests) per second (default: no limit).",
+        ),
+    ] = 0.0,
+    in_flight: Annotated[
+        int,
+        typer.Option(
+            "--in-flight",
+            min=0,
+            metavar="N",
+            show_default=False,
+            help="Maximum number of jobs in flight (default: no limit).",
+        ),
+    ] = 0,
+    expires: Annotated[
+        str | None,
+        typer.Option(
+            "--expires",
+            metavar="TIME",
+            help="Lifetime of the key: 90s, 15m, 2h or 30d (default: never expires).",
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Create an API key and print it once; Redis stores only its hash."""
+    with _api_keys() as key_store:
+        key, text = key_store.create(
+            name,
+            scope or [Scope.SUBMIT, Scope.READ],
+            rate=rate,
+            in_flight=in_flight,
+            expires_in_s=_seconds(expires, "--expires", least=1),
+        )
+    _print_once(key, text, as_json=as_json)
+    from headrace.config.settings import load_settings
+
+    settings = load_settings(None, os.environ, {})
+    if not settings.asks_for_keys:
+        output.message(
+            f"with these settings ({settings.public_host}, auth: {settings.auth}) the API does not "
+            "require keys; set HEADRACE_AUTH=on to require them"
+        )
+
+
+@keys_group.command("list")
+def list_(as_json: JsonOption = False) -> None:
+    """List the API keys without their secrets."""
+    with _api_keys() as key_store:
+        listed = key_store.all()
+    if as_json:
+        for one in listed:
+            output.json_line(_json_object(one))
+        return
+    output.table(
+        ("ID", "NAME", "SCOPES", ">RATE", ">IN FLIGHT", "CREATED", "EXPIRES"),
+        [_row(one) for one in listed],
+    )
+
+
+@keys_group.command()
+def rotate(
+    key_id: KeyArgument,
+    grace: Annotated[
+        str | None,
+        typer.Option(
+            "--grace", metavar="TIME", help="How long the old secret stays valid (default: 0s)."
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Give a key a new secret and print it; its id, jobs and limits stay."""
+    with _api_keys() as key_store:
+        key, text = key_store.rotate(key_id, grace_s=_seconds(grace, "--grace"))
+    _print_once(key, text, as_json=as_json)
+
+
+@keys_group.command()
+def revoke(
+    ids: Annotated[list[str], typer.Argument(metavar="ID", help="Ids of the keys.")],
+    yes: YesOption = False,
+) -> None:
+    """Revoke keys immediately and permanently; their jobs continue."""
+    ask(lambda: f"permanently revoke {output.count(len(ids), 'API key')}?", yes=yes)
+    with _api_keys() as key_store:
+        for key_id in ids:
+            key_store.revoke(key_id)
+            output.line(f"{key_id}  revoked")
+
+
+def _seconds(text: str | None, option: str, *, least: int = 0) -> float:
     """Parse a duration to seconds; return 0 for None.
 
     Raises:
@@ -42,65 +156,13 @@ def seconds(text: str | None, option: str, *, least: int = 0) -> float:
     return float(duration_s)
 
 
-def create(
-    name: str,
-    scopes: Collection[Scope],
-    *,
-    rate: float,
-    in_flight: int,
-    expires_in_s: float,
-    as_json: bool,
-) -> None:
-    """Create a key and print it."""
-    with _api_keys() as key_store:
-        key, text = key_store.create(
-            name, scopes, rate=rate, in_flight=in_flight, expires_in_s=expires_in_s
-        )
-    _print_once(key, text, as_json=as_json)
-    settings = load_settings(None, os.environ, {})
-    if not settings.asks_for_keys:
-        output.message(
-            f"with these settings ({settings.public_host}, auth: {settings.auth}) the API does not "
-            "require keys; set HEADRACE_AUTH=on to require them"
-        )
-
-
-def rotate(key_id: str, *, grace_s: float, as_json: bool) -> None:
-    """Give a key a new secret and print it."""
-    with _api_keys() as key_store:
-        key, text = key_store.rotate(key_id, grace_s=grace_s)
-    _print_once(key, text, as_json=as_json)
-
-
-def list_keys(*, as_json: bool) -> None:
-    """Print the keys."""
-    with _api_keys() as key_store:
-        listed = key_store.all()
-    if as_json:
-        for one in listed:
-            output.json_line(_json_object(one))
-        return
-    output.table(
-        ("ID", "NAME", "SCOPES", ">RATE", ">IN FLIGHT", "CREATED", "EXPIRES"),
-        [_row(one) for one in listed],
-    )
-
-
-def revoke(ids: Sequence[str], *, yes: bool) -> None:
-    """Revoke keys.
-
-    Raises:
-        ConfigError: a key does not exist; the keys before it were revoked.
-    """
-    ask(lambda: f"permanently revoke {output.count(len(ids), 'API key')}?", yes=yes)
-    with _api_keys() as key_store:
-        for key_id in ids:
-            key_store.revoke(key_id)
-            output.line(f"{key_id}  revoked")
-
-
 @contextmanager
 def _api_keys() -> Iterator[ApiKeyStore]:
+    # Imported here because they import the Redis client.
+    from headrace.access.key_store import api_keys_at
+    from headrace.config.settings import load_settings
+    from headrace.server.embedded_redis import prepared_url
+
     settings = load_settings(None, os.environ, {})
     url = settings.redis_url or prepared_url(settings.state_dir)
     if url is None:
@@ -114,6 +176,8 @@ def _api_keys() -> Iterator[ApiKeyStore]:
 
 def _print_once(key: ApiKey, text: str, *, as_json: bool) -> None:
     if as_json:
+        from headrace.access.key_store import ListedKey
+
         output.json_line({**_json_object(ListedKey(key, 0)), "key": text})
         return
     output.line(text)

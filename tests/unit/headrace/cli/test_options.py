@@ -34,7 +34,7 @@ def test_what_a_job_can_have_is_passed_on_and_defaults_are_left_out() -> None:
 
 
 def test_an_id_that_no_job_can_have_is_told_the_grammar() -> None:
-    with pytest.raises(typer.BadParameter, match=r"'a b'.*Give 1 to 128"):
+    with pytest.raises(typer.BadParameter, match=r"'a b'.*An id has 1 to 128"):
         checked_id("a b")
 
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
+from api.auth.authenticator import Needs
 from api.http.messages import (
     REQUEST_TRACE,
     Answer,
@@ -23,13 +24,14 @@ from api.http.messages import (
     ResponseCutShort,
     Scope,
     Send,
+    StreamingReply,
     send_parts,
     send_reply,
     send_stream,
 )
 from api.http.openai_errors import envelope
 from api.http.problems import internal_error, problem, unexpected
-from api.routes.table import Operation
+from api.routes.table import Endpoint, Operation
 from api.services import Services
 from headrace.errors import Forbidden, HeadraceError, MethodNotAllowed, PathNotFound
 
@@ -52,22 +54,24 @@ class Route(NamedTuple):
     """One operation as the router serves it.
 
     Attributes:
+        needs: what it requires of its caller.
         label: the template of its path, for metrics and logs.
         positions: which segments of the path are its parameters.
         rest: the first segment of a `:path` parameter; 0 for none.
     """
 
-    operation: Operation
+    endpoint: Endpoint
+    needs: Needs
     label: str
     positions: tuple[int, ...]
     rest: int
 
     def parameters(self, segments: Sequence[str]) -> Sequence[str]:
         """Return the values of the path's parameters."""
+        if not self.rest:
+            return [segments[position] for position in self.positions]
         values = [segments[position] for position in self.positions]
-        if self.rest:
-            values.append("/".join(segments[self.rest :]))
-        return values
+        return [*values, "/".join(segments[self.rest :])]
 
 
 class Routes(NamedTuple):
@@ -157,36 +161,30 @@ class Router:
         parameters: Sequence[str] = ()
         if route is not None:
             label, parameters = route.label, route.parameters(segments)
-        trace = scope.get(REQUEST_TRACE)
-        if trace is not None:
-            trace.routed(label if by_method else "", parameters[0] if parameters else "", request)
-        openai = request.path.startswith(OPENAI_PREFIX)
+        _record_route(scope, request, label if by_method else "", parameters)
         try:
-            await _admit(services, request, route)
+            if services.authenticator is not None:
+                await services.authenticator.admit(request, None if route is None else route.needs)
+            elif request.has(b"origin"):
+                refuse_foreign_page(request, services.settings.cors_origins)
             if route is None:
-                reply: Answer = _refuse(request, by_method, openai=openai)
+                reply: Answer = _refuse(request, by_method)
             else:
-                reply = await route.operation.endpoint(services, request, *parameters)
+                reply = await route.endpoint(services, request, *parameters)
         except HeadraceError as error:
-            reply = envelope(error) if openai else problem(error, request.path)
+            reply = _error_reply(error, request.path)
         except ClientGone:
             return
         except Exception as error:  # noqa: BLE001 - logged; the client receives its id
-            path = request.path
-            reply = envelope(internal_error(error, path)[0]) if openai else unexpected(error, path)
+            reply = _unexpected_reply(error, request.path)
         if isinstance(reply, Delegated):
             await self._app(scope, receive, _counting(send, services, label, request.method))
             return
         services.counters.answered(label, request.method, reply.status)
         if isinstance(reply, Reply):
             await send_reply(send, reply, request)
-            return
-        if isinstance(reply, ChunkedReply):
-            await send_parts(send, reply)
-            return
-        # uvicorn closes the connection of an incomplete answer.
-        with contextlib.suppress(ClientGone, ResponseCutShort):
-            await send_stream(send, reply)
+        else:
+            await _send_parts(send, reply)
 
     def _insert(self, operation: Operation) -> None:
         node, positions, rest = self._root, [], 0
@@ -206,25 +204,12 @@ class Router:
                 positions.append(position)
         # The static files have one label.
         label = operation.path.removesuffix("/{file:path}")
-        route = Route(operation, label, tuple(positions), rest)
+        route = Route(operation.endpoint, operation.needs, label, tuple(positions), rest)
         if node.routes is None:
             node.routes = Routes(label, {})
         node.routes.by_method[operation.method] = route
         if operation.method == "GET":
             node.routes.by_method["HEAD"] = route
-
-
-async def _admit(services: Services, request: Request, route: Route | None) -> None:
-    """Authenticate the request, or, without API keys, refuse pages of other origins.
-
-    Raises:
-        HeadraceError: the request is refused.
-    """
-    if services.authenticator is not None:
-        needs = None if route is None else route.operation.needs
-        await services.authenticator.admit(request, needs)
-    elif request.has(b"origin"):
-        refuse_foreign_page(request, services.settings.cors_origins)
 
 
 def refuse_foreign_page(request: Request, allowed: Sequence[str]) -> None:
@@ -246,7 +231,33 @@ def refuse_foreign_page(request: Request, allowed: Sequence[str]) -> None:
         )
 
 
-def _refuse(request: Request, by_method: dict[str, Route], *, openai: bool) -> Reply:
+def _record_route(scope: Scope, request: Request, label: str, parameters: Sequence[str]) -> None:
+    """Add the route to the trace of the request, for logs and spans."""
+    trace = scope.get(REQUEST_TRACE)
+    if trace is not None:
+        trace.routed(label, parameters[0] if parameters else "", request)
+
+
+def _error_reply(error: HeadraceError, path: str) -> Reply:
+    return envelope(error) if path.startswith(OPENAI_PREFIX) else problem(error, path)
+
+
+def _unexpected_reply(error: Exception, path: str) -> Reply:
+    if path.startswith(OPENAI_PREFIX):
+        return envelope(internal_error(error, path)[0])
+    return unexpected(error, path)
+
+
+async def _send_parts(send: Send, reply: ChunkedReply | StreamingReply) -> None:
+    if isinstance(reply, ChunkedReply):
+        await send_parts(send, reply)
+        return
+    # uvicorn closes the connection of an incomplete answer.
+    with contextlib.suppress(ClientGone, ResponseCutShort):
+        await send_stream(send, reply)
+
+
+def _refuse(request: Request, by_method: dict[str, Route]) -> Reply:
     """Return a 405 with the methods of the path; for an unknown path raise PathNotFound."""
     path = request.path
     if not by_method:
@@ -258,7 +269,7 @@ def _refuse(request: Request, by_method: dict[str, Route], *, openai: bool) -> R
     error = MethodNotAllowed(
         f"{request.method[:32]} is not allowed on {path[:256]}", hint=f"Allowed here: {allowed}."
     )
-    reply = envelope(error) if openai else problem(error, path)
+    reply = _error_reply(error, path)
     return reply._replace(headers=(*reply.headers, (b"allow", allowed.encode())))
 
 

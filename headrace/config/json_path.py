@@ -1,7 +1,6 @@
-"""A path into JSON text, such as `crops[*].image`, and where in the text the values lie.
+"""A path into JSON text, such as `crops[*].image`, and the places of its values in the text.
 
-Values are found, not decoded: what is passed on is the text as its writer wrote it, or a place in
-it. Knows no Redis.
+Values are found, not decoded, so they are passed on as their writer wrote them. Knows no Redis.
 """
 
 from __future__ import annotations
@@ -26,27 +25,27 @@ _STEP: Final = re.compile(r'\.?([A-Za-z_][\w-]*)|\[(\*|\d+|"[^"]*")\]', re.ASCII
 _SPACE: Final = re.compile(rb"[ \t\r\n]*")
 _STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _PLAIN: Final = re.compile(rb"[^ \t\r\n,\]}]+")
-#: What changes the depth, and the strings, in which nothing does.
+#: Brackets, which change the depth, and strings, in which brackets do not count.
 _TOKEN: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]', re.DOTALL)
 _OPEN: Final = b"[{"
 
 
 class TextSpan(NamedTuple):
-    """Where a value stands in a text."""
+    """The place of a value in a text."""
 
     start: int
     end: int
 
 
 def parse_path(text: str) -> tuple[Step, ...]:
-    """The steps of a path.
+    """Parse a path.
 
     Raises:
-        ValueError: it is none; the message says what one looks like.
+        ValueError: it is malformed; the message has examples.
     """
     if not _PATH.fullmatch(text):
         raise ValueError(
-            f"{text!r} is no path; write names and indices, such as crops[*].image or [0]"
+            f"{text!r} is not a path; write names and indices, such as crops[*].image or [0]"
         )
     steps: list[Step] = []
     for found in _STEP.finditer(text):
@@ -61,7 +60,7 @@ def parse_path(text: str) -> tuple[Step, ...]:
 
 
 def path_text(steps: tuple[Step, ...]) -> str:
-    """The path of such steps, for messages."""
+    """Return the text of a path, for messages."""
     text = ""
     for step in steps:
         if isinstance(step, str):
@@ -72,19 +71,19 @@ def path_text(steps: tuple[Step, ...]) -> str:
 
 
 def find(text: bytes, steps: tuple[Step, ...]) -> list[TextSpan]:
-    """Where the values lie that a path leads to, in their order.
+    """Return the places of the values of a path, in order.
 
     Args:
         text: one JSON value.
-        steps: the path; without any it is the value itself.
+        steps: the path; an empty one leads to the value itself.
 
     Raises:
-        InvalidRequest: the text is not JSON, or has nothing there.
+        InvalidRequest: the text is not JSON, or has no such value.
     """
     try:
         msgspec.json.decode(text, type=msgspec.Raw)
     except msgspec.DecodeError as error:
-        raise InvalidRequest(f"what the path leads into is not JSON: {error}") from None
+        raise InvalidRequest(f"the value of the path is not JSON: {error}") from None
     start = _after_space(text, 0)
     spans = [TextSpan(start, _end(text, start))]
     for n, step in enumerate(steps):
@@ -99,13 +98,13 @@ def _below(text: bytes, span: TextSpan, step: Step, shown: str) -> list[TextSpan
     first = text[span.start : span.start + 1]
     if isinstance(step, str):
         if first != b"{":
-            raise InvalidRequest(f"there is no {shown}: what should have it is no object")
+            raise InvalidRequest(f"there is no {shown}: its parent is not an object")
         found = [value for key, value in _members(text, span) if key == step]
         if not found:
             raise InvalidRequest(f"there is no {shown}")
-        return found[-1:]  # as JSON parsers have it where a key stands twice
+        return found[-1:]  # JSON parsers take the last of duplicate keys
     if first != b"[":
-        raise InvalidRequest(f"there is no {shown}: what should have it is no list")
+        raise InvalidRequest(f"there is no {shown}: its parent is not a list")
     elements = list(_elements(text, span))
     if step is None:
         return elements
@@ -129,7 +128,7 @@ def _members(text: bytes, span: TextSpan) -> Iterator[tuple[str, TextSpan]]:
     while text[at : at + 1] != b"}":
         key_end = _end(text, at)
         key: str = msgspec.json.decode(text[at:key_end])
-        value = _after_space(text, _after_space(text, key_end) + 1)  # behind the colon
+        value = _after_space(text, _after_space(text, key_end) + 1)  # after the colon
         end = _end(text, value)
         yield key, TextSpan(value, end)
         at = _after_space(text, end)
@@ -143,7 +142,7 @@ def _after_space(text: bytes, at: int) -> int:
 
 
 def _end(text: bytes, start: int) -> int:
-    """Where the value ends that begins there; the text is known to be JSON."""
+    """Return the end of the value at `start`, in valid JSON."""
     first = text[start : start + 1]
     if first == b'"':
         return _must(_STRING.match(text, start)).end()
@@ -157,10 +156,10 @@ def _end(text: bytes, start: int) -> int:
         depth += 1 if word in _OPEN else -1
         if depth == 0:
             return token.end()
-    raise InvalidRequest("what the path leads into is not JSON")
+    raise InvalidRequest("the value of the path is not JSON")
 
 
 def _must(found: re.Match[bytes] | None) -> re.Match[bytes]:
     if found is None:
-        raise InvalidRequest("what the path leads into is not JSON")
+        raise InvalidRequest("the value of the path is not JSON")
     return found

@@ -1,4 +1,4 @@
-"""The models file, read once into typed, frozen values. Knows no Redis, no HTTP and no torch."""
+"""The models file: models and pipelines as typed, frozen values. Knows no Redis and no torch."""
 
 from __future__ import annotations
 
@@ -13,36 +13,51 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from headrace.config.handler_reference import HandlerKind, HandlerReference, parse_handler
-from headrace.config.handler_source import source_problem
+from headrace.config.handler_reference import (
+    HandlerKind,
+    HandlerReference,
+    parse_handler,
+    source_problem,
+)
 from headrace.config.model_options import DEFAULT_TIMEOUT_S, ModelOptions
-from headrace.config.pipelines import HANDLER, PipelineConfig, PipelineSection
-from headrace.config.pipelines_file import read_pipeline
+from headrace.config.pipelines import (
+    HANDLER,
+    STAGE_NAME_PATTERN,
+    STAGES_MAX,
+    PipelineConfig,
+    PipelineOptions,
+    PipelineProblem,
+    PipelineSection,
+    StageSection,
+    build,
+    unknown_models,
+)
 from headrace.config.suggestions import did_you_mean, listing
 from headrace.config.yaml_file import Document, load_yaml, read_fields, shown
 from headrace.errors import ConfigError, ModelNotFound
 from headrace.redis import keys
 
-#: A leading dot or dash is refused: `..` is a path to an HTTP client, `-x` an option to a shell.
+#: No leading dot or dash: HTTP clients read `..` as a path, and commands `-x` as an option.
 MODEL_NAME_PATTERN: Final = "^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$"
 SCHEMA_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
 _KEYS: Final = ("models", "pipelines")
 _MODEL_NAME = re.compile(MODEL_NAME_PATTERN)
+_STAGE_NAME: Final = re.compile(STAGE_NAME_PATTERN)
 
 
 class ModelConfig(ModelOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One model as the servers see it; `weights` is absolute here.
+    """One model as the servers use it, with an absolute `weights`.
 
     Attributes:
-        name: the model's name, as clients say it.
+        name: the model's name.
     """
 
     name: str
 
     @property
     def queue(self) -> str:
-        """The queue that it is served from."""
+        """Return the name of its queue."""
         return keys.queue_name(self.name)
 
 
@@ -61,12 +76,12 @@ class ModelsFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """Every model that is registered.
+    """All registered models and pipelines.
 
     Attributes:
-        path: the file that it was read from.
+        path: the models file.
         models: by name, in the order of the file.
-        pipelines: by name, in the order of the file; no model has such a name.
+        pipelines: by name, in the order of the file. No model has the name of a pipeline.
     """
 
     path: Path
@@ -80,19 +95,19 @@ class Catalog:
 
     @property
     def base_dir(self) -> Path:
-        """The folder that relative paths in the file are taken from."""
+        """Return the folder to which relative paths in the file refer."""
         return self.path.absolute().parent
 
     @property
     def served(self) -> list[ModelConfig]:
-        """All that jobs can be sent to: the models, and the pipelines as they look from outside."""
+        """Return the models, and the pipelines as models: all that jobs can be submitted to."""
         return list(self._addressed.values())
 
     def get(self, name: str) -> ModelConfig:
-        """The model of that name, or the pipeline, as it looks from outside.
+        """Return the model, or the pipeline as a model.
 
         Raises:
-            ModelNotFound: there is none; the message names those that there are.
+            ModelNotFound: neither exists; the hint lists all.
         """
         try:
             return self._addressed[name]
@@ -100,12 +115,12 @@ class Catalog:
             known = self._addressed
             raise ModelNotFound(
                 f"no model {shown(name)} is registered{did_you_mean(name[:64], known)}",
-                hint=f"registered: {listing(known)}",
+                hint=f"use one of {listing(known)}",
             ) from None
 
 
 def _facade(pipeline: PipelineConfig) -> ModelConfig:
-    """A pipeline as those see it who send it jobs: it has a queue, a version and bounds."""
+    """Return a pipeline as a model, with its queue, version and limits."""
     return ModelConfig(
         name=pipeline.name,
         handler=HANDLER,
@@ -120,10 +135,10 @@ def load_catalog(path: Path, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Catalog
 
     Args:
         path: the file.
-        timeout_s: for models that name none.
+        timeout_s: the timeout of models without their own.
 
     Raises:
-        ConfigError: anything in it is wrong; all mistakes are named, one a line.
+        ConfigError: the file has mistakes; the message has one line per mistake.
     """
     document = load_yaml(path, what="models file")
     catalog = _read(document, timeout_s)
@@ -132,10 +147,10 @@ def load_catalog(path: Path, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Catalog
 
 
 def check_config(path: Path) -> list[str]:
-    """All that is wrong with a models file, one line each; empty when nothing is.
+    """Return the mistakes of a models file, one line each.
 
-    Beyond what `load_catalog` refuses, the files that it names must exist, and handlers' files must
-    be Python in which the class is found. No handler is imported.
+    In addition to `load_catalog`, this checks that all files exist and that handlers' files are
+    Python with the class. No handler is imported.
     """
     try:
         document = load_yaml(path, what="models file")
@@ -148,7 +163,7 @@ def check_config(path: Path) -> list[str]:
         if problem is not None:
             document.report((*where, "handler"), problem)
         if model.weights is not None and not Path(model.weights).exists():
-            document.report((*where, "weights"), f"there is no file {model.weights}")
+            document.report((*where, "weights"), f"the file {model.weights} does not exist")
     return document.problems
 
 
@@ -156,17 +171,17 @@ def _handler_problem(spec: HandlerReference, base_dir: Path) -> str | None:
     if spec.kind is not HandlerKind.FILE:
         return None
     path = spec.file(base_dir)
-    return source_problem(path, spec.name) if path.is_file() else f"there is no file {path}"
+    return source_problem(path, spec.name) if path.is_file() else f"the file {path} does not exist"
 
 
 def models_schema() -> dict[str, Any]:
-    """The JSON Schema of the models file, for editors."""
+    """Return the JSON Schema of the models file, for editors."""
     schema = msgspec.json.schema(ModelsFile)
     return {"$schema": SCHEMA_DIALECT, "title": "Headrace models file", **schema}
 
 
 def schema_text() -> str:
-    """The schema as `configs/models.schema.json` holds it."""
+    """Return the text of `configs/models.schema.json`."""
     return json.dumps(models_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
@@ -207,10 +222,66 @@ def _pipelines(document: Document, models: Mapping[Any, Any]) -> dict[str, Pipel
         if not isinstance(name, str) or not _MODEL_NAME.fullmatch(name):
             document.report(("pipelines", name), _name_problem(name, "pipeline"))
         elif name in models:
-            document.report(("pipelines", name), "a model has this name; jobs could mean either")
-        pipeline = read_pipeline(document, name, models)
+            document.report(("pipelines", name), "a model has this name; choose another")
+        pipeline = _pipeline(document, name, models)
         if pipeline is not None:
             found[name] = pipeline
+    return found
+
+
+def _pipeline(document: Document, name: str, models: Mapping[Any, Any]) -> PipelineConfig | None:
+    """Return a pipeline; None after a mistake, which is reported.
+
+    Args:
+        document: the models file.
+        name: its name below `pipelines`.
+        models: all models, by name.
+    """
+    before = len(document.problems)
+    keys = ("pipelines", name)
+    written = document.data["pipelines"][name]
+    if not isinstance(written, dict):
+        document.report(keys, f"expected a mapping with the key `stages`, got {shown(written)}")
+        return None
+    stages = _pipeline_stages(document, name, written)
+    # The options are read without the stages, so that each mistake has its own key.
+    document.data["pipelines"][name] = {k: v for k, v in written.items() if k != "stages"}
+    values = read_fields(document, keys, PipelineOptions)
+    document.data["pipelines"][name] = written
+    if len(document.problems) > before:
+        return None
+    try:
+        pipeline = build(name, PipelineSection(stages=stages, **values))
+    except PipelineProblem as problem:
+        document.report((*keys, *problem.where), problem.text)
+        return None
+    for stage, text in unknown_models(pipeline, models, document.data["pipelines"]):
+        own = stages[stage].model is not None
+        where = ("stages", stage, "model") if own else ("stages", stage)
+        document.report((*keys, *where), text)
+    return pipeline if len(document.problems) == before else None
+
+
+def _pipeline_stages(
+    document: Document, name: str, written: dict[Any, Any]
+) -> dict[str, StageSection]:
+    keys = ("pipelines", name, "stages")
+    sections = written.get("stages")
+    if not isinstance(sections, dict) or not sections:
+        given = f"got {shown(sections)}" if "stages" in written else "the key is missing"
+        document.report(keys, f"expected a mapping of at least one stage, {given}")
+        return {}
+    found = {}
+    if len(sections) > STAGES_MAX:
+        document.report(keys, f"a pipeline has at most {STAGES_MAX} stages, not {len(sections)}")
+    for stage, section in sections.items():
+        if not isinstance(stage, str) or not _STAGE_NAME.fullmatch(stage):
+            text = "a stage's name has 1 to 64 of A-Z a-z 0-9 _ - and does not begin with 0-9 or -"
+            document.report((*keys, stage), text)
+        if section is None:  # `detect:` alone: the model of that name
+            sections[stage] = {}
+        values = read_fields(document, (*keys, stage), StageSection)
+        found[stage] = msgspec.convert(values, StageSection)
     return found
 
 
@@ -235,11 +306,11 @@ def _check_handler(document: Document, name: str, values: Mapping[str, Any]) -> 
 
 
 def _check_options(document: Document, name: str, values: Mapping[str, Any]) -> None:
-    # They cross to the model process as msgpack.
+    # They are sent to the model process as msgpack.
     try:
         msgspec.msgpack.encode(values.get("options"))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        text = "it holds itself" if isinstance(error, RecursionError) else str(error)
+        text = "it contains itself" if isinstance(error, RecursionError) else str(error)
         document.report(("models", name, "options"), f"not plain data: {text}")
 
 
@@ -247,7 +318,7 @@ def _check_batches(document: Document, name: str, values: Mapping[str, Any]) -> 
     where = ("models", name)
     sizes, most = values.get("allowed_batch_sizes"), values.get("max_batch_size")
     if sizes is not None and len(set(sizes)) < len(sizes):
-        document.report((*where, "allowed_batch_sizes"), "a size stands there twice")
+        document.report((*where, "allowed_batch_sizes"), "a size is given twice; remove one")
     if sizes is not None and most is not None and max(sizes) != most:
         document.report(
             (*where, "allowed_batch_sizes"),
@@ -255,13 +326,13 @@ def _check_batches(document: Document, name: str, values: Mapping[str, Any]) -> 
             "or leave max_batch_size out",
         )
     if "cost" in values and "max_batch_cost" not in values:
-        document.report((*where, "cost"), "without max_batch_cost it has no effect; add that key")
+        document.report((*where, "cost"), "it needs max_batch_cost; add that key")
 
 
 def _name_problem(name: object, what: str = "model") -> str:
     if not isinstance(name, str):
-        return f"a {what}'s name is text; write {shown(name)} in quotes"
-    return f"a {what}'s name has 1 to 64 of A-Z a-z 0-9 _ . - and begins with none of . -"
+        return f"a {what}'s name must be text; write {shown(name)} in quotes"
+    return f"a {what}'s name has 1 to 64 of A-Z a-z 0-9 _ . - and does not begin with . or -"
 
 
 if __name__ == "__main__":  # python -m headrace.config.model_catalog > configs/models.schema.json

@@ -1,4 +1,4 @@
-"""What the models file can say of one model: the keys, their bounds and what they mean."""
+"""The keys of a model in the models file, with their limits and descriptions."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         str,
         Meta(
             min_length=1,
-            description="What serves the model: a built-in (echo, digits, image_classifier), "
+            description="The handler: a built-in (echo, digits, image_classifier), "
             "path/to/file.py, path/to/file.py:Class or package.module:Class. "
-            "A relative path is taken from this file's folder.",
+            "A relative path refers to this file's folder.",
         ),
     ]
     weights: (
@@ -29,8 +29,8 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             str,
             Meta(
                 min_length=1,
-                description="Weights file for the handler; a relative path is taken from this "
-                "file's folder. Left out: what the handler brings, if anything.",
+                description="Weights file for the handler; a relative path refers to this file's "
+                "folder. Default: the handler's own weights, if it has any.",
             ),
         ]
         | None
@@ -52,18 +52,18 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Meta(
             ge=0.001,
             le=1000,
-            description="Its share of the device's time, against the other models that want it.",
+            description="Its share of the device's time, relative to the other models.",
         ),
     ] = 1.0
     max_batch_size: Annotated[
-        int, Meta(ge=1, le=4096, description="The most inputs that run together.")
+        int, Meta(ge=1, le=4096, description="The most inputs of one batch.")
     ] = 32
     max_batch_delay_ms: Annotated[
         float,
         Meta(
             ge=0,
             le=60_000,
-            description="The longest that the oldest input is held for company, in milliseconds.",
+            description="How long the oldest input may wait for a fuller batch, in milliseconds.",
         ),
     ] = 5.0
     allowed_batch_sizes: (
@@ -72,8 +72,8 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             Meta(
                 min_length=1,
                 max_length=256,
-                description="The sizes that the model is run with: a batch is filled up to the "
-                "next one by copies of its last input. The largest is max_batch_size.",
+                description="The batch sizes of the model: a batch is filled up to the next size "
+                "with copies of its last input. The largest is max_batch_size.",
             ),
         ]
         | None
@@ -85,7 +85,7 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 ge=1,
                 le=1_000_000_000_000,
                 description="The most that the inputs of a batch may cost together, in the unit "
-                "of cost; an input that is above it by itself runs alone.",
+                "of cost. An input that costs more runs alone.",
             ),
         ]
         | None
@@ -93,8 +93,8 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     cost: Annotated[
         Literal["bytes", "pixels", "tokens"],
         Meta(
-            description="What an input costs: its bytes; the pixels that its image's header "
-            "names; or its tokens, taken as a quarter of its bytes."
+            description="The cost of an input: its bytes, the pixels in its image's header, or its "
+            "tokens, estimated as a quarter of its bytes."
         ),
     ] = "bytes"
     batch_key: (
@@ -103,8 +103,8 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             Meta(
                 pattern="^(content_type|(/[^/]*)+)$",
                 max_length=256,
-                description="Only inputs that are alike in this run together: content_type, or "
-                "a JSON pointer into the input, such as /language.",
+                description="Only inputs with the same value share a batch: content_type, or a "
+                "JSON pointer into the input, such as /language.",
             ),
         ]
         | None
@@ -114,24 +114,28 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Meta(
             ge=0,
             le=2_592_000,
-            description="Seconds that a waiting job yields to those of better priorities; then it "
-            "is served before them, one such job in ten. 0: it yields for ever.",
+            description="Seconds that a waiting job yields to better priorities. Then one such "
+            "job in ten is served before them. 0: it always yields.",
         ),
     ] = 600.0
     max_queue_depth: Annotated[
         int,
-        Meta(ge=1, le=100_000_000, description="Jobs that may wait; one more is answered 429."),
+        Meta(ge=1, le=100_000_000, description="The most jobs that wait; further ones get 429."),
     ] = 10_000
     timeout_s: Annotated[
         float,
-        Meta(gt=0, le=86_400, description="Seconds that a job may run; a job's own wins."),
+        Meta(
+            gt=0,
+            le=86_400,
+            description="Seconds that a job may run; the job's own timeout overrides it.",
+        ),
     ] = DEFAULT_TIMEOUT_S
     min_timeout_s: Annotated[
         float,
         Meta(
             ge=0,
             le=86_400,
-            description="Seconds that every job may run, however short its own timeout.",
+            description="The shortest timeout of a job, in seconds.",
         ),
     ] = 0.1
     max_restarts_per_minute: Annotated[
@@ -139,14 +143,18 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Meta(
             ge=1,
             le=1_000,
-            description="How often in a minute model processes that were killed or died are "
-            "started anew in one worker; after that they wait.",
+            description="How many killed or dead model processes one worker restarts in a minute; "
+            "further ones wait.",
         ),
     ] = 10
     max_retries: (
         Annotated[
             int,
-            Meta(ge=0, le=100, description="Retries after a retryable error; a job's own wins."),
+            Meta(
+                ge=0,
+                le=100,
+                description="Retries after a retryable error; the job's own overrides it.",
+            ),
         ]
         | None
     ) = None
@@ -155,26 +163,34 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Meta(
             ge=0,
             le=86_400,
-            description="A first retry comes after 0 to so many seconds, by chance; each one more "
-            "doubles the bound. A job's own wins.",
+            description="The longest wait before the first retry, in seconds; each retry doubles "
+            "it, and the wait is random from 0. The job's own overrides it.",
         ),
     ] = RETRY_BACKOFF_S
     retry_backoff_max_s: Annotated[
         float,
-        Meta(ge=0, le=86_400, description="The bound is never more than this; a job's own wins."),
+        Meta(
+            ge=0,
+            le=86_400,
+            description="The longest wait before any retry; the job's own overrides it.",
+        ),
     ] = RETRY_BACKOFF_MAX_S
     load_timeout_s: Annotated[
         float,
         Meta(
             gt=0,
             le=86_400,
-            description="Seconds that a model process may load and warm up; then it is killed.",
+            description="Seconds after which a model process that still loads is killed.",
         ),
     ] = 600.0
     max_jobs: (
         Annotated[
             int,
-            Meta(ge=1, le=1_000_000_000, description="A model process is recycled after so many."),
+            Meta(
+                ge=1,
+                le=1_000_000_000,
+                description="A model process is recycled after this many jobs.",
+            ),
         ]
         | None
     ) = None
@@ -184,7 +200,7 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             Meta(
                 ge=1,
                 le=100_000_000,
-                description="A model process that takes more, in MiB, is recycled.",
+                description="A model process that uses more memory, in MiB, is recycled.",
             ),
         ]
         | None
@@ -199,8 +215,8 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Annotated[
             bool,
             Meta(
-                description="Whether image_classifier keeps activations with their channels last; "
-                "auto: on a CPU, where it gives the same answers and is not slower.",
+                description="Whether image_classifier uses the channels-last memory format; auto: "
+                "on a CPU, if it gives the same answers and is not slower.",
             ),
         ]
         | Literal["auto"]
@@ -209,8 +225,8 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Annotated[
             bool,
             Meta(
-                description="Whether Celery's monitors, such as Flower, are told of the jobs; "
-                "sampled: of up to events_per_s a second (a setting) and of a sample beyond.",
+                description="Whether Celery's monitors, such as Flower, get events of the jobs; "
+                "sampled: of all up to events_per_s (a setting), else of a sample.",
             ),
         ]
         | Literal["sampled"]
@@ -218,7 +234,7 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     malloc_tuning: Annotated[
         bool,
         Meta(
-            description="On a CPU under glibc, keep the memory of activations mapped between "
+            description="On a CPU with glibc, keep the memory of activations mapped between "
             "batches.",
         ),
     ] = True
@@ -237,5 +253,5 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = 0
     options: Annotated[
         dict[str, Any],
-        Meta(description="Free; given to the handler as context.options."),
+        Meta(description="Any values; the handler reads them as context.options."),
     ] = msgspec.field(default_factory=dict)

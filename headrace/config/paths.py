@@ -1,18 +1,18 @@
-"""Where things are: the servers' code, and by which variable clients know the API."""
+"""The folder of the servers' code, and the variable with the URL of the API."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Final
 
-#: Beside the SDK, as who starts servers needs this name of it and nothing else.
+#: Here and not in the client, which servers do not import.
 ENV_URL: Final = "HEADRACE_URL"
 
 
 def server_root() -> Path:
-    """The folder that holds the packages `api`, `workers` and `handlers`, for a PYTHONPATH.
+    """Return the folder of the packages `api`, `workers` and `handlers`, for PYTHONPATH.
 
-    They lie beside `headrace` in a checkout, and inside it in a wheel.
+    In a checkout it also holds `headrace`; in a wheel it is inside `headrace`.
     """
     package = Path(__file__).resolve().parents[1]
     inside = package / "_server"

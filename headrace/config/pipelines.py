@@ -1,7 +1,7 @@
-"""Pipelines: several models over one input, as the models file or Python declares them.
+"""Pipelines: several models over one input, declared in the models file or in Python.
 
-A stage runs one model over what comes from the input or from earlier stages, once or for each
-element of a list. Knows no Redis and no YAML; `headrace.config.model_catalog` reads the file.
+A stage runs one model on the input or on results of earlier stages, once or for each element of a
+list. Knows no Redis; `headrace.config.model_catalog` reads the file.
 """
 
 from __future__ import annotations
@@ -17,46 +17,47 @@ from msgspec import Meta
 from headrace.config.json_path import PATH_PATTERN, Step, parse_path
 from headrace.config.suggestions import did_you_mean, listing
 
-#: What a stage's `from` calls the input of the whole.
+#: The name of the pipeline's input in a stage's `from`.
 INPUT: Final = "input"
-#: What the handler of a pipeline is called where models are shown.
+#: The handler of a pipeline in lists of models.
 HANDLER: Final = "pipeline"
 STAGE_NAME_PATTERN: Final = "^[A-Za-z_][A-Za-z0-9_-]{0,63}$"
 STAGES_MAX: Final = 64
 DEFAULT_TIMEOUT_S: Final = 600.0
 
 _Name = Annotated[str, Meta(pattern=STAGE_NAME_PATTERN)]
-# The pattern is for editors alone: `parse_path` says more of what is none.
+# The pattern is only for editors: `parse_path` has better messages.
 _Path = Annotated[str, Meta(max_length=256, extra_json_schema={"pattern": PATH_PATTERN})]
 _Names = str | Annotated[list[str], Meta(min_length=1, max_length=64)]
 
 
 class StageSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One stage of a pipeline, as it is written."""
+    """One stage of a pipeline, as written."""
 
     model: (
-        Annotated[str, Meta(min_length=1, description="The model that it runs; else of its name.")]
+        Annotated[str, Meta(min_length=1, description="Its model; default: the model of its name.")]
         | None
     ) = None
     sources: (
         Annotated[
             _Names,
             Meta(
-                description="Where its input comes from: `input`, a stage, or a list of them, "
-                "which gives an object by their names. Left out: the stage before it.",
+                description="Its input: `input`, a stage, or a list of them, which makes an object "
+                "by their names. Default: the stage before it.",
             ),
         ]
         | None
     ) = msgspec.field(default=None, name="from")
     select: (
-        Annotated[_Path, Meta(description="A path to the part of that which is passed on.")] | None
+        Annotated[_Path, Meta(description="A path to the part of the input that the model gets.")]
+        | None
     ) = None
     each: (
         Annotated[
             _Path,
             Meta(
-                description="A path with [*] to the list whose elements the model runs over, one "
-                "job for each; the stage then gives the list of their results."
+                description="A path with [*] to a list: the model runs once per element, in jobs "
+                "of their own, and the result is the list of their results."
             ),
         ]
         | None
@@ -64,14 +65,14 @@ class StageSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class PipelineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One pipeline, as it is written, without its stages."""
+    """One pipeline, as written, without its stages."""
 
     result: (
         Annotated[
             _Names,
             Meta(
-                description="The stage whose result is the whole's, or a list of stages, which "
-                "gives an object by their names. Left out: those that no stage takes from.",
+                description="The stage whose result is the pipeline's, or a list of stages, which "
+                "makes an object by their names. Default: the stages that no other uses.",
             ),
         ]
         | None
@@ -81,24 +82,28 @@ class PipelineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     ] = "1.0"
     max_queue_depth: Annotated[
         int,
-        Meta(ge=1, le=100_000_000, description="Jobs that may wait; one more is answered 429."),
+        Meta(ge=1, le=100_000_000, description="The most jobs that wait; further ones get 429."),
     ] = 10_000
     max_running: Annotated[
         int,
-        Meta(ge=1, le=10_000, description="Jobs of it that each background worker has under way."),
+        Meta(ge=1, le=10_000, description="The most of its jobs that each background worker runs."),
     ] = 64
     max_items: Annotated[
         int,
-        Meta(ge=1, le=100_000, description="The most elements that `each` may find in one job."),
+        Meta(ge=1, le=100_000, description="The most elements of `each` in one job."),
     ] = 1_000
     timeout_s: Annotated[
         float,
-        Meta(gt=0, le=86_400, description="Seconds that a job may take in all; its own wins."),
+        Meta(
+            gt=0,
+            le=86_400,
+            description="Seconds that a job may take; its own timeout overrides it.",
+        ),
     ] = DEFAULT_TIMEOUT_S
 
 
 class PipelineSection(PipelineOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One pipeline, as it is written."""
+    """One pipeline, as written."""
 
     stages: Annotated[
         dict[_Name, StageSection],
@@ -109,13 +114,13 @@ class PipelineSection(PipelineOptions, frozen=True, kw_only=True, forbid_unknown
 
 
 class Stage(msgspec.Struct, frozen=True):
-    """One stage, with what was left out filled in.
+    """One stage, with its defaults.
 
     Attributes:
-        sources: whose results are its input; `input` for that of the whole.
-        joined: several are given as an object by their names.
-        path: to what is passed on.
-        spread: each element that the path finds has a job of its own.
+        sources: the stages whose results are its input, or `input`.
+        joined: whether its input is an object of these results, by name.
+        path: the path to the part of the input that the model gets.
+        spread: whether each element of the path has its own job.
     """
 
     name: str
@@ -127,12 +132,12 @@ class Stage(msgspec.Struct, frozen=True):
 
 
 class PipelineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """One pipeline as the servers see it.
+    """One pipeline as the servers use it.
 
     Attributes:
-        stages: each behind those that it takes from.
-        result: the stages whose results are the whole's.
-        joined: they are given as an object by their names.
+        stages: each after its sources.
+        result: the stages whose results are the pipeline's.
+        joined: whether the result is an object of these results, by name.
     """
 
     name: str
@@ -147,16 +152,16 @@ class PipelineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def models(self) -> list[str]:
-        """The models that it runs."""
+        """Return its models."""
         return list(dict.fromkeys(stage.model for stage in self.stages))
 
 
 class PipelineProblem(Exception):
-    """What is wrong with a declaration.
+    """A mistake in a pipeline.
 
     Attributes:
         where: the keys below the pipeline's own.
-        text: what, and what to do.
+        text: what is wrong, and what to do.
     """
 
     def __init__(self, where: tuple[str, ...], text: str) -> None:
@@ -166,10 +171,10 @@ class PipelineProblem(Exception):
 
 
 def build(name: str, section: PipelineSection) -> PipelineConfig:
-    """Fill in what a section leaves out.
+    """Build a pipeline from its section and the defaults. The models are not checked.
 
     Raises:
-        Problem: it has no shape that could run. Which models there are is not looked at.
+        PipelineProblem: it cannot run.
     """
     before = INPUT
     stages = {}
@@ -198,14 +203,14 @@ def _stage(
     where = ("stages", name)
     if name == INPUT:
         raise PipelineProblem(
-            where, f"{INPUT} is what the pipeline is given; name the stage otherwise"
+            where, f"{INPUT} is the name of the pipeline's input; choose another name"
         )
     given = before if written.sources is None else written.sources
     sources, joined = _names(given)
     _check_names((*where, "from"), sources, [INPUT, *stages])
     if written.select is not None and written.each is not None:
         raise PipelineProblem(
-            where, "select and each exclude each other; each takes the whole path"
+            where, "select and each exclude each other; use each with the whole path"
         )
     path: tuple[Step, ...] = ()
     for key, text in (("select", written.select), ("each", written.each)):
@@ -216,11 +221,11 @@ def _stage(
         except ValueError as error:
             raise PipelineProblem((*where, key), str(error)) from None
         if key == "each" and None not in path:
-            raise PipelineProblem(
-                (*where, key), f"a list is meant: write [*] behind it, as in {text}[*]"
-            )
+            raise PipelineProblem((*where, key), f"each needs a list: append [*], as in {text}[*]")
         if key == "select" and None in path:
-            raise PipelineProblem((*where, key), "[*] leads to many values; use each, or an index")
+            raise PipelineProblem(
+                (*where, key), "[*] matches several values; use each, or an index"
+            )
     return Stage(name, written.model or name, sources, joined, path, written.each is not None)
 
 
@@ -232,13 +237,15 @@ def _check_names(where: tuple[str, ...], names: tuple[str, ...], known: list[str
     for name in names:
         if name not in known:
             near = did_you_mean(name[:64], known)
-            raise PipelineProblem(where, f"there is no stage {name[:64]!r}{near}; {listing(known)}")
+            raise PipelineProblem(
+                where, f"there is no stage {name[:64]!r}{near}; use one of {listing(known)}"
+            )
     if len(set(names)) < len(names):
-        raise PipelineProblem(where, "a name stands there twice")
+        raise PipelineProblem(where, "a name is given twice; remove one")
 
 
 def _ordered(stages: Mapping[str, Stage]) -> list[str]:
-    """Their names, each behind those that it takes from, else as they are written."""
+    """Return the names, each after its sources, else in the order of the file."""
     graph = {
         name: {source for source in stage.sources if source != INPUT}
         for name, stage in stages.items()
@@ -249,7 +256,7 @@ def _ordered(stages: Mapping[str, Stage]) -> list[str]:
         circle = list(reversed(error.args[1]))
         way = " -> ".join(circle)
         raise PipelineProblem(
-            ("stages", circle[0], "from"), f"the stages wait in a circle: {way}"
+            ("stages", circle[0], "from"), f"the stages form a cycle: {way}; remove a source"
         ) from None
     order: list[str] = []
     while len(order) < len(graph):
@@ -278,8 +285,8 @@ def _check_used(stages: Mapping[str, Stage], result: tuple[str, ...]) -> None:
     for name in stages:
         if name not in used:
             raise PipelineProblem(
-                ("stages", name), "nothing comes of it: no stage takes its result, and "
-                          "`result` does not name it")  # fmt: skip
+                ("stages", name), "its result is unused; add it to `result`, or to the "
+                          "`from` of a stage")  # fmt: skip
 
 
 class Pipeline:
@@ -290,10 +297,10 @@ class Pipeline:
         faces = Pipeline("faces").then("detect").each("classify", "crops[*]")
         print(faces.yaml())  # for the models file
 
-    A stage takes from the one before it, unless `take` says otherwise.
+    The input of a stage is the result of the one before it, unless `take` names others.
 
     Args:
-        name: the pipeline's.
+        name: the pipeline's name.
         options: its other keys, such as `timeout_s`.
     """
 
@@ -310,13 +317,13 @@ class Pipeline:
         take: str | list[str] | None = None,
         select: str | None = None,
     ) -> Pipeline:
-        """A stage that runs once.
+        """Add a stage that runs once.
 
         Args:
-            name: the stage's, and its model's unless `model` says.
+            name: the stage's name, and its model's if `model` is not given.
             model: the model.
-            take: where its input comes from: `input`, a stage, or a list of them.
-            select: a path to the part of that which is passed on.
+            take: its input: `input`, a stage, or a list of them.
+            select: a path to the part of the input that the model gets.
         """
         return self._add(name, {"model": model, "from": take, "select": select})
 
@@ -328,26 +335,26 @@ class Pipeline:
         model: str | None = None,
         take: str | list[str] | None = None,
     ) -> Pipeline:
-        """A stage that runs for each element of a list, and gives the list of the results.
+        """Add a stage that runs once per element of a list; its result is the list of results.
 
         Args:
-            name: the stage's, and its model's unless `model` says.
-            path: to the elements, such as `crops[*]`.
+            name: the stage's name, and its model's if `model` is not given.
+            path: the path to the elements, such as `crops[*]`.
             model: the model.
-            take: where the list comes from.
+            take: the input that has the list.
         """
         return self._add(name, {"model": model, "from": take, "each": path})
 
     def gives(self, *names: str) -> Pipeline:
-        """The stage whose result is the whole's; several give an object by their names."""
+        """Set the stage whose result is the pipeline's; several make an object by their names."""
         self._options["result"] = names[0] if len(names) == 1 else list(names)
         return self
 
     def section(self) -> dict[str, Any]:
-        """What stands in the models file below `pipelines`.
+        """Return the entry for `pipelines` in the models file.
 
         Raises:
-            ValueError: it could not run; the message says where and why.
+            ValueError: the pipeline cannot run; the message has the key and the reason.
         """
         written = {"stages": self._stages, **self._options}
         try:
@@ -360,16 +367,16 @@ class Pipeline:
         return {self._name: written}
 
     def yaml(self) -> str:
-        """The same as text of the models file.
+        """Return the text for the models file.
 
         Raises:
-            ValueError: it could not run.
+            ValueError: the pipeline cannot run.
         """
         return yaml.safe_dump({"pipelines": self.section()}, sort_keys=False)
 
     def _add(self, name: str, written: dict[str, Any]) -> Pipeline:
         if name in self._stages:
-            raise ValueError(f"{self._name}: a stage {name} is there already")
+            raise ValueError(f"{self._name}: there is already a stage {name}; choose another name")
         self._stages[name] = {key: value for key, value in written.items() if value is not None}
         return self
 
@@ -377,7 +384,7 @@ class Pipeline:
 def unknown_models(
     config: PipelineConfig, models: Mapping[str, Any], pipelines: Container[Any] = ()
 ) -> Iterator[tuple[str, str]]:
-    """The stages whose model there is not, each with a sentence.
+    """Yield the stages whose model is not registered, each with a message.
 
     Args:
         config: the pipeline.
@@ -389,7 +396,7 @@ def unknown_models(
             continue
         name = stage.model[:64]
         if stage.model in pipelines:
-            yield stage.name, f"{name} is a pipeline, and a stage runs a model: write its stages"
+            yield stage.name, f"{name} is a pipeline; a stage needs a model, so use its stages"
         else:
             near = did_you_mean(name, models)
             yield stage.name, f"no model {name!r} is registered{near}"

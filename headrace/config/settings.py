@@ -1,7 +1,7 @@
-"""The servers' settings: typed, frozen, and built once from what the caller hands in.
+"""The settings of the servers, typed and frozen.
 
 A value comes from the command line, else the environment, else the YAML file, else its default.
-Nothing here reads `os.environ`.
+The caller passes the environment: nothing here reads `os.environ`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from headrace.webhooks.allowed_addresses import read_networks
 from headrace.webhooks.signing import read_secret
 
 ENV_PREFIX: Final = "HEADRACE_"
-#: Names the YAML file with these settings.
+#: The variable with the path of the YAML file.
 ENV_CONFIG: Final = "HEADRACE_CONFIG"
-#: What many platforms set; HEADRACE_REDIS_URL wins over it.
+#: Many platforms set this; HEADRACE_REDIS_URL overrides it.
 ENV_REDIS_URL: Final = "REDIS_URL"
 
-#: HEADRACE_ variables that are no settings; each is read by the part that it is for.
+#: HEADRACE_ variables that are not settings; their components read them.
 OTHER_VARIABLES: Final = frozenset(
     {
         ENV_CONFIG,
@@ -44,10 +44,10 @@ OTHER_VARIABLES: Final = frozenset(
     }
 )
 
-#: Looked for in the working directory, else beside the servers' code, as in a wheel.
+#: In the working directory, else in the folder of the servers' code, as in a wheel.
 MODELS_FILE: Final = Path("configs/models.yaml")
 
-#: Settings that are lists; in a variable their items stand between commas.
+#: Settings that are lists; in a variable their items are separated by commas.
 LISTS: Final = frozenset(
     {"input_roots", "input_buckets", "cors_origins", "webhook_secrets", "webhook_allow_networks"}
 )
@@ -57,12 +57,12 @@ DAY_S: Final = 86_400
 
 _Port = Annotated[int, Meta(ge=1, le=65_535)]
 _Text = Annotated[str, Meta(min_length=1)]
-#: No `*`: without API keys, any page in a browser on this machine could then drive the API.
+#: No `*`: without API keys, all pages in a browser on this machine could use the API.
 _Origin = Annotated[str, Meta(pattern=r"^https?://[A-Za-z0-9.:\[\]-]+$")]
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the servers of one installation share.
+    """The settings of one deployment.
 
     Attributes:
         redis_url: Redis or Valkey; None lets `headrace up` start its own.
@@ -77,15 +77,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         auth_docs: whether the documentation pages want one.
         cors_origins: the web origins whose pages may call the API from a browser.
         tls_cert_file: the certificate (and chain, PEM) with which the API speaks HTTPS.
-        tls_key_file: its private key; None where it stands in the same file.
+        tls_key_file: its private key; None if it is in the same file.
         flower_host: the address that Flower listens on.
         flower_port: its port.
-        events_per_s: of how many jobs a second a worker tells Celery's monitors, per model whose
-            `events` are sampled.
+        events_per_s: for how many jobs per second a worker sends all events to Celery's monitors,
+            per model whose `events` are sampled.
         body_limit_bytes: the largest request body that the API takes.
         header_limit_bytes: the longest line and headers of a request.
         header_limit_count: the most headers.
-        request_timeout_s: how long a request's head may take, and its body may stand still.
+        request_timeout_s: how long a request's head may take, and its body may pause.
         bulk_limit_lines: the most lines of a bulk request.
         max_wait_s: the longest that a request may wait for a result.
         event_streams_max: how many event streams one API process has open at most.
@@ -94,35 +94,35 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         bulk_hold_s: how long a line of a bulk request waits for room in its queue or in the store.
         job_index_max: how many of a model's newest jobs can be listed; 0 switches lists off.
         result_ttl_s: how long a job's record and result are kept after its end.
-        timeout_s: how long a job may run, where neither it nor its model says.
-        max_retries: retries after a retryable error, where neither the job nor its model says.
+        timeout_s: how long a job may run, if neither it nor its model has a timeout.
+        max_retries: retries after a retryable error, if neither the job nor its model has a number.
         lease_ttl_s: after how long the jobs of a host that was lost are handed out again.
         max_deliveries: crashes of the model process, alone with a job, until the job fails.
-        device_slots: how many batches may run at once on a worker's device; 0: as its models say.
+        device_slots: how many batches run at once on a worker's device; 0: as its models need.
         drain_timeout_s: how long a worker that is asked to stop may finish what it runs.
-        inline_limit_bytes: inputs and results that are longer lie in the payload store.
-        payload_store: where.
+        inline_limit_bytes: longer inputs and results are kept in the payload store.
+        payload_store: the payload store.
         payload_dir: the folder of the store `file`, which all hosts share.
         payload_bucket: the bucket of the store `s3`.
         payload_prefix: how the names of its objects begin.
         payload_endpoint_url: an S3 server other than AWS' own; also for input_buckets.
-        max_payload_memory_bytes: the store `redis` takes no more inputs at so many bytes; None is
-            half of Redis' maxmemory, or 1 GiB where it has none.
-        input_roots: the folders out of which a client may name a file as `input_ref`.
-        input_buckets: the buckets out of which a client may name an object.
+        max_payload_memory_bytes: the limit of inputs in the store `redis`; None is half of Redis'
+            maxmemory, or 1 GiB without maxmemory.
+        input_roots: the folders whose files clients may name as `input_ref`.
+        input_buckets: the buckets whose objects clients may name.
         file_limit_bytes: the largest file that may be uploaded.
-        file_ttl_s: how long a file is kept that does not say, and a batch after its end.
-        batch_max_lines: a batch takes no more lines.
-        batch_in_flight: how many jobs of one batch are under way at a time.
-        runner_batches: how many batches one runner drives at a time.
-        webhook_secrets: what webhooks are signed with, the newest first; empty: nothing is sent.
+        file_ttl_s: how long a file is kept by default, and a batch after its end.
+        batch_max_lines: the most lines of a batch.
+        batch_in_flight: how many jobs of one batch are in flight.
+        runner_batches: how many batches one runner runs at a time.
+        webhook_secrets: the secrets that sign webhooks, the newest first; empty: none are sent.
         webhook_allow_networks: private networks that webhooks may be sent to.
         webhook_allow_http: whether they may be sent over plain HTTP.
-        webhook_ca_file: certificates (PEM) that receivers may have besides public ones.
-        webhook_timeout_s: how long one try of a webhook may take, and
-        webhook_connect_timeout_s: how long of it until there is a connection.
-        webhook_retry_s: how long after an event its webhook is tried; 0 for once.
-        webhook_log_ttl_s: how long its deliveries can be looked at after the last try.
+        webhook_ca_file: more certificate authorities (PEM) for receivers.
+        webhook_timeout_s: how long one attempt of a webhook may take.
+        webhook_connect_timeout_s: how long its connection may take.
+        webhook_retry_s: how long after an event its webhook is retried; 0: it is not retried.
+        webhook_log_ttl_s: how long deliveries are kept after the last attempt.
         log_level: the least severe level that is logged.
         log_format: how lines look; auto: for people on a terminal, JSON elsewhere.
         access_log: whether the API logs a line for each request.
@@ -190,22 +190,22 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def public_host(self) -> str:
-        """The address by which `auth: auto` goes: where the API's port can be reached from."""
+        """Return the address at which the API is reachable, which decides `auth: auto`."""
         return self.published_at or self.host
 
     @property
     def asks_for_keys(self) -> bool:
-        """Whether the API wants a key with each request."""
+        """Return whether each request needs an API key."""
         return self.auth == "on" or (self.auth == "auto" and not is_loopback(self.public_host))
 
     @property
     def tls(self) -> bool:
-        """Whether the API speaks HTTPS."""
+        """Return whether the API serves HTTPS."""
         return self.tls_cert_file is not None
 
     @override
     def __rich_repr__(self) -> list[tuple[str, Any]]:
-        """For tracebacks drawn by rich, which would show the password otherwise."""
+        """Return the fields for rich's tracebacks, without passwords."""
         shown = {name: getattr(self, name) for name in self.__struct_fields__}
         if self.redis_url is not None:
             shown["redis_url"] = redact_url(self.redis_url)
@@ -219,7 +219,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a server that listens there. Names are not looked up."""
+    """Return whether an address is reachable only from this machine. Names are not looked up."""
     if host.lower() == "localhost":
         return True
     try:
@@ -234,12 +234,12 @@ def load_settings(
     """Build the settings.
 
     Args:
-        file: a YAML file; None takes the one that HEADRACE_CONFIG names, if any.
+        file: a YAML file; None takes the file of HEADRACE_CONFIG, if it is set.
         environ: the environment, such as `os.environ`.
-        overrides: from the command line, by key; None counts as not given.
+        overrides: values of the command line, by key; None means not given.
 
     Raises:
-        ConfigError: a key or variable is unknown, or a value does not fit; all are named.
+        ConfigError: keys or variables are unknown, or values do not fit; the message has them all.
     """
     if file is None and environ.get(ENV_CONFIG):
         file = Path(environ[ENV_CONFIG])
@@ -251,7 +251,7 @@ def load_settings(
     }
     _check_webhooks(values, problems)
     if problems:
-        raise ConfigError("\n".join(problems), hint="docs/configuration.md lists them all")
+        raise ConfigError("\n".join(problems), hint="see docs/configuration.md for all settings")
     return Settings(**{"models_file": _default_models_file(), **values})
 
 
@@ -278,7 +278,7 @@ def _from_file(file: Path, problems: list[str]) -> dict[str, Any]:
     if isinstance(level, str):
         document.data["log_level"] = level.lower()
     if isinstance(document.data.get("auth"), bool):
-        # YAML reads a bare on or off as true or false.
+        # YAML reads on and off without quotes as true and false.
         document.data["auth"] = "on" if document.data["auth"] else "off"
     url = document.data.pop("redis_url", None)
     values = read_fields(document, (), Settings)
@@ -288,7 +288,7 @@ def _from_file(file: Path, problems: list[str]) -> dict[str, Any]:
         except ValueError as error:
             document.report(("redis_url",), str(error))
     problems.extend(document.problems)
-    # As in the models file: a path in a file does not depend on who starts the server where.
+    # As in the models file: a relative path refers to the folder of its file.
     folder = file.absolute().parent
     for key in (
         "models_file",
@@ -317,7 +317,7 @@ def _from_environ(environ: Mapping[str, str], problems: list[str]) -> dict[str, 
         if variable not in known:
             near = did_you_mean(variable, [*known, *OTHER_VARIABLES])
             problems.append(f"environment: {variable}: unknown variable{near}")
-        elif text:  # `NAME=` is how a compose file says "not set"
+        elif text:  # a Compose file writes `NAME=` for an unset variable
             _take(values, known[variable], text, f"environment: {variable}", problems, strict=False)
     return values
 
@@ -357,10 +357,10 @@ def _take(
 
 
 def _redis_url(value: object) -> str:
-    """The URL when it can be one; its password is never repeated.
+    """Return a valid URL. Messages never contain its password.
 
     Raises:
-        ValueError: no URL of a scheme that we know.
+        ValueError: it is not a URL with a known scheme.
     """
     url: str = convert(value, _Text, secret=True)
     scheme, separator, _ = url.partition("://")

@@ -1,4 +1,4 @@
-"""The nearest right name, for messages about a wrong one."""
+"""The most similar known name, for messages about an unknown one."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ NAMES_SHOWN: Final = 10
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`; did you mean x?`, or nothing when no known name is near."""
+    """Return `; did you mean x?`, or "" if no known name is similar."""
     by_folded = {name.casefold(): name for name in known}
     near = difflib.get_close_matches(word.casefold(), by_folded, n=1)
     return f"; did you mean {by_folded[near[0]]}?" if near else ""
 
 
 def listing(names: Iterable[str]) -> str:
-    """The names in order with commas, cut after ten, `none` when there are none."""
+    """Return up to ten names in order, with commas; `none` without names."""
     ordered = sorted(names)
     more = len(ordered) - NAMES_SHOWN
     shown = ", ".join(ordered[:NAMES_SHOWN])

@@ -1,7 +1,6 @@
-"""Configuration in YAML, read so that a mistake is answered with its file, line, key and remedy.
+"""YAML files whose mistakes are reported with file, line, key and remedy.
 
-Knows YAML and typed structs; what the keys mean is for `headrace.config.model_catalog` and
-`headrace.config.settings`.
+Knows YAML and typed structs, but not the meaning of keys.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ Key = str | int
 
 @dataclass(slots=True)
 class Document:
-    """A YAML file whose every value knows its line.
+    """A YAML file with the line of each value.
 
     Attributes:
-        path: the file as it was named; it stands in every message.
-        data: what the file says.
-        root: the same as nodes, which know their places.
+        path: the file, for messages.
+        data: its content.
+        root: its content as nodes with lines.
     """
 
     path: Path
@@ -40,17 +39,17 @@ class Document:
 
     @property
     def problems(self) -> list[str]:
-        """What was found wrong so far, one line each, in the order of the file."""
+        """Return the mistakes so far, one line each, in the order of the file."""
         return [text for _, text in sorted(self._found, key=lambda found: found[0])]
 
     def report(self, keys: tuple[Key, ...], text: str) -> None:
-        """Note a problem with the value at these keys."""
+        """Report a mistake in the value at these keys."""
         line = self._line(keys)
         where = ".".join(str(key) if str(key).isidentifier() else repr(key) for key in keys)
         self._found.append((line, f"{self.path}:{line}: {where}: {text}"))
 
     def text_at(self, keys: tuple[Key, ...]) -> str:
-        """The scalar at these keys as it is written in the file; empty for anything else."""
+        """Return the text of the scalar at these keys; "" for other values."""
         node: yaml.Node | None = self.root
         for key in keys:
             pair = _pair(node, key)
@@ -58,16 +57,16 @@ class Document:
         return str(node.value) if isinstance(node, yaml.ScalarNode) else ""
 
     def raise_problems(self) -> None:
-        """Raise all that was noted as one error.
+        """Raise all mistakes as one error.
 
         Raises:
-            ConfigError: something was; one line each.
+            ConfigError: there are mistakes; the message has one line per mistake.
         """
         if self._found:
             raise ConfigError("\n".join(self.problems))
 
     def _line(self, keys: tuple[Key, ...]) -> int:
-        # A key that came in through `<<` is found nowhere; the mapping that took it in is.
+        # A key that was merged by `<<` has no line; its mapping has one.
         line = int(self.root.start_mark.line)
         node: yaml.Node = self.root
         for key in keys:
@@ -83,13 +82,13 @@ def load_yaml(path: Path, *, what: str) -> Document:
 
     Args:
         path: the file.
-        what: what to call it in messages, such as "models file".
+        what: its name in messages, such as "models file".
 
     Raises:
-        ConfigError: it cannot be read, is not YAML, is empty, holds a key twice or is no mapping.
+        ConfigError: it cannot be read, is not YAML, is empty, is not a mapping or repeats a key.
     """
     text = _read(path, what)
-    example = "docs/configuration.md shows one"
+    example = "see the example in docs/configuration.md"
     try:
         root: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
         if root is None:
@@ -102,8 +101,8 @@ def load_yaml(path: Path, *, what: str) -> Document:
             )
         problems = list(_duplicates(root, path))
         if problems:
-            raise ConfigError("\n".join(problems), hint="keep one of each")
-        # Building the values turns `<<` into plain keys in the nodes too, so it comes last.
+            raise ConfigError("\n".join(problems), hint="remove the duplicates")
+        # This replaces `<<` by plain keys in the nodes too, so it comes last.
         data = yaml.SafeLoader("").construct_document(root)
     except yaml.MarkedYAMLError as error:
         raise ConfigError(f"{path}{_mark(error)}: not valid YAML: {error.problem}") from None
@@ -120,9 +119,9 @@ def load_yaml(path: Path, *, what: str) -> Document:
 def read_fields(
     document: Document, keys: tuple[Key, ...], struct: type[msgspec.Struct]
 ) -> dict[str, Any]:
-    """The values of a mapping that fit the fields of `struct`; what does not fit is reported.
+    """Return the values of a mapping that fit the fields of `struct`; report the others.
 
-    Each value is converted alone, so that one pass names every mistake and not only the first.
+    Each value is converted by itself, so that all mistakes are reported and not only the first.
     """
     section: Any = document.data
     for key in keys:
@@ -147,16 +146,16 @@ def read_fields(
 
 
 def convert(value: object, kind: Any, *, strict: bool = True, secret: bool = False) -> Any:
-    """A value as the type wants it.
+    """Convert a value to a type.
 
     Args:
-        value: what was given.
-        kind: the type, with its bounds in `msgspec.Meta`.
-        strict: False reads numbers out of text, for environment variables.
-        secret: never repeat the value in the message.
+        value: the value.
+        kind: the type, with its limits in `msgspec.Meta`.
+        strict: False also parses numbers in text, for environment variables.
+        secret: whether the message must not contain the value.
 
     Raises:
-        ValueError: it does not fit; the text says what was expected and what was given.
+        ValueError: it does not fit; the message has the expected type and the value.
     """
     try:
         return msgspec.convert(value, kind, strict=strict, dec_hook=_decode)
@@ -170,7 +169,7 @@ def convert(value: object, kind: Any, *, strict: bool = True, secret: bool = Fal
 
 
 def shown(value: object) -> str:
-    """A value for a message, cut to a length that a line can bear."""
+    """Return a value for a message, shortened to 60 characters."""
     text = "nothing" if value is None else repr(value)
     return text if len(text) <= _SHOWN_MAX_CHARS else f"{text[:_SHOWN_MAX_CHARS]}..."
 
@@ -186,7 +185,7 @@ def _read(path: Path, what: str) -> str:
         with path.open("rb") as file:
             raw = file.read(FILE_MAX_BYTES + 1)
     except FileNotFoundError:
-        raise ConfigError(f"{path}: there is no such {what}", hint="correct its path") from None
+        raise ConfigError(f"{path}: the {what} does not exist", hint="correct its path") from None
     except OSError as error:
         raise ConfigError(f"{path}: the {what} cannot be read: {error.strerror}") from None
     if len(raw) > FILE_MAX_BYTES:
@@ -215,7 +214,7 @@ def _pair(node: yaml.Node | None, key: Key) -> tuple[yaml.Node, yaml.Node] | Non
 
 
 def _duplicates(root: yaml.Node, path: Path) -> Iterator[str]:
-    """YAML forbids a key twice; PyYAML keeps the last one in silence."""
+    """Yield duplicate keys, which YAML forbids and PyYAML ignores."""
     pending, seen = [root], {id(root)}
     while pending:
         node = pending.pop(0)
@@ -232,12 +231,11 @@ def _duplicates(root: yaml.Node, path: Path) -> Iterator[str]:
                 known = (name.tag, name.value)
                 if known in first:
                     yield (
-                        f"{path}:{line}: {name.value}: "
-                        f"this key stands already at line {first[known]}"
+                        f"{path}:{line}: {name.value}: this key is already at line {first[known]}"
                     )
                 first.setdefault(known, line)
         for child in children:
-            # An anchor is walked once, however often it is used; that also ends a circle.
+            # An anchor is visited once, however often it is used; that also ends a cycle.
             if id(child) not in seen:
                 seen.add(id(child))
                 pending.append(child)

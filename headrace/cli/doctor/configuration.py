@@ -27,8 +27,12 @@ from headrace.cli.doctor.deployment import Deployment, error_line
 from headrace.cli.doctor.redis_durability import DISK_LOW, DISK_OUT, FULL, free_space
 from headrace.cli.shared.exit_codes import ExitCode
 from headrace.cli.shared.output import count
-from headrace.config.handler_reference import HandlerKind, HandlerReference, parse_handler
-from headrace.config.handler_source import source_problem
+from headrace.config.handler_reference import (
+    HandlerKind,
+    HandlerReference,
+    parse_handler,
+    source_problem,
+)
 from headrace.config.model_catalog import ModelConfig
 from headrace.config.paths import server_root
 from headrace.config.settings import ENV_CONFIG

@@ -30,8 +30,8 @@ def refusal(wheelhouse: Path, *arguments: str, python: str = sys.executable) -> 
 
 
 def test_the_script_says_what_is_missing_before_it_makes_anything(tmp_path: Path) -> None:
-    assert "'bench' is none of tests, benchmark and all" in refusal(tmp_path, "bench")
-    assert "make wheelhouse gathers them" in refusal(tmp_path)
+    assert "unknown 'bench'; use tests, benchmark or all" in refusal(tmp_path, "bench")
+    assert "has no wheels; run make wheelhouse" in refusal(tmp_path)
     (tmp_path / PYTHON_FILE).write_text("3.1\n")
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     assert f"make wheelhouse GPU_PYTHON={version}" in refusal(tmp_path)

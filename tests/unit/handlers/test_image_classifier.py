@@ -228,7 +228,7 @@ def test_random_weights_are_said_and_the_same_each_time(
         ({"std": [1, 0, 1]}, "options.std: expected float > 0.0, got [1, 0, 1]"),
         ({"mean": [0.5]}, "options.mean: expected list of length >= 3, got [0.5]"),
         ({"crop_px": 300}, "options.crop_px is 300, more than resize_px, 256"),
-        ({"model": "channels.py"}, "options.model 'channels.py' cannot be read"),
+        ({"model": "channels.py"}, "options.model 'channels.py' is malformed"),
         ({"model": "gone.py:build"}, "there is no file"),
         ({"model": "channels.py:broken"}, "calling it failed: RuntimeError: no such checkpoint"),
         ({"precision": "double"}, "options.precision: "),

@@ -181,7 +181,7 @@ def test_a_factory_is_found_in_a_file_or_a_module(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spec", "expected"),
     [
-        ("factory.py", "options.model 'factory.py' cannot be read"),
+        ("factory.py", "options.model 'factory.py' is malformed"),
         ("factory.py:gone", "has no gone"),
         ("factory.py:VALUE", "the int of that name is not callable"),
     ],

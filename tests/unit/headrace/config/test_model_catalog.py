@@ -112,9 +112,9 @@ def test_unknown_keys_are_named_with_line_and_nearest(models_file: Path) -> None
         ("max_queue_depth", '"5"', "expected int, got '5'"),
         ("allowed_batch_sizes", "[]", "expected list of length >= 1, got []"),
         ("allowed_batch_sizes", "[8, 0]", "expected int >= 1, got [8, 0]"),
-        ("allowed_batch_sizes", "[8, 1, 8]", "a size stands there twice"),
+        ("allowed_batch_sizes", "[8, 1, 8]", "a size is given twice; remove one"),
         ("max_batch_cost", "0", "expected int >= 1, got 0"),
-        ("cost", "bytes", "without max_batch_cost it has no effect; add that key"),
+        ("cost", "bytes", "it needs max_batch_cost; add that key"),
         ("cost", "words", "invalid enum value 'words', got 'words'"),
         (
             "batch_key",
@@ -128,7 +128,7 @@ def test_unknown_keys_are_named_with_line_and_nearest(models_file: Path) -> None
         ("options", "[1]", "expected mapping, got list"),
         ("options", "", "expected mapping, got nothing"),
         ("options", "{1: a}", "expected str, got int"),
-        ("options", "&a {x: *a}", "not plain data: it holds itself"),
+        ("options", "&a {x: *a}", "not plain data: it contains itself"),
         ("weights", "7", 'expected str, got int; write it in quotes: "7"'),
     ],
 )
@@ -181,7 +181,7 @@ def test_files_of_the_wrong_form(models_file: Path, text: str, expected: str) ->
     ],
 )
 def test_a_key_may_stand_once(models_file: Path, text: str, expected: str) -> None:
-    said = expected.replace("...", "this key stands already at line")
+    said = expected.replace("...", "this key is already at line")
     assert problems(models_file, text) == [said]
 
 
@@ -189,11 +189,11 @@ def test_a_key_may_stand_once(models_file: Path, text: str, expected: str) -> No
 def test_names_that_no_url_or_queue_can_bear(models_file: Path, name: str) -> None:
     (found,) = problems(models_file, f'models:\n  "{name}": {{handler: echo}}\n')
     assert found.startswith("2: models.")
-    assert found.endswith("begins with none of . -")
+    assert found.endswith("does not begin with . or -")
 
 
 def test_a_name_that_is_a_number_must_be_quoted(models_file: Path) -> None:
-    expected = "1: models.12: a model's name is text; write 12 in quotes"
+    expected = "1: models.12: a model's name must be text; write 12 in quotes"
     assert problems(models_file, "models: {12: {handler: echo}}") == [expected]
     assert "12" in catalog(models_file, 'models: {"12": {handler: echo}}').models
 
@@ -208,9 +208,9 @@ def test_merge_keys_are_understood(models_file: Path) -> None:
 
 def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "none.yaml"
-    with pytest.raises(ConfigError, match="there is no such models file"):
+    with pytest.raises(ConfigError, match="the models file does not exist"):
         load_catalog(path)
-    assert check_config(path) == [f"{path}: there is no such models file"]
+    assert check_config(path) == [f"{path}: the models file does not exist"]
 
 
 def test_a_folder_and_a_binary_file_are_one_line(tmp_path: Path) -> None:
@@ -243,8 +243,8 @@ def test_check_config_looks_for_the_files(models_file: Path) -> None:
     )
     folder = models_file.parent
     assert check_config(models_file) == [
-        f"{models_file}:3: models.a.handler: there is no file {folder / 'gone.py'}",
-        f"{models_file}:4: models.a.weights: there is no file {folder / 'gone.pt'}",
+        f"{models_file}:3: models.a.handler: the file {folder / 'gone.py'} does not exist",
+        f"{models_file}:4: models.a.weights: the file {folder / 'gone.pt'} does not exist",
     ]
 
 
@@ -254,7 +254,11 @@ def test_check_config_looks_for_the_files(models_file: Path) -> None:
         ("", "def f(:\n", "line 1: not valid Python: invalid syntax"),
         ("", "x = '\0'\n", "not valid Python: source code "),
         ("", "x = 1\n", "defines no class"),
-        ("", "def handle(data, context):\n    return data\n", "`handle`; see docs/torchserve.md"),
+        (
+            "",
+            "def handle(data, context):\n    return data\n",
+            "`handle`, but no class; see docs/torchserve.md",
+        ),
         ("Mine", "class Main: ...\n", "has no Mine; did you mean Main?"),
         ("Mine", "class Other: ...\nclass More: ...\n", "has no Mine; classes in it: More, Other"),
         ("Mine.Inner", "class Main: ...\n", "has no Mine; did you mean Main?"),

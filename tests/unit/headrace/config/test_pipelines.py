@@ -75,18 +75,18 @@ def test_leaves_are_the_result(tmp_path: Path) -> None:
         ({"stages": {"detct": {}}}, "p.stages.detct: no model 'detct' is registered; did you mean"),
         ({"stages": {"x": {"model": "digts"}}}, "p.stages.x.model: no model 'digts' is registered"),
         ({"stages": {"detect": {"from": "y"}}}, "p.stages.detect.from: there is no stage 'y'"),
-        ({"stages": {"detect": {"from": "detect"}}}, "wait in a circle: detect -> detect"),
+        ({"stages": {"detect": {"from": "detect"}}}, "form a cycle: detect -> detect"),
         (
             {"stages": {"detect": {"from": "b"}, "b": {"model": "digits", "from": "detect"}}},
-            "wait in a circle",
+            "form a cycle",
         ),
         ({"stages": {"detect": {"each": "a", "select": "a"}}}, "exclude each other"),
-        ({"stages": {"detect": {"each": "a"}}}, "each: a list is meant"),
-        ({"stages": {"detect": {"select": "a[*]"}}}, "select: [*] leads to many"),
-        ({"stages": {"detect": {"select": "a b"}}}, "select: 'a b' is no path; write names"),
-        ({"stages": {"x": {"model": "p"}}}, "p.stages.x.model: p is a pipeline, and a stage runs"),
-        ({"stages": {"detect": {"from": ["input", "input"]}}}, "a name stands there twice"),
-        ({"stages": {"input": {"model": "detect"}}}, "input is what the pipeline is given"),
+        ({"stages": {"detect": {"each": "a"}}}, "each: each needs a list"),
+        ({"stages": {"detect": {"select": "a[*]"}}}, "select: [*] matches several"),
+        ({"stages": {"detect": {"select": "a b"}}}, "select: 'a b' is not a path; write names"),
+        ({"stages": {"x": {"model": "p"}}}, "p.stages.x.model: p is a pipeline; a stage needs"),
+        ({"stages": {"detect": {"from": ["input", "input"]}}}, "a name is given twice"),
+        ({"stages": {"input": {"model": "detect"}}}, "input is the name of the pipeline's input"),
         ({"stages": {"1 x": {"model": "detect"}}}, "a stage's name has"),
         ({"stages": {}}, "at least one stage"),
         ({}, "p.stages: expected a mapping of at least one stage, the key is missing"),
@@ -95,7 +95,7 @@ def test_leaves_are_the_result(tmp_path: Path) -> None:
         ({"stages": {"detect": {}}, "result": "x"}, "p.result: there is no stage 'x'"),
         (
             {"stages": {"detect": {}, "b": {"model": "digits", "from": "input"}}, "result": "b"},
-            "p.stages.detect: nothing comes of it",
+            "p.stages.detect: its result is unused",
         ),
         ({"stages": {"detect": {}}, "max_items": 0}, "p.max_items: expected int >= 1"),
         ({"stages": {f"s{n}": {"model": "digits"} for n in range(65)}}, "at most 64 stages"),
@@ -142,7 +142,7 @@ def test_from_python_it_is_the_same(tmp_path: Path) -> None:
     ("built", "problem"),
     [
         (lambda: Pipeline("p").then("a", take="b").section(), "p.stages.a.from: there is no stage"),
-        (lambda: Pipeline("p").then("a").then("a"), "p: a stage a is there already"),
+        (lambda: Pipeline("p").then("a").then("a"), "p: there is already a stage a"),
         (lambda: Pipeline("p").section(), "p: "),
         (lambda: Pipeline("p", timeout=3).then("a").section(), "p: Object contains unknown field"),
     ],
@@ -186,7 +186,7 @@ def test_what_is_no_json(text: bytes) -> None:
 
 @pytest.mark.parametrize("path", ["", ".a", "a.", "a[", "a[-1]", "a[b]", "1a", "a b", "a..b"])
 def test_what_is_no_path(path: str) -> None:
-    with pytest.raises(ValueError, match="is no path"):
+    with pytest.raises(ValueError, match="is not a path"):
         parse_path(path)
 
 

@@ -27,7 +27,7 @@ from headrace.errors import (
     Throttled,
     Unauthorized,
 )
-from headrace.jobs.failure import JobError
+from headrace.jobs.failure import JobFailure
 from headrace.jobs.job import Job
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ def problem(error: HeadraceError, path: str, **members: Any) -> Reply:
     )  # fmt: skip
 
 
-def job_problem(job: Job, failure: JobError, path: str) -> Reply:
+def job_problem(job: Job, failure: JobFailure, path: str) -> Reply:
     """Return the failure of a job as the answer to a request for its result."""
     title = BY_CODE.get(failure.type, HeadraceError).title
     members = {"retryable": failure.retryable, "job": job.id}

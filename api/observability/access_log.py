@@ -235,7 +235,7 @@ async def observe_request(
         trace.id = log.new_id()
     scope = trace.scope
     scope[REQUEST_TRACE] = trace
-    concern = logs.CONCERN.set({"request": trace.id.decode("ascii")} if trace.id else {})
+    line_fields = logs.LINE_FIELDS.set({"request": trace.id.decode("ascii")} if trace.id else {})
     span = spans.request(trace) if spans is not None and scope["path"] not in QUIET else None
     try:
         with span or contextlib.nullcontext():
@@ -245,4 +245,4 @@ async def observe_request(
                 if log is not None:
                     log.write(trace)
     finally:
-        logs.CONCERN.reset(concern)
+        logs.LINE_FIELDS.reset(line_fields)

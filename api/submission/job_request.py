@@ -44,7 +44,7 @@ class JobRequest(msgspec.Struct, forbid_unknown_fields=True):
     options: JobOptions = DEFAULT_OPTIONS
 
 
-class LineRequest(JobRequest, forbid_unknown_fields=True):
+class BulkLineRequest(JobRequest, forbid_unknown_fields=True):
     """A line of a bulk request.
 
     Attributes:
@@ -69,7 +69,7 @@ SUBMIT: Final = RequestDecoder(
     msgspec.json.Decoder(JobRequest).decode, frozenset(JobRequest.__struct_fields__)
 )
 LINE: Final = RequestDecoder(
-    msgspec.json.Decoder(LineRequest).decode, frozenset(LineRequest.__struct_fields__)
+    msgspec.json.Decoder(BulkLineRequest).decode, frozenset(BulkLineRequest.__struct_fields__)
 )
 
 

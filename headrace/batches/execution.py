@@ -20,7 +20,7 @@ from headrace.batches.files.store import FileStore
 from headrace.batches.input_lines import Requests, read_lines
 from headrace.batches.output_lines import CANCELLED, EXPIRED, REFUSED
 from headrace.batches.record import LineError
-from headrace.batches.sink import BatchSink, LeaseLost
+from headrace.batches.sink import BatchLeaseLost, BatchSink
 from headrace.batches.source import BatchSource, failed_ids
 from headrace.batches.store import BatchStore, Lease
 from headrace.batches.validation import ValidationResult, validate
@@ -30,7 +30,7 @@ from headrace.client.sansio import Plan
 from headrace.client.sync_client import Client
 from headrace.config.settings import Settings
 from headrace.errors import BrokerError, FileMissing, Forbidden, HeadraceError, Unauthorized
-from headrace.redis.keys import BatchField
+from headrace.redis.fields import BatchField
 from headrace.runs.checkpoint import Checkpoint, decode
 from headrace.runs.engine import api_calls
 from headrace.runs.engine.engine import Engine, row_of
@@ -129,7 +129,7 @@ class BatchExecution:
         try:
             self._execute()
             retry_s = None if self._why != "stopped" else 0.0
-        except LeaseLost:
+        except BatchLeaseLost:
             logger.warning("lease lost, another runner has the batch", extra=self._log_fields)
             retry_s = None
         except _Stopped:
@@ -229,7 +229,7 @@ class BatchExecution:
         self.batch.total = found.total
         fields = {BatchField.TOTAL: found.total}
         if self._batches.save(self._lease, record.IN_PROGRESS, fields) is None:
-            raise LeaseLost
+            raise BatchLeaseLost
         return True
 
     def _check_stop(self) -> None:
@@ -257,7 +257,7 @@ class BatchExecution:
             self._fail(sink, self._refused)
             return
         if self._batches.save(self._lease, record.FINALIZING) is None:
-            raise LeaseLost
+            raise BatchLeaseLost
         status = record.COMPLETED if engine.checkpoint.ended else self._why
         sink.end(status, {})
         logger.info(

@@ -83,7 +83,7 @@ def read_lines(
             yield found
 
 
-class LineRequest(msgspec.Struct, frozen=True, kw_only=True):
+class BatchLineRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The request of a line.
 
     Attributes:
@@ -171,7 +171,7 @@ class Requests:
         self._model = endpoint_model(endpoint)
         self._models = models
 
-    def read(self, text: bytes) -> LineRequest:
+    def read(self, text: bytes) -> BatchLineRequest:
         """Read a line.
 
         Raises:
@@ -201,12 +201,12 @@ class Requests:
             return self._job(custom_id, query, line.body)
         options = _options_of(query)
         self._check_model(self._model, None)
-        return LineRequest(
+        return BatchLineRequest(
             custom_id=custom_id, model=self._model, input=line.body,
             options=_with_defaults(options),
         )  # fmt: skip
 
-    def _job(self, custom_id: str, query: str, body: msgspec.Raw) -> LineRequest:
+    def _job(self, custom_id: str, query: str, body: msgspec.Raw) -> BatchLineRequest:
         if query:
             raise BadLine(
                 "invalid_url",
@@ -222,7 +222,7 @@ class Requests:
         if bool(job.input) == (job.input_ref is not None):
             raise BadLine("invalid_body", "body must have either input or input_ref", "body")
         _check_metadata(job.options)
-        return LineRequest(
+        return BatchLineRequest(
             custom_id=custom_id, model=job.model, input=job.input or None, version=job.version,
             input_ref=job.input_ref, content_type=job.content_type, options=_with_defaults(given),
         )  # fmt: skip

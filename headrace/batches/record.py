@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from headrace.jobs.ids import new_id
-from headrace.redis.keys import BatchField
+from headrace.redis.fields import BatchField
 
 VALIDATING: Final = "validating"
 IN_PROGRESS: Final = "in_progress"

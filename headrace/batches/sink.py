@@ -15,12 +15,12 @@ from headrace.batches.output_file import OutputFile
 from headrace.batches.output_lines import answer_line
 from headrace.batches.store import BatchStore, Lease
 from headrace.errors import ConfigError
-from headrace.redis.keys import BatchField
+from headrace.redis.fields import BatchField
 from headrace.runs.interfaces import Mark, Row
 from headrace.runs.range_set import RangeSet
 
 
-class LeaseLost(Exception):
+class BatchLeaseLost(Exception):
     """Another runner has the batch, or it is gone: this runner must not write any more."""
 
 
@@ -117,7 +117,7 @@ class BatchSink:
         """Save a checkpoint with the rows that it covers.
 
         Raises:
-            LeaseLost: another runner has the batch; nothing was saved.
+            BatchLeaseLost: another runner has the batch; nothing was saved.
             BrokerError: Redis is unavailable.
         """
         self._save("", {BatchField.CHECKPOINT: data})
@@ -130,7 +130,7 @@ class BatchSink:
             more: further fields of the record.
 
         Raises:
-            LeaseLost, BrokerError: as for `save`.
+            BatchLeaseLost, BrokerError: as for `save`.
         """
         self.sync()
         fields = dict(more)
@@ -143,7 +143,7 @@ class BatchSink:
         written = [file for file in (self._output.written(), self._errors.written()) if file]
         counts = {BatchField.COMPLETED: self.completed, BatchField.FAILED: self.failed}
         if self._batches.save(self._lease, status, {**fields, **counts}, written) is None:
-            raise LeaseLost
+            raise BatchLeaseLost
         self._output.saved()
         self._errors.saved()
 

@@ -32,7 +32,7 @@ from headrace.client.sansio import (
     Yield,
     take_inputs,
 )
-from headrace.client.transport import Transport, connection_failed, is_stream, response_of
+from headrace.client.transport import ClientBase, connection_failed, is_stream, response_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -79,7 +79,7 @@ class _EventReader:
         await self._response.aclose()
 
 
-class AsyncClient(Transport):
+class AsyncClient(ClientBase):
     """`Client` for asyncio: methods are awaited, and iterators are asynchronous."""
 
     @override

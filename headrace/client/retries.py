@@ -59,7 +59,7 @@ class Session:
     reached: bool = False
 
 
-class Backoff:
+class RetryPauses:
     """Pauses between retries: each about twice as long as the last, with random jitter."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class RetryDeadline:
     def __init__(self, session: Session, until: float | None = None) -> None:
         self._session = session
         self._until = until
-        self._pauses = Backoff()
+        self._pauses = RetryPauses()
         self._first_failure: float | None = None
 
     def left_s(self) -> float:

@@ -31,7 +31,7 @@ from headrace.client.sansio import (
     Yield,
     take_inputs,
 )
-from headrace.client.transport import Transport, connection_failed, is_stream, response_of
+from headrace.client.transport import ClientBase, connection_failed, is_stream, response_of
 from headrace.errors import InvalidRequest
 
 P = ParamSpec("P")
@@ -79,7 +79,7 @@ class _EventReader:
         self._response.close()
 
 
-class Client(Transport):
+class Client(ClientBase):
     """Submits jobs, waits for them and reads their results. Threads may share a client."""
 
     @override

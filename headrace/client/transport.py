@@ -25,7 +25,7 @@ EVENT_STREAM: Final = "text/event-stream"
 KEEPALIVE_S: Final = 4.0
 
 
-class Transport:
+class ClientBase:
     """Base class of both clients.
 
     Args:

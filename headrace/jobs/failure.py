@@ -13,7 +13,7 @@ from headrace.jobs.job import Job, State
 logger = logging.getLogger(__name__)
 
 
-class JobError(msgspec.Struct, frozen=True):
+class JobFailure(msgspec.Struct, frozen=True):
     """The error of a job, as its record holds it and the API shows it.
 
     Attributes:
@@ -32,14 +32,14 @@ class JobError(msgspec.Struct, frozen=True):
         return BY_CODE.get(self.type, HeadraceError).status
 
 
-_DECODER: Final = msgspec.json.Decoder(JobError)
+_DECODER: Final = msgspec.json.Decoder(JobFailure)
 _WITHOUT_ERROR: Final = {
-    State.CANCELLED: JobError("cancelled", "the job was cancelled"),
-    State.EXPIRED: JobError("expired", "the job was not started in time"),
+    State.CANCELLED: JobFailure("cancelled", "the job was cancelled"),
+    State.EXPIRED: JobFailure("expired", "the job was not started in time"),
 }
 
 
-def read_error(error_json: str | bytes) -> JobError:
+def read_error(error_json: str | bytes) -> JobFailure:
     """Read the error in a record.
 
     Raises:
@@ -48,7 +48,7 @@ def read_error(error_json: str | bytes) -> JobError:
     return _DECODER.decode(error_json)
 
 
-def error_of(job: Job) -> JobError | None:
+def error_of(job: Job) -> JobFailure | None:
     """Return the error of a job that ended without success, or of its last try; else None."""
     if job.state is State.SUCCEEDED:
         return None
@@ -59,4 +59,4 @@ def error_of(job: Job) -> JobError | None:
             logger.warning("error in the record cannot be read", extra={"job": job.id})
     if not job.state.final:
         return None
-    return _WITHOUT_ERROR.get(job.state, JobError("error", "the job failed"))
+    return _WITHOUT_ERROR.get(job.state, JobFailure("error", "the job failed"))

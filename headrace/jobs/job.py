@@ -13,7 +13,8 @@ from typing_extensions import override
 from headrace.jobs.encoding import strict_json
 from headrace.jobs.progress import Progress, stages_progress
 from headrace.redis.clock import US_PER_S
-from headrace.redis.keys import NO_WAITER, F
+from headrace.redis.fields import JobField
+from headrace.redis.keys import NO_WAITER
 
 
 class State(StrEnum):
@@ -232,41 +233,41 @@ def job_from_record(job_id: str, record: dict[str, str], meta: str = "", place: 
         place: its place, or for a scheduled job when it is due, in us.
     """
     get = record.get
-    state = State(record[F.STATE])
+    state = State(record[JobField.STATE])
     scheduled = state is State.SCHEDULED
-    batch_size, batch_padding = read_batch(get(F.BATCH, ""))
-    token, stages = get(F.TOKEN, ""), get(F.STAGES, "")
+    batch_size, batch_padding = read_batch(get(JobField.BATCH, ""))
+    token, stages = get(JobField.TOKEN, ""), get(JobField.STAGES, "")
     mark, progress = "", None
     if state is State.RUNNING:
-        mark, progress = read_progress(token, get(F.PROGRESS, ""), stages)
+        mark, progress = read_progress(token, get(JobField.PROGRESS, ""), stages)
     return Job(
         id=job_id,
-        model=get(F.MODEL, ""),
-        version=get(F.VERSION, ""),
+        model=get(JobField.MODEL, ""),
+        version=get(JobField.VERSION, ""),
         state=state,
-        created_us=int(get(F.CREATED, 0)),
-        started_us=int(get(F.STARTED, 0)),
-        ended_us=int(get(F.ENDED, 0)),
-        attempts=int(get(F.ATTEMPTS, 0)),
+        created_us=int(get(JobField.CREATED, 0)),
+        started_us=int(get(JobField.STARTED, 0)),
+        ended_us=int(get(JobField.ENDED, 0)),
+        attempts=int(get(JobField.ATTEMPTS, 0)),
         place=0 if scheduled else place,
         due_us=place if scheduled else 0,
         batch_size=batch_size,
         batch_padding=batch_padding,
-        timings=get(F.TIMINGS, ""),
-        result_type=get(F.RESULT_TYPE, ""),
-        error_json=get(F.ERROR, ""),
-        metadata_json=get(F.METADATA, ""),
-        dead_lettered=F.DEAD in record,
-        cancel_requested=F.CANCEL in record,
-        request_hash=get(F.REQUEST_HASH, ""),
-        key=get(F.KEY, ""),
-        quiet=get(F.WAITER) == NO_WAITER,
-        recorded=get(F.RESULT, ""),
+        timings=get(JobField.TIMINGS, ""),
+        result_type=get(JobField.RESULT_TYPE, ""),
+        error_json=get(JobField.ERROR, ""),
+        metadata_json=get(JobField.METADATA, ""),
+        dead_lettered=JobField.DEAD in record,
+        cancel_requested=JobField.CANCEL in record,
+        request_hash=get(JobField.REQUEST_HASH, ""),
+        key=get(JobField.KEY, ""),
+        quiet=get(JobField.WAITER) == NO_WAITER,
+        recorded=get(JobField.RESULT, ""),
         stages_json=stages,
-        freed=F.FREED in record,
+        freed=JobField.FREED in record,
         token=token,
         progress=progress,
         progress_mark=mark,
-        stored=stored_result(get(F.RESULT_REF, "")),
+        stored=stored_result(get(JobField.RESULT_REF, "")),
         meta=meta,
     )

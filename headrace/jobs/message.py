@@ -17,7 +17,7 @@ from headrace.errors import InvalidRequest
 from headrace.jobs import compression
 from headrace.jobs.encoding import describe_input, loads
 from headrace.jobs.ids import PAYLOAD_REFERENCE
-from headrace.jobs.options import Backoff
+from headrace.jobs.options import BackoffSeconds
 from headrace.jobs.trace_context import Trace, read_trace
 from headrace.redis.keys import TASK_NAME
 
@@ -85,8 +85,8 @@ class _HeadraceHeader(msgspec.Struct, frozen=True):
     """Our own header; the API writes it, but any client could."""
 
     max_retries: int | None = None
-    retry_backoff: Backoff | None = None
-    retry_backoff_max: Backoff | None = None
+    retry_backoff: BackoffSeconds | None = None
+    retry_backoff_max: BackoffSeconds | None = None
     ref: str = ""
     origin: str = msgspec.field(default="", name="from")
     type: str = ""

@@ -20,7 +20,7 @@ ENDS: Final = {
 _NotGiven = msgspec.UnsetType
 
 #: Seconds between two tries.
-Backoff = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
+BackoffSeconds = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
 _Seconds = Annotated[float, msgspec.Meta(gt=0, le=MAX_WAIT_FOR_START_S)]
 
 
@@ -47,8 +47,8 @@ class JobOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     timeout: _Seconds | None = None
     result_ttl: Annotated[int, msgspec.Meta(ge=1, le=MAX_WAIT_FOR_START_S)] | None = None
     max_retries: Annotated[int, msgspec.Meta(ge=0, le=100)] | None = None
-    retry_backoff: Backoff | None = None
-    retry_backoff_max: Backoff | None = None
+    retry_backoff: BackoffSeconds | None = None
+    retry_backoff_max: BackoffSeconds | None = None
     metadata: dict[str, Any] | None = None
     webhook: str | _NotGiven | None = msgspec.UNSET
     webhook_events: (

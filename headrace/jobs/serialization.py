@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from headrace.jobs.encoding import kombu_base64
-from headrace.jobs.failure import JobError, error_of
+from headrace.jobs.failure import JobFailure, error_of
 from headrace.jobs.job import Job, State, iso, result_in
 from headrace.jobs.media_types import JSON_TYPE
 from headrace.jobs.progress import Progress
@@ -45,7 +45,7 @@ class _JobObject(msgspec.Struct):
     result: Any = msgspec.UNSET
     result_size: int | msgspec.UnsetType = msgspec.UNSET
     due_at: str | msgspec.UnsetType = msgspec.UNSET
-    error: JobError | msgspec.UnsetType = msgspec.UNSET
+    error: JobFailure | msgspec.UnsetType = msgspec.UNSET
 
 
 _STATUS: Final = {state: state.status for state in State}

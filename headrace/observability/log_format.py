@@ -1,7 +1,8 @@
-"""The format of log lines, JSON or for people, by structlog.
+"""Formats log lines with structlog, as JSON or for people.
 
 A client's text cannot break a line: JSON escapes all that is not ASCII, and the format for people
-escapes all characters that do not print. The lines of a traceback follow their line, indented.
+escapes all characters that do not print. In the format for people a traceback follows its line,
+indented.
 """
 
 from __future__ import annotations
@@ -16,14 +17,22 @@ import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 from headrace.jobs.trace_context import Trace
-from headrace.observability.logs import AT_HAND, CONCERN, FIELDS, JSON, OURS, TRACE, about_jobs
+from headrace.observability.logs import (
+    FIELDS,
+    JSON,
+    LINE_FIELDS,
+    OWN_PACKAGES,
+    RUNNING_JOBS,
+    TRACE,
+    about_jobs,
+)
 
 #: The order of fields. Fields of users' code follow them.
-_PLACES: Final = {name: place for place, name in enumerate(FIELDS)}
+_FIELD_ORDER: Final = {name: place for place, name in enumerate(FIELDS)}
 #: In the format for people these follow the line.
-_TAIL: Final = ("traceback", "exception", "stack")
+_BELOW_THE_LINE: Final = ("traceback", "exception", "stack")
 #: Fields that are the same on all lines of a process are not shown to people.
-_UNSHOWN: Final = frozenset({"part", "pid", "node"})
+_HIDDEN: Final = frozenset({"part", "pid", "node"})
 
 
 def formatter(
@@ -46,7 +55,7 @@ def formatter(
         structlog.stdlib.ExtraAdder(allow=allowed),
         _logger,
         structlog.stdlib.add_log_level,
-        _concern,
+        _context,
         constant,
     ]
     last: list[Processor]
@@ -84,26 +93,26 @@ def stamp_for_people(seconds: float) -> str:
     return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
 
 
-def room_of(name: str) -> str:
-    """Return how a logger is shown: of our own modules only the package and the room.
+def shown_logger(name: str) -> str:
+    """Return a logger's name as a line shows it: a module of Headrace by its first two names.
 
-    `workers.consumer.loop` is shown as `workers.consumer`. So names in logs survive when modules
-    are split or merged. Other loggers are shown unchanged.
+    `workers.consumer.loop` becomes `workers.consumer`, so that names in logs stay the same when
+    modules are split or merged. Other names are unchanged.
     """
     package, *inner = name.split(".")
-    return f"{package}.{inner[0]}" if inner and package in OURS else name
+    return f"{package}.{inner[0]}" if inner and package in OWN_PACKAGES else name
 
 
 def _logger(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    event["logger"] = room_of(event["_record"].name)
+    event["logger"] = shown_logger(event["_record"].name)
     return event
 
 
-def _concern(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    for name, value in (CONCERN.get() or {}).items():
+def _context(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    for name, value in (LINE_FIELDS.get() or {}).items():
         event.setdefault(name, value)
     if "job" not in event and "jobs" not in event:
-        event.update(about_jobs(AT_HAND.get()))
+        event.update(about_jobs(RUNNING_JOBS.get()))
     if parent := TRACE.get():
         trace = Trace(parent)
         event.setdefault("trace_id", trace.trace_id)
@@ -117,8 +126,8 @@ def _keep_time(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
 
 
 def _in_order(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    last = len(_PLACES)
-    return dict(sorted(event.items(), key=lambda field: _PLACES.get(field[0], last)))
+    last = len(_FIELD_ORDER)
+    return dict(sorted(event.items(), key=lambda field: _FIELD_ORDER.get(field[0], last)))
 
 
 def _json(_: WrappedLogger, __: str, event: EventDict) -> str:
@@ -129,9 +138,9 @@ def _json(_: WrappedLogger, __: str, event: EventDict) -> str:
 def _for_people(_: WrappedLogger, __: str, event: EventDict) -> str:
     stamp = stamp_for_people(event.pop("_created"))
     level, logger = event.pop("level", "info").upper(), event.pop("logger", "")
-    below = [str(event.pop(name)) for name in _TAIL if event.get(name)]
+    below = [str(event.pop(name)) for name in _BELOW_THE_LINE if event.get(name)]
     text = plain(event.pop("event", ""))
-    fields = " ".join(f"{name}={shown(event[name])}" for name in event if name not in _UNSHOWN)
+    fields = " ".join(f"{name}={shown(event[name])}" for name in event if name not in _HIDDEN)
     line = f"{stamp} {level:<7} {plain(logger)}: {text}" + (f"  {fields}" if fields else "")
     for one in below:
         line += "".join(f"\n    {plain(row.expandtabs())}" for row in one.rstrip().split("\n"))

@@ -1,4 +1,4 @@
-"""Logs: set up once per process; the fields of a line.
+"""Sets up the logs of a process, and defines the fields of a line.
 
 All code logs through `logging`, with job, model, batch and request as `extra`, not in the text.
 `headrace.observability.log_format` formats the lines. It is imported with the first line: its
@@ -63,7 +63,7 @@ FIELDS: Final[Mapping[str, str]] = {
 #: The most jobs that a line names.
 JOBS_MAX: Final = 100
 #: Only these log at `debug`: libraries log much at that level, and private data.
-OURS: Final = ("api", "workers", "headrace", "handlers", "runner")
+OWN_PACKAGES: Final = ("api", "workers", "headrace", "handlers", "runner")
 #: These log a line per request, or the mistakes of clients.
 _QUIETER: Final = {
     "httpx2": logging.WARNING,
@@ -80,9 +80,11 @@ _QUIETER: Final = {
 _LINE_MAX_CHARS: Final = 64 * 1024
 
 #: The fields of all lines of this thread or task.
-CONCERN: Final[ContextVar[Mapping[str, Any] | None]] = ContextVar("headrace_concern", default=None)
+LINE_FIELDS: Final[ContextVar[Mapping[str, Any] | None]] = ContextVar(
+    "headrace_line_fields", default=None
+)
 #: The jobs whose verb runs in this thread.
-AT_HAND: Final[ContextVar[Sequence[str]]] = ContextVar("headrace_at_hand", default=())
+RUNNING_JOBS: Final[ContextVar[Sequence[str]]] = ContextVar("headrace_running_jobs", default=())
 
 #: The span of the lines of this thread or task, as a `traceparent`.
 TRACE: Final[ContextVar[str]] = ContextVar("headrace_trace", default="")
@@ -124,7 +126,7 @@ def configure(
     *,
     environ: Mapping[str, str],
     redis_url: str | None = None,
-    theirs: bool = False,
+    user_code: bool = False,
     fields: Mapping[str, Any] | None = None,
 ) -> None:
     """Set up the logs of this process. This replaces an earlier setup.
@@ -134,8 +136,8 @@ def configure(
         level: the least severe level.
         part: the kind of process.
         environ: its environment, for the secrets that no line may hold.
-        redis_url: the same.
-        theirs: whether it runs users' code, whose lines and fields are logged at any level.
+        redis_url: the URL of Redis, whose password no line may hold.
+        user_code: whether it runs users' code, whose lines and fields are logged at any level.
         fields: fields of every line.
     """
     stream = sys.__stderr__ or sys.stderr
@@ -145,36 +147,43 @@ def configure(
         constant["node"] = node
     constant.update(fields or {})
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(_Lazy(chosen, constant, Redaction.of(environ, redis_url), theirs=theirs))
+    handler.setFormatter(
+        _LazyFormatter(chosen, constant, Redaction.of(environ, redis_url), user_code=user_code)
+    )
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    _set_levels(root, level, theirs=theirs)
+    _set_levels(root, level, user_code=user_code)
     logging.captureWarnings(True)
     if chosen == JSON:
         sys.excepthook = _uncaught
         threading.excepthook = _uncaught_in_thread
-        if theirs:
-            sys.stdout = _Lines(sys.__stdout__ or sys.stdout, "stdout")
-            sys.stderr = _Lines(stream, "stderr")
+        if user_code:
+            sys.stdout = _LogStream(sys.__stdout__ or sys.stdout, "stdout")
+            sys.stderr = _LogStream(stream, "stderr")
 
 
-def _set_levels(root: logging.Logger, level: str | int, *, theirs: bool) -> None:
+def _set_levels(root: logging.Logger, level: str | int, *, user_code: bool) -> None:
     number = level if isinstance(level, int) else level_number(level)
-    root.setLevel(number if theirs else max(number, logging.INFO))
-    for name in OURS:
+    root.setLevel(number if user_code else max(number, logging.INFO))
+    for name in OWN_PACKAGES:
         logging.getLogger(name).setLevel(number)
     for name, least in _QUIETER.items():
         logging.getLogger(name).setLevel(max(number, least))
 
 
-class _Lazy(logging.Formatter):
-    """Makes the formatter for the first line."""
+class _LazyFormatter(logging.Formatter):
+    """Imports and builds the formatter when the first line is logged."""
 
     def __init__(
-        self, shape: str, fields: dict[str, Any], redaction: Redaction, *, theirs: bool
+        self, shape: str, fields: dict[str, Any], redaction: Redaction, *, user_code: bool
     ) -> None:
         super().__init__()
-        self.shape, self.fields, self.redaction, self.theirs = shape, fields, redaction, theirs
+        self.shape, self.fields, self.redaction, self.user_code = (
+            shape,
+            fields,
+            redaction,
+            user_code,
+        )
         self._made: logging.Formatter | None = None
 
     @override
@@ -183,12 +192,12 @@ class _Lazy(logging.Formatter):
             from headrace.observability.log_format import formatter
 
             self._made = formatter(
-                self.shape, self.fields, allowed=None if self.theirs else frozenset(FIELDS)
+                self.shape, self.fields, allowed=None if self.user_code else frozenset(FIELDS)
             )
         return self.redaction.clean(self._made.format(record))
 
 
-class _Lines(io.TextIOBase):
+class _LogStream(io.TextIOBase):
     """Standard output or error of users' code: each line becomes a log line.
 
     Args:

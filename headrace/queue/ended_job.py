@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from headrace.jobs.job import Job, State, read_batch, stored_result
-from headrace.redis.keys import F
+from headrace.redis.fields import JobField
 
 #: Several times faster than State(letter); used once for each job.
 _STATES: Final = {state.value: state for state in State}
@@ -47,11 +47,11 @@ class EndedJob(msgspec.Struct, array_like=True, frozen=True):
             batch_size=batch_size,
             batch_padding=batch_padding,
             timings=self.timings,
-            result_type=self.value if self.extra == F.RESULT_TYPE else "",
-            error_json=self.value if self.extra == F.ERROR else "",
+            result_type=self.value if self.extra == JobField.RESULT_TYPE else "",
+            error_json=self.value if self.extra == JobField.ERROR else "",
             metadata_json=metadata_json,
-            stored=stored_result(self.value) if self.extra == F.RESULT_REF else None,
-            recorded=self.value if self.extra == F.RESULT else "",
+            stored=stored_result(self.value) if self.extra == JobField.RESULT_REF else None,
+            recorded=self.value if self.extra == JobField.RESULT else "",
             meta=self.meta,
             dead_lettered=bool(self.dead),
         )

@@ -15,12 +15,19 @@ from redis.exceptions import RedisError
 from headrace.jobs.job import FINAL_STATES
 from headrace.redis import keys
 from headrace.redis.fast_connection import exchange
-from headrace.redis.keys import F
+from headrace.redis.fields import JobField
 from headrace.redis.scripts import Command
 from headrace.redis.scripts import jobs as job_scripts
 
 #: In the order of jobs/outcomes.lua.
-_FIELDS: Final = (F.STATE, F.ATTEMPTS, F.TIMINGS, F.CREATED, F.ENDED, F.RESULT)
+_FIELDS: Final = (
+    JobField.STATE,
+    JobField.ATTEMPTS,
+    JobField.TIMINGS,
+    JobField.CREATED,
+    JobField.ENDED,
+    JobField.RESULT,
+)
 _RESULT: Final = len(_FIELDS) - 1
 #: The reply of jobs/outcomes.lua for an unknown job.
 _UNKNOWN: Final = 0
@@ -37,7 +44,7 @@ def _blank(fields: Sequence[str]) -> bytes:
 
 _KEY_BYTES: Final = len(keys.job(""))
 _ALL: Final = _blank(_FIELDS)
-_WITH_OWNER: Final = _blank((*_FIELDS, F.KEY))
+_WITH_OWNER: Final = _blank((*_FIELDS, JobField.KEY))
 
 
 async def read_outcomes(

@@ -28,7 +28,7 @@ from headrace.jobs.options import DEFAULT_OPTIONS, JobOptions
 from headrace.jobs.trace_context import Trace
 from headrace.redis import keys
 from headrace.redis.clock import US_PER_S
-from headrace.redis.keys import F
+from headrace.redis.fields import JobField
 from headrace.redis.scripts import Arg
 from headrace.redis.scripts import jobs as job_scripts
 from headrace.redis.scripts.jobs import NotQueued, SubmitCode
@@ -201,14 +201,14 @@ def _shared(
     caller: Caller,
 ) -> tuple[Arg, ...]:
     """Return the `submit_run` of such jobs: one object for many, so that runs compare quickly."""
-    fields: list[Arg] = [F.MODEL, model, F.VERSION, version]
+    fields: list[Arg] = [JobField.MODEL, model, JobField.VERSION, version]
     if ttl_s != keys.DEFAULT_TTL_S:
-        fields += (F.TTL, ttl_s)
+        fields += (JobField.TTL, ttl_s)
     owner = ""
     if waiter:
-        fields += (F.WAITER, waiter)
+        fields += (JobField.WAITER, waiter)
     if caller.key_id:
-        fields += (F.KEY, caller.key_id)
+        fields += (JobField.KEY, caller.key_id)
         owner = f"{caller.key_id} {caller.in_flight} {int(caller.sees_all)}"
     fields += rare
     return job_scripts.submit_run(
@@ -222,11 +222,11 @@ def _rare_fields(
 ) -> tuple[Arg, ...]:
     fields: list[Arg] = []
     if source is not None and source.ref:
-        fields += (F.INPUT_REF, source.ref)
+        fields += (JobField.INPUT_REF, source.ref)
     if options.retry_backoff is not None or options.retry_backoff_max is not None:
-        fields += (F.BACKOFF, _backoff(options, model))
+        fields += (JobField.BACKOFF, _backoff(options, model))
     if options.metadata is not None:
-        fields += (F.METADATA, msgspec.json.encode(options.metadata))
+        fields += (JobField.METADATA, msgspec.json.encode(options.metadata))
     return tuple(fields)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 
-class F:
-    """Field names of the record; short, because each job carries them.
+class JobField:
+    """Field names of a job's record; short, because each job carries them.
 
     Every value stays under 64 bytes where it can, so that Redis keeps the hash as one listpack.
     """

@@ -7,7 +7,7 @@ Queues (no TTL; Celery's own layout, so that any Celery client can push and KEDA
 
 A job (no TTL until it has ended, then result_ttl)::
 
-    hr:job:<id>                     hash    the record, fields in `F`
+    hr:job:<id>                     hash    the record, fields in `JobField`
     celery-task-meta-<id>           string  the Celery result; a channel of the same name
 
 The other keys of a queue (no TTL; most are empty when the queue is idle)::
@@ -115,10 +115,6 @@ from __future__ import annotations
 
 from functools import lru_cache
 from typing import Final
-
-from headrace.redis.fields import BatchField as BatchField
-from headrace.redis.fields import F as F
-from headrace.redis.fields import FileField as FileField
 
 TASK_NAME: Final = "headrace.predict"
 QUEUE_PREFIX: Final = "headrace."

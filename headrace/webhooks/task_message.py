@@ -11,7 +11,7 @@ from headrace.jobs.ids import new_ids
 from headrace.jobs.job import State
 from headrace.jobs.options import ENDS, JobOptions, WebhookEvent
 from headrace.redis import keys
-from headrace.redis.keys import F
+from headrace.redis.fields import JobField
 
 TASK: Final = "headrace.webhook"
 #: The events of a job that names none.
@@ -52,10 +52,10 @@ def webhook_fields(job_id: str, model: str, owner: str, options: JobOptions) -> 
     first, second = new_ids(2)
     if ends:
         ended = WebhookTask(job_id, first, options.webhook, model, owner)
-        fields += (F.WEBHOOK, message(ended), F.WEBHOOK_ENDS, ends)
+        fields += (JobField.WEBHOOK, message(ended), JobField.WEBHOOK_ENDS, ends)
     if STARTED in wanted:
         began = WebhookTask(job_id, second, options.webhook, model, owner, started=True)
-        fields += (F.WEBHOOK_STARTED, message(began))
+        fields += (JobField.WEBHOOK_STARTED, message(began))
     return fields
 
 

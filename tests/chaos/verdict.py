@@ -12,6 +12,7 @@ import redis
 from headrace import Client
 from headrace.jobs.job import FINAL_STATES, State
 from headrace.redis import keys
+from headrace.redis.fields import JobField
 from tests.chaos.load import Load
 from tests.chaos.plan import BATCH, BURIED, MARKED, Planned
 from tests.chaos.system import Ends, System
@@ -85,7 +86,7 @@ def _check_records(client: Any, load: Load) -> None:
     assert records == {keys.job(job.id) for job in load.jobs}
     pipeline = client.pipeline(transaction=False)
     for job in load.jobs:
-        pipeline.hget(keys.job(job.id), keys.F.STATE)
+        pipeline.hget(keys.job(job.id), JobField.STATE)
         pipeline.get(keys.meta(job.id))
     answers = iter(pipeline.execute())
     for job in load.jobs:
@@ -115,7 +116,7 @@ def _check_payloads(client: redis.Redis) -> None:
     named = {
         fields[0].decode().split()[0]
         for key in raw.scan_iter(f"{keys.JOB_PREFIX}*", count=1000)
-        if (fields := raw.hmget(key, keys.F.RESULT_REF))[0]
+        if (fields := raw.hmget(key, JobField.RESULT_REF))[0]
     }
     make_due(client)
     wait_until(

@@ -10,7 +10,7 @@ from headrace.payloads.index import GRACE_S, SCRIPT_MAX_BYTES, PayloadIndex
 from headrace.payloads.redis_store import RedisPayloadStore
 from headrace.payloads.store import PayloadEntry, new_entry
 from headrace.redis import keys
-from headrace.redis.keys import F
+from headrace.redis.fields import JobField
 from headrace.redis.scripts.payloads import put as put_payload
 from tests.contract.test_scripts_memory import full_memory
 from tests.harness.clients.payloads import make_due, noted
@@ -233,7 +233,7 @@ def test_a_result_waits_for_its_job_and_then_lives_as_its_record(
     entry, lost = put(store, "j", "r"), put(store, "j", "r")
     sweep(queue, store)
     assert there(store, entry)
-    assert queue.settle(leased, extra=(F.RESULT_REF, f"{entry.ref} 1000 image/png")) == [1]
+    assert queue.settle(leased, extra=(JobField.RESULT_REF, f"{entry.ref} 1000 image/png")) == [1]
     sweep(queue, store)
     assert not there(store, lost)  # another claim's, which was fenced
     key = keys.PAYLOAD_PREFIX + entry.ref.partition(":")[2]

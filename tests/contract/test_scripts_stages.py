@@ -10,7 +10,7 @@ from headrace.payloads.index import PayloadIndex
 from headrace.payloads.redis_store import RedisPayloadStore
 from headrace.payloads.store import PayloadEntry, new_entry
 from headrace.redis import keys
-from headrace.redis.keys import F
+from headrace.redis.fields import JobField
 from tests.contract.test_scripts_memory import full_memory
 from tests.harness.clients.script_calls import Leased, Queue
 
@@ -43,7 +43,7 @@ def stored(queue: Queue) -> tuple[str, PayloadEntry, PayloadIndex]:
     leased = queue.claim_one()
     entry = new_entry("redis", leased.id, "m", "r")
     RedisPayloadStore(index, queue.client).put(entry, b"x" * 1000, bounded=False)
-    assert queue.settle(leased, extra=(F.RESULT_REF, f"{entry.ref} 1000 {TYPE}")) == [1]
+    assert queue.settle(leased, extra=(JobField.RESULT_REF, f"{entry.ref} 1000 {TYPE}")) == [1]
     return leased.id, entry, index
 
 
@@ -51,12 +51,12 @@ def test_a_result_is_freed_with_the_note_and_its_record_stays(queue: Queue) -> N
     short, (long, entry, index) = ended(queue), stored(queue)
     job = whole(queue)
     assert say(queue, job, short, long) == 1
-    assert json.loads(queue.record(job.id)[F.STAGES]) == json.loads(NOTE)
+    assert json.loads(queue.record(job.id)[JobField.STAGES]) == json.loads(NOTE)
     for name in (short, long):
         assert queue.meta(name) is None
         record = queue.record(name)
-        assert (record[F.STATE], record[F.FREED]) == ("s", "1")
-        assert F.RESULT_REF not in record
+        assert (record[JobField.STATE], record[JobField.FREED]) == ("s", "1")
+        assert JobField.RESULT_REF not in record
         assert queue.client.ttl(keys.job(name)) > 0
     # Due at once, for whoever sweeps; said again, it is the same.
     assert index.due()[0] == 1
@@ -81,13 +81,13 @@ def test_who_has_lost_the_job_frees_nothing(queue: Queue, lost: str) -> None:
     lose(queue, job, lost)
     assert say(queue, job, stage, token="1" if lost == "another's" else "") == 0
     assert queue.meta(stage) is not None
-    assert F.FREED not in queue.record(stage)
-    assert F.STAGES not in queue.record(job.id)
+    assert JobField.FREED not in queue.record(stage)
+    assert JobField.STAGES not in queue.record(job.id)
     queue.settle_all()
 
 
 def test_what_has_not_succeeded_is_left_as_it_is(queue: Queue) -> None:
-    failed = ended(queue, state="f", extra=(F.ERROR, "{}"))
+    failed = ended(queue, state="f", extra=(JobField.ERROR, "{}"))
     job = whole(queue)
     waits = queue.submit_one()
     queue.client.set(keys.job("odd"), "no record", ex=60)
@@ -121,7 +121,7 @@ def test_stages_are_cancelled_and_cleared_by_whoever_holds_the_job_alone(
     sake = f"0 {job.id} {token}"
     said = queue.call("jobs/cancel", [], keys.QUEUE_PREFIX, sake, waiting, over)
     assert said == (None if lost else [b"removed", b"ended"])
-    assert queue.record(waiting)[F.STATE] == ("q" if lost else "c")
+    assert queue.record(waiting)[JobField.STATE] == ("q" if lost else "c")
     assert queue.call("pipelines/clear", [], job.id, token, over, waiting) == (0 if lost else 1)
     for name in (over, waiting):
         assert bool(queue.client.exists(keys.job(name))) == bool(lost)

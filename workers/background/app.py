@@ -28,7 +28,7 @@ from headrace.redis.celery_url import celery_url
 from headrace.webhooks.task_message import TASK, WebhookTask
 from workers.background import transport
 from workers.background.bootsteps import LivenessStep, PipelinesStep, WebhooksStep
-from workers.background.webhooks.delivery import WebhookDelivery
+from workers.background.webhooks.delivery import WebhookDeliverer
 from workers.celery.config import common_conf, deployed_step, log_as, refuse
 
 logger = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ def create_app(settings: Settings, catalog: Catalog, owner: str) -> Celery:
         worker_pool="threads",
         worker_prefetch_multiplier=1,
     )
-    delivery = WebhookDelivery(settings, url)
+    delivery = WebhookDeliverer(settings, url)
     add_webhook_task(app, delivery)
     app.steps["consumer"].add(deployed_step(LivenessStep, redis_url=url, owner=owner))
     app.steps["worker"].add(deployed_step(WebhooksStep, delivery=delivery))
@@ -90,7 +90,7 @@ def create_app(settings: Settings, catalog: Catalog, owner: str) -> Celery:
     return app
 
 
-def add_webhook_task(app: Celery, delivery: WebhookDelivery) -> None:
+def add_webhook_task(app: Celery, delivery: WebhookDeliverer) -> None:
     """Register the task that delivers a webhook."""
 
     @app.task(name=TASK, shared=False)

@@ -16,7 +16,7 @@ from headrace.config.settings import Settings
 from headrace.redis.connection import SOCKET_TIMEOUT_S, connect
 from headrace.server import background_workers
 from workers.background.pipelines.orchestrator import PipelineOrchestrator
-from workers.background.webhooks.delivery import WebhookDelivery
+from workers.background.webhooks.delivery import WebhookDeliverer
 from workers.threads import run_critical
 
 logger = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ class WebhooksStep(bootsteps.StartStopStep):
 
     name = "headrace-webhooks"
 
-    def __init__(self, worker: Any, *, delivery: WebhookDelivery, **kwargs: Any) -> None:
+    def __init__(self, worker: Any, *, delivery: WebhookDeliverer, **kwargs: Any) -> None:
         super().__init__(worker, **kwargs)
         self._delivery = delivery
 

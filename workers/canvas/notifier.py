@@ -42,7 +42,7 @@ from workers.jobs.settlement import (
     with_children,
 )
 from workers.leases.manager import LeaseManager
-from workers.models.pending_callbacks import EndedJob, OrphanedEnd
+from workers.models.pending_callbacks import OrphanedEnd, UnsentCallbacks
 from workers.models.served_model import ServedModel
 from workers.threads import BackgroundThreads
 
@@ -152,12 +152,12 @@ class CanvasNotifier:
 
 
 def _send_end(
-    model: ServedModel, end: EndedJob, sender: CanvasSender, progress: SendProgress
+    model: ServedModel, end: UnsentCallbacks, sender: CanvasSender, progress: SendProgress
 ) -> TaskOutcome:
     return TaskOutcome(model, end.job, send_end(end, sender, progress))
 
 
-def send_end(end: EndedJob, sender: CanvasSender, progress: SendProgress) -> Settlement:
+def send_end(end: UnsentCallbacks, sender: CanvasSender, progress: SendProgress) -> Settlement:
     """Send the callbacks of an ended job; return the settlement to send next.
 
     Args:

@@ -32,7 +32,7 @@ from workers.models.pending_payloads import PendingPayloads
 from workers.models.served_model import ServedModel
 from workers.observability.gpu_metrics import GpuMetrics
 from workers.observability.host_metrics import HostMetrics
-from workers.observability.worker_report import WorkerReport
+from workers.observability.worker_report import WorkerReporter
 from workers.protocol.environment import PARENT_VARIABLE
 from workers.replicas.devices import device_of, model_environ, tuned
 from workers.replicas.orphan_guard import OrphanGuard
@@ -86,7 +86,7 @@ def build_consumer(worker: Any, settings: Settings, catalog: Catalog, redis_url:
     dispatcher = Dispatcher(models, settings.device_slots)
     notifier = CanvasNotifier(partial(CanvasSender, redis_url, settings.result_ttl_s))
     host_metrics.start()
-    report = WorkerReport(owner, worker.hostname, host_metrics.latest)
+    report = WorkerReporter(owner, worker.hostname, host_metrics.latest)
     return Consumer(
         models,
         leases,

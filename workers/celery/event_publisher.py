@@ -17,6 +17,7 @@ from headrace.jobs.job import State, iso
 from headrace.jobs.message import arguments_repr
 from headrace.redis import keys
 from headrace.redis.clock import US_PER_S
+from headrace.redis.fields import JobField
 from headrace.redis.scripts import Command
 from headrace.redis.scripts.jobs import CANCELLED, FENCED, POSTPONED
 from workers.celery.celery_internals import count_started
@@ -209,7 +210,7 @@ class EventPublisher:
             if settlement.value:
                 add(Retried(*head, *_error(settlement)))
         elif settlement.state == State.SUCCEEDED:
-            kind = str(settlement.value) if settlement.extra == keys.F.RESULT_TYPE else ""
+            kind = str(settlement.value) if settlement.extra == JobField.RESULT_TYPE else ""
             add(Succeeded(*head, result_text(settlement.meta, kind), runtime_s))
         else:
             add(Failed(*head, *_error(settlement)))

@@ -19,8 +19,8 @@ from workers.models.served_model import ServedModel
 logger = logging.getLogger(__name__)
 
 
-class Cancellation:
-    """The cancels and lost leases of one worker.
+class JobCanceller:
+    """Cancels jobs and drops lost leases, for one worker.
 
     Args:
         models: the models.

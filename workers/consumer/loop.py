@@ -21,7 +21,7 @@ from headrace.observability.logs import batch_name, batch_tag
 from headrace.redis.keys import STEPS
 from headrace.redis.outages import DISCONNECTED
 from workers.canvas.notifier import CanvasNotifier
-from workers.consumer.cancellation import Cancellation
+from workers.consumer.cancellation import JobCanceller
 from workers.consumer.claiming import Claimer
 from workers.consumer.observer import WorkerObserver
 from workers.consumer.payload_transfer import PayloadTransfer
@@ -37,7 +37,7 @@ from workers.models.served_model import ServedModel
 from workers.models.settling import BatchResult
 from workers.models.timing import due_times
 from workers.observability.batch_log import log_ended, log_left
-from workers.observability.worker_report import WorkerReport
+from workers.observability.worker_report import WorkerReporter
 from workers.protocol.phases import Phase
 from workers.replicas.orphan_guard import OrphanGuard
 from workers.replicas.replica import Replica
@@ -80,7 +80,7 @@ class Consumer:
         leases: LeaseManager,
         notifications: QueueNotifications,
         observer: WorkerObserver,
-        report: WorkerReport,
+        report: WorkerReporter,
         orphan_guard: OrphanGuard,
         transfer: PayloadTransfer,
         dispatcher: Dispatcher,
@@ -95,7 +95,7 @@ class Consumer:
         self._report = report
         self._transfer = transfer
         self._dispatcher = dispatcher
-        self._cancellation = Cancellation(models, leases)
+        self._cancellation = JobCanceller(models, leases)
         self._progress = ProgressWriter(leases)
         self._notifier = notifier
         self._finished: list[FinishedBatch] = []

@@ -14,7 +14,7 @@ from headrace.jobs.encoding import kombu_size, parses
 from headrace.jobs.job import State
 from headrace.jobs.media_types import JSON_TYPE
 from headrace.redis.clock import US_PER_S
-from headrace.redis.keys import F
+from headrace.redis.fields import JobField
 from headrace.redis.scripts import Arg
 from headrace.redis.scripts.jobs import DEAD
 from headrace.redis.scripts.jobs import Settlement as Settlement
@@ -69,10 +69,10 @@ def succeeded(
     """End a job with a result (JSON text); `content_type` is empty if the result is JSON."""
     message = job.message
     if not content_type and message is not None and message.quiet:
-        own: tuple[bytes, str, Arg] = (b"", F.RESULT, result)
+        own: tuple[bytes, str, Arg] = (b"", JobField.RESULT, result)
     else:
         meta = _meta(job, b"SUCCESS", result, b"null", done)
-        own = (meta, F.RESULT_TYPE, content_type) if content_type else (meta, "", "")
+        own = (meta, JobField.RESULT_TYPE, content_type) if content_type else (meta, "", "")
     meta, field, value = own
     return Settlement(
         job.id, job.token, State.SUCCEEDED, meta, batch, timings, field, value, "", ""
@@ -99,7 +99,7 @@ def stored_as(
     meta = _meta(job, b"SUCCESS", _encode(shown), b"null", done)
     value = f"{ref} {length} {content_type}"
     return Settlement(
-        job.id, job.token, State.SUCCEEDED, meta, batch, timings, F.RESULT_REF, value, "", ""
+        job.id, job.token, State.SUCCEEDED, meta, batch, timings, JobField.RESULT_REF, value, "", ""
     )
 
 
@@ -132,7 +132,9 @@ def failed(
     )
     state = State.EXPIRED if code == "expired" else State.FAILED
     meta = _meta(job, b"FAILURE", result, _encode(traceback or None), date_done())
-    return Settlement(job.id, job.token, state, meta, batch, timings, F.ERROR, error, "", retry_us)
+    return Settlement(
+        job.id, job.token, state, meta, batch, timings, JobField.ERROR, error, "", retry_us
+    )
 
 
 def unreadable_message(job: LeasedJob, raw: bytes, error: InvalidRequest) -> Settlement:

@@ -49,7 +49,7 @@ def main() -> None:
     config = inbox.get()[1]
     shape, level, tag = config["logs"]
     fields = {"model": config["model"]}
-    logs.configure(shape, level, "model", environ=os.environ, theirs=True, fields=fields)
+    logs.configure(shape, level, "model", environ=os.environ, user_code=True, fields=fields)
     # Before the handler loads, as it may be instrumented itself.
     spans = tracing("model", os.environ, for_all=True)
     started = time.monotonic()

@@ -36,7 +36,7 @@ def begin(tag: str, seq: int, traces: Sequence[Sequence[Any]]) -> None:
         seq: the batch's number.
         traces: as in the batch's frame: empty, or the fields of its `Traces`.
     """
-    logs.CONCERN.set({"batch": logs.batch_name(tag, seq)})
+    logs.LINE_FIELDS.set({"batch": logs.batch_name(tag, seq)})
     TRACES.set(Traces(*traces[0]) if traces else None)
 
 

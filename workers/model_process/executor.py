@@ -291,7 +291,7 @@ class BatchExecutor:
 
     def _set_current(self, inputs: list[Input]) -> None:
         ids = self.context.request_ids = [job_id for job_id, _, _ in inputs]
-        logs.AT_HAND.set(ids)
+        logs.RUNNING_JOBS.set(ids)
         self.context.content_types = [kind for _, _, kind in inputs]
         if TRACES.get() is not None or self.context.traceparents:
             self.context.traceparents = traces_of(ids)

@@ -19,7 +19,7 @@ NOTIFYING_MAX: Final = 256
 ORPHANED_MAX: Final = 100
 
 
-class EndedJob(NamedTuple):
+class UnsentCallbacks(NamedTuple):
     """A job that has ended and has callbacks, with the settlement to send after these."""
 
     job: LeasedJob
@@ -53,7 +53,7 @@ class PendingCallbacks:
     linked: dict[str, LeasedJob] = field(default_factory=dict)
     notifying: dict[str, LeasedJob] = field(default_factory=dict)
     orphaned_pending: int = 0
-    _ends: list[EndedJob] = field(default_factory=list)
+    _ends: list[UnsentCallbacks] = field(default_factory=list)
     _orphaned: list[OrphanedEnd] = field(default_factory=list)
 
     @property
@@ -83,7 +83,7 @@ class PendingCallbacks:
                 free.append(settlement)
             else:
                 self.notifying[settlement.token] = job
-                self._ends.append(EndedJob(job, settlement))
+                self._ends.append(UnsentCallbacks(job, settlement))
         return free
 
     def add_orphaned(self, queue: str, pairs: Iterable[bytes]) -> None:
@@ -93,7 +93,7 @@ class PendingCallbacks:
         self._orphaned += found
         self.orphaned_pending += len(found)
 
-    def take_work(self) -> tuple[list[EndedJob], list[OrphanedEnd]] | None:
+    def take_work(self) -> tuple[list[UnsentCallbacks], list[OrphanedEnd]] | None:
         """Return what was added since the last call; None if there is nothing to do."""
         if not (self._ends or self._orphaned):
             return None

@@ -32,7 +32,7 @@ from workers.jobs.settlement import Settlement, cancelled, failed
 from workers.models.backlog import Backlog
 from workers.models.deadlines import Deadlines
 from workers.models.event_sampling import EventSampler
-from workers.models.pending_callbacks import EndedJob, OrphanedEnd, PendingCallbacks
+from workers.models.pending_callbacks import OrphanedEnd, PendingCallbacks, UnsentCallbacks
 from workers.models.pending_payloads import PayloadWork, PendingPayloads, TransferOutcome
 from workers.models.replica_history import ReplicaHistory
 from workers.models.settling import (
@@ -290,7 +290,7 @@ class ServedModel:
         """Keep the settlements of jobs whose callbacks must be sent first; return the others."""
         return self.callbacks.hold_back(settlements)
 
-    def take_callback_work(self) -> tuple[list[EndedJob], list[OrphanedEnd]] | None:
+    def take_callback_work(self) -> tuple[list[UnsentCallbacks], list[OrphanedEnd]] | None:
         """Return the ends whose callbacks must be sent; None for none."""
         return self.callbacks.take_work()
 

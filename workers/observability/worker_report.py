@@ -22,7 +22,7 @@ from workers.protocol.phases import BEST_FIRST, Phase
 _encode: Final = msgspec.json.encode
 
 
-class WorkerReport:
+class WorkerReporter:
     """Writes the report of one worker.
 
     Args:

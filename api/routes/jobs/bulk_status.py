@@ -43,7 +43,7 @@ class Ids(msgspec.Struct, forbid_unknown_fields=True):
 _IDS: Final = msgspec.json.Decoder(Ids)
 
 
-class Cancellation(msgspec.Struct):
+class CancelledEntry(msgspec.Struct):
     """What became of one job, as `DELETE` returns it."""
 
     id: str
@@ -69,7 +69,7 @@ async def cancel_many(services: Services, request: Request) -> Reply:
     """Cancel jobs and return what became of each, in the order of the ids; null if unknown."""
     request.query(_NONE)
     ids = await read_ids(services, request)
-    cancelled: dict[str, Cancellation] = {}
+    cancelled: dict[str, CancelledEntry] = {}
     # Each id once: a second cancel would find the job ended.
     for page in pages_of([job_id for job_id in dict.fromkeys(ids) if is_id(job_id)]):
         cancelled.update(await _cancel(services, page, request.caller))
@@ -161,18 +161,18 @@ async def read_ids(services: Services, request: Request) -> list[str]:
 
 async def _cancel(
     services: Services, ids: Sequence[str], caller: Caller
-) -> dict[str, Cancellation]:
+) -> dict[str, CancelledEntry]:
     outcomes = dict(zip(ids, await services.queue.cancel(ids, caller.only), strict=True))
     cancelled = {}
     others = []
     for job_id, outcome in outcomes.items():
         if outcome == "removed":
-            cancelled[job_id] = Cancellation(job_id, outcome, State.CANCELLED.status)
+            cancelled[job_id] = CancelledEntry(job_id, outcome, State.CANCELLED.status)
         elif outcome != "unknown":
             others.append(job_id)
     for job in await services.queue.view(others, results=False) if others else ():
         if job is not None and caller.may_see(job.key):
-            cancelled[job.id] = Cancellation(job.id, outcomes[job.id], job.state.status)
+            cancelled[job.id] = CancelledEntry(job.id, outcomes[job.id], job.state.status)
     return cancelled
 
 

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from headrace.jobs.ids import new_id
-from headrace.redis.keys import FileField
+from headrace.redis.fields import FileField
 
 #: The purpose of a file that a client uploads, and of one that a batch writes.
 BATCH: Final = "batch"

@@ -27,7 +27,7 @@ from headrace.payloads.index import GRACE_S
 from headrace.payloads.store import PayloadEntry, PayloadMissing
 from headrace.payloads.stores import PayloadStores
 from headrace.redis import keys
-from headrace.redis.keys import FileField
+from headrace.redis.fields import FileField
 from headrace.redis.script_client import ScriptClient
 from headrace.redis.scripts import batches as batch_scripts
 

@@ -19,8 +19,8 @@ import typer
 from headrace import errors
 from headrace.cli.jobs.resume_file import PreviousRows, ResumeFile
 from headrace.cli.jobs.writers import (
-    FileWriter,
     IdWriter,
+    JsonFileWriter,
     JsonWriter,
     OutcomeCounts,
     ResultWriter,
@@ -231,7 +231,7 @@ class _Run:
 
 def _writer(request: SubmitRequest, bar: Bar, file: ResumeFile | None) -> ResultWriter:
     if file is not None:
-        return FileWriter(file, bar)
+        return JsonFileWriter(file, bar)
     if request.as_json:
         return JsonWriter()
     if request.wait:

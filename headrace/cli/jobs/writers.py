@@ -71,8 +71,8 @@ class JsonWriter:
         output.json_line(record(outcome))
 
 
-class FileWriter:
-    """Writes JSON lines to a file; prints the first FAILURES_SHOWN failures too."""
+class JsonFileWriter:
+    """Writes outcomes as JSON lines to a file; prints the first FAILURES_SHOWN failures too."""
 
     def __init__(self, file: ResumeFile, bar: Bar) -> None:
         self._file = file

@@ -27,7 +27,7 @@ _LAST_READS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Backoff:
+class RestartPolicy:
     """The delay before a child is restarted.
 
     Attributes:
@@ -64,14 +64,14 @@ class Supervisor:
         children: Sequence[ChildSpec],
         console: Console,
         *,
-        backoff: Backoff | None = None,
+        backoff: RestartPolicy | None = None,
         on_change: Callable[[Sequence[ChildProcess]], None] = lambda _: None,
         on_ready: Callable[[], None] = lambda: None,
         on_stop: Callable[[], None] = lambda: None,
     ) -> None:
         self._children = [ChildProcess(child) for child in children]
         self._console = console
-        self._backoff = backoff or Backoff()
+        self._backoff = backoff or RestartPolicy()
         self._on_change = on_change
         self._on_ready = on_ready
         self._on_stop = on_stop

@@ -17,10 +17,10 @@ RECORD_FIELD: Final = "zz"
 CHANGES: Final = {
     "headrace/_version.py": (("__version__ = ", f'__version__ = "{VERSION}"  # '),),
     "headrace/queue/submission.py": (
-        ("fields: list[Arg] = [F.MODEL, model,", f'fields: list[Arg] = ["{RECORD_FIELD}", "1", '
-         "F.MODEL, model,"),
+        ("fields: list[Arg] = [JobField.MODEL, model,",
+         f'fields: list[Arg] = ["{RECORD_FIELD}", "1", JobField.MODEL, model,'),
     ),
-    # What workers say of themselves, and how far a batch is.
+    # The report of a worker, and the checkpoint of a batch.
     "headrace/observability/worker_report.py": (
         ("    state: str\n    replicas: int = 0\n", '    state: str\n    next_field: str = "x"\n'
          "    replicas: int = 0\n"),
@@ -32,7 +32,7 @@ CHANGES: Final = {
 }  # fmt: skip
 
 
-#: What is put behind a module: wrapped is what others import, however that is written by then.
+#: Code appended to a module: it wraps what other modules import.
 ADDITIONS: Final = {
     # A header of the task message, and a member of our own.
     "headrace/jobs/message_writer.py": """

@@ -25,7 +25,7 @@ from headrace.observability.worker_report import ModelStats
 from headrace.redis import keys
 from headrace.redis.clock import US_PER_S
 from headrace.redis.connection import connect
-from headrace.redis.keys import F
+from headrace.redis.fields import JobField
 from headrace.redis.script_client import call_script
 from headrace.redis.scripts import jobs as job_scripts
 from headrace.redis.scripts import workers as worker_scripts
@@ -56,7 +56,7 @@ def failure(code: str, text: str, *, retryable: bool = False) -> Answer:
     error = msgspec.json.encode({"type": code, "message": text, "retryable": retryable}).decode()
     result = msgspec.json.encode({"exc_type": code, "exc_message": [text], "exc_module": "tests"})
     state = State.EXPIRED if code == "expired" else State.FAILED
-    return Answer(state, result, F.ERROR, error)
+    return Answer(state, result, JobField.ERROR, error)
 
 
 def claim(
@@ -81,7 +81,7 @@ def settle(
         meta = b"" if answer.ignore_result else _meta(message.id, answer)
         extra: tuple[str, str | bytes] = (answer.extra, answer.value)
         if message.quiet and answer.state is State.SUCCEEDED and not answer.extra:
-            meta, extra = b"", (F.RESULT, answer.result)
+            meta, extra = b"", (JobField.RESULT, answer.result)
         timings = "1.5,0.25,0.1,2.0,0.1"
         settlements.append(
             Settlement(message.id, token, answer.state, meta, len(claimed), timings, *extra, "", "")

@@ -20,7 +20,7 @@ from typing import Any
 from headrace.errors import HeadraceError
 from headrace.server.supervisor.child_process import ChildProcess, ChildSpec
 from headrace.server.supervisor.console import Console
-from headrace.server.supervisor.supervisor import Backoff, Supervisor
+from headrace.server.supervisor.supervisor import RestartPolicy, Supervisor
 from tests.harness.wait import wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -155,7 +155,7 @@ def main() -> int:
     supervisor = Supervisor(
         children,
         console,
-        backoff=Backoff(**spec["backoff"]),
+        backoff=RestartPolicy(**spec["backoff"]),
         on_change=changed,
         on_ready=lambda: say("ready all 0"),
     )

@@ -16,7 +16,7 @@ from headrace.cli.shared.exit_codes import ExitCode
 from headrace.observability.host_figures import DeviceFigures, Figures, HostFigures
 from headrace.redis import keys
 from headrace.redis.clock import US_PER_S
-from headrace.redis.keys import F
+from headrace.redis.fields import JobField
 from headrace.server.ports import free_port
 from tests.harness.clients.doctor import (
     BY_NAME,
@@ -180,7 +180,7 @@ def test_work_that_does_not_move(redis_db: RedisServer, models: Path) -> None:
         plain.sadd(keys.PAUSED, "headrace.echo")
         verdict(found("queues", url, models), "warn", "paused", "headrace queues resume echo")
         seconds, _ = plain.time()
-        plain.hset(keys.job(first), F.CREATED, (seconds - 7200) * US_PER_S)
+        plain.hset(keys.job(first), JobField.CREATED, (seconds - 7200) * US_PER_S)
         verdict(found("backlog", url, models), "warn", "oldest job of echo", "2 h")
         client.submit("echo", 3)
         verdict(found("backlog", url, models), "warn", "3 jobs of 3", "429")

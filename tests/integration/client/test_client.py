@@ -18,7 +18,7 @@ from headrace.jobs.encoding import decode_input
 from headrace.jobs.ids import new_id
 from headrace.jobs.job import State
 from headrace.jobs.message import Message
-from headrace.redis.keys import F
+from headrace.redis.fields import JobField
 from headrace.server.ports import free_port
 from tests.harness.clients.clients import SHELLS, client_of
 from tests.harness.fakes.worker import Answer, FakeWorker, failure
@@ -42,7 +42,7 @@ def answered(message: Message) -> Answer:
         return failure(value["fail"], "as asked for", retryable=value.get("retryable", False))
     if isinstance(value, bytes):
         stored = {"__type__": "base64", "__value__": base64.b64encode(value).decode()}
-        return Answer(State.SUCCEEDED, msgspec.json.encode(stored), F.RESULT_TYPE, kind)
+        return Answer(State.SUCCEEDED, msgspec.json.encode(stored), JobField.RESULT_TYPE, kind)
     if isinstance(value, str) and value == "nothing, please":
         return Answer(ignore_result=True)
     return Answer(result=msgspec.json.encode(value))

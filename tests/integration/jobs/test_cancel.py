@@ -10,6 +10,7 @@ from celery import Celery
 
 from headrace.jobs.job import Job, State
 from headrace.redis import keys
+from headrace.redis.fields import JobField
 from tests.harness.clients.celery_client import stock_client, wait_until_handed_over
 from tests.harness.servers.redis_servers import RedisServer
 from tests.harness.wait import wait_until
@@ -30,7 +31,7 @@ def by_revoke(at: Bench, job_id: str) -> None:
 
 def by_a_cancel_of_which_nothing_was_heard(at: Bench, job_id: str) -> None:
     """As after a publication that came while the connection was away."""
-    at.client.redis.hset(keys.job(job_id), keys.F.CANCEL, "1")
+    at.client.redis.hset(keys.job(job_id), JobField.CANCEL, "1")
 
 
 def ended(at: Bench, job_id: str) -> Job:

@@ -11,7 +11,7 @@ import pytest
 
 from headrace.jobs.job import State
 from headrace.redis import keys
-from headrace.redis.keys import F
+from headrace.redis.fields import JobField
 from tests.harness.fakes.worker import Answer, claim, failure, publish_state, settle
 from tests.harness.servers.api_server import ApiServer
 from tests.harness.servers.redis_servers import RedisServer
@@ -98,7 +98,8 @@ def test_a_result_that_is_not_json(api: ApiServer, redis_db: RedisServer) -> Non
     body = b"\x89PNG\r\n\x1a\n\0\xff"
     stored = {"__type__": "base64", "__value__": base64.b64encode(body).decode()}
     ended(
-        redis_db, Answer(State.SUCCEEDED, msgspec.json.encode(stored), F.RESULT_TYPE, "image/png")
+        redis_db,
+        Answer(State.SUCCEEDED, msgspec.json.encode(stored), JobField.RESULT_TYPE, "image/png"),
     )
     result = api.http.get(f"{path}/result")
     assert (result.status_code, result.content) == (200, body)
@@ -265,7 +266,7 @@ def test_a_dead_letter_says_so(api: ApiServer, redis_db: RedisServer) -> None:
     job_id = path.rpartition("/")[2]
     ended(redis_db, failure("replica-lost", "died"))
     with redis_db.client() as client:
-        client.hset(keys.job(job_id), F.DEAD, "1")
+        client.hset(keys.job(job_id), JobField.DEAD, "1")
     assert api.http.get(path).json()["dead_lettered"] is True
 
 
@@ -274,7 +275,7 @@ def test_an_error_that_nobody_foresaw(
 ) -> None:
     path = submitted(api)
     with redis_db.client() as client:
-        client.hset(keys.job(path.rpartition("/")[2]), F.CREATED, "yesterday")
+        client.hset(keys.job(path.rpartition("/")[2]), JobField.CREATED, "yesterday")
     response = api.http.get(path)
     problem = response.json()
     assert (response.status_code, problem["type"]) == (500, "/problems/internal-error")

@@ -15,6 +15,7 @@ from headrace.jobs.encoding import decode_input
 from headrace.jobs.message import Message
 from headrace.jobs.options import JobOptions
 from headrace.redis import keys
+from headrace.redis.fields import JobField
 from tests.harness.fakes.worker import FakeWorker, claim, settle
 from tests.harness.fakes.worker import echo as echoed
 from tests.harness.servers.api_server import ApiServer
@@ -209,7 +210,7 @@ def test_every_option_arrives(api: ApiServer, redis_db: RedisServer) -> None:
         assert (message.retry_backoff_s, message.retry_backoff_max_s) == (0.5, 12)
         assert message.expires_s is not None
         with redis_db.client() as client:
-            created_s = int(client.hget(keys.job(job["id"]), keys.F.CREATED) or 0) / 1e6
+            created_s = int(client.hget(keys.job(job["id"]), JobField.CREATED) or 0) / 1e6
             assert message.expires_s == pytest.approx(created_s + 100, abs=50)
             assert 0 < client.ttl(keys.job(job["id"])) <= 321
 

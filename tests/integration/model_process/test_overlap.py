@@ -10,6 +10,7 @@ import pytest
 
 from headrace.jobs.job import State
 from headrace.redis import keys
+from headrace.redis.fields import JobField
 from tests.harness.clients.celery_client import wait_until_handed_over
 from tests.harness.servers.redis_servers import RedisServer
 from tests.harness.wait import wait_until
@@ -96,7 +97,7 @@ def test_a_batch_that_had_not_begun_goes_back_uncharged_and_runs_as_it_was(
         # They never left the queue's account: what was not begun is not counted as handed out,
         # and need not run alone, as the one beside the blocker must.
         assert [job.attempts for job in jobs[2:]] == [1, 1]
-        marks = [at.client.redis.hget(keys.job(job.id), keys.F.ALONE) for job in jobs[1:]]
+        marks = [at.client.redis.hget(keys.job(job.id), JobField.ALONE) for job in jobs[1:]]
         assert marks == [b"1", None, None]
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from headrace.jobs.job import State
 from headrace.queue.recovery import release_incarnation
 from headrace.redis import keys
+from headrace.redis.fields import JobField
 from headrace.redis.scripts import script
 from tests.harness.servers.redis_servers import RedisServer
 from tests.harness.wait import wait_until
@@ -93,7 +94,7 @@ def test_what_was_lost_alone_waits_as_its_model_says_also_when_a_supervisor_give
         (job_id,) = at.submit({"name": "x", "inference": at.gate("open")})
         at.wait_for("inference x begins")
         # As if it had been lost with others before.
-        at.client.redis.hset(keys.job(job_id), keys.F.ALONE, "1")
+        at.client.redis.hset(keys.job(job_id), JobField.ALONE, "1")
         at.worker.kill()
         assert release_incarnation(redis_db.url, "first") == 1
         seconds, _ = at.client.redis.time()
@@ -317,10 +318,10 @@ def test_a_stopped_worker_whose_batch_runs_on_can_neither_renew_nor_settle_it(
                 redis_db.url, at.worker.models, tmp_path, node="cpu1@test", environ=SOON
             ) as second:
                 wait_until(lambda: at.lines().count("inference slow begins") == 2, "it has it", 60)
-                token = at.client.redis.hget(keys.job(job_id), keys.F.TOKEN)
+                token = at.client.redis.hget(keys.job(job_id), JobField.TOKEN)
                 os.kill(at.worker.pid, signal.SIGCONT)
                 wait_until(lambda: "lease lost" in at.worker.log, "its renewal is refused")
-                record = at.client.redis.hmget(keys.job(job_id), keys.F.TOKEN, keys.F.STATE)
+                record = at.client.redis.hmget(keys.job(job_id), JobField.TOKEN, JobField.STATE)
                 assert record == [token, b"r"]
                 (theirs,) = second.model_pids()
                 at.open("open")

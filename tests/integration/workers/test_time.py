@@ -12,6 +12,7 @@ import pytest
 
 from headrace.jobs.job import Job, State
 from headrace.redis import keys
+from headrace.redis.fields import JobField
 from tests.harness.processes.processes import gone
 from tests.harness.servers.redis_servers import redis_server
 from tests.harness.wait import wait_until
@@ -95,7 +96,7 @@ def test_whatever_hangs_is_killed_and_says_where_and_its_mates_pay_nothing(
     assert "tricky.py" in trace
     assert where in trace
     assert len(trace) <= 16_000
-    charged = [site.client.redis.hget(keys.job(job.id), keys.F.CRASHES) for job in jobs]
+    charged = [site.client.redis.hget(keys.job(job.id), JobField.CRASHES) for job in jobs]
     assert charged == [None] * 4
     pids = site.ran_in(ids[3])
     if do == "child":

@@ -14,7 +14,7 @@ from workers.background.pipelines.stage_jobs import StageJobs
 from workers.canvas.notifier import send_end, send_orphaned
 from workers.canvas.sender import TRY_AGAIN, CanvasSender, ChordBusy, Malformed, SendProgress
 from workers.jobs.settlement import Settlement
-from workers.models.pending_callbacks import EndedJob, OrphanedEnd
+from workers.models.pending_callbacks import OrphanedEnd, UnsentCallbacks
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class PipelineCanvas:
 
     async def send_end(self, execution: PipelineExecution, settlement: Settlement) -> Settlement:
         """Send a job's callbacks, and retry until they are sent; return its settlement."""
-        progress, end = SendProgress(), EndedJob(execution.job, settlement)
+        progress, end = SendProgress(), UnsentCallbacks(execution.job, settlement)
         while True:
             try:
                 return await self._send(partial(send_end, end), progress)

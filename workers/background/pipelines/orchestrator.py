@@ -37,7 +37,7 @@ from workers.background.pipelines.claiming import read_execution
 from workers.background.pipelines.execution import PipelineExecution, StageFailed, about
 from workers.background.pipelines.leases import PipelineLeases, PipelineQueue
 from workers.background.pipelines.settling import failure, success
-from workers.background.pipelines.stage_jobs import LeaseLost, StageJobs
+from workers.background.pipelines.stage_jobs import PipelineLeaseLost, StageJobs
 from workers.jobs.leased_job import LeasedJob
 from workers.jobs.settlement import Settlement, cancelled
 from workers.leases.notifications import POLL_S, QueueNotifications
@@ -229,7 +229,7 @@ class PipelineOrchestrator:
         execution.ending = True
         try:
             await self._settle(queue, execution, settlement)
-        except LeaseLost:
+        except PipelineLeaseLost:
             self._abandon(execution)
 
     async def _settle(
@@ -245,7 +245,7 @@ class PipelineOrchestrator:
         if execution.job.canvas is not None and not settlement.retried:
             settlement = await self._canvas.send_end(execution, settlement)
         if not await self._stage_jobs.patiently(lambda: self._leases.settle(queue, settlement)):
-            raise LeaseLost
+            raise PipelineLeaseLost
         if succeeded:
             await self._stage_jobs.clear(execution, cancelled_jobs, settled=True)
         await self._stage_jobs.settled(execution, settlement)

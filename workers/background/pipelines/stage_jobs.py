@@ -31,7 +31,7 @@ from headrace.queue.submission import submission
 from headrace.queue.waiters import JobWaiter, Waiters
 from headrace.redis import keys
 from headrace.redis.backoff import Backoff
-from headrace.redis.keys import F
+from headrace.redis.fields import JobField
 from headrace.redis.outages import translate
 from headrace.redis.scripts import pipelines as pipeline_scripts
 from workers.background.pipelines.execution import PipelineExecution, about
@@ -54,7 +54,7 @@ _PASSES: Final = (QueueFull, BrokerError, StoreError)
 _NOTHING: Final = b"null"
 
 
-class LeaseLost(Exception):
+class PipelineLeaseLost(Exception):
     """Another worker has the lease of the pipeline's job and resumes it; leave everything to it."""
 
 
@@ -130,7 +130,7 @@ class StageJobs:
         async def read() -> bytes:
             try:
                 async with self._save_slots:
-                    found = await self._client.hget(keys.job(execution.job.id), F.STAGES)
+                    found = await self._client.hget(keys.job(execution.job.id), JobField.STAGES)
             except RedisError as error:
                 raise translate(error) from error
             return found or b""
@@ -247,7 +247,7 @@ class StageJobs:
                 partial(self._queue.cancel_for, job.id, job.token, chunk)
             )
             if replies is None:
-                raise LeaseLost
+                raise PipelineLeaseLost
             over.update(pair for pair in zip(chunk, replies, strict=True) if pair[1] != "asked")
         return over
 
@@ -275,7 +275,7 @@ class StageJobs:
                 elif not await self._queue.call_once(
                     pipeline_scripts.clear(job.id, job.token, chunk)
                 ):
-                    raise LeaseLost
+                    raise PipelineLeaseLost
             for model, ids in _dead_letters(execution, over).items():
                 await self._dead_letters.purge(keys.queue_name(model), ids)
             if entries:
@@ -295,7 +295,7 @@ class StageJobs:
         entries = []
         if message is not None and message.source is not None and message.source.ref:
             entries.append(PayloadEntry(message.source.ref, execution.job.id, name, "i"))
-        if settlement.extra == F.RESULT_REF:
+        if settlement.extra == JobField.RESULT_REF:
             entries.append(
                 PayloadEntry(str(settlement.value).split(" ")[0], execution.job.id, name, "r")
             )

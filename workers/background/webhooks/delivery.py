@@ -38,7 +38,7 @@ from headrace.redis.connection import connect_async
 from headrace.webhooks.signing import secrets_of, signature
 from headrace.webhooks.task_message import WebhookTask
 from workers.background.webhooks.http import Resolve, WebhookResponse, WebhookSender, look_up
-from workers.background.webhooks.payload import JobEvent, body_of, event_of, event_of_delivery
+from workers.background.webhooks.payload import WebhookEvent, body_of, event_of, event_of_delivery
 from workers.background.webhooks.throttling import EndpointKey, EndpointState, EndpointThrottle
 from workers.threads import run_critical
 
@@ -57,7 +57,7 @@ SAVE_TRIES: Final = 30
 DELIVERED, RETRIED, FAILED = (f"{COUNTER}:{outcome}" for outcome in OUTCOMES)
 
 
-class WebhookDelivery:
+class WebhookDeliverer:
     """Delivers the webhooks of one background worker.
 
     Args:
@@ -137,7 +137,7 @@ class WebhookDelivery:
         job = job if not task.delivery else await self._queue.read(task.job)
         return msgspec.structs.replace(found, body=body_of(found.delivery, event, job))
 
-    def _begun(self, task: WebhookTask, event: JobEvent, log: DeliveryLog) -> PendingDelivery:
+    def _begun(self, task: WebhookTask, event: WebhookEvent, log: DeliveryLog) -> PendingDelivery:
         name = delivery_id(task.message_id, 0 if event.state is None else event.at_us)
         if name in log.deliveries:
             return log.deliveries[name]

@@ -16,7 +16,7 @@ from headrace.webhooks.task_message import STARTED, WebhookTask, event_type
 RESULT_MAX_BYTES: Final = 256 * 1024
 
 
-class JobEvent(msgspec.Struct, frozen=True):
+class WebhookEvent(msgspec.Struct, frozen=True):
     """The event that a webhook reports.
 
     Attributes:
@@ -30,7 +30,7 @@ class JobEvent(msgspec.Struct, frozen=True):
     state: State | None = None
 
 
-def event_of(task: WebhookTask, log: DeliveryLog, job: Job | None) -> JobEvent | None:
+def event_of(task: WebhookTask, log: DeliveryLog, job: Job | None) -> WebhookEvent | None:
     """Return the event that a task reports; None if its job's end is not known any more.
 
     The last end is stored apart from the job's record. The record may have expired, or the job may
@@ -38,22 +38,22 @@ def event_of(task: WebhookTask, log: DeliveryLog, job: Job | None) -> JobEvent |
     """
     if task.started:
         began = job.started_us or job.created_us if job is not None else 0
-        return JobEvent(f"job.{STARTED}", began)
+        return WebhookEvent(f"job.{STARTED}", began)
     if log.ended_us:
         state = State(log.state)
-        return JobEvent(event_type(state), log.ended_us, state)
+        return WebhookEvent(event_type(state), log.ended_us, state)
     if job is not None and job.state.final:
-        return JobEvent(event_type(job.state), job.ended_us, job.state)
+        return WebhookEvent(event_type(job.state), job.ended_us, job.state)
     return None
 
 
-def event_of_delivery(delivery: Delivery) -> JobEvent:
+def event_of_delivery(delivery: Delivery) -> WebhookEvent:
     """Return the event that an earlier delivery reports."""
     state = ENDS.get(delivery.type.removeprefix("job."))
-    return JobEvent(delivery.type, delivery.at_us, state)
+    return WebhookEvent(delivery.type, delivery.at_us, state)
 
 
-def body_of(delivery: Delivery, event: JobEvent, job: Job | None) -> bytes:
+def body_of(delivery: Delivery, event: WebhookEvent, job: Job | None) -> bytes:
     """Return the webhook's body, with a short form of a job whose record has changed since."""
     if job is not None and (event.state is None or job.ended_us == event.at_us):
         data = job_object(job, with_result=len(job.meta) + len(job.recorded) <= RESULT_MAX_BYTES)
@@ -66,7 +66,7 @@ def body_of(delivery: Delivery, event: JobEvent, job: Job | None) -> bytes:
     )
 
 
-def _without_record(delivery: Delivery, event: JobEvent) -> bytes:
+def _without_record(delivery: Delivery, event: WebhookEvent) -> bytes:
     ended = event.state is not None
     return msgspec.json.encode(
         {

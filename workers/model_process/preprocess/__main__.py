@@ -41,7 +41,7 @@ def main() -> None:
     config = received[0][1]
     shape, level, _ = config["logs"]
     fields = {"model": config["model"]}
-    logs.configure(shape, level, "preprocess", environ=os.environ, theirs=True, fields=fields)
+    logs.configure(shape, level, "preprocess", environ=os.environ, user_code=True, fields=fields)
     try:
         executor = _load(config, frames)
     except BaseException as error:  # noqa: BLE001 - any error is shown in /ready
@@ -54,8 +54,8 @@ def main() -> None:
             received = frames.receive()
         except (EOFError, OSError):
             return
-        for _, number, rows, concern, traces in received:
-            logs.CONCERN.set(concern)
+        for _, number, rows, line_fields, traces in received:
+            logs.LINE_FIELDS.set(line_fields)
             TRACES.set(Traces(*traces) if traces else None)
             frames.send(_serve(files, buffers, number, executor, rows))
 

@@ -118,7 +118,7 @@ class PreprocessProcess:
         number = self.free.pop() if self.free else len(self.buffers)
         try:
             self.frames.send(
-                ["prepare", number, inputs, dict(logs.CONCERN.get() or {}), TRACES.get()]
+                ["prepare", number, inputs, dict(logs.LINE_FIELDS.get() or {}), TRACES.get()]
             )
         except OverflowError as error:
             self._release(number)

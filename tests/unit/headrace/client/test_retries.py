@@ -13,7 +13,14 @@ from headrace import errors
 from headrace.client import calls
 from headrace.client.errors import PROBLEM_TYPE, error_of, job_error, problem_of
 from headrace.client.models import Job, decode_result
-from headrace.client.retries import FIRST_CONTACT_S, LIVE_S, MAX_PAUSE_S, Backoff, Session, exchange
+from headrace.client.retries import (
+    FIRST_CONTACT_S,
+    LIVE_S,
+    MAX_PAUSE_S,
+    RetryPauses,
+    Session,
+    exchange,
+)
 from headrace.client.sansio import ConnectionFailed, HttpRequest, HttpResponse, Pause, Plan
 
 REQUEST = HttpRequest("POST", "/api/v1/jobs", body=b"{}")
@@ -227,12 +234,14 @@ def test_a_store_that_has_no_room_or_is_away_passes(code: str) -> None:
 
 
 def test_pauses_grow_and_are_spread() -> None:
-    drawn = [[pauses.next().seconds for _ in range(10)] for pauses in (Backoff(), Backoff())]
+    drawn = [
+        [pauses.next().seconds for _ in range(10)] for pauses in (RetryPauses(), RetryPauses())
+    ]
     assert drawn[0] != drawn[1]
     for row in drawn:
         assert row[0] <= 0.1
         assert 2.5 <= row[9] <= 5
-    assert Backoff().next(3).seconds == 3
+    assert RetryPauses().next(3).seconds == 3
 
 
 def test_the_repeat_of_a_submit_names_the_same_job() -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from headrace.jobs.ids import new_id, new_ids
 from headrace.jobs.job import State, batch_text, iso, job_from_record
 from headrace.jobs.options import JobOptions
-from headrace.redis.keys import F
+from headrace.redis.fields import JobField
 
 
 def test_an_id_is_a_uuid7_of_this_millisecond(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +124,12 @@ def test_options_within_range_are_taken() -> None:
 
 
 def test_a_record_that_was_just_submitted() -> None:
-    record = {F.STATE: "q", F.CREATED: "1700000000000001", F.MODEL: "m", F.VERSION: "2"}
+    record = {
+        JobField.STATE: "q",
+        JobField.CREATED: "1700000000000001",
+        JobField.MODEL: "m",
+        JobField.VERSION: "2",
+    }
     job = job_from_record("a", record, place=3)
     assert (job.id, job.model, job.version, job.state) == ("a", "m", "2", State.QUEUED)
     assert (job.created_us, job.started_us, job.ended_us) == (1700000000000001, 0, 0)
@@ -136,9 +141,10 @@ def test_a_record_that_was_just_submitted() -> None:
 
 def test_a_record_that_ended_well() -> None:
     record = {
-        F.STATE: "s", F.CREATED: "1000", F.STARTED: "2000", F.ENDED: "21500", F.ATTEMPTS: "2",
-        F.BATCH: "8", F.TIMINGS: "1.000,2.250,3.000,4.000,5.000",
-        F.RESULT_TYPE: "image/png", F.CANCEL: "1",
+        JobField.STATE: "s", JobField.CREATED: "1000", JobField.STARTED: "2000",
+        JobField.ENDED: "21500", JobField.ATTEMPTS: "2",
+        JobField.BATCH: "8", JobField.TIMINGS: "1.000,2.250,3.000,4.000,5.000",
+        JobField.RESULT_TYPE: "image/png", JobField.CANCEL: "1",
     }  # fmt: skip
     result = '{"big": 123456789012345678901, "empty": [] }'
     job = job_from_record("a", record, f'{{"status": "SUCCESS", "result": {result}}}')
@@ -153,13 +159,18 @@ def test_a_record_that_ended_well() -> None:
 
 @pytest.mark.parametrize(("size", "padding"), [(8, 0), (5, 3)])
 def test_the_record_tells_size_and_padding_of_the_batch(size: int, padding: int) -> None:
-    record = {F.STATE: "s", F.BATCH: str(batch_text(size, padding))}
+    record = {JobField.STATE: "s", JobField.BATCH: str(batch_text(size, padding))}
     job = job_from_record("a", record)
     assert (job.batch_size, job.batch_padding) == (size, padding)
 
 
 def test_a_record_that_failed() -> None:
-    record = {F.STATE: "f", F.CREATED: "1", F.ERROR: '{"type":"x"}', F.DEAD: "1"}
+    record = {
+        JobField.STATE: "f",
+        JobField.CREATED: "1",
+        JobField.ERROR: '{"type":"x"}',
+        JobField.DEAD: "1",
+    }
     meta = '{"status": "FAILURE", "result": {"exc_type": "E"}, "traceback": "Traceback …"}'
     job = job_from_record("a", record, meta)
     assert job.result_json is None

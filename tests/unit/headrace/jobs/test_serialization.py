@@ -12,7 +12,7 @@ from msgspec import structs
 from headrace.jobs.ids import new_ids
 from headrace.jobs.job import Job, State, StoredResult, job_from_record
 from headrace.jobs.serialization import fresh_line, job_object
-from headrace.redis.keys import F
+from headrace.redis.fields import JobField
 
 ERROR = {"type": "transient-error", "message": "try again", "retryable": True}
 _ALWAYS = [
@@ -21,13 +21,14 @@ _ALWAYS = [
 ]  # fmt: skip
 DUE_US = 1_700_000_005_250_000
 RECORD = {
-    F.MODEL: "m", F.VERSION: "1", F.CREATED: "1700000000000000", F.ATTEMPTS: "2",
-    F.ERROR: json.dumps(ERROR),
+    JobField.MODEL: "m", JobField.VERSION: "1",
+    JobField.CREATED: "1700000000000000", JobField.ATTEMPTS: "2",
+    JobField.ERROR: json.dumps(ERROR),
 }  # fmt: skip
 
 
 def shown(state: str, place: int, **record: str) -> dict[str, Any]:
-    job = job_from_record("id", {**RECORD, F.STATE: state, **record}, place=place)
+    job = job_from_record("id", {**RECORD, JobField.STATE: state, **record}, place=place)
     found: dict[str, Any] = json.loads(job_object(job))
     return found
 
@@ -49,7 +50,7 @@ def test_a_job_that_is_queued_or_runs_again_keeps_the_error_of_its_last_try() ->
 
 
 def test_a_job_that_was_never_tried_has_no_error() -> None:
-    assert "error" not in shown("d", DUE_US, **{F.ERROR: ""})
+    assert "error" not in shown("d", DUE_US, **{JobField.ERROR: ""})
 
 
 @pytest.mark.parametrize("version", ["1.0", "100%s%", "\x7f", 'ä"\n'])

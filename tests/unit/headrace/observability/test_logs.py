@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from api.observability.access_log import AccessLog, RequestTrace, incoming_request_id
 from headrace.observability import logs
-from headrace.observability.log_format import formatter, room_of
+from headrace.observability.log_format import formatter, shown_logger
 from headrace.observability.redaction import Redaction
 from headrace.server.supervisor.console import Console
 
@@ -31,8 +31,8 @@ FORGED = "a\nb\r\x1b[31m\u2028c\u202ed\x85"
 @pytest.fixture(autouse=True)
 def nothing_at_hand() -> None:
     """Other tests of this process run verbs in this very thread."""
-    logs.CONCERN.set(None)
-    logs.AT_HAND.set(())
+    logs.LINE_FIELDS.set(None)
+    logs.RUNNING_JOBS.set(())
     logs.TRACE.set("")
 
 
@@ -64,7 +64,7 @@ def line_of(shape: str, message: str, *, error: bool = False, **extra: Any) -> s
     ],
 )
 def test_a_logger_is_shown_as_its_room(name: str, shown: str) -> None:
-    assert room_of(name) == shown
+    assert shown_logger(name) == shown
 
 
 def test_a_line_for_people() -> None:
@@ -101,11 +101,11 @@ def test_an_error_stands_below_its_line() -> None:
 
 
 def test_a_line_says_what_its_thread_is_at() -> None:
-    logs.CONCERN.set({"batch": "b-1", "request": "r"})
-    logs.AT_HAND.set(["one"])
+    logs.LINE_FIELDS.set({"batch": "b-1", "request": "r"})
+    logs.RUNNING_JOBS.set(["one"])
     told = json.loads(line_of("json", "x"))
-    logs.CONCERN.set(None)
-    logs.AT_HAND.set(())
+    logs.LINE_FIELDS.set(None)
+    logs.RUNNING_JOBS.set(())
     assert (told["batch"], told["request"], told["job"]) == ("b-1", "r", "one")
     assert "batch" not in json.loads(line_of("json", "x"))
     many = [str(n) for n in range(150)]

@@ -239,7 +239,7 @@ class StageJobs:
         """Cancel the running jobs of stages; return the replies about ended ones, by id.
 
         Raises:
-            LeaseLost: another worker has resumed the pipeline's job.
+            PipelineLeaseLost: another worker has resumed the pipeline's job.
         """
         job, over = execution.job, dict[str, str]()
         for chunk in _chunks(list(execution.running), VIEW_MAX_JOBS):
@@ -262,7 +262,7 @@ class StageJobs:
             settled: the pipeline's job is settled; otherwise its lease is checked.
 
         Raises:
-            LeaseLost: another worker has resumed the pipeline's job, and nothing was deleted.
+            PipelineLeaseLost: another worker has resumed the pipeline's job, and nothing was deleted.
         """
         self.leave(execution)
         job = execution.job

@@ -13,7 +13,7 @@ import sys
 import tokenize
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 #: The folders whose Python and Lua is read.
@@ -36,6 +36,8 @@ ALLOWED = re.compile(
     r"|that is to say",
     re.IGNORECASE,
 )
+#: Names that users or the wire know.
+KEPT_NAMES: Final = frozenset({"told_at", "no_errands"})
 #: Parts of identifiers that the glossary replaced.
 NAMES = frozenset(
     [
@@ -87,11 +89,12 @@ def findings(paths: Sequence[str] = ()) -> list[Finding]:
     )  # fmt: skip
     found: list[Finding] = []
     for name in listed.stdout.splitlines():
-        found += _of_file(name)
+        found += findings_in(name)
     return found
 
 
-def _of_file(name: str) -> Iterator[Finding]:
+def findings_in(name: str) -> Iterator[Finding]:
+    """Yield the findings of one file, named by its path from the root."""
     path = ROOT / name
     if not path.is_file():
         return
@@ -118,7 +121,8 @@ def _of_python(name: str, source: str) -> Iterator[Finding]:
                     yield from _of_text(name, node.lineno + offset, line)
             continue
         for word in _identifiers(node):
-            if not NAMES.isdisjoint(word.lower().strip("_").split("_")):
+            parts = word.lower().strip("_").split("_")
+            if word not in KEPT_NAMES and not NAMES.isdisjoint(parts):
                 yield Finding(name, getattr(node, "lineno", 0), word, "a name")
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:

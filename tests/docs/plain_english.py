@@ -24,7 +24,7 @@ WORDS = re.compile(
     r"told|tells?|telling|said|says?|saying|heard|hears?|hearing"
     r"|whom|whoever|whomever|nobody|somebody"
     r"|anew|beside|stands?|stood|lies|lie|lay|thereof|whereof|hitherto|henceforth"
-    r"|(?:is|are|was|were) to be|there (?:is|are|was|were) none|is none"
+    r"|(?:is|are|was|were) to be|(?-i:there (?:is|are|was|were) none|is none)"
     r"|so (?:many|long|much) (?:seconds|jobs|bytes|times|microseconds|milliseconds)"
     r"|heralds?|porters?|ledgers?|lanes?|errands?|couriers?|conductors?|vigils?|sequels?|harvests?"
     r")\b",

@@ -262,7 +262,7 @@ class StageJobs:
             settled: the pipeline's job is settled; otherwise its lease is checked.
 
         Raises:
-            PipelineLeaseLost: another worker has resumed the pipeline's job, and nothing was deleted.
+            PipelineLeaseLost: another worker resumed the pipeline's job; nothing was deleted.
         """
         self.leave(execution)
         job = execution.job
